@@ -1,0 +1,69 @@
+"""One exception class per broken contract; every message names the value seen and the fix."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
+
+class FedcladeError(Exception):
+    """Base class of every error that fedclade raises on purpose."""
+
+
+class ConfigError(FedcladeError, ValueError):
+    """A setting is unknown, of the wrong type or out of range; one line for each problem."""
+
+
+class DataError(FedcladeError):
+    """Data is missing, unreadable, or cannot be given out to the clients as asked."""
+
+
+class ModelError(FedcladeError):
+    """The model cannot be built, or does not fit the data."""
+
+
+class UpdateError(FedcladeError):
+    """A client answered with something that is not a usable update."""
+
+
+class RunError(FedcladeError):
+    """A run folder is missing, exists already, or is damaged."""
+
+
+class MissingExtraError(FedcladeError, ImportError):
+    """An optional dependency is not installed."""
+
+    def __init__(self, package: str, extra: str, purpose: str) -> None:
+        super().__init__(f"{purpose} needs the package {package!r}; install it with: pip install 'fedclade[{extra}]'")
+
+
+def require(*checks: tuple[str, Any, bool, str]) -> None:
+    """Check settings and report every one that fails in a single error.
+
+    Parameters
+    ----------
+    *checks
+        ``(name, value, holds, rule)``: the setting, its value, whether it is acceptable, and what it should be.
+
+    Raises
+    ------
+    ConfigError
+        If at least one does not hold; one line for each, with the value.
+    """
+    problems = [f"{name} should be {rule}, got {value!r}" for name, value, holds, rule in checks if not holds]
+    if problems:
+        raise ConfigError("\n".join(problems))
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> str:
+    """Say that a name is unknown, and suggest the nearest known one.
+
+    >>> unknown("algorithm", "clf", ["cfl", "fedavg"])
+    "unknown algorithm 'clf'; did you mean 'cfl'? (known: cfl, fedavg)"
+    """
+    known = sorted(known)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    known_ones = f"known: {', '.join(known)}" if known else "it takes none"
+    return f"unknown {kind} {name!r}{hint} ({known_ones})"

@@ -1,0 +1,42 @@
+"""Keyed randomness: every draw belongs to (seed, purpose, numbers), never to the order in which things happen.
+
+So results do not depend on how clients are grouped into batches, on the engine that trains them, or on whether a run
+was interrupted.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+import torch
+
+
+def generator(seed: int, purpose: str, *numbers: int) -> np.random.Generator:
+    """Return the NumPy generator that belongs to a key.
+
+    Parameters
+    ----------
+    seed
+        The run's seed, at least 0.
+    purpose
+        What is drawn (``"cohort"``, ``"partition"``, ...), so that two purposes never share a stream.
+    *numbers
+        Whatever else tells draws apart: round, client key, ...; each at least 0.
+    """
+    return np.random.default_rng(_sequence(seed, purpose, numbers))
+
+
+def torch_generator(seed: int, purpose: str, *numbers: int) -> torch.Generator:
+    """Return the torch generator (on the CPU) that belongs to a key; see :func:`generator`."""
+    return torch.Generator().manual_seed(torch_seed(seed, purpose, *numbers))
+
+
+def torch_seed(seed: int, purpose: str, *numbers: int) -> int:
+    """Return the 63-bit seed that belongs to a key; see :func:`generator`."""
+    return int(_sequence(seed, purpose, numbers).generate_state(1, np.uint64)[0] >> 1)
+
+
+def _sequence(seed: int, purpose: str, numbers: tuple[int, ...]) -> np.random.SeedSequence:
+    # As a spawn key, since NumPy pads entropy with zeros: [seed, purpose] and [seed, purpose, 0] would draw the same.
+    return np.random.SeedSequence([seed, zlib.crc32(purpose.encode())], spawn_key=numbers)
