@@ -1,0 +1,31 @@
+"""Data: sources, partitions and shifts, and the federation that they make."""
+
+from fedclade.data.custom import pool_from_torch
+from fedclade.data.federation import ClientData, Federation, Indices, Pool, Split, Task
+from fedclade.data.load import check_data_settings, load_federation
+from fedclade.data.partition import PARTITIONS, Partition, Parts, partition_pool
+from fedclade.data.shift import SHIFTS, Shift, View, shift_views
+from fedclade.data.sources import SOURCES, Source, load_pool
+
+__all__ = [
+    "PARTITIONS",
+    "SHIFTS",
+    "SOURCES",
+    "ClientData",
+    "Federation",
+    "Indices",
+    "Partition",
+    "Parts",
+    "Pool",
+    "Shift",
+    "Source",
+    "Split",
+    "Task",
+    "View",
+    "check_data_settings",
+    "load_federation",
+    "load_pool",
+    "partition_pool",
+    "pool_from_torch",
+    "shift_views",
+]

@@ -1,0 +1,80 @@
+"""Decoded arrays on disk, so that only the first start decodes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Arrays = Mapping[str, NDArray[Any]]
+
+CACHE_FORMAT = 1
+"""Part of every key: raise it whenever the same files and options decode to something else than before."""
+
+_log = logging.getLogger(__name__)
+
+
+def cached(name: str, key: Mapping[str, object], build: Callable[[], Arrays]) -> Arrays:
+    """Return the arrays that belong to a key: from the cache if they are there, else built and put there.
+
+    The folder is ``FEDCLADE_CACHE_DIR``, by default ``~/.cache/fedclade``. A file in it is one uncompressed ``.npz``,
+    whose checksums tell a damaged file from a good one; a damaged one is built again. Without a folder that can be
+    written, every start decodes.
+
+    Parameters
+    ----------
+    name
+        First part of the file's name, for people who look into the folder.
+    key
+        All that the arrays depend on: files with their :func:`stamps`, options of the decoder; anything JSON can hold.
+    build
+        Makes the arrays; none of objects.
+    """
+    digest = hashlib.sha256(json.dumps([CACHE_FORMAT, name, key], sort_keys=True).encode()).hexdigest()
+    path = _folder() / f"{name}-{digest[:20]}.npz"
+    arrays = _read(path)
+    if arrays is None:
+        arrays = build()
+        _write(path, arrays)
+    return arrays
+
+
+def stamps(files: Iterable[Path]) -> list[tuple[str, int, int]]:
+    """Return path, size in bytes and time of the last change in ns of each file: what tells that it was replaced."""
+    return [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+
+
+def _folder() -> Path:
+    return Path(os.environ.get("FEDCLADE_CACHE_DIR") or "~/.cache/fedclade").expanduser()
+
+
+def _read(path: Path) -> Arrays | None:
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+        _log.warning("cannot use the cached data in %s (%s); decoding again", path, error)
+        return None
+
+
+def _write(path: Path, arrays: Arrays) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".writing-") as beside:
+            whole = Path(beside) / path.name
+            np.savez(whole, allow_pickle=False, **arrays)
+            whole.replace(path)  # in one step: a crash leaves the old file or the new one, never a half
+    except OSError as error:
+        _log.warning("cannot keep decoded data in %s (%s); the next start decodes again", path.parent, error)

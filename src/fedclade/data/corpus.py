@@ -1,0 +1,101 @@
+"""A corpus: texts with labels and owners, and the way from there to a pool of token sequences."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedclade.data.cache import Arrays, cached
+from fedclade.data.federation import Pool, Task
+from fedclade.data.words import SPECIALS, build_vocabulary, encode, next_words, pad
+from fedclade.errors import require
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Texts, and what is known of each; the lists run in parallel.
+
+    Parameters
+    ----------
+    texts
+        Words of each text.
+    labels
+        Topic or sentiment of each; 0 where there is none.
+    train
+        How many of them, from the first on, are for training.
+    owners
+        Who wrote each, where that is known.
+    """
+
+    texts: list[list[str]]
+    labels: NDArray[np.int64]
+    train: int
+    owners: list[str] | None = None
+
+
+def join(parts: list[Corpus]) -> Corpus:
+    """Return training and test texts as one corpus."""
+    return Corpus(
+        texts=list(itertools.chain(*(part.texts for part in parts))),
+        labels=np.concatenate([part.labels for part in parts]),
+        train=len(parts[0].texts),
+        owners=list(itertools.chain(*(part.owners or [] for part in parts))) or None,
+    )
+
+
+def pool_from_corpus(
+    name: str,
+    key: object,
+    read: Callable[[], Corpus],
+    task: Task,
+    sequence_length: int,
+    vocabulary_size: int,
+    labels: int = 1,
+) -> Pool:
+    """Read a corpus and turn it into tokens, or take that from the cache."""
+    require(
+        ("sequence_length", sequence_length, sequence_length >= 1, "at least 1"),
+        ("vocabulary_size", vocabulary_size, vocabulary_size > len(SPECIALS), f"above {len(SPECIALS)}"),
+    )
+    options = [task, sequence_length, vocabulary_size]
+    arrays = cached(
+        name, {"source": key, "options": options}, lambda: _arrays(read(), task, sequence_length, vocabulary_size)
+    )
+    vocabulary = tuple(arrays["vocabulary"].tolist())
+    train = int(arrays["train"])
+    return Pool(
+        name=name,
+        x=torch.from_numpy(arrays["x"]),
+        y=torch.from_numpy(arrays["y"]),
+        groups=arrays["labels"],
+        train=np.arange(train),
+        test=np.arange(train, len(arrays["x"])),
+        outputs=len(vocabulary) if task == "language" else labels,
+        task=task,
+        natural=arrays.get("owners"),
+        vocabulary=vocabulary,
+    )
+
+
+def _arrays(corpus: Corpus, task: Task, sequence_length: int, vocabulary_size: int) -> Arrays:
+    """Turn texts into tokens; the vocabulary is that of the training texts."""
+    vocabulary = build_vocabulary(corpus.texts[: corpus.train], vocabulary_size)
+    tokens = encode(corpus.texts, vocabulary)
+    arrays: dict[str, NDArray[Any]] = {
+        "labels": corpus.labels,
+        "train": np.asarray(corpus.train),
+        "vocabulary": np.asarray(vocabulary, dtype=np.str_),
+    }
+    if corpus.owners is not None:
+        arrays["owners"] = np.asarray(corpus.owners, dtype=np.str_)
+    if task == "language":
+        arrays["x"], arrays["y"] = next_words(tokens, sequence_length)
+    else:
+        arrays["x"], arrays["y"] = pad(tokens, sequence_length), corpus.labels
+    return arrays

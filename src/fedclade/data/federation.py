@@ -1,0 +1,177 @@
+"""The clients' data: one pool of examples, and for every client which of them it holds and how it sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedclade.clients import Split
+from fedclade.errors import DataError
+
+Task = Literal["classification", "language"]
+Indices = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """All examples of a data source: decoded once, shared by all clients, never copied for a client.
+
+    Parameters
+    ----------
+    name
+        The source's name, as in ``fedclade ls datasets``.
+    x
+        Inputs ``[N, ...]``: uint8 images ``[N, C, H, W]``, float32 features ``[N, F]`` or int64 tokens ``[N, T]``.
+    y
+        int64 targets: labels ``[N]`` (``classification``), or the next token at each place ``[N, T]``, -100 where
+        there is none (``language``).
+    groups
+        int64 ``[N]``, what a partition by label goes by: the label; for language data its topic or 0.
+    train, test
+        Indices of the examples to train on and of the source's own test split. An empty ``test`` means that every
+        client holds back a part of its own examples.
+    outputs
+        Number of outputs that a model must give: labels, or the size of the vocabulary.
+    task
+        ``classification`` or ``language`` (next-token prediction).
+    natural
+        ``[N]``, who wrote each example (writer, speaker, user), where the source knows it.
+    vocabulary
+        The words that the tokens stand for; empty for data that is not text.
+    mean, std
+        Of the pixels in [0, 1]; uint8 images reach the model as ``(x / 255 - mean) / std``.
+    """
+
+    name: str
+    x: Tensor
+    y: Tensor
+    groups: Indices
+    train: Indices
+    test: Indices
+    outputs: int
+    task: Task = "classification"
+    natural: NDArray[np.str_] | None = None
+    vocabulary: tuple[str, ...] = ()
+    mean: float = 0.0
+    std: float = 1.0
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one input, without the batch dimension."""
+        return tuple(self.x.shape[1:])
+
+    def inputs(self, indices: Indices, quarter_turns: int = 0) -> Tensor:
+        """Return inputs as a model takes them, ``[n, ...]``: normalised floats, or tokens; turned by 90° each."""
+        x = self.x[torch.from_numpy(indices)]
+        if x.dtype == torch.uint8:
+            x = (x.to(torch.float32) / 255 - self.mean) / self.std
+        return torch.rot90(x, quarter_turns, (-2, -1)) if quarter_turns else x
+
+
+@dataclass(frozen=True, eq=False)
+class ClientData:
+    """What one client holds, and how it sees it.
+
+    Parameters
+    ----------
+    id
+        The number by which the server knows the client.
+    name
+        What people call it; results do not depend on it.
+    key
+        The client's own number for its random draws. It stays with the client when the server renames it.
+    train, validation, test
+        Indices into the pool; ``validation`` may be empty.
+    label_map
+        int64 ``[outputs]``: the client sees label ``label_map[y]`` where the pool has ``y``. None keeps labels as they
+        are.
+    quarter_turns
+        By how many times 90° the client's images are turned.
+    """
+
+    id: int
+    name: str
+    key: int
+    train: Indices
+    validation: Indices
+    test: Indices
+    label_map: Tensor | None = None
+    quarter_turns: int = 0
+
+    def labels(self, y: Tensor) -> Tensor:
+        """Return pool targets as this client sees them; same shape."""
+        return y if self.label_map is None else self.label_map[y]
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """N clients with their data.
+
+    Parameters
+    ----------
+    pool
+        The examples they share out among them.
+    clients
+        At least one, with distinct ids; each with training and test examples.
+    true_clusters
+        Cluster of each client by id, where it is known. For scoring only: no algorithm sees it, but the ``oracle``.
+    description
+        What it is, for people: data, partition, shift.
+
+    Raises
+    ------
+    DataError
+        If there are no clients, two share an id, or one has no training or no test examples.
+    """
+
+    pool: Pool
+    clients: tuple[ClientData, ...]
+    true_clusters: Mapping[int, int] | None = None
+    description: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.clients:
+            raise DataError("a federation should have at least 1 client, got 0")
+        ids = [client.id for client in self.clients]
+        if len(set(ids)) < len(ids):
+            twice = sorted({i for i in ids if ids.count(i) > 1})
+            raise DataError(f"client ids should be distinct, got these more than once: {twice}")
+        for client in self.clients:
+            for split, indices in (("training", client.train), ("test", client.test)):
+                if len(indices) == 0:
+                    raise DataError(
+                        f"client {client.id} ({client.name!r}) has no {split} examples; ask for fewer clients "
+                        f"(now {len(ids)}), more examples, or a partition that gives every client some"
+                    )
+        if self.true_clusters is not None and set(self.true_clusters) != set(ids):
+            odd = sorted(set(self.true_clusters) ^ set(ids))
+            raise DataError(f"true_clusters should name every client exactly once; these do not match: {odd}")
+
+    def __len__(self) -> int:
+        return len(self.clients)
+
+    def __str__(self) -> str:
+        return self.description or f"{self.pool.name}, {len(self)} clients"
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """Ids of all clients, in order."""
+        return tuple(client.id for client in self.clients)
+
+    @cached_property
+    def by_id(self) -> Mapping[int, ClientData]:
+        """The clients by their ids."""
+        return {client.id: client for client in self.clients}
+
+    def examples(self, client: int, split: Split) -> tuple[Tensor, Tensor]:
+        """Return one split of one client as it sees it: inputs ``[n, ...]`` and targets ``[n]`` or ``[n, T]``."""
+        data = self.by_id[client]
+        indices: Indices = getattr(data, split)
+        return self.pool.inputs(indices, data.quarter_turns), data.labels(self.pool.y[torch.from_numpy(indices)])

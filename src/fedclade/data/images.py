@@ -1,0 +1,159 @@
+"""Image sources: digits, mnist, cifar10 and femnist as uint8 ``[N, C, H, W]``."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedclade.data.cache import Arrays, cached, stamps
+from fedclade.data.federation import Pool
+from fedclade.data.leaf import LeafFiles, find_leaf, read_leaf
+from fedclade.data.tables import Tables, open_tables, to_labels
+from fedclade.errors import DataError
+from fedclade.extras import import_extra
+
+FEMNIST_LABELS = 62  # ten digits, 26 capital and 26 small letters
+
+
+def load_digits(_data_dir: Path | None, _seed: int) -> Pool:
+    """Return the 1,797 handwritten digits that come with scikit-learn: 8×8, grey, every fifth held out as test."""
+    from sklearn.datasets import load_digits as bundled
+    from sklearn.model_selection import train_test_split
+
+    data: Any = bundled()
+    pixels = np.round(data.images * (255 / 16)).astype(np.uint8)  # scikit-learn counts ink from 0 to 16
+    y = data.target.astype(np.int64)
+    train, test = train_test_split(np.arange(len(y)), test_size=0.2, stratify=y, random_state=0)
+    return Pool(
+        name="digits",
+        x=torch.from_numpy(pixels[:, None]),
+        y=torch.from_numpy(y),
+        groups=y,
+        train=np.sort(train),
+        test=np.sort(test),
+        outputs=10,
+        mean=0.3053,
+        std=0.3759,
+    )
+
+
+def load_mnist(data_dir: Path | None, _seed: int) -> Pool:
+    """Return MNIST: 60,000 + 10,000 digits, 28×28, grey."""
+    tables = open_tables("mnist", data_dir)
+    arrays = _decoded("mnist", tables, (1, 28, 28), image="image", label="label", outputs=10)
+    return _pool("mnist", arrays, outputs=10, mean=0.1307, std=0.3081)
+
+
+def load_cifar10(data_dir: Path | None, _seed: int) -> Pool:
+    """Return CIFAR-10: 50,000 + 10,000 photographs, 32×32, three colours."""
+    tables = open_tables("cifar10", data_dir)
+    arrays = _decoded("cifar10", tables, (3, 32, 32), image="img", label="label", outputs=10)
+    return _pool("cifar10", arrays, outputs=10, mean=0.4734, std=0.2516)
+
+
+def load_femnist(data_dir: Path | None, _seed: int) -> Pool:
+    """Return FEMNIST: characters, 28×28, grey, by writer; the Hub's layout or LEAF's JSON (Caldas et al. 2018)."""
+    leaf = find_leaf(data_dir, "femnist")
+    if leaf:
+        arrays = cached("femnist", {"leaf": stamps(leaf.files)}, lambda: _femnist_from_leaf(leaf))
+    else:
+        tables = open_tables("femnist", data_dir)
+        arrays = _decoded(
+            "femnist",
+            tables,
+            (1, 28, 28),
+            image="image",
+            label="character",
+            outputs=FEMNIST_LABELS,
+            owner="writer_id",
+        )
+    return _pool("femnist", arrays, outputs=FEMNIST_LABELS, mean=0.9637, std=0.1592)
+
+
+def _pool(name: str, arrays: Arrays, *, outputs: int, mean: float, std: float) -> Pool:
+    y, examples, train = arrays["y"], len(arrays["y"]), int(arrays["train"])
+    return Pool(
+        name=name,
+        x=torch.from_numpy(arrays["x"]),
+        y=torch.from_numpy(y),
+        groups=y,
+        train=np.arange(train),
+        test=np.arange(train, examples),
+        outputs=outputs,
+        natural=arrays.get("natural"),
+        mean=mean,
+        std=std,
+    )
+
+
+def _decoded(
+    name: str,
+    tables: Tables,
+    shape: tuple[int, int, int],
+    *,
+    image: str,
+    label: str,
+    outputs: int,
+    owner: str | None = None,
+) -> Arrays:
+    """Return ``x, y``, how many of the first examples are for training, and with an ``owner`` column ``natural``.
+
+    A source with owners may come without a test split: its clients hold back examples of their own.
+    """
+    columns = [image, label, *([owner] if owner else [])]
+
+    def build() -> Arrays:
+        splits = ["train", "test"] if owner is None or tables.has("test") else ["train"]
+        read = [(tables.where(split), tables.read(split, columns)) for split in splits]
+        arrays: dict[str, NDArray[Any]] = {
+            "x": np.concatenate([_decode(part[image], shape, where, image) for where, part in read]),
+            "y": np.concatenate([to_labels(part[label], outputs, where, label) for where, part in read]),
+            "train": np.asarray(len(read[0][1][label])),
+        }
+        if owner is not None:
+            arrays["natural"] = np.asarray([str(who) for _, part in read for who in part[owner]], dtype=np.str_)
+        return arrays
+
+    return cached(name, {"tables": tables.key, "columns": columns}, build)
+
+
+def _decode(cells: Sequence[Any], shape: tuple[int, int, int], where: str, column: str) -> NDArray[np.uint8]:
+    """Decode PNGs or JPEGs to ``[n, C, H, W]``, one by one: at 28×28 a pool of threads takes four times as long."""
+    pillow = import_extra("PIL.Image", "pillow", "data", "decoding images")
+    channels, *size = shape
+    images = np.empty((len(cells), *shape), dtype=np.uint8)
+    for row, cell in enumerate(cells):
+        try:
+            with pillow.open(io.BytesIO(cell["bytes"])) as picture:
+                pixels = np.asarray(picture.convert("L" if channels == 1 else "RGB"))
+        except (OSError, SyntaxError, KeyError, TypeError, ValueError) as error:  # Pillow has no class for its own
+            raise DataError(f"{where}: cannot decode column {column!r} in row {row}: {error}") from error
+        if pixels.shape[:2] != tuple(size):
+            raise DataError(
+                f"{where}: images in column {column!r} should be {size[0]}×{size[1]} pixels, "
+                f"got {pixels.shape[0]}×{pixels.shape[1]} in row {row}"
+            )
+        images[row] = pixels if channels == 1 else pixels.transpose(2, 0, 1)
+    return images
+
+
+def _femnist_from_leaf(leaf: LeafFiles) -> Arrays:
+    train, test = read_leaf(leaf.train), read_leaf(leaf.test)
+    where = f"the LEAF files in {leaf.train[0].parent}"
+    x = [*train.x, *test.x]
+    try:
+        brightness = np.asarray(x, dtype=np.float32).reshape(len(x), 1, 28, 28)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{where}: x should hold 784 numbers from 0 to 1 for each image: {error}") from error
+    return {
+        "x": np.round(brightness * 255).astype(np.uint8),
+        "y": to_labels([*train.y, *test.y], FEMNIST_LABELS, where, "y"),
+        "train": np.asarray(len(train.y)),
+        "natural": np.asarray([*train.users, *test.users], dtype=np.str_),
+    }

@@ -1,0 +1,84 @@
+"""JSON files in the layout of LEAF (Caldas et al. 2018, arXiv:1812.01097).
+
+Each file is ``{"users": [...], "num_samples": [...], "user_data": {user: {"x": [...], "y": [...]}}}``.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedclade.errors import DataError
+
+
+@dataclass(frozen=True)
+class LeafFiles:
+    """The files of one source: training files, and test files if the source was split."""
+
+    train: tuple[Path, ...]
+    test: tuple[Path, ...]
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """All of them, training files first."""
+        return (*self.train, *self.test)
+
+
+@dataclass(frozen=True)
+class LeafExamples:
+    """All examples of some files; the three lists run in parallel.
+
+    Parameters
+    ----------
+    users
+        Who wrote each example.
+    x, y
+        Inputs and targets as they stand in the files.
+    """
+
+    users: list[str]
+    x: list[Any]
+    y: list[Any]
+
+
+def find_leaf(data_dir: Path | None, name: str) -> LeafFiles | None:
+    """Return ``name/train/*.json`` and ``name/test/*.json``, or ``name/*.json``, of a data folder; None if none."""
+    if data_dir is None:
+        return None
+    folder = data_dir / name
+    train = sorted((folder / "train").glob("*.json")) or sorted(folder.glob("*.json"))
+    return LeafFiles(tuple(train), tuple(sorted((folder / "test").glob("*.json")))) if train else None
+
+
+def read_leaf(files: tuple[Path, ...]) -> LeafExamples:
+    """Return the examples of LEAF files, in the order of the files and of the users in them.
+
+    Raises
+    ------
+    DataError
+        If a file is not JSON or not laid out as LEAF's, or a user's ``x`` and ``y`` differ in length.
+    """
+    examples = LeafExamples([], [], [])
+    for file in files:
+        try:
+            content = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise DataError(f"cannot read {file}, which should be LEAF JSON: {error}") from error
+        try:
+            of_users = [
+                (str(user), content["user_data"][user]["x"], content["user_data"][user]["y"])
+                for user in content["users"]
+            ]
+        except (KeyError, TypeError) as error:
+            raise DataError(
+                f"{file} is not laid out as LEAF JSON (users, user_data -> user -> x, y): {error!r}"
+            ) from error
+        for user, x, y in of_users:
+            if len(x) != len(y):
+                raise DataError(f"{file}: user {user!r} has {len(x)} inputs x but {len(y)} targets y")
+            examples.users.extend([user] * len(x))
+            examples.x.extend(x)
+            examples.y.extend(y)
+    return examples

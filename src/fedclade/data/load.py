@@ -1,0 +1,179 @@
+"""From a source's name to a federation: pool, partition, shift, and each client's validation and test data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch.utils.data import Dataset
+
+from fedclade.arguments import known_arguments
+from fedclade.data.custom import pool_from_torch
+from fedclade.data.federation import ClientData, Federation, Pool
+from fedclade.data.holdout import set_aside, train_and_test
+from fedclade.data.partition import PARTITIONS, partition_pool
+from fedclade.data.shift import SHIFTS, shift_views
+from fedclade.data.sources import SOURCES, load_pool
+from fedclade.errors import ConfigError, require, unknown
+
+DEFAULT_CLUSTERS = 4
+
+
+def load_federation(
+    source: str | Pool | Dataset[Any] = "digits",
+    *,
+    clients: int | None = 20,
+    samples_per_client: int | None = None,
+    partition: str = "iid",
+    shift: str = "none",
+    clusters: int | None = None,
+    validation_fraction: float = 0.0,
+    test_samples: int | None = None,
+    seed: int = 0,
+    data_dir: str | Path | None = None,
+    source_arguments: Mapping[str, Any] | None = None,
+    partition_arguments: Mapping[str, Any] | None = None,
+) -> Federation:
+    """Build a federation: load the data, share it out, and make clients of different clusters see it differently.
+
+    A client's test data follows the distribution of its training data. With an iid partition every client is tested on
+    the source's whole test split (Sattler et al. 2019, eq. 53). If clients differ in their labels, each is tested on
+    test examples in the proportions of its own labels. With partition ``natural``, or if the source has no test split,
+    a client is tested on examples of its own: those in the source's test split if every client has some there, else a
+    fifth that it holds back. The client's shift applies to its test data too.
+
+    Parameters
+    ----------
+    source
+        One of :data:`~fedclade.data.SOURCES`, a :class:`~fedclade.data.Pool`, or a map-style torch data set of
+        ``(x, label)`` pairs.
+    clients
+        How many. None, with partition ``natural`` only: everyone the data knows.
+    samples_per_client
+        Keep at most so many examples of each client (what it holds back included); None shares out all there are.
+    partition
+        One of :data:`~fedclade.data.PARTITIONS`.
+    shift
+        One of :data:`~fedclade.data.SHIFTS`.
+    clusters
+        Number of true clusters, for a shift or for partition ``label_groups``; by default 4, or fewer if there are not
+        that many clients or, for ``label_groups``, labels. Otherwise 1 or None.
+    validation_fraction
+        Part of each client's training examples that it sets aside as validation data, in [0, 1); if above 0, then at
+        least one example.
+    test_samples
+        Test each client on at most so many examples; None tests on as many as there are.
+    seed
+        Same seed, same federation.
+    data_dir
+        Folder with the data; see :func:`~fedclade.data.load_pool`.
+    source_arguments, partition_arguments
+        What the source and the partition can be told.
+
+    Raises
+    ------
+    ConfigError
+        If a name or an argument is unknown or a value is out of range.
+    DataError
+        If the data is missing, unreadable, or cannot be given out as asked.
+    MissingExtraError
+        If an optional package is needed and not installed.
+    """
+    arguments = dict(partition_arguments or {})
+    check_data_settings(
+        clients=clients,
+        samples_per_client=samples_per_client,
+        partition=partition,
+        shift=shift,
+        clusters=clusters,
+        validation_fraction=validation_fraction,
+        test_samples=test_samples,
+    )
+    doubled = partition == "label_groups" and "clusters" in arguments
+    require(
+        ("seed", seed, seed >= 0, "at least 0"),
+        ("partition_arguments", arguments, not doubled, "without 'clusters', which is a setting of its own"),
+    )
+    pool = _open(source, data_dir, seed, clients, source_arguments or {})
+    if partition == "label_groups":
+        labels = len(np.unique(pool.groups[pool.train]))
+        clusters = arguments["clusters"] = clusters or min(DEFAULT_CLUSTERS, clients or 1, labels)
+    parts = partition_pool(
+        pool, partition, clients=clients, samples_per_client=samples_per_client, seed=seed, **arguments
+    )
+    n = len(parts.indices)
+    if shift != "none":
+        clusters = clusters or min(DEFAULT_CLUSTERS, n)
+    views, true_clusters = shift_views(pool, shift, clients=n, clusters=clusters or 1, seed=seed)
+    names = parts.names or [f"client-{i}" for i in range(n)]
+    trains, tests = train_and_test(pool, parts, test_samples, seed)
+    members: list[ClientData] = []
+    for i, cluster in enumerate(true_clusters):
+        train, validation = set_aside(trains[i], validation_fraction, "validation", seed, i)
+        view = views[cluster]
+        members.append(ClientData(i, names[i], i, train, validation, tests[i], view.label_map, view.quarter_turns))
+    return Federation(
+        pool=pool,
+        clients=tuple(members),
+        true_clusters=dict(enumerate(true_clusters)) if clusters else None,
+        description=_describe(pool, n, partition, shift, clusters),
+    )
+
+
+def check_data_settings(
+    *,
+    clients: int | None = 20,
+    samples_per_client: int | None = None,
+    partition: str = "iid",
+    shift: str = "none",
+    clusters: int | None = None,
+    validation_fraction: float = 0.0,
+    test_samples: int | None = None,
+) -> None:
+    """Check what can be checked without the data; see :func:`load_federation` for the settings.
+
+    Raises
+    ------
+    ConfigError
+        If a name is unknown, or values are out of range or do not go together; one line for each value.
+    """
+    if partition not in PARTITIONS:
+        raise ConfigError(unknown("partition", partition, PARTITIONS))
+    if shift not in SHIFTS:
+        raise ConfigError(unknown("shift", shift, SHIFTS))
+    everyone = clients is None and partition == "natural"
+    grouped, shifted = partition == "label_groups", shift != "none"
+    without_clusters = "1 or left out when there is neither a shift nor partition 'label_groups'"
+    no_shift = "'none' with partition 'label_groups', which makes clusters itself"
+    require(
+        ("clients", clients, everyone or (clients is not None and clients >= 1), "at least 1"),
+        ("samples_per_client", samples_per_client, samples_per_client is None or samples_per_client >= 1, "at least 1"),
+        ("clusters", clusters, clusters is None or clusters >= 1, "at least 1"),
+        ("clusters", clusters, clusters in (None, 1) or grouped or shifted, without_clusters),
+        ("shift", shift, not (grouped and shifted), no_shift),
+        ("validation_fraction", validation_fraction, 0 <= validation_fraction < 1, "in [0, 1)"),
+        ("test_samples", test_samples, test_samples is None or test_samples >= 1, "at least 1"),
+    )
+
+
+def _open(
+    source: str | Pool | Dataset[Any],
+    data_dir: str | Path | None,
+    seed: int,
+    clients: int | None,
+    arguments: Mapping[str, Any],
+) -> Pool:
+    if isinstance(source, str):
+        made_for_clients = source in SOURCES and "clients" in known_arguments(SOURCES[source].load)
+        given = {"clients": clients, **arguments} if made_for_clients and clients is not None else arguments
+        return load_pool(source, data_dir=data_dir, seed=seed, **given)
+    require(("source_arguments", dict(arguments), not arguments, "empty unless the source is given by its name"))
+    return source if isinstance(source, Pool) else pool_from_torch(source)
+
+
+def _describe(pool: Pool, clients: int, partition: str, shift: str, clusters: int | None) -> str:
+    parts = [f"{pool.name}, {clients} clients", f"partition {partition}", f"shift {shift}" if shift != "none" else ""]
+    parts.append(f"{clusters} clusters" if clusters else "")
+    return ", ".join(part for part in parts if part)

@@ -1,0 +1,122 @@
+"""Partitions: which training examples each client gets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from fedclade import rng
+from fedclade.arguments import check_arguments
+from fedclade.data.federation import Pool
+from fedclade.data.flower_partitions import dirichlet, natural, pathological, shards
+from fedclade.data.own_partitions import iid, label_groups, power_law
+from fedclade.data.parts import Parts
+from fedclade.errors import ConfigError, DataError, require, unknown
+
+
+@dataclass(frozen=True)
+class Partition:
+    """One way to share out examples.
+
+    Parameters
+    ----------
+    split
+        Called as ``split(pool, clients, seed, **arguments)``; its keyword-only parameters are what it can be told.
+    description
+        One line for ``fedclade ls partitions``.
+    even
+        Whether all clients get equally many examples by design, so that each must reach ``samples_per_client``.
+    """
+
+    split: Callable[..., Parts]
+    description: str
+    even: bool = False
+
+
+def partition_pool(
+    pool: Pool,
+    name: str,
+    *,
+    clients: int | None,
+    samples_per_client: int | None = None,
+    seed: int = 0,
+    **arguments: Any,
+) -> Parts:
+    """Share out a pool's training examples among clients.
+
+    Parameters
+    ----------
+    pool
+        The examples.
+    name
+        One of :data:`PARTITIONS`.
+    clients
+        How many. Only ``natural`` also takes None: everyone the data knows.
+    samples_per_client
+        Keep at most so many examples of each client, drawn at random; None keeps all.
+    seed
+        Of everything that is drawn.
+    **arguments
+        What the partition can be told, such as ``alpha=0.5`` of ``dirichlet``.
+
+    Raises
+    ------
+    ConfigError
+        If the name or an argument is unknown, or a value is out of range.
+    DataError
+        If there are not enough examples, labels or owners.
+    MissingExtraError
+        If the partition needs ``flwr-datasets`` and it is not installed.
+    """
+    if name not in PARTITIONS:
+        raise ConfigError(unknown("partition", name, PARTITIONS))
+    kind = PARTITIONS[name]
+    check_arguments(f"partition {name!r}", kind.split, arguments)
+    everyone = clients is None and name == "natural"
+    require(
+        ("clients", clients, everyone or (clients is not None and clients >= 1), "at least 1"),
+        ("samples_per_client", samples_per_client, samples_per_client is None or samples_per_client >= 1, "at least 1"),
+    )
+    if clients is not None and name != "natural":
+        needed = clients * (samples_per_client or 1)
+        if needed > len(pool.train):
+            raise DataError(
+                f"{clients} clients with {samples_per_client or 1} training examples each need {needed}, but "
+                f"{pool.name} has {len(pool.train)}; ask for fewer clients or a smaller samples_per_client"
+            )
+    parts = kind.split(pool, clients, seed, **arguments)
+    if samples_per_client is None:
+        return parts
+    if kind.even:
+        _require_enough_each(parts, samples_per_client, name)
+    kept = [
+        rng.generator(seed, "samples_per_client", client).permutation(indices)[:samples_per_client]
+        for client, indices in enumerate(parts.indices)
+    ]
+    return Parts(kept, parts.names, parts.test)
+
+
+def _require_enough_each(parts: Parts, needed: int, name: str) -> None:
+    sizes = [len(indices) for indices in parts.indices]
+    if min(sizes) < needed:
+        raise DataError(
+            f"samples_per_client={needed} is more than partition {name!r} has for client {int(np.argmin(sizes))}: "
+            f"{min(sizes)}; ask for fewer clients (now {len(sizes)}) or a smaller samples_per_client"
+        )
+
+
+PARTITIONS: Mapping[str, Partition] = MappingProxyType(
+    {
+        "iid": Partition(iid, "shuffled, then cut into equal parts", even=True),
+        "pathological": Partition(pathological, "each client has examples of labels_per_client=2 labels only"),
+        "dirichlet": Partition(dirichlet, "each label is spread over the clients by Dirichlet(alpha=0.5)"),
+        "shards": Partition(shards, "sorted by label and cut into shards; shards_per_client=2 each", even=True),
+        "natural": Partition(natural, "by owner: writer, speaker, user; those with the most examples"),
+        "power_law": Partition(power_law, "sizes from a power law, iid or with labels_per_client labels each"),
+        "label_groups": Partition(label_groups, "runs of labels, one for each of the true clusters", even=True),
+    }
+)

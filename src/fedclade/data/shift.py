@@ -1,0 +1,153 @@
+"""Shifts: how clients of different clusters see the same examples differently, so that the true clusters are known."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from fedclade import rng
+from fedclade.data.federation import Pool
+from fedclade.errors import ConfigError, DataError, require, unknown
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """How the clients of one cluster see the pool.
+
+    Parameters
+    ----------
+    label_map
+        int64 ``[outputs]``: they see label ``label_map[y]`` where the pool has ``y``. None keeps labels as they are.
+    quarter_turns
+        By how many times 90° their images are turned, counter-clockwise.
+    """
+
+    label_map: Tensor | None = None
+    quarter_turns: int = 0
+
+
+@dataclass(frozen=True)
+class Shift:
+    """One kind of shift.
+
+    Parameters
+    ----------
+    views
+        Called as ``views(pool, clusters, seed)``; returns one :class:`View` for each cluster.
+    description
+        One line for ``fedclade ls shifts``.
+    """
+
+    views: Callable[[Pool, int, int], list[View]]
+    description: str
+
+
+def shift_views(
+    pool: Pool, name: str, *, clients: int, clusters: int = 1, seed: int = 0
+) -> tuple[list[View], tuple[int, ...]]:
+    """Deal clients to clusters, and say how each cluster sees the data.
+
+    Parameters
+    ----------
+    pool
+        The examples.
+    name
+        One of :data:`SHIFTS`.
+    clients, clusters
+        How many of each. Client ``i`` belongs to cluster ``i mod clusters``, so clusters differ by one client at most.
+    seed
+        Of the labels that are drawn.
+
+    Returns
+    -------
+    views
+        One for each cluster.
+    true_clusters
+        The cluster of each client.
+
+    Raises
+    ------
+    ConfigError
+        If the name is unknown, or there are fewer than 1 or too many clusters for the clients or the shift.
+    DataError
+        If the data cannot be shifted like that.
+    """
+    if name not in SHIFTS:
+        raise ConfigError(unknown("shift", name, SHIFTS))
+    require(("clusters", clusters, 1 <= clusters <= clients, f"from 1 to the number of clients ({clients})"))
+    return SHIFTS[name].views(pool, clusters, seed), tuple(client % clusters for client in range(clients))
+
+
+def _none(_pool: Pool, clusters: int, _seed: int) -> list[View]:
+    return [View()] * clusters
+
+
+def _label_swap(pool: Pool, clusters: int, seed: int) -> list[View]:
+    """Swap two labels in each cluster (Sattler et al. 2019, section VI-A).
+
+    No label is in two pairs while there are labels left; after that pairs share labels, but no two clusters swap the
+    same.
+    """
+    labels = _labels_to_shift(pool, "label_swap")
+    _require_enough(math.comb(labels, 2), clusters, f"pairs of {labels} labels", "label_swap")
+    draw = rng.generator(seed, "label_swap")
+    order = draw.permutation(labels)
+    disjoint = [tuple(sorted(pair)) for pair in zip(order[0::2].tolist(), order[1::2].tolist(), strict=False)]
+    others = [pair for pair in itertools.combinations(range(labels), 2) if pair not in disjoint]
+    pairs = disjoint + [others[i] for i in draw.permutation(len(others))]
+    views: list[View] = []
+    for one, other in pairs[:clusters]:
+        label_map = torch.arange(labels)
+        label_map[[one, other]] = label_map[[other, one]]
+        views.append(View(label_map=label_map))
+    return views
+
+
+def _label_permutation(pool: Pool, clusters: int, seed: int) -> list[View]:
+    """Permute all labels in each cluster, in each in another way (Sattler et al. 2019, eqs. 52, 53)."""
+    labels = _labels_to_shift(pool, "label_permutation")
+    _require_enough(math.factorial(labels), clusters, f"permutations of {labels} labels", "label_permutation")
+    draw = rng.generator(seed, "label_permutation")
+    maps: dict[tuple[int, ...], None] = {}  # a dict keeps the order of the draws, and each permutation once
+    while len(maps) < clusters:
+        maps[tuple(draw.permutation(labels).tolist())] = None
+    return [View(label_map=torch.tensor(label_map)) for label_map in maps]
+
+
+def _rotation(pool: Pool, clusters: int, _seed: int) -> list[View]:
+    """Turn the images of cluster ``j`` by ``j`` times 90° (as IFCA does, Ghosh et al. 2020)."""
+    shape = pool.input_shape
+    if len(shape) != 3 or shape[1] != shape[2]:
+        raise DataError(f"shift 'rotation' needs square images [C, H, H], but inputs of {pool.name} are {list(shape)}")
+    require(
+        ("clusters", clusters, clusters <= 4, "at most 4 with shift 'rotation', which turns by 0°, 90°, 180° and 270°")
+    )
+    return [View(quarter_turns=turns) for turns in range(clusters)]
+
+
+def _labels_to_shift(pool: Pool, name: str) -> int:
+    if pool.task == "language":
+        raise DataError(f"shift {name!r} needs labels, but {pool.name} is language data (next-word prediction)")
+    return pool.outputs
+
+
+def _require_enough(there: int, clusters: int, things: str, name: str) -> None:
+    require(
+        ("clusters", clusters, clusters <= there, f"at most {there} with shift {name!r}: there are no more {things}")
+    )
+
+
+SHIFTS: Mapping[str, Shift] = MappingProxyType(
+    {
+        "none": Shift(_none, "every client sees the data as it is"),
+        "label_swap": Shift(_label_swap, "each cluster swaps two labels"),
+        "label_permutation": Shift(_label_permutation, "each cluster permutes all labels in its own way"),
+        "rotation": Shift(_rotation, "each cluster turns its images by another multiple of 90°; up to 4 clusters"),
+    }
+)

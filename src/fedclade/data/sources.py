@@ -1,0 +1,90 @@
+"""Every data source by its name."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from fedclade.arguments import check_arguments
+from fedclade.data.federation import Pool
+from fedclade.data.images import load_cifar10, load_digits, load_femnist, load_mnist
+from fedclade.data.synthetic import load_synthetic
+from fedclade.data.tables import HUB_NAMES
+from fedclade.data.texts import load_ag_news, load_sent140, load_tiny_shakespeare
+from fedclade.errors import ConfigError, DataError, unknown
+
+
+@dataclass(frozen=True)
+class Source:
+    """One data source.
+
+    Parameters
+    ----------
+    load
+        Called as ``load(data_dir, seed, **arguments)``; its keyword-only parameters are what the source can be told.
+    description
+        One line for ``fedclade ls datasets``.
+    hub
+        The Hub's name of it; None for data that comes with the package or is made up.
+    """
+
+    load: Callable[..., Pool]
+    description: str
+    hub: str | None = None
+
+
+SOURCES: Mapping[str, Source] = MappingProxyType(
+    {
+        "digits": Source(load_digits, "1,797 handwritten digits, 8×8, bundled with scikit-learn"),
+        "mnist": Source(load_mnist, "70,000 handwritten digits, 28×28", HUB_NAMES["mnist"]),
+        "cifar10": Source(load_cifar10, "60,000 colour photographs of 10 things, 32×32", HUB_NAMES["cifar10"]),
+        "femnist": Source(load_femnist, "handwritten characters by writer, 62 labels, 28×28", HUB_NAMES["femnist"]),
+        "ag_news": Source(load_ag_news, "news articles on 4 topics: next word, or topic", HUB_NAMES["ag_news"]),
+        "sent140": Source(load_sent140, "tweets by user: positive or negative", HUB_NAMES["sent140"]),
+        "tiny_shakespeare": Source(
+            load_tiny_shakespeare, "Shakespeare's plays by speaker: next word", HUB_NAMES["tiny_shakespeare"]
+        ),
+        "synthetic": Source(load_synthetic, "Synthetic(α, β) of the FedProx and FedGroup papers, made by seed"),
+    }
+)
+
+
+def load_pool(name: str, *, data_dir: str | Path | None = None, seed: int = 0, **arguments: Any) -> Pool:
+    """Load a data source by its name.
+
+    Parameters
+    ----------
+    name
+        One of :data:`SOURCES`.
+    data_dir
+        Folder with ``<name>/<split>.parquet`` in the Hub's layout. By default what ``FEDCLADE_DATA_DIR`` says; if that
+        is not set either, the data comes from the Hub.
+    seed
+        Of data that is made up (``synthetic``); real data and its test split are the same for every seed.
+    **arguments
+        What the source can be told, such as ``task="classification"`` of ``ag_news``.
+
+    Raises
+    ------
+    ConfigError
+        If the name or an argument is unknown, or an argument has a wrong value.
+    DataError
+        If the data is missing or unreadable; with the file that was expected.
+    MissingExtraError
+        If reading it needs a package that is not installed.
+    """
+    if name not in SOURCES:
+        raise ConfigError(unknown("data source", name, SOURCES))
+    source = SOURCES[name]
+    check_arguments(f"data source {name!r}", source.load, arguments)
+    place = data_dir or os.environ.get("FEDCLADE_DATA_DIR")
+    folder = Path(place).expanduser() if place else None
+    if folder is not None and source.hub and not folder.is_dir():
+        raise DataError(
+            f"the data folder {folder} does not exist; it should hold {name}/; check --data-dir / FEDCLADE_DATA_DIR"
+        )
+    return source.load(folder, seed, **arguments)

@@ -1,0 +1,126 @@
+"""A model as one flat vector: parameters first, buffers behind them.
+
+Servers only add, average and compare vectors. Buffers (the running statistics of BatchNorm) travel in the same vector,
+so that they are averaged with the parameters, but everything that compares clients looks at the parameters alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor, nn
+
+from fedclade.errors import ModelError
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Place of one tensor of a module in the flat vector."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    start: int
+
+    @property
+    def stop(self) -> int:
+        """First entry behind the tensor's."""
+        return self.start + prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each tensor of a module lies in a flat vector ``[S]`` of D parameters and S - D buffer entries.
+
+    Parameters
+    ----------
+    parameters, buffers
+        The places, in the module's own order. Tied weights have one place.
+    dtype
+        Of the flat vector.
+    """
+
+    parameters: tuple[Slot, ...]
+    buffers: tuple[Slot, ...]
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, module: nn.Module) -> Layout:
+        """Return the layout of a module.
+
+        Raises
+        ------
+        ModelError
+            If the module has no parameters to train, or parameters of several types.
+        """
+        trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+        frozen = [(name, p) for name, p in module.named_parameters() if not p.requires_grad]
+        if not trained:
+            raise ModelError(f"{type(module).__name__} has no trainable parameters")
+        dtypes = {p.dtype for _, p in trained}
+        if len(dtypes) > 1:
+            raise ModelError(f"parameters should share one type, got {sorted(map(str, dtypes))}; cast the model first")
+        parameters, end = _slots(trained, 0)
+        buffers, _ = _slots([*frozen, *_saved_buffers(module)], end)
+        return cls(parameters, buffers, dtypes.pop())
+
+    @property
+    def n_parameters(self) -> int:
+        """Number D of entries that are trained and compared."""
+        return self.parameters[-1].stop
+
+    @property
+    def size(self) -> int:
+        """Length S of the whole vector."""
+        return self.buffers[-1].stop if self.buffers else self.n_parameters
+
+    def flatten(self, module: nn.Module) -> Tensor:
+        """Return a copy of the module's state as a vector ``[S]``."""
+        tensors = _tensors(module)
+        slots = (*self.parameters, *self.buffers)
+        return torch.cat([tensors[slot.name].detach().reshape(-1).to(self.dtype) for slot in slots])
+
+    def load(self, vector: Tensor, module: nn.Module) -> None:
+        """Copy a vector ``[S]`` into the module.
+
+        Raises
+        ------
+        ModelError
+            If the vector has another length.
+        """
+        if vector.shape != (self.size,):
+            raise ModelError(f"a vector of {self.size} entries was expected, got shape {tuple(vector.shape)}")
+        tensors = _tensors(module)
+        with torch.no_grad():
+            for name, value in self.unflatten(vector).items():
+                tensors[name].copy_(value)
+
+    def unflatten(self, vector: Tensor) -> Mapping[str, Tensor]:
+        """Return the named tensors of a vector ``[S]``; floats are views, whole numbers are rounded copies."""
+        return {
+            s.name: _typed(vector[s.start : s.stop].view(s.shape), s.dtype) for s in (*self.parameters, *self.buffers)
+        }
+
+
+def _typed(value: Tensor, dtype: torch.dtype) -> Tensor:
+    return value.to(dtype) if dtype.is_floating_point else value.round().to(dtype)
+
+
+def _slots(named: Sequence[tuple[str, Tensor]], start: int) -> tuple[tuple[Slot, ...], int]:
+    slots: list[Slot] = []
+    for name, tensor in named:
+        slots.append(Slot(name, tuple(tensor.shape), tensor.dtype, start))
+        start = slots[-1].stop
+    return tuple(slots), start
+
+
+def _saved_buffers(module: nn.Module) -> list[tuple[str, Tensor]]:
+    saved = module.state_dict(keep_vars=True)
+    return [(name, buffer) for name, buffer in module.named_buffers() if name in saved]
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
