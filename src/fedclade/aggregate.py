@@ -1,0 +1,13 @@
+"""From updates to a new model."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from fedclade.clients import Updates
+
+
+def weighted_mean(updates: Updates) -> Tensor:
+    """Return Σ |D_i|/|D| Δθ_i over the clients that answered (CFL eq. 2, FedAvg), ``[S]``."""
+    weights = updates.sizes / updates.sizes.sum()
+    return weights.to(updates.deltas) @ updates.deltas

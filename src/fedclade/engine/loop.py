@@ -1,0 +1,149 @@
+"""The reference: one client after another, one batch after another, as the papers write it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedclade.local import LocalSpec
+from fedclade.params import Layout
+
+IGNORED = -100
+"""Target of a place that does not count, such as padding."""
+
+
+def cross_entropy(logits: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
+    """Return the cross-entropy of logits ``[..., outputs]`` against targets ``[...]``, in nats."""
+    return functional.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=IGNORED, reduction=reduction)
+
+
+def train(
+    module: nn.Module,
+    layout: Layout,
+    model: Tensor,
+    examples: tuple[Tensor, Tensor],
+    spec: LocalSpec,
+    lr: float,
+    draw: torch.Generator,
+) -> tuple[Tensor, float]:
+    """Run SGD_n(θ, D_i) − θ (CFL eq. 1) for one client.
+
+    Parameters
+    ----------
+    module
+        Any module of this layout; its state is overwritten.
+    model
+        θ, ``[S]``.
+    examples
+        The client's inputs and targets, ``[n, ...]``.
+    spec, lr
+        The local training, and the step size of this round.
+    draw
+        Orders the batches, and seeds dropout.
+
+    Returns
+    -------
+    tuple
+        The update ``[S]``, and the mean training loss over all steps.
+    """
+    layout.load(model, module)
+    module.train()
+    trained = [p for p in module.parameters() if p.requires_grad]
+    received = [p.detach().clone() for p in trained] if spec.mu else []
+    optimizer = torch.optim.SGD(trained, lr=lr, momentum=spec.momentum, weight_decay=spec.weight_decay)
+    inputs, targets = examples
+    losses: list[Tensor] = []
+    with _seeded(draw, inputs.device):
+        for _ in range(spec.epochs):
+            order = torch.randperm(len(inputs), generator=draw).to(inputs.device)
+            for batch in order.split(spec.batch_size):
+                optimizer.zero_grad(set_to_none=True)
+                loss = cross_entropy(module(inputs[batch]), targets[batch])
+                loss.backward()
+                # The gradient of μ/2·‖θ − θ_received‖²; received is empty where μ is 0.
+                for p, p_received in zip(trained, received, strict=False):
+                    if p.grad is not None:
+                        p.grad.add_(p.detach() - p_received, alpha=spec.mu)
+                optimizer.step()
+                losses.append(loss.detach() * len(batch))
+    mean_loss = float(torch.stack(losses).sum()) / (spec.epochs * len(inputs))
+    return layout.flatten(module) - model, mean_loss
+
+
+def gradient(
+    module: nn.Module, layout: Layout, model: Tensor, examples: tuple[Tensor, Tensor], chunk: int
+) -> tuple[Tensor, float]:
+    """Return −∇r_i(θ) over all examples of one client (CFL eq. 50) as an update ``[S]``, and the loss r_i(θ).
+
+    The module is in evaluation mode: r_i is the risk of the model as it is served.
+    """
+    layout.load(model, module)
+    module.eval()
+    module.zero_grad(set_to_none=True)
+    inputs, targets = examples
+    total = 0.0
+    counted = int((targets != IGNORED).sum())
+    with torch.backends.cudnn.flags(enabled=False):  # cuDNN's LSTM has no backward pass in evaluation mode
+        for x, y in zip(inputs.split(chunk), targets.split(chunk), strict=True):
+            loss = cross_entropy(module(x), y, reduction="sum") / counted
+            loss.backward()
+            total += float(loss.detach())
+    update = torch.zeros_like(model)
+    gradients = {name: p.grad for name, p in module.named_parameters()}
+    for slot in layout.parameters:
+        if (g := gradients[slot.name]) is not None:
+            update[slot.start : slot.stop] = -g.flatten()
+    return update, total
+
+
+@torch.inference_mode()
+def evaluate(
+    module: nn.Module,
+    layout: Layout,
+    model: Tensor,
+    inputs: Tensor,
+    views: list[Callable[[Tensor], Tensor]],
+    targets: Tensor,
+    chunk: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Evaluate one model on one set of inputs, for all clients that share both and differ only in their labels.
+
+    Parameters
+    ----------
+    inputs, targets
+        ``[n, ...]``; targets as the pool has them, and on the CPU as the views are.
+    views
+        For each of k clients, what turns the pool's targets into its own.
+    chunk
+        Examples at a time.
+
+    Returns
+    -------
+    tuple
+        Targets predicted right, summed cross-entropy, and targets counted; each float64 ``[k]``.
+    """
+    layout.load(model, module)
+    module.eval()
+    right, nats, counted = (torch.zeros(len(views), dtype=torch.float64) for _ in range(3))
+    for x, y in zip(inputs.split(chunk), targets.split(chunk), strict=True):
+        logits = module(x).flatten(0, -2)
+        predicted = logits.argmax(-1)
+        log_probabilities = functional.log_softmax(logits, -1)
+        for k, view in enumerate(views):
+            seen = view(y).flatten().to(logits.device)
+            right[k] += (predicted == seen).sum().item()
+            nats[k] += functional.nll_loss(log_probabilities, seen, ignore_index=IGNORED, reduction="sum").item()
+            counted[k] += (seen != IGNORED).sum().item()
+    return right, nats, counted
+
+
+@contextmanager
+def _seeded(draw: torch.Generator, device: torch.device) -> Generator[None]:
+    """Let dropout draw from the client's own key, and leave the global generators as they were."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(draw.initial_seed())
+        yield

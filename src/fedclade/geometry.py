@@ -1,0 +1,60 @@
+"""What the updates of one cluster show: how near it is to a stationary point, and how far its members disagree."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from fedclade.aggregate import weighted_mean
+from fedclade.clients import Updates
+from fedclade.clustering import Bipartition, optimal_bipartition
+from fedclade.similarity import Similarity, cosine_similarity, gamma_bound
+
+
+@dataclass(frozen=True, eq=False)
+class Geometry:
+    """The quantities of CFL's criteria for one cluster in one round, all from updates made at the same model.
+
+    Parameters
+    ----------
+    members
+        The clients that answered, ``[n]``.
+    mean_norm
+        ‖Σ |D_i|/|D_c| Δθ_i‖, the norm of the weighted mean (eq. 32), in parameter units.
+    max_norm
+        max_i ‖Δθ_i‖ (eq. 33), in parameter units.
+    similarity
+        α ``[n, n]`` of the signatures (eq. 51).
+    """
+
+    members: tuple[int, ...]
+    mean_norm: float
+    max_norm: float
+    similarity: Similarity
+
+    @classmethod
+    def of(cls, updates: Updates) -> Geometry:
+        """Measure the updates of one cluster."""
+        n_parameters = updates.signatures.shape[1]
+        return cls(
+            updates.ids,
+            float(torch.linalg.vector_norm(weighted_mean(updates)[:n_parameters].double())),
+            float(torch.linalg.vector_norm(updates.signatures, dim=1, dtype=torch.float64).max()),
+            cosine_similarity(updates.signatures),
+        )
+
+    @cached_property
+    def bipartition(self) -> Bipartition | None:
+        """The optimal bi-partition (eq. 25); None for a cluster of one client."""
+        return optimal_bipartition(self.similarity, self.members) if len(self.members) > 1 else None
+
+    @property
+    def criteria(self) -> dict[str, float]:
+        """The numbers that a split is decided by; the last two are missing for a cluster of one client."""
+        numbers = {"mean_norm": self.mean_norm, "max_norm": self.max_norm}
+        if self.bipartition is not None:
+            numbers["alpha_cross_max"] = self.bipartition.alpha_cross_max
+            numbers["gamma_bound"] = gamma_bound(self.bipartition.alpha_cross_max)
+        return numbers

@@ -1,0 +1,78 @@
+"""Scores of a run: what clients get, whether the clusters are the true ones, and what it took."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+QUANTILES = (5, 10, 25, 50, 75, 90)
+
+
+def accuracy_summary(accuracies: Sequence[float]) -> dict[str, float]:
+    """Return how accuracy is spread over clients: mean, std, min, quantiles, and the mean of the worst tenth.
+
+    Parameters
+    ----------
+    accuracies
+        One for each client, in [0, 1].
+
+    Returns
+    -------
+    dict
+        ``mean, std, min, p5, p10, p25, p50, p75, p90, worst10_mean``; ``std`` over the clients at hand (ddof 0).
+    """
+    values = np.sort(np.asarray(accuracies, dtype=np.float64))
+    worst = values[: math.ceil(len(values) / 10)]
+    return {
+        "mean": float(values.mean()),
+        "std": float(values.std()),
+        "min": float(values[0]),
+        **{f"p{q}": float(np.percentile(values, q)) for q in QUANTILES},
+        "worst10_mean": float(worst.mean()),
+    }
+
+
+def cluster_scores(found: Mapping[int, int], truth: Mapping[int, int] | None) -> dict[str, float | None]:
+    """Return the adjusted Rand index and the normalised mutual information of found clusters against the true ones.
+
+    Parameters
+    ----------
+    found, truth
+        Cluster of each client by id. Without a truth both scores are None.
+    """
+    if truth is None:
+        return {"ari": None, "nmi": None}
+    from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score  # slow to import: only where used
+
+    true_labels = [truth[client] for client in found]
+    found_labels = list(found.values())
+    return {
+        "ari": float(adjusted_rand_score(true_labels, found_labels)),
+        "nmi": float(normalized_mutual_info_score(true_labels, found_labels)),
+    }
+
+
+def share_at_target(accuracies: Sequence[float], target: float | None) -> float | None:
+    """Return the share of clients whose accuracy has reached the target; None without a target."""
+    return None if target is None else float(np.mean(np.asarray(accuracies) >= target))
+
+
+def gap_closed(accuracy: float, fedavg: float, oracle: float) -> float | None:
+    """Return (method − FedAvg) / (oracle − FedAvg): 0 is no better than one model for all, 1 as good as the oracle.
+
+    None if the oracle is not better than FedAvg: then there is no gap to close.
+    """
+    return (accuracy - fedavg) / (oracle - fedavg) if oracle > fedavg else None
+
+
+def mean_and_interval(values: Sequence[float]) -> tuple[float, float | None]:
+    """Return the mean and the half width of its 95 % interval by Student's t; None for fewer than two values."""
+    mean = float(np.mean(values))
+    if len(values) < 2:
+        return mean, None
+    from scipy.stats import t
+
+    half = float(t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / math.sqrt(len(values)))
+    return mean, half

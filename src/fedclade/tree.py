@@ -1,0 +1,150 @@
+"""The parameter tree T = (V, E) of CFL's section V-C: every cluster there has been, its model, and how it was split."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """One cluster.
+
+    Parameters
+    ----------
+    id
+        Its place in the tree's list of nodes; the root is 0.
+    parent
+        The node it was split from; None for the root.
+    members
+        Its clients c_v, in ascending order.
+    params
+        Its model ``[S]``: the current one of a leaf; of an inner node the θ*_v at which the updates before the split
+        were made, so that eq. 47 holds for the cached updates to the letter.
+    born
+        Round after which it came into being; 0 is the start of the run.
+    split_in
+        Round in which it was split; None for a leaf.
+    criteria
+        The numbers by which its split was decided.
+    cached
+        The members' updates at the parent's model before the split, Δ_e of eq. 47, ``[n, S]`` in the order of members;
+        None for the root, and where no split made the node.
+    """
+
+    id: int
+    parent: int | None
+    members: tuple[int, ...]
+    params: Tensor
+    born: int = 0
+    split_in: int | None = None
+    criteria: Mapping[str, float] = field(default_factory=dict[str, float])
+    cached: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class ParameterTree:
+    """All clusters of a run; its leaves are the current ones. Immutable: every change returns a new tree.
+
+    Parameters
+    ----------
+    nodes
+        By id, parents before children.
+    """
+
+    nodes: tuple[Node, ...]
+
+    @classmethod
+    def root_only(cls, members: Sequence[int], params: Tensor) -> ParameterTree:
+        """Return a tree of one cluster: all clients share one model."""
+        return cls((Node(0, None, tuple(sorted(members)), params),))
+
+    @classmethod
+    def star(cls, clusters: Sequence[Sequence[int]], params: Tensor) -> ParameterTree:
+        """Return a root with one leaf for each cluster, all starting from the same model."""
+        members = [client for cluster in clusters for client in cluster]
+        root = replace(cls.root_only(members, params).nodes[0], split_in=0)
+        leaves = [Node(i, 0, tuple(sorted(cluster)), params) for i, cluster in enumerate(clusters, start=1)]
+        return cls((root, *leaves))
+
+    @cached_property
+    def leaves(self) -> tuple[Node, ...]:
+        """The current clusters, in the order of their ids."""
+        parents = {node.parent for node in self.nodes}
+        return tuple(node for node in self.nodes if node.id not in parents)
+
+    @cached_property
+    def leaf_of(self) -> Mapping[int, int]:
+        """The leaf of each client."""
+        return {client: leaf.id for leaf in self.leaves for client in leaf.members}
+
+    def children(self, node: int) -> tuple[Node, ...]:
+        """Return the clusters that a node was split into."""
+        return tuple(child for child in self.nodes if child.parent == node)
+
+    def path(self, client: int) -> tuple[Node, ...]:
+        """Return the nodes from the root to a client's leaf: its models, from the most general to the most special."""
+        path = [self.nodes[self.leaf_of[client]]]
+        while (parent := path[0].parent) is not None:
+            path.insert(0, self.nodes[parent])
+        return tuple(path)
+
+    def models(self, nodes: Sequence[int]) -> tuple[Tensor, list[int]]:
+        """Return the distinct models of some nodes, ``[K, S]``, and for each of the nodes its row."""
+        rows = {node: row for row, node in enumerate(dict.fromkeys(nodes))}
+        return torch.stack([self.nodes[node].params for node in rows]), [rows[node] for node in nodes]
+
+    def moved(self, node: int, delta: Tensor) -> ParameterTree:
+        """Return the tree after one node's model took a step (CFL Algorithm 2, line 7)."""
+        return self._with(replace(self.nodes[node], params=self.nodes[node].params + delta))
+
+    def split(
+        self,
+        node: int,
+        parts: Sequence[Sequence[int]],
+        *,
+        params: Tensor,
+        cached: Sequence[Tensor],
+        round_number: int,
+        criteria: Mapping[str, float],
+    ) -> ParameterTree:
+        """Return the tree after a cluster was split (CFL Algorithm 5, line 19); its children go on from its model.
+
+        Parameters
+        ----------
+        node
+            The cluster.
+        parts
+            The members of each child.
+        params
+            The model ``[S]`` that the node keeps: the one at which the updates before the split were made.
+        cached
+            Those updates for each child, ``[n, S]`` in ascending order of its members.
+        round_number
+            The round in which it was decided.
+        criteria
+            The numbers by which it was decided.
+        """
+        parent, first = self.nodes[node], len(self.nodes)
+        children = [
+            Node(first + i, node, tuple(sorted(members)), parent.params, born=round_number, cached=updates)
+            for i, (members, updates) in enumerate(zip(parts, cached, strict=True))
+        ]
+        parent = replace(parent, params=params, split_in=round_number, criteria=dict(criteria))
+        return ParameterTree((*self._with(parent).nodes, *children))
+
+    def map_vectors(self, change: Callable[[Tensor], Tensor]) -> ParameterTree:
+        """Return the tree with every model and every cached update changed, ``[..., S]`` to ``[..., S]``."""
+        return ParameterTree(
+            tuple(
+                replace(n, params=change(n.params), cached=None if n.cached is None else change(n.cached))
+                for n in self.nodes
+            )
+        )
+
+    def _with(self, node: Node) -> ParameterTree:
+        return ParameterTree((*self.nodes[: node.id], node, *self.nodes[node.id + 1 :]))
