@@ -1,0 +1,55 @@
+"""fedclade: clustered federated learning.
+
+>>> import fedclade
+>>> federation = fedclade.load_federation("digits", clients=8, shift="label_swap", clusters=2)
+>>> run = fedclade.simulate("cfl", "mlp", federation, rounds=2)
+>>> run.summary["clients"]
+8
+"""
+
+import os
+
+# Before torch starts its threads: those that wait for work should sleep. They spin by default, and as soon as another
+# process wants a core, each of the many short operations of a simulation waits for a thread that is not running.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+# ruff: noqa: E402
+from fedclade.algorithms import CFL, Algorithm, FedAvg, Local, Oracle
+from fedclade.data import Federation, Pool, load_federation, pool_from_torch
+from fedclade.errors import (
+    ConfigError,
+    DataError,
+    FedcladeError,
+    MissingExtraError,
+    ModelError,
+    RunError,
+    UpdateError,
+)
+from fedclade.local import LocalSpec
+from fedclade.rounds import simulate
+from fedclade.store import Run
+from fedclade.tree import Node, ParameterTree
+
+__all__ = [
+    "CFL",
+    "Algorithm",
+    "ConfigError",
+    "DataError",
+    "FedAvg",
+    "FedcladeError",
+    "Federation",
+    "Local",
+    "LocalSpec",
+    "MissingExtraError",
+    "ModelError",
+    "Node",
+    "Oracle",
+    "ParameterTree",
+    "Pool",
+    "Run",
+    "RunError",
+    "UpdateError",
+    "load_federation",
+    "pool_from_torch",
+    "simulate",
+]

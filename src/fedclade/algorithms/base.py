@@ -1,0 +1,142 @@
+"""What an algorithm is: a pure step from one state to the next, with the world passed in."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from torch import Tensor
+
+from fedclade.aggregate import weighted_mean
+from fedclade.clients import Clients, Round, Updates
+from fedclade.geometry import Geometry
+from fedclade.tree import ParameterTree
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """All that an algorithm carries from round to round. Immutable.
+
+    Parameters
+    ----------
+    tree
+        The clusters and their models; its leaves are what clients train on.
+    memory
+        Named tensors that an algorithm keeps besides.
+    """
+
+    tree: ParameterTree
+    memory: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something worth telling that happened in a round.
+
+    Parameters
+    ----------
+    kind
+        ``split``, ``rejected``, ...
+    node
+        The cluster it happened to.
+    details
+        Numbers and members, ready for JSON.
+    """
+
+    kind: str
+    node: int
+    details: Mapping[str, object]
+
+
+@dataclass(frozen=True, eq=False)
+class RoundLog:
+    """What an algorithm reports of a round.
+
+    Parameters
+    ----------
+    geometry
+        By node, for every cluster that had answers.
+    losses
+        Mean training loss of each client that answered.
+    events
+        In the order in which they happened.
+    phase
+        ``train``, or what else the round was for.
+    """
+
+    geometry: Mapping[int, Geometry]
+    losses: Mapping[int, float]
+    events: tuple[Event, ...] = ()
+    phase: str = "train"
+
+
+class Algorithm(ABC):
+    """A federated algorithm: its hyper-parameters, and a step.
+
+    Subclasses are frozen dataclasses whose fields are the hyper-parameters, named as in the paper.
+    """
+
+    @abstractmethod
+    def init(self, params: Tensor, clients: Clients) -> State:
+        """Return the state before the first round, from the initial model ``[S]``."""
+
+    @abstractmethod
+    def step(self, state: State, cohort: Sequence[int], clients: Clients, this_round: Round) -> tuple[State, RoundLog]:
+        """Run one round with the sampled clients; return the next state and what there is to tell."""
+
+    def cohort(self, state: State, fraction: float, draw: np.random.Generator) -> tuple[int, ...]:
+        """Sample the clients of a round: this fraction of every cluster, and at least one of each.
+
+        Every cluster is a federation of its own (CFL Algorithm 3; FL+HC after its clustering step).
+        """
+        return tuple(client for leaf in state.tree.leaves for client in sample(leaf.members, fraction, draw))
+
+    def serve(self, state: State, clients: Clients) -> Mapping[int, int]:
+        """Return the node whose model each client is served with: its cluster's."""
+        return state.tree.leaf_of
+
+
+def sample(members: Sequence[int], fraction: float, draw: np.random.Generator) -> tuple[int, ...]:
+    """Return a random fraction of the members, at least one, in ascending order (C of FedAvg)."""
+    count = max(1, round(fraction * len(members)))
+    return tuple(sorted(draw.choice(np.sort(members), count, replace=False).tolist()))
+
+
+@dataclass(frozen=True, eq=False)
+class ClusterRound:
+    """One cluster's part of a round: who answered, with what, and what it shows."""
+
+    node: int
+    updates: Updates
+    geometry: Geometry
+
+
+def train_clusters(state: State, cohort: Sequence[int], clients: Clients, this_round: Round) -> list[ClusterRound]:
+    """Let the cohort train, each client from its cluster's model; return the clusters that had answers."""
+    leaf_of = state.tree.leaf_of
+    models, assignment = state.tree.models([leaf_of[client] for client in cohort])
+    updates = clients.train(cohort, models, assignment, this_round)
+    parts = [(leaf.id, updates.of(leaf.members)) for leaf in state.tree.leaves]
+    return [ClusterRound(node, mine, Geometry.of(mine)) for node, mine in parts if mine.ids]
+
+
+def move_clusters(tree: ParameterTree, parts: Sequence[ClusterRound]) -> ParameterTree:
+    """Move every cluster's model by the weighted mean of its updates (CFL eq. 2; Algorithm 2, line 7).
+
+    A cluster without an answer keeps its model.
+    """
+    for part in parts:
+        tree = tree.moved(part.node, weighted_mean(part.updates))
+    return tree
+
+
+def log_of(parts: Sequence[ClusterRound], events: Sequence[Event] = (), phase: str = "train") -> RoundLog:
+    """Gather what a round reports."""
+    return RoundLog(
+        geometry={part.node: part.geometry for part in parts},
+        losses={c: loss for p in parts for c, loss in zip(p.updates.ids, p.updates.losses.tolist(), strict=True)},
+        events=tuple(events),
+        phase=phase,
+    )

@@ -1,0 +1,186 @@
+"""Clustered Federated Learning: Sattler, Müller, Samek 2019, Algorithm 5 (which joins Algorithms 1 to 3).
+
+Where the paper leaves a choice, this file makes it:
+
+- The mean is weighted by |D_i| as in eqs. 2 and 32; Algorithm 5 line 13 leaves the weights out. With equal sizes it is
+  the same.
+- A cluster's children go on from θ + Δθ_c, the model that its last round led to (Algorithm 2 line 7, then Algorithm 3
+  lines 7 and 8). The node itself keeps θ, at which the updates before the split were made (eq. 47).
+- With a client fraction below 1 the criteria are first looked at on the cohort. If they call for a split, the absent
+  members are asked for their updates at the same model, and the updates of all members decide. No similarity is made
+  up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedclade.algorithms.base import (
+    Algorithm,
+    ClusterRound,
+    Event,
+    RoundLog,
+    State,
+    log_of,
+    move_clusters,
+    train_clusters,
+)
+from fedclade.clients import Clients, Round
+from fedclade.errors import require
+from fedclade.geometry import Geometry
+from fedclade.similarity import cosine_similarity
+from fedclade.tree import Node, ParameterTree
+
+
+@dataclass(frozen=True, kw_only=True)
+class CFL(Algorithm):
+    """Clustered Federated Learning (Sattler et al. 2019, Algorithm 5): split a cluster when its members disagree.
+
+    Parameters
+    ----------
+    eps1
+        ε₁ of eq. 32: a cluster is near a stationary point when the norm of its weighted mean update is below this, in
+        parameter units. ``"auto"``: a tenth of the largest such norm seen in the cluster and its ancestors (the rule of
+        thumb of the journal version).
+    eps2
+        ε₂ of eq. 33: its members disagree when the largest norm of an update is above this, in parameter units.
+    gamma_max
+        γ_max of eq. 39, in [0, 1): how noisy updates may be; a bi-partition that such noise could explain is rejected.
+    similarity
+        α from weight ``updates`` (eq. 51) or from full ``gradients`` at the same model (eq. 50).
+    split_rounds
+        Split in these rounds only, counted from 1, whether or not eq. 32 holds (figure 8); eqs. 33 and 39 still decide
+        which clusters. Empty: whenever eq. 32 holds.
+    min_cluster_size
+        Splits that leave a smaller cluster are rejected.
+    fallback
+        Serve each client with that model on its path from the root that does best on its validation data (end of
+        section II-A), so that nobody fares worse than with plain federated learning.
+
+    Raises
+    ------
+    ConfigError
+        If a value is out of range; one line for each.
+    """
+
+    eps1: float | Literal["auto"] = "auto"
+    eps2: float = 1.0
+    gamma_max: float = 0.0
+    similarity: Literal["updates", "gradients"] = "updates"
+    split_rounds: tuple[int, ...] = ()
+    min_cluster_size: int = 1
+    fallback: bool = False
+
+    def __post_init__(self) -> None:
+        eps1_holds = self.eps1 == "auto" if isinstance(self.eps1, str) else self.eps1 > 0
+        known = ("updates", "gradients")
+        require(
+            ("algorithm.eps1", self.eps1, eps1_holds, "greater than 0, or 'auto'"),
+            ("algorithm.eps2", self.eps2, self.eps2 > 0, "greater than 0"),
+            ("algorithm.gamma_max", self.gamma_max, 0 <= self.gamma_max < 1, "in [0, 1)"),
+            ("algorithm.similarity", self.similarity, self.similarity in known, "'updates' or 'gradients'"),
+            ("algorithm.split_rounds", self.split_rounds, all(r >= 1 for r in self.split_rounds), "rounds from 1 on"),
+            ("algorithm.min_cluster_size", self.min_cluster_size, self.min_cluster_size >= 1, "at least 1"),
+        )
+
+    def init(self, params: Tensor, clients: Clients) -> State:
+        """Put all clients in one cluster (line 3)."""
+        return State(ParameterTree.root_only(clients.ids, params), {"peaks": torch.zeros(1, dtype=torch.float64)})
+
+    def step(self, state: State, cohort: Sequence[int], clients: Clients, this_round: Round) -> tuple[State, RoundLog]:
+        """Run one round of Algorithm 5 (lines 5 to 23)."""
+        parts = train_clusters(state, cohort, clients, this_round)  # lines 5 to 9
+        parts = [self._completed(part, state, clients, this_round) for part in parts]
+        peaks = _raised(state.memory["peaks"], parts)
+        tree = move_clusters(state.tree, parts)  # line 13; line 7 of the next round
+        events: list[Event] = []
+        for part in parts:
+            node = state.tree.nodes[part.node]
+            if self._calls_for_split(node, part.geometry, peaks, this_round):  # line 14
+                tree, event = self._split(tree, node, part, this_round.number)  # lines 15 to 19
+                events.append(event)
+        phase = "split" if any(event.kind == "split" for event in events) else "train"
+        return State(tree, {"peaks": _inherited(peaks, tree)}), log_of(parts, events, phase)
+
+    def serve(self, state: State, clients: Clients) -> Mapping[int, int]:
+        """Return the node whose model each client is served with."""
+        return _best_on_validation(state.tree, clients) if self.fallback else super().serve(state, clients)
+
+    def _calls_for_split(self, node: Node, geometry: Geometry, peaks: Tensor, this_round: Round) -> bool:
+        if len(node.members) < 2:
+            return False
+        eps1 = float(peaks[node.id]) / 10 if self.eps1 == "auto" else self.eps1
+        near = this_round.number in self.split_rounds if self.split_rounds else geometry.mean_norm < eps1  # eq. 32
+        return near and geometry.max_norm > self.eps2  # eq. 33
+
+    def _completed(self, part: ClusterRound, state: State, clients: Clients, this_round: Round) -> ClusterRound:
+        """Ask for what a split needs beyond the regular round: the absent members' updates, and gradients (eq. 50)."""
+        node, updates = state.tree.nodes[part.node], part.updates
+        if not self._calls_for_split(node, part.geometry, state.memory["peaks"], this_round):
+            return part
+        answered = set(updates.ids)
+        absent = [member for member in node.members if member not in answered]
+        models = node.params[None]
+        if absent:
+            updates = updates.joined(clients.train(absent, models, [0] * len(absent), this_round)).of(node.members)
+        geometry = Geometry.of(updates)
+        if self.similarity == "gradients":
+            gradients = clients.gradients(updates.ids, models, [0] * len(updates.ids), this_round)
+            geometry = replace(geometry, similarity=cosine_similarity(gradients.signatures))
+        return ClusterRound(part.node, updates, geometry)
+
+    def _split(self, tree: ParameterTree, before: Node, part: ClusterRound, number: int) -> tuple[ParameterTree, Event]:
+        """Split a cluster in two, unless the noise that γ_max allows for could explain it (eq. 39)."""
+        bipartition = part.geometry.bipartition
+        assert bipartition is not None  # _calls_for_split has seen two members
+        clusters = (bipartition.first, bipartition.second)
+        criteria = part.geometry.criteria
+        details = {**criteria, "clusters": [list(cluster) for cluster in clusters]}
+        if criteria["gamma_bound"] <= self.gamma_max:  # line 18
+            return tree, Event("rejected", part.node, {**details, "because": f"gamma_bound <= {self.gamma_max}"})
+        if len(bipartition.second) < self.min_cluster_size:
+            because = f"fewer than {self.min_cluster_size} members"
+            return tree, Event("rejected", part.node, {**details, "because": because})
+        tree = tree.split(
+            part.node,
+            clusters,
+            params=before.params,
+            cached=[part.updates.of(cluster).deltas for cluster in clusters],
+            round_number=number,
+            criteria=criteria,
+        )
+        children = [child.id for child in tree.children(part.node)]
+        return tree, Event("split", part.node, {**details, "children": children})
+
+
+def _raised(peaks: Tensor, parts: Sequence[ClusterRound]) -> Tensor:
+    """Return the largest mean-update norm seen in each node's lineage, ``[nodes]``, this round included."""
+    peaks = peaks.clone()
+    for part in parts:
+        peaks[part.node] = max(float(peaks[part.node]), part.geometry.mean_norm)
+    return peaks
+
+
+def _inherited(peaks: Tensor, tree: ParameterTree) -> Tensor:
+    """Hand every new node its parent's largest norm: a lineage begins at the root."""
+    new = [peaks[node.parent or 0] for node in tree.nodes[len(peaks) :]]
+    return torch.cat([peaks, torch.tensor(new, dtype=peaks.dtype)])
+
+
+def _best_on_validation(tree: ParameterTree, clients: Clients) -> dict[int, int]:
+    """Return for each client the node on its path with the best validation accuracy; the deepest of equals."""
+    paths = {client: tree.path(client) for client in clients.ids}
+    best: dict[int, tuple[float, int]] = dict.fromkeys(paths, (-1.0, 0))
+    for depth in range(max(map(len, paths.values()))):
+        at = {client: path[depth].id for client, path in paths.items() if depth < len(path)}
+        models, rows = tree.models(list(at.values()))
+        accuracies = clients.evaluate(list(at), models, rows, "validation").accuracies.tolist()
+        for (client, node), accuracy in zip(at.items(), accuracies, strict=True):
+            if accuracy >= best[client][0]:
+                best[client] = (accuracy, node)
+    return {client: node for client, (_, node) in best.items()}

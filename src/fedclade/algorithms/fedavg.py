@@ -1,0 +1,73 @@
+"""FedAvg, and the two ends between which every clustered method lies: no federation, and the true clusters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedclade.algorithms.base import Algorithm, RoundLog, State, log_of, move_clusters, train_clusters
+from fedclade.clients import Clients, Round
+from fedclade.errors import ConfigError
+from fedclade.tree import ParameterTree
+
+
+class _FixedClusters(Algorithm):
+    """Clusters that never change: each is a FedAvg of its own."""
+
+    def step(self, state: State, cohort: Sequence[int], clients: Clients, this_round: Round) -> tuple[State, RoundLog]:
+        """Train every cluster for one round."""
+        parts = train_clusters(state, cohort, clients, this_round)
+        return State(move_clusters(state.tree, parts)), log_of(parts)
+
+
+@dataclass(frozen=True)
+class FedAvg(_FixedClusters):
+    """Federated averaging: one model for all clients (McMahan et al. 2017; CFL Algorithm 2 without its stopping rule).
+
+    With ``mu`` > 0 in the local training it is FedProx (Li et al. 2020).
+    """
+
+    def init(self, params: Tensor, clients: Clients) -> State:
+        """Put all clients in one cluster."""
+        return State(ParameterTree.root_only(clients.ids, params))
+
+
+@dataclass(frozen=True)
+class Local(_FixedClusters):
+    """No federation: every client trains a model of its own, for as many rounds and epochs as the others."""
+
+    def init(self, params: Tensor, clients: Clients) -> State:
+        """Put every client in a cluster of its own."""
+        return State(ParameterTree.star([[client] for client in clients.ids], params))
+
+
+@dataclass(frozen=True)
+class Oracle(_FixedClusters):
+    """FedAvg within the true clusters: what a clustered method could reach at best, had it known them from the start.
+
+    Parameters
+    ----------
+    true_clusters
+        By client. No other algorithm is told it.
+    """
+
+    true_clusters: Mapping[int, int]
+
+    def init(self, params: Tensor, clients: Clients) -> State:
+        """Put the clients in their true clusters.
+
+        Raises
+        ------
+        ConfigError
+            If the clusters do not name every client.
+        """
+        missing = [client for client in clients.ids if client not in self.true_clusters]
+        if missing:
+            raise ConfigError(
+                f"oracle: no true cluster is known for clients {missing}; choose data.shift or label groups"
+            )
+        labels = sorted({self.true_clusters[client] for client in clients.ids})
+        members = [[client for client in clients.ids if self.true_clusters[client] == label] for label in labels]
+        return State(ParameterTree.star(members, params))

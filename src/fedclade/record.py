@@ -1,0 +1,214 @@
+"""What is kept of every round: rows for tables, events, similarity matrices, and the summary at the end."""
+
+from __future__ import annotations
+
+import math
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from fedclade.algorithms import RoundLog, State
+from fedclade.clients import Evaluation
+from fedclade.data.federation import Federation
+from fedclade.geometry import Geometry
+from fedclade.metrics import accuracy_summary, cluster_scores, share_at_target
+from fedclade.similarity import separation_gap
+from fedclade.store.run import FORMAT, Row, Run, SimilarityMatrix
+from fedclade.tree import ParameterTree
+
+LARGEST_KEPT = 1000
+"""Similarity matrices of more clients are not kept: a picture of them shows nothing, and they fill the disk."""
+
+
+@dataclass(eq=False)
+class Record:
+    """The book of a run, written round by round.
+
+    Parameters
+    ----------
+    federation
+        Names, sizes and true clusters of the clients.
+    target
+        Accuracy that clients should reach, or None.
+    """
+
+    federation: Federation
+    target: float | None = None
+    metrics: list[Row] = field(default_factory=list[Row])
+    clusters: list[Row] = field(default_factory=list[Row])
+    clients: list[Row] = field(default_factory=list[Row])
+    events: list[Row] = field(default_factory=list[Row])
+    similarities: dict[int, SimilarityMatrix] = field(default_factory=dict[int, SimilarityMatrix])
+
+    def add(
+        self,
+        number: int,
+        state: State,
+        log: RoundLog,
+        cost: Mapping[str, float],
+        evaluation: Evaluation | None,
+        served: Mapping[int, int],
+    ) -> Row:
+        """Book one round; return its row of ``metrics.parquet``.
+
+        Parameters
+        ----------
+        number
+            The round, from 1.
+        state, log
+            After the round.
+        cost
+            Bytes and seconds of the round, by column.
+        evaluation
+            On the clients' test data; None in a round without one.
+        served
+            The node whose model each client was evaluated with.
+        """
+        self.events += [{"round": number, "kind": e.kind, "node": e.node, **e.details} for e in log.events]
+        rows = [self._cluster_row(number, node, geometry, log) for node, geometry in log.geometry.items()]
+        self.clusters += rows
+        self._keep_similarities(number, log)
+        if evaluation is not None:
+            self.clients += self._client_rows(number, state.tree, evaluation, served)
+        scores = cluster_scores({c: state.tree.leaf_of[c] for c in self.federation.ids}, self.federation.true_clusters)
+        row: Row = {
+            "round": number,
+            "phase": log.phase,
+            **self._evaluation_columns(evaluation),
+            "train_loss": sum(log.losses.values()) / len(log.losses) if log.losses else None,
+            "clusters": len(state.tree.leaves),
+            **scores,
+            "mean_norm": _extreme(max, rows, "mean_norm"),
+            "max_norm": _extreme(max, rows, "max_norm"),
+            "alpha_cross_max": _extreme(min, rows, "alpha_cross_max"),
+            "gamma_bound": _extreme(max, rows, "gamma_bound"),
+            "separation_gap": _extreme(max, rows, "separation_gap"),
+            "clients_trained": len(log.losses),
+            **cost,
+        }
+        self.metrics.append(row)
+        return row
+
+    def finish(self, config: Mapping[str, Any], tree: ParameterTree, device: str) -> Run:
+        """Close the book."""
+        return Run(
+            summary=self._summary(config, tree, device),
+            config={**config, "versions": versions()},
+            tree=tree,
+            metrics=self.metrics,
+            clusters=self.clusters,
+            clients=self.clients,
+            events=self.events,
+            similarities=tuple(self.similarities.values()),
+        )
+
+    def _summary(self, config: Mapping[str, Any], tree: ParameterTree, device: str) -> dict[str, Any]:
+        last = self.metrics[-1]
+        final = [row for row in self.clients if row["round"] == last["round"]]
+        truth = self.federation.true_clusters
+        phases = ("train", "evaluate", "server")
+        reached = [r for r in self.metrics if self.target is not None and (r["accuracy_mean"] or 0.0) >= self.target]
+        until = [r for r in self.metrics if reached and r["round"] <= reached[0]["round"]]
+        summary: dict[str, Any] = {
+            "format": FORMAT,
+            "algorithm": config["algorithm"]["name"],
+            "data": str(self.federation),
+            "model": config["model"]["name"],
+            "seed": config["seed"],
+            "rounds": len(self.metrics),
+            "clients": len(self.federation),
+            "accuracy": accuracy_summary([row["accuracy"] for row in final]),
+            "clusters": {
+                "found": len(tree.leaves),
+                "true": None if truth is None else len(set(truth.values())),
+                "ari": last["ari"],
+                "nmi": last["nmi"],
+                "sizes": sorted((len(leaf.members) for leaf in tree.leaves), reverse=True),
+            },
+            "target": {
+                "accuracy": self.target,
+                "share_of_clients": share_at_target([row["accuracy"] for row in final], self.target),
+                "rounds_to_target": reached[0]["round"] if reached else None,
+                "bytes_to_target": sum(r["bytes_up"] + r["bytes_down"] for r in until) if reached else None,
+            },
+            "bytes_up": sum(row["bytes_up"] for row in self.metrics),
+            "bytes_down": sum(row["bytes_down"] for row in self.metrics),
+            "seconds": {
+                "total": sum(row["seconds"] for row in self.metrics),
+                **{phase: sum(row[f"seconds_{phase}"] for row in self.metrics) for phase in phases},
+            },
+            "device": device,
+            "versions": versions(),
+        }
+        if self.federation.pool.task == "language":
+            summary["perplexity"] = {"mean": last["perplexity_mean"], "max": last["perplexity_max"]}
+        return summary
+
+    def _cluster_row(self, number: int, node: int, geometry: Geometry, log: RoundLog) -> Row:
+        row: Row = {"round": number, "node": node, "clients": len(geometry.members)}
+        row |= dict.fromkeys(("mean_norm", "max_norm", "alpha_cross_max", "gamma_bound", "separation_gap"), None)
+        row |= geometry.criteria
+        truth, bipartition = self.federation.true_clusters, geometry.bipartition
+        if truth is not None and bipartition is not None:
+            labels = [truth[client] for client in geometry.members]
+            row["separation_gap"] = separation_gap(geometry.similarity, labels, bipartition.alpha_cross_max)
+        losses = [log.losses[client] for client in geometry.members]
+        row["train_loss"] = sum(losses) / len(losses)
+        return row
+
+    def _keep_similarities(self, number: int, log: RoundLog) -> None:
+        for node, geometry in log.geometry.items():
+            if 1 < len(geometry.members) <= LARGEST_KEPT:
+                self.similarities[node] = SimilarityMatrix(node, number, geometry.members, geometry.similarity)
+
+    def _client_rows(
+        self, number: int, tree: ParameterTree, evaluation: Evaluation, served: Mapping[int, int]
+    ) -> list[Row]:
+        truth = self.federation.true_clusters
+        scores = zip(evaluation.ids, evaluation.accuracies.tolist(), evaluation.losses.tolist(), strict=True)
+        return [
+            {
+                "round": number,
+                "client": client,
+                "name": self.federation.by_id[client].name,
+                "cluster": tree.leaf_of[client],
+                "true_cluster": None if truth is None else truth[client],
+                "served_by": served[client],
+                "n_train": len(self.federation.by_id[client].train),
+                "accuracy": accuracy,
+                "loss": loss,
+            }
+            for client, accuracy, loss in scores
+        ]
+
+    def _evaluation_columns(self, evaluation: Evaluation | None) -> Row:
+        accuracies = None if evaluation is None else evaluation.accuracies.tolist()
+        # A round without an evaluation has the same columns, empty.
+        columns: Row = {f"accuracy_{key}": value for key, value in accuracy_summary(accuracies or [0.0]).items()}
+        columns |= {"share_at_target": share_at_target(accuracies or [0.0], self.target), "loss_mean": 0.0}
+        losses = [] if evaluation is None else evaluation.losses.tolist()
+        if self.federation.pool.task == "language":
+            perplexities = [math.exp(min(loss, 700.0)) for loss in losses or [0.0]]
+            columns |= {"perplexity_mean": sum(perplexities) / len(perplexities), "perplexity_max": max(perplexities)}
+        if evaluation is None:
+            return dict.fromkeys(columns, None)
+        columns["loss_mean"] = sum(losses) / len(losses)
+        return columns
+
+
+def _extreme(choose: Any, rows: list[Row], column: str) -> float | None:
+    values = [row[column] for row in rows if row[column] is not None]
+    return choose(values) if values else None
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that a result can depend on."""
+    found = {"python": platform.python_version()}
+    for package in ("fedclade", "torch", "numpy", "scipy", "scikit-learn"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:  # used from a source folder
+            found[package] = "unknown"
+    return found
