@@ -1,0 +1,23 @@
+"""What a run and a comparison look like: tables for the terminal, Markdown, CSV and JSON, and figures.
+
+Nothing here needs matplotlib until a figure is drawn.
+"""
+
+from fedclade.report.comparison import Comparison, ComparisonRow, Estimate
+from fedclade.report.figures import accuracy_figure, norms_figure, save_figures
+from fedclade.report.heat_maps import similarity_figure
+from fedclade.report.tables import cluster_table, event_table, run_table, tree_view
+
+__all__ = [
+    "Comparison",
+    "ComparisonRow",
+    "Estimate",
+    "accuracy_figure",
+    "cluster_table",
+    "event_table",
+    "norms_figure",
+    "run_table",
+    "save_figures",
+    "similarity_figure",
+    "tree_view",
+]

@@ -1,0 +1,383 @@
+"""Several configurations, each run with several seeds, side by side."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from textwrap import fill
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from fedclade.errors import ConfigError, RunError
+from fedclade.metrics import gap_closed, mean_and_interval
+from fedclade.report import style
+from fedclade.report.formats import NONE, count, duration, number, traffic
+from fedclade.store.run import Run
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+BASELINES = ("fedavg", "local", "oracle")
+"""Algorithms that others are measured by."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number of several runs.
+
+    Parameters
+    ----------
+    values
+        One for each run that has the number; at least one.
+    """
+
+    values: tuple[float, ...]
+
+    @classmethod
+    def of(cls, values: Iterable[float | None]) -> Estimate | None:
+        """Return the estimate from the values that there are; None without any."""
+        known = tuple(float(value) for value in values if value is not None)
+        return cls(known) if known else None
+
+    @property
+    def mean(self) -> float:
+        """The mean."""
+        return mean_and_interval(self.values)[0]
+
+    @property
+    def half_width(self) -> float | None:
+        """Half the width of the mean's 95 % interval (Student's t); None for a single value."""
+        return mean_and_interval(self.values)[1]
+
+
+@dataclass(frozen=True)
+class ComparisonRow:
+    """What the runs of one configuration come to.
+
+    Parameters
+    ----------
+    label
+        The configuration's name.
+    algorithm
+        The algorithm's name.
+    data
+        The data's description.
+    seeds
+        One for each run.
+    accuracy
+        Mean over the clients, in [0, 1].
+    worst10
+        Mean accuracy of the worst tenth of the clients.
+    perplexity
+        Mean over the clients, for language data.
+    ari
+        Adjusted Rand index of the clusters found, where the true ones are known.
+    clusters
+        How many clusters were found.
+    gap_closed
+        (accuracy − FedAvg) / (oracle − FedAvg), each with the runs of the same seed; see :class:`Comparison`.
+    rounds_to_target
+        Of those runs that reached the target.
+    bytes
+        Sent and received by all clients.
+    seconds
+        Wall time.
+    """
+
+    label: str
+    algorithm: str
+    data: str
+    seeds: tuple[int, ...]
+    accuracy: Estimate | None
+    worst10: Estimate | None
+    perplexity: Estimate | None
+    ari: Estimate | None
+    clusters: Estimate | None
+    gap_closed: Estimate | None
+    rounds_to_target: Estimate | None
+    bytes: Estimate | None
+    seconds: Estimate | None
+
+
+NUMBERS: Mapping[str, Callable[[Mapping[str, Any]], float | None]] = {
+    "accuracy": lambda s: s["accuracy"]["mean"],
+    "worst10": lambda s: s["accuracy"]["worst10_mean"],
+    "perplexity": lambda s: s["perplexity"]["mean"] if "perplexity" in s else None,
+    "ari": lambda s: s["clusters"]["ari"],
+    "clusters": lambda s: s["clusters"]["found"],
+    "rounds_to_target": lambda s: s["target"]["rounds_to_target"],
+    "bytes": lambda s: s["bytes_up"] + s["bytes_down"],
+    "seconds": lambda s: s["seconds"]["total"],
+}
+"""Where each number of a row stands in ``summary.json``. The gap closed is not there: it takes other runs."""
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """Configurations side by side, with 95 % intervals over seeds.
+
+    The gap closed of a run is measured between the FedAvg and the oracle run with the same seed, data and model: those
+    of the first configurations that have them. Where either is missing, or the oracle is no better, there is no gap.
+
+    Parameters
+    ----------
+    runs
+        By the configuration's name: its runs, one for each seed.
+
+    Raises
+    ------
+    ConfigError
+        If there is nothing to compare, or a configuration has no runs.
+    """
+
+    runs: Mapping[str, Sequence[Run]]
+
+    def __post_init__(self) -> None:
+        if not self.runs:
+            raise ConfigError("a comparison should have at least 1 configuration, got 0")
+        if empty := [label for label, runs in self.runs.items() if not runs]:
+            raise ConfigError(f"a comparison should have at least 1 run of each configuration, got none of {empty}")
+
+    @cached_property
+    def rows(self) -> tuple[ComparisonRow, ...]:
+        """One row for each configuration, in the order given."""
+        return tuple(self._row(label, [run.summary for run in runs]) for label, runs in self.runs.items())
+
+    def table(self) -> Table:
+        """Return the comparison for the terminal."""
+        title, columns = self._title, dict(self._columns)
+        if len(numbers := {len(row.seeds) for row in self.rows}) == 1:  # said once, to leave room for the rest
+            title += f", {count(numbers.pop(), 'seed')} each"
+            del columns["seeds"]
+        table = Table(
+            title=Text(title, style="bold"),
+            caption=escape(self._note),
+            title_justify="left",
+            caption_justify="left",
+            header_style="bold cyan",
+            box=box.SIMPLE_HEAD,
+            pad_edge=False,
+            collapse_padding=True,
+        )
+        for name, cell in columns.items():
+            if name in WORDS:
+                longest = max(len(cell(row)) for row in self.rows)
+                # A narrow terminal takes from the numbers, too, only when names are already folded.
+                table.add_column(name, min_width=min(longest, 12), overflow="fold", no_wrap=longest <= 12)
+            else:  # a number must not be broken, but a header of several words may
+                table.add_column(fill(name, 9), justify="right", no_wrap=True)
+        for row in self.rows:
+            cells = (escape(cell(row)) for cell in columns.values())
+            table.add_row(*cells, style="dim" if row.algorithm in BASELINES else None)
+        return table
+
+    def markdown(self) -> str:
+        """Return the comparison as a Markdown table with a title and a note."""
+        rule = [":--" if name in WORDS else "--:" for name in self._columns]
+        cells = [[cell(row).replace("|", "\\|") for cell in self._columns.values()] for row in self.rows]
+        lines = "\n".join(f"| {' | '.join(line)} |" for line in [list(self._columns), rule, *cells])
+        return f"**{self._title}**\n\n{lines}\n\n{self._note}\n"
+
+    def csv(self) -> str:
+        """Return the means as CSV, one line for each configuration; for accuracy also half the width of its interval.
+
+        Shares are in [0, 1]; what there is no number for is left empty.
+        """
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        names = [*NUMBERS, "gap_closed"]
+        writer.writerow(["label", "algorithm", "data", "seeds", *names, "accuracy_half_width", "runs_at_target"])
+        for row in self.rows:
+            estimates: list[Estimate | None] = [getattr(row, name) for name in names]
+            means = [None if estimate is None else estimate.mean for estimate in estimates]
+            reached = 0 if row.rounds_to_target is None else len(row.rounds_to_target.values)
+            half_width = None if row.accuracy is None else row.accuracy.half_width
+            writer.writerow([row.label, row.algorithm, row.data, len(row.seeds), *means, half_width, reached])
+        return text.getvalue()
+
+    def json(self) -> str:
+        """Return the comparison as JSON: for each number its mean, half the width of its interval, and its values."""
+        rows = [
+            {
+                "label": row.label,
+                "algorithm": row.algorithm,
+                "data": row.data,
+                "seeds": list(row.seeds),
+                **{name: _described(getattr(row, name)) for name in (*NUMBERS, "gap_closed")},
+            }
+            for row in self.rows
+        ]
+        return json.dumps({"rows": rows}, indent=2) + "\n"
+
+    def save(self, folder: str | Path) -> Path:
+        """Write ``comparison.md``, ``.csv``, ``.json`` and the figure ``.png`` into a folder; it is made if need be.
+
+        Raises
+        ------
+        MissingExtraError
+            If matplotlib is not installed.
+        RunError
+            If the folder cannot be written.
+        """
+        figure, target = self.figure(), Path(folder)
+        try:
+            target.mkdir(parents=True, exist_ok=True)
+            for suffix, text in (("md", self.markdown()), ("csv", self.csv()), ("json", self.json())):
+                (target / f"comparison.{suffix}").write_text(text, encoding="utf-8")
+            style.save(figure, target / "comparison.png")
+        except OSError as error:
+            raise RunError(f"cannot write the comparison to {target}: {error}") from error
+        return target
+
+    def figure(self) -> Figure:
+        """Draw the mean accuracy of every configuration with its interval, and every run as a small dot.
+
+        Language models are drawn by perplexity.
+        """
+        figure = style.new_figure(8.6, style.HEADER + 0.9 + 0.42 * len(self.rows))
+        axes = figure.subplots()
+        style.plain(axes)
+        axes.grid(False, axis="y")
+        for place, row in enumerate(self.rows):
+            estimate = row.perplexity if self._in_language else row.accuracy
+            if estimate is not None:
+                self._draw(axes, place, estimate, style.MUTED if row.algorithm in BASELINES else style.ACCENT)
+        axes.set_yticks(range(len(self.rows)), [row.label for row in self.rows])
+        axes.set_ylim(len(self.rows) - 0.5, -0.5)
+        if not self._in_language:
+            style.percent_scale(axes, "x")
+        what = "perplexity (lower is better)" if self._in_language else "accuracy"
+        style.label(axes, x=f"test {what}, mean of the clients; 95 % interval over seeds")
+        style.set_title(figure, self._title, self._data)
+        return figure
+
+    def _draw(self, axes: Axes, place: int, estimate: Estimate, color: str) -> None:
+        """Draw one configuration: its runs, their mean, the interval, and the numbers at the right."""
+        runs, below = estimate.values, place + 0.22
+        axes.plot(runs, [below] * len(runs), "o", markersize=4.5, color=color, alpha=0.4, markeredgewidth=0, gid="runs")
+        half_width = estimate.half_width
+        axes.errorbar(
+            estimate.mean, place, xerr=half_width, fmt="o", markersize=8, color=color, elinewidth=1.8, capsize=4
+        )
+        text = _with_interval(estimate, 1 if self._in_language else 100)
+        style.note(axes, text, (1, place), y="data", shift=(8, 0), va="center", color=style.INK, gid="value")
+
+    @cached_property
+    def _baselines(self) -> dict[tuple[Any, ...], Mapping[str, Any]]:
+        """The summaries of the FedAvg and oracle runs, by algorithm and what a run must share with them."""
+        found: dict[tuple[Any, ...], Mapping[str, Any]] = {}
+        for run in (run for runs in self.runs.values() for run in runs):
+            found.setdefault((run.summary["algorithm"], *_setting(run.summary)), run.summary)
+        return found
+
+    def _gap_closed(self, summary: Mapping[str, Any]) -> float | None:
+        fedavg, oracle = (self._baselines.get((name, *_setting(summary))) for name in ("fedavg", "oracle"))
+        if fedavg is None or oracle is None:
+            return None
+        return gap_closed(*(s["accuracy"]["mean"] for s in (summary, fedavg, oracle)))
+
+    def _row(self, label: str, summaries: Sequence[Mapping[str, Any]]) -> ComparisonRow:
+        return ComparisonRow(
+            label=label,
+            algorithm=_joined(s["algorithm"] for s in summaries),
+            data=_joined(s["data"] for s in summaries),
+            seeds=tuple(s["seed"] for s in summaries),
+            gap_closed=Estimate.of(self._gap_closed(s) for s in summaries),
+            **{name: Estimate.of(get(s) for s in summaries) for name, get in NUMBERS.items()},
+        )
+
+    @cached_property
+    def _columns(self) -> dict[str, Callable[[ComparisonRow], str]]:
+        """The columns for people: those that every comparison has, and those that this one needs."""
+        superfluous = {
+            "algorithm": all(row.label.startswith(row.algorithm) for row in self.rows),
+            "data": len({row.data for row in self.rows}) == 1,
+            "perplexity": all(row.perplexity is None for row in self.rows),
+            "rounds to target": all(row.rounds_to_target is None for row in self.rows),
+        }
+        return {name: cell for name, cell in COLUMNS.items() if not superfluous.get(name, False)}
+
+    @property
+    def _in_language(self) -> bool:
+        return all(row.perplexity is not None for row in self.rows)
+
+    @property
+    def _data(self) -> str:
+        return _joined((row.data for row in self.rows), "; ")
+
+    @property
+    def _title(self) -> str:
+        return f"Comparison of {count(len(self.rows), 'configuration')}"
+
+    @property
+    def _note(self) -> str:
+        return f"{self._data}. ±: 95 % interval of the mean over seeds. Gap closed: 0 is FedAvg, 1 the oracle."
+
+
+def _setting(summary: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return what two runs must share for one to be measured by the other."""
+    return summary["seed"], summary["data"], summary["model"]
+
+
+def _joined(words: Iterable[str], separator: str = ", ") -> str:
+    return separator.join(dict.fromkeys(words))
+
+
+def _described(estimate: Estimate | None) -> dict[str, Any] | None:
+    if estimate is None:
+        return None
+    return {"mean": estimate.mean, "half_width": estimate.half_width, "values": list(estimate.values)}
+
+
+def _mean(estimate: Estimate | None, digits: int, scale: float = 1.0) -> str:
+    return NONE if estimate is None else number(scale * estimate.mean, digits)
+
+
+def _with_interval(estimate: Estimate | None, scale: float = 1.0) -> str:
+    half_width = None if estimate is None else estimate.half_width
+    interval = "" if half_width is None else f" ± {number(scale * half_width, 1)}"
+    return f"{_mean(estimate, 1, scale)}{interval}"
+
+
+def _whole(estimate: Estimate | None) -> str:
+    """Write a mean of whole numbers: without decimals if it is one itself."""
+    return _mean(estimate, 0 if estimate is not None and estimate.mean.is_integer() else 1)
+
+
+def _rounds_to_target(row: ComparisonRow) -> str:
+    """Write the mean over the runs that reached the target, and how many did if not all."""
+    estimate = row.rounds_to_target
+    if estimate is None or len(estimate.values) == len(row.seeds):
+        return _whole(estimate)
+    return f"{_whole(estimate)} ({len(estimate.values)} of {len(row.seeds)})"
+
+
+COLUMNS: Mapping[str, Callable[[ComparisonRow], str]] = {
+    "config": lambda row: row.label,
+    "algorithm": lambda row: row.algorithm,
+    "data": lambda row: row.data,
+    "seeds": lambda row: str(len(row.seeds)),
+    "accuracy, %": lambda row: _with_interval(row.accuracy, 100),
+    "worst tenth, %": lambda row: _mean(row.worst10, 1, 100),
+    "perplexity": lambda row: _with_interval(row.perplexity),
+    "ARI": lambda row: _mean(row.ari, 2),
+    "clusters": lambda row: _whole(row.clusters),
+    "gap closed": lambda row: _mean(row.gap_closed, 2),
+    "rounds to target": _rounds_to_target,
+    "traffic": lambda row: traffic(None if row.bytes is None else row.bytes.mean),
+    "time": lambda row: duration(None if row.seconds is None else row.seconds.mean),
+}
+"""What is written of a row for people, by the name of the column."""
+
+WORDS = ("config", "algorithm", "data")
+"""Columns of words, which stand at the left; numbers stand at the right."""

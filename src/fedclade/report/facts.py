@@ -1,0 +1,160 @@
+"""What tables and figures look up in a run: scores, names, true clusters, the order of the leaves, courses."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from fedclade.store.run import Row, Run
+from fedclade.tree import Node, ParameterTree
+
+
+@dataclass(frozen=True)
+class Course:
+    """How a number of one cluster went over the rounds.
+
+    Parameters
+    ----------
+    rounds
+        Ascending.
+    values
+        One for each round.
+    """
+
+    rounds: tuple[int, ...]
+    values: tuple[float, ...]
+
+
+def heading(run: Run) -> str:
+    """Return what a run is, in one line: ``cfl on digits, 20 clients, shift label_swap, 4 clusters, seed 0``."""
+    return f"{run.summary['algorithm']} on {run.summary['data']}, seed {run.summary['seed']}"
+
+
+def is_language(run: Run) -> bool:
+    """Tell whether the model predicts words, so that perplexity says more than accuracy."""
+    return "perplexity" in run.summary
+
+
+def score(row: Row, language: bool) -> float:
+    """Return a client's accuracy in [0, 1] from its row of ``clients.parquet``, or perplexity for language data."""
+    # As in the record, a loss that has exploded must not overflow.
+    return math.exp(min(row["loss"], 700.0)) if language else row["accuracy"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended for its clients.
+
+    Parameters
+    ----------
+    rows
+        Each client's row of the last evaluation, by client id.
+    language
+        Whether scores are perplexities.
+    """
+
+    rows: Mapping[int, Row]
+    language: bool
+
+    @classmethod
+    def of(cls, run: Run) -> Outcome:
+        """Look it up in a run."""
+        last = max((row["round"] for row in run.clients), default=0)
+        return cls({row["client"]: row for row in run.clients if row["round"] == last}, is_language(run))
+
+    @cached_property
+    def truth(self) -> dict[int, int] | None:
+        """The true cluster of each client by id; None if it is not known."""
+        truth = {client: row["true_cluster"] for client, row in self.rows.items()}
+        return None if not truth or None in truth.values() else truth
+
+    def name(self, client: int) -> str:
+        """Return what to call a client: its name, or only its id if the name says nothing more."""
+        name = self.rows[client]["name"]
+        return str(client) if name == f"client-{client}" else name
+
+    def mean_score(self, members: Iterable[int]) -> float:
+        """Return the mean accuracy of some clients, or their mean perplexity for language data."""
+        scores = [score(self.rows[client], self.language) for client in members]
+        return sum(scores) / len(scores)
+
+
+def last_criteria(run: Run) -> dict[int, Row]:
+    """Return the last row of ``clusters.parquet`` of every node that had one, by node."""
+    return {row["node"]: row for row in run.clusters}
+
+
+def composition(members: Iterable[int], truth: Mapping[int, int]) -> list[tuple[int, int]]:
+    """Return the true clusters among some clients and how many clients each has, the largest first."""
+    counts = Counter(truth[client] for client in members)
+    return sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))
+
+
+def purity(members: Sequence[int], truth: Mapping[int, int]) -> float:
+    """Return the share of some clients that belong to the most common true cluster among them."""
+    return composition(members, truth)[0][1] / len(members)
+
+
+def leaves_in_tree_order(tree: ParameterTree) -> tuple[Node, ...]:
+    """Return the leaves depth first, so that clusters that parted late stand side by side."""
+    leaves: list[Node] = []
+    pending = [tree.nodes[0]]
+    while pending:
+        node = pending.pop()
+        children = tree.children(node.id)
+        pending += reversed(children)
+        if not children:
+            leaves.append(node)
+    return tuple(leaves)
+
+
+def splits_by_round(tree: ParameterTree) -> dict[int, list[int]]:
+    """Return the nodes that were split, by round. A tree that starts out with many clusters was not split into them."""
+    splits: dict[int, list[int]] = defaultdict(list)
+    for node in tree.nodes:
+        if node.split_in:
+            splits[node.split_in].append(node.id)
+    return dict(sorted(splits.items()))
+
+
+def score_courses(run: Run) -> dict[int, Course]:
+    """Return the mean score of the clients in each cluster over the rounds, by node.
+
+    The evaluation after a split counts for the cluster that was split: its parts still have its model.
+    """
+    language = is_language(run)
+    scores: dict[int, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for row in run.clients:
+        node = run.tree.nodes[row["cluster"]]
+        while node.born >= row["round"] and node.parent is not None:
+            node = run.tree.nodes[node.parent]
+        scores[node.id][row["round"]].append(score(row, language))
+    return {
+        node: Course(tuple(by_round), tuple(sum(values) / len(values) for values in by_round.values()))
+        for node, by_round in sorted(scores.items())
+    }
+
+
+def criterion_courses(run: Run, column: str) -> dict[int, Course]:
+    """Return one column of ``clusters.parquet`` over the rounds, by node, wherever there is a number."""
+    numbers: dict[int, list[tuple[int, float]]] = defaultdict(list)
+    for row in run.clusters:
+        if row[column] is not None:
+            numbers[row["node"]].append((row["round"], row[column]))
+    return {
+        node: Course(tuple(number for number, _ in pairs), tuple(value for _, value in pairs))
+        for node, pairs in numbers.items()
+    }
+
+
+def mean_course(courses: Iterable[Course]) -> Course:
+    """Return the mean over the clusters that there were in each round."""
+    values: dict[int, list[float]] = defaultdict(list)
+    for course in courses:
+        for number, value in zip(course.rounds, course.values, strict=True):
+            values[number].append(value)
+    rounds = tuple(sorted(values))
+    return Course(rounds, tuple(sum(values[number]) / len(values[number]) for number in rounds))

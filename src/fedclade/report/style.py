@@ -1,0 +1,221 @@
+"""The look of all figures: colours, axes, split markers. The one place that needs matplotlib at run time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from fedclade.errors import MissingExtraError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.colors import Colormap
+    from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
+    from matplotlib.lines import Line2D
+
+INK, MUTED, FAINT = "#222222", "#6B6B6B", "#DADADA"
+"""Text; secondary text, and clusters that are no more; grids and frames."""
+
+ACCENT = "#0072B2"
+"""Where one colour is enough."""
+
+CLUSTERS = (
+    *("#0072B2", "#D55E00", "#44AA99", "#882255", "#E0A800"),
+    *("#56B4E9", "#661100", "#332288", "#117733", "#CC6677"),
+)
+"""Colours of clusters, after Okabe and Ito and after Tol: apart for people with deuteranopia and protanopia too."""
+
+TRUTH = ("#BBCCEE", "#CCDDAA", "#EEEEBB", "#FFCCCC", "#DDCCEE", "#CCEEFF", "#E8D3B9", "#DDDDDD", "#B9DCD2", "#F4D6E4")
+"""Colours of true clusters: pale, so that nobody takes them for those of found ones."""
+
+DPI = 150
+
+FEW_ROUNDS = 12
+"""Up to so many rounds every one has a dot."""
+
+HEADER = 0.64
+"""Inches above the panels for the title of a figure."""
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """Return an empty figure of so many inches, with room for a title, that belongs to no window and no global state.
+
+    Raises
+    ------
+    MissingExtraError
+        If matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+        from matplotlib.layout_engine import ConstrainedLayoutEngine
+    except ImportError as error:
+        raise MissingExtraError("matplotlib", "report", "drawing figures") from error
+    layout = ConstrainedLayoutEngine(h_pad=0.08, w_pad=0.06, rect=(0, 0, 1, 1 - HEADER / height))
+    return Figure(figsize=(width, height), dpi=DPI, layout=layout, facecolor="white")
+
+
+def diverging_map() -> Colormap:
+    """Return blue over white to red, symmetric, with grey for what has no value."""
+    from matplotlib import colormaps
+
+    return colormaps["RdBu_r"].with_extremes(bad="#E4E4E4")
+
+
+def save(figure: Figure, path: Path) -> Path:
+    """Write a figure as a PNG file."""
+    figure.savefig(path, dpi=DPI)
+    return path
+
+
+def set_title(figure: Figure, title: str, subtitle: str) -> None:
+    """Put what the figure shows, and of which run, above it at the left."""
+    height = figure.get_figheight()
+    figure.text(0.012, 1 - 0.12 / height, title, fontsize=13, fontweight="bold", color=INK, va="top", parse_math=False)
+    figure.text(0.012, 1 - 0.40 / height, subtitle, fontsize=9.5, color=MUTED, va="top", parse_math=False)
+
+
+def plain(*panels: Axes) -> None:
+    """Keep of axes what helps to read a number: two sides, a faint grid, small ticks."""
+    for axes in panels:
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.spines[["left", "bottom"]].set_color(FAINT)
+        axes.tick_params(labelsize=9.5, color=FAINT, labelcolor=INK)
+        axes.tick_params(which="minor", length=0)
+        axes.grid(color=FAINT, linewidth=0.6)
+        axes.set_axisbelow(True)
+
+
+def label(axes: Axes, *, x: str = "", y: str = "") -> None:
+    """Name the axes."""
+    if x:
+        axes.set_xlabel(x, fontsize=10, color=INK)
+    if y:
+        axes.set_ylabel(y, fontsize=10, color=INK)
+
+
+def explain_empty(axes: Axes, why: str) -> None:
+    """Say in the middle of an empty panel why it is empty."""
+    axes.text(0.5, 0.5, why, transform=axes.transAxes, ha="center", va="center", fontsize=10, color=MUTED, gid="empty")
+    axes.tick_params(left=False, labelleft=False)
+    axes.grid(False)
+
+
+def percent_scale(axes: Axes, which: Literal["x", "y"] = "y") -> None:
+    """Write shares on an axis in per cent."""
+    from matplotlib.ticker import FuncFormatter
+
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g} %"))
+
+
+def log_scale(*panels: Axes) -> None:
+    """Make the y axis of panels that share it logarithmic, with plain numbers, unless there is a zero to show."""
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
+    low = min(axes.dataLim.ymin for axes in panels)
+    high = max(axes.dataLim.ymax for axes in panels)
+    if low <= 0:
+        return
+    axes = panels[0]
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high > 10 * low else (1, 1.5, 2, 3, 4, 5, 7)))
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def over_rounds(axes: Axes, rounds: int) -> None:
+    """Let the x axis run over the rounds, in whole numbers."""
+    margin = 0.5 if rounds <= FEW_ROUNDS else 0.01 * rounds
+    axes.set_xlim(1 - margin, rounds + margin)
+    axes.locator_params(axis="x", integer=True, min_n_ticks=1)
+
+
+def mark_splits(panels: Sequence[Axes], splits: Mapping[int, Sequence[int]], rounds: int) -> None:
+    """Draw a vertical line at every split through all panels, and above the first say which nodes were split.
+
+    Parameters
+    ----------
+    panels
+        From top to bottom.
+    splits
+        The nodes that were split, by round.
+    rounds
+        On the x axis.
+    """
+    free_from = [-1.0, -1.0, -1.0]  # the first free place in each row of labels, as a share of the width
+    for number, nodes in splits.items():
+        for axes in panels:
+            axes.axvline(number, color=MUTED, linewidth=0.9, linestyle=(0, (1, 2)), zorder=1, gid="split")
+        text = "split " + (", ".join(map(str, nodes)) if len(nodes) <= 3 else f"{len(nodes)} nodes")
+        place, width = number / rounds, 0.0095 * len(text)
+        row = next((row for row, free in enumerate(free_from) if place - width / 2 >= free), None)
+        if row is not None:  # where splits crowd, a line without a label still tells when
+            free_from[row] = place + width / 2
+            note(panels[0], text, (number, 1), x="data", shift=(0, 3 + 12 * row), ha="center", gid="split label")
+
+
+def note(
+    axes: Axes,
+    text: str,
+    place: tuple[float, float],
+    *,
+    x: str = "axes fraction",
+    y: str = "axes fraction",
+    shift: tuple[float, float] = (0, 0),
+    **look: Any,
+) -> None:
+    """Write a small note into or beside a panel.
+
+    Parameters
+    ----------
+    axes
+        The panel.
+    text
+        Short.
+    place
+        Of the text's corner.
+    x, y
+        What the place is measured in: ``data`` or ``axes fraction``.
+    shift
+        From there, in points.
+    **look
+        Properties of the text.
+    """
+    look = {"fontsize": 9, "color": MUTED, "va": "bottom", **look}
+    axes.annotate(text, place, shift, xycoords=(x, y), textcoords="offset points", parse_math=False, **look)
+
+
+def handle(label: str, look: Mapping[str, Any]) -> Line2D:
+    """Return an entry of a legend."""
+    from matplotlib.lines import Line2D
+
+    return Line2D([], [], label=label, **look)
+
+
+def legend_beside(axes: Axes, handles: Sequence[Line2D], title: str) -> None:
+    """Put the legend to the right of the axes, where it hides nothing."""
+    legend = axes.legend(
+        handles=handles,
+        title=title,
+        loc="upper left",
+        bbox_to_anchor=(1.01, 1.0),
+        borderaxespad=0.0,
+        frameon=False,
+        alignment="left",
+        fontsize=9.5,
+        title_fontsize=9.5,
+        labelcolor=INK,
+    )
+    legend.get_title().set_color(MUTED)
+
+
+def color_bar(axes: Axes, image: AxesImage, name: str) -> None:
+    """Fill a narrow panel with the colour scale of an image."""
+    figure = image.get_figure(root=True)
+    assert figure is not None  # it has been drawn in one
+    bar = figure.colorbar(image, cax=axes)
+    axes.spines[:].set_visible(False)
+    axes.tick_params(labelsize=9.5, color=FAINT, labelcolor=INK)
+    bar.set_label(name, fontsize=10, color=INK)

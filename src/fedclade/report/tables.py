@@ -1,0 +1,217 @@
+"""A run in the terminal: its summary, its clusters, its splits, and its parameter tree.
+
+Everything here is a `rich` renderable: coloured in a terminal, plain text anywhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+from rich.tree import Tree
+
+from fedclade.report import facts
+from fedclade.report.facts import Outcome
+from fedclade.report.formats import count, duration, number, percent, shortened, traffic
+from fedclade.store.run import Row, Run
+from fedclade.tree import Node, ParameterTree
+
+LIMIT = 40
+"""So many clusters are listed; of the rest only the number is told."""
+
+DEPTH = 12
+"""So many levels of the tree are shown: deeper ones leave no room for text."""
+
+CRITERIA = {
+    "mean_norm": "mean norm",
+    "max_norm": "max norm",
+    "alpha_cross_max": "α cross max",
+    "gamma_bound": "γ bound",
+}
+"""The numbers that a split is decided by, and what to call them."""
+
+
+def run_table(run: Run) -> Table:
+    """Return the summary of a run, one fact a line."""
+    table = _table(facts.heading(run), show_header=False)
+    table.add_column(style="cyan", no_wrap=True)
+    table.add_column()
+    for name, value in _facts(run):
+        table.add_row(name, escape(value))
+    return table
+
+
+def cluster_table(run: Run) -> Table:
+    """Return the current clusters: who is in them, how they fare, and the norms of the last round."""
+    outcome, criteria = Outcome.of(run), facts.last_criteria(run)
+    table = _table("Clusters")
+    for column in ("node", "size", "perplexity" if outcome.language else "accuracy", "mean norm", "max norm"):
+        table.add_column(column, justify="right", no_wrap=True)
+    if outcome.truth is not None:
+        table.add_column("true clusters")
+    table.add_column("clients")
+    leaves = facts.leaves_in_tree_order(run.tree)
+    for leaf in leaves[:LIMIT]:
+        last = criteria.get(leaf.id, {})
+        cells = [str(leaf.id), str(len(leaf.members)), _mean_score(leaf, outcome)]
+        cells += [number(last.get("mean_norm")), number(last.get("max_norm"))]
+        if outcome.truth is not None:
+            cells.append(_composition(leaf.members, outcome.truth))
+        table.add_row(*cells, escape(_members(leaf, outcome)))
+    if len(leaves) > LIMIT:
+        table.caption = f"and {count(len(leaves) - LIMIT, 'more cluster')}"
+    return table
+
+
+def event_table(run: Run) -> Table:
+    """Return the splits of a run, and the criteria by which they were decided (CFL eqs. 25, 32, 33 and 39)."""
+    table = _table("Splits")
+    for column in ("round", "node", "into", "sizes", *CRITERIA.values()):
+        table.add_column(column, justify="left" if column in ("into", "sizes") else "right", no_wrap=True)
+    for event in run.events:
+        if event["kind"] == "split":
+            into = " + ".join(str(child) for child in event["children"])
+            sizes = " + ".join(str(len(cluster)) for cluster in event["clusters"])
+            criteria = (number(event[key]) for key in CRITERIA)
+            table.add_row(str(event["round"]), str(event["node"]), into, sizes, *criteria)
+    table.caption = _captions(run.events, any_split=bool(table.row_count))
+    return table
+
+
+def tree_view(tree: ParameterTree, run: Run | None = None) -> Tree:
+    """Return the parameter tree from the root to the current clusters.
+
+    Parameters
+    ----------
+    tree
+        Of the run, or as it stands in the middle of one.
+    run
+        Tells the clients' names, the clusters' scores and, where it is known, the truth. Without it the tree shows what
+        it knows itself.
+    """
+    last_round, outcome = (None, None) if run is None else (run.summary["rounds"], Outcome.of(run))
+
+    root = tree.nodes[0]
+    view = Tree(_node_text(root, tree, last_round, outcome), guide_style="dim")
+    pending = [(root, view, 0)]
+    while pending:
+        node, branch, depth = pending.pop()
+        children = tree.children(node.id)
+        listed = children[:LIMIT] if depth < DEPTH else ()
+        pending += [(c, branch.add(_node_text(c, tree, last_round, outcome)), depth + 1) for c in listed]
+        if unlisted := _clusters_within(tree, children[len(listed) :]):
+            branch.add(Text(f"and {count(unlisted, 'more cluster')}", style="dim"))
+    return view
+
+
+def _clusters_within(tree: ParameterTree, nodes: Sequence[Node]) -> int:
+    """Return the number of current clusters that come from some nodes."""
+    return len({tree.leaf_of[client] for node in nodes for client in node.members})
+
+
+def _table(title: str, *, show_header: bool = True) -> Table:
+    return Table(
+        title=Text(title, style="bold"),
+        title_justify="left",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD if show_header else None,
+        show_header=show_header,
+        header_style="bold cyan",
+        pad_edge=False,
+    )
+
+
+def _facts(run: Run) -> Iterator[tuple[str, str]]:
+    """Yield the lines of a run's summary: name and value."""
+    s = run.summary
+    clusters, seconds = s["clusters"], s["seconds"]
+    yield "model", f"{s['model']}, {count(s['rounds'], 'round')} on {s['device']}"
+    yield from _accuracy_facts(s["accuracy"])
+    if facts.is_language(run):
+        yield "perplexity", f"{number(s['perplexity']['mean'], 1)}, worst client {number(s['perplexity']['max'], 1)}"
+    known = "" if clusters["true"] is None else f", {clusters['true']} true"
+    yield "clusters", f"{clusters['found']} found{known}; sizes {shortened([str(n) for n in clusters['sizes']])}"
+    if clusters["ari"] is not None:
+        yield "recovery", f"ARI {number(clusters['ari'])}, NMI {number(clusters['nmi'])}"
+    if s["target"]["accuracy"] is not None:
+        yield f"target {percent(s['target']['accuracy'], 0)}", _target(s["target"])
+    yield "traffic", f"{traffic(s['bytes_up'])} up, {traffic(s['bytes_down'])} down"
+    phases = ", ".join(f"{phase} {duration(seconds[phase])}" for phase in ("train", "evaluate", "server"))
+    yield "time", f"{duration(seconds['total'])}: {phases}"
+
+
+def _accuracy_facts(accuracy: Mapping[str, float]) -> Iterator[tuple[str, str]]:
+    yield "accuracy", f"mean {percent(accuracy['mean'])}, std {percent(accuracy['std'])} over the clients"
+    spread = [("min", "min"), ("p10", "p10"), ("median", "p50"), ("p90", "p90"), ("worst tenth", "worst10_mean")]
+    yield "", ", ".join(f"{name} {percent(accuracy[key])}" for name, key in spread)
+
+
+def _target(target: Mapping[str, float | int | None]) -> str:
+    share = f"{percent(target['share_of_clients'], 0)} of the clients at the end"
+    if target["rounds_to_target"] is None:
+        return f"not reached by the mean; {share}"
+    spent = f"{target['rounds_to_target']} rounds and {traffic(target['bytes_to_target'])}"
+    return f"reached by the mean after {spent}; {share}"
+
+
+def _captions(events: Sequence[Row], *, any_split: bool) -> str | None:
+    lines = [] if any_split else ["No cluster was split."]
+    if rejected := [event for event in events if event["kind"] == "rejected"]:
+        last = rejected[-1]
+        why = escape(str(last["because"]))
+        lines.append(f"{count(len(rejected), 'bi-partition')} rejected, the last in round {last['round']}: {why}")
+    return "\n".join(lines) or None
+
+
+def _node_text(node: Node, tree: ParameterTree, last_round: int | None, outcome: Outcome | None) -> Text:
+    """Describe one node: what it is, who is in it and, if it was split, why."""
+    is_leaf = not tree.children(node.id)
+    text = Text(str(node.id), style="bold green" if is_leaf else "bold")
+    parts = [count(len(node.members), "client"), _lifetime(node, last_round if is_leaf else node.split_in or 0)]
+    members = _members(node, outcome)
+    if outcome is not None:
+        if is_leaf:
+            parts.append(f"{'perplexity' if outcome.language else 'accuracy'} {_mean_score(node, outcome)}")
+        if outcome.truth is not None:
+            members += f"  ({_purity(node.members, outcome.truth)})"
+    text.append("  " + " · ".join(parts), style="not bold default")
+    text.append(f"\n{members}", style="not bold dim default")
+    if node.criteria:
+        criteria = ", ".join(f"{CRITERIA.get(key, key)} {number(value)}" for key, value in node.criteria.items())
+        text.append(f"\nsplit at {criteria}", style="not bold yellow")
+    return text
+
+
+def _lifetime(node: Node, last: int | None) -> str:
+    """Say in which rounds a cluster trained: the first is the one after it came into being."""
+    first = node.born + 1
+    if last is None:
+        return f"since round {first}"
+    if last < first:
+        return "not trained yet" if node.born else "never trained"
+    return f"round {first}" if last == first else f"rounds {first}–{last}"
+
+
+def _members(node: Node, outcome: Outcome | None) -> str:
+    return shortened([str(client) if outcome is None else outcome.name(client) for client in node.members])
+
+
+def _purity(members: Sequence[int], truth: Mapping[int, int]) -> str:
+    """Say which true clusters are in a cluster: one, or how many clients of each."""
+    inside = facts.composition(members, truth)
+    if len(inside) == 1:
+        return f"true cluster {inside[0][0]}"
+    return f"true clusters {_composition(members, truth)}; purity {percent(facts.purity(members, truth), 0)}"
+
+
+def _composition(members: Sequence[int], truth: Mapping[int, int]) -> str:
+    """Write which true clusters are in a cluster, with the number of its clients in each: ``2 (5), 0 (1)``."""
+    return shortened([f"{label} ({n})" for label, n in facts.composition(members, truth)], limit=6)
+
+
+def _mean_score(node: Node, outcome: Outcome) -> str:
+    mean = outcome.mean_score(node.members)
+    return number(mean, 1) if outcome.language else percent(mean)
