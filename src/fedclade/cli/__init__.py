@@ -1,0 +1,25 @@
+"""The command line: thin commands over the library."""
+
+from __future__ import annotations
+
+import sys
+
+from rich.console import Console
+from rich.text import Text
+
+from fedclade.cli.app import app
+from fedclade.errors import FedcladeError
+
+__all__ = ["app", "main"]
+
+
+def main() -> None:
+    """Run the command line; an error of fedclade's own is told in one message, without a traceback."""
+    sys.path.insert(0, "")  # a config's module:factory is looked for in the folder where the user stands
+    try:
+        app()
+    except FedcladeError as error:
+        lines = str(error).splitlines()
+        told = lines[0] if len(lines) == 1 else "\n  ".join([f"{len(lines)} problems:", *lines])
+        Console(stderr=True, soft_wrap=True).print(Text.assemble(("error: ", "bold red"), told))
+        sys.exit(2)

@@ -1,0 +1,44 @@
+"""The commands, gathered."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+
+from fedclade.cli import look, run
+
+app = typer.Typer(
+    name="fedclade",
+    help="Clustered federated learning: find out from model updates alone which clients can train together.",
+    epilog="Start with: fedclade demo",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_show_locals=False,
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"fedclade {version('fedclade')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and leave.")
+    ] = False,
+) -> None:
+    """Clustered federated learning: find out from model updates alone which clients can train together."""
+
+
+app.command()(run.demo)
+app.command("run")(run.run_config)
+app.command()(run.compare)
+app.command()(look.report)
+app.command()(look.tree)
+app.command()(look.validate)
+app.command("ls")(look.list_known)
+app.command()(look.cite)

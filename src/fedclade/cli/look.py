@@ -1,0 +1,95 @@
+"""Commands that look at something: ``report``, ``tree``, ``validate``, ``ls``, ``cite``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fedclade.algorithms import ALGORITHMS
+from fedclade.citations import cite_name
+from fedclade.config import config_folder, find_config, read_config
+from fedclade.data import PARTITIONS, SHIFTS, SOURCES
+from fedclade.models import MODELS
+from fedclade.report import cluster_table, event_table, run_table, save_figures, tree_view
+from fedclade.store import Run
+
+RunFolder = Annotated[Path, typer.Argument(help="A run folder, as made by 'fedclade run'.")]
+
+
+class Kind(StrEnum):
+    """What can be listed."""
+
+    ALGORITHMS = "algorithms"
+    DATASETS = "datasets"
+    PARTITIONS = "partitions"
+    SHIFTS = "shifts"
+    MODELS = "models"
+    CONFIGS = "configs"
+
+
+def report(folder: RunFolder) -> None:
+    """Print the tables of a run, and draw its figures anew."""
+    run, console = Run.load(folder), Console()
+    console.print(run_table(run))
+    console.print(cluster_table(run))
+    if run.events:
+        console.print(event_table(run))
+    save_figures(run, folder / "figures")
+    console.print(f"figures: {folder / 'figures'}", soft_wrap=True)
+
+
+def tree(folder: RunFolder) -> None:
+    """Print the parameter tree of a run: its clusters, their members, and how they were split."""
+    run = Run.load(folder)
+    Console().print(tree_view(run.tree, run))
+
+
+def validate(config: Annotated[str, typer.Argument(help="A TOML file, or a name of 'fedclade ls configs'.")]) -> None:
+    """Check a config without running it, and say everything that is wrong with it at once."""
+    path = find_config(config)
+    read_config(path)
+    Console().print(f"{path} is fine", soft_wrap=True)
+
+
+def list_known(kind: Annotated[Kind, typer.Argument(help="What to list.")]) -> None:
+    """List what there is, with a line about each."""
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column()
+    for name, summary in _known(kind).items():
+        table.add_row(name, summary)
+    Console().print(table)
+
+
+def cite(
+    name: Annotated[str, typer.Argument(help="An algorithm, a dataset, a partition, a model, or fedclade.")],
+) -> None:
+    """Print the BibTeX entry of what you have used."""
+    typer.echo(cite_name(name))
+
+
+def _known(kind: Kind) -> Mapping[str, str]:
+    match kind:
+        case Kind.ALGORITHMS:
+            return {name: entry.summary for name, entry in ALGORITHMS.items()}
+        case Kind.DATASETS:
+            return {name: source.description for name, source in SOURCES.items()}
+        case Kind.PARTITIONS:
+            return {name: partition.description for name, partition in PARTITIONS.items()}
+        case Kind.SHIFTS:
+            return {name: shift.description for name, shift in SHIFTS.items()}
+        case Kind.MODELS:
+            return {name: model.summary for name, model in MODELS.items()}
+        case Kind.CONFIGS:
+            return {file.stem: _first_comment(file) for file in sorted(config_folder().glob("*.toml"))}
+
+
+def _first_comment(file: Path) -> str:
+    first = file.read_text().partition("\n")[0]
+    return first.removeprefix("#").strip() if first.startswith("#") else ""

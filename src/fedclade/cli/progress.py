@@ -1,0 +1,54 @@
+"""Progress of a run on a terminal: rounds, clusters, accuracy."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from fedclade.rounds import OnRound
+from fedclade.store.run import Row
+from fedclade.tree import ParameterTree
+
+
+class RunProgress:
+    """A bar for every run; nothing at all when quiet or when nobody looks.
+
+    Parameters
+    ----------
+    console
+        Where to draw.
+    quiet
+        Draw nothing, even on a terminal.
+    """
+
+    def __init__(self, console: Console, *, quiet: bool) -> None:
+        self._bars = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[state]}"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=console,
+            disable=quiet or not console.is_terminal,
+        )
+
+    @contextmanager
+    def shown(self) -> Generator[None]:
+        """Show the bars while the block runs."""
+        with self._bars:
+            yield
+
+    def start(self, name: str, rounds: int) -> OnRound:
+        """Add a bar for a run, and return what is to be called after each of its rounds."""
+        bar = self._bars.add_task(name, total=rounds, state="")
+
+        def on_round(row: Row, tree: ParameterTree) -> None:
+            accuracy = row["accuracy_mean"]
+            state = "" if accuracy is None else f"accuracy {accuracy:.3f}  "
+            self._bars.update(bar, completed=row["round"], state=f"{state}clusters {len(tree.leaves)}")
+
+        return on_round

@@ -1,0 +1,170 @@
+"""Commands that run something: ``demo``, ``run``, ``compare``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from fedclade.cli.progress import RunProgress
+from fedclade.config import Config, find_config, read_config
+from fedclade.engine.clients import choose_device
+from fedclade.errors import ConfigError
+from fedclade.report import Comparison, event_table, run_table, save_figures, tree_view
+from fedclade.store import Run
+from fedclade.store.run import check_free
+
+OutOption = Annotated[Path | None, typer.Option("--out", help="Folder to make for the results; it must not exist yet.")]
+DataDirOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--data-dir",
+        envvar="FEDCLADE_DATA_DIR",
+        help="Folder with <dataset>/<split>.parquet as on the Hugging Face Hub; without it data comes from the Hub.",
+    ),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override any key of the config; may be repeated."),
+]
+RoundsOption = Annotated[int | None, typer.Option("--rounds", help="Override the number of rounds.")]
+DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
+QuietOption = Annotated[bool, typer.Option("-q", "--quiet", help="No progress bars; only the result.")]
+
+DEMO = ("fedavg", "cfl", "oracle", "local")
+
+
+def demo(out: OutOption = None, quiet: QuietOption = False) -> None:
+    """Run FedAvg, CFL, the oracle and local training on handwritten digits whose labels are swapped in four ways.
+
+    Needs no data and takes less than a minute: the digits come with scikit-learn.
+    """
+    console = Console()
+    target = _target(out, "demo")
+    configs = {name: read_config(find_config(f"{name}-digits-label-swap")) for name in DEMO}
+    console.print(
+        "20 clients hold handwritten digits. Four hidden groups each swap another pair of labels, so no single model "
+        "can suit everybody. The server sees nothing but model updates. Will it find the groups?\n"
+    )
+    runs = _run_all(configs, 1, None, "auto", target, console, quiet)
+    cfl = runs["cfl"][0]
+    console.print(Comparison(runs).table())
+    console.print(event_table(cfl))
+    console.print(tree_view(cfl.tree, cfl))
+    console.print(
+        f"\nEverything is in [bold]{target}[/]; the pictures of CFL in {target / 'cfl' / 'seed-0' / 'figures'}."
+    )
+    console.print("Next: fedclade ls configs, then fedclade run CONFIG --data-dir DIR")
+
+
+def run_config(
+    config: Annotated[str, typer.Argument(help="A TOML file, or a name of 'fedclade ls configs'.")],
+    out: OutOption = None,
+    data_dir: DataDirOption = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Override the seed.")] = None,
+    rounds: RoundsOption = None,
+    override: SetOption = None,
+    device: DeviceOption = "auto",
+    quiet: QuietOption = False,
+) -> None:
+    """Run one config and keep everything about it in a run folder.
+
+    Example: fedclade run configs/cfl-mnist-label-swap.toml --data-dir DIR --seed 1 --set algorithm.eps2=0.9
+    """
+    console = Console()
+    path = find_config(config)
+    checked = read_config(path, _overrides(override, seed=seed, rounds=rounds))
+    target = _target(out, f"{path.stem}-seed{checked.top.seed}")
+    choose_device(device)
+    progress = RunProgress(console, quiet=quiet)
+    with progress.shown():
+        federation = checked.federation(data_dir)
+        run = checked.run(federation, device=device, on_round=progress.start(path.stem, checked.top.rounds))
+    save_run(run, target, console)
+    if not quiet:
+        console.print(run_table(run))
+        if run.events:
+            console.print(event_table(run))
+        console.print(tree_view(run.tree, run))
+    console.print(f"run folder: {target}", soft_wrap=True)
+
+
+def compare(
+    configs: Annotated[list[str], typer.Argument(help="TOML files, or names of 'fedclade ls configs'.")],
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Runs of each config, with seeds 0, 1, ...")] = 1,
+    out: OutOption = None,
+    data_dir: DataDirOption = None,
+    rounds: RoundsOption = None,
+    override: SetOption = None,
+    device: DeviceOption = "auto",
+    quiet: QuietOption = False,
+) -> None:
+    """Run several configs, each with several seeds, and put them in one table with 95 % intervals.
+
+    The gap closed is (method - FedAvg) / (oracle - FedAvg); it needs a FedAvg and an oracle config of the same data.
+    """
+    console = Console()
+    paths = [find_config(config) for config in configs]
+    labels = [path.stem for path in paths]
+    if twice := sorted({label for label in labels if labels.count(label) > 1}):
+        raise ConfigError(f"each config can be compared once, got more than one named {', '.join(twice)}")
+    checked = {p.stem: read_config(p, _overrides(override, rounds=rounds)) for p in paths}
+    target = _target(out, "compare")
+    choose_device(device)
+    runs = _run_all(checked, seeds, data_dir, device, target, console, quiet)
+    console.print(Comparison(runs).table())
+    console.print(f"comparison folder: {target}", soft_wrap=True)
+
+
+def save_run(run: Run, target: Path, console: Console) -> None:
+    """Write a run folder with its figures; without matplotlib the folder goes without them, and that is said."""
+    try:
+        run.save(target, extra=lambda folder: save_figures(run, folder / "figures"))
+    except ImportError as error:
+        run.save(target)
+        console.print(f"[yellow]no figures:[/] {error}", soft_wrap=True)
+
+
+def _run_all(
+    configs: dict[str, Config],
+    seeds: int,
+    data_dir: Path | None,
+    device: str,
+    target: Path,
+    console: Console,
+    quiet: bool,
+) -> dict[str, list[Run]]:
+    """Run every config with every seed into ``target/LABEL/seed-N``, then save the comparison beside them."""
+    runs: dict[str, list[Run]] = {label: [] for label in configs}
+    progress = RunProgress(console, quiet=quiet)
+    with progress.shown():
+        for label, config in configs.items():
+            for seed in range(seeds):
+                seeded = replace(config, top=replace(config.top, seed=seed))
+                name = f"{label} seed {seed}" if seeds > 1 else label
+                on_round = progress.start(name, config.top.rounds)
+                run = seeded.run(seeded.federation(data_dir), device=device, on_round=on_round)
+                save_run(run, target / label / f"seed-{seed}", console)
+                runs[label].append(run)
+    Comparison(runs).save(target)
+    return runs
+
+
+def _overrides(override: Sequence[str] | None, **settings: int | None) -> list[str]:
+    given = [f"{key}={value}" for key, value in settings.items() if value is not None]
+    return [*(override or []), *given]
+
+
+def _target(out: Path | None, name: str) -> Path:
+    """Return the folder to write: the one asked for, which must be free, or the first free one under ``runs``."""
+    if out is not None:
+        return check_free(out)
+    target, n = Path("runs") / name, 1
+    while target.exists():
+        n += 1
+        target = Path("runs") / f"{name}-{n}"
+    return target

@@ -1,0 +1,305 @@
+"""Configs: TOML files that say what to run. They are read, checked and taken apart here; nothing else knows of them."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fedclade.algorithms import ALGORITHMS, Algorithm, Oracle, build_algorithm
+from fedclade.arguments import check_arguments, defaults, known_arguments
+from fedclade.data import PARTITIONS, SOURCES, Federation, check_data_settings, load_federation
+from fedclade.errors import ConfigError, unknown
+from fedclade.local import LocalSpec
+from fedclade.models import FROM_DATA, model_factory
+from fedclade.rounds import OnRound, check_settings, module_for, simulate
+from fedclade.store import Run
+
+T = TypeVar("T")
+Section = dict[str, Any]
+
+_NOT_IN_DATA = ("seed", "data_dir", "source_arguments", "partition_arguments")
+"""Arguments of ``load_federation`` that are no keys of the ``[data]`` section."""
+
+SECTIONS = ("data", "model", "local", "algorithm", "target", "privacy")
+WRITTEN_ONLY = ("versions",)
+"""What a run folder's config has besides, so that it can be run again as it is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopLevel:
+    """The settings above the sections; see :func:`fedclade.simulate`."""
+
+    seed: int = 0
+    rounds: int = 20
+    client_fraction: float = 1.0
+    evaluate_every: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """The ``[target]`` section: the accuracy that clients should reach."""
+
+    accuracy: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Privacy:
+    """The ``[privacy]`` section: what clients do to an update before they send it."""
+
+    permute: bool = False
+
+
+@dataclass(frozen=True)
+class Config:
+    """A checked config.
+
+    Parameters
+    ----------
+    top, local, target, privacy
+        Sections with fixed keys.
+    data, model, algorithm
+        Sections whose keys depend on ``name``; defaults filled in.
+    """
+
+    top: TopLevel
+    data: Section
+    model: Section
+    local: LocalSpec
+    algorithm: Section
+    target: Target
+    privacy: Privacy
+
+    def as_dict(self) -> Section:
+        """Return the config with every default filled in, as a TOML file has it."""
+        return {
+            **asdict(self.top),
+            "data": self.data,
+            "model": self.model,
+            "local": asdict(self.local),
+            "algorithm": self.algorithm,
+            "target": asdict(self.target),
+            "privacy": asdict(self.privacy),
+        }
+
+    def federation(self, data_dir: str | Path | None = None) -> Federation:
+        """Load the data and share it out; raises what :func:`fedclade.load_federation` raises."""
+        settings = {key: value for key, value in self.data.items() if key in known_arguments(load_federation)}
+        extra = {key: value for key, value in self.data.items() if key not in settings and key != "name"}
+        partition = known_arguments(PARTITIONS[self.data["partition"]].split)
+        return load_federation(
+            self.data["name"],
+            **settings,
+            seed=self.top.seed,
+            data_dir=data_dir,
+            partition_arguments={key: value for key, value in extra.items() if key in partition},
+            source_arguments={key: value for key, value in extra.items() if key not in partition},
+        )
+
+    def run(self, federation: Federation, *, device: str = "auto", on_round: OnRound | None = None) -> Run:
+        """Run it over a federation; raises what :func:`fedclade.simulate` raises."""
+        arguments = {key: value for key, value in self.model.items() if key != "name"}
+        return simulate(
+            self._algorithm(federation),
+            module_for(self.model["name"], federation, self.top.seed, arguments),
+            federation,
+            local=self.local,
+            **asdict(self.top),
+            target=self.target.accuracy,
+            permute=self.privacy.permute,
+            device=device,
+            on_round=on_round,
+            config=self.as_dict(),
+        )
+
+    def _algorithm(self, federation: Federation) -> Algorithm:
+        options = {key: value for key, value in self.algorithm.items() if key != "name"}
+        return build_algorithm(self.algorithm["name"], options, federation.true_clusters)
+
+
+def read_config(path: Path, overrides: Sequence[str] = ()) -> Config:
+    """Read and check a config.
+
+    Parameters
+    ----------
+    path
+        A TOML file.
+    overrides
+        ``section.key=value`` or ``key=value``, as after ``--set``; they win over the file.
+
+    Raises
+    ------
+    ConfigError
+        If the file is missing or no TOML, or with all problems of the config at once, a line for each.
+    """
+    try:
+        raw = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"cannot read the config {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not a TOML file: {error}") from error
+    for override in overrides:
+        _set(raw, override)
+    try:
+        return check_config(raw)
+    except ConfigError as error:
+        raise ConfigError("\n".join(f"{path}: {line}" for line in str(error).splitlines())) from error
+
+
+def check_config(raw: Mapping[str, Any]) -> Config:
+    """Check a config and fill in its defaults.
+
+    Raises
+    ------
+    ConfigError
+        With all problems at once, a line for each.
+    """
+    problems = _Problems()
+    top_settings = {key: value for key, value in raw.items() if key not in SECTIONS and not isinstance(value, Mapping)}
+    for key in raw:
+        if key not in (*SECTIONS, *WRITTEN_ONLY) and key not in top_settings:
+            problems.add(unknown("section", key, SECTIONS))
+    sections = {name: _section(raw, name, problems) for name in SECTIONS}
+    top = problems.building("", TopLevel, top_settings)
+    data = _data(sections["data"], problems)
+    model = _model(sections["model"], problems)
+    local = problems.building("local", LocalSpec, sections["local"])
+    algorithm = _algorithm(sections["algorithm"], problems)
+    target = problems.building("target", Target, sections["target"])
+    privacy = problems.building("privacy", Privacy, sections["privacy"])
+    if top is not None and target is not None:
+        problems.collect("", check_settings, **asdict(top), target=target.accuracy)
+    problems.report()
+    assert top is not None  # as all others: what could not be built has been reported
+    assert local is not None
+    assert target is not None
+    assert privacy is not None
+    return Config(top, data, model, local, algorithm, target, privacy)
+
+
+class _Problems:
+    """What is wrong with a config, gathered, so that it can be said all at once."""
+
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+
+    def add(self, problem: str) -> None:
+        self._lines.append(problem)
+
+    def collect(self, section: str, check: Callable[..., Any], *arguments: Any, **settings: Any) -> Any:
+        """Call something that may raise a ConfigError, and note its lines; return what it returns, or None."""
+        try:
+            return check(*arguments, **settings)
+        except ConfigError as error:
+            for line in str(error).splitlines():
+                placed = not section or line.startswith(f"{section}.") or f"[{section}]" in line
+                self.add(line if placed else f"[{section}] {line}")
+            return None
+
+    def building(self, section: str, kind: type[T], settings: Section) -> T | None:
+        """Build one section of fixed keys, if its keys and types are right."""
+        fitted = self.collect(section, check_arguments, f"[{section}]" if section else "the config", kind, settings)
+        return None if fitted is None else self.collect(section, kind, **fitted)
+
+    def report(self) -> None:
+        if self._lines:
+            raise ConfigError("\n".join(self._lines))
+
+
+def _section(raw: Mapping[str, Any], name: str, problems: _Problems) -> Section:
+    section = raw.get(name, {})
+    if isinstance(section, Mapping):
+        return dict(section)
+    problems.add(f"[{name}] should be a section, got {section!r}")
+    return {}
+
+
+def _data(section: Section, problems: _Problems) -> Section:
+    """Check the data section; its keys are those of ``load_federation``, of the source and of the partition."""
+    name, partition = section.get("name", "digits"), section.get("partition", "iid")
+    for kind, value, known in (("dataset", name, SOURCES), ("partition", partition, PARTITIONS)):
+        if value not in known:
+            problems.add(unknown(f"{kind} in [data]:", str(value), known))
+    if name not in SOURCES or partition not in PARTITIONS:
+        return section
+    functions = (SOURCES[name].load, PARTITIONS[partition].split, load_federation)
+    settings = {key: value for key, value in section.items() if key != "name"}
+    fitted = problems.collect("data", check_arguments, "[data]", functions, settings, besides=_NOT_IN_DATA)
+    if fitted is None:
+        return section
+    filled = {**defaults(functions, besides=_NOT_IN_DATA), **fitted}
+    fixed = {key: value for key, value in filled.items() if key in known_arguments(check_data_settings)}
+    problems.collect("data", check_data_settings, **fixed)
+    return {"name": name, **filled}
+
+
+def _model(section: Section, problems: _Problems) -> Section:
+    """Check the model section; its keys are the arguments of the factory that the data does not give."""
+    name = section.get("name", "mlp")
+    factory = problems.collect("model", model_factory, str(name))
+    if factory is None:
+        return section
+    settings = {key: value for key, value in section.items() if key != "name"}
+    fitted = problems.collect(
+        "model", check_arguments, "[model]", factory, settings, besides=FROM_DATA, positional=True
+    )
+    return {"name": name, **defaults(factory, besides=FROM_DATA, positional=True), **(fitted or {})}
+
+
+def _algorithm(section: Section, problems: _Problems) -> Section:
+    """Check the algorithm section; its keys are the hyper-parameters."""
+    name = section.get("name", "fedavg")
+    if name not in ALGORITHMS:
+        problems.add(unknown("algorithm in [algorithm]:", str(name), ALGORITHMS))
+        return section
+    kind = ALGORITHMS[name].algorithm
+    settings = {key: value for key, value in section.items() if key != "name"}
+    fitted = problems.collect("algorithm", check_arguments, "[algorithm]", kind, settings)
+    if fitted is not None and kind is not Oracle:
+        problems.collect("algorithm", kind, **fitted)
+    return {"name": name, **defaults(kind), **(fitted or {})}
+
+
+def _set(raw: Section, override: str) -> None:
+    """Apply one ``section.key=value``; the value is TOML, or else a string."""
+    path, equals, text = override.partition("=")
+    *sections, key = path.strip().split(".")
+    if not equals or not key or len(sections) > 1:
+        raise ConfigError(f"--set takes section.key=value, got {override!r}")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()
+    target = raw
+    for section in sections:
+        target = target.setdefault(section, {})
+    if not isinstance(target, dict):
+        raise ConfigError(f"--set {override!r}: {sections[0]!r} is not a section")
+    target[key] = value
+
+
+def config_folder() -> Path:
+    """Return the folder of the configs that come with fedclade: inside the package, or beside it in a checkout."""
+    packaged = Path(__file__).parent / "configs"
+    return packaged if packaged.is_dir() else Path(__file__).parents[2] / "configs"
+
+
+def find_config(name: str) -> Path:
+    """Return the path of a config: a file, or the name of one that comes with fedclade.
+
+    Raises
+    ------
+    ConfigError
+        If there is neither.
+    """
+    path = Path(name)
+    if path.is_file():
+        return path
+    shipped = {file.stem: file for file in sorted(config_folder().glob("*.toml"))}
+    if path.stem in shipped and path.suffix in ("", ".toml") and path.parent in (Path(), Path("configs")):
+        return shipped[path.stem]
+    if path.suffix == ".toml" or len(path.parts) > 1:
+        raise ConfigError(f"there is no config {name}; 'fedclade ls configs' lists those that come with fedclade")
+    raise ConfigError(unknown("config", name, shipped))

@@ -1,0 +1,329 @@
+"""The commands, as a user calls them: what they print, what they write, how they fail."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow.parquet as pq
+import pytest
+
+from fedclade import Run
+from fedclade.cli import main
+
+
+class Outcome(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def fedclade(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Callable[..., Outcome]:
+    """Call the command line in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FEDCLADE_DATA_DIR", raising=False)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def call(*arguments: str) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["fedclade", *arguments])
+        code = 0
+        try:
+            main()
+        except SystemExit as leaving:
+            code = int(leaving.code or 0)
+        captured = capsys.readouterr()
+        return Outcome(code, captured.out, captured.err)
+
+    return call
+
+
+SMALL = """
+rounds = 2
+[data]
+name = "digits"
+clients = 4
+shift = "label_swap"
+clusters = 2
+[model]
+name = "mclr"
+[algorithm]
+name = "cfl"
+eps2 = 0.4
+[target]
+accuracy = 0.5
+"""
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> str:
+    path = tmp_path / "small.toml"
+    path.write_text(SMALL)
+    return str(path)
+
+
+def files_in(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_run_writes_the_whole_run_folder(fedclade: Callable[..., Outcome], small: str, tmp_path: Path):
+    outcome = fedclade("run", small, "--out", "result")
+    assert outcome.code == 0, outcome.err
+    assert "run folder: result" in outcome.out
+    assert files_in(tmp_path / "result") == {
+        "config.toml",
+        "summary.json",
+        "metrics.parquet",
+        "clusters.parquet",
+        "clients.parquet",
+        "events.jsonl",
+        "similarities.npz",
+        "tree/tree.json",
+        "tree/tree.safetensors",
+        "figures/accuracy.png",
+        "figures/norms.png",
+        "figures/similarity.png",
+    }
+
+
+def test_a_run_folder_keeps_its_contract(fedclade: Callable[..., Outcome], small: str, tmp_path: Path):
+    """The columns and keys that others script against."""
+    fedclade("run", small, "--out", "result")
+    metrics = pq.read_table(tmp_path / "result/metrics.parquet")
+    assert {
+        *("round", "phase", "accuracy_mean", "accuracy_std", "accuracy_min", "accuracy_p10", "accuracy_p50"),
+        *("accuracy_p90", "clusters", "ari", "nmi", "bytes_up", "bytes_down", "seconds"),
+        *("mean_norm", "max_norm", "alpha_cross_max", "gamma_bound", "separation_gap"),
+    } <= set(metrics.column_names)
+    assert metrics.column("round").to_pylist() == [1, 2]
+    clients = pq.read_table(tmp_path / "result/clients.parquet")
+    assert {"round", "client", "cluster", "true_cluster", "n_train", "accuracy", "loss"} <= set(clients.column_names)
+    assert clients.num_rows == 2 * 4
+    summary = json.loads((tmp_path / "result/summary.json").read_text())
+    assert {"algorithm", "seed", "rounds", "clients", "accuracy", "clusters", "target"} <= set(summary)
+    assert set(summary["accuracy"]) >= {"mean", "std", "min", "p10", "p50", "p90", "worst10_mean"}
+    assert set(summary["clusters"]) == {"found", "true", "ari", "nmi", "sizes"}
+    assert set(summary["target"]) == {"accuracy", "share_of_clients", "rounds_to_target", "bytes_to_target"}
+    assert set(summary["seconds"]) == {"total", "train", "evaluate", "server"}
+    assert (summary["algorithm"], summary["seed"], summary["rounds"], summary["clients"]) == ("cfl", 0, 2, 4)
+    assert summary["bytes_up"] == summary["bytes_down"] == 2 * 4 * 650 * 4  # rounds × clients × parameters × float32
+
+
+def test_the_written_config_repeats_the_run(fedclade: Callable[..., Outcome], small: str, tmp_path: Path):
+    fedclade("run", small, "--out", "first", "--seed", "3", "--set", "local.lr=0.05")
+    config = tomllib.loads((tmp_path / "first/config.toml").read_text())
+    assert (config["seed"], config["local"]["lr"], config["data"]["partition"]) == (3, 0.05, "iid")
+    assert "torch" in config["versions"]
+    assert fedclade("run", "first/config.toml", "--out", "second").code == 0
+    first, second = ((tmp_path / f"{name}/tree/tree.safetensors").read_bytes() for name in ("first", "second"))
+    assert first == second
+
+
+def test_overrides_reach_every_section(fedclade: Callable[..., Outcome], small: str, tmp_path: Path):
+    outcome = fedclade(
+        *("run", small, "--out", "result", "--rounds", "1", "--set", "data.clients=5", "--set", "model.name=mlp"),
+        *("--set", "model.hidden=7", "--set", "algorithm.split_rounds=[1]", "--set", "target.accuracy=0.25"),
+        *("--set", "privacy.permute=true", "--set", "client_fraction=0.5", "-q"),
+    )
+    assert outcome.code == 0, outcome.err
+    assert outcome.out.strip() == "run folder: result"
+    config = tomllib.loads((tmp_path / "result/config.toml").read_text())
+    assert config["rounds"] == 1
+    assert config["data"]["clients"] == 5
+    assert config["model"] == {"name": "mlp", "hidden": 7}
+    assert config["algorithm"]["split_rounds"] == [1]
+    assert config["target"]["accuracy"] == 0.25
+    assert config["privacy"]["permute"] is True
+    assert config["client_fraction"] == 0.5
+
+
+def test_runs_without_out_never_overwrite(fedclade: Callable[..., Outcome], small: str):
+    assert "run folder: runs/small-seed0" in fedclade("run", small).out
+    assert "run folder: runs/small-seed0-2" in fedclade("run", small).out
+
+
+def test_report_and_tree_read_a_run_folder(fedclade: Callable[..., Outcome], small: str, tmp_path: Path):
+    fedclade("run", small, "--out", "result")
+    (tmp_path / "result/figures/norms.png").unlink()
+    report = fedclade("report", "result")
+    assert report.code == 0, report.err
+    accuracy = Run.load(tmp_path / "result").summary["accuracy"]["mean"]
+    assert f"{100 * accuracy:.1f}" in report.out
+    assert (tmp_path / "result/figures/norms.png").is_file()
+    tree = fedclade("tree", "result")
+    assert tree.code == 0, tree.err
+    assert "4 clients" in tree.out
+
+
+def test_compare_puts_configs_and_seeds_in_one_table(fedclade: Callable[..., Outcome], small: str, tmp_path: Path):
+    for name in ("fedavg", "oracle"):
+        (tmp_path / f"{name}.toml").write_text(SMALL.replace('name = "cfl"\neps2 = 0.4', f'name = "{name}"'))
+    outcome = fedclade("compare", "small.toml", "fedavg.toml", "oracle.toml", "--seeds", "2", "--out", "both")
+    assert outcome.code == 0, outcome.err
+    assert all(label in outcome.out for label in ("small", "fedavg", "oracle", "±"))
+    written = files_in(tmp_path / "both")
+    assert {"comparison.md", "comparison.csv", "comparison.json", "oracle/seed-1/summary.json"} <= written
+
+
+def test_demo_configs_are_the_four_of_the_readme(fedclade: Callable[..., Outcome]):
+    listed = fedclade("ls", "configs").out
+    assert all(f"{name}-digits-label-swap" in listed for name in ("fedavg", "cfl", "oracle", "local"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("algorithms", "cfl"),
+        ("datasets", "tiny_shakespeare"),
+        ("partitions", "dirichlet"),
+        ("shifts", "label_permutation"),
+        ("models", "cifar_cnn"),
+        ("configs", "cfl-mnist-label-swap"),
+    ],
+)
+def test_ls_lists_names_with_a_line_each(fedclade: Callable[..., Outcome], kind: str, name: str):
+    lines = fedclade("ls", kind).out.splitlines()
+    (line,) = [line for line in lines if line.split()[0] == name]
+    assert len(line.split()) > 3
+
+
+def test_cite_prints_bibtex(fedclade: Callable[..., Outcome]):
+    assert "arXiv:1910.01991" in fedclade("cite", "cfl").out
+    outcome = fedclade("cite", "clf")
+    assert outcome.code == 2
+    assert "unknown name to cite 'clf'; did you mean 'cfl'?" in outcome.err
+
+
+def test_every_shipped_config_is_valid(fedclade: Callable[..., Outcome]):
+    names = [line.split()[0] for line in fedclade("ls", "configs").out.splitlines()]
+    assert len(names) >= 12
+    for name in names:
+        outcome = fedclade("validate", name)
+        assert outcome.code == 0, outcome.err
+        assert outcome.out.strip().endswith("is fine")
+
+
+def test_validate_says_all_errors_at_once(fedclade: Callable[..., Outcome], tmp_path: Path):
+    (tmp_path / "bad.toml").write_text(
+        'rounds = 0\nclient_fraction = 0\nseeed = 1\n[data]\nname = "mnits"\n[local]\nlr = -1\nbatch_size = "ten"\n'
+        '[algorithm]\nname = "cfl"\neps1 = "atuo"\ngama_max = 0.1\n[modle]\n[target]\naccuracy = 1.5\n'
+    )
+    outcome = fedclade("validate", "bad.toml")
+    assert outcome.code == 2
+    for told in (
+        "unknown key of the config: 'seeed'; did you mean 'seed'?",
+        "unknown dataset in [data]: 'mnits'; did you mean 'mnist'?",
+        "batch_size of [local] should be a whole number, got 'ten'",
+        "unknown key of [algorithm]: 'gama_max'; did you mean 'gamma_max'?",
+        "eps1 of [algorithm] should be a number or 'auto', got 'atuo'",
+        "unknown section 'modle'; did you mean 'model'?",
+    ):
+        assert told in outcome.err
+    (tmp_path / "ranges.toml").write_text(
+        "rounds = 0\nclient_fraction = 0\n[data]\nclients = 0\nvalidation_fraction = 1.0\n"
+        "[local]\nlr = -1\nmomentum = 1.0\n"
+        '[algorithm]\nname = "cfl"\ngamma_max = 1.0\n[target]\naccuracy = 1.5\n'
+    )
+    outcome = fedclade("validate", "ranges.toml")
+    for told in (
+        "rounds should be at least 1, got 0",
+        "client_fraction should be greater than 0 and at most 1, got 0.0",
+        "clients should be at least 1, got 0",
+        "validation_fraction should be in [0, 1), got 1.0",
+        "local.lr should be greater than 0, got -1.0",
+        "local.momentum should be in [0, 1), got 1.0",
+        "algorithm.gamma_max should be in [0, 1), got 1.0",
+        "target.accuracy should be greater than 0 and at most 1, got 1.5",
+    ):
+        assert told in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("run", "missing.toml"), "there is no config missing.toml"),
+        (("run", "cfl-mnits-label-swap"), "did you mean 'cfl-mnist-label-swap'?"),
+        (("run", "small.toml", "--set", "data.clients"), "--set takes section.key=value, got 'data.clients'"),
+        (("run", "small.toml", "--set", "data.clients=0"), "clients should be at least 1, got 0"),
+        (
+            ("run", "small.toml", "--set", "client_fraction=0"),
+            "client_fraction should be greater than 0 and at most 1, got 0",
+        ),
+        (("run", "small.toml", "--set", "data.clients=2000"), "2000 clients"),
+        (("run", "small.toml", "--set", "data.name=mnist", "--data-dir", "nowhere"), "nowhere"),
+        (("run", "small.toml", "--set", "local.lr=1e30"), "the update of client 0 has norm"),
+        (("run", "small.toml", "--set", "local.lr=1e38"), "entries that are NaN or infinite; its training diverged"),
+        (("run", "small.toml", "--device", "tpu"), "device should be auto, cpu or cuda, got 'tpu'"),
+        (("run", "small.toml", "--set", "model.name=cnn"), "at least 16 pixels a side, got input shape (1, 8, 8)"),
+        (("run", "small.toml", "--set", "model.name=torch.nn:Identity"), "Identity has no trainable parameters"),
+        (("run", "small.toml", "--set", "model.name=nosuch:thing"), "model 'nosuch:thing' cannot be imported"),
+        (("run", "small.toml", "--set", "algorithm.fallback=true"), "set data.validation_fraction above 0"),
+        (("report", "nowhere"), "nowhere is not a run folder: it has no summary.json"),
+        (("tree", "nowhere"), "nowhere is not a run folder: it has no summary.json"),
+        (("compare", "small.toml", "small.toml"), "each config can be compared once, got more than one named small"),
+    ],
+)
+def test_bad_input_is_one_clear_error_and_leaves_nothing(
+    fedclade: Callable[..., Outcome], small: str, tmp_path: Path, arguments: tuple[str, ...], told: str
+):
+    out = () if arguments[0] in ("report", "tree") else ("--out", "result")
+    before = files_in(tmp_path)
+    outcome = fedclade(*arguments, *out)
+    assert outcome.code == 2
+    assert outcome.err.startswith("error: ")
+    assert told in outcome.err
+    assert "Traceback" not in outcome.err
+    assert files_in(tmp_path) == before
+    assert not (tmp_path / "result").exists()
+
+
+def test_a_model_of_the_users_own_is_found_where_the_user_stands(
+    fedclade: Callable[..., Outcome], small: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "my_models.py").write_text(
+        "from torch import nn\ndef linear(outputs, width=64):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(width, outputs))\n"
+        "def wrong():\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, 3))\n"
+    )
+    assert fedclade("run", small, "--out", "mine", "--set", "model.name=my_models:linear").code == 0
+    config = tomllib.loads((tmp_path / "mine/config.toml").read_text())
+    assert config["model"] == {"name": "my_models:linear", "width": 64}
+    outcome = fedclade("run", small, "--out", "result", "--set", "model.name=my_models:wrong")
+    assert outcome.code == 2
+    assert "the model should give (2, 10) outputs for 10 labels of digits, got (2, 3)" in outcome.err
+    typo = ("--set", "model.name=my_models:linear", "--set", "model.witdh=3")
+    outcome = fedclade("run", small, "--out", "result", *typo)
+    assert "unknown key of [model]: 'witdh'; did you mean 'width'?" in outcome.err
+    assert not (tmp_path / "result").exists()
+
+
+def test_an_existing_out_is_refused_before_anything_runs(fedclade: Callable[..., Outcome], small: str, tmp_path: Path):
+    (tmp_path / "result").mkdir()
+    (tmp_path / "result" / "precious.txt").write_text("mine")
+    outcome = fedclade("run", small, "--out", "result")
+    assert outcome.code == 2
+    assert "result exists already; name another folder with --out, or remove it" in outcome.err
+    assert (tmp_path / "result" / "precious.txt").read_text() == "mine"
+
+
+def test_help_teaches(fedclade: Callable[..., Outcome]):
+    assert "fedclade demo" in fedclade("--help").out
+    run_help = fedclade("run", "--help").out
+    assert all(option in run_help for option in ("--out", "--data-dir", "--seed", "--rounds", "--set", "--device"))
+    assert "Example:" in run_help
+
+
+def test_import_needs_nothing_but_the_core():
+    """The command line's and the report's packages are imported where they are used, not by ``import fedclade``."""
+    packages = ("typer", "rich", "matplotlib", "datasets", "flwr_datasets", "pyarrow", "PIL", "tomli_w")
+    code = f"import sys, fedclade; print([name for name in {packages} if name in sys.modules])"
+    outcome = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert outcome.stdout.strip() == "[]"
