@@ -13,7 +13,7 @@ import os
 # process wants a core, each of the many short operations of a simulation waits for a thread that is not running.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-# ruff: noqa: E402
+
 from fedclade.algorithms import CFL, Algorithm, FedAvg, Local, Oracle
 from fedclade.data import Federation, Pool, load_federation, pool_from_torch
 from fedclade.errors import (

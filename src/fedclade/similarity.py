@@ -16,7 +16,8 @@ Similarity = NDArray[np.float64]
 def cosine_similarity(signatures: Tensor) -> Similarity:
     """Return the cosine similarity of every two rows, α of CFL's eq. 51 (or eq. 50, given gradients).
 
-    One matrix product; the norms are the square roots of its diagonal: more exact than float32 norms of long rows.
+    One matrix product. The norms are the square roots of its diagonal, so that they carry the same rounding as the
+    products that they divide.
 
     Parameters
     ----------

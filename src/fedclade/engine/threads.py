@@ -16,9 +16,9 @@ WORTH_SHARING = 5e7
 def threads_for(module: nn.Module, batch: Tensor) -> int:
     """Return how many threads to give a step on such a batch: one, unless there is work to share.
 
-    Federated learning takes many tiny steps, and threads that meet after every operation of a few microseconds lose more
-    time than they save. The work is counted, not timed, so that the choice, on which rounding depends, is the same in
-    every run.
+    Federated learning takes many tiny steps, and threads that meet after every operation of a few microseconds lose
+    more time than they save. The work is counted, not timed, so that the choice, on which rounding depends, is the same
+    in every run.
     """
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         module(batch)

@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from fedclade import CFL, ConfigError, FedAvg, Local, LocalSpec, Oracle
+from fedclade.algorithms import ALGORITHMS, build_algorithm
+from fedclade.algorithms.base import sample
+from fedclade.clients import Round
+from tests.tiny import ScriptedClients, play
+
+
+def test_every_algorithm_can_be_built_by_its_name():
+    built = {name: build_algorithm(name, true_clusters={0: 0}) for name in ALGORITHMS}
+    assert {name: type(algorithm) for name, algorithm in built.items()} == {
+        "fedavg": FedAvg,
+        "local": Local,
+        "oracle": Oracle,
+        "cfl": CFL,
+    }
+    assert all(entry.summary for entry in ALGORITHMS.values())
+
+
+def test_options_reach_the_algorithm():
+    assert build_algorithm("cfl", {"eps2": 0.5, "split_rounds": [2, 4]}) == CFL(eps2=0.5, split_rounds=(2, 4))
+
+
+def test_an_unknown_algorithm_suggests_the_nearest():
+    with pytest.raises(ConfigError, match=r"unknown algorithm 'clf'; did you mean 'cfl'\? \(known: cfl, fedavg, local"):
+        build_algorithm("clf")
+
+
+@pytest.mark.parametrize(("name", "option", "hint"), [("cfl", "esp1", "eps1"), ("cfl", "gama_max", "gamma_max")])
+def test_an_unknown_option_suggests_the_nearest(name, option, hint):
+    with pytest.raises(ConfigError, match=f"'{option}'; did you mean '{hint}'"):
+        build_algorithm(name, {option: 1})
+
+
+@pytest.mark.parametrize("name", ["fedavg", "local", "oracle"])
+@pytest.mark.parametrize("option", ["eps1", "clusters", "true_clusters"])
+def test_algorithms_without_options_take_none(name, option):
+    with pytest.raises(ConfigError, match=f"'{option}'"):
+        build_algorithm(name, {option: {0: 0}}, true_clusters={0: 0})
+
+
+def test_nobody_but_the_oracle_is_told_the_truth():
+    truth = {0: 7, 1: 7, 2: 9}
+    assert build_algorithm("oracle", true_clusters=truth) == Oracle(truth)
+    for name in set(ALGORITHMS) - {"oracle"}:
+        assert build_algorithm(name, true_clusters=truth) == build_algorithm(name)
+
+
+def test_the_oracle_needs_a_truth():
+    with pytest.raises(
+        ConfigError, match=r"algorithm 'oracle' needs data whose true clusters are known; set data\.shift"
+    ):
+        build_algorithm("oracle")
+
+
+def test_the_oracle_needs_to_know_every_client():
+    clients = ScriptedClients({0: [0], 1: [0], 2: [0]})
+    text = re.escape("oracle: no true cluster is known for clients [1, 2]; choose data.shift or label groups")
+    with pytest.raises(ConfigError, match=text):
+        Oracle({0: 0}).init(torch.zeros(1), clients)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "rule"),
+    [
+        ("eps1", 0.0, "greater than 0, or 'auto'"),
+        ("eps1", "automatic", "greater than 0, or 'auto'"),
+        ("eps2", 0.0, "greater than 0"),
+        ("gamma_max", 1.0, "in [0, 1)"),
+        ("gamma_max", -0.1, "in [0, 1)"),
+        ("similarity", "cosine", "'updates' or 'gradients'"),
+        ("split_rounds", (5, 0), "rounds from 1 on"),
+        ("min_cluster_size", 0, "at least 1"),
+    ],
+)
+def test_an_option_of_cfl_out_of_range_is_refused(option, value, rule):
+    with pytest.raises(ConfigError, match=re.escape(f"algorithm.{option} should be {rule}, got {value!r}")):
+        CFL(**{option: value})
+
+
+def test_all_errors_of_cfl_come_at_once():
+    with pytest.raises(ConfigError) as caught:
+        CFL(eps1=-1.0, eps2=0.0, gamma_max=2.0)
+    assert len(str(caught.value).splitlines()) == 3
+
+
+def test_clusters_never_change_but_each_is_a_federation_of_its_own():
+    """Three clients of 1, 3 and 1 examples whose updates are 1, 5 and 9, for two rounds."""
+    clients = ScriptedClients({0: [1], 1: [5], 2: [9]}, {0: 1, 1: 3, 2: 1})
+    start = torch.tensor([100.0])
+    ends = {
+        name: play(build_algorithm(name, true_clusters={0: 4, 1: 4, 2: 8}), clients, start, 2).states[-1].tree
+        for name in ("fedavg", "local", "oracle")
+    }
+    models = {
+        name: {client: float(tree.nodes[leaf].params) for client, leaf in sorted(tree.leaf_of.items())}
+        for name, tree in ends.items()
+    }
+    everybody, pair = (1 * 1 + 3 * 5 + 1 * 9) / 5, (1 * 1 + 3 * 5) / 4
+    assert models["fedavg"] == dict.fromkeys(range(3), 100 + 2 * everybody)
+    assert models["local"] == {0: 100 + 2 * 1, 1: 100 + 2 * 5, 2: 100 + 2 * 9}
+    assert models["oracle"] == {0: 100 + 2 * pair, 1: 100 + 2 * pair, 2: 100 + 2 * 9}
+
+
+def test_a_cluster_without_an_answer_keeps_its_model():
+    clients = ScriptedClients({0: [1], 1: [5]})
+    algorithm = Local()
+    state = algorithm.init(torch.zeros(1), clients)
+    state, log = algorithm.step(state, [1], clients, Round(1, LocalSpec()))
+    assert [float(leaf.params) for leaf in state.tree.leaves] == [0, 5]
+    assert list(log.geometry) == [2]
+    assert log.losses == {1: 0.0}
+
+
+@pytest.mark.parametrize(("fraction", "count"), [(1.0, 10), (0.5, 5), (0.1, 1), (0.01, 1), (0.34, 3)])
+def test_sample_draws_a_fraction_and_at_least_one(fraction, count):
+    drawn = sample(range(20, 30), fraction, np.random.default_rng(0))
+    assert len(drawn) == count
+    assert set(drawn) <= set(range(20, 30))
+    assert list(drawn) == sorted(set(drawn))
+
+
+def test_sample_does_not_depend_on_the_order_of_the_members():
+    draws = [sample(members, 0.5, np.random.default_rng(3)) for members in ([1, 5, 3, 9], [9, 3, 5, 1])]
+    assert draws[0] == draws[1]
+    assert len({sample(range(10), 0.3, np.random.default_rng(seed)) for seed in range(20)}) > 10
+
+
+def test_a_cohort_has_its_fraction_of_every_cluster():
+    clients = ScriptedClients(dict.fromkeys(range(9), (0,)))
+    algorithm = Oracle({client: 0 if client < 6 else client for client in range(9)})
+    cohort = algorithm.cohort(algorithm.init(torch.zeros(1), clients), 0.5, np.random.default_rng(0))
+    assert len([client for client in cohort if client < 6]) == 3
+    assert set(cohort) >= {6, 7, 8}

@@ -1,0 +1,206 @@
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedclade import ConfigError, DataError, LocalSpec, ModelError, UpdateError, rng
+from fedclade.clients import Round
+from fedclade.data.federation import ClientData, Federation
+from fedclade.engine import SimulatedClients, loop
+from fedclade.engine.clients import choose_device
+from fedclade.params import Layout
+from tests.tiny import FEATURES, LABELS, VIEWS, federation_of, linear, perceptron, simulated
+
+TRUTH, SIZES = [0, 1, 2], [12, 15, 9]
+
+
+def two_models(params: torch.Tensor) -> torch.Tensor:
+    return torch.stack([params, params + 0.1])
+
+
+def test_every_client_trains_from_its_own_model_with_its_own_draws():
+    """Eq. 1 for each client by itself: the key of its draws is seed, purpose, round and the client's own number."""
+    federation = federation_of(TRUTH, SIZES)
+    clients, params = simulated(federation, linear())
+    spec = LocalSpec(epochs=2, batch_size=4, lr=0.2, lr_decay=0.5)
+    models = two_models(params)
+    updates = clients.train([2, 0], models, [1, 0], Round(3, spec, seed=9, purpose="again"))
+    assert updates.ids == (2, 0)
+    assert updates.sizes.tolist() == [9, 12]
+    for row, (client, model) in enumerate([(2, models[1]), (0, models[0])]):
+        draw = rng.torch_generator(9, "again", 3, client)
+        delta, loss = loop.train(
+            linear(), Layout.of(linear()), model, federation.examples(client, "train"), spec, 0.2 * 0.5**2, draw
+        )
+        assert torch.equal(updates.deltas[row], delta)
+        assert float(updates.losses[row]) == loss
+
+
+def test_gradients_are_each_clients_own():
+    federation = federation_of(TRUTH, SIZES)
+    clients, params = simulated(federation, linear())
+    models = two_models(params)
+    updates = clients.gradients([1, 2], models, [1, 0], Round(1, LocalSpec()))
+    for row, (client, model) in enumerate([(1, models[1]), (2, models[0])]):
+        expected, loss = loop.gradient(linear(), Layout.of(linear()), model, federation.examples(client, "train"), 100)
+        torch.testing.assert_close(updates.deltas[row], expected)
+        assert float(updates.losses[row]) == pytest.approx(loss)
+
+
+def shared_inputs() -> Federation:
+    """Four clients that are tested on the same examples, seen in two ways, and one with examples of its own."""
+    federation = federation_of([0, 1, 0, 1, 2])
+    shared = federation.clients[0].test
+    clients = [dataclasses.replace(c, test=shared) for c in federation.clients[:4]]
+    return dataclasses.replace(federation, clients=(*clients, federation.clients[4]))
+
+
+def test_shared_evaluation_equals_that_of_each_client_alone():
+    clients, params = simulated(shared_inputs(), perceptron())
+    models, rows = two_models(params), [0, 0, 1, 1, 0]
+    together = clients.evaluate(range(5), models, rows, "test")
+    for client, row in enumerate(rows):
+        alone = clients.evaluate([client], models, [row], "test")
+        assert together.accuracies[client] == alone.accuracies[0]
+        assert together.losses[client] == pytest.approx(float(alone.losses[0]))
+    assert together.examples.tolist() == [20] * 5
+    assert together.accuracies[0] != together.accuracies[1]
+
+
+def test_evaluation_equals_accuracy_and_cross_entropy_by_hand():
+    federation = federation_of(TRUTH)
+    clients, params = simulated(federation, linear())
+    evaluation = clients.evaluate([1], params[None], [0], "validation")
+    data = federation.clients[1]
+    x = federation.pool.x[torch.from_numpy(data.validation)]
+    y = torch.tensor(VIEWS[1])[federation.pool.y[torch.from_numpy(data.validation)]]
+    logits = x @ params[: FEATURES * LABELS].view(LABELS, FEATURES).T + params[FEATURES * LABELS :]
+    assert float(evaluation.accuracies[0]) == float((logits.argmax(1) == y).double().mean())
+    assert float(evaluation.losses[0]) == pytest.approx(float(nn.functional.cross_entropy(logits, y)), rel=1e-5)
+    assert evaluation.examples.tolist() == [10]
+
+
+def test_clients_with_the_same_indices_but_other_turns_do_not_share_inputs():
+    federation = federation_of([0, 0])
+    images = torch.randn(len(federation.pool.x), 1, 2, 2, generator=torch.Generator().manual_seed(0))
+    pool = dataclasses.replace(federation.pool, x=images)
+    shared = federation.clients[0].test
+    turned = [dataclasses.replace(c, test=shared, quarter_turns=c.id) for c in federation.clients]
+    module = nn.Sequential(nn.Flatten(), nn.Linear(4, LABELS))
+    clients, params = simulated(dataclasses.replace(federation, pool=pool, clients=tuple(turned)), module)
+    together = clients.evaluate([0, 1], params[None], [0, 0], "test")
+    assert together.losses[0] != together.losses[1]
+    assert together.losses[1] == clients.evaluate([1], params[None], [0], "test").losses[0]
+
+
+def test_a_split_without_examples_is_an_error_that_names_the_client():
+    clients, params = simulated(federation_of(TRUTH, validation=0), linear())
+    text = "client 1 has no validation examples; set data.validation_fraction above 0"
+    with pytest.raises(DataError, match=text):
+        clients.evaluate([1], params[None], [0], "validation")
+
+
+def test_training_that_diverges_names_client_and_round():
+    clients, params = simulated(federation_of(TRUTH, SIZES), linear())
+    n = len(params)
+    text = f"round 4: the update of client 0 has {n} of {n} entries that are NaN or infinite"
+    with pytest.raises(UpdateError, match=text):
+        clients.train([0, 1], params[None], [0, 0], Round(4, LocalSpec(epochs=30, lr=1e38, weight_decay=0.1)))
+
+
+class TrainsBadly(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.output = nn.BatchNorm1d(FEATURES), nn.Linear(FEATURES, LABELS)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.output(self.norm(x))
+
+
+def test_a_model_that_fails_in_training_names_client_and_round():
+    """BatchNorm cannot train on the last batch of client 1: 15 = 2·7 + 1 examples."""
+    clients, params = simulated(federation_of(TRUTH, SIZES), TrainsBadly())
+    text = re.escape("round 2: the model fails on the data of client 1 ('c1'): Expected more than 1 value per channel")
+    with pytest.raises(ModelError, match=text):
+        clients.train([1], params[None], [0], Round(2, LocalSpec(batch_size=7)))
+
+
+def test_a_model_with_too_few_outputs_is_refused():
+    text = re.escape("the model should give (2, 4) outputs for 4 labels of tiny, got (2, 3)")
+    with pytest.raises(ModelError, match=text):
+        SimulatedClients(federation_of(TRUTH), nn.Linear(FEATURES, 3))
+
+
+def test_a_model_that_does_not_take_the_inputs_is_refused():
+    text = re.escape("the model cannot take inputs of shape (6,) (tiny): mat1 and mat2 shapes cannot be multiplied")
+    with pytest.raises(ModelError, match=text):
+        SimulatedClients(federation_of(TRUTH), nn.Linear(5, LABELS))
+
+
+class GivesAPair(nn.Linear):
+    def forward(self, x):
+        return x, x
+
+
+def test_a_model_that_does_not_return_a_tensor_is_refused():
+    text = re.escape("the model should give (2, 4) outputs for 4 labels of tiny, got tuple")
+    with pytest.raises(ModelError, match=text):
+        SimulatedClients(federation_of(TRUTH), GivesAPair(FEATURES, LABELS))
+
+
+def test_a_language_model_gives_outputs_for_every_place():
+    federation = federation_of([0])
+    n = len(federation.pool.x)
+    pool = dataclasses.replace(
+        federation.pool,
+        x=torch.zeros(n, 5, dtype=torch.int64),
+        y=torch.zeros(n, 5, dtype=torch.int64),
+        outputs=7,
+        task="language",
+    )
+    language = dataclasses.replace(federation, pool=pool)
+    good = nn.Embedding(7, 7)
+    assert SimulatedClients(language, good).evaluate([0], torch.zeros(1, 49), [0], "test").examples.tolist() == [20 * 5]
+    with pytest.raises(
+        ModelError, match=re.escape("should give (2, 5, 7) outputs for 7 labels of tiny, got (2, 5, 6)")
+    ):
+        SimulatedClients(language, nn.Embedding(7, 6))
+
+
+def test_ids_and_sizes_are_the_federations():
+    federation = federation_of(TRUTH, SIZES)
+    clients, _ = simulated(federation, linear())
+    assert clients.ids == (0, 1, 2)
+    assert clients.sizes == {0: 12, 1: 15, 2: 9}
+
+
+def test_a_federation_of_one_example_per_client_trains():
+    federation = federation_of([0])
+    one = np.array([0])
+    federation = dataclasses.replace(federation, clients=(ClientData(0, "c0", 0, one, one, one),))
+    clients, params = simulated(federation, linear())
+    assert clients.train([0], params[None], [0], Round(1, LocalSpec())).deltas.abs().max() > 0
+
+
+def test_an_unknown_device_is_refused():
+    with pytest.raises(ConfigError, match="device should be auto, cpu or cuda, got 'tpu'"):
+        choose_device("tpu")
+
+
+def test_cuda_is_refused_where_there_is_none(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(
+        ConfigError, match="device 'cuda' was asked for, but torch sees no CUDA device; use --device cpu"
+    ):
+        choose_device("cuda")
+    assert choose_device("auto") == "cpu"
+
+
+def test_auto_takes_cuda_where_there_is_one(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert [choose_device(device) for device in ("auto", "cpu", "cuda")] == ["cuda", "cpu", "cuda"]

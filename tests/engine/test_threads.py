@@ -1,0 +1,25 @@
+"""Small steps get one thread; large ones all that there are."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from fedclade.engine.threads import WORTH_SHARING, threads_for, using_threads
+
+
+def test_only_steps_with_enough_work_get_more_than_one_thread(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+    module = nn.Linear(1000, 1000)  # 2·1000² operations for each example
+    enough = int(WORTH_SHARING / 2e6)
+    assert threads_for(module, torch.zeros(enough, 1000)) == 8
+    assert threads_for(module, torch.zeros(enough - 1, 1000)) == 1
+
+
+def test_the_number_of_threads_is_put_back_even_after_an_error():
+    before = torch.get_num_threads()
+    with pytest.raises(RuntimeError, match="inside"), using_threads(before + 1):
+        assert torch.get_num_threads() == before + 1
+        raise RuntimeError("inside")
+    assert torch.get_num_threads() == before

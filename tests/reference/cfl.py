@@ -1,0 +1,107 @@
+"""Algorithm 5 of the CFL paper, line by line, in NumPy's float64 and plain loops.
+
+Only SGD_n itself is the library's, with the library's random draws. Its choices are those of ``algorithms/cfl.py``:
+
+- Line 13 has the weights of eq. 2.
+- After a split (line 19) the children have no Δθ_c of their own yet; line 7 of the next round takes their parent's.
+- ε₁ may be "auto": a tenth of the largest ‖Δθ_c‖ that the cluster or one of its ancestors has seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedclade import LocalSpec, rng
+from fedclade.data.federation import ClientData, Federation
+from fedclade.engine import loop
+from fedclade.params import Layout
+from tests.reference.bipartition import alpha_cross_max, bipartition
+
+Vector = np.ndarray
+
+
+@dataclass
+class AfterRound:
+    """What Algorithm 5 knows at the end of a round; the models are those that the next round starts from."""
+
+    clusters: set[frozenset[int]]
+    theta: dict[int, Vector]
+    mean_norms: dict[frozenset[int], float]
+    max_norms: dict[frozenset[int], float]
+
+
+def sgd(
+    theta: Vector,
+    client: ClientData,
+    federation: Federation,
+    module: nn.Module,
+    spec: LocalSpec,
+    seed: int,
+    number: int,
+) -> Vector:
+    """SGD_n(θ, D_i): the parameters after local training."""
+    model = torch.from_numpy(theta.astype(np.float32))
+    examples = federation.examples(client.id, "train")
+    draw = rng.torch_generator(seed, "train", number, client.key)
+    delta, _ = loop.train(module, Layout.of(module), model, examples, spec, spec.lr_at(number), draw)
+    return theta + delta.numpy().astype(np.float64)
+
+
+def clustered_federated_learning(
+    theta_0: Vector,
+    federation: Federation,
+    module: nn.Module,
+    spec: LocalSpec,
+    *,
+    eps1: float | str,
+    eps2: float,
+    gamma_max: float,
+    seed: int,
+    rounds: int,
+    P: Callable[[Vector], Vector] = lambda v: v,
+    P_inverse: Callable[[Vector], Vector] = lambda v: v,
+) -> list[AfterRound]:
+    clients = {client.id: client for client in federation.clients}
+    size = {i: len(client.train) for i, client in clients.items()}
+    C = {frozenset(clients)}  # line 3
+    theta = dict.fromkeys(clients, theta_0)
+    delta_of_cluster = {c: np.zeros_like(theta_0) for c in C}
+    peak = dict.fromkeys(C, 0.0)
+    history = []
+    for number in range(1, rounds + 1):  # line 4
+        delta = {}
+        for i in clients:  # line 5
+            mine = next(c for c in C if i in c)
+            theta[i] = theta[i] + P_inverse(delta_of_cluster[mine])  # line 7
+            delta[i] = P(sgd(theta[i], clients[i], federation, module, spec, seed, number) - theta[i])  # line 8
+        C_tmp, mean_norms, max_norms = set(C), {}, {}  # line 11
+        for c in C:  # line 12
+            D_c = sum(size[i] for i in c)
+            delta_of_cluster[c] = sum(size[i] / D_c * delta[i] for i in c)  # line 13, weighted as in eq. 2
+            mean_norms[c] = float(np.linalg.norm(delta_of_cluster[c]))
+            max_norms[c] = max(float(np.linalg.norm(delta[i])) for i in c)
+            peak[c] = max(peak[c], mean_norms[c])
+            threshold = peak[c] / 10 if eps1 == "auto" else eps1
+            if len(c) > 1 and mean_norms[c] < threshold and max_norms[c] > eps2:  # line 14
+                members = sorted(c)
+                alpha = np.array([[_cosine(delta[i], delta[j]) for j in members] for i in members])  # line 15
+                c1, c2 = bipartition(alpha)  # line 16
+                cross = alpha_cross_max(alpha, c1, c2)  # line 17
+                if gamma_max < np.sqrt((1 - cross) / 2):  # line 18
+                    parts = [frozenset(members[k] for k in part) for part in (c1, c2)]
+                    C_tmp = (C_tmp - {c}) | set(parts)  # line 19
+                    for part in parts:
+                        delta_of_cluster[part], peak[part] = delta_of_cluster[c], peak[c]
+        C = C_tmp  # line 23
+        moved = {i: theta[i] + P_inverse(delta_of_cluster[next(c for c in C if i in c)]) for i in clients}
+        history.append(AfterRound(C, moved, mean_norms, max_norms))
+    return history
+
+
+def _cosine(a: Vector, b: Vector) -> float:
+    return float(a @ b / (np.linalg.norm(a) * np.linalg.norm(b)))

@@ -1,0 +1,19 @@
+from __future__ import annotations
+
+import torch
+
+from fedclade.aggregate import weighted_mean
+from fedclade.clients import Updates
+
+
+def test_clients_weigh_as_much_as_they_have_examples():
+    """Eq. 2: (1·4 + 3·8) / 4 and (1·2 + 3·(−2)) / 4."""
+    deltas = torch.tensor([[4.0, 2.0], [8.0, -2.0]])
+    updates = Updates.received([0, 1], [1, 3], deltas, 2, torch.zeros(2), 1)
+    assert weighted_mean(updates).tolist() == [(1 * 4 + 3 * 8) / 4, (1 * 2 + 3 * -2) / 4]
+    assert weighted_mean(updates).dtype == torch.float32
+
+
+def test_buffers_are_averaged_with_the_parameters():
+    updates = Updates.received([0, 1], [1, 1], torch.tensor([[0.0, 2.0], [0.0, 6.0]]), 1, torch.zeros(2), 1)
+    assert weighted_mean(updates).tolist() == [0, (2 + 6) / 2]

@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from fedclade import ConfigError, LocalSpec
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "rule"),
+    [
+        ("epochs", 0, "at least 1"),
+        ("batch_size", 0, "at least 1"),
+        ("lr", 0.0, "greater than 0"),
+        ("lr", float("nan"), "greater than 0"),
+        ("momentum", 1.0, "in [0, 1)"),
+        ("momentum", -0.1, "in [0, 1)"),
+        ("weight_decay", -0.5, "at least 0"),
+        ("lr_decay", 0.0, "in (0, 1]"),
+        ("lr_decay", 1.5, "in (0, 1]"),
+        ("mu", -1.0, "at least 0"),
+    ],
+)
+def test_a_value_out_of_range_is_refused(name, value, rule):
+    with pytest.raises(ConfigError, match=re.escape(f"local.{name} should be {rule}, got {value!r}")):
+        LocalSpec(**{name: value})
+
+
+def test_all_errors_come_at_once():
+    with pytest.raises(ConfigError) as caught:
+        LocalSpec(epochs=0, lr=-1.0)
+    assert str(caught.value) == (
+        "local.epochs should be at least 1, got 0\nlocal.lr should be greater than 0, got -1.0"
+    )
+
+
+@pytest.mark.parametrize("good", [{"momentum": 0.0}, {"lr_decay": 1.0}, {"mu": 0.0}, {"epochs": 1, "batch_size": 1}])
+def test_the_edges_of_the_ranges_are_allowed(good):
+    assert LocalSpec(**good)

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from fedclade.errors import ModelError
+from fedclade.params import Layout
+
+
+def batch_norm() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+
+
+def test_parameters_come_first_and_buffers_behind_them():
+    layout = Layout.of(batch_norm())
+    assert layout.n_parameters == 3 * 2 + 2 + 2 + 2
+    assert [slot.name for slot in layout.buffers] == ["1.running_mean", "1.running_var", "1.num_batches_tracked"]
+    assert layout.size == layout.n_parameters + 2 + 2 + 1
+
+
+def test_a_vector_loaded_and_flattened_again_is_the_same():
+    module = batch_norm()
+    layout = Layout.of(module)
+    vector = torch.arange(layout.size, dtype=torch.float32)
+    layout.load(vector, module)
+    assert torch.equal(layout.flatten(module), vector)
+    assert module[0].bias.tolist() == [6, 7]
+    assert module[1].running_var.tolist() == [14, 15]
+
+
+def test_whole_number_buffers_are_rounded_when_loaded():
+    module = batch_norm()
+    layout = Layout.of(module)
+    vector = layout.flatten(module)
+    vector[-1] = 2.6
+    layout.load(vector, module)
+    assert module[1].num_batches_tracked.dtype == torch.int64
+    assert int(module[1].num_batches_tracked) == 3
+
+
+def test_tied_weights_have_one_place():
+    module = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
+    module[1].weight = module[0].weight
+    layout = Layout.of(module)
+    assert layout.size == 4 * 4
+    layout.load(torch.ones(16), module)
+    assert module[1].weight.sum() == 16
+
+
+def test_frozen_parameters_lie_behind_the_trained_ones_and_are_not_compared():
+    module = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
+    module[0].requires_grad_(False)
+    layout = Layout.of(module)
+    assert [slot.name for slot in layout.parameters] == ["1.weight", "1.bias"]
+    assert layout.n_parameters == 2 + 1
+    assert layout.size == 2 + 1 + 3 * 2 + 2
+
+
+def test_buffers_that_are_not_saved_stay_out():
+    module = nn.Linear(2, 1)
+    module.register_buffer("scratch", torch.zeros(5), persistent=False)
+    assert Layout.of(module).size == 2 + 1
+
+
+def test_flatten_copies():
+    module = nn.Linear(2, 1)
+    vector = Layout.of(module).flatten(module)
+    vector.zero_()
+    assert module.weight.abs().sum() > 0
+
+
+def test_unflatten_gives_views_of_floats():
+    layout = Layout.of(nn.Linear(2, 1))
+    vector = torch.zeros(3)
+    layout.unflatten(vector)["bias"].fill_(5.0)
+    assert vector.tolist() == [0, 0, 5]
+
+
+@pytest.mark.parametrize("shape", [(2,), (4,), (1, 3)])
+def test_a_vector_of_another_shape_is_refused(shape):
+    module = nn.Linear(2, 1)
+    text = f"a vector of 3 entries was expected, got shape \\({', '.join(map(str, shape))}"
+    with pytest.raises(ModelError, match=text):
+        Layout.of(module).load(torch.zeros(shape), module)
+
+
+def test_a_module_without_trainable_parameters_is_refused():
+    with pytest.raises(ModelError, match="Flatten has no trainable parameters"):
+        Layout.of(nn.Flatten())
+
+
+def test_parameters_of_several_types_are_refused():
+    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double())
+    text = r"parameters should share one type, got \['torch.float32', 'torch.float64'\]; cast the model first"
+    with pytest.raises(ModelError, match=text):
+        Layout.of(module)

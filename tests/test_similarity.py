@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from fedclade.similarity import cosine_similarity, gamma_bound, separation_gap
+
+
+def in_float64(signatures: torch.Tensor) -> np.ndarray:
+    rows = signatures.double().numpy()
+    norms = np.sqrt((rows**2).sum(1))
+    return rows @ rows.T / np.outer(norms, norms)
+
+
+def test_equals_the_definition_in_float64():
+    """Eq. 51."""
+    signatures = torch.randn(7, 40, generator=torch.Generator().manual_seed(0))
+    np.testing.assert_allclose(cosine_similarity(signatures), in_float64(signatures), atol=1e-6)
+
+
+def test_equal_directions_are_alike_to_the_end_for_updates_of_600000_entries():
+    """The square roots of the product's diagonal cancel its rounding, where norms of their own would not (by 3e-5)."""
+    base = 0.01 * torch.randn(600_000, generator=torch.Generator().manual_seed(0))
+    alpha = cosine_similarity(torch.stack([base, base, 1.7 * base, base]))
+    np.testing.assert_allclose(alpha, np.ones((4, 4)), rtol=0, atol=1e-5)
+
+
+def test_is_symmetric_with_ones_on_the_diagonal_and_within_bounds():
+    alpha = cosine_similarity(torch.randn(30, 5, generator=torch.Generator().manual_seed(3)).repeat(2, 1))
+    assert np.array_equal(alpha, alpha.T)
+    assert (np.diagonal(alpha) == 1).all()
+    assert alpha.min() >= -1
+    assert alpha.max() <= 1
+    assert alpha.dtype == np.float64
+
+
+def test_a_row_of_zeros_is_like_nothing_but_itself():
+    alpha = cosine_similarity(torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 0.0]]))
+    assert alpha.tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 1]]
+
+
+def test_lengths_do_not_matter():
+    alpha = cosine_similarity(torch.tensor([[3.0, 0.0], [0.001, 0.0], [-7.0, 0.0], [0.0, 2.0]]))
+    np.testing.assert_allclose(alpha[0], [1, 1, -1, 0], atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("alpha", "bound"), [(-1.0, 1.0), (0.0, math.sqrt(1 / 2)), (0.5, math.sqrt(1 / 4)), (1.0, 0.0)]
+)
+def test_gamma_bound_is_eq_39(alpha, bound):
+    assert gamma_bound(alpha) == bound
+
+
+ALPHA = np.array([[1.0, 0.8, 0.1], [0.8, 1.0, -0.2], [0.1, -0.2, 1.0]])
+
+
+def test_separation_gap_is_the_smallest_similarity_inside_less_the_largest_across():
+    """Eq. 28: clients 0 and 1 belong together."""
+    assert separation_gap(ALPHA, [5, 5, 6], alpha_cross_max=0.1) == 0.8 - 0.1
+
+
+def test_separation_gap_is_negative_in_a_pure_cluster():
+    """All three have the same distribution: α_intra^min = -0.2."""
+    assert separation_gap(ALPHA, [5, 5, 5], alpha_cross_max=0.1) == -0.2 - 0.1
+
+
+def test_separation_gap_of_clients_that_are_all_different():
+    """No pair lies inside a cluster: a client's similarity to itself, 1, is the smallest inside."""
+    assert separation_gap(ALPHA, [5, 6, 7], alpha_cross_max=0.1) == 1 - 0.1

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import torch
+
+from fedclade.tree import ParameterTree
+
+
+def grown() -> ParameterTree:
+    """Root {0..4} split in round 3 into 1: {0, 1, 4} and 2: {2, 3}; node 1 in round 5 into 3: {0, 4} and 4: {1}."""
+    tree = ParameterTree.root_only([3, 1, 0, 2, 4], torch.tensor([0.0]))
+    tree = tree.moved(0, torch.tensor([10.0]))
+    tree = split(tree, 0, [(4, 0, 1), (2, 3)], params=0.0, number=3)
+    return split(tree.moved(1, torch.tensor([1.0])), 1, [(0, 4), (1,)], params=10.0, number=5)
+
+
+def split(tree, node, parts, params, number):
+    cached = [torch.tensor([[float(client)] for client in sorted(part)]) for part in parts]
+    return tree.split(
+        node, parts, params=torch.tensor([params]), cached=cached, round_number=number, criteria={"mean_norm": 0.5}
+    )
+
+
+def test_the_root_holds_all_clients_in_order():
+    tree = ParameterTree.root_only([3, 1, 2], torch.zeros(1))
+    assert tree.leaves == tree.nodes
+    assert tree.nodes[0].members == (1, 2, 3)
+    assert (tree.nodes[0].parent, tree.nodes[0].born, tree.nodes[0].split_in) == (None, 0, None)
+
+
+def test_a_split_makes_children_of_a_leaf():
+    tree = grown()
+    assert [node.id for node in tree.leaves] == [2, 3, 4]
+    assert [node.members for node in tree.children(0)] == [(0, 1, 4), (2, 3)]
+    assert [node.id for node in tree.children(1)] == [3, 4]
+    assert tree.children(2) == ()
+    assert [node.born for node in tree.nodes] == [0, 3, 3, 5, 5]
+    assert [node.split_in for node in tree.nodes] == [3, 5, None, None, None]
+    assert tree.nodes[0].criteria == {"mean_norm": 0.5}
+    assert tree.nodes[2].criteria == {}
+
+
+def test_children_go_on_from_the_current_model_and_the_node_keeps_the_given_one():
+    tree = grown()
+    assert [float(node.params) for node in tree.nodes] == [0.0, 10.0, 10.0, 11.0, 11.0]
+
+
+def test_cached_updates_lie_with_the_child():
+    """Eq. 47: at the edge, in the order of the members."""
+    tree = grown()
+    assert tree.nodes[0].cached is None
+    assert tree.nodes[1].cached.tolist() == [[0], [1], [4]]
+    assert tree.nodes[3].cached.tolist() == [[0], [4]]
+
+
+def test_every_client_has_one_leaf_and_a_path_from_the_root_to_it():
+    tree = grown()
+    assert tree.leaf_of == {0: 3, 4: 3, 1: 4, 2: 2, 3: 2}
+    assert [node.id for node in tree.path(4)] == [0, 1, 3]
+    assert [node.id for node in tree.path(2)] == [0, 2]
+
+
+def test_a_star_has_one_leaf_for_each_cluster():
+    tree = ParameterTree.star([(5, 2), (1,)], torch.ones(2))
+    assert [node.members for node in tree.nodes] == [(1, 2, 5), (2, 5), (1,)]
+    assert [node.parent for node in tree.nodes] == [None, 0, 0]
+    assert [node.id for node in tree.leaves] == [1, 2]
+    assert tree.nodes[0].split_in == 0
+    assert all(torch.equal(node.params, torch.ones(2)) for node in tree.nodes)
+
+
+def test_a_star_of_one_cluster_has_one_leaf():
+    assert [node.id for node in ParameterTree.star([(0, 1)], torch.ones(2)).leaves] == [1]
+
+
+def test_models_stacks_each_node_once():
+    vectors, rows = grown().models([3, 2, 3, 0])
+    assert vectors.tolist() == [[11.0], [10.0], [0.0]]
+    assert rows == [0, 1, 0, 2]
+
+
+def test_moving_returns_a_new_tree_and_leaves_the_old():
+    tree = ParameterTree.star([(0,), (1,)], torch.tensor([1.0]))
+    moved = tree.moved(2, torch.tensor([0.5]))
+    assert [float(node.params) for node in moved.nodes] == [1.0, 1.0, 1.5]
+    assert [float(node.params) for node in tree.nodes] == [1.0, 1.0, 1.0]
+
+
+def test_map_vectors_changes_models_and_cached_updates():
+    tree = grown().map_vectors(lambda v: -v)
+    assert [float(node.params) for node in tree.nodes] == [0.0, -10.0, -10.0, -11.0, -11.0]
+    assert tree.nodes[1].cached.tolist() == [[0], [-1], [-4]]
+    assert tree.nodes[0].cached is None
+    assert tree.nodes[3].members == (0, 4)

@@ -1,0 +1,182 @@
+"""Small worlds for tests: a federation built by hand, clients that follow a script, and clients that are watched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedclade import LocalSpec
+from fedclade.algorithms import Algorithm, RoundLog, State
+from fedclade.clients import Clients, Evaluation, Round, Split, Updates
+from fedclade.data.federation import ClientData, Federation, Pool
+from fedclade.engine import SimulatedClients
+from fedclade.models import build_model
+
+FEATURES, LABELS = 6, 4
+
+VIEWS = (None, (1, 0, 2, 3), (0, 1, 3, 2), (1, 0, 3, 2))
+"""How the four true clusters see the labels: as they are, with one pair swapped, with the other, with both."""
+
+
+def federation_of(
+    truth: Sequence[int], sizes: Sequence[int] | None = None, seed: int = 0, validation: int = 10, test: int = 20
+) -> Federation:
+    """Return a client for each entry of ``truth``, with the ids 0, 1, ... and labels seen as its true cluster does."""
+    sizes = sizes or [24] * len(truth)
+    draw = np.random.default_rng(seed)
+    n = sum(sizes) + len(truth) * (validation + test)
+    x = draw.normal(size=(n, FEATURES)).astype(np.float32)
+    y = (x @ draw.normal(size=(FEATURES, LABELS))).argmax(1)
+    clients: list[ClientData] = []
+    start = 0
+    for i, (cluster, size) in enumerate(zip(truth, sizes, strict=True)):
+        indices = np.arange(start, start := start + size + validation + test)
+        train, held_out, tested = np.split(indices, [size, size + validation])
+        view = VIEWS[cluster]
+        clients.append(ClientData(i, f"c{i}", i, train, held_out, tested, None if view is None else torch.tensor(view)))
+    everything = np.arange(n)
+    pool = Pool("tiny", torch.from_numpy(x), torch.from_numpy(y), y, everything, everything[:0], LABELS)
+    return Federation(pool, tuple(clients), dict(enumerate(truth)), "tiny")
+
+
+def renamed(federation: Federation, new_ids: Mapping[int, int]) -> Federation:
+    """Return the same clients under other ids, in the order of these; their keys stay with them."""
+    clients = sorted((replace(c, id=new_ids[c.id]) for c in federation.clients), key=lambda c: c.id)
+    truth = {new_ids[client]: cluster for client, cluster in (federation.true_clusters or {}).items()}
+    return replace(federation, clients=tuple(clients), true_clusters=truth)
+
+
+def linear(seed: int = 0) -> nn.Module:
+    return build_model("mclr", input_shape=(FEATURES,), outputs=LABELS, seed=seed)
+
+
+def perceptron(seed: int = 0) -> nn.Module:
+    return build_model("mlp", input_shape=(FEATURES,), outputs=LABELS, seed=seed, arguments={"hidden": 8})
+
+
+@dataclass
+class Asked:
+    """One call of a client method."""
+
+    what: str
+    ids: tuple[int, ...]
+    models: dict[int, Tensor]
+    number: int
+    split: str = ""
+    answer: Updates | None = None
+
+
+@dataclass
+class SpyClients:
+    """Clients that note what they were asked, and what they answered."""
+
+    clients: Clients
+    calls: list[Asked] = field(default_factory=list)
+
+    @property
+    def ids(self) -> Sequence[int]:
+        return self.clients.ids
+
+    @property
+    def sizes(self) -> Mapping[int, int]:
+        return self.clients.sizes
+
+    def train(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], this_round: Round) -> Updates:
+        answer = self.clients.train(ids, models, assignment, this_round)
+        self._note("train", ids, models, assignment, this_round.number, answer=answer)
+        return answer
+
+    def gradients(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], this_round: Round) -> Updates:
+        answer = self.clients.gradients(ids, models, assignment, this_round)
+        self._note("gradients", ids, models, assignment, this_round.number, answer=answer)
+        return answer
+
+    def evaluate(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], split: Split) -> Evaluation:
+        self._note("evaluate", ids, models, assignment, 0, split)
+        return self.clients.evaluate(ids, models, assignment, split)
+
+    def asked(self, what: str, number: int) -> list[Asked]:
+        return [call for call in self.calls if call.what == what and call.number == number]
+
+    def _note(self, what, ids, models, assignment, number, split="", answer=None) -> None:
+        given = {client: models[row].clone() for client, row in zip(ids, assignment, strict=True)}
+        self.calls.append(Asked(what, tuple(ids), given, number, split, answer))
+
+
+@dataclass
+class ScriptedClients:
+    """Clients that answer with the updates that they are told to, whatever their model."""
+
+    deltas: Mapping[int, Sequence[float]]
+    sizes: Mapping[int, int] = field(default_factory=dict)
+    right: Callable[[int, float], float] = lambda client, model: 0.0
+    """Accuracy of a client by its id and the first entry of its model."""
+
+    def __post_init__(self) -> None:
+        self.sizes = dict(self.sizes) or dict.fromkeys(self.deltas, 1)
+
+    @property
+    def ids(self) -> Sequence[int]:
+        return tuple(self.deltas)
+
+    def train(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], this_round: Round) -> Updates:
+        deltas = torch.tensor([self.deltas[client] for client in ids], dtype=torch.float32)
+        sizes = [self.sizes[client] for client in ids]
+        return Updates.received(ids, sizes, deltas, deltas.shape[1], torch.zeros(len(ids)), this_round.number)
+
+    gradients = train
+
+    def evaluate(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], split: Split) -> Evaluation:
+        rows = zip(ids, assignment, strict=True)
+        accuracies = torch.tensor([self.right(client, float(models[row, 0])) for client, row in rows])
+        return Evaluation(tuple(ids), accuracies, torch.zeros(len(ids)), torch.ones(len(ids)))
+
+
+@dataclass
+class Played:
+    """A run, round by round: states (one more than rounds), logs, and the clients that were watched."""
+
+    states: list[State]
+    logs: list[RoundLog]
+    clients: SpyClients
+
+    def splits(self) -> list[tuple[int, int, tuple[frozenset[int], ...]]]:
+        """Return round, node and parts of every split."""
+        return [
+            (number, event.node, tuple(frozenset(part) for part in event.details["clusters"]))
+            for number, log in enumerate(self.logs, start=1)
+            for event in log.events
+            if event.kind == "split"
+        ]
+
+
+def play(
+    algorithm: Algorithm,
+    clients: Clients,
+    params: Tensor,
+    rounds: int,
+    *,
+    spec: LocalSpec | None = None,
+    seed: int = 0,
+    fraction: float = 1.0,
+) -> Played:
+    """Run an algorithm as ``simulate`` does, and keep what simulate lets go: states, logs, calls."""
+    spy = SpyClients(clients)
+    states, logs = [algorithm.init(params, spy)], list[RoundLog]()
+    for number in range(1, rounds + 1):
+        this_round = Round(number, spec or LocalSpec(), seed)
+        cohort = algorithm.cohort(states[-1], fraction, this_round.generator("cohort"))
+        state, log = algorithm.step(states[-1], cohort, spy, this_round)
+        states.append(state)
+        logs.append(log)
+    return Played(states, logs, spy)
+
+
+def simulated(federation: Federation, module: nn.Module) -> tuple[SimulatedClients, Tensor]:
+    """Return the clients of a federation, and the model's vector."""
+    clients = SimulatedClients(federation, module)
+    return clients, clients.layout.flatten(module)
