@@ -19,7 +19,14 @@ def test_only_steps_with_enough_work_get_more_than_one_thread(monkeypatch: pytes
 
 def test_the_number_of_threads_is_put_back_even_after_an_error():
     before = torch.get_num_threads()
-    with pytest.raises(RuntimeError, match="inside"), using_threads(before + 1):
-        assert torch.get_num_threads() == before + 1
-        raise RuntimeError("inside")
+    inside: list[int] = []
+
+    def fails() -> None:
+        with using_threads(before + 1):
+            inside.append(torch.get_num_threads())
+            raise RuntimeError("inside")
+
+    with pytest.raises(RuntimeError, match="inside"):
+        fails()
+    assert inside == [before + 1]
     assert torch.get_num_threads() == before

@@ -95,6 +95,20 @@ def test_table_holds_what_the_markdown_holds_and_fits_a_terminal(summary_run):
     assert line == ["cfl", "60.0", "60.0", "–", "1", "0.50", "3.0", "kB", "1", "min", "01", "s"]
 
 
+def test_what_all_labels_end_in_is_said_once_and_a_narrow_terminal_gets_fewer_columns(summary_run):
+    runs = {f"{name}-mnist-label-swap": [summary_run(name, 0.5)] for name in ("fedavg", "cfl")}
+    text = {}
+    for width in (50, 100):
+        console = Console(width=width, record=True, file=io.StringIO())
+        console.print(Comparison(runs).table(width))
+        text[width] = console.export_text()
+    assert "Comparison of 2 configurations, 1 seed each, mnist-label-swap" in text[100]
+    assert "cfl-mnist" not in text[100]
+    assert "traffic" in text[100]
+    assert "traffic" not in text[50]
+    assert all("config" in each and "…" not in each for each in text.values())
+
+
 def test_csv_and_json_hold_plain_numbers(two_seeds):
     mine, *_ = csv.DictReader(io.StringIO(two_seeds.csv()))
     assert (mine["label"], mine["algorithm"], mine["data"], mine["seeds"]) == ("mine", "cfl", "digits, 4 clients", "2")

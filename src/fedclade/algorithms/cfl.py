@@ -26,6 +26,7 @@ from fedclade.algorithms.base import (
     Event,
     RoundLog,
     State,
+    best_on_validation,
     log_of,
     move_clusters,
     train_clusters,
@@ -109,7 +110,7 @@ class CFL(Algorithm):
 
     def serve(self, state: State, clients: Clients) -> Mapping[int, int]:
         """Return the node whose model each client is served with."""
-        return _best_on_validation(state.tree, clients) if self.fallback else super().serve(state, clients)
+        return best_on_validation(state.tree, clients) if self.fallback else super().serve(state, clients)
 
     def _calls_for_split(self, node: Node, geometry: Geometry, peaks: Tensor, this_round: Round) -> bool:
         if len(node.members) < 2:
@@ -170,17 +171,3 @@ def _inherited(peaks: Tensor, tree: ParameterTree) -> Tensor:
     """Hand every new node its parent's largest norm: a lineage begins at the root."""
     new = [peaks[node.parent or 0] for node in tree.nodes[len(peaks) :]]
     return torch.cat([peaks, torch.tensor(new, dtype=peaks.dtype)])
-
-
-def _best_on_validation(tree: ParameterTree, clients: Clients) -> dict[int, int]:
-    """Return for each client the node on its path with the best validation accuracy; the deepest of equals."""
-    paths = {client: tree.path(client) for client in clients.ids}
-    best: dict[int, tuple[float, int]] = dict.fromkeys(paths, (-1.0, 0))
-    for depth in range(max(map(len, paths.values()))):
-        at = {client: path[depth].id for client, path in paths.items() if depth < len(path)}
-        models, rows = tree.models(list(at.values()))
-        accuracies = clients.evaluate(list(at), models, rows, "validation").accuracies.tolist()
-        for (client, node), accuracy in zip(at.items(), accuracies, strict=True):
-            if accuracy >= best[client][0]:
-                best[client] = (accuracy, node)
-    return {client: node for client, (_, node) in best.items()}

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from fedclade.algorithms import ALGORITHMS
 from fedclade.citations import cite_name
+from fedclade.cli.console import new_console
 from fedclade.config import config_folder, find_config, read_config
 from fedclade.data import PARTITIONS, SHIFTS, SOURCES
 from fedclade.models import MODELS
@@ -35,7 +35,7 @@ class Kind(StrEnum):
 
 def report(folder: RunFolder) -> None:
     """Print the tables of a run, and draw its figures anew."""
-    run, console = Run.load(folder), Console()
+    run, console = Run.load(folder), new_console()
     console.print(run_table(run))
     console.print(cluster_table(run))
     if run.events:
@@ -47,14 +47,14 @@ def report(folder: RunFolder) -> None:
 def tree(folder: RunFolder) -> None:
     """Print the parameter tree of a run: its clusters, their members, and how they were split."""
     run = Run.load(folder)
-    Console().print(tree_view(run.tree, run))
+    new_console().print(tree_view(run.tree, run))
 
 
 def validate(config: Annotated[str, typer.Argument(help="A TOML file, or a name of 'fedclade ls configs'.")]) -> None:
     """Check a config without running it, and say everything that is wrong with it at once."""
     path = find_config(config)
     read_config(path)
-    Console().print(f"{path} is fine", soft_wrap=True)
+    new_console().print(f"{path} is fine", soft_wrap=True)
 
 
 def list_known(kind: Annotated[Kind, typer.Argument(help="What to list.")]) -> None:
@@ -64,7 +64,7 @@ def list_known(kind: Annotated[Kind, typer.Argument(help="What to list.")]) -> N
     table.add_column()
     for name, summary in _known(kind).items():
         table.add_row(name, summary)
-    Console().print(table)
+    new_console().print(table)
 
 
 def cite(

@@ -10,10 +10,11 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from fedclade.cli.console import new_console
 from fedclade.cli.progress import RunProgress
 from fedclade.config import Config, find_config, read_config
 from fedclade.engine.clients import choose_device
-from fedclade.errors import ConfigError
+from fedclade.errors import ConfigError, MissingExtraError
 from fedclade.report import Comparison, event_table, run_table, save_figures, tree_view
 from fedclade.store import Run
 from fedclade.store.run import check_free
@@ -43,7 +44,7 @@ def demo(out: OutOption = None, quiet: QuietOption = False) -> None:
 
     Needs no data and takes less than a minute: the digits come with scikit-learn.
     """
-    console = Console()
+    console = new_console()
     target = _target(out, "demo")
     configs = {name: read_config(find_config(f"{name}-digits-label-swap")) for name in DEMO}
     console.print(
@@ -52,7 +53,7 @@ def demo(out: OutOption = None, quiet: QuietOption = False) -> None:
     )
     runs = _run_all(configs, 1, None, "auto", target, console, quiet)
     cfl = runs["cfl"][0]
-    console.print(Comparison(runs).table())
+    console.print(Comparison(runs).table(console.width))
     console.print(event_table(cfl))
     console.print(tree_view(cfl.tree, cfl))
     console.print(
@@ -75,7 +76,7 @@ def run_config(
 
     Example: fedclade run configs/cfl-mnist-label-swap.toml --data-dir DIR --seed 1 --set algorithm.eps2=0.9
     """
-    console = Console()
+    console = new_console()
     path = find_config(config)
     checked = read_config(path, _overrides(override, seed=seed, rounds=rounds))
     target = _target(out, f"{path.stem}-seed{checked.top.seed}")
@@ -107,7 +108,7 @@ def compare(
 
     The gap closed is (method - FedAvg) / (oracle - FedAvg); it needs a FedAvg and an oracle config of the same data.
     """
-    console = Console()
+    console = new_console()
     paths = [find_config(config) for config in configs]
     labels = [path.stem for path in paths]
     if twice := sorted({label for label in labels if labels.count(label) > 1}):
@@ -116,7 +117,7 @@ def compare(
     target = _target(out, "compare")
     choose_device(device)
     runs = _run_all(checked, seeds, data_dir, device, target, console, quiet)
-    console.print(Comparison(runs).table())
+    console.print(Comparison(runs).table(console.width))
     console.print(f"comparison folder: {target}", soft_wrap=True)
 
 
@@ -124,7 +125,7 @@ def save_run(run: Run, target: Path, console: Console) -> None:
     """Write a run folder with its figures; without matplotlib the folder goes without them, and that is said."""
     try:
         run.save(target, extra=lambda folder: save_figures(run, folder / "figures"))
-    except ImportError as error:
+    except MissingExtraError as error:
         run.save(target)
         console.print(f"[yellow]no figures:[/] {error}", soft_wrap=True)
 
@@ -150,7 +151,11 @@ def _run_all(
                 run = seeded.run(seeded.federation(data_dir), device=device, on_round=on_round)
                 save_run(run, target / label / f"seed-{seed}", console)
                 runs[label].append(run)
-    Comparison(runs).save(target)
+    comparison = Comparison(runs)
+    try:
+        comparison.save(target)
+    except MissingExtraError:  # which was said for the first run
+        comparison.save(target, figure=False)
     return runs
 
 

@@ -153,12 +153,28 @@ class Comparison:
         """One row for each configuration, in the order given."""
         return tuple(self._row(label, [run.summary for run in runs]) for label, runs in self.runs.items())
 
-    def table(self) -> Table:
-        """Return the comparison for the terminal."""
+    def table(self, width: int | None = None) -> Table:
+        """Return the comparison for the terminal.
+
+        Parameters
+        ----------
+        width
+            Columns of the terminal; what does not fit is left out, the least important first.
+        """
         title, columns = self._title, dict(self._columns)
         if len(numbers := {len(row.seeds) for row in self.rows}) == 1:  # said once, to leave room for the rest
             title += f", {count(numbers.pop(), 'seed')} each"
             del columns["seeds"]
+        suffix = _common_suffix([row.label for row in self.rows])
+        title += f", {suffix.removeprefix('-')}" if suffix else ""
+        columns["config"] = lambda row: row.label.removesuffix(suffix)
+        cells = {
+            fill(name, 9, break_long_words=False): [escape(cell(row)) for row in self.rows]
+            for name, cell in columns.items()
+        }
+        for name in DISPENSABLE:
+            if width is not None and _width(cells) > width:
+                cells.pop(fill(name, 9), None)
         table = Table(
             title=Text(title, style="bold"),
             caption=escape(self._note),
@@ -169,16 +185,11 @@ class Comparison:
             pad_edge=False,
             collapse_padding=True,
         )
-        for name, cell in columns.items():
-            if name in WORDS:
-                longest = max(len(cell(row)) for row in self.rows)
-                # A narrow terminal takes from the numbers, too, only when names are already folded.
-                table.add_column(name, min_width=min(longest, 12), overflow="fold", no_wrap=longest <= 12)
-            else:  # a number must not be broken, but a header of several words may
-                table.add_column(fill(name, 9), justify="right", no_wrap=True)
-        for row in self.rows:
-            cells = (escape(cell(row)) for cell in columns.values())
-            table.add_row(*cells, style="dim" if row.algorithm in BASELINES else None)
+        for name in cells:
+            # A number must not be broken, and a name only if it is very long.
+            table.add_column(name, justify="left" if name in WORDS else "right", no_wrap=True, overflow="fold")
+        for row, line in zip(self.rows, zip(*cells.values(), strict=True), strict=True):
+            table.add_row(*line, style="dim" if row.algorithm in BASELINES else None)
         return table
 
     def markdown(self) -> str:
@@ -219,8 +230,15 @@ class Comparison:
         ]
         return json.dumps({"rows": rows}, indent=2) + "\n"
 
-    def save(self, folder: str | Path) -> Path:
+    def save(self, folder: str | Path, *, figure: bool = True) -> Path:
         """Write ``comparison.md``, ``.csv``, ``.json`` and the figure ``.png`` into a folder; it is made if need be.
+
+        Parameters
+        ----------
+        folder
+            Where.
+        figure
+            Whether to draw the figure, which needs matplotlib.
 
         Raises
         ------
@@ -229,12 +247,13 @@ class Comparison:
         RunError
             If the folder cannot be written.
         """
-        figure, target = self.figure(), Path(folder)
+        drawn, target = self.figure() if figure else None, Path(folder)
         try:
             target.mkdir(parents=True, exist_ok=True)
             for suffix, text in (("md", self.markdown()), ("csv", self.csv()), ("json", self.json())):
                 (target / f"comparison.{suffix}").write_text(text, encoding="utf-8")
-            style.save(figure, target / "comparison.png")
+            if drawn is not None:
+                style.save(drawn, target / "comparison.png")
         except OSError as error:
             raise RunError(f"cannot write the comparison to {target}: {error}") from error
         return target
@@ -381,3 +400,24 @@ COLUMNS: Mapping[str, Callable[[ComparisonRow], str]] = {
 
 WORDS = ("config", "algorithm", "data")
 """Columns of words, which stand at the left; numbers stand at the right."""
+
+DISPENSABLE = ("time", "traffic", "rounds to target", "worst tenth, %", "data", "algorithm")
+"""Columns that a narrow terminal does without, in this order."""
+
+
+def _width(cells: Mapping[str, Sequence[str]]) -> int:
+    """Return the columns that a table takes: each of its own is as wide as its widest entry, and two more."""
+    return sum(max(map(len, (*name.splitlines(), *column))) + 2 for name, column in cells.items())
+
+
+def _common_suffix(labels: Sequence[str]) -> str:
+    """Return what all labels end in, from a hyphen on: ``-mnist-label-swap``; nothing for a single label."""
+    if len(labels) < 2:
+        return ""
+    ends = [label.split("-")[1:] for label in labels]
+    shared: list[str] = []
+    for parts in zip(*(reversed(end) for end in ends), strict=False):
+        if len(set(parts)) > 1:
+            break
+        shared.insert(0, parts[0])
+    return "".join(f"-{part}" for part in shared)

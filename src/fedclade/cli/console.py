@@ -1,0 +1,17 @@
+"""Where commands print."""
+
+from __future__ import annotations
+
+import os
+
+from rich.console import Console
+
+WIDTH_OF_FILES = 100
+
+
+def new_console() -> Console:
+    """Return the console: as wide as the terminal; what goes to a file or a pipe is not cut to a terminal's 80."""
+    console = Console()
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        return Console(width=WIDTH_OF_FILES)
+    return console
