@@ -4,24 +4,33 @@ import math
 
 import pytest
 
-from fedclade.metrics import accuracy_summary, cluster_scores, gap_closed, mean_and_interval, share_at_target
+from fedclade.metrics import cluster_scores, gap_closed, mean_and_interval, perplexity, share_at_target, spread
 
 
-def test_accuracy_summary_of_eleven_clients():
+def test_spread_of_eleven_clients():
     """0.0, 0.1, ..., 1.0: quantile q lies at q/100; the worst tenth of 11 is 2 clients."""
-    summary = accuracy_summary([k / 10 for k in reversed(range(11))])
+    summary = spread([k / 10 for k in reversed(range(11))])
     assert summary["mean"] == pytest.approx(0.5)
     assert summary["std"] == pytest.approx(math.sqrt(sum((k / 10 - 0.5) ** 2 for k in range(11)) / 11))
-    assert summary["min"] == 0.0
+    assert (summary["min"], summary["max"]) == (0.0, 1.0)
     assert {q: summary[f"p{q}"] for q in (5, 10, 25, 50, 75, 90)} == pytest.approx(
         {q: q / 100 for q in (5, 10, 25, 50, 75, 90)}
     )
     assert summary["worst10_mean"] == pytest.approx((0.0 + 0.1) / 2)
 
 
-def test_accuracy_summary_of_one_client():
-    assert set(accuracy_summary([0.25]).values()) == {0.25, 0.0}
-    assert accuracy_summary([0.25])["std"] == 0.0
+def test_the_worst_tenth_of_perplexities_are_the_largest():
+    assert spread([float(k) for k in range(1, 21)], lower_is_better=True)["worst10_mean"] == (19 + 20) / 2
+
+
+def test_perplexity_is_the_exponential_of_the_loss_and_does_not_overflow():
+    assert perplexity(math.log(36.0)) == pytest.approx(36.0)
+    assert perplexity(1e6) == math.exp(700.0)
+
+
+def test_spread_of_one_client():
+    assert set(spread([0.25]).values()) == {0.25, 0.0}
+    assert spread([0.25])["std"] == 0.0
 
 
 @pytest.mark.parametrize(

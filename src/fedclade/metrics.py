@@ -8,30 +8,40 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 QUANTILES = (5, 10, 25, 50, 75, 90)
+SPREAD = ("mean", "std", "min", "max", *(f"p{q}" for q in QUANTILES), "worst10_mean")
+"""What :func:`spread` tells."""
 
 
-def accuracy_summary(accuracies: Sequence[float]) -> dict[str, float]:
-    """Return how accuracy is spread over clients: mean, std, min, quantiles, and the mean of the worst tenth.
+def spread(values: Sequence[float], *, lower_is_better: bool = False) -> dict[str, float]:
+    """Return how a score is spread over clients: mean, std, extremes, quantiles, and the mean of the worst tenth.
 
     Parameters
     ----------
-    accuracies
-        One for each client, in [0, 1].
+    values
+        One for each client, such as accuracies in [0, 1].
+    lower_is_better
+        As for perplexity: then the worst clients are those with the largest values.
 
     Returns
     -------
     dict
-        ``mean, std, min, p5, p10, p25, p50, p75, p90, worst10_mean``; ``std`` over the clients at hand (ddof 0).
+        ``mean, std, min, max, p5, p10, p25, p50, p75, p90, worst10_mean``; ``std`` over the clients at hand (ddof 0),
+        the worst tenth rounded up to whole clients.
     """
-    values = np.sort(np.asarray(accuracies, dtype=np.float64))
-    worst = values[: math.ceil(len(values) / 10)]
-    return {
-        "mean": float(values.mean()),
-        "std": float(values.std()),
-        "min": float(values[0]),
-        **{f"p{q}": float(np.percentile(values, q)) for q in QUANTILES},
-        "worst10_mean": float(worst.mean()),
-    }
+    ordered = np.sort(np.asarray(values, dtype=np.float64))
+    tenth = math.ceil(len(ordered) / 10)
+    worst = ordered[-tenth:] if lower_is_better else ordered[:tenth]
+    numbers = (
+        *(ordered.mean(), ordered.std(), ordered[0], ordered[-1]),
+        *np.percentile(ordered, QUANTILES),
+        worst.mean(),
+    )
+    return dict(zip(SPREAD, map(float, numbers), strict=True))
+
+
+def perplexity(loss: float) -> float:
+    """Return the exponential of a cross-entropy in nats; of one that has exploded, the largest there is."""
+    return math.exp(min(loss, 700.0))
 
 
 def cluster_scores(found: Mapping[int, int], truth: Mapping[int, int] | None) -> dict[str, float | None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from fedclade.algorithms import RoundLog, State
 from fedclade.clients import Evaluation
 from fedclade.data.federation import Federation
 from fedclade.geometry import Geometry
-from fedclade.metrics import accuracy_summary, cluster_scores, share_at_target
+from fedclade.metrics import SPREAD, cluster_scores, perplexity, share_at_target, spread
 from fedclade.similarity import separation_gap
 from fedclade.store.run import FORMAT, Row, Run, SimilarityMatrix
 from fedclade.tree import ParameterTree
@@ -119,7 +118,7 @@ class Record:
             "seed": config["seed"],
             "rounds": len(self.metrics),
             "clients": len(self.federation),
-            "accuracy": accuracy_summary([row["accuracy"] for row in final]),
+            "accuracy": spread([row["accuracy"] for row in final]),
             "clusters": {
                 "found": len(tree.leaves),
                 "true": None if truth is None else len(set(truth.values())),
@@ -143,7 +142,7 @@ class Record:
             "versions": versions(),
         }
         if self.federation.pool.task == "language":
-            summary["perplexity"] = {"mean": last["perplexity_mean"], "max": last["perplexity_max"]}
+            summary["perplexity"] = {number: last[f"perplexity_{number}"] for number in SPREAD}
         return summary
 
     def _cluster_row(self, number: int, node: int, geometry: Geometry, log: RoundLog) -> Row:
@@ -184,17 +183,19 @@ class Record:
         ]
 
     def _evaluation_columns(self, evaluation: Evaluation | None) -> Row:
-        accuracies = None if evaluation is None else evaluation.accuracies.tolist()
-        # A round without an evaluation has the same columns, empty.
-        columns: Row = {f"accuracy_{key}": value for key, value in accuracy_summary(accuracies or [0.0]).items()}
-        columns |= {"share_at_target": share_at_target(accuracies or [0.0], self.target), "loss_mean": 0.0}
-        losses = [] if evaluation is None else evaluation.losses.tolist()
-        if self.federation.pool.task == "language":
-            perplexities = [math.exp(min(loss, 700.0)) for loss in losses or [0.0]]
-            columns |= {"perplexity_mean": sum(perplexities) / len(perplexities), "perplexity_max": max(perplexities)}
+        """Return the columns of an evaluation; a round without one has the same, empty."""
+        language = self.federation.pool.task == "language"
+        scores = ("accuracy", "perplexity") if language else ("accuracy",)
+        names = [f"{score}_{number}" for score in scores for number in SPREAD]
+        columns: Row = dict.fromkeys([*names, "loss_mean", "share_at_target"], None)
         if evaluation is None:
-            return dict.fromkeys(columns, None)
-        columns["loss_mean"] = sum(losses) / len(losses)
+            return columns
+        accuracies, losses = evaluation.accuracies.tolist(), evaluation.losses.tolist()
+        columns |= {f"accuracy_{number}": value for number, value in spread(accuracies).items()}
+        columns |= {"loss_mean": sum(losses) / len(losses), "share_at_target": share_at_target(accuracies, self.target)}
+        if language:
+            values = spread([perplexity(loss) for loss in losses], lower_is_better=True)
+            columns |= {f"perplexity_{number}": value for number, value in values.items()}
         return columns
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedclade.metrics import accuracy_summary
+from fedclade.metrics import spread
 from fedclade.store.run import Run, SimilarityMatrix
 from fedclade.tree import ParameterTree
 
@@ -21,7 +21,7 @@ def summary(algorithm: str = "cfl", **changes) -> dict:
         "seed": 0,
         "rounds": 4,
         "clients": 4,
-        "accuracy": accuracy_summary([0.5, 0.7, 0.9, 0.9]),
+        "accuracy": spread([0.5, 0.7, 0.9, 0.9]),
         "clusters": {"found": 1, "true": None, "ari": None, "nmi": None, "sizes": [4]},
         "target": {"accuracy": None, "share_of_clients": None, "rounds_to_target": None, "bytes_to_target": None},
         "bytes_up": 1000,
@@ -38,7 +38,7 @@ def summary_run() -> Callable[..., Run]:
 
     def make(algorithm: str = "cfl", mean: float = 0.7, **changes) -> Run:
         tree = ParameterTree.root_only(range(4), torch.zeros(1))
-        changes = {"accuracy": accuracy_summary([mean] * 4)} | changes
+        changes = {"accuracy": spread([mean] * 4)} | changes
         return Run(summary(algorithm, **changes), {}, tree, [], [], [], [])
 
     return make

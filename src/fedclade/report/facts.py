@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from fedclade.metrics import perplexity
 from fedclade.store.run import Row, Run
 from fedclade.tree import Node, ParameterTree
 
@@ -40,8 +40,7 @@ def is_language(run: Run) -> bool:
 
 def score(row: Row, language: bool) -> float:
     """Return a client's accuracy in [0, 1] from its row of ``clients.parquet``, or perplexity for language data."""
-    # As in the record, a loss that has exploded must not overflow.
-    return math.exp(min(row["loss"], 700.0)) if language else row["accuracy"]
+    return perplexity(row["loss"]) if language else row["accuracy"]
 
 
 @dataclass(frozen=True)
