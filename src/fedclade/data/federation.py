@@ -47,6 +47,11 @@ class Pool:
         The words that the tokens stand for; empty for data that is not text.
     mean, std
         Of the pixels in [0, 1]; uint8 images reach the model as ``(x / 255 - mean) / std``.
+
+    Raises
+    ------
+    DataError
+        If the arrays are not of one length, or an index or a label is out of range.
     """
 
     name: str
@@ -61,6 +66,21 @@ class Pool:
     vocabulary: tuple[str, ...] = ()
     mean: float = 0.0
     std: float = 1.0
+
+    def __post_init__(self) -> None:
+        lengths = {"x": len(self.x), "y": len(self.y), "groups": len(self.groups)}
+        if self.natural is not None:
+            lengths["natural"] = len(self.natural)
+        if len(set(lengths.values())) > 1:
+            raise DataError(f"the arrays of pool {self.name!r} should have one length, got {lengths}")
+        for split, indices in (("train", self.train), ("test", self.test)):
+            if len(indices) and not (indices.min() >= 0 and indices.max() < len(self.x)):
+                raise DataError(
+                    f"the {split} indices of pool {self.name!r} should lie in 0 .. {len(self.x) - 1}, got "
+                    f"{indices.min()} .. {indices.max()}"
+                )
+        if len(self.y) and int(self.y.max()) >= self.outputs:
+            raise DataError(f"pool {self.name!r} has {self.outputs} outputs, but a label {int(self.y.max())}")
 
     @property
     def input_shape(self) -> tuple[int, ...]:

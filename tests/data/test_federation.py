@@ -1,0 +1,71 @@
+"""The contracts of a pool and a federation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedclade.data import ClientData, Federation, Pool
+from fedclade.errors import DataError
+
+POOL = Pool(
+    name="six",
+    x=torch.arange(6.0)[:, None],
+    y=torch.tensor([0, 1, 2, 0, 1, 2]),
+    groups=np.array([0, 1, 2, 0, 1, 2]),
+    train=np.arange(4),
+    test=np.arange(4, 6),
+    outputs=3,
+)
+
+
+def client(number: int, **changes: Any) -> ClientData:
+    parts = {"train": np.arange(2), "validation": np.arange(0), "test": np.arange(4, 6)} | changes
+    return ClientData(number, f"client-{number}", number, **parts)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"y": torch.zeros(5, dtype=torch.int64)}, "should have one length, got {'x': 6, 'y': 5, 'groups': 6}"),
+        ({"natural": np.array(["a"])}, "'groups': 6, 'natural': 1}"),
+        ({"train": np.array([0, 6])}, "the train indices of pool 'six' should lie in 0 .. 5, got 0 .. 6"),
+        ({"test": np.array([-1, 3])}, "the test indices of pool 'six' should lie in 0 .. 5, got -1 .. 3"),
+        ({"outputs": 2}, "pool 'six' has 2 outputs, but a label 2"),
+    ],
+)
+def test_a_pool_that_does_not_fit_together_is_refused(changes: dict[str, Any], told: str):
+    with pytest.raises(DataError) as caught:
+        replace(POOL, **changes)
+    assert told in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("clients", "told"),
+    [
+        ((), "a federation should have at least 1 client, got 0"),
+        ((client(1), client(1)), "client ids should be distinct, got these more than once: [1]"),
+        ((client(0), client(7, train=np.arange(0))), "client 7 ('client-7') has no training examples"),
+        ((client(0), client(7, test=np.arange(0))), "client 7 ('client-7') has no test examples"),
+    ],
+)
+def test_a_federation_needs_clients_with_data(clients: tuple[ClientData, ...], told: str):
+    with pytest.raises(DataError) as caught:
+        Federation(POOL, clients)
+    assert told in str(caught.value)
+
+
+def test_the_truth_names_every_client():
+    with pytest.raises(DataError, match=r"these do not match: \[1, 2\]"):
+        Federation(POOL, (client(0), client(1)), true_clusters={0: 0, 2: 1})
+
+
+def test_clients_see_the_pool_through_their_label_maps():
+    swapped = ClientData(0, "a", 0, np.arange(3), np.arange(0), np.arange(4, 6), label_map=torch.tensor([2, 1, 0]))
+    inputs, targets = Federation(POOL, (swapped,)).examples(0, "train")
+    assert inputs.flatten().tolist() == [0.0, 1.0, 2.0]
+    assert targets.tolist() == [2, 1, 0]
