@@ -180,7 +180,30 @@ class Clients(Protocol):
         ...
 
 
-class MeteredClients:
+class ClientsWrapper:
+    """Clients around other clients; subclasses say what happens on the way.
+
+    Parameters
+    ----------
+    clients
+        Those who do the work.
+    """
+
+    def __init__(self, clients: Clients) -> None:
+        self._clients = clients
+
+    @property
+    def ids(self) -> Sequence[int]:
+        """All clients, in a fixed order."""
+        return self._clients.ids
+
+    @property
+    def sizes(self) -> Mapping[int, int]:
+        """Number of training examples of each client."""
+        return self._clients.sizes
+
+
+class MeteredClients(ClientsWrapper):
     """Clients with a meter: what travels between them and the server, and how long they take.
 
     A client receives a model before it trains and sends an update back; gradients are taken at a model that it already
@@ -193,7 +216,7 @@ class MeteredClients:
     """
 
     def __init__(self, clients: Clients) -> None:
-        self._clients = clients
+        super().__init__(clients)
         self._bytes_up = self._bytes_down = 0
         self._seconds_train = self._seconds_evaluate = 0.0
 
@@ -211,16 +234,6 @@ class MeteredClients:
         used = {name: value - before[name] for name, value in self.readings().items()}
         server = seconds - used["seconds_train"] - used["seconds_evaluate"]
         return {**used, "seconds_server": server, "seconds": seconds}
-
-    @property
-    def ids(self) -> Sequence[int]:
-        """All clients, in a fixed order."""
-        return self._clients.ids
-
-    @property
-    def sizes(self) -> Mapping[int, int]:
-        """Number of training examples of each client."""
-        return self._clients.sizes
 
     def train(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], this_round: Round) -> Updates:
         """Let each client train from its model; return the updates Δθ_i."""

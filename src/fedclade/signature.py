@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from fedclade import rng
-from fedclade.clients import Clients, Evaluation, Round, Split, Updates
+from fedclade.clients import Clients, ClientsWrapper, Evaluation, Round, Split, Updates
 
 
 class Permutation:
@@ -42,7 +42,7 @@ class Permutation:
         return vectors[..., self._inverse.to(vectors.device)]
 
 
-class PermutedClients:
+class PermutedClients(ClientsWrapper):
     """Clients that speak to the server in permuted vectors only (CFL Algorithm 5, lines 7 and 8).
 
     They undo P on every model that they receive and apply it to every update that they send. Means, norms and cosine
@@ -57,18 +57,8 @@ class PermutedClients:
     """
 
     def __init__(self, clients: Clients, permutation: Permutation) -> None:
-        self._clients = clients
+        super().__init__(clients)
         self._permutation = permutation
-
-    @property
-    def ids(self) -> Sequence[int]:
-        """All clients, in a fixed order."""
-        return self._clients.ids
-
-    @property
-    def sizes(self) -> Mapping[int, int]:
-        """Number of training examples of each client."""
-        return self._clients.sizes
 
     def train(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], this_round: Round) -> Updates:
         """Let each client train from its model; return P·Δθ_i."""

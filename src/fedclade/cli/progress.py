@@ -44,7 +44,7 @@ class RunProgress:
 
     def start(self, name: str, rounds: int) -> OnRound:
         """Add a bar for a run, and return what is to be called after each of its rounds."""
-        bar = self._bars.add_task(name, total=rounds, state="")
+        bar = self._bars.add_task(name, total=rounds, state="loading data")
 
         def on_round(row: Row, tree: ParameterTree) -> None:
             accuracy = row["accuracy_mean"]

@@ -83,8 +83,8 @@ def run_config(
     choose_device(device)
     progress = RunProgress(console, quiet=quiet)
     with progress.shown():
-        federation = checked.federation(data_dir)
-        run = checked.run(federation, device=device, on_round=progress.start(path.stem, checked.top.rounds))
+        on_round = progress.start(path.stem, checked.top.rounds)
+        run = checked.run(checked.federation(data_dir), device=device, on_round=on_round)
     save_run(run, target, console)
     if not quiet:
         console.print(run_table(run))

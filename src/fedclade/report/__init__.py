@@ -3,7 +3,8 @@
 Nothing here needs matplotlib until a figure is drawn.
 """
 
-from fedclade.report.comparison import Comparison, ComparisonRow, Estimate
+from fedclade.report.comparison import Comparison
+from fedclade.report.estimates import ComparisonRow, Estimate
 from fedclade.report.figures import accuracy_figure, norms_figure, save_figures
 from fedclade.report.heat_maps import similarity_figure
 from fedclade.report.tables import cluster_table, event_table, run_table, tree_view

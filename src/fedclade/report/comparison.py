@@ -18,96 +18,15 @@ from rich.table import Table
 from rich.text import Text
 
 from fedclade.errors import ConfigError, RunError
-from fedclade.metrics import gap_closed, mean_and_interval
+from fedclade.metrics import gap_closed
 from fedclade.report import style
-from fedclade.report.formats import NONE, count, duration, number, traffic
+from fedclade.report.comparison_figure import comparison_figure
+from fedclade.report.estimates import BASELINES, ComparisonRow, Estimate, write_mean, write_with_interval
+from fedclade.report.formats import count, duration, traffic
 from fedclade.store.run import Run
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-BASELINES = ("fedavg", "local", "oracle")
-"""Algorithms that others are measured by."""
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A number of several runs.
-
-    Parameters
-    ----------
-    values
-        One for each run that has the number; at least one.
-    """
-
-    values: tuple[float, ...]
-
-    @classmethod
-    def of(cls, values: Iterable[float | None]) -> Estimate | None:
-        """Return the estimate from the values that there are; None without any."""
-        known = tuple(float(value) for value in values if value is not None)
-        return cls(known) if known else None
-
-    @property
-    def mean(self) -> float:
-        """The mean."""
-        return mean_and_interval(self.values)[0]
-
-    @property
-    def half_width(self) -> float | None:
-        """Half the width of the mean's 95 % interval (Student's t); None for a single value."""
-        return mean_and_interval(self.values)[1]
-
-
-@dataclass(frozen=True)
-class ComparisonRow:
-    """What the runs of one configuration come to.
-
-    Parameters
-    ----------
-    label
-        The configuration's name.
-    algorithm
-        The algorithm's name.
-    data
-        The data's description.
-    seeds
-        One for each run.
-    accuracy
-        Mean over the clients, in [0, 1].
-    worst10
-        Mean accuracy of the worst tenth of the clients.
-    perplexity
-        Mean over the clients, for language data.
-    ari
-        Adjusted Rand index of the clusters found, where the true ones are known.
-    clusters
-        How many clusters were found.
-    gap_closed
-        (accuracy − FedAvg) / (oracle − FedAvg), each with the runs of the same seed; see :class:`Comparison`.
-    rounds_to_target
-        Of those runs that reached the target.
-    bytes
-        Sent and received by all clients.
-    seconds
-        Wall time.
-    """
-
-    label: str
-    algorithm: str
-    data: str
-    seeds: tuple[int, ...]
-    accuracy: Estimate | None
-    worst10: Estimate | None
-    perplexity: Estimate | None
-    ari: Estimate | None
-    clusters: Estimate | None
-    gap_closed: Estimate | None
-    rounds_to_target: Estimate | None
-    bytes: Estimate | None
-    seconds: Estimate | None
-
 
 NUMBERS: Mapping[str, Callable[[Mapping[str, Any]], float | None]] = {
     "accuracy": lambda s: s["accuracy"]["mean"],
@@ -259,37 +178,8 @@ class Comparison:
         return target
 
     def figure(self) -> Figure:
-        """Draw the mean accuracy of every configuration with its interval, and every run as a small dot.
-
-        Language models are drawn by perplexity.
-        """
-        figure = style.new_figure(8.6, style.HEADER + 0.9 + 0.42 * len(self.rows))
-        axes = figure.subplots()
-        style.plain(axes)
-        axes.grid(False, axis="y")
-        for place, row in enumerate(self.rows):
-            estimate = row.perplexity if self._in_language else row.accuracy
-            if estimate is not None:
-                self._draw(axes, place, estimate, style.MUTED if row.algorithm in BASELINES else style.ACCENT)
-        axes.set_yticks(range(len(self.rows)), [row.label for row in self.rows])
-        axes.set_ylim(len(self.rows) - 0.5, -0.5)
-        if not self._in_language:
-            style.percent_scale(axes, "x")
-        what = "perplexity (lower is better)" if self._in_language else "accuracy"
-        style.label(axes, x=f"test {what}, mean of the clients; 95 % interval over seeds")
-        style.set_title(figure, self._title, self._data)
-        return figure
-
-    def _draw(self, axes: Axes, place: int, estimate: Estimate, color: str) -> None:
-        """Draw one configuration: its runs, their mean, the interval, and the numbers at the right."""
-        runs, below = estimate.values, place + 0.22
-        axes.plot(runs, [below] * len(runs), "o", markersize=4.5, color=color, alpha=0.4, markeredgewidth=0, gid="runs")
-        half_width = estimate.half_width
-        axes.errorbar(
-            estimate.mean, place, xerr=half_width, fmt="o", markersize=8, color=color, elinewidth=1.8, capsize=4
-        )
-        text = _with_interval(estimate, 1 if self._in_language else 100)
-        style.note(axes, text, (1, place), y="data", shift=(8, 0), va="center", color=style.INK, gid="value")
+        """Draw the mean accuracy of every configuration with its interval; see :func:`comparison_figure`."""
+        return comparison_figure(self.rows, self._title, self._data)
 
     @cached_property
     def _baselines(self) -> dict[tuple[Any, ...], Mapping[str, Any]]:
@@ -327,10 +217,6 @@ class Comparison:
         return {name: cell for name, cell in COLUMNS.items() if not superfluous.get(name, False)}
 
     @property
-    def _in_language(self) -> bool:
-        return all(row.perplexity is not None for row in self.rows)
-
-    @property
     def _data(self) -> str:
         return _joined((row.data for row in self.rows), "; ")
 
@@ -358,19 +244,9 @@ def _described(estimate: Estimate | None) -> dict[str, Any] | None:
     return {"mean": estimate.mean, "half_width": estimate.half_width, "values": list(estimate.values)}
 
 
-def _mean(estimate: Estimate | None, digits: int, scale: float = 1.0) -> str:
-    return NONE if estimate is None else number(scale * estimate.mean, digits)
-
-
-def _with_interval(estimate: Estimate | None, scale: float = 1.0) -> str:
-    half_width = None if estimate is None else estimate.half_width
-    interval = "" if half_width is None else f" ± {number(scale * half_width, 1)}"
-    return f"{_mean(estimate, 1, scale)}{interval}"
-
-
 def _whole(estimate: Estimate | None) -> str:
     """Write a mean of whole numbers: without decimals if it is one itself."""
-    return _mean(estimate, 0 if estimate is not None and estimate.mean.is_integer() else 1)
+    return write_mean(estimate, 0 if estimate is not None and estimate.mean.is_integer() else 1)
 
 
 def _rounds_to_target(row: ComparisonRow) -> str:
@@ -386,12 +262,12 @@ COLUMNS: Mapping[str, Callable[[ComparisonRow], str]] = {
     "algorithm": lambda row: row.algorithm,
     "data": lambda row: row.data,
     "seeds": lambda row: str(len(row.seeds)),
-    "accuracy, %": lambda row: _with_interval(row.accuracy, 100),
-    "worst tenth, %": lambda row: _mean(row.worst10, 1, 100),
-    "perplexity": lambda row: _with_interval(row.perplexity),
-    "ARI": lambda row: _mean(row.ari, 2),
+    "accuracy, %": lambda row: write_with_interval(row.accuracy, 100),
+    "worst tenth, %": lambda row: write_mean(row.worst10, 1, 100),
+    "perplexity": lambda row: write_with_interval(row.perplexity),
+    "ARI": lambda row: write_mean(row.ari, 2),
     "clusters": lambda row: _whole(row.clusters),
-    "gap closed": lambda row: _mean(row.gap_closed, 2),
+    "gap closed": lambda row: write_mean(row.gap_closed, 2),
     "rounds to target": _rounds_to_target,
     "traffic": lambda row: traffic(None if row.bytes is None else row.bytes.mean),
     "time": lambda row: duration(None if row.seconds is None else row.seconds.mean),
