@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -21,18 +22,15 @@ from fedclade.config import Config, find_config, read_config
 LEVELS = (0.4, 0.3, 0.25, 0.2, 0.15, 0.1)
 
 
-def margins(run: Run, level: float) -> tuple[list[float], list[float]]:
-    """Return the max norms at a mean norm below a level: of mixed clusters the least, of pure ones the first."""
+def near_stationary(run: Run, level: float) -> list[tuple[bool, list[dict[str, Any]]]]:
+    """Return for each cluster whether it is mixed, and its rounds at a mean norm below a level."""
     truth = {row["client"]: row["true_cluster"] for row in run.clients}
-    mixed: list[float] = []
-    pure: list[float] = []
+    found: list[tuple[bool, list[dict[str, Any]]]] = []
     for node in run.tree.nodes:
-        norms = [r["max_norm"] for r in run.clusters if r["node"] == node.id and r["mean_norm"] < level]
-        if norms and len({truth[client] for client in node.members}) > 1:
-            mixed.append(min(norms))
-        elif norms:
-            pure.append(norms[0])
-    return mixed, pure
+        rows = [row for row in run.clusters if row["node"] == node.id and row["mean_norm"] < level]
+        if rows:
+            found.append((len({truth[client] for client in node.members}) > 1, rows))
+    return found
 
 
 def seeded(config: Config, seed: int) -> Config:
@@ -59,11 +57,16 @@ def main() -> None:
     for column in ("mean norm below", "mixed: max norm at least", "pure: max norm at first at most"):
         table.add_column(column, justify="right")
     for level in LEVELS:
-        per_run = [margins(run, level) for run in runs]
-        mixed = [norm for norms, _ in per_run for norm in norms]
-        pure = [norm for _, norms in per_run for norm in norms]
+        clusters = [cluster for run in runs for cluster in near_stationary(run, level)]
+        mixed = [min(row["max_norm"] for row in rows) for is_mixed, rows in clusters if is_mixed]
+        pure = [rows[0]["max_norm"] for is_mixed, rows in clusters if not is_mixed]
         table.add_row(f"{level:.2f}", f"{min(mixed):.2f}" if mixed else "–", f"{max(pure):.2f}" if pure else "–")
     Console().print(table)
+    for which in (True, False):
+        clusters = [rows for run in runs for is_mixed, rows in near_stationary(run, LEVELS[0]) if is_mixed is which]
+        bounds = [row["gamma_bound"] for rows in clusters for row in rows]
+        name = "mixed" if which else "pure"
+        print(f"γ bound of {name} clusters at a mean norm below {LEVELS[0]}: {min(bounds):.2f} to {max(bounds):.2f}")
 
 
 if __name__ == "__main__":
