@@ -211,6 +211,26 @@ def test_a_language_model_is_told_by_its_perplexity():
     assert run.metrics[0]["perplexity_mean"] is None
 
 
+@pytest.mark.parametrize("engine", ["stacked", "vmap", "loop"])
+def test_the_engine_changes_nothing_but_rounding_and_is_recorded(engine):
+    run, expected = run_of(engine=engine), run_of(engine="loop", memory="1KB")
+    torch.testing.assert_close(run.tree.nodes[0].params, expected.tree.nodes[0].params, rtol=1e-4, atol=1e-6)
+    assert run.summary["engine"] == run.config["engine"] == engine
+
+
+def test_of_auto_the_engine_is_recorded_that_was_taken():
+    run = run_of()
+    assert run.summary["engine"] == run.config["engine"]
+    assert run.config["engine"] in ("stacked", "loop")
+
+
+def test_an_engine_or_memory_that_is_none_is_refused():
+    with pytest.raises(ConfigError, match=re.escape("unknown engine 'vamp'; did you mean 'vmap'?")):
+        run_of(engine="vamp")
+    with pytest.raises(ConfigError, match="memory should be a size such as 2GB, 500MiB or a number of bytes, got 'x'"):
+        run_of(memory="x")
+
+
 def test_describe_gives_name_and_hyper_parameters_but_not_the_oracles_truth():
     assert describe(CFL(eps2=0.5))["name"] == "cfl"
     assert describe(CFL(eps2=0.5))["eps2"] == 0.5

@@ -176,7 +176,7 @@ def play(
     return Played(states, logs, spy)
 
 
-def simulated(federation: Federation, module: nn.Module) -> tuple[SimulatedClients, Tensor]:
-    """Return the clients of a federation, and the model's vector."""
-    clients = SimulatedClients(federation, module)
+def simulated(federation: Federation, module: nn.Module, engine: str = "loop") -> tuple[SimulatedClients, Tensor]:
+    """Return the clients of a federation, trained one after another as the references do, and the model's vector."""
+    clients = SimulatedClients(federation, module, engine=engine)
     return clients, clients.layout.flatten(module)

@@ -36,6 +36,7 @@ class TopLevel:
     rounds: int = 20
     client_fraction: float = 1.0
     evaluate_every: int = 1
+    engine: str = "auto"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +99,14 @@ class Config:
             source_arguments={key: value for key, value in extra.items() if key not in partition},
         )
 
-    def run(self, federation: Federation, *, device: str = "auto", on_round: OnRound | None = None) -> Run:
+    def run(
+        self,
+        federation: Federation,
+        *,
+        device: str = "auto",
+        memory: int | str | None = None,
+        on_round: OnRound | None = None,
+    ) -> Run:
         """Run it over a federation; raises what :func:`fedclade.simulate` raises."""
         arguments = {key: value for key, value in self.model.items() if key != "name"}
         return simulate(
@@ -110,6 +118,7 @@ class Config:
             target=self.target.accuracy,
             permute=self.privacy.permute,
             device=device,
+            memory=memory,
             on_round=on_round,
             config=self.as_dict(),
         )

@@ -99,9 +99,14 @@ class Layout:
                 tensors[name].copy_(value)
 
     def unflatten(self, vector: Tensor) -> Mapping[str, Tensor]:
-        """Return the named tensors of a vector ``[S]``; floats are views, whole numbers are rounded copies."""
+        """Return the named tensors of a vector ``[S]``; floats are views, whole numbers are rounded copies.
+
+        Of several vectors, ``[..., S]``, each tensor gets the same leading dimensions.
+        """
+        leading = vector.shape[:-1]
         return {
-            s.name: _typed(vector[s.start : s.stop].view(s.shape), s.dtype) for s in (*self.parameters, *self.buffers)
+            s.name: _typed(vector[..., s.start : s.stop].view((*leading, *s.shape)), s.dtype)
+            for s in (*self.parameters, *self.buffers)
         }
 
 

@@ -139,6 +139,7 @@ class Record:
                 **{phase: sum(row[f"seconds_{phase}"] for row in self.metrics) for phase in phases},
             },
             "device": device,
+            "engine": config["engine"],
             "versions": versions(),
         }
         if self.federation.pool.task == "language":

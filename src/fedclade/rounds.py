@@ -14,7 +14,9 @@ from fedclade import rng
 from fedclade.algorithms import ALGORITHMS, Algorithm, Oracle, build_algorithm
 from fedclade.clients import Clients, MeteredClients, Round
 from fedclade.data.federation import Federation
+from fedclade.engine.auto import check_engine
 from fedclade.engine.clients import SimulatedClients, choose_device
+from fedclade.engine.memory import memory_bytes
 from fedclade.errors import require
 from fedclade.local import LocalSpec
 from fedclade.models import build_model
@@ -40,6 +42,8 @@ def simulate(
     target: float | None = None,
     permute: bool = False,
     device: str = "auto",
+    engine: str = "auto",
+    memory: int | str | None = None,
     on_round: OnRound | None = None,
     config: Mapping[str, Any] | None = None,
 ) -> Run:
@@ -69,6 +73,12 @@ def simulate(
         Let clients shuffle what they send by a permutation that the server does not know (CFL eqs. 45, 46).
     device
         ``auto``, ``cpu`` or ``cuda``.
+    engine
+        How clients are trained: one of :data:`~fedclade.engine.auto.ENGINES`. Updates do not depend on it beyond
+        rounding; ``auto`` takes the fastest for the model and the machine, and the run tells which that was.
+    memory
+        What the data and the training of a round may take, in bytes or as ``"2GB"``; by default a quarter of the
+        machine's or the GPU's memory. Where clients need more, they train in several blocks.
     on_round
         Called after every round with its metrics and the tree.
     config
@@ -88,13 +98,14 @@ def simulate(
     UpdateError
         If a client's training diverges.
     """
-    check_settings(rounds, seed, client_fraction, evaluate_every, target)
+    check_settings(rounds, seed, client_fraction, evaluate_every, target, engine)
+    budget = None if memory is None else memory_bytes(memory)
     local = local or LocalSpec()
     device = choose_device(device)
     if isinstance(algorithm, str):
         algorithm = build_algorithm(algorithm, true_clusters=federation.true_clusters)
     module = module_for(model, federation, seed) if isinstance(model, str) else copy.deepcopy(model)
-    simulated = SimulatedClients(federation, module, device)
+    simulated = SimulatedClients(federation, module, device, engine, budget)
     params, layout = simulated.layout.flatten(module), simulated.layout
     secret = rng.torch_seed(seed, "the clients' secret")
     permutation = Permutation(secret, layout.size, layout.n_parameters) if permute else None
@@ -128,7 +139,8 @@ def simulate(
         "target": {"accuracy": target},
         "privacy": {"permute": permute},
     }
-    return record.finish(config, tree, device)
+    # The engine that was taken, not auto: rounding depends on it, and the config should repeat the run.
+    return record.finish({**config, "engine": simulated.engine}, tree, device)
 
 
 def module_for(name: str, federation: Federation, seed: int, arguments: Mapping[str, Any] | None = None) -> nn.Module:
@@ -145,13 +157,15 @@ def module_for(name: str, federation: Federation, seed: int, arguments: Mapping[
     )
 
 
-def check_settings(rounds: int, seed: int, client_fraction: float, evaluate_every: int, target: float | None) -> None:
+def check_settings(
+    rounds: int, seed: int, client_fraction: float, evaluate_every: int, target: float | None, engine: str
+) -> None:
     """Check the settings of the round loop.
 
     Raises
     ------
     ConfigError
-        If one is out of range; one line for each.
+        If one is out of range; one line for each. If there is no engine of that name.
     """
     require(
         ("rounds", rounds, rounds >= 1, "at least 1"),
@@ -160,6 +174,7 @@ def check_settings(rounds: int, seed: int, client_fraction: float, evaluate_ever
         ("evaluate_every", evaluate_every, evaluate_every >= 1, "at least 1"),
         ("target.accuracy", target, target is None or 0 < target <= 1, "greater than 0 and at most 1"),
     )
+    check_engine(engine)
 
 
 def describe(algorithm: Algorithm) -> dict[str, Any]:

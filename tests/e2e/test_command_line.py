@@ -126,6 +126,27 @@ def test_the_written_config_repeats_the_run(fedclade: Callable[..., Outcome], sm
     assert first == second
 
 
+@pytest.mark.parametrize("engine", ["stacked", "vmap", "loop"])
+def test_the_engine_can_be_forced_and_is_written_down(
+    fedclade: Callable[..., Outcome], small: str, tmp_path: Path, engine: str
+):
+    """The written config runs with the same engine; --engine overrides it."""
+    outcome = fedclade("run", small, "--out", "first", "--engine", engine, "--memory", "10MB", "-q")
+    assert outcome.code == 0, outcome.err
+    fedclade("run", "first/config.toml", "--out", "second")
+    fedclade("run", "first/config.toml", "--out", "third", "--engine", "auto")
+    engines = [tomllib.loads((tmp_path / name / "config.toml").read_text())["engine"] for name in ("first", "second")]
+    assert engines == [engine, engine]
+    assert json.loads((tmp_path / "first/summary.json").read_text())["engine"] == engine
+    assert json.loads((tmp_path / "third/summary.json").read_text())["engine"] in ("stacked", "loop")
+
+
+def test_compare_takes_an_engine(fedclade: Callable[..., Outcome], small: str, tmp_path: Path):
+    outcome = fedclade("compare", "small.toml", "--engine", "loop", "--memory", "1GB", "--out", "both")
+    assert outcome.code == 0, outcome.err
+    assert json.loads((tmp_path / "both/small/seed-0/summary.json").read_text())["engine"] == "loop"
+
+
 def test_overrides_reach_every_section(fedclade: Callable[..., Outcome], small: str, tmp_path: Path):
     outcome = fedclade(
         *("run", small, "--out", "result", "--rounds", "1", "--set", "data.clients=5", "--set", "model.name=mlp"),
@@ -261,6 +282,9 @@ def test_validate_says_all_errors_at_once(fedclade: Callable[..., Outcome], tmp_
         (("run", "small.toml", "--set", "local.lr=1e30"), "the update of client 0 has norm"),
         (("run", "small.toml", "--set", "local.lr=1e38"), "entries that are NaN or infinite; its training diverged"),
         (("run", "small.toml", "--device", "tpu"), "device should be auto, cpu or cuda, got 'tpu'"),
+        (("run", "small.toml", "--engine", "staked"), "unknown engine 'staked'; did you mean 'stacked'?"),
+        (("run", "small.toml", "--set", "engine=lop"), "unknown engine 'lop'; did you mean 'loop'?"),
+        (("run", "small.toml", "--memory", "2 elephants"), "memory should be a size such as 2GB, 500MiB or a number"),
         (("run", "small.toml", "--set", "model.name=cnn"), "at least 16 pixels a side, got input shape (1, 8, 8)"),
         (("run", "small.toml", "--set", "model.name=torch.nn:Identity"), "Identity has no trainable parameters"),
         (("run", "small.toml", "--set", "model.name=nosuch:thing"), "model 'nosuch:thing' cannot be imported"),
@@ -317,7 +341,10 @@ def test_an_existing_out_is_refused_before_anything_runs(fedclade: Callable[...,
 def test_help_teaches(fedclade: Callable[..., Outcome]):
     assert "fedclade demo" in fedclade("--help").out
     run_help = fedclade("run", "--help").out
-    assert all(option in run_help for option in ("--out", "--data-dir", "--seed", "--rounds", "--set", "--device"))
+    assert all(
+        option in run_help
+        for option in ("--out", "--data-dir", "--seed", "--rounds", "--set", "--device", "--engine", "--memory")
+    )
     assert "Example:" in run_help
 
 

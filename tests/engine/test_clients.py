@@ -9,10 +9,14 @@ import torch
 from torch import nn
 
 from fedclade import ConfigError, DataError, LocalSpec, ModelError, UpdateError, rng
-from fedclade.clients import Round
+from fedclade.clients import Round, Updates
 from fedclade.data.federation import ClientData, Federation
 from fedclade.engine import SimulatedClients, loop
+from fedclade.engine import clients as clients_module
 from fedclade.engine.clients import choose_device
+from fedclade.engine.jobs import Engine
+from fedclade.engine.loop import LoopEngine
+from fedclade.engine.stacked import StackedEngine
 from fedclade.params import Layout
 from tests.tiny import FEATURES, LABELS, VIEWS, federation_of, linear, perceptron, simulated
 
@@ -39,6 +43,70 @@ def test_every_client_trains_from_its_own_model_with_its_own_draws():
         )
         assert torch.equal(updates.deltas[row], delta)
         assert float(updates.losses[row]) == loss
+
+
+class Blocks(LoopEngine):
+    """The loop, which notes who trains at the same time."""
+
+    name = "blocks"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[list[int]] = []
+
+    def train(self, module, layout, models, jobs, spec, lr):
+        self.seen.append([job.client for job in jobs])
+        return super().train(module, layout, models, jobs, spec, lr)
+
+
+def updates_within(memory: int | None, monkeypatch, engine: Engine) -> Updates:
+    """Return the updates of five clients of different sizes within so much memory."""
+    monkeypatch.setattr(clients_module, "build_engine", lambda name: engine)
+    module = perceptron()
+    clients = SimulatedClients(federation_of([0, 1, 2, 0, 1], [12, 40, 9, 40, 15]), module, memory=memory)
+    models = two_models(clients.layout.flatten(module))
+    return clients.train([4, 3, 2, 1, 0], models, [0, 1, 0, 1, 0], Round(2, LocalSpec(epochs=2, batch_size=4, lr=0.2)))
+
+
+def test_the_size_of_blocks_changes_nothing(monkeypatch):
+    """To the last bit in the loop; clients of one size come together, and all of them when memory suffices."""
+    engines = [Blocks() for _ in range(3)]
+    whole, halves, one_by_one = (
+        updates_within(memory, monkeypatch, engine) for memory, engine in zip((None, 7000, 1), engines, strict=True)
+    )
+    assert [engine.seen for engine in engines] == [[[3, 1, 4, 0, 2]], [[3, 1], [4, 0], [2]], [[3], [1], [4], [0], [2]]]
+    assert torch.equal(halves.deltas, whole.deltas)
+    assert torch.equal(one_by_one.deltas, whole.deltas)
+    assert torch.equal(one_by_one.losses, whole.losses)
+
+
+def test_the_size_of_blocks_changes_nothing_but_rounding_where_clients_train_together(monkeypatch):
+    whole, blocks = (updates_within(memory, monkeypatch, StackedEngine()) for memory in (None, 7000))
+    torch.testing.assert_close(blocks.deltas, whole.deltas, rtol=1e-5, atol=1e-6)
+
+
+class OnlyOne(LoopEngine):
+    name = "only one"
+
+    def train(self, module, layout, models, jobs, spec, lr):
+        if len(jobs) > 1:
+            raise RuntimeError("too many at once")
+        return super().train(module, layout, models, jobs, spec, lr)
+
+
+def test_an_engine_that_fails_on_several_clients_is_named(monkeypatch):
+    text = re.escape(
+        "round 2: engine 'only one' fails on 5 clients together, each of whom trains alone: too many at once; "
+        "use --engine loop, or less memory"
+    )
+    with pytest.raises(ModelError, match=text):
+        updates_within(None, monkeypatch, OnlyOne())
+
+
+def test_an_engine_that_cannot_train_the_model_says_so_itself():
+    clients, params = simulated(federation_of(TRUTH, SIZES), TrainsBadly(), "vmap")
+    with pytest.raises(ConfigError, match="engine 'vmap' cannot train this model: layer 'norm'"):
+        clients.train([0], params[None], [0], Round(2, LocalSpec(batch_size=6)))
 
 
 def test_gradients_are_each_clients_own():
@@ -122,12 +190,13 @@ class TrainsBadly(nn.Module):
         return self.output(self.norm(x))
 
 
-def test_a_model_that_fails_in_training_names_client_and_round():
+@pytest.mark.parametrize("engine", ["loop", "stacked", "auto"])
+def test_a_model_that_fails_in_training_names_client_and_round(engine):
     """BatchNorm cannot train on the last batch of client 1: 15 = 2·7 + 1 examples."""
-    clients, params = simulated(federation_of(TRUTH, SIZES), TrainsBadly())
+    clients, params = simulated(federation_of(TRUTH, SIZES), TrainsBadly(), engine)
     text = re.escape("round 2: the model fails on the data of client 1 ('c1'): Expected more than 1 value per channel")
     with pytest.raises(ModelError, match=text):
-        clients.train([1], params[None], [0], Round(2, LocalSpec(batch_size=7)))
+        clients.train([0, 1, 2], params[None], [0, 0, 0], Round(2, LocalSpec(batch_size=7)))
 
 
 def test_a_model_with_too_few_outputs_is_refused():

@@ -13,7 +13,9 @@ from rich.console import Console
 from fedclade.cli.console import new_console
 from fedclade.cli.progress import RunProgress
 from fedclade.config import Config, find_config, read_config
+from fedclade.engine.auto import ENGINES
 from fedclade.engine.clients import choose_device
+from fedclade.engine.memory import memory_bytes
 from fedclade.errors import ConfigError, MissingExtraError
 from fedclade.report import Comparison, event_table, run_table, save_figures, tree_view
 from fedclade.store import Run
@@ -34,24 +36,40 @@ SetOption = Annotated[
 ]
 RoundsOption = Annotated[int | None, typer.Option("--rounds", help="Override the number of rounds.")]
 DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
+EngineOption = Annotated[
+    str | None, typer.Option("--engine", help=f"How clients are trained: {', '.join(ENGINES)}; overrides the config.")
+]
+MemoryOption = Annotated[
+    str | None,
+    typer.Option(
+        "--memory", metavar="SIZE", help="What training may take, such as 2GB; a quarter of what there is if left out."
+    ),
+]
 QuietOption = Annotated[bool, typer.Option("-q", "--quiet", help="No progress bars; only the result.")]
 
 DEMO = ("fedavg", "cfl", "oracle", "local")
 
 
-def demo(out: OutOption = None, quiet: QuietOption = False) -> None:
+def demo(
+    out: OutOption = None,
+    engine: EngineOption = None,
+    memory: MemoryOption = None,
+    quiet: QuietOption = False,
+) -> None:
     """Run FedAvg, CFL, the oracle and local training on handwritten digits whose labels are swapped in four ways.
 
     Needs no data and takes less than a minute: the digits come with scikit-learn.
     """
     console = new_console()
     target = _target(out, "demo")
-    configs = {name: read_config(find_config(f"{name}-digits-label-swap")) for name in DEMO}
+    overrides = _overrides(None, engine=engine)
+    configs = {name: read_config(find_config(f"{name}-digits-label-swap"), overrides) for name in DEMO}
+    _check_machine("auto", memory)
     console.print(
         "20 clients hold handwritten digits. Four hidden groups each swap another pair of labels, so no single model "
         "can suit everybody. The server sees nothing but model updates. Will it find the groups?\n"
     )
-    runs = _run_all(configs, 1, None, "auto", target, console, quiet)
+    runs = _run_all(configs, 1, None, "auto", memory, target, console, quiet)
     cfl = runs["cfl"][0]
     console.print(Comparison(runs).table(console.width))
     console.print(event_table(cfl))
@@ -70,6 +88,8 @@ def run_config(
     rounds: RoundsOption = None,
     override: SetOption = None,
     device: DeviceOption = "auto",
+    engine: EngineOption = None,
+    memory: MemoryOption = None,
     quiet: QuietOption = False,
 ) -> None:
     """Run one config and keep everything about it in a run folder.
@@ -78,13 +98,13 @@ def run_config(
     """
     console = new_console()
     path = find_config(config)
-    checked = read_config(path, _overrides(override, seed=seed, rounds=rounds))
+    checked = read_config(path, _overrides(override, seed=seed, rounds=rounds, engine=engine))
     target = _target(out, f"{path.stem}-seed{checked.top.seed}")
-    choose_device(device)
+    _check_machine(device, memory)
     progress = RunProgress(console, quiet=quiet)
     with progress.shown():
         on_round = progress.start(path.stem, checked.top.rounds)
-        run = checked.run(checked.federation(data_dir), device=device, on_round=on_round)
+        run = checked.run(checked.federation(data_dir), device=device, memory=memory, on_round=on_round)
     save_run(run, target, console)
     if not quiet:
         console.print(run_table(run))
@@ -102,6 +122,8 @@ def compare(
     rounds: RoundsOption = None,
     override: SetOption = None,
     device: DeviceOption = "auto",
+    engine: EngineOption = None,
+    memory: MemoryOption = None,
     quiet: QuietOption = False,
 ) -> None:
     """Run several configs, each with several seeds, and put them in one table with 95 % intervals.
@@ -113,10 +135,10 @@ def compare(
     labels = [path.stem for path in paths]
     if twice := sorted({label for label in labels if labels.count(label) > 1}):
         raise ConfigError(f"each config can be compared once, got more than one named {', '.join(twice)}")
-    checked = {p.stem: read_config(p, _overrides(override, rounds=rounds)) for p in paths}
+    checked = {p.stem: read_config(p, _overrides(override, rounds=rounds, engine=engine)) for p in paths}
     target = _target(out, "compare")
-    choose_device(device)
-    runs = _run_all(checked, seeds, data_dir, device, target, console, quiet)
+    _check_machine(device, memory)
+    runs = _run_all(checked, seeds, data_dir, device, memory, target, console, quiet)
     console.print(Comparison(runs).table(console.width))
     console.print(f"comparison folder: {target}", soft_wrap=True)
 
@@ -135,6 +157,7 @@ def _run_all(
     seeds: int,
     data_dir: Path | None,
     device: str,
+    memory: str | None,
     target: Path,
     console: Console,
     quiet: bool,
@@ -148,7 +171,7 @@ def _run_all(
                 seeded = replace(config, top=replace(config.top, seed=seed))
                 name = f"{label} seed {seed}" if seeds > 1 else label
                 on_round = progress.start(name, config.top.rounds)
-                run = seeded.run(seeded.federation(data_dir), device=device, on_round=on_round)
+                run = seeded.run(seeded.federation(data_dir), device=device, memory=memory, on_round=on_round)
                 save_run(run, target / label / f"seed-{seed}", console)
                 runs[label].append(run)
     comparison = Comparison(runs)
@@ -159,9 +182,16 @@ def _run_all(
     return runs
 
 
-def _overrides(override: Sequence[str] | None, **settings: int | None) -> list[str]:
+def _overrides(override: Sequence[str] | None, **settings: int | str | None) -> list[str]:
     given = [f"{key}={value}" for key, value in settings.items() if value is not None]
     return [*(override or []), *given]
+
+
+def _check_machine(device: str, memory: str | None) -> None:
+    """Find out before any data is loaded whether the device and the memory can be had."""
+    choose_device(device)
+    if memory is not None:
+        memory_bytes(memory)
 
 
 def _target(out: Path | None, name: str) -> Path:

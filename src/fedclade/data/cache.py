@@ -41,7 +41,7 @@ def cached(name: str, key: Mapping[str, object], build: Callable[[], Arrays]) ->
         Makes the arrays; none of objects.
     """
     digest = hashlib.sha256(json.dumps([CACHE_FORMAT, name, key], sort_keys=True).encode()).hexdigest()
-    path = _folder() / f"{name}-{digest[:20]}.npz"
+    path = cache_folder() / f"{name}-{digest[:20]}.npz"
     arrays = _read(path)
     if arrays is None:
         arrays = build()
@@ -54,7 +54,8 @@ def stamps(files: Iterable[Path]) -> list[tuple[str, int, int]]:
     return [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
 
 
-def _folder() -> Path:
+def cache_folder() -> Path:
+    """Return the folder of all that is kept between starts; it need not exist yet."""
     return Path(os.environ.get("FEDCLADE_CACHE_DIR") or "~/.cache/fedclade").expanduser()
 
 

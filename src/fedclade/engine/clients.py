@@ -13,16 +13,26 @@ from fedclade import rng
 from fedclade.clients import Evaluation, Round, Split, Updates
 from fedclade.data.federation import ClientData, Federation
 from fedclade.engine import loop
-from fedclade.engine.threads import threads_for, using_threads
+from fedclade.engine.auto import build_engine
+from fedclade.engine.data import TrainingData
+from fedclade.engine.jobs import Job
+from fedclade.engine.loop import LoopEngine
+from fedclade.engine.memory import bytes_per_client, default_memory, largest_block
 from fedclade.errors import ConfigError, DataError, ModelError
 from fedclade.params import Layout
+
+Block = Sequence[tuple[int, int]]
+"""Clients that train at the same time, each with the row of its model."""
+
+TROUBLES = (RuntimeError, ValueError, IndexError)
+"""What a module raises that does not fit a client's data."""
 
 LOGITS_AT_A_TIME = 2**24
 """How many logits evaluation holds at once: 64 MiB in float32."""
 
 
 class SimulatedClients:
-    """The clients of a federation, trained one after another.
+    """The clients of a federation, trained in this process.
 
     Parameters
     ----------
@@ -32,14 +42,28 @@ class SimulatedClients:
         The model; only its structure is used, every call says with which parameters.
     device
         ``cpu`` or ``cuda``.
+    engine
+        How they are trained: one of :data:`~fedclade.engine.auto.ENGINES`. Updates do not depend on it beyond rounding.
+    memory
+        Bytes that the data and the training of a round may take; a quarter of the machine's or the GPU's memory if
+        left out. It decides how many clients train at the same time, and nothing else.
 
     Raises
     ------
+    ConfigError
+        If the engine is unknown.
     ModelError
         If the module does not take the federation's inputs, or gives another number of outputs than there are labels.
     """
 
-    def __init__(self, federation: Federation, module: nn.Module, device: str = "cpu") -> None:
+    def __init__(
+        self,
+        federation: Federation,
+        module: nn.Module,
+        device: str = "cpu",
+        engine: str = "auto",
+        memory: int | None = None,
+    ) -> None:
         self._federation = federation
         self._device = torch.device(device)
         self._module = module.to(self._device)
@@ -47,8 +71,16 @@ class SimulatedClients:
         pool = federation.pool
         logits_each = pool.outputs * (pool.y[0].numel() if len(pool.y) else 1)
         self._chunk = max(1, min(1024, LOGITS_AT_A_TIME // logits_each))
-        self._threads_by_batch_size: dict[int, int] = {}
         check_model(module, federation, self._device)
+        self._engine = build_engine(engine)
+        self._memory = default_memory(self._device) if memory is None else memory
+        self._data = TrainingData(federation, self._device, self._memory // 2)
+        self._bytes_by_batch_size: dict[int, int] = {}
+
+    @property
+    def engine(self) -> str:
+        """Name of the engine; ``auto`` until it has chosen, in the first round."""
+        return self._engine.name
 
     @property
     def ids(self) -> Sequence[int]:
@@ -70,17 +102,22 @@ class SimulatedClients:
         UpdateError
             If a client's training diverges.
         """
-        with using_threads(self._threads(this_round.spec.batch_size)):
-            answers = [self._answer(c, models[row], this_round) for c, row in zip(ids, assignment, strict=True)]
-        return self._received(ids, answers, this_round)
+        deltas = torch.empty(len(ids), self.layout.size, dtype=self.layout.dtype, device=self._device)
+        losses = torch.empty(len(ids), dtype=torch.float64)
+        for places in self._blocks(ids, this_round.spec.batch_size):
+            block = [(ids[place], assignment[place]) for place in places]
+            deltas[places], losses[places] = self._train_block(block, models, this_round)
+        return self._received(ids, deltas, losses, this_round)
 
     def gradients(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], this_round: Round) -> Updates:
         """Return the negative full-batch gradients at each client's model, as updates."""
         answers = [
-            loop.gradient(self._module, self.layout, models[row], self._examples(client, "train"), self._chunk)
+            loop.gradient(self._module, self.layout, models[row], self._data.of(client), self._chunk)
             for client, row in zip(ids, assignment, strict=True)
         ]
-        return self._received(ids, answers, this_round)
+        deltas = torch.stack([delta for delta, _ in answers])
+        losses = torch.tensor([loss for _, loss in answers], dtype=torch.float64)
+        return self._received(ids, deltas, losses, this_round)
 
     def evaluate(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], split: Split) -> Evaluation:
         """Let each client evaluate its model on a split of its own data.
@@ -121,34 +158,54 @@ class SimulatedClients:
         right, nats, counted = scores
         return Evaluation(tuple(ids), right / counted, nats / counted, counted.to(torch.int64))
 
-    def _answer(self, client: int, model: Tensor, this_round: Round) -> tuple[Tensor, float]:
-        data = self._client(client)
-        draw = rng.torch_generator(this_round.seed, this_round.purpose, this_round.number, data.key)
-        examples = self._examples(client, "train")
-        try:
-            return loop.train(self._module, self.layout, model, examples, this_round.spec, this_round.lr, draw)
-        except (RuntimeError, ValueError, IndexError) as error:
-            raise ModelError(
-                f"round {this_round.number}: the model fails on the data of client {client} ({data.name!r}): {error}"
-            ) from error
-
-    def _threads(self, batch_size: int) -> int:
-        if batch_size not in self._threads_by_batch_size:
+    def _blocks(self, ids: Sequence[int], batch_size: int) -> Sequence[Sequence[int]]:
+        """Cut the places of the asked clients into blocks that fit the memory; clients of one size side by side."""
+        sizes = [len(self._client(client).train) for client in ids]
+        by_size = sorted(range(len(ids)), key=lambda place: -sizes[place])
+        if batch_size not in self._bytes_by_batch_size:
             some = np.resize(self._federation.clients[0].train, batch_size)
             batch = self._federation.pool.inputs(some).to(self._device)
-            self._threads_by_batch_size[batch_size] = threads_for(self._module, batch)
-        return self._threads_by_batch_size[batch_size]
+            self._bytes_by_batch_size[batch_size] = bytes_per_client(self._module, self.layout, batch)
+        own_data = 0 if self._data.bytes_kept else self._data.bytes_each * max(sizes)
+        each = self._bytes_by_batch_size[batch_size] + own_data
+        at_once = max(1, min(self._memory - self._data.bytes_kept, largest_block(self._device)) // each)
+        return [block.tolist() for block in np.array_split(by_size, -(-len(ids) // at_once))]
+
+    def _train_block(self, block: Block, models: Tensor, this_round: Round) -> tuple[Tensor, Tensor]:
+        jobs = self._jobs(block, this_round)
+        try:
+            return self._engine.train(self._module, self.layout, models, jobs, this_round.spec, this_round.lr)
+        except ConfigError:  # of an engine that was asked for, and says what is in its way
+            raise
+        except TROUBLES as error:
+            raise self._told(error, block, models, this_round) from error
+
+    def _jobs(self, block: Block, this_round: Round) -> list[Job]:
+        keyed = this_round.seed, this_round.purpose, this_round.number
+        return [
+            Job(client, row, *self._data.of(client), rng.torch_generator(*keyed, self._client(client).key))
+            for client, row in block
+        ]
+
+    def _told(self, error: Exception, block: Block, models: Tensor, this_round: Round) -> ModelError:
+        """Find the client on whose data training fails, by itself, and name it."""
+        for job in self._jobs(block, this_round):
+            try:
+                LoopEngine().train(self._module, self.layout, models, [job], this_round.spec, this_round.lr)
+            except TROUBLES as its_own:
+                return ModelError(
+                    f"round {this_round.number}: the model fails on the data of client {job.client} "
+                    f"({self._client(job.client).name!r}): {its_own}"
+                )
+        return ModelError(
+            f"round {this_round.number}: engine {self.engine!r} fails on {len(block)} clients together, each of whom "
+            f"trains alone: {error}; use --engine loop, or less memory"
+        )
 
     def _client(self, client: int) -> ClientData:
         return self._federation.by_id[client]
 
-    def _examples(self, client: int, split: Split) -> tuple[Tensor, Tensor]:
-        inputs, targets = self._federation.examples(client, split)
-        return inputs.to(self._device), targets.to(self._device)
-
-    def _received(self, ids: Sequence[int], answers: Sequence[tuple[Tensor, float]], this_round: Round) -> Updates:
-        deltas = torch.stack([delta for delta, _ in answers])
-        losses = torch.tensor([loss for _, loss in answers], dtype=torch.float64)
+    def _received(self, ids: Sequence[int], deltas: Tensor, losses: Tensor, this_round: Round) -> Updates:
         sizes = [len(self._client(client).train) for client in ids]
         return Updates.received(ids, sizes, deltas, self.layout.n_parameters, losses, this_round.number)
 

@@ -2,18 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedclade.engine.jobs import Job
+from fedclade.engine.threads import threads_for, using_threads
 from fedclade.local import LocalSpec
 from fedclade.params import Layout
 
 IGNORED = -100
 """Target of a place that does not count, such as padding."""
+
+
+class LoopEngine:
+    """One client after another; each step on as many threads as it has work for."""
+
+    def __init__(self) -> None:
+        self._threads: dict[tuple[int, ...], int] = {}
+
+    def train(
+        self, module: nn.Module, layout: Layout, models: Tensor, jobs: Sequence[Job], spec: LocalSpec, lr: float
+    ) -> tuple[Tensor, Tensor]:
+        """Train every client from its model; see :class:`~fedclade.engine.jobs.Engine`."""
+        deltas = torch.empty(len(jobs), layout.size, dtype=layout.dtype, device=models.device)
+        losses = torch.empty(len(jobs), dtype=torch.float64)
+        with using_threads(self._threads_for(module, jobs[0], spec.batch_size)):
+            for k, job in enumerate(jobs):
+                examples = job.inputs, job.targets
+                deltas[k], losses[k] = train(module, layout, models[job.row], examples, spec, lr, job.draw)
+        return deltas, losses
+
+    def _threads_for(self, module: nn.Module, job: Job, batch_size: int) -> int:
+        """Return the number of threads for a full batch, which is counted once for a shape of inputs."""
+        shape = (torch.get_num_threads(), batch_size, *job.inputs.shape[1:])
+        if shape not in self._threads:
+            some = torch.arange(batch_size, device=job.inputs.device) % len(job.inputs)
+            module.eval()
+            self._threads[shape] = threads_for(module, job.inputs[some])
+        return self._threads[shape]
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:

@@ -1,0 +1,187 @@
+"""Samples/s of local training: every engine, against one client after another and against one big batch.
+
+Each client trains on batches of 10, on made-up data of the right shape. ``loop`` is the plain loop with all threads;
+``central`` is the same module on one heap of examples, in batches of 32, 128 or 512, whichever is fastest: the
+practical limit of the machine. All are timed in turn, in one process; the table has the medians.
+
+    python benchmarks/engine.py --json engine.json
+    python benchmarks/engine.py --quick
+"""
+
+from __future__ import annotations
+
+import fedclade  # noqa: F401  # isort: skip  (before torch, whose threads then sleep while they wait)
+
+import argparse
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+from fedclade import ConfigError, LocalSpec
+from fedclade.engine import loop
+from fedclade.engine.auto import BUILDERS, build_engine
+from fedclade.engine.choice import Task
+from fedclade.engine.jobs import Job
+from fedclade.models import build_model
+from fedclade.params import Layout
+
+BATCH, CENTRAL_BATCHES, LR = 10, (32, 128, 512), 0.05
+CLIENTS = (20, 100)
+WIDTH = 120
+
+Speed = Callable[[], float]
+"""Trains, and returns samples/s."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model with its data.
+
+    Parameters
+    ----------
+    shape, outputs
+        Of the inputs, which are tokens if there is a vocabulary; and of the model.
+    steps
+        Of a client in a round.
+    """
+
+    shape: tuple[int, ...]
+    outputs: int
+    steps: int
+    vocabulary: int = 0
+
+    def module(self, name: str) -> nn.Module:
+        """Build the model."""
+        return build_model(name, input_shape=self.shape, outputs=self.outputs, vocabulary_size=self.vocabulary)
+
+    def examples(self, n: int, device: str) -> tuple[Tensor, Tensor]:
+        """Make up n inputs and labels."""
+        draw = torch.Generator().manual_seed(0)
+        inputs = (
+            torch.randint(1, self.vocabulary, (n, *self.shape), generator=draw)
+            if self.vocabulary
+            else torch.randn(n, *self.shape, generator=draw)
+        )
+        return inputs.to(device), torch.randint(self.outputs, (n,), generator=draw).to(device)
+
+
+SUBJECTS = {
+    "mclr": Subject((1, 28, 28), 10, 30),
+    "mlp": Subject((1, 28, 28), 10, 20),
+    "cnn": Subject((1, 28, 28), 10, 4),
+    "cifar_cnn": Subject((3, 32, 32), 10, 4),
+    "lstm": Subject((25,), 2, 6, vocabulary=10_000),
+}
+
+
+def contestants(name: str, clients: int, steps: int, device: str) -> tuple[dict[str, Speed], str]:
+    """Return everything that is timed for a model, warmed up, and the name of the engine that ``auto`` takes."""
+    module = SUBJECTS[name].module(name).to(device)
+    layout, spec = Layout.of(module), LocalSpec(batch_size=BATCH, lr=LR)
+    models = layout.flatten(module)[None]
+    each = steps * BATCH
+    inputs, targets = SUBJECTS[name].examples(max(clients * each, max(CENTRAL_BATCHES)), device)
+    data = list(zip(inputs.split(each), targets.split(each), strict=True))[:clients]
+
+    def timed(run: Callable[[], object], samples: int) -> float:
+        synchronize(device)
+        start = perf_counter()
+        run()
+        synchronize(device)
+        return samples / (perf_counter() - start)
+
+    def task() -> Task:
+        jobs = [Job(k, 0, x, y, torch.Generator().manual_seed(k)) for k, (x, y) in enumerate(data)]
+        return Task(module, layout, models, jobs, spec, LR)
+
+    def plain(x: Tensor, y: Tensor, batch_size: int) -> None:
+        settings = LocalSpec(batch_size=batch_size, lr=LR)
+        loop.train(module, layout, models[0], (x, y), settings, LR, torch.Generator().manual_seed(0))
+
+    speeds: dict[str, Speed] = {}
+    taken = "loop"
+    for kind in ("auto", *(kind for kind in BUILDERS if kind != "loop")):
+        engine = build_engine(kind)
+        try:
+            task().done_by(engine)
+        except ConfigError as error:
+            Console(stderr=True).print(f"{name}: {error}", style="yellow")
+            continue
+        taken = engine.name if kind == "auto" else taken
+        speeds[kind] = lambda engine=engine: timed(lambda: task().done_by(engine), clients * each)
+    some = data[:20]  # one after another, so that twenty tell as much as a hundred
+    speeds["loop"] = lambda: timed(lambda: [plain(x, y, BATCH) for x, y in some], len(some) * each)
+    for size in CENTRAL_BATCHES:
+        heap = max(size, min(2048, len(inputs) // size * size))
+        plain(inputs[:size], targets[:size], size)
+        speeds[f"central {size}"] = lambda size=size, heap=heap: timed(
+            lambda: plain(inputs[:heap], targets[:heap], size), heap
+        )
+    return speeds, taken
+
+
+def synchronize(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def measured(speeds: Mapping[str, Speed], repeats: int) -> dict[str, float]:
+    """Return the medians of interleaved repeats, and ``auto`` as a multiple of the two bounds."""
+    seen: dict[str, list[float]] = {kind: [] for kind in speeds}
+    for _ in range(repeats):
+        for kind, speed in speeds.items():
+            seen[kind].append(speed())
+    found = {kind: median(values) for kind, values in seen.items()}
+    central = max(found.pop(f"central {size}") for size in CENTRAL_BATCHES)
+    found["central"] = central
+    return {**found, "auto/central": found["auto"] / central, "auto/loop": found["auto"] / found["loop"]}
+
+
+def shown(results: Mapping[str, Mapping[str, float]], taken: Mapping[str, str], title: str) -> Table:
+    table = Table(title=title)
+    kinds = ["auto", *BUILDERS, "central", "auto/central", "auto/loop"]
+    for column in ("model", *kinds, "auto takes"):
+        table.add_column(column, justify="left" if column in ("model", "auto takes") else "right", no_wrap=True)
+    for model, found in results.items():
+        cells = [f"{found[k]:,.2f}" if "/" in k else f"{found[k]:,.0f}" if k in found else "–" for k in kinds]
+        table.add_row(model, *cells, taken[model])
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", choices=SUBJECTS, default=list(SUBJECTS))
+    parser.add_argument("--clients", nargs="+", type=int, help="20 and 100 by default, with --quick 20 alone")
+    parser.add_argument("--repeats", type=int, help="5 by default, with --quick 3")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--quick", action="store_true", help="fewer repeats, fewer steps, 20 clients: under 50 s")
+    parser.add_argument("--json", type=Path, help="write the medians to this file")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    machine = torch.cuda.get_device_name() if arguments.device == "cuda" else f"{arguments.threads} threads"
+    results: dict[str, dict[str, float]] = {}
+    for clients in arguments.clients or (CLIENTS[:1] if arguments.quick else CLIENTS):
+        here: dict[str, dict[str, float]] = {}
+        taken: dict[str, str] = {}
+        for model in arguments.models:
+            steps = max(2, SUBJECTS[model].steps // (2 if arguments.quick else 1))
+            speeds, taken[model] = contestants(model, clients, steps, arguments.device)
+            here[model] = measured(speeds, arguments.repeats or (3 if arguments.quick else 5))
+        Console(width=WIDTH).print(shown(here, taken, f"samples/s, {clients} clients × batch {BATCH}, {machine}"))
+        # The first number of clients has the models' plain names.
+        results |= {f"{model}, {clients} clients" if results else model: found for model, found in here.items()}
+    if arguments.json:
+        arguments.json.write_text(json.dumps(results, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""Which engine is fastest for a model on this machine: measured once, and remembered in the cache folder."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import platform
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import perf_counter
+
+import torch
+from torch import Tensor, nn
+
+from fedclade.data.cache import cache_folder
+from fedclade.engine.jobs import Engine, Job
+from fedclade.local import LocalSpec
+from fedclade.params import Layout
+
+FORMAT = 1
+"""Part of every key: raise it whenever an engine has become faster or slower."""
+
+SECONDS = 0.4
+"""How long to measure, but for the fewest repeats, which slow models get however long they take."""
+
+FEWEST_REPEATS, MOST_REPEATS = 3, 8
+STEPS, MOST_CLIENTS = 3, 32
+MOST_CLIENTS_OF_LOOP = 3
+"""One at a time, clients need no more of them to show their speed."""
+
+_log = logging.getLogger(__name__)
+
+_of_this_process: dict[str, str] = {}
+"""Choices by key, so that they hold for the whole process even where no cache folder can be written."""
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """The arguments of one call of an engine, see :class:`~fedclade.engine.jobs.Engine`."""
+
+    module: nn.Module
+    layout: Layout
+    models: Tensor
+    jobs: Sequence[Job]
+    spec: LocalSpec
+    lr: float
+
+    def done_by(self, engine: Engine) -> tuple[Tensor, Tensor]:
+        """Let an engine do it."""
+        return engine.train(self.module, self.layout, self.models, self.jobs, self.spec, self.lr)
+
+    def cut(self, clients: int, examples: int) -> Task:
+        """Return a small copy: some clients, some examples of each, one epoch; the draws of this one stay unused."""
+        jobs = [
+            replace(
+                job,
+                inputs=job.inputs[:examples],
+                targets=job.targets[:examples],
+                draw=torch.Generator().manual_seed(job.draw.initial_seed()),
+            )
+            for job in self.jobs[:clients]
+        ]
+        return replace(self, jobs=jobs, spec=replace(self.spec, epochs=1))
+
+
+def fastest(engines: Mapping[str, Engine], task: Task) -> str:
+    """Return the name of the engine that trains the clients of a task fastest on this machine.
+
+    It is measured once for each structure of a module, device, batch size, order of magnitude of the number of clients,
+    and number of threads, and then read from the cache folder: rounding depends on the engine, and a run that is
+    repeated should give the same bytes.
+    """
+    key = _key(list(engines), task)
+    name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:20]
+    path = cache_folder() / f"engine-{name}.json"
+    known = _of_this_process.get(str(path)) or _read(path, engines)
+    if known is None:
+        speeds = measure(engines, task)
+        known = max(speeds, key=lambda engine: speeds[engine])
+        told = ", ".join(f"{engine} {speed:,.0f}" for engine, speed in speeds.items())
+        _log.info("engine %s is the fastest for this model (samples/s: %s)", known, told)
+        known = _keep(path, {"engine": known, "samples_per_second": speeds, "key": key}) or known
+    _of_this_process[str(path)] = known
+    return known
+
+
+def measure(engines: Mapping[str, Engine], task: Task) -> dict[str, float]:
+    """Return the samples/s of each engine on the first few steps of a task: the best of some interleaved repeats."""
+    examples = STEPS * task.spec.batch_size
+    best = dict.fromkeys(engines, 0.0)
+    start = perf_counter()
+    for repeat in range(MOST_REPEATS):
+        if repeat >= FEWEST_REPEATS and perf_counter() - start > SECONDS:
+            break
+        for name, engine in engines.items():
+            small = task.cut(MOST_CLIENTS_OF_LOOP if name == "loop" else MOST_CLIENTS, examples)
+            best[name] = max(best[name], sum(len(job.inputs) for job in small.jobs) / _seconds(engine, small))
+    return best
+
+
+def _seconds(engine: Engine, task: Task) -> float:
+    cuda = task.models.is_cuda
+    if cuda:
+        torch.cuda.synchronize()
+    start = perf_counter()
+    task.done_by(engine)
+    if cuda:
+        torch.cuda.synchronize()
+    return perf_counter() - start
+
+
+def _key(engines: list[str], task: Task) -> dict[str, object]:
+    clients = min(len(task.jobs), 2 * MOST_CLIENTS)
+    cuda = task.models.is_cuda
+    return {
+        "format": FORMAT,
+        "engines": engines,
+        "module": str(task.module),
+        "tensors": [[slot.name, *slot.shape] for slot in (*task.layout.parameters, *task.layout.buffers)],
+        "type": str(task.layout.dtype),
+        "inputs": list(task.jobs[0].inputs.shape[1:]),
+        "batch_size": task.spec.batch_size,
+        "clients": 1 << (clients - 1).bit_length(),  # the next power of two
+        "device": torch.cuda.get_device_name() if cuda else f"{platform.machine()}, {os.cpu_count()} cores",
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+    }
+
+
+def _read(path: Path, engines: Mapping[str, Engine]) -> str | None:
+    try:
+        name = json.loads(path.read_text())["engine"]
+    except OSError:  # there is none, or no folder that could be read
+        return None
+    except (ValueError, KeyError, TypeError) as error:
+        _log.warning("cannot use the choice of an engine in %s (%s); measuring again", path, error)
+        path.unlink(missing_ok=True)
+        return None
+    return name if name in engines else None
+
+
+def _keep(path: Path, choice: Mapping[str, object]) -> str | None:
+    """Write a choice; if another process was faster, return what that one chose."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".writing-") as beside:
+            whole = Path(beside) / path.name
+            whole.write_text(json.dumps(choice, indent=2) + "\n")
+            path.hardlink_to(whole)  # in one step, and only if there is none
+    except FileExistsError:
+        return json.loads(path.read_text())["engine"]
+    except OSError as error:
+        _log.warning("cannot keep the choice of an engine in %s (%s); the next start measures again", path, error)
+    return None

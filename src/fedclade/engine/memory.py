@@ -1,0 +1,89 @@
+"""How much memory a round may take, and how much a client takes of it."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from fedclade.errors import ConfigError
+from fedclade.params import Layout
+
+SHARE = 4
+"""Without a word from the user, one part in so many of the machine's memory."""
+
+SMALLEST = 2**30
+"""What is taken for the memory of a machine that does not tell it."""
+
+ENOUGH = 2**28
+"""Bytes of a block of clients on a CPU: more of them at once only makes it fetch more from memory."""
+
+CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+"""Where Linux says how much memory a container may have; ``max`` where there is no limit."""
+
+UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
+
+def memory_bytes(memory: int | str) -> int:
+    """Return a size such as ``"2GB"``, ``"500 MiB"`` or a number of bytes, in bytes.
+
+    Raises
+    ------
+    ConfigError
+        If it is no size, or none above 0.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", str(memory).strip())
+    factor = UNITS.get((found[2] or "B").upper()) if found else None
+    size = int(float(found[1]) * factor) if found and factor else 0
+    if size < 1:
+        raise ConfigError(f"memory should be a size such as 2GB, 500MiB or a number of bytes, got {memory!r}")
+    return size
+
+
+def default_memory(device: torch.device) -> int:
+    """Return a quarter of what the machine, its container or its GPU has, in bytes.
+
+    Of all there is, not of what happens to be free: so a run is cut into the same blocks whenever it is repeated.
+    """
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory // SHARE
+    try:
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # not on every system
+        total = SMALLEST
+    with suppress(OSError, ValueError):  # no container, or no limit
+        total = min(total, int(CGROUP_LIMIT.read_text()))
+    return total // SHARE
+
+
+def largest_block(device: torch.device) -> int:
+    """Return how many bytes of clients are worth training at the same time, if memory allows."""
+    return ENOUGH if device.type == "cpu" else sys.maxsize
+
+
+def bytes_per_client(module: nn.Module, layout: Layout, batch: Tensor) -> int:
+    """Return about how many bytes it takes to train one client at the same time as others.
+
+    Its parameters, their gradients, momentum and update; and what a step keeps for the backward pass, twice, since the
+    backward pass makes as much again.
+
+    Parameters
+    ----------
+    batch
+        Inputs of one step, ``[B, ...]``.
+    """
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    module.eval()
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        module(batch)
+    return 4 * layout.size * layout.dtype.itemsize + 2 * sum(kept.values())

@@ -1,0 +1,97 @@
+"""All clients of a round at once, folded into the batch dimension of one program."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from fedclade.engine.jobs import Job
+from fedclade.engine.loop import IGNORED, cross_entropy
+from fedclade.engine.stacking.batches import Batches
+from fedclade.engine.stacking.check import check
+from fedclade.engine.stacking.fold import CannotStack, Fold
+from fedclade.engine.stacking.leaf import Rule
+from fedclade.engine.stacking.plan import Plan
+from fedclade.local import LocalSpec
+from fedclade.params import Layout
+
+__all__ = ["CannotStack", "StackedEngine"]
+
+
+class StackedEngine:
+    """Trains all clients at once.
+
+    The batches of k clients are folded into ``[k·B, ...]``, so that the module's own forward runs unchanged; layers
+    that hold parameters are swapped, in a copy, for ones that hold those of all clients.
+    """
+
+    def __init__(self) -> None:
+        self._folds: weakref.WeakKeyDictionary[nn.Module, Fold] = weakref.WeakKeyDictionary()
+
+    def train(
+        self, module: nn.Module, layout: Layout, models: Tensor, jobs: Sequence[Job], spec: LocalSpec, lr: float
+    ) -> tuple[Tensor, Tensor]:
+        """Train every client from its model; see :meth:`fedclade.engine.jobs.Engine.train`.
+
+        Raises
+        ------
+        CannotStack
+            If the module cannot be folded; before any job's generator is drawn from.
+        """
+        fold = self._folds.get(module)
+        if fold is None or fold.layout != layout:
+            fold = Fold(module, layout)
+            check(fold, module, layout, models, jobs)
+            self._folds[module] = fold
+        largest_first = sorted(range(len(jobs)), key=lambda i: -len(jobs[i].inputs))
+        ordered = [jobs[i] for i in largest_first]
+        rows = torch.tensor([job.row for job in ordered], device=models.device)
+        fold.load(models, rows)
+        losses = _train(fold, ordered, spec, lr)
+        updates = fold.updates(models, rows)
+        if largest_first != sorted(largest_first):
+            back = torch.tensor(largest_first).argsort()
+            updates, losses = updates.index_select(0, back.to(updates.device)), losses[back]
+        return updates, losses
+
+
+def _train(fold: Fold, jobs: Sequence[Job], spec: LocalSpec, lr: float) -> Tensor:
+    """Train the loaded models in place; return the mean losses, float64 ``[n]``."""
+    sizes = [len(job.inputs) for job in jobs]
+    batches = Batches(jobs, Plan(sizes, spec.batch_size, padding=not fold.padding_shows))
+    losses = torch.zeros(len(jobs), dtype=torch.float64, device=jobs[0].inputs.device)
+    fold.begin(Rule(lr, spec.momentum, spec.weight_decay, spec.mu), [job.draw.initial_seed() for job in jobs])
+    with _seeded(jobs):
+        for _ in range(spec.epochs):
+            for step, x, y in batches.epoch():
+                fold.bind(step.start, step.stop)
+                nats = cross_entropy(fold.module(x), y, reduction="none")
+                weights = _weights(y, step.clients, batches.all_count and step.own is None, nats.dtype)
+                # The sum of the clients' mean losses, so that each one's gradient is its own.
+                torch.autograd.backward(nats, weights.flatten())
+                fold.step()
+                loss = torch.linalg.vecdot(nats.detach().view(weights.shape), weights)
+                losses[step.start : step.stop] += loss * (step.width if step.own is None else step.own.to(loss.device))
+    return losses.cpu() / (spec.epochs * torch.tensor(sizes))
+
+
+def _weights(targets: Tensor, clients: int, all_count: bool, dtype: torch.dtype) -> Tensor:
+    """Return the weights ``[k, ...]`` that make each client's sum a mean over its targets that count."""
+    targets = targets.view(clients, -1)
+    if all_count:
+        return torch.full_like(targets, 1 / targets.shape[1], dtype=dtype)
+    counts = targets != IGNORED
+    return counts / counts.sum(1, keepdim=True, dtype=dtype)
+
+
+@contextmanager
+def _seeded(jobs: Sequence[Job]) -> Generator[None]:
+    """Let random layers that are not stacked draw from the clients' keys; leave the global generators as they were."""
+    device = jobs[0].inputs.device
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(sum(job.draw.initial_seed() for job in jobs) % 2**63)
+        yield

@@ -1,0 +1,36 @@
+"""Which of the clients are training right now."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+class Active:
+    """The clients ``start`` to ``stop``, and the dice that each throws for its own dropout.
+
+    Each has a generator from the seed that the loop gives the global one, and draws masks of the shape that the loop
+    draws: so dropout does not depend on who else trains, and on a CPU it is that of the loop.
+    """
+
+    def __init__(self) -> None:
+        self.start = self.stop = 0
+        self._generators: list[torch.Generator] = []
+
+    @property
+    def count(self) -> int:
+        """How many there are: k."""
+        return self.stop - self.start
+
+    def seed(self, seeds: Sequence[int], device: torch.device) -> None:
+        """Give each client its dice."""
+        self._generators = [torch.Generator(device).manual_seed(seed) for seed in seeds]
+
+    def dropout(self, x: Tensor, p: float) -> Tensor:
+        """Drop entries of x ``[k, ...]`` with probability p, and scale the others up."""
+        kept = torch.empty_like(x, memory_format=torch.contiguous_format)
+        for mask, generator in zip(kept, self._generators[self.start : self.stop], strict=True):
+            mask.bernoulli_(1 - p, generator=generator)
+        return x * (kept.div_(1 - p) if p < 1 else kept)

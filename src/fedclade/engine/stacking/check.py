@@ -1,0 +1,74 @@
+"""A try on two clients: the folded module should give what the module gives to each of them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from fedclade.engine.jobs import Job
+from fedclade.engine.stacking.fold import CannotStack, Fold
+from fedclade.params import Layout
+
+ROWS = 3
+"""Examples of each client in the try, at most: few, but not one."""
+
+
+@torch.no_grad()
+def check(fold: Fold, module: nn.Module, layout: Layout, models: Tensor, jobs: Sequence[Job]) -> None:
+    """Compare the folded module with the module itself.
+
+    A forward may do what folding does not survive: take a mean over the batch, read a layer's weights, put another
+    dimension first. That cannot be seen from the layers, but from the outputs.
+
+    Raises
+    ------
+    CannotStack
+        If the folded module fails where the module does not, or they differ.
+    """
+    some = [jobs[0].inputs[:ROWS], jobs[-1].inputs[-ROWS:]]
+    width = min(map(len, some))
+    inputs = [x[:width] for x in some]
+    two = _apart(models[jobs[0].row], layout)
+    module.eval()
+    expected: list[Tensor] = []
+    for model, x in zip(two, inputs, strict=True):
+        layout.load(model, module)
+        expected.append(module(x))
+    fold.module.eval()
+    fold.load(two, torch.arange(2, device=models.device))
+    fold.bind(0, 2)
+    try:
+        got = fold.module(torch.cat(inputs))
+    except Exception as error:  # whatever a user's forward raises
+        raise CannotStack("", module, f"fails when it is folded: {error}") from error
+    wanted = torch.cat(expected)
+    tolerance = 1e3 * torch.finfo(wanted.dtype).eps * float(wanted.abs().max())
+    if got.shape != wanted.shape or not torch.allclose(got, wanted, rtol=0, atol=tolerance, equal_nan=True):
+        raise CannotStack(
+            "", module, "gives something else when it is folded: its forward mixes the examples of a batch"
+        )
+    if name := _changed_buffer(fold, module, inputs[0]):
+        raise CannotStack(name, module, "is a buffer that training changes")
+
+
+def _apart(model: Tensor, layout: Layout) -> Tensor:
+    """Return two models near this one ``[2, S]``: clients of the same model would hide that they are mixed up."""
+    draw = torch.Generator().manual_seed(0)
+    noise = torch.randn(2, layout.n_parameters, generator=draw, dtype=model.dtype).to(model.device)
+    two = model.repeat(2, 1)
+    two[:, : layout.n_parameters] += 0.1 * noise
+    return two
+
+
+def _changed_buffer(fold: Fold, module: nn.Module, inputs: Tensor) -> str | None:
+    """Return the name of a buffer outside the stacked layers that forward changes in training."""
+    if not fold.shared:
+        return None
+    trained = copy.deepcopy(module).train()
+    before = {name: trained.get_buffer(name).clone() for name in fold.shared}
+    with torch.random.fork_rng(devices=[inputs.device] if inputs.device.type == "cuda" else []):
+        trained(inputs)
+    return next((name for name, value in before.items() if not torch.equal(value, trained.get_buffer(name))), None)

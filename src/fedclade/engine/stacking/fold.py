@@ -1,0 +1,198 @@
+"""A copy of a module in which every layer that holds parameters is stacked."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedclade.engine.stacking.active import Active
+from fedclade.engine.stacking.layers import (
+    Find,
+    Refused,
+    Stacked,
+    StackedBatchNorm,
+    StackedConv,
+    StackedDropout,
+    StackedEmbedding,
+    StackedLayerNorm,
+    StackedLinear,
+)
+from fedclade.engine.stacking.leaf import Leaf, Rule
+from fedclade.engine.stacking.recurrent import StackedGRU, StackedLSTM
+from fedclade.params import Layout, Slot
+
+LAYERS: Mapping[type[nn.Module], Callable[[Any, Find, Active], nn.Module]] = {
+    nn.Linear: StackedLinear,
+    nn.Embedding: StackedEmbedding,
+    nn.Conv1d: StackedConv,
+    nn.Conv2d: StackedConv,
+    nn.Conv3d: StackedConv,
+    nn.ConvTranspose1d: StackedConv,
+    nn.ConvTranspose2d: StackedConv,
+    nn.ConvTranspose3d: StackedConv,
+    nn.LSTM: StackedLSTM,
+    nn.GRU: StackedGRU,
+    nn.BatchNorm1d: StackedBatchNorm,
+    nn.BatchNorm2d: StackedBatchNorm,
+    nn.BatchNorm3d: StackedBatchNorm,
+    nn.LayerNorm: StackedLayerNorm,
+    nn.GroupNorm: StackedLayerNorm,
+    nn.Dropout: StackedDropout,
+}
+"""By exact type: a subclass may do anything in its forward."""
+
+
+class CannotStack(Exception):  # noqa: N818  (not an error of the user's)
+    """A module cannot be folded; names the layer, as ``'features.norm' (InstanceNorm2d) has parameters ...``."""
+
+    def __init__(self, name: str, layer: nn.Module, reason: str) -> None:
+        where = repr(name) if name else "the module"
+        super().__init__(f"{where} ({type(layer).__name__}) {reason}")
+
+
+class Fold:
+    """A module for all clients, and the memory of their parameters.
+
+    Parameters
+    ----------
+    module
+        Stays as it is.
+    layout
+        Its layout.
+
+    Raises
+    ------
+    CannotStack
+        If a layer has parameters, but is not one of :data:`LAYERS` or is used in a way that cannot be folded.
+    """
+
+    def __init__(self, module: nn.Module, layout: Layout) -> None:
+        self.layout = layout
+        self.active = Active()
+        try:
+            copied = copy.deepcopy(module)
+        except Exception as error:  # whatever a user's module holds
+            raise CannotStack("", module, f"cannot be copied: {error}") from error
+        swap = _Swap(copied, layout, self.active)
+        self.module = swap.module
+        self.leaves = swap.leaves
+        self._trained = [leaf for leaf in self.leaves if leaf.trained]
+        owned = {leaf.slot.name for leaf in self.leaves}
+        self._shared = [(slot, copied.get_buffer(slot.name)) for slot in layout.buffers if slot.name not in owned]
+        stacked = [layer for layer in self.module.modules() if isinstance(layer, Stacked)]
+        self.shared: tuple[str, ...] = tuple(slot.name for slot, _ in self._shared)
+        self.padding_shows = any(layer.padding_shows for layer in stacked)
+        self._memory = torch.empty(0)
+
+    def load(self, models: Tensor, rows: Tensor) -> None:
+        """Give each of n clients its model, a row of ``[K, S]``.
+
+        Raises
+        ------
+        CannotStack
+            If a buffer that stays outside the stacked layers is not the same in all models.
+        """
+        n = len(rows)
+        if len(self._memory) != n * self.layout.size:
+            # One piece, kept from round to round: fresh memory has to be mapped page by page.
+            self._memory = models.new_empty(n * self.layout.size)
+            self.active.start = self.active.stop = 0
+            for leaf in self.leaves:
+                part = self._memory[n * leaf.slot.start : n * leaf.slot.stop]
+                leaf.allocate(part.view(n, *leaf.slot.shape))
+        for slot, buffer in self._shared:
+            values = models[rows, slot.start : slot.stop]
+            if not torch.equal(values, values[:1].expand_as(values)):
+                raise CannotStack(slot.name, self.module, "has a buffer here that differs between the models")
+            buffer.copy_(_rounded(values[0], slot).view(slot.shape))
+        for leaf in self.leaves:
+            values = models[:, leaf.slot.start : leaf.slot.stop]
+            values = values.expand(n, -1) if len(models) == 1 else values.index_select(0, rows)
+            leaf.everyone.copy_(_rounded(values, leaf.slot).view(leaf.everyone.shape))
+
+    def begin(self, rule: Rule, seeds: Sequence[int]) -> None:
+        """Start local training of the models that are loaded; ``seeds`` are the clients' own, for dropout."""
+        self.module.train()
+        self.active.seed(seeds, self._memory.device)
+        for leaf in self._trained:
+            leaf.begin(rule)
+
+    def step(self) -> None:
+        """Finish a step of SGD."""
+        for leaf in self._trained:
+            leaf.step()
+
+    def bind(self, start: int, stop: int) -> None:
+        """Let the clients ``start`` to ``stop`` be those that train."""
+        if (start, stop) != (self.active.start, self.active.stop):
+            self.active.start, self.active.stop = start, stop
+            for leaf in self.leaves:
+                leaf.bind(start, stop)
+
+    def updates(self, models: Tensor, rows: Tensor) -> Tensor:
+        """Return how far each client is from its model, ``[n, S]``."""
+        n = len(rows)
+        updates = self._memory.new_empty(n, self.layout.size)
+        for leaf in self.leaves:
+            start, stop = leaf.slot.start, leaf.slot.stop
+            before = models[:, start:stop] if len(models) == 1 else models[:, start:stop].index_select(0, rows)
+            torch.sub(leaf.everyone.view(n, -1), before, out=updates[:, start:stop])
+        for slot, buffer in self._shared:
+            updates[:, slot.start : slot.stop] = buffer.flatten() - models[rows, slot.start : slot.stop]
+        return updates
+
+
+class _Swap:
+    """Swaps the layers of a module in place."""
+
+    def __init__(self, module: nn.Module, layout: Layout, active: Active) -> None:
+        self.module = module
+        self._active = active
+        self._leaf_of: dict[int, Leaf] = {}
+        tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        self._slots = {id(tensors[s.name]): s for s in (*layout.parameters, *layout.buffers)}
+        done: dict[nn.Module, nn.Module] = {}
+        for name, layer in [*module.named_modules(remove_duplicate=False)]:
+            if type(layer) in LAYERS:
+                done[layer] = done.get(layer) or self._stacked(name, layer)
+                self._replace(name, done[layer])
+            elif any(True for _ in layer.parameters(recurse=False)):
+                raise CannotStack(name, layer, "has parameters, and no stacked form")
+
+    @property
+    def leaves(self) -> Sequence[Leaf]:
+        return tuple(self._leaf_of.values())
+
+    def _replace(self, name: str, layer: nn.Module) -> None:
+        parent, _, attribute = name.rpartition(".")
+        if name:
+            setattr(self.module.get_submodule(parent), attribute, layer)
+        else:
+            self.module = layer
+
+    def _stacked(self, name: str, layer: nn.Module) -> nn.Module:
+        if any(vars(layer)[hooks] for hooks in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")):
+            raise CannotStack(name, layer, "has hooks")
+        try:
+            stacked = LAYERS[type(layer)](layer, self._find, self._active)
+        except Refused as refused:
+            raise CannotStack(name, layer, f"has {refused}, which has no stacked form") from refused
+        for attribute, value in vars(layer).items():  # hidden_size and the like, which a user's forward may read
+            if not attribute.startswith("_"):
+                setattr(stacked, attribute, value)
+        return stacked
+
+    def _find(self, tensor: Tensor | None) -> Leaf | None:
+        if tensor is None:
+            return None
+        if id(tensor) not in self._slots:
+            raise Refused("a parameter that is computed from others")
+        return self._leaf_of.setdefault(id(tensor), Leaf(self._slots[id(tensor)], tensor.requires_grad))
+
+
+def _rounded(values: Tensor, slot: Slot) -> Tensor:
+    return values if slot.dtype.is_floating_point else values.round()

@@ -1,0 +1,95 @@
+"""Operations on stacked parameters whose backward hands the gradient to its leaf instead of to autograd."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from fedclade.engine.stacking.leaf import Leaf, scaled
+
+
+def linear(x: Tensor, weight: Leaf, bias: Leaf | None) -> Tensor:
+    """Apply each client's own dense layer to its rows of x ``[k·B, ..., inputs]``."""
+    return _Linear.apply(x, weight.use(), None if bias is None else bias.use(), weight, bias)
+
+
+def embedding(tokens: Tensor, weight: Leaf, padding: int | None) -> Tensor:
+    """Look up tokens ``[k·B, ...]`` in each client's own table; the row ``padding`` takes no gradient."""
+    return _Embedding.apply(tokens, weight.use(), weight, padding)
+
+
+def delivered(leaf: Leaf) -> Tensor:
+    """Return a parameter ``[k, *shape]`` for any operation of autograd's; its gradient goes to the leaf."""
+    return _Delivered.apply(leaf.use(), leaf)
+
+
+class _Delivered(Function):
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, leaf: Leaf) -> Tensor:
+        ctx.leaf = leaf
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[None, None]:
+        ctx.leaf.add(grads[0])
+        return None, None
+
+
+class _Linear(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, *leaves: Leaf | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.leaves = leaves
+        k, outputs, inputs = weight.shape
+        # Not a view of what bmm returns: autograd would refuse activations that work in place.
+        out = x.new_empty((*x.shape[:-1], outputs))
+        rows, products = x.reshape(k, -1, inputs), out.view(k, -1, outputs)
+        if bias is None:
+            torch.bmm(rows, weight.mT, out=products)
+        else:
+            torch.baddbmm(bias.unsqueeze(1), rows, weight.mT, out=products)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, None, None, None, None]:
+        x, weight = ctx.saved_tensors
+        k, outputs, inputs = weight.shape
+        grad = grads[0].reshape(k, -1, outputs)
+        # Before the weights change.
+        grad_x = torch.bmm(grad, weight).view(x.shape) if ctx.needs_input_grad[0] else None
+        if ctx.needs_input_grad[1]:
+            ctx.leaves[0].add_product(grad.mT, x.reshape(k, -1, inputs))
+        if ctx.needs_input_grad[2]:
+            ctx.leaves[1].add(grad.sum(1))
+        return grad_x, None, None, None, None
+
+
+class _Embedding(Function):
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor, weight: Tensor, leaf: Leaf, padding: int | None) -> Tensor:
+        k, words, width = weight.shape
+        # A token out of range would silently read the table of the next client.
+        torch.ops.aten._assert_async.msg(((tokens >= 0) & (tokens < words)).all(), "index out of range in self")
+        first = torch.arange(k, device=tokens.device).unsqueeze(1) * words
+        index = (tokens.reshape(k, -1) + first).flatten()
+        ctx.save_for_backward(index, tokens)
+        ctx.leaf, ctx.padding = leaf, padding
+        out = weight.new_empty((*tokens.shape, width))
+        torch.index_select(weight.view(k * words, width), 0, index, out=out.view(-1, width))
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[None, None, None, None]:
+        index, tokens = ctx.saved_tensors
+        grad = grads[0].reshape(len(index), -1)
+        if ctx.padding is not None:
+            grad = grad.masked_fill((tokens == ctx.padding).view(-1, 1), 0)
+        # First the sum of each word's gradients: added to the table one by one, each would be rounded as the table is.
+        words, place = index.unique(return_inverse=True)
+        sums = grad.new_zeros(len(words), grad.shape[1]).index_add_(0, place, grad)
+        target, beta, alpha = ctx.leaf.receive()
+        scaled(target, beta).view(-1, grad.shape[1]).index_add_(0, words, sums, alpha=alpha)
+        return None, None, None, None

@@ -1,0 +1,135 @@
+"""One tensor of the model, for all clients; and how its gradient becomes a step of SGD."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedclade.params import Slot
+
+FEW_ROWS = 32
+"""Up to how many rows a product is added to parameters as it is formed.
+
+Each row's share is then rounded as the parameter is, which is coarser than the gradient; and with many rows, writing
+the gradient is little beside computing it.
+"""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A step of SGD, with the symbols of :class:`~fedclade.local.LocalSpec`; ``lr`` is that of the round."""
+
+    lr: float
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    mu: float = 0.0
+
+    @property
+    def can_fuse(self) -> bool:
+        """Whether θ ← (1 − η·decay) θ − η·g is all there is, so that no gradient need be kept."""
+        return self.momentum == 0 and self.mu == 0
+
+
+class Leaf:
+    """A parameter or buffer of n clients, ``[n, *shape]`` in one piece of memory.
+
+    A layer asks for its value in forward with :meth:`use`. In backward, :meth:`receive` says where the gradient goes:
+    to a buffer that is kept from step to step, or, where nothing else is to be done with it, straight into the
+    parameters (fused). Fusing holds if the parameter is used once in forward: a second use ends it, in time, as no
+    backward has begun by then.
+
+    Parameters
+    ----------
+    slot
+        Its place in the flat vector of a model.
+    trained
+        Whether it takes gradients.
+    """
+
+    def __init__(self, slot: Slot, trained: bool) -> None:
+        self.slot = slot
+        self.trained = trained
+        self.everyone = torch.empty(0)
+        self.state = self.everyone
+        self._value = self.everyone
+        self._gradients: Tensor | None = None
+        self._received: Tensor | None = None
+        self._rule = Rule(0.0)
+        self._range = (0, 0)
+        self._fused = self._waiting = self._touched = False
+
+    def allocate(self, memory: Tensor) -> None:
+        """Take the memory ``[n, *shape]`` to live in."""
+        # .data here and in bind: a fused step changes a parameter behind autograd's back, after its last use in
+        # backward, and should not look like a change of the others, which lie in the same memory.
+        self.everyone = memory.data
+        self._gradients = self._received = None
+
+    def begin(self, rule: Rule) -> None:
+        """Start local training from what is in the memory now."""
+        self._rule = rule
+        self._fused, self._waiting, self._touched = rule.can_fuse, False, False
+        self._received = self.everyone.clone() if rule.mu and self.trained else None
+        if self._gradients is not None:
+            self._gradients.zero_()
+
+    def bind(self, start: int, stop: int) -> None:
+        """Let the clients ``start`` to ``stop`` be those that train."""
+        self._range = start, stop
+        self.state = self.everyone[start:stop]
+        self._value = self.state.data.requires_grad_(self.trained)
+
+    def use(self) -> Tensor:
+        """Return the value ``[k, *shape]`` of the clients that train, for one use in forward."""
+        if self.trained and torch.is_grad_enabled():
+            self._fused = self._fused and not self._waiting
+            self._waiting = True
+        return self._value
+
+    def receive(self) -> tuple[Tensor, float, float]:
+        """Return (target, β, α): the gradient g is to be taken in by target ← β·target + α·g."""
+        if self._fused:
+            self._waiting = False
+            return self.state, 1 - self._rule.lr * self._rule.weight_decay, -self._rule.lr
+        beta = 1.0 if self._touched else self._rule.momentum
+        self._touched = True
+        return self._gradient(), beta, 1.0
+
+    def add(self, gradient: Tensor) -> None:
+        """Take in a gradient ``[k, *shape]``."""
+        target, beta, alpha = self.receive()
+        scaled(target, beta).add_(gradient, alpha=alpha)
+
+    def add_product(self, left: Tensor, right: Tensor) -> None:
+        """Take in a gradient that is the product of ``[k, m, rows]`` and ``[k, rows, n]``, without writing it."""
+        target, beta, alpha = self.receive()
+        if target is self.state and right.shape[1] > FEW_ROWS:
+            scaled(target, beta).add_(torch.bmm(left, right), alpha=alpha)
+        else:
+            target.baddbmm_(left, right, beta=beta, alpha=alpha)
+
+    def step(self) -> None:
+        """Finish a step: with the gradient in its buffer, β of the next one makes that the momentum buffer of SGD."""
+        if not self._touched:  # fused, or not reached by the loss: SGD leaves the latter alone, decay included
+            return
+        self._touched = False
+        gradient, rule = self._gradient(), self._rule
+        if decay := rule.weight_decay + rule.mu:
+            gradient.add_(self.state, alpha=decay)
+        if self._received is not None:
+            gradient.add_(self._received[slice(*self._range)], alpha=-rule.mu)
+        self.state.add_(gradient, alpha=-rule.lr)
+
+    def _gradient(self) -> Tensor:
+        if self._gradients is None:
+            self._gradients = torch.zeros_like(self.everyone)
+        return self._gradients[slice(*self._range)]
+
+
+def scaled(target: Tensor, beta: float) -> Tensor:
+    """Multiply in place; by 0 even what is not finite."""
+    if beta == 0:
+        return target.zero_()
+    return target if beta == 1 else target.mul_(beta)

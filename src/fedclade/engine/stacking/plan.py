@@ -1,0 +1,95 @@
+"""Which examples of which clients make up each step of an epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One step of the clients ``start`` to ``stop``, with ``width`` rows for each.
+
+    Parameters
+    ----------
+    own
+        How many of its rows are a client's own, int64 ``[k]``; None if all are, and none is padding.
+    """
+
+    start: int
+    stop: int
+    width: int
+    own: Tensor | None
+
+    @property
+    def clients(self) -> int:
+        """How many train: k."""
+        return self.stop - self.start
+
+    @property
+    def rows(self) -> int:
+        """Rows of all its clients."""
+        return self.clients * self.width
+
+
+class Plan:
+    """The steps of an epoch, the same in every one.
+
+    The clients come with the largest first. So those that still train are always the first ones; a client's last,
+    ragged batch is padded to the width of the others with copies of one of its examples, which are not counted. Where
+    padding would be seen (BatchNorm, dropout), ragged batches are steps of their own instead, one for each size.
+
+    Parameters
+    ----------
+    sizes
+        Number of examples of each client, falling.
+    batch_size
+        B.
+    padding
+        Whether ragged batches may be padded.
+    """
+
+    def __init__(self, sizes: Sequence[int], batch_size: int, padding: bool) -> None:
+        counts = np.asarray(sizes)
+        ends = counts.cumsum()
+        steps: list[Step] = []
+        places: list[np.ndarray] = []
+        real: list[np.ndarray] = []
+        for drawn in range(0, int(counts.max(initial=0)), batch_size):
+            left = np.minimum(counts[counts > drawn] - drawn, batch_size)
+            edges = [0, len(left)] if padding else [0, *(np.flatnonzero(np.diff(left)) + 1), len(left)]
+            for start, stop in pairwise(edges):
+                width = int(left[start])
+                first = (ends[start:stop] - counts[start:stop] + drawn)[:, None]
+                column = np.arange(width)[None]
+                is_real = column < left[start:stop, None]
+                own = None if left[stop - 1] == width else torch.from_numpy(left[start:stop])
+                steps.append(Step(int(start), int(stop), width, own))
+                places.append(np.where(is_real, first + column, first).ravel())
+                real.append(is_real.ravel())
+        self.steps: tuple[Step, ...] = tuple(steps)
+        self._places = torch.from_numpy(np.concatenate(places))
+        self._padding = torch.from_numpy(~np.concatenate(real))
+        self._padded = bool(self._padding.any())
+
+    def rows(self, examples: Tensor) -> Tensor:
+        """Return which example each row of the epoch is.
+
+        Parameters
+        ----------
+        examples
+            The clients' examples in the orders drawn, one client after another.
+        """
+        return examples[self._places]
+
+    def masked(self, targets: Tensor, ignored: int) -> Tensor:
+        """Return the targets of all rows, without those of padding."""
+        if not self._padded:
+            return targets
+        mask = self._padding.to(targets.device).view(-1, *(1,) * (targets.dim() - 1))
+        return targets.masked_fill(mask, ignored)

@@ -1,0 +1,126 @@
+"""Engines by name: what can be forced, what is chosen, and what an engine that cannot train a module falls back to."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from torch import nn
+
+from fedclade import ConfigError
+from fedclade.engine import auto
+from fedclade.engine.auto import ENGINES, TOGETHER, build_engine, check_engine, objection
+from fedclade.engine.loop import LoopEngine
+from fedclade.engine.stacked import StackedEngine
+from tests.engine.worlds import LABELS, SPECS, Counts, Mixes, Scaled, Tied, features, perceptron, task_of
+
+
+def task(module: nn.Module, spec: str = "plain"):
+    return task_of(module, features(), LABELS, SPECS[spec])
+
+
+@pytest.fixture
+def batched_is_fastest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no measurement decide: the engines come with the one that trains clients together first."""
+    monkeypatch.setattr(auto, "fastest", lambda engines, task: next(iter(engines)))
+
+
+@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("module", [perceptron, Tied])
+def test_every_engine_gives_the_same_updates(name, spec, module):
+    expected, losses = task(module(), spec).done_by(LoopEngine())
+    got, mean_losses = task(module(), spec).done_by(build_engine(name))
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(mean_losses, losses, rtol=1e-5, atol=1e-6)
+
+
+def test_an_unknown_engine_is_refused():
+    with pytest.raises(ConfigError, match=re.escape("unknown engine 'staked'; did you mean 'stacked'?")):
+        check_engine("staked")
+    with pytest.raises(ConfigError, match="unknown engine 'lop'"):
+        build_engine("lop")
+
+
+def test_auto_tells_what_it_has_taken(batched_is_fastest):
+    engine = build_engine("auto")
+    assert engine.name == "auto"
+    task(perceptron()).done_by(engine)
+    assert engine.name == "stacked"
+
+
+def test_auto_measures_by_itself():
+    engine = build_engine("auto")
+    task(perceptron()).done_by(engine)
+    assert engine.name in ("stacked", "loop")
+
+
+def test_what_cannot_be_stacked_goes_to_vmap_and_the_log_says_so(batched_is_fastest, caplog):
+    engine = build_engine("auto")
+    module = perceptron(Mixes())
+    task(module).done_by(engine)
+    assert engine.name == "vmap"
+    (line,) = [record.message for record in caplog.records if record.name == "fedclade.engine.auto"]
+    assert re.match(r"stacked: .*; training with engine vmap$", line)
+
+
+@pytest.mark.parametrize("layer", [Counts, lambda: nn.Sequential(Mixes(), nn.BatchNorm1d(8))])
+def test_what_cannot_be_mapped_either_goes_to_the_loop(batched_is_fastest, caplog, layer):
+    engine = build_engine("auto")
+    same = [task_of(perceptron(layer()), features((24, 12)), LABELS, SPECS["plain"], (24, 12)) for _ in range(2)]
+    expected, _ = same[0].done_by(LoopEngine())
+    got, _ = same[1].done_by(engine)
+    assert engine.name == "loop"
+    assert torch.equal(got, expected)
+    (line,) = [record.message for record in caplog.records if record.name == "fedclade.engine.auto"]
+    assert re.match(r"stacked: .*; vmap: .*changes its buffers in training; training with engine loop$", line)
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+def test_an_engine_that_is_asked_for_and_cannot_is_refused(name):
+    text = rf"engine '{name}' cannot train this model: .*; use --engine auto"
+    with pytest.raises(ConfigError, match=text):
+        task(perceptron(Counts())).done_by(build_engine(name))
+
+
+class MixesInTraining(Mixes):
+    """Shows in training only."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) if self.training else x
+
+
+@pytest.mark.parametrize("layer", [Mixes, MixesInTraining])
+def test_a_forward_pass_that_mixes_clients_is_found_out(layer):
+    """The stacked engine knows every layer of it, and would mix the clients' examples all the same."""
+    with pytest.raises(ConfigError, match="engine 'stacked' cannot train this model: "):
+        task(perceptron(layer())).done_by(build_engine("stacked"))
+
+
+def test_updates_that_differ_are_told_with_their_error():
+    text = r"Sequential gives other updates for clients together \(relative error \d\.\de[+-]\d+\)"
+    assert re.match(text, objection(StackedEngine(), task(perceptron(MixesInTraining()))) or "")
+
+
+class Fails(LoopEngine):
+    def train(self, *arguments):
+        raise RuntimeError("out of memory")
+
+
+def test_an_engine_that_fails_is_told_with_its_error():
+    assert objection(Fails(), task(perceptron())) == "Sequential fails on clients together: out of memory"
+
+
+def test_dropout_is_no_disagreement(batched_is_fastest):
+    engine = build_engine("auto")
+    task(perceptron(nn.Dropout(0.3))).done_by(engine)
+    assert engine.name == "stacked"
+
+
+def test_a_parameter_of_the_users_own_trains(batched_is_fastest):
+    engine = build_engine("auto")
+    got, _ = task(perceptron(Scaled())).done_by(engine)
+    expected, _ = task(perceptron(Scaled())).done_by(LoopEngine())
+    assert engine.name in TOGETHER
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-6)

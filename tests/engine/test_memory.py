@@ -1,0 +1,72 @@
+"""Sizes as people write them, and what a client takes."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from torch import nn
+
+from fedclade import ConfigError
+from fedclade.engine import memory
+from fedclade.engine.memory import (
+    ENOUGH,
+    SHARE,
+    SMALLEST,
+    bytes_per_client,
+    default_memory,
+    largest_block,
+    memory_bytes,
+)
+from fedclade.params import Layout
+
+
+@pytest.mark.parametrize(
+    ("written", "size"),
+    [
+        *(("2GB", 2 * 10**9), ("1.5 gib", 3 * 2**29), ("500MiB", 500 * 2**20), ("64kb", 64_000)),
+        *(("100", 100), (100, 100), ("7 B", 7)),
+    ],
+)
+def test_sizes_are_read_as_written(written, size):
+    assert memory_bytes(written) == size
+
+
+@pytest.mark.parametrize("written", ["much", "2 TB", "-1GB", "0", 0, -5, "", "0.5"])
+def test_what_is_no_size_is_refused(written):
+    text = f"memory should be a size such as 2GB, 500MiB or a number of bytes, got {written!r}"
+    with pytest.raises(ConfigError, match=re.escape(text)):
+        memory_bytes(written)
+
+
+def test_the_default_is_a_quarter_of_the_machine_or_of_its_container(monkeypatch, tmp_path):
+    limit = tmp_path / "memory.max"
+    monkeypatch.setattr(memory, "CGROUP_LIMIT", limit)
+    monkeypatch.setattr(memory.os, "sysconf", {"SC_PAGE_SIZE": 1000, "SC_PHYS_PAGES": 10**6}.__getitem__)
+    assert default_memory(torch.device("cpu")) == 10**9 // SHARE
+    limit.write_text("max\n")
+    assert default_memory(torch.device("cpu")) == 10**9 // SHARE
+    limit.write_text("400000000\n")
+    assert default_memory(torch.device("cpu")) == 10**8
+
+
+def test_a_machine_that_does_not_tell_its_memory_is_taken_for_a_small_one(monkeypatch, tmp_path):
+    def unknown(name: str) -> int:
+        raise ValueError(name)
+
+    monkeypatch.setattr(memory, "CGROUP_LIMIT", tmp_path / "none")
+    monkeypatch.setattr(memory.os, "sysconf", unknown)
+    assert default_memory(torch.device("cpu")) == SMALLEST // SHARE
+
+
+def test_a_client_takes_its_model_four_times_and_what_the_backward_pass_needs_twice():
+    """Linear(6, 4) on 10 examples: 28 parameters; the input [10, 6] is kept."""
+    module = nn.Linear(6, 4)
+    assert bytes_per_client(module, Layout.of(module), torch.zeros(10, 6)) == 4 * (4 * 28 + 2 * (10 * 6))
+
+
+def test_only_a_cpu_has_a_largest_block():
+    """A GPU is filled; a CPU gains nothing from more clients than its caches hold by far."""
+    assert largest_block(torch.device("cpu")) == ENOUGH
+    assert largest_block(torch.device("cuda")) > 2**60
