@@ -1,0 +1,36 @@
+"""What splits do: accuracy of each cluster's clients around its split, and the separation gaps before and in the end.
+
+python benchmarks/jumps.py RUN
+"""
+
+from __future__ import annotations
+
+import sys
+
+from fedclade import Node, Run
+
+
+def mean_accuracy(run: Run, node: Node, number: int) -> float:
+    """Return the mean accuracy of a cluster's clients after a round, whatever cluster they were in then."""
+    values = [r["accuracy"] for r in run.clients if r["round"] == number and r["client"] in node.members]
+    return sum(values) / len(values)
+
+
+def main() -> None:
+    run = Run.load(sys.argv[1])
+    gaps = {(row["node"], row["round"]): row["separation_gap"] for row in run.clusters}
+    for node in run.tree.nodes:
+        if node.split_in:
+            print(
+                f"cluster {node.id}: split in round {node.split_in}, separation gap {gaps[node.id, node.split_in]:.2f}"
+            )
+    last = run.summary["rounds"]
+    for leaf in run.tree.leaves:
+        before, after = (mean_accuracy(run, leaf, number) for number in (leaf.born, leaf.born + 1))
+        print(
+            f"cluster {leaf.id}: {before:.1%} to {after:.1%} after round {leaf.born}, gap {gaps[leaf.id, last]:.2f} in the end"
+        )
+
+
+if __name__ == "__main__":
+    main()
