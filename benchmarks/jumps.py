@@ -27,9 +27,8 @@ def main() -> None:
     last = run.summary["rounds"]
     for leaf in run.tree.leaves:
         before, after = (mean_accuracy(run, leaf, number) for number in (leaf.born, leaf.born + 1))
-        print(
-            f"cluster {leaf.id}: {before:.1%} to {after:.1%} after round {leaf.born}, gap {gaps[leaf.id, last]:.2f} in the end"
-        )
+        gap = gaps[leaf.id, last]
+        print(f"cluster {leaf.id}: {before:.1%} to {after:.1%} after round {leaf.born}, gap {gap:.2f} in the end")
 
 
 if __name__ == "__main__":
