@@ -94,6 +94,15 @@ def test_the_meter_counts_models_down_and_updates_up():
     assert used["seconds_evaluate"] > 0
 
 
+def test_a_second_model_travels_where_the_proximal_term_pulls_to_another_one():
+    """Of two clients, one is pulled to the model that it starts from, and one to another of 3 float32 entries."""
+    meter = MeteredClients(ScriptedClients({0: [1, 2, 3], 1: [1, 2, 3]}))
+    for mu, models_down in ((0.5, 3), (0.0, 2)):
+        before = meter.readings()
+        meter.train([0, 1], torch.zeros(2, 3), [0, 1], Round(1, LocalSpec(mu=mu)), anchors=[0, 0])
+        assert meter.since(before, seconds=1.0)["bytes_down"] == models_down * 3 * 4
+
+
 def test_the_meter_passes_ids_and_sizes_on():
     meter = MeteredClients(ScriptedClients({3: [1], 1: [2]}, {3: 5, 1: 6}))
     assert meter.ids == (3, 1)

@@ -4,7 +4,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedclade.signature import Permutation
+from fedclade import LocalSpec
+from fedclade.clients import Round
+from fedclade.signature import Permutation, PermutedClients
+from tests.tiny import ScriptedClients, SpyClients
 
 
 @given(st.integers(0, 2**63 - 1), st.integers(1, 40), st.integers(0, 10))
@@ -38,3 +41,13 @@ def test_the_seed_alone_decides():
     v = torch.arange(1000)
     assert torch.equal(Permutation(1, 1000, 900).apply(v), Permutation(1, 1000, 900).apply(v))
     assert not torch.equal(Permutation(1, 1000, 900).apply(v), Permutation(2, 1000, 900).apply(v))
+
+
+def test_anchors_are_undone_as_all_models_are():
+    P = Permutation(3, 4, 4)
+    inside = SpyClients(ScriptedClients({0: [1, 2, 3, 4], 1: [1, 2, 3, 4]}))
+    models = torch.arange(8.0).view(2, 4)
+    PermutedClients(inside, P).train([0, 1], P.apply(models), [0, 1], Round(1, LocalSpec(mu=1.0)), anchors=[1, 1])
+    (call,) = inside.calls
+    assert torch.equal(torch.stack([*call.models.values()]), models)
+    assert torch.equal(torch.stack([*call.anchors.values()]), models[[1, 1]])

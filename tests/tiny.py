@@ -68,6 +68,8 @@ class Asked:
     number: int
     split: str = ""
     answer: Updates | None = None
+    anchors: dict[int, Tensor] = field(default_factory=dict)
+    """The models that the proximal term pulls to, where that was asked for."""
 
 
 @dataclass
@@ -85,9 +87,16 @@ class SpyClients:
     def sizes(self) -> Mapping[int, int]:
         return self.clients.sizes
 
-    def train(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], this_round: Round) -> Updates:
-        answer = self.clients.train(ids, models, assignment, this_round)
-        self._note("train", ids, models, assignment, this_round.number, answer=answer)
+    def train(
+        self,
+        ids: Sequence[int],
+        models: Tensor,
+        assignment: Sequence[int],
+        this_round: Round,
+        anchors: Sequence[int] | None = None,
+    ) -> Updates:
+        answer = self.clients.train(ids, models, assignment, this_round, anchors)
+        self._note("train", ids, models, assignment, this_round.number, answer=answer, anchors=anchors)
         return answer
 
     def gradients(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], this_round: Round) -> Updates:
@@ -102,9 +111,12 @@ class SpyClients:
     def asked(self, what: str, number: int) -> list[Asked]:
         return [call for call in self.calls if call.what == what and call.number == number]
 
-    def _note(self, what, ids, models, assignment, number, split="", answer=None) -> None:
-        given = {client: models[row].clone() for client, row in zip(ids, assignment, strict=True)}
-        self.calls.append(Asked(what, tuple(ids), given, number, split, answer))
+    def _note(self, what, ids, models, assignment, number, split="", answer=None, anchors=None) -> None:
+        def of_each(rows):
+            return {client: models[row].clone() for client, row in zip(ids, rows, strict=True)}
+
+        pulled = {} if anchors is None else of_each(anchors)
+        self.calls.append(Asked(what, tuple(ids), of_each(assignment), number, split, answer, pulled))
 
 
 @dataclass
@@ -123,7 +135,14 @@ class ScriptedClients:
     def ids(self) -> Sequence[int]:
         return tuple(self.deltas)
 
-    def train(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], this_round: Round) -> Updates:
+    def train(
+        self,
+        ids: Sequence[int],
+        models: Tensor,
+        assignment: Sequence[int],
+        this_round: Round,
+        anchors: Sequence[int] | None = None,
+    ) -> Updates:
         deltas = torch.tensor([self.deltas[client] for client in ids], dtype=torch.float32)
         sizes = [self.sizes[client] for client in ids]
         return Updates.received(ids, sizes, deltas, deltas.shape[1], torch.zeros(len(ids)), this_round.number)

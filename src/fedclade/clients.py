@@ -167,8 +167,20 @@ class Clients(Protocol):
         """Number |D_i| of training examples of each client."""
         ...
 
-    def train(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], this_round: Round) -> Updates:
-        """Let each client train from its model; return the updates Δθ_i."""
+    def train(
+        self,
+        ids: Sequence[int],
+        models: Tensor,
+        assignment: Sequence[int],
+        this_round: Round,
+        anchors: Sequence[int] | None = None,
+    ) -> Updates:
+        """Let each client train from its model; return the updates Δθ_i, trained − started.
+
+        ``anchors`` tells each asked client's row that the proximal term pulls it towards, of weight
+        :attr:`LocalSpec.mu <fedclade.local.LocalSpec>`: by default the model that it starts from (FedProx), in Ditto
+        (Li et al. 2021, eq. 1) the global model.
+        """
         ...
 
     def gradients(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], this_round: Round) -> Updates:
@@ -206,8 +218,9 @@ class ClientsWrapper:
 class MeteredClients(ClientsWrapper):
     """Clients with a meter: what travels between them and the server, and how long they take.
 
-    A client receives a model before it trains and sends an update back; gradients are taken at a model that it already
-    has. Evaluation is not metered: a client has its model anyway.
+    A client receives a model before it trains, and a second one where the proximal term pulls it towards another, and
+    sends an update back; gradients are taken at a model that it already has. Evaluation is not metered: a client has
+    its model anyway.
 
     Parameters
     ----------
@@ -235,12 +248,21 @@ class MeteredClients(ClientsWrapper):
         server = seconds - used["seconds_train"] - used["seconds_evaluate"]
         return {**used, "seconds_server": server, "seconds": seconds}
 
-    def train(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], this_round: Round) -> Updates:
+    def train(
+        self,
+        ids: Sequence[int],
+        models: Tensor,
+        assignment: Sequence[int],
+        this_round: Round,
+        anchors: Sequence[int] | None = None,
+    ) -> Updates:
         """Let each client train from its model; return the updates Δθ_i."""
         start = perf_counter()
-        updates = self._clients.train(ids, models, assignment, this_round)
+        updates = self._clients.train(ids, models, assignment, this_round, anchors)
         self._seconds_train += perf_counter() - start
-        self._bytes_down += len(ids) * models.shape[1] * models.element_size()
+        pulled_to = anchors if anchors is not None and this_round.spec.mu else assignment
+        sent = len(ids) + sum(anchor != row for anchor, row in zip(pulled_to, assignment, strict=True))
+        self._bytes_down += sent * models.shape[1] * models.element_size()
         self._bytes_up += updates.deltas.nbytes
         return updates
 

@@ -26,7 +26,8 @@ class LocalSpec:
     lr_decay
         The step size is multiplied by this after every round, in (0, 1].
     mu
-        Weight μ of the proximal term μ/2·‖θ − θ_received‖² of FedProx; 0 leaves it out.
+        Weight μ of the proximal term μ/2·‖θ − θ_anchor‖²; 0 leaves it out. The anchor is the model that the client
+        starts from (FedProx), unless the algorithm names another (Ditto, whose λ this is).
 
     Raises
     ------

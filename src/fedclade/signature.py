@@ -60,9 +60,16 @@ class PermutedClients(ClientsWrapper):
         super().__init__(clients)
         self._permutation = permutation
 
-    def train(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], this_round: Round) -> Updates:
+    def train(
+        self,
+        ids: Sequence[int],
+        models: Tensor,
+        assignment: Sequence[int],
+        this_round: Round,
+        anchors: Sequence[int] | None = None,
+    ) -> Updates:
         """Let each client train from its model; return P·Δθ_i."""
-        return self._sent(self._clients.train(ids, self._permutation.invert(models), assignment, this_round))
+        return self._sent(self._clients.train(ids, self._permutation.invert(models), assignment, this_round, anchors))
 
     def gradients(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], this_round: Round) -> Updates:
         """Return P times the negative full-batch gradients."""

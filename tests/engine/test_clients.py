@@ -45,6 +45,22 @@ def test_every_client_trains_from_its_own_model_with_its_own_draws():
         assert float(updates.losses[row]) == loss
 
 
+def test_anchors_reach_every_client_in_every_block():
+    """Ditto's v ← v − η (∇F(v) + λ (v − w)): each client is pulled to the row that is named for it."""
+    federation = federation_of(TRUTH, SIZES)
+    module = linear()
+    clients = SimulatedClients(federation, module, engine="loop", memory=1)  # one at a time
+    models = two_models(clients.layout.flatten(module))
+    spec = LocalSpec(batch_size=4, lr=0.2, mu=0.5)
+    updates = clients.train([2, 0, 1], models, [0, 0, 1], Round(1, spec, seed=9), anchors=[1, 0, 0])
+    for i, (client, row, anchor) in enumerate([(2, 0, 1), (0, 0, 0), (1, 1, 0)]):
+        examples, draw = federation.examples(client, "train"), rng.torch_generator(9, "train", 1, client)
+        delta, _ = loop.train(
+            linear(), Layout.of(linear()), models[row], examples, spec, 0.2, draw, anchor=models[anchor]
+        )
+        assert torch.equal(updates.deltas[i], delta)
+
+
 class Blocks(LoopEngine):
     """The loop, which notes who trains at the same time."""
 

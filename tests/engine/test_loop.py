@@ -25,10 +25,10 @@ def examples(n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     return torch.randn(n, 2, generator=draw), torch.randint(2, (n,), generator=draw)
 
 
-def trained(model: Tensor, data, module=None, seed: int = 0, **spec) -> Tensor:
+def trained(model: Tensor, data, module=None, seed: int = 0, anchor: Tensor | None = None, **spec) -> Tensor:
     module = module or linear()
-    settings = LocalSpec(**spec)
-    return loop.train(module, Layout.of(module), model, data, settings, settings.lr, rng.torch_generator(seed, "t"))[0]
+    settings, draw = LocalSpec(**spec), rng.torch_generator(seed, "t")
+    return loop.train(module, Layout.of(module), model, data, settings, settings.lr, draw, anchor)[0]
 
 
 def gradient_at_zero() -> Tensor:
@@ -79,6 +79,15 @@ def test_proximal_term_adds_mu_times_the_way_gone():
     second = -0.2 * (gradient_at(theta + first, data) + 3.0 * first)
     torch.testing.assert_close(trained(theta, data, epochs=1, lr=0.2, mu=3.0), first)
     torch.testing.assert_close(trained(theta, data, epochs=2, lr=0.2, mu=3.0), first + second)
+
+
+def test_proximal_term_pulls_to_the_anchor_from_the_first_step_on():
+    """Ditto: ∇(λ/2·‖v − w‖²) = λ (v − w), while the update is counted from v."""
+    data, v, w = one_example(), torch.tensor([0.5, 0.0, -0.5, 1.0]), torch.tensor([0.0, 1.0, 2.0, 3.0])
+    first = -0.2 * (gradient_at(v, data) + 3.0 * (v - w))
+    second = -0.2 * (gradient_at(v + first, data) + 3.0 * (v + first - w))
+    torch.testing.assert_close(trained(v, data, anchor=w, epochs=2, lr=0.2, mu=3.0), first + second)
+    assert torch.equal(trained(v, data, anchor=w, lr=0.2), trained(v, data, lr=0.2))
 
 
 def test_the_last_batch_of_an_epoch_may_be_smaller():

@@ -15,6 +15,7 @@ from torch.nn import functional
 from fedclade import LocalSpec, rng
 from fedclade.engine import loop
 from fedclade.engine.jobs import Job
+from fedclade.engine.loop import LoopEngine
 from fedclade.engine.stacked import CannotStack, StackedEngine
 from fedclade.engine.stacking.batches import joined
 from fedclade.engine.stacking.leaf import FEW_ROWS
@@ -148,15 +149,14 @@ def world(name: str, dtype: torch.dtype, sizes: Sequence[int] = SIZES, rows: Seq
         y = torch.randint(WORDS if language else OUTPUTS, (n, PLACES) if language else (n,))
         clients.append((x, y))
 
-    def jobs(seed: int = 0) -> list[Job]:
-        return [Job(c, rows[c], x, y, rng.torch_generator(seed, "t", c)) for c, (x, y) in enumerate(clients)]
+    def jobs(seed: int = 0, anchor: int | None = None) -> list[Job]:
+        return [Job(c, rows[c], x, y, rng.torch_generator(seed, "t", c), anchor) for c, (x, y) in enumerate(clients)]
 
     return module, layout, models, jobs
 
 
 def by_loop(module, layout, models, jobs, spec: LocalSpec, lr: float) -> tuple[Tensor, Tensor]:
-    answers = [loop.train(module, layout, models[j.row], (j.inputs, j.targets), spec, lr, j.draw) for j in jobs]
-    return torch.stack([delta for delta, _ in answers]), torch.tensor([loss for _, loss in answers]).double()
+    return LoopEngine().train(module, layout, models, jobs, spec, lr)
 
 
 def assert_same(got: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> None:
@@ -208,6 +208,18 @@ def test_sizes_and_batches_may_be_anything(sizes, batch_size, epochs, name, seed
     spec = LocalSpec(epochs=epochs, batch_size=batch_size, lr=0.1)
     expected = by_loop(module, layout, models, jobs(seed), spec, 0.1)
     assert_same(StackedEngine().train(module, layout, models, jobs(seed), spec, 0.1), expected)
+
+
+@pytest.mark.parametrize("name", ["everything", "frozen", "lstm"])
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_the_anchor_may_be_another_model(name, momentum):
+    module, layout, models, jobs = world(name, torch.float64)
+    spec = LocalSpec(epochs=2, batch_size=5, mu=0.5, momentum=momentum)
+    expected = by_loop(module, layout, models, jobs(anchor=1), spec, 0.1)
+    assert_same(StackedEngine().train(module, layout, models, jobs(anchor=1), spec, 0.1), expected)
+    itself, _ = by_loop(module, layout, models, jobs(), spec, 0.1)
+    pulled = [row != 1 for row in ROWS]
+    assert torch.equal((itself != expected[0]).any(1), torch.tensor(pulled))
 
 
 def test_the_order_of_the_jobs_does_not_matter():

@@ -32,6 +32,14 @@ def test_equals_the_loop_with_ragged_sizes_two_models_and_every_option(spec, dty
     )
 
 
+def test_equals_the_loop_where_another_model_is_the_anchor():
+    def task():
+        module = perceptron().double()
+        return task_of(module, features(dtype=torch.float64), LABELS, SPECS["proximal"], anchors=(1, 1, 0, 0, 1))
+
+    assert_same(task, 1e-10)
+
+
 @pytest.mark.parametrize("module", [Tied, lambda: perceptron(nn.LayerNorm(8), Scaled(), nn.GroupNorm(2, 8))])
 @pytest.mark.parametrize("spec", SPECS)
 def test_equals_the_loop_with_layers_it_does_not_know(module, spec):

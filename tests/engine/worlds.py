@@ -23,7 +23,14 @@ SPECS = {
 }
 
 
-def task_of(module: nn.Module, inputs: Tensor, outputs: int, spec: LocalSpec, sizes: Sequence[int] = SIZES) -> Task:
+def task_of(
+    module: nn.Module,
+    inputs: Tensor,
+    outputs: int,
+    spec: LocalSpec,
+    sizes: Sequence[int] = SIZES,
+    anchors: Sequence[int] | None = None,
+) -> Task:
     """Return clients of these sizes who share out the inputs ``[sum of the sizes, ...]``, with models in turn of two.
 
     Calling it again gives the same clients with fresh draws.
@@ -34,7 +41,7 @@ def task_of(module: nn.Module, inputs: Tensor, outputs: int, spec: LocalSpec, si
     second = first + 0.02 * torch.rand(len(first), generator=draw, dtype=first.dtype)
     targets = torch.randint(outputs, (sum(sizes),), generator=draw)
     jobs = [
-        Job(k, k % 2, x, y, rng.torch_generator(3, "test", k))
+        Job(k, k % 2, x, y, rng.torch_generator(3, "test", k), None if anchors is None else anchors[k])
         for k, (x, y) in enumerate(zip(inputs.split(list(sizes)), targets.split(list(sizes)), strict=True))
     ]
     return Task(module, layout, torch.stack([first, second]), jobs, spec, spec.lr)

@@ -21,8 +21,8 @@ from fedclade.engine.memory import bytes_per_client, default_memory, largest_blo
 from fedclade.errors import ConfigError, DataError, ModelError
 from fedclade.params import Layout
 
-Block = Sequence[tuple[int, int]]
-"""Clients that train at the same time, each with the row of its model."""
+Block = Sequence[tuple[int, int, int | None]]
+"""Clients that train at the same time, each with the row of its model, and of its anchor if that is another."""
 
 TROUBLES = (RuntimeError, ValueError, IndexError)
 """What a module raises that does not fit a client's data."""
@@ -92,7 +92,14 @@ class SimulatedClients:
         """Number of training examples of each client."""
         return {client.id: len(client.train) for client in self._federation.clients}
 
-    def train(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], this_round: Round) -> Updates:
+    def train(
+        self,
+        ids: Sequence[int],
+        models: Tensor,
+        assignment: Sequence[int],
+        this_round: Round,
+        anchors: Sequence[int] | None = None,
+    ) -> Updates:
         """Let each client train from its model; return the updates Δθ_i.
 
         Raises
@@ -105,7 +112,7 @@ class SimulatedClients:
         deltas = torch.empty(len(ids), self.layout.size, dtype=self.layout.dtype, device=self._device)
         losses = torch.empty(len(ids), dtype=torch.float64)
         for places in self._blocks(ids, this_round.spec.batch_size):
-            block = [(ids[place], assignment[place]) for place in places]
+            block = [(ids[i], assignment[i], None if anchors is None else anchors[i]) for i in places]
             deltas[places], losses[places] = self._train_block(block, models, this_round)
         return self._received(ids, deltas, losses, this_round)
 
@@ -183,8 +190,8 @@ class SimulatedClients:
     def _jobs(self, block: Block, this_round: Round) -> list[Job]:
         keyed = this_round.seed, this_round.purpose, this_round.number
         return [
-            Job(client, row, *self._data.of(client), rng.torch_generator(*keyed, self._client(client).key))
-            for client, row in block
+            Job(client, row, *self._data.of(client), rng.torch_generator(*keyed, self._client(client).key), anchor)
+            for client, row, anchor in block
         ]
 
     def _told(self, error: Exception, block: Block, models: Tensor, this_round: Round) -> ModelError:

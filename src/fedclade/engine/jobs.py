@@ -27,6 +27,8 @@ class Job:
         Its training examples, ``[n, ...]``, as it sees them.
     draw
         Orders its batches: one ``torch.randperm(n, generator=draw)`` at the start of each epoch, in every engine.
+    anchor
+        Which of the models the proximal term pulls it towards; the one it starts from if left out.
     """
 
     client: int
@@ -34,6 +36,12 @@ class Job:
     inputs: Tensor
     targets: Tensor
     draw: torch.Generator
+    anchor: int | None = None
+
+    @property
+    def anchor_row(self) -> int:
+        """Which of the models the proximal term pulls it towards."""
+        return self.row if self.anchor is None else self.anchor
 
 
 class Engine(Protocol):

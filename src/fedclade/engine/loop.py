@@ -33,7 +33,8 @@ class LoopEngine:
         with using_threads(self._threads_for(module, jobs[0], spec.batch_size)):
             for k, job in enumerate(jobs):
                 examples = job.inputs, job.targets
-                deltas[k], losses[k] = train(module, layout, models[job.row], examples, spec, lr, job.draw)
+                anchor = models[job.anchor_row]
+                deltas[k], losses[k] = train(module, layout, models[job.row], examples, spec, lr, job.draw, anchor)
         return deltas, losses
 
     def _threads_for(self, module: nn.Module, job: Job, batch_size: int) -> int:
@@ -59,6 +60,7 @@ def train(
     spec: LocalSpec,
     lr: float,
     draw: torch.Generator,
+    anchor: Tensor | None = None,
 ) -> tuple[Tensor, float]:
     """Run SGD_n(θ, D_i) − θ (CFL eq. 1) for one client.
 
@@ -74,6 +76,8 @@ def train(
         The local training, and the step size of this round.
     draw
         Orders the batches, and seeds dropout.
+    anchor
+        The model ``[S]`` that the proximal term pulls towards; θ if left out.
 
     Returns
     -------
@@ -83,7 +87,8 @@ def train(
     layout.load(model, module)
     module.train()
     trained = [p for p in module.parameters() if p.requires_grad]
-    received = [p.detach().clone() for p in trained] if spec.mu else []
+    anchors = layout.unflatten(model if anchor is None else anchor) if spec.mu else {}
+    pulled = [(p, anchors[name]) for name, p in module.named_parameters() if anchors and p.requires_grad]
     optimizer = torch.optim.SGD(trained, lr=lr, momentum=spec.momentum, weight_decay=spec.weight_decay)
     inputs, targets = examples
     losses: list[Tensor] = []
@@ -94,10 +99,9 @@ def train(
                 optimizer.zero_grad(set_to_none=True)
                 loss = cross_entropy(module(inputs[batch]), targets[batch])
                 loss.backward()
-                # The gradient of μ/2·‖θ − θ_received‖²; received is empty where μ is 0.
-                for p, p_received in zip(trained, received, strict=False):
+                for p, p_anchor in pulled:  # the gradient of μ/2·‖θ − θ_anchor‖²
                     if p.grad is not None:
-                        p.grad.add_(p.detach() - p_received, alpha=spec.mu)
+                        p.grad.add_(p.detach() - p_anchor, alpha=spec.mu)
                 optimizer.step()
                 losses.append(loss.detach() * len(batch))
     mean_loss = float(torch.stack(losses).sum()) / (spec.epochs * len(inputs))

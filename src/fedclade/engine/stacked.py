@@ -51,7 +51,7 @@ class StackedEngine:
         ordered = [jobs[i] for i in largest_first]
         rows = torch.tensor([job.row for job in ordered], device=models.device)
         fold.load(models, rows)
-        losses = _train(fold, ordered, spec, lr)
+        losses = _train(fold, models, ordered, spec, lr)
         updates = fold.updates(models, rows)
         if largest_first != sorted(largest_first):
             back = torch.tensor(largest_first).argsort()
@@ -59,12 +59,14 @@ class StackedEngine:
         return updates, losses
 
 
-def _train(fold: Fold, jobs: Sequence[Job], spec: LocalSpec, lr: float) -> Tensor:
+def _train(fold: Fold, models: Tensor, jobs: Sequence[Job], spec: LocalSpec, lr: float) -> Tensor:
     """Train the loaded models in place; return the mean losses, float64 ``[n]``."""
     sizes = [len(job.inputs) for job in jobs]
     batches = Batches(jobs, Plan(sizes, spec.batch_size, padding=not fold.padding_shows))
     losses = torch.zeros(len(jobs), dtype=torch.float64, device=jobs[0].inputs.device)
-    fold.begin(Rule(lr, spec.momentum, spec.weight_decay, spec.mu), [job.draw.initial_seed() for job in jobs])
+    anchors = torch.tensor([job.anchor_row for job in jobs], device=models.device)
+    rule = Rule(lr, spec.momentum, spec.weight_decay, spec.mu)
+    fold.begin(rule, [job.draw.initial_seed() for job in jobs], models, anchors)
     with _seeded(jobs):
         for _ in range(spec.epochs):
             for step, x, y in batches.epoch():

@@ -50,7 +50,8 @@ class VmapEngine:
         order = sorted(range(len(jobs)), key=lambda k: -len(plans[k]))  # those who train longest come first
         ordered, plans = [jobs[k] for k in order], [plans[k] for k in order]
         start = models[torch.tensor([job.row for job in ordered], device=models.device)]
-        clients = _Stacked(module, layout, start, spec, lr, _reached(module, layout, start[0], ordered[0]))
+        anchors = models[torch.tensor([job.anchor_row for job in ordered], device=models.device)] if spec.mu else start
+        clients = _Stacked(module, layout, start, anchors, spec, lr, _reached(module, layout, start[0], ordered[0]))
         module.train()
         examples = _Examples.of(ordered)
         totals = torch.zeros(len(jobs), dtype=torch.float64, device=models.device)
@@ -123,18 +124,27 @@ class _Stacked:
     ----------
     start
         The models that the clients received, ``[n, S]``.
+    anchors
+        The models that the proximal term pulls them towards, ``[n, S]``.
     reached
         Names of the parameters that the loss depends on: the others stay, and do not decay.
     """
 
     def __init__(
-        self, module: nn.Module, layout: Layout, start: Tensor, spec: LocalSpec, lr: float, reached: set[str]
+        self,
+        module: nn.Module,
+        layout: Layout,
+        start: Tensor,
+        anchors: Tensor,
+        spec: LocalSpec,
+        lr: float,
+        reached: set[str],
     ) -> None:
         self.models = start.clone()
         self._module, self._spec, self._lr, self._reached = module, spec, lr, reached
-        received, tensors = layout.unflatten(start), layout.unflatten(self.models)
+        tensors = layout.unflatten(self.models)
         trained = [slot.name for slot in layout.parameters]
-        self._received = {name: received[name] for name in trained}
+        self._anchors = layout.unflatten(anchors)
         self._trained = {name: tensors[name] for name in trained}  # views: what is written here is in the models
         self._others = {slot.name: tensors[slot.name] for slot in layout.buffers}
         self._velocity: Named = {}
@@ -164,7 +174,7 @@ class _Stacked:
         """Do what ``torch.optim.SGD`` does, with FedProx's term."""
         spec = self._spec
         if spec.mu:
-            gradient = gradient + spec.mu * (now - self._received[name][places])
+            gradient = gradient + spec.mu * (now - self._anchors[name][places])
         if spec.weight_decay:
             gradient = gradient + spec.weight_decay * now
         if spec.momentum:

@@ -114,12 +114,23 @@ class Fold:
             values = values.expand(n, -1) if len(models) == 1 else values.index_select(0, rows)
             leaf.everyone.copy_(_rounded(values, leaf.slot).view(leaf.everyone.shape))
 
-    def begin(self, rule: Rule, seeds: Sequence[int]) -> None:
-        """Start local training of the models that are loaded; ``seeds`` are the clients' own, for dropout."""
+    def begin(self, rule: Rule, seeds: Sequence[int], anchors: Tensor, rows: Tensor) -> None:
+        """Start local training of the models that are loaded.
+
+        Parameters
+        ----------
+        rule
+            What a step does.
+        seeds
+            The clients' own, for dropout.
+        anchors, rows
+            Models ``[K, S]``, and which of them the proximal term pulls each client towards.
+        """
         self.module.train()
         self.active.seed(seeds, self._memory.device)
         for leaf in self._trained:
-            leaf.begin(rule)
+            part = anchors[:, leaf.slot.start : leaf.slot.stop]
+            leaf.begin(rule, part.index_select(0, rows) if rule.mu else None)
 
     def step(self) -> None:
         """Finish a step of SGD."""

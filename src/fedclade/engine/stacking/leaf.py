@@ -55,7 +55,7 @@ class Leaf:
         self.state = self.everyone
         self._value = self.everyone
         self._gradients: Tensor | None = None
-        self._received: Tensor | None = None
+        self._anchor: Tensor | None = None
         self._rule = Rule(0.0)
         self._range = (0, 0)
         self._fused = self._waiting = self._touched = False
@@ -65,13 +65,21 @@ class Leaf:
         # .data here and in bind: a fused step changes a parameter behind autograd's back, after its last use in
         # backward, and should not look like a change of the others, which lie in the same memory.
         self.everyone = memory.data
-        self._gradients = self._received = None
+        self._gradients = self._anchor = None
 
-    def begin(self, rule: Rule) -> None:
-        """Start local training from what is in the memory now."""
+    def begin(self, rule: Rule, anchor: Tensor | None) -> None:
+        """Start local training from what is in the memory now.
+
+        Parameters
+        ----------
+        rule
+            What a step does.
+        anchor
+            What the proximal term pulls towards, ``[n, entries]``; None where there is no such term.
+        """
         self._rule = rule
         self._fused, self._waiting, self._touched = rule.can_fuse, False, False
-        self._received = self.everyone.clone() if rule.mu and self.trained else None
+        self._anchor = None if anchor is None else anchor.view_as(self.everyone)
         if self._gradients is not None:
             self._gradients.zero_()
 
@@ -118,8 +126,8 @@ class Leaf:
         gradient, rule = self._gradient(), self._rule
         if decay := rule.weight_decay + rule.mu:
             gradient.add_(self.state, alpha=decay)
-        if self._received is not None:
-            gradient.add_(self._received[slice(*self._range)], alpha=-rule.mu)
+        if self._anchor is not None:
+            gradient.add_(self._anchor[slice(*self._range)], alpha=-rule.mu)
         self.state.add_(gradient, alpha=-rule.lr)
 
     def _gradient(self) -> Tensor:
