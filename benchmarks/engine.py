@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from fedclade import ConfigError, LocalSpec
 from fedclade.engine import loop
-from fedclade.engine.auto import BUILDERS, build_engine
+from fedclade.engine.auto import ENGINES, build_engine
 from fedclade.engine.choice import Task
 from fedclade.engine.jobs import Job
 from fedclade.models import build_model
@@ -108,7 +108,7 @@ def contestants(name: str, clients: int, steps: int, device: str) -> tuple[dict[
 
     speeds: dict[str, Speed] = {}
     taken = "loop"
-    for kind in ("auto", *(kind for kind in BUILDERS if kind != "loop")):
+    for kind in (kind for kind in ENGINES if kind != "loop"):
         engine = build_engine(kind)
         try:
             task().done_by(engine)
@@ -147,7 +147,7 @@ def measured(speeds: Mapping[str, Speed], repeats: int) -> dict[str, float]:
 
 def shown(results: Mapping[str, Mapping[str, float]], taken: Mapping[str, str], title: str) -> Table:
     table = Table(title=title)
-    kinds = ["auto", *BUILDERS, "central", "auto/central", "auto/loop"]
+    kinds = [*ENGINES, "central", "auto/central", "auto/loop"]
     for column in ("model", *kinds, "auto takes"):
         table.add_column(column, justify="left" if column in ("model", "auto takes") else "right", no_wrap=True)
     for model, found in results.items():

@@ -23,6 +23,10 @@ class ModelError(FedcladeError):
     """The model cannot be built, or does not fit the data."""
 
 
+class EngineError(FedcladeError):
+    """Local training broke down for a reason that lies in neither the model nor the data."""
+
+
 class UpdateError(FedcladeError):
     """A client answered with something that is not a usable update."""
 

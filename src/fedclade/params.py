@@ -98,6 +98,14 @@ class Layout:
             for name, value in self.unflatten(vector).items():
                 tensors[name].copy_(value)
 
+    def difference(self, module: nn.Module, vector: Tensor, out: Tensor) -> Tensor:
+        """Write how far the module's state is from a vector ``[S]`` into another one, and return that."""
+        tensors = _tensors(module)
+        for s in (*self.parameters, *self.buffers):
+            before, there = (v[s.start : s.stop].view(s.shape) for v in (vector, out))
+            torch.sub(tensors[s.name].detach().to(self.dtype), before, out=there)
+        return out
+
     def unflatten(self, vector: Tensor) -> Mapping[str, Tensor]:
         """Return the named tensors of a vector ``[S]``; floats are views, whole numbers are rounded copies.
 

@@ -70,9 +70,9 @@ class Blocks(LoopEngine):
         super().__init__()
         self.seen: list[list[int]] = []
 
-    def train(self, module, layout, models, jobs, spec, lr):
+    def train(self, module, layout, models, jobs, *rest):
         self.seen.append([job.client for job in jobs])
-        return super().train(module, layout, models, jobs, spec, lr)
+        return super().train(module, layout, models, jobs, *rest)
 
 
 def updates_within(memory: int | None, monkeypatch, engine: Engine) -> Updates:
@@ -90,7 +90,7 @@ def test_the_size_of_blocks_changes_nothing(monkeypatch):
     whole, halves, one_by_one = (
         updates_within(memory, monkeypatch, engine) for memory, engine in zip((None, 7000, 1), engines, strict=True)
     )
-    assert [engine.seen for engine in engines] == [[[3, 1, 4, 0, 2]], [[3, 1], [4, 0], [2]], [[3], [1], [4], [0], [2]]]
+    assert [engine.seen for engine in engines] == [[[4, 3, 2, 1, 0]], [[3, 1], [4, 0], [2]], [[3], [1], [4], [0], [2]]]
     assert torch.equal(halves.deltas, whole.deltas)
     assert torch.equal(one_by_one.deltas, whole.deltas)
     assert torch.equal(one_by_one.losses, whole.losses)
@@ -104,10 +104,10 @@ def test_the_size_of_blocks_changes_nothing_but_rounding_where_clients_train_tog
 class OnlyOne(LoopEngine):
     name = "only one"
 
-    def train(self, module, layout, models, jobs, spec, lr):
+    def train(self, module, layout, models, jobs, *rest):
         if len(jobs) > 1:
             raise RuntimeError("too many at once")
-        return super().train(module, layout, models, jobs, spec, lr)
+        return super().train(module, layout, models, jobs, *rest)
 
 
 def test_an_engine_that_fails_on_several_clients_is_named(monkeypatch):

@@ -11,12 +11,11 @@ from torch import nn
 from fedclade import ConfigError
 from fedclade.engine import memory
 from fedclade.engine.memory import (
-    ENOUGH,
     SHARE,
     SMALLEST,
     bytes_per_client,
+    clients_in_cache,
     default_memory,
-    largest_block,
     memory_bytes,
 )
 from fedclade.params import Layout
@@ -66,7 +65,16 @@ def test_a_client_takes_its_model_four_times_and_what_the_backward_pass_needs_tw
     assert bytes_per_client(module, Layout.of(module), torch.zeros(10, 6)) == 4 * (4 * 28 + 2 * (10 * 6))
 
 
-def test_only_a_cpu_has_a_largest_block():
-    """A GPU is filled; a CPU gains nothing from more clients than its caches hold by far."""
-    assert largest_block(torch.device("cpu")) == ENOUGH
-    assert largest_block(torch.device("cuda")) > 2**60
+def test_as_many_clients_as_have_their_parameters_in_the_cache():
+    module = nn.Linear(1024, 512, bias=False)  # 2 MiB
+    assert clients_in_cache(module, Layout.of(module), threads=1) == 2
+    assert clients_in_cache(module, Layout.of(module), threads=3) == 6
+
+
+def test_embeddings_need_no_cache_and_one_client_trains_in_any_case():
+    wide = nn.Sequential(nn.Embedding(100_000, 64), nn.Linear(64, 8192, bias=False))
+    assert clients_in_cache(wide, Layout.of(wide), threads=1) == 2
+    alone = nn.Embedding(100_000, 64)
+    assert clients_in_cache(alone, Layout.of(alone), threads=1) >= 1
+    large = nn.Linear(2048, 2048)
+    assert clients_in_cache(large, Layout.of(large), threads=1) == 1

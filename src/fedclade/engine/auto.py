@@ -6,7 +6,6 @@ import copy
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -16,21 +15,21 @@ from fedclade.engine.jobs import Engine, Job
 from fedclade.engine.loop import LoopEngine
 from fedclade.engine.stacked import CannotStack, StackedEngine
 from fedclade.engine.vmap import CannotMapError, VmapEngine
+from fedclade.engine.workers import ChannelsLastLoop, WorkersEngine, cannot_fork
 from fedclade.errors import ConfigError, unknown
 from fedclade.local import LocalSpec
 from fedclade.params import Layout
 
-BUILDERS: Mapping[str, Callable[[], Engine]] = {"stacked": StackedEngine, "vmap": VmapEngine, "loop": LoopEngine}
-
 ENGINES: Mapping[str, str] = {
     "auto": "measures, chooses, remembers",
     "stacked": "all clients in one batched program",
+    "workers": "clients side by side, in a process for each core (CPU, Linux)",
     "vmap": "all clients by torch.func.vmap",
     "loop": "one client after another",
 }
 """Every engine with a line for people."""
 
-TOGETHER = ("stacked", "vmap")
+TOGETHER: Mapping[str, Callable[[], Engine]] = {"stacked": StackedEngine, "vmap": VmapEngine}
 """Engines that train clients together, the faster first; not every module can be trained so."""
 
 TOLERANCE = 1e-3
@@ -39,16 +38,7 @@ TOLERANCE = 1e-3
 _log = logging.getLogger(__name__)
 
 
-class NamedEngine(Engine, Protocol):
-    """An engine that can tell what it is called."""
-
-    @property
-    def name(self) -> str:
-        """One of :data:`ENGINES`; ``auto`` as long as nothing has been chosen."""
-        ...
-
-
-def build_engine(name: str) -> NamedEngine:
+def build_engine(name: str) -> ChosenEngine:
     """Return an engine by its name.
 
     Raises
@@ -57,7 +47,7 @@ def build_engine(name: str) -> NamedEngine:
         If there is none of that name.
     """
     check_engine(name)
-    return AutoEngine() if name == "auto" else GivenEngine(name)
+    return ChosenEngine(name)
 
 
 def check_engine(name: str) -> None:
@@ -72,65 +62,93 @@ def check_engine(name: str) -> None:
         raise ConfigError(unknown("engine", name, ENGINES))
 
 
-class GivenEngine:
-    """The engine that the user asked for."""
+class ChosenEngine:
+    """The engine that the user asked for; or the fastest that can train the module, chosen in the first call and kept.
+
+    A module that cannot be stacked goes to ``vmap``, and if that fails to the loop or the workers; that is logged.
+
+    Parameters
+    ----------
+    name
+        One of :data:`ENGINES`.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._engine = BUILDERS[name]()
-        self._checked = name not in TOGETHER
+        """``auto`` as long as nothing has been chosen."""
+        self._engine: Engine | None = None
 
     def train(
-        self, module: nn.Module, layout: Layout, models: Tensor, jobs: Sequence[Job], spec: LocalSpec, lr: float
+        self,
+        module: nn.Module,
+        layout: Layout,
+        models: Tensor,
+        jobs: Sequence[Job],
+        spec: LocalSpec,
+        lr: float,
+        into: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Train every client from its model; see :class:`~fedclade.engine.jobs.Engine`.
 
         Raises
         ------
         ConfigError
-            If the engine cannot train this module.
+            If the engine that was asked for cannot train this module.
         """
         task = Task(module, layout, models, jobs, spec, lr)
-        if not self._checked and (reason := objection(self._engine, task)):
-            raise ConfigError(f"engine {self.name!r} cannot train this model: {reason}; use --engine auto")
-        self._checked = True
-        return task.done_by(self._engine)
-
-
-class AutoEngine:
-    """The fastest engine that can train the module, chosen in the first call and kept.
-
-    A module that cannot be stacked goes to ``vmap``, and if that fails to the loop; that is logged.
-    """
-
-    def __init__(self) -> None:
-        self.name = "auto"
-        self._engine: Engine | None = None
-
-    def train(
-        self, module: nn.Module, layout: Layout, models: Tensor, jobs: Sequence[Job], spec: LocalSpec, lr: float
-    ) -> tuple[Tensor, Tensor]:
-        """Train every client from its model; see :class:`~fedclade.engine.jobs.Engine`."""
-        task = Task(module, layout, models, jobs, spec, lr)
         if self._engine is None:
-            self.name, self._engine = self._chosen(task)
-        return task.done_by(self._engine)
+            self.name, self._engine = _chosen(task) if self.name == "auto" else _asked_for(self.name, task)
+        return task.done_by(self._engine, into)
 
-    def _chosen(self, task: Task) -> tuple[str, Engine]:
-        engines: dict[str, Engine] = {}
-        objections: list[str] = []
-        for name in TOGETHER:
-            engine = BUILDERS[name]()
-            if reason := objection(engine, task):
-                objections.append(f"{name}: {reason}")
-            else:
-                engines[name] = engine
-                break
-        engines["loop"] = LoopEngine()
-        name = fastest(engines, task) if len(engines) > 1 else "loop"
-        if objections:
-            _log.warning("%s; training with engine %s", "; ".join(objections), name)
-        return name, engines[name]
+
+def _chosen(task: Task) -> tuple[str, Engine]:
+    engines: dict[str, Engine] = {}
+    objections: list[str] = []
+    for name in TOGETHER:
+        found, reason = _together(name, task)
+        if found is not None:
+            engines[name] = found
+            break
+        objections.append(f"{name}: {reason}")
+    if torch.get_num_threads() > 1 and len(task.jobs) > 1 and not cannot_fork(task.models.device):
+        engines |= _workers(task, stackable="stacked" in engines)
+    engines["loop"] = LoopEngine()
+    chosen = fastest(engines, task) if len(engines) > 1 else "loop"
+    name = chosen.split(",")[0]
+    if objections:
+        _log.warning("%s; training with engine %s", "; ".join(objections), name)
+    return name, engines[chosen]
+
+
+def _asked_for(name: str, task: Task) -> tuple[str, Engine]:
+    reason = None
+    engine: Engine | None = None
+    if name in TOGETHER:
+        engine, reason = _together(name, task)
+    elif name == "workers":
+        if (reason := cannot_fork(task.models.device)) is None:
+            workers = _workers(task, stackable=_together("stacked", task)[0] is not None)
+            engine = workers[fastest(workers, task)]
+    else:
+        engine = LoopEngine()
+    if engine is None:
+        raise ConfigError(f"engine {name!r} cannot train this model: {reason}; use --engine auto")
+    return name, engine
+
+
+def _together(name: str, task: Task) -> tuple[Engine | None, str | None]:
+    """Return an engine that trains clients together, or why it cannot."""
+    engine = TOGETHER[name]()
+    reason = objection(engine, task)
+    return (engine, None) if reason is None else (None, reason)
+
+
+def _workers(task: Task, stackable: bool) -> dict[str, Engine]:
+    """Return the ways in which worker processes can train the clients."""
+    convolves = any(parameter.dim() == 4 for parameter in task.module.parameters())
+    last = convolves and objection(ChannelsLastLoop(), task) is None
+    inside = [*(["stacked"] if stackable else []), "channels last" if last else "loop"]
+    return {f"workers, {way}": WorkersEngine(way) for way in inside}
 
 
 def objection(engine: Engine, task: Task) -> str | None:

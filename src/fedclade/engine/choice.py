@@ -18,10 +18,12 @@ from torch import Tensor, nn
 
 from fedclade.data.cache import cache_folder
 from fedclade.engine.jobs import Engine, Job
+from fedclade.engine.loop import LoopEngine
+from fedclade.engine.workers import WorkersEngine
 from fedclade.local import LocalSpec
 from fedclade.params import Layout
 
-FORMAT = 1
+FORMAT = 2
 """Part of every key: raise it whenever an engine has become faster or slower."""
 
 SECONDS = 0.4
@@ -29,7 +31,7 @@ SECONDS = 0.4
 
 FEWEST_REPEATS, MOST_REPEATS = 3, 8
 STEPS, MOST_CLIENTS = 3, 32
-MOST_CLIENTS_OF_LOOP = 3
+FEW_CLIENTS = 3
 """One at a time, clients need no more of them to show their speed."""
 
 _log = logging.getLogger(__name__)
@@ -49,9 +51,9 @@ class Task:
     spec: LocalSpec
     lr: float
 
-    def done_by(self, engine: Engine) -> tuple[Tensor, Tensor]:
+    def done_by(self, engine: Engine, into: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Let an engine do it."""
-        return engine.train(self.module, self.layout, self.models, self.jobs, self.spec, self.lr)
+        return engine.train(self.module, self.layout, self.models, self.jobs, self.spec, self.lr, into)
 
     def cut(self, clients: int, examples: int) -> Task:
         """Return a small copy: some clients, some examples of each, one epoch; the draws of this one stay unused."""
@@ -97,9 +99,18 @@ def measure(engines: Mapping[str, Engine], task: Task) -> dict[str, float]:
         if repeat >= FEWEST_REPEATS and perf_counter() - start > SECONDS:
             break
         for name, engine in engines.items():
-            small = task.cut(MOST_CLIENTS_OF_LOOP if name == "loop" else MOST_CLIENTS, examples)
+            small = task.cut(_enough(engine), examples)
             best[name] = max(best[name], sum(len(job.inputs) for job in small.jobs) / _seconds(engine, small))
     return best
+
+
+def _enough(engine: Engine) -> int:
+    """Return how many clients are enough to measure an engine."""
+    if isinstance(engine, LoopEngine):
+        return FEW_CLIENTS
+    if isinstance(engine, WorkersEngine) and engine.inside != "stacked":
+        return FEW_CLIENTS * torch.get_num_threads()
+    return MOST_CLIENTS
 
 
 def _seconds(engine: Engine, task: Task) -> float:

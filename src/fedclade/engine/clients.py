@@ -17,7 +17,7 @@ from fedclade.engine.auto import build_engine
 from fedclade.engine.data import TrainingData
 from fedclade.engine.jobs import Job
 from fedclade.engine.loop import LoopEngine
-from fedclade.engine.memory import bytes_per_client, default_memory, largest_block
+from fedclade.engine.memory import bytes_per_client, default_memory
 from fedclade.errors import ConfigError, DataError, ModelError
 from fedclade.params import Layout
 
@@ -111,9 +111,14 @@ class SimulatedClients:
         """
         deltas = torch.empty(len(ids), self.layout.size, dtype=self.layout.dtype, device=self._device)
         losses = torch.empty(len(ids), dtype=torch.float64)
-        for places in self._blocks(ids, this_round.spec.batch_size):
-            block = [(ids[i], assignment[i], None if anchors is None else anchors[i]) for i in places]
-            deltas[places], losses[places] = self._train_block(block, models, this_round)
+        everyone = list(zip(ids, assignment, anchors or [None] * len(ids), strict=True))
+        blocks = self._blocks(ids, this_round.spec.batch_size)
+        if len(blocks) == 1:
+            _, losses = self._train_block(everyone, models, this_round, into=deltas)
+        else:
+            for places in blocks:
+                block = [everyone[place] for place in places]
+                deltas[places], losses[places] = self._train_block(block, models, this_round)
         return self._received(ids, deltas, losses, this_round)
 
     def gradients(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], this_round: Round) -> Updates:
@@ -175,13 +180,15 @@ class SimulatedClients:
             self._bytes_by_batch_size[batch_size] = bytes_per_client(self._module, self.layout, batch)
         own_data = 0 if self._data.bytes_kept else self._data.bytes_each * max(sizes)
         each = self._bytes_by_batch_size[batch_size] + own_data
-        at_once = max(1, min(self._memory - self._data.bytes_kept, largest_block(self._device)) // each)
+        at_once = max(1, (self._memory - self._data.bytes_kept) // each)
         return [block.tolist() for block in np.array_split(by_size, -(-len(ids) // at_once))]
 
-    def _train_block(self, block: Block, models: Tensor, this_round: Round) -> tuple[Tensor, Tensor]:
+    def _train_block(
+        self, block: Block, models: Tensor, this_round: Round, into: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         jobs = self._jobs(block, this_round)
         try:
-            return self._engine.train(self._module, self.layout, models, jobs, this_round.spec, this_round.lr)
+            return self._engine.train(self._module, self.layout, models, jobs, this_round.spec, this_round.lr, into)
         except ConfigError:  # of an engine that was asked for, and says what is in its way
             raise
         except TROUBLES as error:

@@ -48,7 +48,14 @@ class Engine(Protocol):
     """A way to train the clients of a round. All engines give the same updates, up to rounding."""
 
     def train(
-        self, module: nn.Module, layout: Layout, models: Tensor, jobs: Sequence[Job], spec: LocalSpec, lr: float
+        self,
+        module: nn.Module,
+        layout: Layout,
+        models: Tensor,
+        jobs: Sequence[Job],
+        spec: LocalSpec,
+        lr: float,
+        into: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Train every client from its model.
 
@@ -62,6 +69,8 @@ class Engine(Protocol):
             n clients.
         spec, lr
             The local training, and the step size of this round.
+        into
+            Memory ``[n, S]`` for the updates; new if left out.
 
         Returns
         -------
@@ -69,3 +78,8 @@ class Engine(Protocol):
             Updates ``[n, S]`` in the order of the jobs, and the mean training loss of each, float64 ``[n]``.
         """
         ...
+
+
+def room(models: Tensor, jobs: Sequence[Job], into: Tensor | None) -> Tensor:
+    """Return memory for the updates of the jobs, ``[n, S]``: what was given, or new."""
+    return models.new_empty(len(jobs), models.shape[1]) if into is None else into

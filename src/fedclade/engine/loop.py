@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedclade.engine.jobs import Job
+from fedclade.engine.jobs import Job, room
 from fedclade.engine.threads import threads_for, using_threads
 from fedclade.local import LocalSpec
 from fedclade.params import Layout
@@ -25,17 +25,24 @@ class LoopEngine:
         self._threads: dict[tuple[int, ...], int] = {}
 
     def train(
-        self, module: nn.Module, layout: Layout, models: Tensor, jobs: Sequence[Job], spec: LocalSpec, lr: float
+        self,
+        module: nn.Module,
+        layout: Layout,
+        models: Tensor,
+        jobs: Sequence[Job],
+        spec: LocalSpec,
+        lr: float,
+        into: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Train every client from its model; see :class:`~fedclade.engine.jobs.Engine`."""
-        deltas = torch.empty(len(jobs), layout.size, dtype=layout.dtype, device=models.device)
+        updates = room(models, jobs, into)
         losses = torch.empty(len(jobs), dtype=torch.float64)
         with using_threads(self._threads_for(module, jobs[0], spec.batch_size)):
             for k, job in enumerate(jobs):
                 examples = job.inputs, job.targets
                 anchor = models[job.anchor_row]
-                deltas[k], losses[k] = train(module, layout, models[job.row], examples, spec, lr, job.draw, anchor)
-        return deltas, losses
+                _, losses[k] = train(module, layout, models[job.row], examples, spec, lr, job.draw, anchor, updates[k])
+        return updates, losses
 
     def _threads_for(self, module: nn.Module, job: Job, batch_size: int) -> int:
         """Return the number of threads for a full batch, which is counted once for a shape of inputs."""
@@ -61,6 +68,7 @@ def train(
     lr: float,
     draw: torch.Generator,
     anchor: Tensor | None = None,
+    into: Tensor | None = None,
 ) -> tuple[Tensor, float]:
     """Run SGD_n(θ, D_i) − θ (CFL eq. 1) for one client.
 
@@ -78,6 +86,8 @@ def train(
         Orders the batches, and seeds dropout.
     anchor
         The model ``[S]`` that the proximal term pulls towards; θ if left out.
+    into
+        Memory ``[S]`` for the update; new if left out.
 
     Returns
     -------
@@ -105,7 +115,7 @@ def train(
                 optimizer.step()
                 losses.append(loss.detach() * len(batch))
     mean_loss = float(torch.stack(losses).sum()) / (spec.epochs * len(inputs))
-    return layout.flatten(module) - model, mean_loss
+    return layout.difference(module, model, torch.empty_like(model) if into is None else into), mean_loss
 
 
 def gradient(

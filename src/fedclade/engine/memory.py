@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,8 +19,8 @@ SHARE = 4
 SMALLEST = 2**30
 """What is taken for the memory of a machine that does not tell it."""
 
-ENOUGH = 2**28
-"""Bytes of a block of clients on a CPU: more of them at once only makes it fetch more from memory."""
+CACHE = 2**22
+"""Bytes of parameters that a CPU's thread goes through at every step without waiting for memory."""
 
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 """Where Linux says how much memory a container may have; ``max`` where there is no limit."""
@@ -61,9 +60,14 @@ def default_memory(device: torch.device) -> int:
     return total // SHARE
 
 
-def largest_block(device: torch.device) -> int:
-    """Return how many bytes of clients are worth training at the same time, if memory allows."""
-    return ENOUGH if device.type == "cpu" else sys.maxsize
+def clients_in_cache(module: nn.Module, layout: Layout, threads: int) -> int:
+    """Return how many clients a CPU should train at the same time: with more, parameters come from memory at each step.
+
+    Embeddings do not count: a step touches few of their rows.
+    """
+    rows = sum(p.numel() for layer in module.modules() if isinstance(layer, nn.Embedding) for p in layer.parameters())
+    each = (layout.n_parameters - rows) * layout.dtype.itemsize
+    return max(1, threads * CACHE // max(1, each))
 
 
 def bytes_per_client(module: nn.Module, layout: Layout, batch: Tensor) -> int:

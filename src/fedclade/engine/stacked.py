@@ -6,11 +6,13 @@ import weakref
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedclade.engine.jobs import Job
+from fedclade.engine.jobs import Job, room
 from fedclade.engine.loop import IGNORED, cross_entropy
+from fedclade.engine.memory import clients_in_cache
 from fedclade.engine.stacking.batches import Batches
 from fedclade.engine.stacking.check import check
 from fedclade.engine.stacking.fold import CannotStack, Fold
@@ -33,7 +35,14 @@ class StackedEngine:
         self._folds: weakref.WeakKeyDictionary[nn.Module, Fold] = weakref.WeakKeyDictionary()
 
     def train(
-        self, module: nn.Module, layout: Layout, models: Tensor, jobs: Sequence[Job], spec: LocalSpec, lr: float
+        self,
+        module: nn.Module,
+        layout: Layout,
+        models: Tensor,
+        jobs: Sequence[Job],
+        spec: LocalSpec,
+        lr: float,
+        into: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Train every client from its model; see :meth:`fedclade.engine.jobs.Engine.train`.
 
@@ -47,16 +56,27 @@ class StackedEngine:
             fold = Fold(module, layout)
             check(fold, module, layout, models, jobs)
             self._folds[module] = fold
-        largest_first = sorted(range(len(jobs)), key=lambda i: -len(jobs[i].inputs))
-        ordered = [jobs[i] for i in largest_first]
-        rows = torch.tensor([job.row for job in ordered], device=models.device)
-        fold.load(models, rows)
-        losses = _train(fold, models, ordered, spec, lr)
-        updates = fold.updates(models, rows)
-        if largest_first != sorted(largest_first):
-            back = torch.tensor(largest_first).argsort()
-            updates, losses = updates.index_select(0, back.to(updates.device)), losses[back]
+        updates = room(models, jobs, into)
+        losses = torch.empty(len(jobs), dtype=torch.float64)
+        for places in _blocks(module, layout, jobs, models.device):
+            block = [jobs[place] for place in places]
+            rows = torch.tensor([job.row for job in block], device=models.device)
+            fold.load(models, rows)
+            losses[places] = _train(fold, models, block, spec, lr)
+            fold.updates(models, rows, updates, places)
         return updates, losses
+
+
+def _blocks(module: nn.Module, layout: Layout, jobs: Sequence[Job], device: torch.device) -> list[list[int]]:
+    """Return the places of the clients that train at the same time: on a CPU as many as its cache holds.
+
+    The largest clients come first, so that those who still train are always the first of their block.
+    """
+    largest_first = sorted(range(len(jobs)), key=lambda place: -len(jobs[place].inputs))
+    n, at_once = len(jobs), len(jobs)
+    if device.type == "cpu":
+        at_once = clients_in_cache(module, layout, torch.get_num_threads())
+    return [block.tolist() for block in np.array_split(largest_first, -(-n // at_once))]
 
 
 def _train(fold: Fold, models: Tensor, jobs: Sequence[Job], spec: LocalSpec, lr: float) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from fedclade.engine.jobs import Job
+from fedclade.engine.jobs import Job, room
 from fedclade.engine.loop import cross_entropy
 from fedclade.local import LocalSpec
 from fedclade.params import Layout
@@ -36,7 +36,14 @@ class VmapEngine:
     """
 
     def train(
-        self, module: nn.Module, layout: Layout, models: Tensor, jobs: Sequence[Job], spec: LocalSpec, lr: float
+        self,
+        module: nn.Module,
+        layout: Layout,
+        models: Tensor,
+        jobs: Sequence[Job],
+        spec: LocalSpec,
+        lr: float,
+        into: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Train every client from its model; see :class:`~fedclade.engine.jobs.Engine`.
 
@@ -59,12 +66,12 @@ class VmapEngine:
             for places, batch in _by_length(plans, step):
                 inputs, targets = examples.drawn(places, batch)
                 totals[places] += clients.step(places, inputs, targets).to(torch.float64) * batch.shape[1]
-        deltas = torch.empty_like(start)
-        deltas[torch.tensor(order)] = clients.models - start
+        updates = room(models, jobs, into)
+        updates[torch.tensor(order)] = clients.models - start
         seen = torch.tensor([spec.epochs * len(job.inputs) for job in ordered], dtype=torch.float64)
         losses = torch.empty(len(jobs), dtype=torch.float64)
         losses[torch.tensor(order)] = totals.cpu() / seen
-        return deltas, losses
+        return updates, losses
 
 
 def refuse_what_cannot_be_mapped(module: nn.Module) -> None:

@@ -86,7 +86,7 @@ class Fold:
         stacked = [layer for layer in self.module.modules() if isinstance(layer, Stacked)]
         self.shared: tuple[str, ...] = tuple(slot.name for slot, _ in self._shared)
         self.padding_shows = any(layer.padding_shows for layer in stacked)
-        self._memory = torch.empty(0)
+        self._memory, self._clients = torch.empty(0), 0
 
     def load(self, models: Tensor, rows: Tensor) -> None:
         """Give each of n clients its model, a row of ``[K, S]``.
@@ -97,9 +97,12 @@ class Fold:
             If a buffer that stays outside the stacked layers is not the same in all models.
         """
         n = len(rows)
-        if len(self._memory) != n * self.layout.size:
+        if len(self._memory) < n * self.layout.size:
             # One piece, kept from round to round: fresh memory has to be mapped page by page.
             self._memory = models.new_empty(n * self.layout.size)
+            self._clients = 0
+        if self._clients != n:
+            self._clients = n
             self.active.start = self.active.stop = 0
             for leaf in self.leaves:
                 part = self._memory[n * leaf.slot.start : n * leaf.slot.stop]
@@ -144,17 +147,19 @@ class Fold:
             for leaf in self.leaves:
                 leaf.bind(start, stop)
 
-    def updates(self, models: Tensor, rows: Tensor) -> Tensor:
-        """Return how far each client is from its model, ``[n, S]``."""
+    def updates(self, models: Tensor, rows: Tensor, out: Tensor, places: Sequence[int]) -> None:
+        """Write how far each client is from its model into its place, a row of ``[N, S]``."""
         n = len(rows)
-        updates = self._memory.new_empty(n, self.layout.size)
+        side_by_side = list(places) == list(range(places[0], places[0] + n))
+        updates = out[places[0] : places[0] + n] if side_by_side else out.new_empty(n, self.layout.size)
         for leaf in self.leaves:
             start, stop = leaf.slot.start, leaf.slot.stop
             before = models[:, start:stop] if len(models) == 1 else models[:, start:stop].index_select(0, rows)
             torch.sub(leaf.everyone.view(n, -1), before, out=updates[:, start:stop])
         for slot, buffer in self._shared:
             updates[:, slot.start : slot.stop] = buffer.flatten() - models[rows, slot.start : slot.stop]
-        return updates
+        if not side_by_side:
+            out[places] = updates
 
 
 class _Swap:

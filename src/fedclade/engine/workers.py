@@ -1,0 +1,371 @@
+"""Clients side by side: one process for each core, each with one thread.
+
+On a CPU, convolutions and recurrent layers gain little from training clients together: they are near the machine's
+limit already when every core has a client of its own.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import mmap
+import os
+import signal
+import sys
+import warnings
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+
+import torch
+from torch import Tensor, nn
+
+from fedclade.engine.jobs import Engine, Job, room
+from fedclade.engine.loop import LoopEngine
+from fedclade.engine.memory import clients_in_cache
+from fedclade.engine.stacked import StackedEngine
+from fedclade.errors import EngineError
+from fedclade.local import LocalSpec
+from fedclade.params import Layout
+
+ORDERS_EACH = 8
+"""So many orders for each process where clients train one after another, so that all end at about the same time."""
+
+
+class CannotWork(Exception):  # noqa: N818  (not an error of the user's)
+    """There can be no worker processes; says why."""
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a tensor lies in what the processes have seen when they were forked."""
+
+    storage: int
+    offset: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _Client:
+    """A job without its data and its generator, for which the seed stands."""
+
+    row: int
+    anchor: int | None
+    inputs: _Place
+    targets: _Place
+    seed: int
+
+
+@dataclass(frozen=True)
+class _Order:
+    """What a process is asked to do: train these clients, each of which has a row among the updates."""
+
+    rows: range
+    clients: Sequence[_Client]
+    n_models: int
+    spec: LocalSpec
+    lr: float
+
+
+class WorkersEngine:
+    """Trains clients in processes, as many as torch has threads, that are forked at the first use and kept.
+
+    They see the data and the module as these were when they were forked, at no cost; models and updates pass through
+    shared memory. Other data or another module make new processes. They end with the engine, or with this process.
+
+    Parameters
+    ----------
+    inside
+        One of :data:`INSIDE`: what each process trains its clients with.
+    """
+
+    def __init__(self, inside: str = "loop") -> None:
+        self.inside = inside
+        self._crew: _Crew | None = None
+
+    def train(
+        self,
+        module: nn.Module,
+        layout: Layout,
+        models: Tensor,
+        jobs: Sequence[Job],
+        spec: LocalSpec,
+        lr: float,
+        into: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Train every client from its model; see :class:`~fedclade.engine.jobs.Engine`. The draws should be fresh.
+
+        Raises
+        ------
+        CannotWork
+            If this system or this process cannot fork.
+        EngineError
+            If a process dies.
+        RuntimeError
+            If a client's training fails.
+        """
+        if reason := cannot_fork(models.device):
+            raise CannotWork(reason)
+        largest_first = sorted(range(len(jobs)), key=lambda i: -len(jobs[i].inputs))
+        ordered = [jobs[i] for i in largest_first]
+        if self._crew is None or not self._crew.serves(module, layout, models, ordered):
+            self.stop()
+            self._crew = _Crew(torch.get_num_threads(), self.inside, module, layout, models, ordered)
+        try:
+            updates, losses = self._crew.train(models, ordered, spec, lr)  # shared memory, so not to be given away
+        except BaseException:  # some processes may still be at it, and answer late
+            self.stop()
+            raise
+        back = torch.tensor(largest_first).argsort()
+        return torch.index_select(updates, 0, back, out=room(models, jobs, into)), losses[back]
+
+    def stop(self) -> None:
+        """End the processes; the next call makes new ones."""
+        if self._crew is not None:
+            self._crew.stop()
+            self._crew = None
+
+
+def cannot_fork(device: torch.device) -> str | None:
+    """Say why there can be no worker processes for this device, or return None."""
+    if device.type != "cpu":
+        return f"workers train on the CPU, not on {device.type}"
+    if sys.platform != "linux":
+        return f"workers need a system where processes can be forked safely, not {sys.platform}"
+    if torch.accelerator.is_available():
+        return "torch has started threads for an accelerator, and a process with such threads cannot be forked"
+    return None
+
+
+class _Crew:
+    """The processes, and the memory that they share with this one."""
+
+    def __init__(
+        self, count: int, inside: str, module: nn.Module, layout: Layout, models: Tensor, jobs: Sequence[Job]
+    ) -> None:
+        self._module, self._layout = module, layout
+        # By address. The tensors are held, so that nothing else can come to lie there.
+        self._storages = {_address(t): t for job in jobs for t in (job.inputs, job.targets)}
+        self._number = {address: i for i, address in enumerate(self._storages)}
+        # More rows than now: pages that nobody touches cost nothing.
+        self._models = _shared(2 * max(len(models), len(jobs)), layout)
+        self._updates = _shared(2 * len(jobs), layout)
+        self._at_once = clients_in_cache(module, layout, threads=1) if inside == "stacked" else None
+        self._connections: list[Connection] = []
+        self._processes: dict[Connection, int] = {}
+        work = _Worker(inside, module, layout, self._models, self._updates, tuple(self._storages.values()))
+        for _ in range(count):
+            ours, theirs = Pipe()
+            process = _fork(work, theirs, [ours, *self._connections])
+            theirs.close()
+            self._connections.append(ours)
+            self._processes[ours] = process
+        self.stop = weakref.finalize(self, _stop, os.getpid(), self._processes)
+
+    def serves(self, module: nn.Module, layout: Layout, models: Tensor, jobs: Sequence[Job]) -> bool:
+        """Whether the processes have seen this module and this data, and have room for so many clients."""
+        return (
+            self._module is module
+            and self._layout == layout
+            and len(self._connections) == torch.get_num_threads()
+            and len(models) <= len(self._models)
+            and len(jobs) <= len(self._updates)
+            and all(_address(t) in self._number for job in jobs for t in (job.inputs, job.targets))
+        )
+
+    def train(self, models: Tensor, jobs: Sequence[Job], spec: LocalSpec, lr: float) -> tuple[Tensor, Tensor]:
+        """Hand out the clients, and return their updates and losses in order."""
+        self._models[: len(models)] = models
+        losses = torch.empty(len(jobs), dtype=torch.float64)
+        waiting = deque(self._orders(len(models), jobs, spec, lr))
+        at_work: dict[Connection, _Order] = {}
+        free = list(self._connections)
+        while waiting or at_work:
+            while waiting and free:
+                connection = free.pop()
+                at_work[connection] = waiting.popleft()
+                self._send(connection, at_work[connection])
+            for connection in wait(list(at_work)):
+                assert isinstance(connection, Connection)
+                order = at_work.pop(connection)
+                answer = self._answer(connection, order)
+                losses[order.rows] = answer
+                free.append(connection)
+        return self._updates[: len(jobs)], losses
+
+    def _orders(self, n_models: int, jobs: Sequence[Job], spec: LocalSpec, lr: float) -> list[_Order]:
+        n, processes = len(jobs), len(self._connections)
+        rounds = ORDERS_EACH if self._at_once is None else -(-n // (processes * self._at_once))
+        count = min(n, processes * rounds)
+        clients = [
+            _Client(job.row, job.anchor, self._place(job.inputs), self._place(job.targets), job.draw.initial_seed())
+            for job in jobs
+        ]
+        # Every so-many-th client of the sorted ones, so that no order has all the large ones.
+        return [_Order(range(i, n, count), clients[i::count], n_models, spec, lr) for i in range(count)]
+
+    def _place(self, tensor: Tensor) -> _Place:
+        return _Place(
+            self._number[_address(tensor)], int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride()
+        )
+
+    def _send(self, connection: Connection, order: _Order) -> None:
+        try:
+            connection.send(order)
+        except OSError as error:
+            raise self._died(connection, order) from error
+
+    def _answer(self, connection: Connection, order: _Order) -> Tensor:
+        try:
+            answer = connection.recv()
+        except (EOFError, OSError) as error:
+            raise self._died(connection, order) from error
+        if isinstance(answer, str):
+            raise RuntimeError(answer)
+        return torch.tensor(answer, dtype=torch.float64)
+
+    def _died(self, connection: Connection, order: _Order) -> EngineError:
+        _, status = os.waitpid(self._processes.pop(connection), 0)
+        how = os.waitstatus_to_exitcode(status)
+        told = f"signal {signal.Signals(-how).name}" if how < 0 else f"exit code {how}"
+        return EngineError(
+            f"a worker process died ({told}) while it trained {len(order.clients)} clients; if the system ran out of "
+            "memory, use --engine loop, or fewer threads (OMP_NUM_THREADS)"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class _Worker:
+    """The life of a process."""
+
+    inside: str
+    module: nn.Module
+    layout: Layout
+    models: Tensor
+    updates: Tensor
+    storages: Sequence[Tensor]
+
+    def work(self, connection: Connection) -> None:
+        """Take orders until there are none."""
+        torch.set_num_threads(1)
+        engine = INSIDE[self.inside]()
+        while True:
+            try:
+                order: _Order = connection.recv()
+            except EOFError:
+                return
+            connection.send(self._done(engine, order))
+
+    def _done(self, engine: Engine, order: _Order) -> list[float] | str:
+        """Return the losses, or what went wrong."""
+        models = self.models[: order.n_models]
+        jobs = [
+            Job(
+                k,
+                client.row,
+                self._tensor(client.inputs),
+                self._tensor(client.targets),
+                torch.Generator().manual_seed(client.seed),
+                client.anchor,
+            )
+            for k, client in enumerate(order.clients)
+        ]
+        try:
+            into = self.updates[order.rows.start : order.rows.stop : order.rows.step]
+            _, losses = engine.train(self.module, self.layout, models, jobs, order.spec, order.lr, into)
+        except Exception as error:  # whatever a user's module raises is told there
+            return f"{type(error).__name__}: {error}"
+        return losses.tolist()
+
+    def _tensor(self, place: _Place) -> Tensor:
+        return self.storages[place.storage].as_strided(place.shape, place.stride, place.offset)
+
+
+class ChannelsLastLoop(LoopEngine):
+    """The loop, on a copy of the module whose convolutions keep the channels of a place side by side in memory.
+
+    CPUs are faster so. A forward pass that takes a ``view`` of what a convolution gives cannot be run.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._copies: weakref.WeakKeyDictionary[nn.Module, nn.Module] = weakref.WeakKeyDictionary()
+
+    def train(
+        self,
+        module: nn.Module,
+        layout: Layout,
+        models: Tensor,
+        jobs: Sequence[Job],
+        spec: LocalSpec,
+        lr: float,
+        into: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Train every client from its model; see :class:`~fedclade.engine.jobs.Engine`."""
+        if module not in self._copies:
+            self._copies[module] = channels_last(module)
+        return super().train(self._copies[module], layout, models, jobs, spec, lr, into)
+
+
+def channels_last(module: nn.Module) -> nn.Module:
+    """Return a copy whose two-dimensional convolutions keep their channels last in memory."""
+    module = copy.deepcopy(module)
+    for parameter in module.parameters():
+        if parameter.dim() == 4:
+            parameter.data = parameter.data.to(memory_format=torch.channels_last)
+    return module
+
+
+INSIDE: Mapping[str, Callable[[], Engine]] = {
+    "stacked": StackedEngine,
+    "channels last": ChannelsLastLoop,
+    "loop": LoopEngine,
+}
+"""What a process trains its clients with: blocks of them together, or one after another."""
+
+
+def _fork(worker: _Worker, connection: Connection, others: Sequence[Connection]) -> int:
+    """Return the id of a new process that works for us."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with warnings.catch_warnings():
+        # Python warns of forking with threads, which may hold a lock. The child touches torch and its pipe alone.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        process = os.fork()
+    if process:
+        return process
+    code = 1
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, who ends us
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        gc.freeze()  # looking through the parent's objects would copy their pages
+        for other in others:  # so that the end of the parent is the end of every pipe
+            other.close()
+        worker.work(connection)
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def _stop(owner: int, processes: Mapping[Connection, int]) -> None:
+    if os.getpid() != owner:  # a fork of the owner's has nothing to end
+        return
+    for connection, process in processes.items():
+        connection.close()
+        os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
+
+
+def _shared(rows: int, layout: Layout) -> Tensor:
+    """Return memory ``[rows, S]`` that forked processes share."""
+    size = rows * layout.size
+    memory = mmap.mmap(-1, size * layout.dtype.itemsize)
+    return torch.frombuffer(memory, dtype=layout.dtype, count=size).view(rows, layout.size)
+
+
+def _address(tensor: Tensor) -> tuple[int, torch.dtype]:
+    return tensor.untyped_storage().data_ptr(), tensor.dtype
