@@ -20,6 +20,7 @@ from fedclade.data import Federation, Pool, load_federation, pool_from_torch
 from fedclade.errors import (
     ConfigError,
     DataError,
+    EngineError,
     FedcladeError,
     MissingExtraError,
     ModelError,
@@ -36,6 +37,7 @@ __all__ = [
     "Algorithm",
     "ConfigError",
     "DataError",
+    "EngineError",
     "FedAvg",
     "FedcladeError",
     "Federation",

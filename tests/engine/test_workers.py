@@ -1,0 +1,262 @@
+"""Worker processes give the updates of the loop, and neither outlive nor hang those who use them."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedclade import ConfigError, EngineError
+from fedclade.engine import auto, workers
+from fedclade.engine.auto import build_engine
+from fedclade.engine.choice import Task
+from fedclade.engine.loop import LoopEngine
+from fedclade.engine.workers import INSIDE, ChannelsLastLoop, WorkersEngine, cannot_fork
+from tests.engine.worlds import LABELS, SPECS, Tied, features, perceptron, task_of
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
+
+
+@pytest.fixture(autouse=True)
+def _two_threads():
+    """Two threads, so two processes."""
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(1)
+
+
+def task(module: nn.Module | None = None, spec: str = "plain") -> Task:
+    return task_of(module or perceptron(), features(), LABELS, SPECS[spec])
+
+
+def convolutional(flat: nn.Module) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 2, 3)), nn.Conv2d(1, 8, 2, padding=1), nn.ReLU(), flat, nn.Linear(8 * 3 * 4, LABELS)
+    )
+
+
+class View(nn.Module):
+    """Flattens as many published models do, which needs memory in the usual order."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.view(len(x), -1)
+
+
+def processes(engine: WorkersEngine) -> list[int]:
+    assert engine._crew is not None
+    return sorted(engine._crew._processes.values())
+
+
+def is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("inside", INSIDE)
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("module", [perceptron, Tied, lambda: convolutional(nn.Flatten())])
+def test_updates_are_those_of_the_loop(inside, spec, module):
+    expected, losses = task(module(), spec).done_by(LoopEngine())
+    got, mean_losses = task(module(), spec).done_by(WorkersEngine(inside))
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(mean_losses, losses, rtol=1e-5, atol=1e-6)
+
+
+def test_one_after_another_they_are_the_loop_to_the_last_bit_dropout_included():
+    expected, losses = task(perceptron(nn.Dropout(0.4))).done_by(LoopEngine())
+    got, mean_losses = task(perceptron(nn.Dropout(0.4))).done_by(WorkersEngine("loop"))
+    assert torch.equal(got, expected)
+    assert torch.equal(mean_losses, losses)
+
+
+def test_anchors_reach_the_processes():
+    pulled = task(spec="proximal")
+    pulled = replace(pulled, jobs=[replace(job, anchor=1 - job.row) for job in pulled.jobs])
+    again = task(spec="proximal")
+    again = replace(again, jobs=[replace(job, anchor=1 - job.row) for job in again.jobs])
+    expected, _ = pulled.done_by(LoopEngine())
+    assert torch.equal(again.done_by(WorkersEngine("loop"))[0], expected)
+
+
+def test_processes_are_kept_as_long_as_module_and_data_are_the_same():
+    engine = WorkersEngine("loop")
+    first = task()
+    expected, _ = task().done_by(LoopEngine())
+    updates, _ = first.done_by(engine)
+    before = processes(engine)
+    assert len(before) == 2
+    fresh = [replace(job, draw=torch.Generator().manual_seed(job.draw.initial_seed())) for job in first.jobs]
+    some, _ = replace(first, jobs=fresh[1:4]).done_by(engine)
+    assert processes(engine) == before
+    assert torch.equal(updates, expected), "what was given out stays as it was"
+    assert torch.equal(some, expected[1:4])
+    task(Tied()).done_by(engine)
+    assert not set(processes(engine)) & set(before)
+    assert not any(map(is_alive, before))
+
+
+def test_more_clients_than_before_find_room():
+    engine = WorkersEngine("loop")
+    large = task_of(perceptron(), features((3,) * 30), LABELS, SPECS["plain"], (3,) * 30)
+    draws = [torch.Generator().manual_seed(job.draw.initial_seed()) for job in large.jobs]
+    expected, _ = large.done_by(LoopEngine())
+    fresh = [replace(job, draw=draw) for job, draw in zip(large.jobs, draws, strict=True)]
+    replace(large, jobs=large.jobs[:2]).done_by(engine)
+    assert torch.equal(replace(large, jobs=fresh).done_by(engine)[0], expected)
+
+
+def test_processes_end_with_their_engine():
+    engine = WorkersEngine("loop")
+    task().done_by(engine)
+    before = processes(engine)
+    del engine
+    assert not any(map(is_alive, before))
+
+
+class Kills(nn.Module):
+    """As the kernel does to a process that takes too much memory."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if os.getpid() != int(os.environ["PARENT"]):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return x
+
+
+def test_a_process_that_dies_is_told_and_the_next_call_works(monkeypatch):
+    monkeypatch.setenv("PARENT", str(os.getpid()))
+    engine = WorkersEngine("loop")
+    with pytest.raises(EngineError, match=r"a worker process died \(signal SIGKILL\) while it trained 1 clients; if"):
+        task(perceptron(Kills())).done_by(engine)
+    expected, _ = task().done_by(LoopEngine())
+    assert torch.equal(task().done_by(engine)[0], expected)
+
+
+class Fails(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and len(x) == 7:
+            raise KeyError("seven")
+        return x
+
+
+def test_what_a_client_fails_of_comes_back():
+    engine = WorkersEngine("loop")
+    with pytest.raises(RuntimeError, match="KeyError: 'seven'"):
+        task(perceptron(Fails())).done_by(engine)
+    task().done_by(engine)
+
+
+def test_the_user_can_ask_for_workers():
+    engine = build_engine("workers")
+    expected, _ = task().done_by(LoopEngine())
+    torch.testing.assert_close(task().done_by(engine)[0], expected, rtol=1e-4, atol=1e-6)
+    assert engine.name == "workers"
+
+
+def test_auto_takes_them_where_they_are_fastest(monkeypatch):
+    monkeypatch.setattr(auto, "fastest", lambda engines, task: "workers, loop")
+    engine = build_engine("auto")
+    task().done_by(engine)
+    assert engine.name == "workers"
+
+
+def test_auto_does_not_fork_for_one_thread_or_one_client(monkeypatch):
+    seen: list[list[str]] = []
+    monkeypatch.setattr(auto, "fastest", lambda engines, task: seen.append(list(engines)) or "loop")
+    task().done_by(build_engine("auto"))
+    alone = task()
+    replace(alone, jobs=alone.jobs[:1]).done_by(build_engine("auto"))
+    torch.set_num_threads(1)
+    task().done_by(build_engine("auto"))
+    assert seen == [["stacked", "workers, stacked", "workers, loop", "loop"], *[["stacked", "loop"]] * 2]
+
+
+@pytest.mark.parametrize(("flat", "inside"), [(nn.Flatten, "channels last"), (View, "loop")])
+def test_convolutions_keep_their_channels_last_unless_the_module_cannot(monkeypatch, flat, inside):
+    seen: list[str] = []
+    monkeypatch.setattr(auto, "fastest", lambda engines, task: seen.extend(engines) or seen[-1])
+    expected, _ = task(convolutional(flat())).done_by(LoopEngine())
+    got, _ = task(convolutional(flat())).done_by(build_engine("workers"))
+    assert seen == ["workers, stacked", f"workers, {inside}"]
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_channels_come_last_in_memory_even_where_there_is_one():
+    changed = workers.channels_last(convolutional(nn.Flatten()))
+    weight = changed.get_parameter("1.weight")
+    assert weight.stride() == (4, 1, 2, 1), "not as contiguous() leaves it, for which one channel is in any order"
+
+
+def test_the_users_module_stays_as_it_was():
+    module = convolutional(nn.Flatten())
+    task(module).done_by(ChannelsLastLoop())
+    assert module.get_parameter("1.weight").is_contiguous()
+
+
+def test_where_processes_cannot_be_forked_safely_there_are_none(monkeypatch):
+    assert cannot_fork(torch.device("cuda")) == "workers train on the CPU, not on cuda"
+    assert cannot_fork(torch.device("cpu")) is None
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    assert "torch has started threads for an accelerator" in (cannot_fork(torch.device("cpu")) or "")
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(ConfigError, match=re.escape("engine 'workers' cannot train this model: workers need")):
+        task().done_by(build_engine("workers"))
+    engine = build_engine("auto")
+    task().done_by(engine)
+    assert engine.name in ("stacked", "loop")
+
+
+SCRIPT = """
+import os, sys, time, torch
+torch.set_num_threads(2)
+from tests.engine.test_workers import task
+from fedclade.engine.workers import WorkersEngine
+engine = WorkersEngine("loop")
+task().done_by(engine)
+print(*engine._crew._processes.values(), flush=True)
+if "wait" in sys.argv:
+    time.sleep(60)
+"""
+"""Without a main guard, as people write them."""
+
+
+def started(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    paths = [str(Path(__file__).parents[2]), *sys.path]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    return subprocess.Popen([sys.executable, script, *arguments], stdout=subprocess.PIPE, text=True, env=environment)
+
+
+def test_a_script_without_a_main_guard_works_and_leaves_nobody_behind(tmp_path):
+    script = started(tmp_path)
+    output, _ = script.communicate(timeout=120)
+    assert script.returncode == 0
+    assert len(output.split()) == 2
+    assert not any(is_alive(int(process)) for process in output.split())
+
+
+def test_processes_end_with_a_parent_that_was_killed(tmp_path):
+    script = started(tmp_path, "wait")
+    assert script.stdout is not None
+    left = [int(process) for process in script.stdout.readline().split()]
+    assert all(map(is_alive, left))
+    script.kill()
+    script.communicate()
+    for _ in range(200):
+        if not any(map(is_alive, left)):
+            break
+        time.sleep(0.05)
+    assert not any(map(is_alive, left))
