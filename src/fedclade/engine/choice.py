@@ -23,7 +23,7 @@ from fedclade.engine.workers import WorkersEngine
 from fedclade.local import LocalSpec
 from fedclade.params import Layout
 
-FORMAT = 2
+FORMAT = 3
 """Part of every key: raise it whenever an engine has become faster or slower."""
 
 SECONDS = 0.4
