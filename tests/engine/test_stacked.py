@@ -31,7 +31,9 @@ SPECS = {
     "momentum": {"momentum": 0.9},
     "weight decay": {"weight_decay": 0.1},
     "proximal": {"mu": 0.5},
-    "all": {"momentum": 0.5, "weight_decay": 0.05, "mu": 0.2},
+    "clipped": {"clip_norm": 0.2},
+    "all but clipped": {"momentum": 0.5, "weight_decay": 0.05, "mu": 0.2},
+    "all": {"epochs": 3, "momentum": 0.5, "weight_decay": 0.05, "mu": 0.2, "clip_norm": 0.2},
 }
 
 

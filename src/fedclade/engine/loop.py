@@ -102,6 +102,8 @@ def train(
                 for p, p_anchor in pulled:  # the gradient of μ/2·‖θ − θ_anchor‖²
                     if p.grad is not None:
                         p.grad.add_(p.detach() - p_anchor, alpha=spec.mu)
+                if spec.clip_norm is not None:
+                    nn.utils.clip_grad_norm_(trained, spec.clip_norm)
                 optimizer.step()
                 losses.append(loss.detach() * len(batch))
     mean_loss = float(torch.stack(losses).sum()) / (spec.epochs * len(inputs))

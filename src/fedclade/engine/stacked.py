@@ -65,7 +65,7 @@ def _train(fold: Fold, models: Tensor, jobs: Sequence[Job], spec: LocalSpec, lr:
     batches = Batches(jobs, Plan(sizes, spec.batch_size, padding=not fold.padding_shows))
     losses = torch.zeros(len(jobs), dtype=torch.float64, device=jobs[0].inputs.device)
     anchors = torch.tensor([job.anchor_row for job in jobs], device=models.device)
-    rule = Rule(lr, spec.momentum, spec.weight_decay, spec.mu)
+    rule = Rule(lr, spec.momentum, spec.weight_decay, spec.mu, spec.clip_norm)
     fold.begin(rule, [job.draw.initial_seed() for job in jobs], models, anchors)
     with _seeded(jobs):
         for _ in range(spec.epochs):

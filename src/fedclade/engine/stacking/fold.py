@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedclade.engine.clip import clipping
 from fedclade.engine.stacking.active import Active
 from fedclade.engine.stacking.layers import (
     Find,
@@ -87,6 +88,7 @@ class Fold:
         self.shared: tuple[str, ...] = tuple(slot.name for slot, _ in self._shared)
         self.padding_shows = any(layer.padding_shows for layer in stacked)
         self._memory = torch.empty(0)
+        self._rule = Rule(0.0)
 
     def load(self, models: Tensor, rows: Tensor) -> None:
         """Give each of n clients its model, a row of ``[K, S]``.
@@ -126,6 +128,7 @@ class Fold:
         anchors, rows
             Models ``[K, S]``, and which of them the proximal term pulls each client towards.
         """
+        self._rule = rule
         self.module.train()
         self.active.seed(seeds, self._memory.device)
         for leaf in self._trained:
@@ -134,8 +137,11 @@ class Fold:
 
     def step(self) -> None:
         """Finish a step of SGD."""
+        gradients = [gradient for leaf in self._trained if (gradient := leaf.complete()) is not None]
+        clip_norm = self._rule.clip_norm
+        scales = None if clip_norm is None or not gradients else clipping(gradients, clip_norm)
         for leaf in self._trained:
-            leaf.step()
+            leaf.step(scales)
 
     def bind(self, start: int, stop: int) -> None:
         """Let the clients ``start`` to ``stop`` be those that train."""
