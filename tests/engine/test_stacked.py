@@ -388,6 +388,24 @@ def hooked() -> nn.Module:
     return module
 
 
+def ties() -> nn.Module:
+    """Hold a layer's weight a second time, where a forward of the user's could read it."""
+    module = nn.Sequential(nn.Linear(4, OUTPUTS))
+    module.register_parameter("again", module[0].weight)
+    return module
+
+
+def given_more(**more: Tensor | nn.Module) -> nn.Module:
+    """Return a layer that has a stacked form, and something that this form does not have."""
+    layer = nn.Linear(4, OUTPUTS)
+    for name, value in more.items():
+        if isinstance(value, nn.Parameter | nn.Module):
+            setattr(layer, name, value)
+        else:
+            layer.register_buffer(name, value)
+    return nn.Sequential(layer)
+
+
 def computed() -> nn.Module:
     module = nn.Sequential(nn.Linear(4, OUTPUTS))
     return nn.Sequential(nn.utils.parametrizations.weight_norm(module[0]))
@@ -396,11 +414,15 @@ def computed() -> nn.Module:
 @pytest.mark.parametrize(
     ("module", "message"),
     [
-        (Holds(), r"'inner' \(Module\) has parameters, and no stacked form"),
-        (nn.Sequential(Wrapped(4, OUTPUTS)), r"'0' \(Wrapped\) has parameters, and no stacked form"),
-        (Wrapped(4, OUTPUTS), r"the module \(Wrapped\) has parameters"),
+        (Holds(), r"'inner' \(Module\) has a parameter of its own, 'scale', but no stacked form"),
+        (nn.Sequential(Wrapped(4, OUTPUTS)), r"'0' \(Wrapped\) has a parameter of its own, 'weight', but no stacked"),
+        (Wrapped(4, OUTPUTS), r"the module \(Wrapped\) has a parameter of its own, 'weight'"),
+        (ties(), r"the module \(Sequential\) has a parameter of its own, 'again', but no stacked form"),
+        (given_more(scale=nn.Parameter(torch.ones(4))), r"'0' \(Linear\) has a parameter of its own, 'scale', but no"),
+        (given_more(scale=torch.ones(4)), r"'0' \(Linear\) has a buffer of its own, 'scale', but no stacked form"),
+        (given_more(inner=Holds().inner), r"'0.inner' \(Module\) has a parameter of its own, 'scale', but no stacked"),
         (hooked(), r"'0' \(Linear\) has hooks"),
-        (computed(), r"'0' \(ParametrizedLinear\) has parameters|'0\.parametrizations\.weight' "),
+        (computed(), r"'0' \(ParametrizedLinear\) has a parameter of its own, 'bias', but no"),
         (nn.Sequential(nn.BatchNorm1d(4, momentum=None), nn.Linear(4, 4)), r"'0' \(BatchNorm1d\) has momentum None"),
         (nn.LSTM(4, 4, bidirectional=True), r"the module \(LSTM\) has bidirectional, which has no stacked form"),
         (nn.LSTM(4, 4, proj_size=2), r"\(LSTM\) has proj_size"),

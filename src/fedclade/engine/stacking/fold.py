@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fedclade.engine.clip import clipping
 from fedclade.engine.stacking.active import Active
+from fedclade.engine.stacking.attention import StackedAttention
 from fedclade.engine.stacking.layers import (
     Find,
     Refused,
@@ -43,6 +44,7 @@ LAYERS: Mapping[type[nn.Module], Callable[[Any, Find, Active], nn.Module]] = {
     nn.LayerNorm: StackedLayerNorm,
     nn.GroupNorm: StackedLayerNorm,
     nn.Dropout: StackedDropout,
+    nn.MultiheadAttention: StackedAttention,
 }
 """By exact type: a subclass may do anything in its forward."""
 
@@ -68,7 +70,7 @@ class Fold:
     Raises
     ------
     CannotStack
-        If a layer has parameters, but is not one of :data:`LAYERS` or is used in a way that cannot be folded.
+        If a layer has parameters, but is not one of :data:`LAYERS` or has an option that is not folded.
     """
 
     def __init__(self, module: nn.Module, layout: Layout) -> None:
@@ -173,16 +175,27 @@ class _Swap:
         tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         self._slots = {id(tensors[s.name]): s for s in (*layout.parameters, *layout.buffers)}
         done: dict[nn.Module, nn.Module] = {}
+        inside: list[str] = []  # how names begin of what stacked layers have taken over: attention its projection
         for name, layer in [*module.named_modules(remove_duplicate=False)]:
             if type(layer) in LAYERS:
                 done[layer] = done.get(layer) or self._stacked(name, layer)
                 self._replace(name, done[layer])
-            elif any(True for _ in layer.parameters(recurse=False)):
-                raise CannotStack(name, layer, "has parameters, and no stacked form")
+                inside.append(f"{name}." if name else "")
+            self._refuse_rest(name, layer, stacked=layer in done or name.startswith(tuple(inside)))
 
     @property
     def leaves(self) -> Sequence[Leaf]:
         return tuple(self._leaf_of.values())
+
+    def _refuse_rest(self, name: str, layer: nn.Module, stacked: bool) -> None:
+        """Look for tensors that only this layer has: even one with a stacked form may have been given more of them."""
+        own = dict[str, Tensor](layer.named_parameters(recurse=False))
+        if stacked:  # other layers' buffers stay with them
+            own |= {buffer: b for buffer, b in layer.named_buffers(recurse=False) if id(b) in self._slots}
+        for tensor, value in own.items():
+            if not stacked or id(value) not in self._leaf_of:
+                kind = "parameter" if isinstance(value, nn.Parameter) else "buffer"
+                raise CannotStack(name, layer, f"has a {kind} of its own, {tensor!r}, but no stacked form")
 
     def _replace(self, name: str, layer: nn.Module) -> None:
         parent, _, attribute = name.rpartition(".")
