@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -323,18 +324,19 @@ def test_random_layers_that_are_not_stacked_draw_from_the_keys():
 
 
 class Counting(nn.Module):
-    """Scales by a buffer; on request, counts its calls in another."""
+    """Scales by a buffer; on request, counts in another how often it is called after so many times."""
 
-    def __init__(self, counts: bool = False) -> None:
+    def __init__(self, counts: bool = False, after: int = 0) -> None:
         super().__init__()
         self.register_buffer("scale", torch.tensor([1.0, 2.0, 3.0, 4.0]))
-        self.linear, self.counts = nn.Linear(4, OUTPUTS), counts
+        self.linear, self.counts, self.left = nn.Linear(4, OUTPUTS), counts, after
         if counts:
             self.register_buffer("calls", torch.tensor(0))
 
     def forward(self, x: Tensor) -> Tensor:
         if self.counts and self.training:
-            self.calls += 1
+            self.left -= 1
+            self.calls = self.calls + int(self.left < 0)
         return self.linear(x * self.scale)
 
 
@@ -356,13 +358,14 @@ def test_a_buffer_that_differs_between_the_models_cannot():
     layout = Layout.of(module)
     models = layout.flatten(module).repeat(2, 1)
     models[1, -1] = 5.0
-    with pytest.raises(CannotStack, match=r"'scale' \(Counting\) has a buffer here that differs between the models"):
+    with pytest.raises(CannotStack, match=r"'scale' \(Counting\) is a buffer that differs between the models"):
         trained(module, models)
 
 
-def test_a_buffer_that_training_changes_cannot():
+@pytest.mark.parametrize("after", [0, 3], ids=["from the first step on", "later"])
+def test_a_buffer_that_training_changes_cannot(after):
     with pytest.raises(CannotStack, match=r"'calls' \(Counting\) is a buffer that training changes"):
-        trained(Counting(counts=True))
+        trained(Counting(counts=True, after=after))
 
 
 class Holds(nn.Module):
@@ -462,6 +465,11 @@ class Forward(nn.Module):
 def test_a_forward_that_does_not_survive_folding_is_found_out(of, message):
     with pytest.raises(CannotStack, match=rf"the module \(Forward\) {message}"):
         trained(Forward(of))
+
+
+def test_a_refusal_can_be_sent_from_one_process_to_another():
+    refusal = CannotStack.of("inner", nn.Linear(1, 1), "has hooks")
+    assert str(pickle.loads(pickle.dumps(refusal))) == str(refusal) == "'inner' (Linear) has hooks"
 
 
 def test_nothing_is_drawn_where_the_module_cannot():

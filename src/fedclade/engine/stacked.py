@@ -40,7 +40,8 @@ class StackedEngine:
         Raises
         ------
         CannotStack
-            If the module cannot be folded; before any job's generator is drawn from.
+            If the module cannot be folded, which is found before any job's generator is drawn from; or if training
+            changes a buffer that clients share.
         """
         fold = self._folds.get(module)
         if fold is None or fold.layout != layout:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from fedclade.engine.clip import clipping, per_client
-from fedclade.engine.jobs import Job
+from fedclade.engine.jobs import CannotTrainTogether, Job
 from fedclade.engine.loop import cross_entropy
 from fedclade.local import LocalSpec
 from fedclade.params import Layout
@@ -26,7 +26,7 @@ Places = slice | Tensor
 """Some of the stacked clients: the first k, or a list of indices."""
 
 
-class CannotMapError(Exception):
+class CannotMapError(CannotTrainTogether):
     """The module cannot be mapped over clients; says what in it is in the way."""
 
 

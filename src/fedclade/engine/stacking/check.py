@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
@@ -45,18 +44,16 @@ def check(fold: Fold, module: nn.Module, layout: Layout, models: Tensor, jobs: S
         try:
             got = fold.module(torch.cat(inputs))
         except Exception as error:  # whatever a user's forward raises
-            raise CannotStack("", module, f"fails when it is folded: {error}") from error
+            raise CannotStack.of("", module, f"fails when it is folded: {error}") from error
     wanted = torch.cat(expected)
     tolerance = 1e3 * torch.finfo(wanted.dtype).eps * float(wanted.abs().max())
     if got.shape != wanted.shape or not torch.allclose(got, wanted, rtol=0, atol=tolerance, equal_nan=True):
-        raise CannotStack(
+        raise CannotStack.of(
             "",
             module,
             "gives something else when it is folded: its forward mixes the examples of a batch, or gives a layer "
             "something else than the batch, such as positions that are not expanded to it",
         )
-    if name := _changed_buffer(fold, module, inputs[0]):
-        raise CannotStack(name, module, "is a buffer that training changes")
 
 
 @contextmanager
@@ -77,14 +74,3 @@ def _apart(model: Tensor, layout: Layout) -> Tensor:
     two = model.repeat(2, 1)
     two[:, : layout.n_parameters] += 0.1 * noise
     return two
-
-
-def _changed_buffer(fold: Fold, module: nn.Module, inputs: Tensor) -> str | None:
-    """Return the name of a buffer outside the stacked layers that forward changes in training."""
-    if not fold.shared:
-        return None
-    trained = copy.deepcopy(module).train()
-    before = {name: trained.get_buffer(name).clone() for name in fold.shared}
-    with torch.random.fork_rng(devices=[inputs.device] if inputs.device.type == "cuda" else []):
-        trained(inputs)
-    return next((name for name, value in before.items() if not torch.equal(value, trained.get_buffer(name))), None)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedclade.engine.clip import clipping
+from fedclade.engine.jobs import CannotTrainTogether
 from fedclade.engine.stacking.active import Active
 from fedclade.engine.stacking.attention import StackedAttention
 from fedclade.engine.stacking.layers import (
@@ -49,12 +50,14 @@ LAYERS: Mapping[type[nn.Module], Callable[[Any, Find, Active], nn.Module]] = {
 """By exact type: a subclass may do anything in its forward."""
 
 
-class CannotStack(Exception):  # noqa: N818  (not an error of the user's)
+class CannotStack(CannotTrainTogether):
     """A module cannot be folded; names the layer, as ``'features.norm' (InstanceNorm2d) has parameters ...``."""
 
-    def __init__(self, name: str, layer: nn.Module, reason: str) -> None:
+    @classmethod
+    def of(cls, name: str, layer: nn.Module, reason: str) -> CannotStack:
+        """Return the error of a layer or tensor of this name."""
         where = repr(name) if name else "the module"
-        super().__init__(f"{where} ({type(layer).__name__}) {reason}")
+        return cls(f"{where} ({type(layer).__name__}) {reason}")
 
 
 class Fold:
@@ -79,15 +82,14 @@ class Fold:
         try:
             copied = copy.deepcopy(module)
         except Exception as error:  # whatever a user's module holds
-            raise CannotStack("", module, f"cannot be copied: {error}") from error
+            raise CannotStack.of("", module, f"cannot be copied: {error}") from error
         swap = _Swap(copied, layout, self.active)
         self.module = swap.module
         self.leaves = swap.leaves
         self._trained = [leaf for leaf in self.leaves if leaf.trained]
         owned = {leaf.slot.name for leaf in self.leaves}
-        self._shared = [(slot, copied.get_buffer(slot.name)) for slot in layout.buffers if slot.name not in owned]
+        self._shared = [slot for slot in layout.buffers if slot.name not in owned]
         stacked = [layer for layer in self.module.modules() if isinstance(layer, Stacked)]
-        self.shared: tuple[str, ...] = tuple(slot.name for slot, _ in self._shared)
         self.padding_shows = any(layer.padding_shows for layer in stacked)
         self._memory = torch.empty(0)
         self._rule = Rule(0.0)
@@ -108,11 +110,11 @@ class Fold:
             for leaf in self.leaves:
                 part = self._memory[n * leaf.slot.start : n * leaf.slot.stop]
                 leaf.allocate(part.view(n, *leaf.slot.shape))
-        for slot, buffer in self._shared:
+        for slot in self._shared:
             values = models[rows, slot.start : slot.stop]
             if not torch.equal(values, values[:1].expand_as(values)):
-                raise CannotStack(slot.name, self.module, "has a buffer here that differs between the models")
-            buffer.copy_(_rounded(values[0], slot).view(slot.shape))
+                raise CannotStack.of(slot.name, self.module, "is a buffer that differs between the models")
+            self.module.get_buffer(slot.name).copy_(_rounded(values[0], slot).view(slot.shape))
         for leaf in self.leaves:
             values = models[:, leaf.slot.start : leaf.slot.stop]
             values = values.expand(n, -1) if len(models) == 1 else values.index_select(0, rows)
@@ -153,15 +155,24 @@ class Fold:
                 leaf.bind(start, stop)
 
     def updates(self, models: Tensor, rows: Tensor) -> Tensor:
-        """Return how far each client is from its model, ``[n, S]``."""
+        """Return how far each client is from its model, ``[n, S]``.
+
+        Raises
+        ------
+        CannotStack
+            If training has changed a buffer that stays outside the stacked layers: all clients have had a share in it.
+        """
         n = len(rows)
         updates = self._memory.new_empty(n, self.layout.size)
         for leaf in self.leaves:
             start, stop = leaf.slot.start, leaf.slot.stop
             before = models[:, start:stop] if len(models) == 1 else models[:, start:stop].index_select(0, rows)
             torch.sub(leaf.everyone.view(n, -1), before, out=updates[:, start:stop])
-        for slot, buffer in self._shared:
-            updates[:, slot.start : slot.stop] = buffer.flatten() - models[rows, slot.start : slot.stop]
+        for slot in self._shared:
+            before, buffer = models[rows, slot.start : slot.stop], self.module.get_buffer(slot.name)
+            if not torch.equal(buffer, _rounded(before[0], slot).view(slot.shape).to(buffer.dtype)):
+                raise CannotStack.of(slot.name, self.module, "is a buffer that training changes")
+            updates[:, slot.start : slot.stop] = buffer.flatten() - before
         return updates
 
 
@@ -195,7 +206,7 @@ class _Swap:
         for tensor, value in own.items():
             if not stacked or id(value) not in self._leaf_of:
                 kind = "parameter" if isinstance(value, nn.Parameter) else "buffer"
-                raise CannotStack(name, layer, f"has a {kind} of its own, {tensor!r}, but no stacked form")
+                raise CannotStack.of(name, layer, f"has a {kind} of its own, {tensor!r}, but no stacked form")
 
     def _replace(self, name: str, layer: nn.Module) -> None:
         parent, _, attribute = name.rpartition(".")
@@ -206,11 +217,11 @@ class _Swap:
 
     def _stacked(self, name: str, layer: nn.Module) -> nn.Module:
         if any(vars(layer)[hooks] for hooks in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")):
-            raise CannotStack(name, layer, "has hooks")
+            raise CannotStack.of(name, layer, "has hooks")
         try:
             stacked = LAYERS[type(layer)](layer, self._find, self._active)
         except Refused as refused:
-            raise CannotStack(name, layer, f"has {refused}, which has no stacked form") from refused
+            raise CannotStack.of(name, layer, f"has {refused}, which has no stacked form") from refused
         for attribute, value in vars(layer).items():  # hidden_size and the like, which a user's forward may read
             if not attribute.startswith("_"):
                 setattr(stacked, attribute, value)
