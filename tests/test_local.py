@@ -5,6 +5,7 @@ import re
 import pytest
 
 from fedclade import ConfigError, LocalSpec
+from fedclade.config import check_config
 
 
 @pytest.mark.parametrize(
@@ -20,6 +21,8 @@ from fedclade import ConfigError, LocalSpec
         ("lr_decay", 0.0, "in (0, 1]"),
         ("lr_decay", 1.5, "in (0, 1]"),
         ("mu", -1.0, "at least 0"),
+        ("clip_norm", 0.0, "greater than 0"),
+        ("clip_norm", float("nan"), "greater than 0"),
     ],
 )
 def test_a_value_out_of_range_is_refused(name, value, rule):
@@ -35,6 +38,16 @@ def test_all_errors_come_at_once():
     )
 
 
-@pytest.mark.parametrize("good", [{"momentum": 0.0}, {"lr_decay": 1.0}, {"mu": 0.0}, {"epochs": 1, "batch_size": 1}])
+@pytest.mark.parametrize(
+    "good",
+    [{"momentum": 0.0}, {"lr_decay": 1.0}, {"mu": 0.0}, {"epochs": 1, "batch_size": 1}, {"clip_norm": float("inf")}],
+)
 def test_the_edges_of_the_ranges_are_allowed(good):
     assert LocalSpec(**good)
+
+
+def test_clip_norm_is_a_number_or_left_out():
+    assert check_config({"local": {"clip_norm": 2}}).local.clip_norm == 2.0
+    assert check_config({}).local.clip_norm is None
+    with pytest.raises(ConfigError, match=re.escape("clip_norm of [local] should be a number or left out, got 'no'")):
+        check_config({"local": {"clip_norm": "no"}})

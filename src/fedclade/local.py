@@ -28,6 +28,10 @@ class LocalSpec:
     mu
         Weight μ of the proximal term μ/2·‖θ − θ_anchor‖²; 0 leaves it out. The anchor is the model that the client
         starts from (FedProx), unless the algorithm names another (Ditto, whose λ this is).
+    clip_norm
+        Largest L2 norm of the gradient of a step: that of the mean loss over the batch and of the proximal term, before
+        weight decay and momentum. A longer one is scaled down to it, as ``torch.nn.utils.clip_grad_norm_`` does; None
+        leaves gradients as they are.
 
     Raises
     ------
@@ -42,6 +46,7 @@ class LocalSpec:
     weight_decay: float = 0.0
     lr_decay: float = 1.0
     mu: float = 0.0
+    clip_norm: float | None = None
 
     def __post_init__(self) -> None:
         require(
@@ -52,6 +57,7 @@ class LocalSpec:
             ("local.weight_decay", self.weight_decay, self.weight_decay >= 0, "at least 0"),
             ("local.lr_decay", self.lr_decay, 0 < self.lr_decay <= 1, "in (0, 1]"),
             ("local.mu", self.mu, self.mu >= 0, "at least 0"),
+            ("local.clip_norm", self.clip_norm, self.clip_norm is None or self.clip_norm > 0, "greater than 0"),
         )
 
     def lr_at(self, round_number: int) -> float:

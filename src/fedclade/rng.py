@@ -7,6 +7,8 @@ was interrupted.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Generator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -35,6 +37,16 @@ def torch_generator(seed: int, purpose: str, *numbers: int) -> torch.Generator:
 def torch_seed(seed: int, purpose: str, *numbers: int) -> int:
     """Return the 63-bit seed that belongs to a key; see :func:`generator`."""
     return int(_sequence(seed, purpose, numbers).generate_state(1, np.uint64)[0] >> 1)
+
+
+@contextmanager
+def seeded_globally(seed: int, device: torch.device) -> Generator[None]:
+    """Let what draws from torch's global generators, such as dropout, draw from a seed, and leave them as they were."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.default_generator.manual_seed(seed)  # not torch.manual_seed, which also looks for every accelerator
+        if device.type == "cuda":
+            torch.cuda.manual_seed(seed)
+        yield
 
 
 def _sequence(seed: int, purpose: str, numbers: tuple[int, ...]) -> np.random.SeedSequence:

@@ -11,7 +11,7 @@ from torch import nn
 from fedclade import ConfigError, DataError, LocalSpec, ModelError, UpdateError, rng
 from fedclade.clients import Round, Updates
 from fedclade.data.federation import ClientData, Federation
-from fedclade.engine import SimulatedClients, loop
+from fedclade.engine import SimulatedClients, auto, loop
 from fedclade.engine import clients as clients_module
 from fedclade.engine.clients import choose_device
 from fedclade.engine.jobs import Engine
@@ -117,6 +117,44 @@ def test_an_engine_that_fails_on_several_clients_is_named(monkeypatch):
     )
     with pytest.raises(ModelError, match=text):
         updates_within(None, monkeypatch, OnlyOne())
+
+
+class Scales(nn.Module):
+    """Holds a buffer of its own, which all clients that train together share in the stacked engine."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.ones(FEATURES))
+        self.output = nn.Linear(FEATURES, LABELS)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.output(x * self.scale)
+
+
+@pytest.mark.parametrize("engine", ["stacked", "auto"])
+def test_clients_that_cannot_train_together_in_some_round_train_in_the_loop(engine, monkeypatch, caplog):
+    """To the bits of the loop, with the same draws; the log says so once, and later rounds are not held back by it."""
+    monkeypatch.setattr(auto, "fastest", lambda engines, task: next(iter(engines)))
+    federation, module = federation_of(TRUTH, SIZES), Scales()
+    clients, params = simulated(federation, module, engine)
+    by_loop, _ = simulated(federation, module)
+    apart = torch.stack([params, params])
+    apart[1, -FEATURES:] = 2.0  # the buffer of the second model
+
+    def trained(these, models, number):
+        spec = LocalSpec(epochs=2, batch_size=4, momentum=0.5)
+        return these.train([0, 1, 2], models, [0, 1, 0], Round(number, spec)).deltas
+
+    for number, models in enumerate([two_models(params)[[0, 0]], apart, apart, params.repeat(2, 1)], start=1):
+        got, expected = trained(clients, models, number), trained(by_loop, models, number)
+        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
+        assert models is not apart or torch.equal(got, expected)
+    assert clients.engine == "stacked"
+    (line,) = [record.message for record in caplog.records if record.name == "fedclade.engine.clients"]
+    assert line == (
+        "engine stacked cannot train some clients together: 'scale' (Scales) is a buffer that differs between the "
+        "models; using the loop"
+    )
 
 
 def test_an_engine_that_cannot_train_the_model_says_so_itself():

@@ -90,6 +90,28 @@ def test_proximal_term_pulls_to_the_anchor_from_the_first_step_on():
     assert torch.equal(trained(v, data, anchor=w, lr=0.2), trained(v, data, lr=0.2))
 
 
+def test_a_gradient_is_clipped_with_the_proximal_term_and_before_decay_and_momentum():
+    """v₁ = c₁ + wθ, v₂ = 0.9 v₁ + c₂ + wθ₁, where c is the gradient of loss and proximal term, of norm 0.1 at most."""
+    data, theta, anchor = one_example(), torch.tensor([0.5, 0.0, -0.5, 1.0]), torch.tensor([0.0, 1.0, 2.0, 3.0])
+
+    def clipped(model: Tensor) -> Tensor:
+        gradient = gradient_at(model, data) + 3.0 * (model - anchor)
+        assert gradient.norm() > 1
+        return 0.1 * gradient / gradient.norm()
+
+    velocity = clipped(theta) + 0.5 * theta
+    middle = theta - 0.2 * velocity
+    velocity = 0.9 * velocity + clipped(middle) + 0.5 * middle
+    settings = {"lr": 0.2, "mu": 3.0, "momentum": 0.9, "weight_decay": 0.5, "clip_norm": 0.1}
+    got = trained(theta, data, anchor=anchor, epochs=2, **settings)
+    torch.testing.assert_close(got, middle - 0.2 * velocity - theta, rtol=1e-4, atol=0)
+
+
+def test_a_gradient_below_the_norm_stays():
+    data, theta = one_example(), torch.tensor([0.5, 0.0, -0.5, 1.0])
+    assert torch.equal(trained(theta, data, clip_norm=100.0), trained(theta, data))
+
+
 def test_the_last_batch_of_an_epoch_may_be_smaller():
     """5 examples in batches of 2: the third step is the gradient of the one example left, in drawn order."""
     x, y = examples(5)

@@ -19,9 +19,10 @@ from fedclade import ConfigError, EngineError
 from fedclade.engine import auto, workers
 from fedclade.engine.auto import build_engine
 from fedclade.engine.choice import Task
+from fedclade.engine.jobs import CannotTrainTogether
 from fedclade.engine.loop import LoopEngine
 from fedclade.engine.workers import INSIDE, ChannelsLastLoop, WorkersEngine, cannot_fork
-from tests.engine.worlds import LABELS, SPECS, Tied, features, perceptron, task_of
+from tests.engine.worlds import LABELS, SPECS, Counts, Tied, features, perceptron, task_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
 
@@ -156,6 +157,11 @@ def test_what_a_client_fails_of_comes_back():
     with pytest.raises(RuntimeError, match="KeyError: 'seven'"):
         task(perceptron(Fails())).done_by(engine)
     task().done_by(engine)
+
+
+def test_what_cannot_be_stacked_inside_is_told_as_the_stacked_engine_tells_it():
+    with pytest.raises(CannotTrainTogether, match=r"'1.calls' .* is a buffer that"):
+        task(perceptron(Counts())).done_by(WorkersEngine("stacked"))
 
 
 def test_the_user_can_ask_for_workers():

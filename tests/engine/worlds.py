@@ -20,6 +20,8 @@ SPECS = {
     "plain": LocalSpec(epochs=2, batch_size=10, lr=0.2),
     "momentum": LocalSpec(epochs=2, batch_size=10, lr=0.1, momentum=0.9, weight_decay=0.05),
     "proximal": LocalSpec(epochs=2, batch_size=10, lr=0.2, mu=0.5),
+    "clipped": LocalSpec(epochs=2, batch_size=10, lr=0.2, clip_norm=0.5),
+    "everything": LocalSpec(epochs=3, batch_size=10, lr=0.1, momentum=0.9, weight_decay=0.05, mu=0.5, clip_norm=0.5),
 }
 
 

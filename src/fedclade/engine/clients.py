@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
@@ -15,7 +16,7 @@ from fedclade.data.federation import ClientData, Federation
 from fedclade.engine import loop
 from fedclade.engine.auto import build_engine
 from fedclade.engine.data import TrainingData
-from fedclade.engine.jobs import Job
+from fedclade.engine.jobs import CannotTrainTogether, Engine, Job
 from fedclade.engine.loop import LoopEngine
 from fedclade.engine.memory import bytes_per_client, default_memory
 from fedclade.errors import ConfigError, DataError, ModelError
@@ -29,6 +30,8 @@ TROUBLES = (RuntimeError, ValueError, IndexError)
 
 LOGITS_AT_A_TIME = 2**24
 """How many logits evaluation holds at once: 64 MiB in float32."""
+
+_log = logging.getLogger(__name__)
 
 
 class SimulatedClients:
@@ -76,6 +79,7 @@ class SimulatedClients:
         self._memory = default_memory(self._device) if memory is None else memory
         self._data = TrainingData(federation, self._device, self._memory // 2)
         self._bytes_by_batch_size: dict[int, int] = {}
+        self._warned: set[str] = set()
 
     @property
     def engine(self) -> str:
@@ -186,13 +190,25 @@ class SimulatedClients:
     def _train_block(
         self, block: Block, models: Tensor, this_round: Round, into: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        jobs = self._jobs(block, this_round)
+        def trained_by(engine: Engine) -> tuple[Tensor, Tensor]:
+            jobs = self._jobs(block, this_round)
+            return engine.train(self._module, self.layout, models, jobs, this_round.spec, this_round.lr, into)
+
         try:
-            return self._engine.train(self._module, self.layout, models, jobs, this_round.spec, this_round.lr, into)
+            try:
+                return trained_by(self._engine)
+            except CannotTrainTogether as reason:  # though it could those whom it was tried on
+                self._warn_once(f"engine {self.engine} cannot train some clients together: {reason}; using the loop")
+                return trained_by(LoopEngine())
         except ConfigError:  # of an engine that was asked for, and says what is in its way
             raise
         except TROUBLES as error:
             raise self._told(error, block, models, this_round) from error
+
+    def _warn_once(self, message: str) -> None:
+        if message not in self._warned:
+            _log.warning(message)
+            self._warned.add(message)
 
     def _jobs(self, block: Block, this_round: Round) -> list[Job]:
         keyed = this_round.seed, this_round.purpose, this_round.number

@@ -44,6 +44,10 @@ class Job:
         return self.row if self.anchor is None else self.anchor
 
 
+class CannotTrainTogether(Exception):  # noqa: N818  (not an error of the user's)
+    """An engine cannot train these clients together; says what is in the way. The loop can, from fresh draws."""
+
+
 class Engine(Protocol):
     """A way to train the clients of a round. All engines give the same updates, up to rounding."""
 
@@ -76,6 +80,11 @@ class Engine(Protocol):
         -------
         tuple
             Updates ``[n, S]`` in the order of the jobs, and the mean training loss of each, float64 ``[n]``.
+
+        Raises
+        ------
+        CannotTrainTogether
+            If the engine cannot train these clients together; the generators of the jobs may be spent then.
         """
         ...
 

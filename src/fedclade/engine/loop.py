@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedclade import rng
 from fedclade.engine.jobs import Job, room
 from fedclade.engine.threads import threads_for, using_threads
 from fedclade.local import LocalSpec
@@ -102,7 +102,7 @@ def train(
     optimizer = torch.optim.SGD(trained, lr=lr, momentum=spec.momentum, weight_decay=spec.weight_decay)
     inputs, targets = examples
     losses: list[Tensor] = []
-    with _seeded(draw, inputs.device):
+    with rng.seeded_globally(draw.initial_seed(), inputs.device):
         for _ in range(spec.epochs):
             order = torch.randperm(len(inputs), generator=draw).to(inputs.device)
             for batch in order.split(spec.batch_size):
@@ -112,6 +112,8 @@ def train(
                 for p, p_anchor in pulled:  # the gradient of μ/2·‖θ − θ_anchor‖²
                     if p.grad is not None:
                         p.grad.add_(p.detach() - p_anchor, alpha=spec.mu)
+                if spec.clip_norm is not None:
+                    nn.utils.clip_grad_norm_(trained, spec.clip_norm)
                 optimizer.step()
                 losses.append(loss.detach() * len(batch))
     mean_loss = float(torch.stack(losses).sum()) / (spec.epochs * len(inputs))
@@ -183,11 +185,3 @@ def evaluate(
             nats[k] += functional.nll_loss(log_probabilities, seen, ignore_index=IGNORED, reduction="sum").item()
             counted[k] += (seen != IGNORED).sum().item()
     return right, nats, counted
-
-
-@contextmanager
-def _seeded(draw: torch.Generator, device: torch.device) -> Generator[None]:
-    """Let dropout draw from the client's own key, and leave the global generators as they were."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(draw.initial_seed())
-        yield

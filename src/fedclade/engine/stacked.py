@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedclade import rng
 from fedclade.engine.jobs import Job, room
 from fedclade.engine.loop import IGNORED, cross_entropy
 from fedclade.engine.memory import clients_in_cache
@@ -49,7 +49,8 @@ class StackedEngine:
         Raises
         ------
         CannotStack
-            If the module cannot be folded; before any job's generator is drawn from.
+            If the module cannot be folded, which is found before any job's generator is drawn from; or if training
+            changes a buffer that clients share.
         """
         fold = self._folds.get(module)
         if fold is None or fold.layout != layout:
@@ -85,9 +86,10 @@ def _train(fold: Fold, models: Tensor, jobs: Sequence[Job], spec: LocalSpec, lr:
     batches = Batches(jobs, Plan(sizes, spec.batch_size, padding=not fold.padding_shows))
     losses = torch.zeros(len(jobs), dtype=torch.float64, device=jobs[0].inputs.device)
     anchors = torch.tensor([job.anchor_row for job in jobs], device=models.device)
-    rule = Rule(lr, spec.momentum, spec.weight_decay, spec.mu)
+    rule = Rule(lr, spec.momentum, spec.weight_decay, spec.mu, spec.clip_norm)
     fold.begin(rule, [job.draw.initial_seed() for job in jobs], models, anchors)
-    with _seeded(jobs):
+    # What is not stacked and draws, draws from all of the clients' keys.
+    with rng.seeded_globally(sum(job.draw.initial_seed() for job in jobs) % 2**63, models.device):
         for _ in range(spec.epochs):
             for step, x, y in batches.epoch():
                 fold.bind(step.start, step.stop)
@@ -108,12 +110,3 @@ def _weights(targets: Tensor, clients: int, all_count: bool, dtype: torch.dtype)
         return torch.full_like(targets, 1 / targets.shape[1], dtype=dtype)
     counts = targets != IGNORED
     return counts / counts.sum(1, keepdim=True, dtype=dtype)
-
-
-@contextmanager
-def _seeded(jobs: Sequence[Job]) -> Generator[None]:
-    """Let random layers that are not stacked draw from the clients' keys; leave the global generators as they were."""
-    device = jobs[0].inputs.device
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(sum(job.draw.initial_seed() for job in jobs) % 2**63)
-        yield

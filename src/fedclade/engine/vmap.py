@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from fedclade.engine.jobs import Job, room
+from fedclade.engine.clip import clipping, per_client
+from fedclade.engine.jobs import CannotTrainTogether, Job, room
 from fedclade.engine.loop import cross_entropy
 from fedclade.local import LocalSpec
 from fedclade.params import Layout
@@ -25,7 +26,7 @@ Places = slice | Tensor
 """Some of the stacked clients: the first k, or a list of indices."""
 
 
-class CannotMapError(Exception):
+class CannotMapError(CannotTrainTogether):
     """The module cannot be mapped over clients; says what in it is in the way."""
 
 
@@ -173,15 +174,19 @@ class _Stacked:
             raise CannotMapError(f"{kind} cannot be mapped over clients: {_first_line(error)}") from error
         if before != [buffer._version for buffer in (*self._module.buffers(), *others.values())]:
             raise CannotMapError(f"{kind} changes its buffers in training")
-        for name in self._reached:
-            self._descend(name, places, gradients[name], trained[name])
+        gradients = {name: gradients[name] for name in self._reached}
+        if mu := self._spec.mu:
+            gradients = {name: g + mu * (trained[name] - self._anchors[name][places]) for name, g in gradients.items()}
+        if self._spec.clip_norm is not None:
+            scales = clipping(gradients.values(), self._spec.clip_norm)
+            gradients = {name: g * per_client(scales, g) for name, g in gradients.items()}
+        for name, gradient in gradients.items():
+            self._descend(name, places, gradient, trained[name])
         return losses
 
     def _descend(self, name: str, places: Places, gradient: Tensor, now: Tensor) -> None:
-        """Do what ``torch.optim.SGD`` does, with FedProx's term."""
+        """Do what ``torch.optim.SGD`` does."""
         spec = self._spec
-        if spec.mu:
-            gradient = gradient + spec.mu * (now - self._anchors[name][places])
         if spec.weight_decay:
             gradient = gradient + spec.weight_decay * now
         if spec.momentum:

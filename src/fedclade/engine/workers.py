@@ -23,7 +23,7 @@ from multiprocessing.connection import Connection, wait
 import torch
 from torch import Tensor, nn
 
-from fedclade.engine.jobs import Engine, Job, room
+from fedclade.engine.jobs import CannotTrainTogether, Engine, Job, room
 from fedclade.engine.loop import LoopEngine
 from fedclade.engine.memory import clients_in_cache
 from fedclade.engine.stacked import StackedEngine
@@ -33,10 +33,6 @@ from fedclade.params import Layout
 
 ORDERS_EACH = 8
 """So many orders for each process where clients train one after another, so that all end at about the same time."""
-
-
-class CannotWork(Exception):  # noqa: N818  (not an error of the user's)
-    """There can be no worker processes; says why."""
 
 
 @dataclass(frozen=True)
@@ -101,15 +97,15 @@ class WorkersEngine:
 
         Raises
         ------
-        CannotWork
-            If this system or this process cannot fork.
+        CannotTrainTogether
+            If this system or this process cannot fork; or if clients inside cannot be stacked.
         EngineError
             If a process dies.
         RuntimeError
             If a client's training fails.
         """
         if reason := cannot_fork(models.device):
-            raise CannotWork(reason)
+            raise CannotTrainTogether(reason)
         largest_first = sorted(range(len(jobs)), key=lambda i: -len(jobs[i].inputs))
         ordered = [jobs[i] for i in largest_first]
         if self._crew is None or not self._crew.serves(module, layout, models, ordered):
@@ -224,8 +220,8 @@ class _Crew:
             answer = connection.recv()
         except (EOFError, OSError) as error:
             raise self._died(connection, order) from error
-        if isinstance(answer, str):
-            raise RuntimeError(answer)
+        if isinstance(answer, Exception):
+            raise answer
         return torch.tensor(answer, dtype=torch.float64)
 
     def _died(self, connection: Connection, order: _Order) -> EngineError:
@@ -260,7 +256,7 @@ class _Worker:
                 return
             connection.send(self._done(engine, order))
 
-    def _done(self, engine: Engine, order: _Order) -> list[float] | str:
+    def _done(self, engine: Engine, order: _Order) -> list[float] | Exception:
         """Return the losses, or what went wrong."""
         models = self.models[: order.n_models]
         jobs = [
@@ -277,8 +273,10 @@ class _Worker:
         try:
             into = self.updates[order.rows.start : order.rows.stop : order.rows.step]
             _, losses = engine.train(self.module, self.layout, models, jobs, order.spec, order.lr, into)
-        except Exception as error:  # whatever a user's module raises is told there
-            return f"{type(error).__name__}: {error}"
+        except CannotTrainTogether as reason:
+            return CannotTrainTogether(str(reason))
+        except Exception as error:  # whatever a user's module raises, in a class that the other side knows
+            return RuntimeError(f"{type(error).__name__}: {error}")
         return losses.tolist()
 
     def _tensor(self, place: _Place) -> Tensor:

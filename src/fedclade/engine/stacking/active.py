@@ -12,7 +12,8 @@ class Active:
     """The clients ``start`` to ``stop``, and the dice that each throws for its own dropout.
 
     Each has a generator from the seed that the loop gives the global one, and draws masks of the shape that the loop
-    draws: so dropout does not depend on who else trains, and on a CPU it is that of the loop.
+    draws: so dropout does not depend on who else trains. On a CPU it is that of the loop, but for what attention gives
+    in the loop, whose entries lie, and draw, in another order.
     """
 
     def __init__(self) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -34,24 +34,37 @@ def check(fold: Fold, module: nn.Module, layout: Layout, models: Tensor, jobs: S
     two = _apart(models[jobs[0].row], layout)
     module.eval()
     expected: list[Tensor] = []
-    for model, x in zip(two, inputs, strict=True):
-        layout.load(model, module)
-        expected.append(module(x))
-    fold.module.eval()
-    fold.load(two, torch.arange(2, device=models.device))
-    fold.bind(0, 2)
-    try:
-        got = fold.module(torch.cat(inputs))
-    except Exception as error:  # whatever a user's forward raises
-        raise CannotStack("", module, f"fails when it is folded: {error}") from error
+    with _without_shortcuts():
+        for model, x in zip(two, inputs, strict=True):
+            layout.load(model, module)
+            expected.append(module(x))
+        fold.module.eval()
+        fold.load(two, torch.arange(2, device=models.device))
+        fold.bind(0, 2)
+        try:
+            got = fold.module(torch.cat(inputs))
+        except Exception as error:  # whatever a user's forward raises
+            raise CannotStack.of("", module, f"fails when it is folded: {error}") from error
     wanted = torch.cat(expected)
     tolerance = 1e3 * torch.finfo(wanted.dtype).eps * float(wanted.abs().max())
     if got.shape != wanted.shape or not torch.allclose(got, wanted, rtol=0, atol=tolerance, equal_nan=True):
-        raise CannotStack(
-            "", module, "gives something else when it is folded: its forward mixes the examples of a batch"
+        raise CannotStack.of(
+            "",
+            module,
+            "gives something else when it is folded: its forward mixes the examples of a batch, or gives a layer "
+            "something else than the batch, such as positions that are not expanded to it",
         )
-    if name := _changed_buffer(fold, module, inputs[0]):
-        raise CannotStack(name, module, "is a buffer that training changes")
+
+
+@contextmanager
+def _without_shortcuts() -> Generator[None]:
+    """Let transformers compute as they do in training: their shortcut without gradients reads the layers' weights."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
 
 
 def _apart(model: Tensor, layout: Layout) -> Tensor:
@@ -61,14 +74,3 @@ def _apart(model: Tensor, layout: Layout) -> Tensor:
     two = model.repeat(2, 1)
     two[:, : layout.n_parameters] += 0.1 * noise
     return two
-
-
-def _changed_buffer(fold: Fold, module: nn.Module, inputs: Tensor) -> str | None:
-    """Return the name of a buffer outside the stacked layers that forward changes in training."""
-    if not fold.shared:
-        return None
-    trained = copy.deepcopy(module).train()
-    before = {name: trained.get_buffer(name).clone() for name in fold.shared}
-    with torch.random.fork_rng(devices=[inputs.device] if inputs.device.type == "cuda" else []):
-        trained(inputs)
-    return next((name for name, value in before.items() if not torch.equal(value, trained.get_buffer(name))), None)

@@ -9,7 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedclade.engine.clip import clipping
+from fedclade.engine.jobs import CannotTrainTogether
 from fedclade.engine.stacking.active import Active
+from fedclade.engine.stacking.attention import StackedAttention
 from fedclade.engine.stacking.layers import (
     Find,
     Refused,
@@ -42,16 +45,19 @@ LAYERS: Mapping[type[nn.Module], Callable[[Any, Find, Active], nn.Module]] = {
     nn.LayerNorm: StackedLayerNorm,
     nn.GroupNorm: StackedLayerNorm,
     nn.Dropout: StackedDropout,
+    nn.MultiheadAttention: StackedAttention,
 }
 """By exact type: a subclass may do anything in its forward."""
 
 
-class CannotStack(Exception):  # noqa: N818  (not an error of the user's)
+class CannotStack(CannotTrainTogether):
     """A module cannot be folded; names the layer, as ``'features.norm' (InstanceNorm2d) has parameters ...``."""
 
-    def __init__(self, name: str, layer: nn.Module, reason: str) -> None:
+    @classmethod
+    def of(cls, name: str, layer: nn.Module, reason: str) -> CannotStack:
+        """Return the error of a layer or tensor of this name."""
         where = repr(name) if name else "the module"
-        super().__init__(f"{where} ({type(layer).__name__}) {reason}")
+        return cls(f"{where} ({type(layer).__name__}) {reason}")
 
 
 class Fold:
@@ -67,7 +73,7 @@ class Fold:
     Raises
     ------
     CannotStack
-        If a layer has parameters, but is not one of :data:`LAYERS` or is used in a way that cannot be folded.
+        If a layer has parameters, but is not one of :data:`LAYERS` or has an option that is not folded.
     """
 
     def __init__(self, module: nn.Module, layout: Layout) -> None:
@@ -76,17 +82,17 @@ class Fold:
         try:
             copied = copy.deepcopy(module)
         except Exception as error:  # whatever a user's module holds
-            raise CannotStack("", module, f"cannot be copied: {error}") from error
+            raise CannotStack.of("", module, f"cannot be copied: {error}") from error
         swap = _Swap(copied, layout, self.active)
         self.module = swap.module
         self.leaves = swap.leaves
         self._trained = [leaf for leaf in self.leaves if leaf.trained]
         owned = {leaf.slot.name for leaf in self.leaves}
-        self._shared = [(slot, copied.get_buffer(slot.name)) for slot in layout.buffers if slot.name not in owned]
+        self._shared = [slot for slot in layout.buffers if slot.name not in owned]
         stacked = [layer for layer in self.module.modules() if isinstance(layer, Stacked)]
-        self.shared: tuple[str, ...] = tuple(slot.name for slot, _ in self._shared)
         self.padding_shows = any(layer.padding_shows for layer in stacked)
         self._memory, self._clients = torch.empty(0), 0
+        self._rule = Rule(0.0)
 
     def load(self, models: Tensor, rows: Tensor) -> None:
         """Give each of n clients its model, a row of ``[K, S]``.
@@ -107,11 +113,11 @@ class Fold:
             for leaf in self.leaves:
                 part = self._memory[n * leaf.slot.start : n * leaf.slot.stop]
                 leaf.allocate(part.view(n, *leaf.slot.shape))
-        for slot, buffer in self._shared:
+        for slot in self._shared:
             values = models[rows, slot.start : slot.stop]
             if not torch.equal(values, values[:1].expand_as(values)):
-                raise CannotStack(slot.name, self.module, "has a buffer here that differs between the models")
-            buffer.copy_(_rounded(values[0], slot).view(slot.shape))
+                raise CannotStack.of(slot.name, self.module, "is a buffer that differs between the models")
+            self.module.get_buffer(slot.name).copy_(_rounded(values[0], slot).view(slot.shape))
         for leaf in self.leaves:
             values = models[:, leaf.slot.start : leaf.slot.stop]
             values = values.expand(n, -1) if len(models) == 1 else values.index_select(0, rows)
@@ -129,6 +135,7 @@ class Fold:
         anchors, rows
             Models ``[K, S]``, and which of them the proximal term pulls each client towards.
         """
+        self._rule = rule
         self.module.train()
         self.active.seed(seeds, self._memory.device)
         for leaf in self._trained:
@@ -137,8 +144,11 @@ class Fold:
 
     def step(self) -> None:
         """Finish a step of SGD."""
+        gradients = [gradient for leaf in self._trained if (gradient := leaf.complete()) is not None]
+        clip_norm = self._rule.clip_norm
+        scales = None if clip_norm is None or not gradients else clipping(gradients, clip_norm)
         for leaf in self._trained:
-            leaf.step()
+            leaf.step(scales)
 
     def bind(self, start: int, stop: int) -> None:
         """Let the clients ``start`` to ``stop`` be those that train."""
@@ -148,7 +158,13 @@ class Fold:
                 leaf.bind(start, stop)
 
     def updates(self, models: Tensor, rows: Tensor, out: Tensor, places: Sequence[int]) -> None:
-        """Write how far each client is from its model into its place, a row of ``[N, S]``."""
+        """Write how far each client is from its model into its place, a row of ``[N, S]``.
+
+        Raises
+        ------
+        CannotStack
+            If training has changed a buffer that stays outside the stacked layers: all clients have had a share in it.
+        """
         n = len(rows)
         side_by_side = list(places) == list(range(places[0], places[0] + n))
         updates = out[places[0] : places[0] + n] if side_by_side else out.new_empty(n, self.layout.size)
@@ -156,8 +172,11 @@ class Fold:
             start, stop = leaf.slot.start, leaf.slot.stop
             before = models[:, start:stop] if len(models) == 1 else models[:, start:stop].index_select(0, rows)
             torch.sub(leaf.everyone.view(n, -1), before, out=updates[:, start:stop])
-        for slot, buffer in self._shared:
-            updates[:, slot.start : slot.stop] = buffer.flatten() - models[rows, slot.start : slot.stop]
+        for slot in self._shared:
+            before, buffer = models[rows, slot.start : slot.stop], self.module.get_buffer(slot.name)
+            if not torch.equal(buffer, _rounded(before[0], slot).view(slot.shape).to(buffer.dtype)):
+                raise CannotStack.of(slot.name, self.module, "is a buffer that training changes")
+            updates[:, slot.start : slot.stop] = buffer.flatten() - before
         if not side_by_side:
             out[places] = updates
 
@@ -172,16 +191,27 @@ class _Swap:
         tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         self._slots = {id(tensors[s.name]): s for s in (*layout.parameters, *layout.buffers)}
         done: dict[nn.Module, nn.Module] = {}
+        inside: list[str] = []  # how names begin of what stacked layers have taken over: attention its projection
         for name, layer in [*module.named_modules(remove_duplicate=False)]:
             if type(layer) in LAYERS:
                 done[layer] = done.get(layer) or self._stacked(name, layer)
                 self._replace(name, done[layer])
-            elif any(True for _ in layer.parameters(recurse=False)):
-                raise CannotStack(name, layer, "has parameters, and no stacked form")
+                inside.append(f"{name}." if name else "")
+            self._refuse_rest(name, layer, stacked=layer in done or name.startswith(tuple(inside)))
 
     @property
     def leaves(self) -> Sequence[Leaf]:
         return tuple(self._leaf_of.values())
+
+    def _refuse_rest(self, name: str, layer: nn.Module, stacked: bool) -> None:
+        """Look for tensors that only this layer has: even one with a stacked form may have been given more of them."""
+        own = dict[str, Tensor](layer.named_parameters(recurse=False))
+        if stacked:  # other layers' buffers stay with them
+            own |= {buffer: b for buffer, b in layer.named_buffers(recurse=False) if id(b) in self._slots}
+        for tensor, value in own.items():
+            if not stacked or id(value) not in self._leaf_of:
+                kind = "parameter" if isinstance(value, nn.Parameter) else "buffer"
+                raise CannotStack.of(name, layer, f"has a {kind} of its own, {tensor!r}, but no stacked form")
 
     def _replace(self, name: str, layer: nn.Module) -> None:
         parent, _, attribute = name.rpartition(".")
@@ -192,11 +222,11 @@ class _Swap:
 
     def _stacked(self, name: str, layer: nn.Module) -> nn.Module:
         if any(vars(layer)[hooks] for hooks in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")):
-            raise CannotStack(name, layer, "has hooks")
+            raise CannotStack.of(name, layer, "has hooks")
         try:
             stacked = LAYERS[type(layer)](layer, self._find, self._active)
         except Refused as refused:
-            raise CannotStack(name, layer, f"has {refused}, which has no stacked form") from refused
+            raise CannotStack.of(name, layer, f"has {refused}, which has no stacked form") from refused
         for attribute, value in vars(layer).items():  # hidden_size and the like, which a user's forward may read
             if not attribute.startswith("_"):
                 setattr(stacked, attribute, value)

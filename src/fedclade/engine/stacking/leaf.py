@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedclade.engine.clip import per_client
 from fedclade.params import Slot
 
 FEW_ROWS = 32
@@ -25,11 +26,12 @@ class Rule:
     momentum: float = 0.0
     weight_decay: float = 0.0
     mu: float = 0.0
+    clip_norm: float | None = None
 
     @property
     def can_fuse(self) -> bool:
         """Whether θ ← (1 − η·decay) θ − η·g is all there is, so that no gradient need be kept."""
-        return self.momentum == 0 and self.mu == 0
+        return self.momentum == 0 and self.mu == 0 and self.clip_norm is None
 
 
 class Leaf:
@@ -55,6 +57,7 @@ class Leaf:
         self.state = self.everyone
         self._value = self.everyone
         self._gradients: Tensor | None = None
+        self._velocity: Tensor | None = None
         self._anchor: Tensor | None = None
         self._rule = Rule(0.0)
         self._range = (0, 0)
@@ -65,7 +68,7 @@ class Leaf:
         # .data here and in bind: a fused step changes a parameter behind autograd's back, after its last use in
         # backward, and should not look like a change of the others, which lie in the same memory.
         self.everyone = memory.data
-        self._gradients = self._anchor = None
+        self._gradients = self._velocity = self._anchor = None
 
     def begin(self, rule: Rule, anchor: Tensor | None) -> None:
         """Start local training from what is in the memory now.
@@ -82,6 +85,9 @@ class Leaf:
         self._anchor = None if anchor is None else anchor.view_as(self.everyone)
         if self._gradients is not None:
             self._gradients.zero_()
+        # A gradient that is clipped has to be known before it is added to the momentum.
+        apart = rule.momentum and rule.clip_norm is not None
+        self._velocity = torch.zeros_like(self.everyone) if apart else None
 
     def bind(self, start: int, stop: int) -> None:
         """Let the clients ``start`` to ``stop`` be those that train."""
@@ -101,7 +107,8 @@ class Leaf:
         if self._fused:
             self._waiting = False
             return self.state, 1 - self._rule.lr * self._rule.weight_decay, -self._rule.lr
-        beta = 1.0 if self._touched else self._rule.momentum
+        first = 0.0 if self._velocity is not None else self._rule.momentum
+        beta = 1.0 if self._touched else first
         self._touched = True
         return self._gradient(), beta, 1.0
 
@@ -118,16 +125,37 @@ class Leaf:
         else:
             target.baddbmm_(left, right, beta=beta, alpha=alpha)
 
-    def step(self) -> None:
-        """Finish a step: with the gradient in its buffer, β of the next one makes that the momentum buffer of SGD."""
-        if not self._touched:  # fused, or not reached by the loss: SGD leaves the latter alone, decay included
+    def complete(self) -> Tensor | None:
+        """Add the proximal term; return the gradient ``[k, *shape]``.
+
+        None if the step was fused, or the loss does not reach the parameter: SGD leaves that alone, decay included.
+        """
+        if not self._touched:
+            return None
+        gradient = self._gradient()
+        if self._anchor is not None:
+            gradient.add_(self.state, alpha=self._rule.mu)
+            gradient.add_(self._anchor[slice(*self._range)], alpha=-self._rule.mu)
+        return gradient
+
+    def step(self, scales: Tensor | None) -> None:
+        """Finish a step whose gradient is complete: with β of the next one, its buffer is the momentum buffer of SGD.
+
+        Parameters
+        ----------
+        scales
+            What clipping multiplies each client's gradient with, ``[k]``; None if it is not clipped.
+        """
+        if not self._touched:
             return
         self._touched = False
         gradient, rule = self._gradient(), self._rule
-        if decay := rule.weight_decay + rule.mu:
-            gradient.add_(self.state, alpha=decay)
-        if self._anchor is not None:
-            gradient.add_(self._anchor[slice(*self._range)], alpha=-rule.mu)
+        if scales is not None:
+            gradient.mul_(per_client(scales, gradient))
+        if rule.weight_decay:
+            gradient.add_(self.state, alpha=rule.weight_decay)
+        if self._velocity is not None:
+            gradient = self._velocity[slice(*self._range)].mul_(rule.momentum).add_(gradient)
         self.state.add_(gradient, alpha=-rule.lr)
 
     def _gradient(self) -> Tensor:
