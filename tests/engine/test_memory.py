@@ -18,6 +18,7 @@ from fedclade.engine.memory import (
     default_memory,
     largest_block,
     memory_bytes,
+    updates_at_once,
 )
 from fedclade.params import Layout
 
@@ -70,3 +71,11 @@ def test_only_a_cpu_has_a_largest_block():
     """A GPU is filled; a CPU gains nothing from more clients than its caches hold by far."""
     assert largest_block(torch.device("cpu")) == ENOUGH
     assert largest_block(torch.device("cuda")) > 2**60
+
+
+def test_a_stream_receives_as_many_updates_as_train_together():
+    """A quarter of the largest block on a CPU, an eighth of the budget where that is less; one at least."""
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    assert updates_at_once(1000, cpu, 2**40) == ENOUGH // 4 // 1000
+    assert updates_at_once(1000, cpu, 80_000) == updates_at_once(1000, cuda, 80_000) == 10
+    assert updates_at_once(1000, cpu, 1) == 1

@@ -20,8 +20,12 @@ SHARE = 4
 SMALLEST = 2**30
 """What is taken for the memory of a machine that does not tell it."""
 
-ENOUGH = 2**28
-"""Bytes of a block of clients on a CPU: more of them at once only makes it fetch more from memory."""
+ENOUGH = 2**27
+"""Bytes of a block of clients on a CPU: more of them at once only makes it fetch more from memory.
+
+Its tensors are then smaller than 32 MiB, from where on the C library of Linux gives memory back as soon as it is freed:
+to have each page of it mapped again, step after step, can take as long as the training.
+"""
 
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 """Where Linux says how much memory a container may have; ``max`` where there is no limit."""
@@ -64,6 +68,15 @@ def default_memory(device: torch.device) -> int:
 def largest_block(device: torch.device) -> int:
     """Return how many bytes of clients are worth training at the same time, if memory allows."""
     return ENOUGH if device.type == "cpu" else sys.maxsize
+
+
+def updates_at_once(size: int, device: torch.device, budget: int) -> int:
+    """Return of how many clients a run that streams receives updates of so many bytes at a time.
+
+    As many as train together in the largest block, where a client takes its update's size four times at least; and not
+    so many that the updates, and copies of them on their way, take up the budget.
+    """
+    return max(1, min(largest_block(device) // 4, budget // 8) // size)
 
 
 def bytes_per_client(module: nn.Module, layout: Layout, batch: Tensor) -> int:
