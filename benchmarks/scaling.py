@@ -1,7 +1,10 @@
-"""Seconds for a round and peak memory, against the number of clients in it and against threads.
+"""Time and peak memory of a round, against the number of clients in it and threads, with and without a stream.
 
-Clients of 60 examples of MNIST's shape train logistic regression, one epoch in batches of 10. Every measurement has a
-process of its own, since a process never tells less memory than it once had.
+Clients of 60 examples of MNIST's shape train one epoch in batches of 10, and the server averages their updates. Time is
+given for each client, so that a round that grows linearly has one number in all rows; CPU time depends less on what
+else the machine does. The clients of the first table train logistic regression. Those of the second train a larger
+model and are compared by sketches; there a stream keeps none of their updates. Every measurement has a process of its
+own, since a process never tells less memory than it once had.
 
     python benchmarks/scaling.py
 """
@@ -17,7 +20,7 @@ import resource
 import sys
 from pathlib import Path
 from statistics import median
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 import numpy as np
@@ -26,15 +29,20 @@ from rich.console import Console
 from rich.table import Table
 
 from fedclade import Federation, LocalSpec, Pool
-from fedclade.clients import Round
+from fedclade.aggregate import weighted_mean
+from fedclade.clients import Clients, Round
 from fedclade.data.federation import ClientData
 from fedclade.engine import SimulatedClients
-from fedclade.engine.memory import memory_bytes
+from fedclade.engine.memory import default_memory, memory_bytes, updates_at_once
 from fedclade.models import build_model
+from fedclade.signature import CountSketch, ProjectedClients
+from fedclade.streaming import StreamedClients
 
 EXAMPLES, IMAGES = 60, 60_000
 CLIENTS = (10, 30, 100, 300, 1_000, 3_000, 10_000)
 CLIENTS_FOR_THREADS = 1_000
+CLIENTS_OF_LARGE, SKETCH = 2_000, 1024
+WIDTH = 140
 
 
 def federation_of(clients: int) -> Federation:
@@ -49,22 +57,33 @@ def federation_of(clients: int) -> Federation:
     return Federation(pool, tuple(ClientData(k, f"c{k}", k, held[k], none, one) for k in range(clients)))
 
 
-def measure(clients: int, threads: int, engine: str, memory: int | None, rounds: int) -> dict[str, Any]:
+def measure(
+    model: str, stream: bool, clients: int, threads: int, engine: str, memory: int | None, rounds: int
+) -> dict[str, Any]:
     torch.set_num_threads(threads)
-    module = build_model("mclr", input_shape=(1, 28, 28), outputs=10)
+    module = build_model(model, input_shape=(1, 28, 28), outputs=10)
     simulated = SimulatedClients(federation_of(clients), module, engine=engine, memory=memory)
-    models = simulated.layout.flatten(module)[None]
-    seconds: list[float] = []
-    for number in range(rounds + 1):
-        start = perf_counter()
-        simulated.train(simulated.ids, models, [0] * clients, Round(number + 1, LocalSpec(batch_size=10, lr=0.05)))
-        seconds.append(perf_counter() - start)
+    params, layout = simulated.layout.flatten(module), simulated.layout
+    asked: Clients = simulated
+    if model != "mclr":
+        asked = ProjectedClients(asked, CountSketch(0, layout.n_parameters, SKETCH))
+    if stream:
+        budget = memory or default_memory(params.device)
+        asked = StreamedClients(asked, updates_at_once(params.nbytes, params.device, budget))
+    times: list[tuple[float, float]] = []
+    for number in range(1, rounds + 2):
+        start = perf_counter(), process_time()
+        spec = LocalSpec(batch_size=10, lr=0.05)
+        params = params + weighted_mean(asked.train(asked.ids, params[None], [0] * clients, Round(number, spec)))
+        times.append((perf_counter() - start[0], process_time() - start[1]))
     unit = 1 if sys.platform == "darwin" else 1024
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    first, *others = seconds  # the first gathers the data and may measure engines
+    (first, _), *others = times  # the first gathers the data and may measure engines
+    seconds, cpu_seconds = (median(each) for each in zip(*others, strict=True))
     return {
-        **{"clients": clients, "threads": threads, "engine": simulated.engine, "first_round": first},
-        **{"seconds": median(others), "samples_per_second": clients * EXAMPLES / median(others), "peak_bytes": peak},
+        **{"model": model, "stream": stream, "clients": clients, "threads": threads, "engine": simulated.engine},
+        **{"first_round": first, "seconds": seconds, "cpu_seconds": cpu_seconds},
+        **{"update_bytes": clients * params.nbytes, "samples_per_second": clients * EXAMPLES / seconds},
+        "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit,
     }
 
 
@@ -73,29 +92,42 @@ def in_a_process(*arguments: Any) -> dict[str, Any]:
         return pool.apply(measure, arguments)
 
 
+def shown(rows: list[dict[str, Any]], title: str) -> Table:
+    table = Table(title=title)
+    times = "first round, s", "round, s", "µs/client", "CPU µs/client", "samples/s"
+    for column in ("clients", "threads", "engine", "stream", *times, "updates, GB", "peak, GB"):
+        table.add_column(column, justify="left" if column in ("engine", "stream") else "right")
+    for row in rows:
+        counts = f"{row['clients']:,}", str(row["threads"]), row["engine"], "yes" if row["stream"] else "no"
+        each = (f"{1e6 * row[seconds] / row['clients']:,.0f}" for seconds in ("seconds", "cpu_seconds"))
+        times = f"{row['first_round']:.2f}", f"{row['seconds']:.3f}", *each, f"{row['samples_per_second']:,.0f}"
+        table.add_row(*counts, *times, f"{row['update_bytes'] / 1e9:.2f}", f"{row['peak_bytes'] / 1e9:.2f}")
+    return table
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--clients", nargs="+", type=int, default=CLIENTS)
+    parser.add_argument("--clients", nargs="*", type=int, default=CLIENTS)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="at most")
     parser.add_argument("--engine", default="auto")
     parser.add_argument("--memory", type=memory_bytes, help="such as 4GB")
-    parser.add_argument("--rounds", type=int, default=3, help="the table has the median")
+    parser.add_argument("--rounds", type=int, default=3, help="the tables have the median")
+    parser.add_argument("--large", default="mlp", help="the model of the second table")
+    parser.add_argument("--large-clients", type=int, default=CLIENTS_OF_LARGE, help="0: no second table")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    fixed = arguments.engine, arguments.memory, arguments.rounds
-    rows = [in_a_process(clients, arguments.threads, *fixed) for clients in arguments.clients]
-    fewer = [2**k for k in range(arguments.threads.bit_length()) if 2**k < arguments.threads]
-    rows += [in_a_process(CLIENTS_FOR_THREADS, threads, *fixed) for threads in fewer]
-    table = Table(title=f"a round of mclr, {EXAMPLES} examples for each client")
-    for column in ("clients", "threads", "engine", "first round, s", "round, s", "samples/s", "peak memory, GB"):
-        table.add_column(column, justify="left" if column == "engine" else "right")
-    for row in rows:
-        times = f"{row['first_round']:.2f}", f"{row['seconds']:.3f}", f"{row['samples_per_second']:,.0f}"
-        counts = f"{row['clients']:,}", str(row["threads"]), row["engine"]
-        table.add_row(*counts, *times, f"{row['peak_bytes'] / 1e9:.2f}")
-    Console().print(table)
+    threads, fixed = arguments.threads, (arguments.engine, arguments.memory, arguments.rounds)
+    fewer = [2**k for k in range(threads.bit_length()) if 2**k < threads]
+    cases = [(clients, threads) for clients in arguments.clients] + [(CLIENTS_FOR_THREADS, some) for some in fewer]
+    small = [in_a_process("mclr", False, *case, *fixed) for case in cases]
+    if small:
+        Console(width=WIDTH).print(shown(small, f"a round of mclr, {EXAMPLES} examples for each client"))
+    streams = (False, True) if arguments.large_clients else ()
+    large = [in_a_process(arguments.large, stream, arguments.large_clients, threads, *fixed) for stream in streams]
+    if large:
+        Console(width=WIDTH).print(shown(large, f"a round of {arguments.large}, compared by {SKETCH} numbers"))
     if arguments.json:
-        arguments.json.write_text(json.dumps(rows, indent=2) + "\n")
+        arguments.json.write_text(json.dumps([*small, *large], indent=2) + "\n")
 
 
 if __name__ == "__main__":

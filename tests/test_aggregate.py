@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 
 from fedclade.aggregate import weighted_mean
-from fedclade.clients import Updates
+from fedclade.clients import Sums, Updates
 
 
 def test_clients_weigh_as_much_as_they_have_examples():
@@ -17,3 +17,12 @@ def test_clients_weigh_as_much_as_they_have_examples():
 def test_buffers_are_averaged_with_the_parameters():
     updates = Updates.received([0, 1], [1, 1], torch.tensor([[0.0, 2.0], [0.0, 6.0]]), 1, torch.zeros(2), 1)
     assert weighted_mean(updates).tolist() == [0, (2 + 6) / 2]
+
+
+def test_in_a_stream_the_mean_is_made_of_sums():
+    """The same clients as above, in two groups of one: ((4, 2) + 3·(8, −2)) / 4."""
+    sizes, none = torch.tensor([1.0, 3.0], dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
+    sums = Sums(torch.tensor([[4.0, 2.0], [3 * 8.0, 3 * -2.0]]), torch.tensor([0, 1]))
+    updates = Updates(ids=(0, 1), sizes=sizes, losses=none, norms=none, n_parameters=2, sums=sums)
+    assert weighted_mean(updates).tolist() == [(1 * 4 + 3 * 8) / 4, (1 * 2 + 3 * -2) / 4]
+    assert weighted_mean(updates).dtype == torch.float32

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedclade.clients import Updates
-from fedclade.geometry import Geometry
+from fedclade.geometry import LARGEST_COMPARED, Geometry
 
 
 def updates(deltas, sizes=None, n_parameters=2) -> Updates:
@@ -48,3 +48,13 @@ def test_a_cluster_of_one_has_norms_only():
     geometry = Geometry.of(updates([[3.0, 4.0]]))
     assert geometry.bipartition is None
     assert geometry.criteria == {"mean_norm": 5.0, "max_norm": 5.0}
+
+
+def test_similarities_of_many_clients_are_computed_only_when_asked_for():
+    many = updates(torch.eye(LARGEST_COMPARED + 1).tolist(), n_parameters=LARGEST_COMPARED + 1)
+    geometry = Geometry.of(many)
+    assert geometry.similarity is None
+    assert geometry.bipartition is None
+    assert geometry.criteria.keys() == {"mean_norm", "max_norm"}
+    assert Geometry.of(many.of(range(LARGEST_COMPARED))).similarity.shape == (LARGEST_COMPARED, LARGEST_COMPARED)
+    assert Geometry.of(many, largest_compared=len(many.ids)).similarity.shape == (len(many.ids), len(many.ids))

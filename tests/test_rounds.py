@@ -7,10 +7,12 @@ import pytest
 import torch
 from torch import nn
 
-from fedclade import CFL, ConfigError, LocalSpec, ModelError, Oracle, UpdateError, simulate
+from fedclade import CFL, ConfigError, FedAvg, LocalSpec, ModelError, Oracle, Run, Signature, UpdateError, simulate
+from fedclade.clients import Round
 from fedclade.data.federation import Federation
+from fedclade.models import build_model
 from fedclade.rounds import describe
-from tests.tiny import FEATURES, LABELS, federation_of, linear
+from tests.tiny import FEATURES, LABELS, federation_of, linear, simulated
 
 TRUTH = [0, 1, 0, 1]
 SPEC = LocalSpec(epochs=2, batch_size=10, lr=0.2)
@@ -33,6 +35,7 @@ def run_of(algorithm="fedavg", federation: Federation | None = None, model=None,
         ("evaluate_every", 0, "at least 1"),
         ("target", 0.0, "greater than 0 and at most 1"),
         ("target", 1.01, "greater than 0 and at most 1"),
+        ("stream", "yes", "true, false or 'auto'"),
     ],
 )
 def test_a_setting_out_of_range_is_refused(name, value, rule):
@@ -245,3 +248,110 @@ def test_the_config_is_put_together_from_the_arguments():
     assert run.config["target"] == {"accuracy": 0.9}
     assert run.config["privacy"] == {"permute": True}
     assert run.config["versions"]["torch"] == torch.__version__
+
+
+# Signatures and streams
+
+FOUR_GROUPS = federation_of([0, 1, 2, 3] * 5, seed=1)
+SPLITS = CFL(eps2=0.05, split_rounds=(4, 8))
+PROJECTED = Signature(kind="projected")
+
+
+def wide() -> nn.Module:
+    """Return a model of 4,404 parameters, more than a sketch has entries."""
+    return build_model("mlp", input_shape=(FEATURES,), outputs=LABELS, arguments={"hidden": 400})
+
+
+def wide_run(**settings) -> Run:
+    spec = LocalSpec(epochs=2, batch_size=10, lr=0.1)
+    return simulate(SPLITS, wide(), FOUR_GROUPS, **({"local": spec, "rounds": 9, "engine": "stacked"} | settings))
+
+
+@pytest.fixture(scope="module")
+def full() -> Run:
+    return wide_run()
+
+
+@pytest.mark.parametrize("permute", [False, True])
+@pytest.mark.parametrize("stream", [False, True])
+def test_sketches_of_1024_entries_find_the_clusters_that_whole_updates_do(full, stream, permute):
+    run = wide_run(signature=PROJECTED, stream=stream, permute=permute)
+    assert [row["ari"] for row in run.metrics] == [row["ari"] for row in full.metrics]
+    assert full.metrics[-1]["ari"] == 1.0
+    assert [node.members for node in run.tree.nodes] == [node.members for node in full.tree.nodes]
+    for ours, theirs in zip(full.tree.nodes, run.tree.nodes, strict=True):
+        torch.testing.assert_close(theirs.params, ours.params, rtol=0, atol=1e-4)
+        assert theirs.cached is None or theirs.cached.shape == (len(theirs.members), 1024)
+    for ours, theirs in zip(full.clusters, run.clusters, strict=True):
+        assert theirs["max_norm"] == pytest.approx(ours["max_norm"], rel=1e-4), "norms are of whole updates"
+        assert theirs["mean_norm"] == pytest.approx(ours["mean_norm"], rel=1e-4)
+        assert theirs["alpha_cross_max"] == pytest.approx(ours["alpha_cross_max"], abs=5 / 32)
+    assert [row["bytes_up"] for row in run.metrics] == [row["bytes_up"] for row in full.metrics]
+    assert run.summary["seconds"]["train"] > 0
+
+
+@pytest.mark.parametrize("permute", [False, True])
+def test_a_stream_has_the_signatures_of_a_run_that_keeps_its_updates(permute):
+    plain, stream = (wide_run(signature=PROJECTED, stream=s, permute=permute, memory="1MB") for s in (False, True))
+    for ours, theirs in zip(plain.tree.nodes, stream.tree.nodes, strict=True):
+        assert (theirs.cached is None) == (ours.cached is None)
+        if ours.cached is not None:
+            torch.testing.assert_close(theirs.cached, ours.cached, rtol=0, atol=1e-4)
+    for ours, theirs in zip(plain.similarities, stream.similarities, strict=True):
+        torch.testing.assert_close(torch.from_numpy(theirs.alpha), torch.from_numpy(ours.alpha), rtol=0, atol=1e-3)
+    assert (plain.config["stream"], stream.config["stream"]) == (False, True)
+
+
+def test_a_saved_run_tells_how_to_project_what_a_newcomer_sends(tmp_path):
+    """From its config and models alone: client 5 trains at the root's model once more."""
+    run = Run.load(wide_run(signature=Signature(kind="projected", dim=100), engine="loop").save(tmp_path / "run"))
+    clients, _ = simulated(FOUR_GROUPS, wide())
+    root, node = run.tree.nodes[0], run.tree.nodes[2]
+    this_round = Round(root.split_in, LocalSpec(**run.config["local"]), run.config["seed"])
+    sent = clients.train([5], root.params[None], [0], this_round).each[0]
+    sketch = Signature(**run.config["signature"]).sketch(run.config["seed"], len(sent))
+    torch.testing.assert_close(sketch.apply(sent), node.cached[node.members.index(5)], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("memory", "streams"), [(4 * 4 * SIZE * 4, False), (4 * 4 * SIZE * 4 - 1, True)])
+def test_auto_streams_when_updates_take_more_than_a_quarter_of_the_memory(memory, streams):
+    """Four clients' updates in float32: 4·SIZE·4 bytes."""
+    for algorithm in ("fedavg", "oracle", "local", "cfl"):
+        assert run_of(algorithm, rounds=1, signature=PROJECTED, memory=memory).config["stream"] is streams
+
+
+def test_auto_never_streams_full_signatures_but_says_what_would_help(caplog):
+    assert run_of(memory=1000).config["stream"] is False
+    assert "with signature.kind = 'projected' it would stream and keep none of them" in caplog.text
+    caplog.clear()
+    run_of(memory="1GB")
+    assert caplog.text == ""
+
+
+class LooksAtEach(FedAvg):
+    """An algorithm that needs the updates of single clients, and does not say otherwise."""
+
+    needs_updates = True
+
+    def step(self, state, cohort, clients, this_round):
+        models, rows = state.tree.models([0] * len(cohort))
+        clients.train(cohort, models, rows, this_round).each.sum()
+        return super().step(state, cohort, clients, this_round)
+
+
+def test_an_algorithm_that_needs_single_updates_never_streams():
+    assert run_of(LooksAtEach(), signature=PROJECTED, memory=1000).config["stream"] is False
+    text = "stream = true: LooksAtEach needs the updates of single clients; set stream = false"
+    with pytest.raises(ConfigError, match=text):
+        run_of(LooksAtEach(), signature=PROJECTED, stream=True)
+
+
+def test_to_stream_full_signatures_is_refused():
+    text = re.escape(
+        "stream = true: signatures of kind 'full' take as much memory as the updates; set signature.kind = 'projected'"
+    )
+    with pytest.raises(ConfigError, match=text):
+        run_of(stream=True)
+    with pytest.raises(ConfigError) as caught:
+        run_of(LooksAtEach(), stream=True)
+    assert len(str(caught.value).splitlines()) == 2

@@ -85,9 +85,10 @@ def test_moving_returns_a_new_tree_and_leaves_the_old():
     assert [float(node.params) for node in tree.nodes] == [1.0, 1.0, 1.0]
 
 
-def test_map_vectors_changes_models_and_cached_updates():
-    tree = grown().map_vectors(lambda v: -v)
+def test_map_vectors_changes_models_and_if_asked_to_cached_signatures():
+    tree = grown().map_vectors(lambda v: -v, lambda v: 2 * v)
     assert [float(node.params) for node in tree.nodes] == [0.0, -10.0, -10.0, -11.0, -11.0]
-    assert tree.nodes[1].cached.tolist() == [[0], [-1], [-4]]
+    assert tree.nodes[1].cached.tolist() == [[0], [2], [8]]
+    assert grown().map_vectors(lambda v: -v).nodes[1].cached.tolist() == [[0], [1], [4]]
     assert tree.nodes[0].cached is None
     assert tree.nodes[3].members == (0, 4)

@@ -29,6 +29,7 @@ from fedclade.errors import (
 )
 from fedclade.local import LocalSpec
 from fedclade.rounds import simulate
+from fedclade.signature import Signature
 from fedclade.store import Run
 from fedclade.tree import Node, ParameterTree
 
@@ -51,6 +52,7 @@ __all__ = [
     "Pool",
     "Run",
     "RunError",
+    "Signature",
     "UpdateError",
     "load_federation",
     "pool_from_torch",

@@ -14,7 +14,8 @@ from fedclade.data import PARTITIONS, SOURCES, Federation, check_data_settings, 
 from fedclade.errors import ConfigError, unknown
 from fedclade.local import LocalSpec
 from fedclade.models import FROM_DATA, model_factory
-from fedclade.rounds import OnRound, check_settings, module_for, simulate
+from fedclade.rounds import OnRound, Stream, check_settings, check_stream, module_for, simulate
+from fedclade.signature import Signature
 from fedclade.store import Run
 
 T = TypeVar("T")
@@ -23,7 +24,7 @@ Section = dict[str, Any]
 _NOT_IN_DATA = ("seed", "data_dir", "source_arguments", "partition_arguments")
 """Arguments of ``load_federation`` that are no keys of the ``[data]`` section."""
 
-SECTIONS = ("data", "model", "local", "algorithm", "target", "privacy")
+SECTIONS = ("data", "model", "local", "algorithm", "signature", "target", "privacy")
 WRITTEN_ONLY = ("versions",)
 """What a run folder's config has besides, so that it can be run again as it is."""
 
@@ -37,6 +38,7 @@ class TopLevel:
     client_fraction: float = 1.0
     evaluate_every: int = 1
     engine: str = "auto"
+    stream: Stream = "auto"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +61,7 @@ class Config:
 
     Parameters
     ----------
-    top, local, target, privacy
+    top, local, signature, target, privacy
         Sections with fixed keys.
     data, model, algorithm
         Sections whose keys depend on ``name``; defaults filled in.
@@ -70,6 +72,7 @@ class Config:
     model: Section
     local: LocalSpec
     algorithm: Section
+    signature: Signature
     target: Target
     privacy: Privacy
 
@@ -81,6 +84,7 @@ class Config:
             "model": self.model,
             "local": asdict(self.local),
             "algorithm": self.algorithm,
+            "signature": asdict(self.signature),
             "target": asdict(self.target),
             "privacy": asdict(self.privacy),
         }
@@ -115,6 +119,7 @@ class Config:
             federation,
             local=self.local,
             **asdict(self.top),
+            signature=self.signature,
             target=self.target.accuracy,
             permute=self.privacy.permute,
             device=device,
@@ -176,16 +181,21 @@ def check_config(raw: Mapping[str, Any]) -> Config:
     model = _model(sections["model"], problems)
     local = problems.building("local", LocalSpec, sections["local"])
     algorithm = _algorithm(sections["algorithm"], problems)
+    signature = problems.building("signature", Signature, sections["signature"])
     target = problems.building("target", Target, sections["target"])
     privacy = problems.building("privacy", Privacy, sections["privacy"])
     if top is not None and target is not None:
         problems.collect("", check_settings, **asdict(top), target=target.accuracy)
+    if top is not None and signature is not None and algorithm.get("name") in ALGORITHMS:
+        kind = ALGORITHMS[algorithm["name"]].algorithm
+        problems.collect("", check_stream, top.stream, kind, signature)
     problems.report()
     assert top is not None  # as all others: what could not be built has been reported
     assert local is not None
+    assert signature is not None
     assert target is not None
     assert privacy is not None
-    return Config(top, data, model, local, algorithm, target, privacy)
+    return Config(top, data, model, local, algorithm, signature, target, privacy)
 
 
 class _Problems:

@@ -12,6 +12,9 @@ from fedclade.clients import Updates
 from fedclade.clustering import Bipartition, optimal_bipartition
 from fedclade.similarity import Similarity, cosine_similarity, gamma_bound
 
+LARGEST_COMPARED = 1000
+"""Members whose similarities are computed in every round; those of more take more memory and time than all else."""
+
 
 @dataclass(frozen=True, eq=False)
 class Geometry:
@@ -26,33 +29,35 @@ class Geometry:
     max_norm
         max_i ‖Δθ_i‖ (eq. 33), in parameter units.
     similarity
-        α ``[n, n]`` of the signatures (eq. 51).
+        α ``[n, n]`` of the signatures (eq. 51); None where it was not computed.
     """
 
     members: tuple[int, ...]
     mean_norm: float
     max_norm: float
-    similarity: Similarity
+    similarity: Similarity | None
 
     @classmethod
-    def of(cls, updates: Updates) -> Geometry:
-        """Measure the updates of one cluster."""
-        n_parameters = updates.signatures.shape[1]
+    def of(cls, updates: Updates, *, largest_compared: int = LARGEST_COMPARED) -> Geometry:
+        """Measure the updates of one cluster; the similarities of up to so many clients."""
+        mean = weighted_mean(updates)[: updates.n_parameters]
         return cls(
             updates.ids,
-            float(torch.linalg.vector_norm(weighted_mean(updates)[:n_parameters].double())),
-            float(torch.linalg.vector_norm(updates.signatures, dim=1, dtype=torch.float64).max()),
-            cosine_similarity(updates.signatures),
+            float(torch.linalg.vector_norm(mean, dtype=torch.float64)),
+            float(updates.norms.max()),
+            cosine_similarity(updates.signatures) if len(updates.ids) <= largest_compared else None,
         )
 
     @cached_property
     def bipartition(self) -> Bipartition | None:
-        """The optimal bi-partition (eq. 25); None for a cluster of one client."""
-        return optimal_bipartition(self.similarity, self.members) if len(self.members) > 1 else None
+        """The optimal bi-partition (eq. 25); None for a cluster of one client, or without similarities."""
+        if self.similarity is None or len(self.members) < 2:
+            return None
+        return optimal_bipartition(self.similarity, self.members)
 
     @property
     def criteria(self) -> dict[str, float]:
-        """The numbers that a split is decided by; the last two are missing for a cluster of one client."""
+        """The numbers that a split is decided by; the last two are missing where there is no bi-partition."""
         numbers = {"mean_norm": self.mean_norm, "max_norm": self.max_norm}
         if self.bipartition is not None:
             numbers["alpha_cross_max"] = self.bipartition.alpha_cross_max

@@ -151,7 +151,7 @@ class Record:
         row |= dict.fromkeys(("mean_norm", "max_norm", "alpha_cross_max", "gamma_bound", "separation_gap"), None)
         row |= geometry.criteria
         truth, bipartition = self.federation.true_clusters, geometry.bipartition
-        if truth is not None and bipartition is not None:
+        if truth is not None and bipartition is not None and geometry.similarity is not None:
             labels = [truth[client] for client in geometry.members]
             row["separation_gap"] = separation_gap(geometry.similarity, labels, bipartition.alpha_cross_max)
         losses = [log.losses[client] for client in geometry.members]
@@ -160,7 +160,7 @@ class Record:
 
     def _keep_similarities(self, number: int, log: RoundLog) -> None:
         for node, geometry in log.geometry.items():
-            if 1 < len(geometry.members) <= LARGEST_KEPT:
+            if 1 < len(geometry.members) <= LARGEST_KEPT and geometry.similarity is not None:
                 self.similarities[node] = SimilarityMatrix(node, number, geometry.members, geometry.similarity)
 
     def _client_rows(

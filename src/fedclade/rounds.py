@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, is_dataclass
 from time import perf_counter
-from typing import Any
+from typing import Any, Literal
 
+import torch
 from torch import nn
 
 from fedclade import rng
@@ -16,17 +18,25 @@ from fedclade.clients import Clients, MeteredClients, Round
 from fedclade.data.federation import Federation
 from fedclade.engine.auto import check_engine
 from fedclade.engine.clients import SimulatedClients, choose_device
-from fedclade.engine.memory import memory_bytes
-from fedclade.errors import require
+from fedclade.engine.memory import default_memory, memory_bytes, updates_at_once
+from fedclade.errors import ConfigError, require
 from fedclade.local import LocalSpec
 from fedclade.models import build_model
 from fedclade.record import Record
-from fedclade.signature import Permutation, PermutedClients
+from fedclade.signature import Permutation, PermutedClients, ProjectedClients, Signature
 from fedclade.store import Run
 from fedclade.store.run import Row
+from fedclade.streaming import StreamedClients
 from fedclade.tree import ParameterTree
 
 OnRound = Callable[[Row, ParameterTree], None]
+
+Stream = bool | Literal["auto"]
+
+SHARE_OF_UPDATES = 4
+"""A run streams by itself if the updates of all clients would take more than one part in so many of its memory."""
+
+_log = logging.getLogger(__name__)
 
 
 def simulate(
@@ -43,6 +53,8 @@ def simulate(
     permute: bool = False,
     device: str = "auto",
     engine: str = "auto",
+    signature: Signature | None = None,
+    stream: Stream = "auto",
     memory: int | str | None = None,
     on_round: OnRound | None = None,
     config: Mapping[str, Any] | None = None,
@@ -76,6 +88,12 @@ def simulate(
     engine
         How clients are trained: one of :data:`~fedclade.engine.auto.ENGINES`. Updates do not depend on it beyond
         rounding; ``auto`` takes the fastest for the model and the machine, and the run tells which that was.
+    signature
+        What clients are compared by; ``Signature()``, the whole update, if left out.
+    stream
+        Whether the server keeps no updates, only their sums and signatures, which must then be projected. Results do
+        not depend on it beyond rounding. ``auto``: if the updates of all clients would take more than a quarter of
+        ``memory``, signatures are projected, and the algorithm can do with that.
     memory
         What the data and the training of a round may take, in bytes or as ``"2GB"``; by default a quarter of the
         machine's or the GPU's memory. Where clients need more, they train in several blocks.
@@ -92,55 +110,65 @@ def simulate(
     Raises
     ------
     ConfigError
-        If an argument is out of range or a name is unknown.
+        If an argument is out of range, a name is unknown, or a run that cannot stream is asked to.
     ModelError
         If the model does not fit the data.
     UpdateError
         If a client's training diverges.
     """
-    check_settings(rounds, seed, client_fraction, evaluate_every, target, engine)
-    budget = None if memory is None else memory_bytes(memory)
-    local = local or LocalSpec()
+    check_settings(rounds, seed, client_fraction, evaluate_every, target, engine, stream)
     device = choose_device(device)
+    budget = default_memory(torch.device(device)) if memory is None else memory_bytes(memory)
+    local, signature = local or LocalSpec(), signature or Signature()
     if isinstance(algorithm, str):
         algorithm = build_algorithm(algorithm, true_clusters=federation.true_clusters)
+    check_stream(stream, type(algorithm), signature)
     module = module_for(model, federation, seed) if isinstance(model, str) else copy.deepcopy(model)
     simulated = SimulatedClients(federation, module, device, engine, budget)
     params, layout = simulated.layout.flatten(module), simulated.layout
     secret = rng.torch_seed(seed, "the clients' secret")
     permutation = Permutation(secret, layout.size, layout.n_parameters) if permute else None
-    clients: Clients = PermutedClients(simulated, permutation) if permutation else simulated
-    meter, record = MeteredClients(clients), Record(federation, target)
+    meter = MeteredClients(PermutedClients(simulated, permutation) if permutation else simulated)
+    # From here on it is the server that works, on what it receives.
+    sketch = signature.sketch(seed, layout.n_parameters)
+    clients: Clients = ProjectedClients(meter, sketch) if sketch else meter
+    streams = _streams(stream, algorithm, signature, len(federation) * params.nbytes, budget)
+    if streams:
+        clients = StreamedClients(clients, updates_at_once(params.nbytes, params.device, budget))
+    record = Record(federation, target)
 
-    state = algorithm.init(permutation.apply(params) if permutation else params, meter)
+    state = algorithm.init(permutation.apply(params) if permutation else params, clients)
     for number in range(1, rounds + 1):
         start, before = perf_counter(), meter.readings()
         this_round = Round(number, local, seed)
         cohort = algorithm.cohort(state, client_fraction, this_round.generator("cohort"))
-        state, log = algorithm.step(state, cohort, meter, this_round)
+        state, log = algorithm.step(state, cohort, clients, this_round)
         evaluation, served = None, dict[int, int]()
         if number % evaluate_every == 0 or number == rounds:
-            served = dict(algorithm.serve(state, meter))
+            served = dict(algorithm.serve(state, clients))
             models, rows = state.tree.models([served[client] for client in federation.ids])
-            evaluation = meter.evaluate(federation.ids, models, rows, "test")
+            evaluation = clients.evaluate(federation.ids, models, rows, "test")
         cost = meter.since(before, perf_counter() - start)
         row = record.add(number, state, log, cost, evaluation, served)
         if on_round is not None:
             on_round(row, state.tree)
 
-    # The clients open what only they can read: the folder then holds models that work.
-    tree = state.tree.map_vectors(permutation.invert) if permutation else state.tree
+    tree = state.tree
+    if permutation:
+        # The clients open what only they can read: the folder then holds models that work. No sketch can be opened.
+        tree = tree.map_vectors(permutation.invert, None if sketch else permutation.invert)
     config = config or {
         **{"seed": seed, "rounds": rounds, "client_fraction": client_fraction, "evaluate_every": evaluate_every},
         "data": {"name": federation.pool.name, "description": str(federation)},
         "model": {"name": model if isinstance(model, str) else type(model).__name__},
         "local": asdict(local),
         "algorithm": describe(algorithm),
+        "signature": asdict(signature),
         "target": {"accuracy": target},
         "privacy": {"permute": permute},
     }
-    # The engine that was taken, not auto: rounding depends on it, and the config should repeat the run.
-    return record.finish({**config, "engine": simulated.engine}, tree, device)
+    # What was done, not auto: rounding depends on it, and the config should repeat the run.
+    return record.finish({**config, "engine": simulated.engine, "stream": streams}, tree, device)
 
 
 def module_for(name: str, federation: Federation, seed: int, arguments: Mapping[str, Any] | None = None) -> nn.Module:
@@ -158,7 +186,13 @@ def module_for(name: str, federation: Federation, seed: int, arguments: Mapping[
 
 
 def check_settings(
-    rounds: int, seed: int, client_fraction: float, evaluate_every: int, target: float | None, engine: str
+    rounds: int,
+    seed: int,
+    client_fraction: float,
+    evaluate_every: int,
+    target: float | None,
+    engine: str,
+    stream: Stream = "auto",
 ) -> None:
     """Check the settings of the round loop.
 
@@ -173,8 +207,47 @@ def check_settings(
         ("client_fraction", client_fraction, 0 < client_fraction <= 1, "greater than 0 and at most 1"),
         ("evaluate_every", evaluate_every, evaluate_every >= 1, "at least 1"),
         ("target.accuracy", target, target is None or 0 < target <= 1, "greater than 0 and at most 1"),
+        ("stream", stream, stream in (True, False, "auto"), "true, false or 'auto'"),
     )
     check_engine(engine)
+
+
+def check_stream(stream: Stream, algorithm: type[Algorithm], signature: Signature) -> None:
+    """Check that a run that is asked to stream can.
+
+    Raises
+    ------
+    ConfigError
+        If the algorithm needs the updates of single clients, or signatures are full; one line for each.
+    """
+    if stream is not True:
+        return
+    problems: list[str] = []
+    if algorithm.needs_updates:
+        problems.append(f"stream = true: {algorithm.__name__} needs the updates of single clients; set stream = false")
+    if signature.kind == "full":
+        problems.append(
+            "stream = true: signatures of kind 'full' take as much memory as the updates; set signature.kind = "
+            "'projected'"
+        )
+    if problems:
+        raise ConfigError("\n".join(problems))
+
+
+def _streams(stream: Stream, algorithm: Algorithm, signature: Signature, size: int, budget: int) -> bool:
+    """Decide whether to stream, given the bytes of all clients' updates and those that may be taken."""
+    if stream != "auto":
+        return stream
+    if algorithm.needs_updates or size <= budget // SHARE_OF_UPDATES:
+        return False
+    if signature.kind == "full":
+        _log.warning(
+            "the updates of all clients take %.1f GB, the run may take %.1f GB; with signature.kind = 'projected' it "
+            "would stream and keep none of them",
+            size / 1e9,
+            budget / 1e9,
+        )
+    return signature.kind == "projected"
 
 
 def describe(algorithm: Algorithm) -> dict[str, Any]:

@@ -30,11 +30,15 @@ def cosine_similarity(signatures: Tensor) -> Similarity:
         ``[n, n]`` float64 in [-1, 1], symmetric, ones on the diagonal. A row of zeros points nowhere: it is 0 to all
         others.
     """
-    gram = (signatures @ signatures.T).to("cpu", torch.float64).numpy()
-    norms = np.sqrt(np.diagonal(gram))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        alpha = np.where(np.outer(norms, norms) > 0, gram / np.outer(norms, norms), 0.0)
-    alpha = np.clip((alpha + alpha.T) / 2, -1.0, 1.0)
+    alpha = (signatures @ signatures.T).to("cpu", torch.float64).numpy()
+    norms = np.sqrt(np.diagonal(alpha))
+    scale = np.outer(norms, norms)
+    # In place: of many clients, a matrix is large.
+    np.divide(alpha, scale, out=alpha, where=scale > 0)
+    alpha[scale == 0] = 0.0
+    alpha += alpha.T
+    alpha /= 2
+    np.clip(alpha, -1.0, 1.0, out=alpha)
     np.fill_diagonal(alpha, 1.0)
     return alpha
 

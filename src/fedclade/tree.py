@@ -32,8 +32,9 @@ class Node:
     criteria
         The numbers by which its split was decided.
     cached
-        The members' updates at the parent's model before the split, Δ_e of eq. 47, ``[n, S]`` in the order of members;
-        None for the root, and where no split made the node.
+        The signatures of the members' updates at the parent's model before the split, Δ_e of eq. 47, ``[n, R]`` in the
+        order of members: the updates without their buffers, or sketches of them. None for the root, and where no split
+        made the node.
     """
 
     id: int
@@ -123,7 +124,7 @@ class ParameterTree:
         params
             The model ``[S]`` that the node keeps: the one at which the updates before the split were made.
         cached
-            Those updates for each child, ``[n, S]`` in ascending order of its members.
+            The signatures of those updates for each child, ``[n, R]`` in ascending order of its members.
         round_number
             The round in which it was decided.
         criteria
@@ -137,12 +138,18 @@ class ParameterTree:
         parent = replace(parent, params=params, split_in=round_number, criteria=dict(criteria))
         return ParameterTree((*self._with(parent).nodes, *children))
 
-    def map_vectors(self, change: Callable[[Tensor], Tensor]) -> ParameterTree:
-        """Return the tree with every model and every cached update changed, ``[..., S]`` to ``[..., S]``."""
+    def map_vectors(
+        self, models: Callable[[Tensor], Tensor], signatures: Callable[[Tensor], Tensor] | None = None
+    ) -> ParameterTree:
+        """Return the tree with every model ``[S]`` changed, and all cached signatures ``[n, R]`` if so asked."""
         return ParameterTree(
             tuple(
-                replace(n, params=change(n.params), cached=None if n.cached is None else change(n.cached))
-                for n in self.nodes
+                replace(
+                    node,
+                    params=models(node.params),
+                    cached=node.cached if signatures is None or node.cached is None else signatures(node.cached),
+                )
+                for node in self.nodes
             )
         )
 

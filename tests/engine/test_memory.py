@@ -11,12 +11,14 @@ from torch import nn
 from fedclade import ConfigError
 from fedclade.engine import memory
 from fedclade.engine.memory import (
+    RECEIVED,
     SHARE,
     SMALLEST,
     bytes_per_client,
     clients_in_cache,
     default_memory,
     memory_bytes,
+    updates_at_once,
 )
 from fedclade.params import Layout
 
@@ -78,3 +80,11 @@ def test_embeddings_need_no_cache_and_one_client_trains_in_any_case():
     assert clients_in_cache(alone, Layout.of(alone), threads=1) >= 1
     large = nn.Linear(2048, 2048)
     assert clients_in_cache(large, Layout.of(large), threads=1) == 1
+
+
+def test_a_stream_receives_as_many_updates_as_train_together():
+    """32 MiB on a CPU, an eighth of the budget where that is less; one at least."""
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    assert updates_at_once(1000, cpu, 2**40) == RECEIVED // 1000
+    assert updates_at_once(1000, cpu, 80_000) == updates_at_once(1000, cuda, 80_000) == 10
+    assert updates_at_once(1000, cpu, 1) == 1

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedclade import CFL, LocalSpec, Run, RunError, simulate
+from fedclade import CFL, LocalSpec, ParameterTree, Run, RunError, simulate
+from fedclade.signature import CountSketch
 from fedclade.store import run as run_module
 from fedclade.store.run import FORMAT, check_free
 from fedclade.store.tree_files import read_tree, write_tree
@@ -199,3 +200,25 @@ def test_a_run_folder_with_a_damaged_tree_names_the_tree(finished, tmp_path):
     (folder / "tree" / "tree.json").write_text("{}")
     with pytest.raises(RunError, match=r"the parameter tree in .* is damaged: KeyError: 'nodes'"):
         Run.load(folder)
+
+
+def test_the_tree_of_1000_clients_with_600000_parameters_and_sketches_of_1024_is_below_50_mb(tmp_path):
+    """Four clusters by three splits. With whole updates on its edges the same tree would take 4.8 GB."""
+    D, R = 600_000, 1024
+    sketch = CountSketch(0, D, R)
+    one = torch.randn(1, D, generator=torch.Generator().manual_seed(0))
+
+    def split(tree: ParameterTree, node: int) -> ParameterTree:
+        members = tree.nodes[node].members
+        parts = [members[: len(members) // 2], members[len(members) // 2 :]]
+        cached = [sketch.apply(one).expand(len(part), R) for part in parts]
+        return tree.split(node, parts, params=one[0], cached=cached, round_number=1, criteria={})
+
+    tree = split(split(split(ParameterTree.root_only(range(1000), one[0]), 0), 1), 2)
+    assert len(tree.leaves) == 4
+    cached = sum(node.cached.nbytes for node in tree.nodes if node.cached is not None)
+    assert cached == 2 * 1000 * R * 4, "every client once on each of two levels"
+    assert cached + sum(node.params.nbytes for node in tree.nodes) < 50e6
+    write_tree(tree, tmp_path / "tree")
+    assert sum(file.stat().st_size for file in (tmp_path / "tree").iterdir()) < 50e6
+    assert torch.equal(read_tree(tmp_path / "tree").nodes[6].cached[7], sketch.apply(one[0]))

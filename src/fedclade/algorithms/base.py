@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 from torch import Tensor
@@ -76,7 +77,15 @@ class Algorithm(ABC):
     """A federated algorithm: its hyper-parameters, and a step.
 
     Subclasses are frozen dataclasses whose fields are the hyper-parameters, named as in the paper.
+
+    Attributes
+    ----------
+    needs_updates
+        Whether a step works on the updates of single clients. One that does with their signatures, and with sums over
+        all clients of a model, says False, and can stream.
     """
+
+    needs_updates: ClassVar[bool] = True
 
     @abstractmethod
     def init(self, params: Tensor, clients: Clients) -> State:

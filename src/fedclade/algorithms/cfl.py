@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -68,6 +68,8 @@ class CFL(Algorithm):
     ConfigError
         If a value is out of range; one line for each.
     """
+
+    needs_updates: ClassVar[bool] = False
 
     eps1: float | Literal["auto"] = "auto"
     eps2: float = 1.0
@@ -129,7 +131,7 @@ class CFL(Algorithm):
         models = node.params[None]
         if absent:
             updates = updates.joined(clients.train(absent, models, [0] * len(absent), this_round)).of(node.members)
-        geometry = Geometry.of(updates)
+        geometry = Geometry.of(updates, largest_compared=len(updates.ids))
         if self.similarity == "gradients":
             gradients = clients.gradients(updates.ids, models, [0] * len(updates.ids), this_round)
             geometry = replace(geometry, similarity=cosine_similarity(gradients.signatures))
@@ -151,7 +153,7 @@ class CFL(Algorithm):
             part.node,
             clusters,
             params=before.params,
-            cached=[part.updates.of(cluster).deltas for cluster in clusters],
+            cached=[part.updates.signatures_of(cluster) for cluster in clusters],
             round_number=number,
             criteria=criteria,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -15,6 +16,8 @@ from fedclade.tree import ParameterTree
 
 class _FixedClusters(Algorithm):
     """Clusters that never change: each is a FedAvg of its own."""
+
+    needs_updates: ClassVar[bool] = False
 
     def step(self, state: State, cohort: Sequence[int], clients: Clients, this_round: Round) -> tuple[State, RoundLog]:
         """Train every cluster for one round."""

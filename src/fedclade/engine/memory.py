@@ -22,6 +22,13 @@ SMALLEST = 2**30
 CACHE = 2**22
 """Bytes of parameters that a CPU's thread goes through at every step without waiting for memory."""
 
+RECEIVED = 2**25
+"""Bytes of updates that a run that streams receives at a time on a CPU.
+
+From 32 MiB on the C library of Linux gives memory back as soon as it is freed: to have each page of it mapped again,
+block after block, can take as long as the training.
+"""
+
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 """Where Linux says how much memory a container may have; ``max`` where there is no limit."""
 
@@ -68,6 +75,15 @@ def clients_in_cache(module: nn.Module, layout: Layout, threads: int) -> int:
     rows = sum(p.numel() for layer in module.modules() if isinstance(layer, nn.Embedding) for p in layer.parameters())
     each = (layout.n_parameters - rows) * layout.dtype.itemsize
     return max(1, threads * CACHE // max(1, each))
+
+
+def updates_at_once(size: int, device: torch.device, budget: int) -> int:
+    """Return of how many clients a run that streams receives updates of so many bytes at a time.
+
+    Not so many that the updates, and copies of them on their way, take up the budget.
+    """
+    largest = RECEIVED if device.type == "cpu" else budget
+    return max(1, min(largest, budget // 8) // size)
 
 
 def bytes_per_client(module: nn.Module, layout: Layout, batch: Tensor) -> int:
