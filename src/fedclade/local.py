@@ -9,7 +9,7 @@ from fedclade.errors import require
 
 @dataclass(frozen=True, kw_only=True)
 class LocalSpec:
-    """Local training: plain SGD, the SGD_n of eq. 1 of the CFL paper, with FedProx's proximal term as an option.
+    """Local training: plain SGD, the SGD_n of eq. 1 of the CFL paper; a proximal term and clipping are options.
 
     Parameters
     ----------
