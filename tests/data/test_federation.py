@@ -69,3 +69,13 @@ def test_clients_see_the_pool_through_their_label_maps():
     inputs, targets = Federation(POOL, (swapped,)).examples(0, "train")
     assert inputs.flatten().tolist() == [0.0, 1.0, 2.0]
     assert targets.tolist() == [2, 1, 0]
+
+
+def test_images_reach_the_model_normalised_and_turned():
+    x = torch.tensor([[[[0, 51], [102, 255]]]], dtype=torch.uint8)
+    one = np.arange(1)
+    pool = Pool("one", x, torch.tensor([0]), one, one, one, 1, mean=0.5, std=0.2)
+    upright = [[-2.5, -1.5], [-0.5, 2.5]]  # (x / 255 - ½) / 0.2
+    assert pool.inputs(one).flatten().tolist() == pytest.approx([*upright[0], *upright[1]])
+    assert pool.inputs(one, 1).flatten().tolist() == pytest.approx([-1.5, 2.5, -2.5, -0.5])
+    assert pool.x.flatten().tolist() == [0, 51, 102, 255]

@@ -214,10 +214,6 @@ def test_padded_places_do_not_count():
     gradient, loss = loop.gradient(module, layout, torch.zeros(3), data, 1)
     torch.testing.assert_close(gradient, expected)
     assert loss == pytest.approx(math.log(3))
-    model = torch.tensor([1.0, 0.0, 0.0])
-    right, nats, counted = loop.evaluate(module, layout, model, data[0], [lambda y: y], data[1], 1)
-    assert (right.tolist(), counted.tolist()) == ([1], [2])
-    assert nats.item() == pytest.approx(2 * math.log(math.e + 2) - 1)
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 7])
@@ -239,32 +235,3 @@ def test_gradient_is_of_the_model_as_it_is_served():
     layout = Layout.of(module)
     update, _ = loop.gradient(module, layout, layout.flatten(module), data, 6)
     assert update[layout.n_parameters :].abs().max() == 0
-
-
-def test_evaluate_counts_right_answers_and_nats_as_each_client_sees_the_labels():
-    """Logits (0, 1, 0, 1) for label 1: examples 0 and 1 are labelled 1, the others 0; one client swaps the labels."""
-    x = torch.tensor([[0.0, 1.0]] * 4)
-    y = torch.tensor([1, 1, 1, 0])
-    views = [lambda y: y, lambda y: 1 - y]
-    identity = torch.eye(2).flatten()
-    right, nats, counted = loop.evaluate(linear(), Layout.of(linear()), identity, x, views, y, 3)
-    assert right.tolist() == [3, 1]
-    assert counted.tolist() == [4, 4]
-    hit, miss = math.log(1 + math.exp(-1)), math.log(1 + math.e)
-    assert nats.tolist() == pytest.approx([3 * hit + miss, hit + 3 * miss], rel=1e-6)
-
-
-def test_evaluate_runs_in_evaluation_mode():
-    x, y = examples(50)
-    right, _, _ = loop.evaluate(dropout(), Layout.of(dropout()), torch.ones(4), x, [lambda y: y] * 2, y, 10)
-    plain, _, _ = loop.evaluate(linear(), Layout.of(linear()), torch.ones(4), x, [lambda y: y] * 2, y, 50)
-    assert torch.equal(right, plain)
-
-
-def test_training_works_after_evaluation():
-    module = batch_norm()
-    layout = Layout.of(module)
-    model, (x, y) = layout.flatten(module), examples(6)
-    before = trained(model, (x, y), module, batch_size=6)
-    loop.evaluate(module, layout, model, x, [lambda y: y], y, 6)
-    assert torch.equal(trained(model, (x, y), module, batch_size=6), before)

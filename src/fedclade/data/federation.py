@@ -91,7 +91,7 @@ class Pool:
         """Return inputs as a model takes them, ``[n, ...]``: normalised floats, or tokens; turned by 90° each."""
         x = self.x[torch.from_numpy(indices)]
         if x.dtype == torch.uint8:
-            x = (x.to(torch.float32) / 255 - self.mean) / self.std
+            x = x.to(torch.float32).div_(255).sub_(self.mean).div_(self.std)
         return torch.rot90(x, quarter_turns, (-2, -1)) if quarter_turns else x
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -15,11 +14,12 @@ from fedclade.clients import Evaluation, Round, Split, Updates
 from fedclade.data.federation import ClientData, Federation
 from fedclade.engine import loop
 from fedclade.engine.auto import build_engine
-from fedclade.engine.data import TrainingData
+from fedclade.engine.data import ClientsData
+from fedclade.engine.evaluation import Evaluator
 from fedclade.engine.jobs import CannotTrainTogether, Engine, Job
 from fedclade.engine.loop import LoopEngine
 from fedclade.engine.memory import bytes_per_client, default_memory
-from fedclade.errors import ConfigError, DataError, ModelError
+from fedclade.errors import ConfigError, ModelError
 from fedclade.params import Layout
 
 Block = Sequence[tuple[int, int, int | None]]
@@ -29,7 +29,7 @@ TROUBLES = (RuntimeError, ValueError, IndexError)
 """What a module raises that does not fit a client's data."""
 
 LOGITS_AT_A_TIME = 2**24
-"""How many logits evaluation holds at once: 64 MiB in float32."""
+"""How many logits a gradient over all examples holds at once: 64 MiB in float32."""
 
 _log = logging.getLogger(__name__)
 
@@ -77,7 +77,8 @@ class SimulatedClients:
         check_model(module, federation, self._device)
         self._engine = build_engine(engine)
         self._memory = default_memory(self._device) if memory is None else memory
-        self._data = TrainingData(federation, self._device, self._memory // 2)
+        self._data = ClientsData(federation, self._device, self._memory // 2)
+        self._evaluator = Evaluator(federation, self._module, self.layout, self._data)
         self._bytes_by_batch_size: dict[int, int] = {}
         self._warned: set[str] = set()
 
@@ -138,41 +139,12 @@ class SimulatedClients:
     def evaluate(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], split: Split) -> Evaluation:
         """Let each client evaluate its model on a split of its own data.
 
-        Clients that share a model and the inputs of the split share the forward pass: they differ only in their labels.
-
         Raises
         ------
         DataError
             If a client has no examples in the split.
         """
-        groups: dict[tuple[int, int, int], list[int]] = defaultdict(list)
-        for place, (client, row) in enumerate(zip(ids, assignment, strict=True)):
-            data = self._client(client)
-            indices = getattr(data, split)
-            if len(indices) == 0:
-                raise DataError(
-                    f"client {client} has no {split} examples"
-                    + ("; set data.validation_fraction above 0" if split == "validation" else "")
-                )
-            groups[row, id(indices), data.quarter_turns].append(place)
-        scores = torch.zeros(3, len(ids), dtype=torch.float64)
-        for (row, _, turns), places in groups.items():
-            members = [self._client(ids[place]) for place in places]
-            indices = getattr(members[0], split)
-            pool = self._federation.pool
-            scores[:, places] = torch.stack(
-                loop.evaluate(
-                    self._module,
-                    self.layout,
-                    models[row],
-                    pool.inputs(indices, turns).to(self._device),
-                    [member.labels for member in members],
-                    pool.y[torch.from_numpy(indices)],
-                    self._chunk,
-                )
-            )
-        right, nats, counted = scores
-        return Evaluation(tuple(ids), right / counted, nats / counted, counted.to(torch.int64))
+        return self._evaluator.evaluate(ids, models, assignment, split)
 
     def _blocks(self, ids: Sequence[int], batch_size: int) -> Sequence[Sequence[int]]:
         """Cut the places of the asked clients into blocks that fit the memory; clients of one size side by side."""

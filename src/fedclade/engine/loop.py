@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -144,44 +144,3 @@ def gradient(
         if (g := gradients[slot.name]) is not None:
             update[slot.start : slot.stop] = -g.flatten()
     return update, total
-
-
-@torch.inference_mode()
-def evaluate(
-    module: nn.Module,
-    layout: Layout,
-    model: Tensor,
-    inputs: Tensor,
-    views: list[Callable[[Tensor], Tensor]],
-    targets: Tensor,
-    chunk: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Evaluate one model on one set of inputs, for all clients that share both and differ only in their labels.
-
-    Parameters
-    ----------
-    inputs, targets
-        ``[n, ...]``; targets as the pool has them, and on the CPU as the views are.
-    views
-        For each of k clients, what turns the pool's targets into its own.
-    chunk
-        Examples at a time.
-
-    Returns
-    -------
-    tuple
-        Targets predicted right, summed cross-entropy, and targets counted; each float64 ``[k]``.
-    """
-    layout.load(model, module)
-    module.eval()
-    right, nats, counted = (torch.zeros(len(views), dtype=torch.float64) for _ in range(3))
-    for x, y in zip(inputs.split(chunk), targets.split(chunk), strict=True):
-        logits = module(x).flatten(0, -2)
-        predicted = logits.argmax(-1)
-        log_probabilities = functional.log_softmax(logits, -1)
-        for k, view in enumerate(views):
-            seen = view(y).flatten().to(logits.device)
-            right[k] += (predicted == seen).sum().item()
-            nats[k] += functional.nll_loss(log_probabilities, seen, ignore_index=IGNORED, reduction="sum").item()
-            counted[k] += (seen != IGNORED).sum().item()
-    return right, nats, counted

@@ -1,0 +1,159 @@
+"""Evaluation of simulated clients: each model sees each input once, and all clients' scores are read off from that."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedclade.clients import Evaluation, Split
+from fedclade.data.federation import Federation, Indices
+from fedclade.engine.data import ClientsData, SplitInputs
+from fedclade.engine.loop import IGNORED
+from fedclade.engine.passes import Asked, Traits
+from fedclade.engine.threads import using_threads
+from fedclade.errors import DataError
+from fedclade.params import Layout
+
+ENTRIES_AT_A_TIME, ENTRIES_AT_A_TIME_ON_CPU = 2**24, 2**22
+"""Of the largest tensor in a forward pass, and of the logits that are scored in one go.
+
+16 MiB on a CPU, in float32: they stay in its caches, and in memory that need not be mapped anew each time.
+"""
+
+EXAMPLES_AT_A_TIME = 2**20
+"""How many of the clients' examples are looked up in one go, unless a single client has more."""
+
+
+class Evaluator:
+    """Says how the clients of a federation fare with models.
+
+    All who ask about a model are taken together: an input that several of them hold passes through the model once, and
+    inputs of different clients fill a pass. Each example of each client is then scored by the label that the client
+    sees. Only if what a module gives for an example depends on the others in the pass, clients who do not hold the same
+    inputs have passes of their own.
+
+    Parameters
+    ----------
+    federation
+        The clients.
+    module, layout
+        The model, on the device of the data; its state is overwritten.
+    data
+        What the clients hold.
+    """
+
+    def __init__(self, federation: Federation, module: nn.Module, layout: Layout, data: ClientsData) -> None:
+        self._module, self._layout, self._data = module, layout, data
+        self._traits: Traits | None = None
+        pool = federation.pool
+        self._logits_each = pool.outputs * max(1, pool.y[:1].numel())
+        maps = {id(client.label_map): client.label_map for client in federation.clients}
+        view_of = {key: view for view, key in enumerate(maps)}
+        self._view_of = np.array([view_of[id(client.label_map)] for client in federation.clients])
+        self._maps = torch.stack([torch.arange(pool.outputs) if m is None else m for m in maps.values()])
+
+    def evaluate(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], split: Split) -> Evaluation:
+        """Let each client evaluate its model; see :meth:`fedclade.clients.Clients.evaluate`.
+
+        Raises
+        ------
+        DataError
+            If a client has no examples in the split.
+        """
+        held = self._data.splits[split]
+        places = [(row, self._data.positions[client]) for client, row in zip(ids, assignment, strict=True)]
+        rows, clients = np.array(places, dtype=np.int64).reshape(-1, 2).T
+        sets = held.set_of[clients]
+        for k in np.flatnonzero(held.sizes[sets] == 0).tolist():
+            raise DataError(
+                f"client {ids[k]} has no {split} examples"
+                + ("; set data.validation_fraction above 0" if split == "validation" else "")
+            )
+        # Clients with the same model, inputs and labels ask the same question.
+        bounds = len(models), len(held.sizes), len(self._maps)
+        asked = np.ravel_multi_index((rows, sets, self._view_of[clients]), bounds)
+        numbers, question_of = np.unique(asked, return_inverse=True)
+        questions = np.stack(np.unravel_index(numbers, bounds))
+        scores = np.empty((3, len(numbers)))
+        part = held.sizes[questions[1]].cumsum() // EXAMPLES_AT_A_TIME
+        for start, stop in pairwise([*np.unique(part, return_index=True)[1], len(part)]):
+            scores[:, start:stop] = self._answers(questions[:, start:stop], models, held)
+        right, nats, counted = torch.from_numpy(scores[:, question_of])
+        return Evaluation(tuple(ids), right / counted, nats / counted, counted.to(torch.int64))
+
+    @torch.inference_mode()
+    def _answers(self, questions: Indices, models: Tensor, held: SplitInputs) -> NDArray[Any]:
+        """Answer questions ``[3, q]``, which are sorted: row of the model, set of inputs, view of the labels.
+
+        Returns targets predicted right, their summed cross-entropy in nats, and how many counted, ``[3, q]``.
+        """
+        rows, sets, views = questions
+        load = _Loader(self._module, self._layout, models)
+        traits = self._traits = self._traits or Traits.of(load(int(rows[0])), held.inputs(np.arange(min(4, len(held)))))
+        asked = Asked(rows, sets, held, apart=traits.mixes)
+        entries = ENTRIES_AT_A_TIME_ON_CPU if models.device.type == "cpu" else ENTRIES_AT_A_TIME
+        pass_size = traits.pass_size(entries)
+        scores = np.empty((3, len(asked.place)))
+        with using_threads(traits.threads(min(pass_size, asked.largest_group))):
+            for block in asked.blocks(pass_size, entries // self._logits_each):
+                logits = torch.cat([load(one.row)(held.inputs(one.places)) for one in block.passes])
+                mine = block.examples
+                seen = self._seen(held.targets(asked.place[mine]), views[asked.question[mine]])
+                scores[:, mine] = score(logits, torch.from_numpy(block.at), seen).cpu()
+        return np.stack([np.bincount(asked.question, each, len(rows)) for each in scores])
+
+    def _seen(self, targets: Tensor, views: Indices) -> Tensor:
+        """Return targets ``[m, ...]`` as clients with these views of the labels see them."""
+        counts = targets != IGNORED
+        view = torch.from_numpy(views).view(-1, *(1,) * (targets.dim() - 1))
+        return torch.where(counts, self._maps[view, targets.where(counts, 0)], IGNORED)
+
+
+class _Loader:
+    """Makes the module one of the models ``[K, S]``, in evaluation mode: ``load(row)(inputs)``."""
+
+    def __init__(self, module: nn.Module, layout: Layout, models: Tensor) -> None:
+        layout.load(models[0], module)  # which checks the length
+        self._module, self._row = module.eval(), -1
+        tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        self._values = [(tensors[name], values) for name, values in layout.unflatten(models).items()]
+
+    def __call__(self, row: int) -> nn.Module:
+        if row != self._row:
+            for tensor, values in self._values:
+                tensor.copy_(values[row])
+            self._row = row
+        return self._module
+
+
+def score(logits: Tensor, at: Tensor, seen: Tensor) -> Tensor:
+    """Score examples by the logits of their inputs.
+
+    Parameters
+    ----------
+    logits
+        ``[b, ..., outputs]``, of the distinct inputs.
+    at
+        int64 ``[m]``, which of these is the input of each example.
+    seen
+        Targets ``[m, ...]``, as whoever the example belongs to sees them.
+
+    Returns
+    -------
+    Tensor
+        For each example targets predicted right, summed cross-entropy in nats, and targets counted; float64 ``[3, m]``.
+    """
+    at, seen = at.to(logits.device).unsqueeze(1), seen.to(logits.device).view(len(seen), -1)
+    logits = logits.view(len(logits), seen.shape[1], -1)
+    counts = seen != IGNORED
+    place = torch.arange(seen.shape[1], device=seen.device)
+    nats = -functional.log_softmax(logits, -1)[at, place, seen.where(counts, 0)]
+    right = logits.argmax(-1)[at, place] == seen
+    return torch.stack([each.sum(1, dtype=torch.float64) for each in (right, nats.where(counts, 0), counts)])
