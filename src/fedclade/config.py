@@ -39,6 +39,7 @@ class TopLevel:
     evaluate_every: int = 1
     engine: str = "auto"
     stream: Stream = "auto"
+    tf32: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

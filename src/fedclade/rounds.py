@@ -19,6 +19,7 @@ from fedclade.data.federation import Federation
 from fedclade.engine.auto import check_engine
 from fedclade.engine.clients import SimulatedClients, choose_device
 from fedclade.engine.memory import default_memory, memory_bytes, updates_at_once
+from fedclade.engine.precision import float32_products
 from fedclade.errors import ConfigError, require
 from fedclade.local import LocalSpec
 from fedclade.models import build_model
@@ -56,6 +57,7 @@ def simulate(
     signature: Signature | None = None,
     stream: Stream = "auto",
     memory: int | str | None = None,
+    tf32: bool = False,
     on_round: OnRound | None = None,
     config: Mapping[str, Any] | None = None,
 ) -> Run:
@@ -97,6 +99,8 @@ def simulate(
     memory
         What the data and the training of a round may take, in bytes or as ``"2GB"``; by default a quarter of the
         machine's or the GPU's memory. Where clients need more, they train in several blocks.
+    tf32
+        Let a GPU round the factors of float32 products to 10 bits, which is faster.
     on_round
         Called after every round with its metrics and the tree.
     config
@@ -138,20 +142,21 @@ def simulate(
     record = Record(federation, target)
 
     state = algorithm.init(permutation.apply(params) if permutation else params, clients)
-    for number in range(1, rounds + 1):
-        start, before = perf_counter(), meter.readings()
-        this_round = Round(number, local, seed)
-        cohort = algorithm.cohort(state, client_fraction, this_round.generator("cohort"))
-        state, log = algorithm.step(state, cohort, clients, this_round)
-        evaluation, served = None, dict[int, int]()
-        if number % evaluate_every == 0 or number == rounds:
-            served = dict(algorithm.serve(state, clients))
-            models, rows = state.tree.models([served[client] for client in federation.ids])
-            evaluation = clients.evaluate(federation.ids, models, rows, "test")
-        cost = meter.since(before, perf_counter() - start)
-        row = record.add(number, state, log, cost, evaluation, served)
-        if on_round is not None:
-            on_round(row, state.tree)
+    with float32_products(tf32):
+        for number in range(1, rounds + 1):
+            start, before = perf_counter(), meter.readings()
+            this_round = Round(number, local, seed)
+            cohort = algorithm.cohort(state, client_fraction, this_round.generator("cohort"))
+            state, log = algorithm.step(state, cohort, clients, this_round)
+            evaluation, served = None, dict[int, int]()
+            if number % evaluate_every == 0 or number == rounds:
+                served = dict(algorithm.serve(state, clients))
+                models, rows = state.tree.models([served[client] for client in federation.ids])
+                evaluation = clients.evaluate(federation.ids, models, rows, "test")
+            cost = meter.since(before, perf_counter() - start)
+            row = record.add(number, state, log, cost, evaluation, served)
+            if on_round is not None:
+                on_round(row, state.tree)
 
     tree = state.tree
     if permutation:
@@ -168,7 +173,7 @@ def simulate(
         "privacy": {"permute": permute},
     }
     # What was done, not auto: rounding depends on it, and the config should repeat the run.
-    return record.finish({**config, "engine": simulated.engine, "stream": streams}, tree, device)
+    return record.finish({**config, "engine": simulated.engine, "stream": streams, "tf32": tf32}, tree, device)
 
 
 def module_for(name: str, federation: Federation, seed: int, arguments: Mapping[str, Any] | None = None) -> nn.Module:
