@@ -16,7 +16,13 @@ def precisions() -> list[str]:
 @pytest.mark.parametrize(("tf32", "expected"), [(True, "tf32"), (False, "ieee")])
 def test_the_precision_holds_in_the_block(tf32, expected):
     before = precisions()
-    with pytest.raises(RuntimeError, match="stop"), float32_products(tf32):
+    with float32_products(tf32):
         assert precisions() == [expected] * 3
+    assert precisions() == before
+
+
+def test_it_does_not_outlive_an_error():
+    before = precisions()
+    with pytest.raises(RuntimeError, match="stop"), float32_products(True):
         raise RuntimeError("stop")
     assert precisions() == before

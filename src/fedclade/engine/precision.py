@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -12,10 +13,11 @@ import torch
 def float32_products(tf32: bool) -> Generator[None]:
     """Let a GPU round the factors of float32 products to 10 bits of mantissa in the block (TF32), or not.
 
-    Torch by itself rounds them in convolutions and recurrent layers, but not in products of matrices. Nothing changes on
-    a CPU.
+    Torch by itself rounds them in convolutions and recurrent layers, but not in products of matrices. Nothing changes
+    on a CPU.
     """
-    kinds = torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn
+    cudnn: Any = torch.backends.cudnn  # whose types do not know its parts
+    kinds = torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn
     before = [kind.fp32_precision for kind in kinds]
     try:
         for kind in kinds:
