@@ -36,8 +36,8 @@ class Evaluator:
 
     All who ask about a model are taken together: an input that several of them hold passes through the model once, and
     inputs of different clients fill a pass. Each example of each client is then scored by the label that the client
-    sees. Only if what a module gives for an example depends on the others in the pass, clients who do not hold the same
-    inputs have passes of their own.
+    sees. Only if what a module gives for an example depends on the others in the pass, or on the passes before, clients
+    who do not hold the same inputs have passes of their own.
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ class Evaluator:
         scores = np.empty((3, len(asked.place)))
         with using_threads(traits.threads(min(pass_size, asked.largest_group))):
             for block in asked.blocks(pass_size, entries // self._logits_each):
-                logits = torch.cat([load(one.row)(held.inputs(one.places)) for one in block.passes])
+                logits = torch.cat([load(one.row, traits.mixes)(held.inputs(one.places)) for one in block.passes])
                 mine = block.examples
                 seen = self._seen(held.targets(asked.place[mine]), views[asked.question[mine]])
                 scores[:, mine] = score(logits, torch.from_numpy(block.at), seen).cpu()
@@ -125,8 +125,9 @@ class _Loader:
         tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         self._values = [(tensors[name], values) for name, values in layout.unflatten(models).items()]
 
-    def __call__(self, row: int) -> nn.Module:
-        if row != self._row:
+    def __call__(self, row: int, anew: bool = True) -> nn.Module:
+        """Return the module; ``anew`` undoes what forward may have done to buffers of the same model."""
+        if anew or row != self._row:
             for tensor, values in self._values:
                 tensor.copy_(values[row])
             self._row = row

@@ -20,6 +20,9 @@ from fedclade.engine.threads import WORTH_SHARING
 LARGEST_PASS = 1024
 """Examples in a forward pass, at most."""
 
+TOLERANCE = 5e-3
+"""How far outputs may depend on the size of a pass, relative to the largest: convolutions on a GPU keep 10 bits."""
+
 
 @dataclass(frozen=True)
 class Pass:
@@ -116,7 +119,7 @@ class Traits:
     work
         Floating-point operations, for each example.
     mixes
-        Whether what it gives for an example depends on the others in the pass.
+        Whether what it gives for an example depends on the others in the pass, or on the passes before.
     """
 
     entries: int
@@ -137,7 +140,7 @@ class Traits:
         # What does not grow with the inputs is no matter of the pass, such as a copy of a parameter.
         growth = max(large - small for large, small in zip(of_four.sizes, of_two.sizes, strict=False)) // 2
         apart = torch.cat([first, module(others)])
-        tolerance = 1e3 * torch.finfo(together.dtype).eps * float(together.abs().max())
+        tolerance = TOLERANCE * float(together.abs().max())
         mixes = not torch.allclose(together, apart, rtol=0, atol=tolerance, equal_nan=True)
         return cls(max(growth, four[0].numel()), counter.get_total_flops() / (4 + 2), mixes)
 
