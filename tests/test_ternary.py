@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedclade.ternary import closest, k_means, nearest_of_random, ternary_similarity
@@ -96,6 +96,7 @@ def test_k_means_finds_what_lies_apart_and_numbers_it_as_it_appears(seed):
 
 
 @given(st.integers(0, 50), st.integers(1, 6))
+@settings(max_examples=20)
 def test_k_means_finds_the_tightest_clusters_there_are(seed, m):
     points = np.random.default_rng(seed).random((7, 3))
     labels = k_means(points, m, generator())
@@ -104,6 +105,7 @@ def test_k_means_finds_the_tightest_clusters_there_are(seed, m):
 
 
 @given(st.permutations(range(7)), st.integers(0, 3))
+@settings(max_examples=20)
 def test_the_order_of_points_changes_nothing_but_the_numbers(order, seed):
     for cluster in (k_means, nearest_of_random):
         points = np.random.default_rng(seed).random((7, 3))

@@ -53,23 +53,23 @@ def ternary_similarity(signatures: Tensor, directions: int = 3) -> Points:
     return (1.0 - np.round(np.hstack([cosines, missing]), DECIMALS)) / 2.0
 
 
-def closest(signatures: Tensor, directions: Tensor) -> Labels:
+def closest(updates: Tensor, directions: Tensor) -> Labels:
     """Return the group whose update has the largest cosine with each of n updates (FedGroup eq. 10).
 
     Parameters
     ----------
-    signatures
-        Updates of newcomers ``[n, D]``.
+    updates
+        Of newcomers, ``[n, D]``.
     directions
-        Updates of the groups ``[m, D]``; one of zeros is at right angles to all.
+        The groups' updates ``[m, D]``; one of zeros is at right angles to all.
 
     Returns
     -------
     numpy.ndarray
         ``[n]`` in 0 to m − 1; of equals the first.
     """
-    n = len(signatures)
-    return cosine_similarity(torch.cat([signatures, directions]))[:n, n:].argmax(1)
+    n = len(updates)
+    return cosine_similarity(torch.cat([updates, directions]))[:n, n:].argmax(1)
 
 
 def k_means(points: Points, n_clusters: int, draw: np.random.Generator) -> Labels:

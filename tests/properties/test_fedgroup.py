@@ -489,6 +489,14 @@ def test_the_first_round_logs_its_pre_training_and_all_rounds_the_discrepancy_of
         assert row["clients_trained"] == 8
 
 
+def test_the_discrepancy_leaves_out_those_who_only_pre_trained():
+    settings = {"local": SPEC, "rounds": 1, "seed": 1, "client_fraction": 0.25}
+    row = simulate(FedGroup(groups=4), linear(1), world(), **settings).metrics[0]
+    answer = played(FedGroup(groups=4), 1, fraction=0.25).clients.asked("train", 1)[-1].answer
+    assert len(answer.ids) == 2
+    assert row["discrepancy"] == pytest.approx(float(answer.deltas.norm(dim=1).sum()), rel=1e-5)
+
+
 def test_pre_training_is_paid_for():
     """αm clients and as many newcomers, besides all of them in the round itself; float32 is 4 bytes."""
     run = simulate(FedGroup(groups=4, pretrain_scale=1), linear(1), world(), local=SPEC, rounds=2, seed=1)

@@ -111,8 +111,7 @@ class FedGroup(Algorithm):
         models = inter_group(torch.stack([leaf.params for leaf in tree.leaves]), self.eta_g, n_parameters)  # line 10
         for leaf, model in zip(tree.leaves, models, strict=True):
             tree = tree.with_model(leaf.id, model)
-        phase, events = "pretrain" if pretrained else "train", membership_events(before, tree)
-        log = log_of([*pretrained, *trained], events, phase)
+        log = log_of([*pretrained, *trained], membership_events(before, tree), "pretrain" if pretrained else "train")
         log = replace(log, norms={client: log.norms[client] for client in cohort})  # eq. 4 is for S_t
         return State(tree.with_model(0, models.mean(0))), log  # line 11
 
@@ -137,9 +136,10 @@ class FedGroup(Algorithm):
         if self.rac:
             groups = this_round.generator("cold start").integers(self.groups, size=len(cold))
         else:
-            signatures = _pretrain(cold, state, clients, this_round).signatures
+            updates = _pretrain(cold, state, clients, this_round)
             of_groups = torch.stack([leaf.params - tree.nodes[0].params for leaf in tree.leaves])
-            groups = closest(signatures, of_groups[:, : signatures.shape[1]])
+            n_parameters = updates.signatures.shape[1]
+            groups = closest(updates.deltas[:, :n_parameters], of_groups[:, :n_parameters])
         return State(tree.reassigned(dict(zip(cold, (1 + groups).tolist(), strict=True))))
 
 
