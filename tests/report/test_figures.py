@@ -55,7 +55,10 @@ def test_rounds_without_an_evaluation_leave_no_hole(make_run):
 def test_clients_that_no_leaf_holds_yet_have_the_roots_line_and_no_leaf_goes_on_from_it(make_run):
     run = make_run(star=True, clients=3)
     late = [row | ({"cluster": 0} if row["client"] == 2 and row["round"] < 3 else {}) for row in run.clients]
-    points = lines(accuracy_figure(replace(run, clients=late)).axes[0])
+    top, _ = accuracy_figure(replace(run, clients=late)).axes
+    points = lines(top)
+    assert legend(top)[-1] == "0, in no other yet"
+    assert legend(accuracy_figure(run).axes[0])[-1] == "3 (1 client)"
     assert [x for x, _ in points["node 0"]] == [1, 2]
     assert [x for x, _ in points["node 1"]] == [1, 2, 3, 4]
     assert [x for x, _ in points["node 3"]] == [2, 3, 4]  # the mean score of the node that its only client came from

@@ -195,6 +195,8 @@ class _Lines:
         split = [node for nodes in facts.splits_by_round(self.run.tree).values() for node in nodes]
         handles += [style.handle("0, until its split", self.styles[node]) for node in split if node == 0]
         handles += [style.handle("others, until theirs", self.styles[node]) for node in split if node != 0][:1]
+        if self.run.tree.nodes[0].split_in == 0 and any(row["cluster"] == 0 for row in self.run.clients):
+            handles.append(style.handle("0, in no other yet", self.styles[0]))
         style.legend_beside(axes, handles, "cluster")
 
     def finish(self, figure: Figure, panels: Sequence[Axes], title: str) -> None:
