@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from fedclade.aggregate import weighted_mean
+from fedclade.aggregate import inter_group, weighted_mean
 from fedclade.clients import Sums, Updates
 
 
@@ -26,3 +26,25 @@ def test_in_a_stream_the_mean_is_made_of_sums():
     updates = Updates(ids=(0, 1), sizes=sizes, losses=none, norms=none, n_parameters=2, sums=sums)
     assert weighted_mean(updates).tolist() == [(1 * 4 + 3 * 8) / 4, (1 * 2 + 3 * -2) / 4]
     assert weighted_mean(updates).dtype == torch.float32
+
+
+MODELS = torch.tensor([[3.0, 4.0, 100.0], [0.0, 2.0, -7.0], [0.0, 0.0, 5.0]])
+"""Of three groups: two parameters and a buffer."""
+
+
+def test_groups_move_along_the_others_directions_and_keep_their_buffers():
+    """FedGroup Algorithm 2, line 22: the norms are 5, 2 and 0, and a model of zeros points nowhere."""
+    moved = inter_group(MODELS, 0.5, 2)
+    expected = torch.tensor(
+        [
+            [3 + 0.5 * 0, 4 + 0.5 * 1, 100],
+            [0 + 0.5 * 3 / 5, 2 + 0.5 * 4 / 5, -7],
+            [0 + 0.5 * (3 / 5 + 0), 0 + 0.5 * (4 / 5 + 1), 5],
+        ]
+    )
+    torch.testing.assert_close(moved, expected)
+
+
+def test_one_group_or_no_step_moves_nothing():
+    assert torch.equal(inter_group(MODELS, 0.0, 2), MODELS)
+    assert torch.equal(inter_group(MODELS[:1], 0.5, 2), MODELS[:1])

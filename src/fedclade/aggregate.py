@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from torch import Tensor
+from torch.nn import functional
 
 from fedclade.clients import Updates
 
@@ -13,3 +14,20 @@ def weighted_mean(updates: Updates) -> Tensor:
     if updates.sums is not None:
         return updates.sums.groups.sum(0) / float(total)
     return (updates.sizes / total).to(updates.each) @ updates.each
+
+
+def inter_group(models: Tensor, eta_g: float, n_parameters: int) -> Tensor:
+    """Return every group's model after a step along the others', w_j + η_g Σ_{l≠j} w_l/‖w_l‖ (FedGroup Algorithm 2).
+
+    Parameters
+    ----------
+    models
+        One for each group, ``[m, S]``.
+    eta_g
+        η_g, in parameter units.
+    n_parameters
+        D: the buffers behind the first D entries are statistics of a group's own data, and stay as they are.
+    """
+    directions = functional.normalize(models[:, :n_parameters], dim=1)  # of a model of zeros: zeros
+    steps = functional.pad(directions.sum(0) - directions, (0, models.shape[1] - n_parameters))
+    return models + eta_g * steps

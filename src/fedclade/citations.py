@@ -101,6 +101,7 @@ CITATIONS: Mapping[str, str] = {
     "cfl": _CFL,
     "fedavg": _FEDAVG,
     "fedprox": _FEDPROX,
+    "fedgroup": _FEDGROUP,
     "digits": _DIGITS,
     "mnist": _MNIST,
     "cifar10": _CIFAR,

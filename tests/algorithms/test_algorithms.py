@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from fedclade import CFL, ConfigError, FedAvg, Local, LocalSpec, Oracle
-from fedclade.algorithms import ALGORITHMS, build_algorithm
-from fedclade.algorithms.base import sample
+from fedclade import CFL, ConfigError, FedAvg, FedGroup, Local, LocalSpec, Oracle
+from fedclade.algorithms import ALGORITHMS, State, build_algorithm
+from fedclade.algorithms.base import membership_events, sample
 from fedclade.clients import Round
+from fedclade.tree import ParameterTree
 from tests.tiny import ScriptedClients, play
 
 
@@ -20,6 +21,7 @@ def test_every_algorithm_can_be_built_by_its_name():
         "local": Local,
         "oracle": Oracle,
         "cfl": CFL,
+        "fedgroup": FedGroup,
     }
     assert all(entry.summary for entry in ALGORITHMS.values())
 
@@ -29,7 +31,9 @@ def test_options_reach_the_algorithm():
 
 
 def test_an_unknown_algorithm_suggests_the_nearest():
-    with pytest.raises(ConfigError, match=r"unknown algorithm 'clf'; did you mean 'cfl'\? \(known: cfl, fedavg, local"):
+    with pytest.raises(
+        ConfigError, match=r"unknown algorithm 'clf'; did you mean 'cfl'\? \(known: cfl, fedavg, fedgroup, local"
+    ):
         build_algorithm("clf")
 
 
@@ -139,3 +143,26 @@ def test_a_cohort_has_its_fraction_of_every_cluster():
     cohort = algorithm.cohort(algorithm.init(torch.zeros(1), clients), 0.5, np.random.default_rng(0))
     assert len([client for client in cohort if client < 6]) == 3
     assert set(cohort) >= {6, 7, 8}
+
+
+def test_a_cohort_has_nobody_of_an_empty_cluster():
+    state = State(ParameterTree.star([(0, 1), ()], torch.zeros(1), unassigned=[2]))
+    assert FedAvg().cohort(state, 0.1, np.random.default_rng(0)) in {(0,), (1,)}
+
+
+def test_membership_events_tell_who_joined_what_and_which_clusters_became_empty():
+    before = ParameterTree.star([(0, 1), (2,), ()], torch.zeros(1), unassigned=[3])
+    told = membership_events(before, before.reassigned({2: 1, 3: 1}))
+    assert [(event.kind, event.node, event.details) for event in told] == [
+        ("joined", 1, {"clients": [2, 3]}),
+        ("empty", 2, {}),  # and not 3, which was empty before
+    ]
+    assert membership_events(before, before) == []
+
+
+def test_membership_events_of_the_first_assignment_tell_all_empty_clusters():
+    before = ParameterTree.star([(), ()], torch.zeros(1), unassigned=[0])
+    assert [(event.kind, event.node) for event in membership_events(before, before.reassigned({0: 2}))] == [
+        ("empty", 1),
+        ("joined", 2),
+    ]

@@ -43,11 +43,12 @@ def sgd(
     spec: LocalSpec,
     seed: int,
     number: int,
+    purpose: str = "train",
 ) -> Vector:
     """SGD_n(θ, D_i): the parameters after local training."""
     model = torch.from_numpy(theta.astype(np.float32))
     examples = federation.examples(client.id, "train")
-    draw = rng.torch_generator(seed, "train", number, client.key)
+    draw = rng.torch_generator(seed, purpose, number, client.key)
     delta, _ = loop.train(module, Layout.of(module), model, examples, spec, spec.lr_at(number), draw)
     return theta + delta.numpy().astype(np.float64)
 

@@ -9,6 +9,7 @@ from typing import Any
 from fedclade.algorithms.base import Algorithm, Event, RoundLog, State
 from fedclade.algorithms.cfl import CFL
 from fedclade.algorithms.fedavg import FedAvg, Local, Oracle
+from fedclade.algorithms.fedgroup import FedGroup
 from fedclade.arguments import check_arguments
 from fedclade.errors import ConfigError, unknown
 
@@ -18,6 +19,7 @@ __all__ = [
     "Algorithm",
     "Event",
     "FedAvg",
+    "FedGroup",
     "Local",
     "Oracle",
     "RoundLog",
@@ -39,6 +41,9 @@ ALGORITHMS: Mapping[str, Entry] = {
     "local": Entry(Local, "no federation: every client on its own"),
     "oracle": Entry(Oracle, "FedAvg within the true clusters, the best to hope for"),
     "cfl": Entry(CFL, "recursive optimal bi-partition by cosine similarity (Sattler et al. 2019)"),
+    "fedgroup": Entry(
+        FedGroup, "groups by the first updates, newcomers by theirs; FedGrouProx with mu > 0 (Duan et al. 2020)"
+    ),
 }
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 
@@ -16,13 +15,12 @@ def float32_products(tf32: bool) -> Generator[None]:
     Torch by itself rounds them in convolutions and recurrent layers, but not in products of matrices. Nothing changes
     on a CPU.
     """
-    cudnn: Any = torch.backends.cudnn  # whose types do not know its parts
-    kinds = torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn
-    before = [kind.fp32_precision for kind in kinds]
+    kinds = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = [kind.allow_tf32 for kind in kinds]
     try:
         for kind in kinds:
-            kind.fp32_precision = "tf32" if tf32 else "ieee"
+            kind.allow_tf32 = tf32
         yield
     finally:
-        for kind, precision in zip(kinds, before, strict=True):
-            kind.fp32_precision = precision
+        for kind, allowed in zip(kinds, before, strict=True):
+            kind.allow_tf32 = allowed

@@ -167,7 +167,8 @@ class _Lines:
         marker: dict[str, Any] = {"marker": "o", "markersize": 4} if few else {}
         for node, course in courses.items():
             rounds, values = course.rounds, course.values
-            if forked and (ancestor := self._ancestor(node, courses)) is not None:
+            ancestor = self._ancestor(node, courses) if forked else None
+            if ancestor is not None and ancestor.rounds[-1] < rounds[0]:  # not so for clients that no leaf holds yet
                 rounds, values = (ancestor.rounds[-1], *rounds), (ancestor.values[-1], *values)
             axes.plot(rounds, values, gid=f"node {node}", **self.styles[node], **marker)
         if self.crowded:
@@ -194,6 +195,8 @@ class _Lines:
         split = [node for nodes in facts.splits_by_round(self.run.tree).values() for node in nodes]
         handles += [style.handle("0, until its split", self.styles[node]) for node in split if node == 0]
         handles += [style.handle("others, until theirs", self.styles[node]) for node in split if node != 0][:1]
+        if self.run.tree.nodes[0].split_in == 0 and any(row["cluster"] == 0 for row in self.run.clients):
+            handles.append(style.handle("0, in no other yet", self.styles[0]))
         style.legend_beside(axes, handles, "cluster")
 
     def finish(self, figure: Figure, panels: Sequence[Axes], title: str) -> None:

@@ -66,6 +66,11 @@ def cluster_table(run: Run) -> Table:
     return table
 
 
+def has_splits(run: Run) -> bool:
+    """Tell whether clusters were split in a run, or were about to be: whether :func:`event_table` has something."""
+    return any(event["kind"] in ("split", "rejected") for event in run.events)
+
+
 def event_table(run: Run) -> Table:
     """Return the splits of a run, and the criteria by which they were decided (CFL eqs. 25, 32, 33 and 39)."""
     table = _table("Splits")
@@ -175,10 +180,11 @@ def _node_text(node: Node, tree: ParameterTree, last_round: int | None, outcome:
     if outcome is not None:
         if is_leaf:
             parts.append(f"{'perplexity' if outcome.language else 'accuracy'} {_mean_score(node, outcome)}")
-        if outcome.truth is not None:
+        if outcome.truth is not None and node.members:
             members += f"  ({_purity(node.members, outcome.truth)})"
     text.append("  " + " · ".join(parts), style="not bold default")
-    text.append(f"\n{members}", style="not bold dim default")
+    if members:
+        text.append(f"\n{members}", style="not bold dim default")
     if node.criteria:
         criteria = ", ".join(f"{CRITERIA.get(key, key)} {number(value)}" for key, value in node.criteria.items())
         text.append(f"\nsplit at {criteria}", style="not bold yellow")

@@ -1,0 +1,120 @@
+"""Algorithms 2 to 4 of the FedGroup paper, line by line, in NumPy's float64 and plain loops.
+
+Only the local training is the library's, with the library's random draws. Instead of running k-means++ it looks at
+every partition and takes the one whose clusters are the tightest. The choices are those of ``algorithms/fedgroup.py``:
+
+- Algorithm 4 line 7 adds w_0, and weights the mean as Algorithm 1 does.
+- Δw_t^(g) of eq. 10 is w_t^(g) − w_t.
+- All entries of eq. 7 are divided by the norm of the update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from torch import nn
+
+from fedclade import LocalSpec, rng
+from fedclade.data.federation import Federation
+from tests.reference.cfl import sgd
+
+Vector = np.ndarray
+
+
+@dataclass
+class AfterRound:
+    """What Algorithm 2 knows at the end of a round: the groups, their models, and the global model."""
+
+    groups: list[set[int]]
+    models: list[Vector]
+    w: Vector
+
+
+def fed_group(
+    w_0: Vector,
+    federation: Federation,
+    module: nn.Module,
+    spec: LocalSpec,
+    *,
+    m: int,
+    alpha: int,
+    eta_g: float,
+    mu: float = 0.0,
+    seed: int,
+    rounds: int,
+    fraction: float = 1.0,
+    rac: bool = False,
+) -> list[AfterRound]:
+    clients = {client.id: client for client in federation.clients}
+    n = {i: len(client.train) for i, client in clients.items()}
+
+    def pre_train(i: int, w: Vector, t: int) -> Vector:  # Algorithm 3, lines 11 to 16
+        one_epoch = replace(spec, epochs=1, mu=0.0)
+        return sgd(w, clients[i], federation, module, one_epoch, seed, t, "pretrain") - w
+
+    def fed_prox(S: set[int], w: Vector, t: int) -> Vector:  # Algorithm 1, line 8
+        delta = {i: sgd(w, clients[i], federation, module, replace(spec, mu=mu), seed, t) - w for i in S}
+        return w + sum(n[i] / sum(n[j] for j in S) * delta[i] for i in S)
+
+    # Algorithms 3 and 4
+    S = drawn(clients, min(alpha * m, len(clients)), "pretrain", seed, 1)  # Algorithm 3, line 2
+    delta_W = np.array([pre_train(i, w_0, 1) for i in S])  # lines 3 to 6
+    V = np.linalg.svd(delta_W.T, full_matrices=False)[0][:, :3]  # line 7
+    M = np.array([zeta(delta, V) for delta in delta_W])  # lines 8 and 9
+    g = [{S[row] for row in part} for part in tightest(M, m)]  # Algorithm 4, line 3
+    W = []
+    for j in range(m):  # line 5
+        n_j = sum(n[i] for i in g[j])
+        W.append(w_0 + sum(n[i] / n_j * delta_W[S.index(i)] for i in g[j]))  # line 7
+    # Algorithm 2
+    w, history = w_0, []
+    for t in range(1, rounds + 1):  # line 3
+        S_t = drawn(clients, max(1, round(fraction * len(clients))), "cohort", seed, t)  # line 4
+        cold = [i for i in S_t if not any(i in g_j for g_j in g)]
+        at_random = rng.generator(seed, "cold start", t).integers(m, size=len(cold)).tolist() if rac else []
+        for k, i in enumerate(cold):
+            distances = [(1 - cosine(W[j] - w, pre_train(i, w, t))) / 2 for j in range(m)] if not rac else []
+            g[at_random[k] if rac else int(np.argmin(distances))].add(i)  # eq. 10
+        W_tilde = [fed_prox(S_t_j, W[j], t) if (S_t_j := set(S_t) & g[j]) else W[j] for j in range(m)]  # lines 5 to 8
+        W = [
+            W_tilde[j] + eta_g * sum((W_tilde[k] / np.linalg.norm(W_tilde[k]) for k in range(m) if k != j), 0 * w)
+            for j in range(m)
+        ]  # lines 20 to 25
+        w = sum(W) / m  # line 11
+        history.append(AfterRound([set(g_j) for g_j in g], W, w))
+    return history
+
+
+def zeta(delta: Vector, V: Vector) -> Vector:
+    """Eqs. 7 and 8."""
+    return (1 - np.array([cosine(delta, v) for v in V.T])) / 2
+
+
+def tightest(M: Vector, m: int) -> list[list[int]]:
+    """Return the partition of the rows into m clusters with the least sum of squares within clusters."""
+
+    def squares(parts: Sequence[Sequence[int]]) -> float:
+        return sum(float(((M[part] - M[part].mean(0)) ** 2).sum()) for part in map(list, parts))
+
+    return min((parts for parts in partitions(len(M)) if len(parts) == m), key=squares)
+
+
+def partitions(n: int) -> Iterator[list[list[int]]]:
+    """Yield every partition of the numbers below n; parts in the order of their smallest number."""
+    if n == 0:
+        yield []
+        return
+    for parts in partitions(n - 1):
+        for k in range(len(parts)):
+            yield [[*part, n - 1] if j == k else part for j, part in enumerate(parts)]
+        yield [*parts, [n - 1]]
+
+
+def drawn(clients: dict[int, object], count: int, purpose: str, seed: int, t: int) -> list[int]:
+    return sorted(rng.generator(seed, purpose, t).choice(sorted(clients), count, replace=False).tolist())
+
+
+def cosine(a: Vector, b: Vector) -> float:
+    return float(a @ b / (np.linalg.norm(a) * np.linalg.norm(b)))
