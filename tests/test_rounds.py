@@ -8,10 +8,12 @@ import torch
 from torch import nn
 
 from fedclade import CFL, ConfigError, FedAvg, LocalSpec, ModelError, Oracle, Run, Signature, UpdateError, simulate
+from fedclade.algorithms import RoundLog, State
 from fedclade.clients import Round
 from fedclade.data.federation import Federation
 from fedclade.models import build_model
 from fedclade.rounds import describe
+from fedclade.tree import ParameterTree
 from tests.tiny import FEATURES, LABELS, federation_of, linear, simulated
 
 TRUTH = [0, 1, 0, 1]
@@ -138,6 +140,33 @@ def test_the_summary_says_what_was_run_and_found():
     assert seconds["total"] == pytest.approx(seconds["train"] + seconds["evaluate"] + seconds["server"])
     assert run.summary["device"] == "cpu"
     assert "torch" in run.summary["versions"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Gathering(FedAvg):
+    """FedAvg in one of two clusters, whose members join in round 2; the other cluster stays empty."""
+
+    def init(self, params, clients):
+        return State(ParameterTree.star([(), ()], params, unassigned=clients.ids))
+
+    def step(self, state, cohort, clients, this_round):
+        if this_round.number == 1:
+            return state, RoundLog({}, {})
+        return super().step(
+            State(state.tree.reassigned(dict.fromkeys(clients.ids, 2))), clients.ids, clients, this_round
+        )
+
+
+def test_clients_in_no_cluster_yet_are_served_with_the_root_and_an_empty_cluster_is_not_counted():
+    run = run_of(Gathering(), rounds=2)
+    assert [(row["round"], row["served_by"]) for row in run.clients] == [
+        *((1, 0) for _ in TRUTH),
+        *((2, 2) for _ in TRUTH),
+    ]
+    assert [row["clusters"] for row in run.metrics] == [0, 1]
+    assert [row["ari"] for row in run.metrics] == [0.0, 0.0]
+    assert run.summary["clusters"]["found"] == 1
+    assert run.summary["clusters"]["sizes"] == [4]
 
 
 def test_without_a_truth_there_are_no_scores():

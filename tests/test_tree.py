@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 import torch
 
 from fedclade.tree import ParameterTree
@@ -92,3 +93,45 @@ def test_map_vectors_changes_models_and_if_asked_to_cached_signatures():
     assert grown().map_vectors(lambda v: -v).nodes[1].cached.tolist() == [[0], [1], [4]]
     assert tree.nodes[0].cached is None
     assert tree.nodes[3].members == (0, 4)
+
+
+def test_clients_of_a_star_that_no_leaf_holds_have_the_root():
+    tree = ParameterTree.star([(), (3,)], torch.ones(2), unassigned=[2, 1])
+    assert [node.members for node in tree.nodes] == [(1, 2, 3), (), (3,)]
+    assert tree.leaf_of == {1: 0, 2: 0, 3: 2}
+    assert [node.id for node in tree.path(1)] == [0]
+    assert [node.id for node in tree.path(3)] == [0, 2]
+
+
+def test_with_model_replaces_one_model():
+    tree = ParameterTree.star([(0,), (1,)], torch.tensor([1.0])).with_model(0, torch.tensor([3.0]))
+    assert [float(node.params) for node in tree.nodes] == [3.0, 1.0, 1.0]
+
+
+def test_reassigned_clients_change_their_leaf_and_the_others_stay():
+    before = ParameterTree.star([(4, 0), (1, 2), ()], torch.ones(1))
+    after = before.reassigned({0: 3, 2: 1, 4: 1})
+    assert [node.members for node in after.nodes] == [(0, 1, 2, 4), (2, 4), (1,), (0,)]
+    assert after.leaf_of == {2: 1, 4: 1, 1: 2, 0: 3}
+    assert [leaf.id for leaf in after.leaves] == [1, 2, 3]
+    assert before.leaf_of == {0: 1, 4: 1, 1: 2, 2: 2}
+
+
+def test_reassigned_clients_may_leave_a_leaf_empty_or_have_none():
+    tree = ParameterTree.star([(0, 1), (2,)], torch.ones(1)).reassigned({0: 2, 1: 0})
+    assert [node.members for node in tree.nodes] == [(0, 1, 2), (), (0, 2)]
+    assert tree.leaf_of == {0: 2, 1: 0, 2: 2}
+    assert tree.reassigned({1: 1}).leaf_of == {0: 2, 1: 1, 2: 2}
+
+
+def test_reassigned_in_a_grown_tree_keeps_the_inner_nodes_and_drops_cached_updates_that_do_not_fit():
+    """Client 1 goes from leaf 4 below node 1 to leaf 2 beside it; leaf 3 is as it was."""
+    tree = grown().reassigned({1: 2})
+    assert [node.members for node in tree.nodes] == [(0, 1, 2, 3, 4), (0, 1, 4), (1, 2, 3), (0, 4), ()]
+    assert tree.leaf_of == {0: 3, 4: 3, 1: 2, 2: 2, 3: 2}
+    assert [node.cached is None for node in tree.nodes] == [True, False, True, False, True]
+
+
+def test_reassigned_to_what_is_no_leaf_is_an_error():
+    with pytest.raises(KeyError, match="1"):
+        grown().reassigned({0: 1})

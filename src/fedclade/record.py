@@ -77,7 +77,7 @@ class Record:
             "phase": log.phase,
             **self._evaluation_columns(evaluation),
             "train_loss": sum(log.losses.values()) / len(log.losses) if log.losses else None,
-            "clusters": len(state.tree.leaves),
+            "clusters": len(_sizes(state.tree)),
             **scores,
             "mean_norm": _extreme(max, rows, "mean_norm"),
             "max_norm": _extreme(max, rows, "max_norm"),
@@ -120,11 +120,11 @@ class Record:
             "clients": len(self.federation),
             "accuracy": spread([row["accuracy"] for row in final]),
             "clusters": {
-                "found": len(tree.leaves),
+                "found": len(_sizes(tree)),
                 "true": None if truth is None else len(set(truth.values())),
                 "ari": last["ari"],
                 "nmi": last["nmi"],
-                "sizes": sorted((len(leaf.members) for leaf in tree.leaves), reverse=True),
+                "sizes": _sizes(tree),
             },
             "target": {
                 "accuracy": self.target,
@@ -198,6 +198,11 @@ class Record:
             values = spread([perplexity(loss) for loss in losses], lower_is_better=True)
             columns |= {f"perplexity_{number}": value for number, value in values.items()}
         return columns
+
+
+def _sizes(tree: ParameterTree) -> list[int]:
+    """Return how many members each current cluster has, in descending order; one without members is none."""
+    return sorted((len(leaf.members) for leaf in tree.leaves if leaf.members), reverse=True)
 
 
 def _extreme(choose: Any, rows: list[Row], column: str) -> float | None:

@@ -65,9 +65,19 @@ class ParameterTree:
         return cls((Node(0, None, tuple(sorted(members)), params),))
 
     @classmethod
-    def star(cls, clusters: Sequence[Sequence[int]], params: Tensor) -> ParameterTree:
-        """Return a root with one leaf for each cluster, all starting from the same model."""
-        members = [client for cluster in clusters for client in cluster]
+    def star(cls, clusters: Sequence[Sequence[int]], params: Tensor, unassigned: Sequence[int] = ()) -> ParameterTree:
+        """Return a root with one leaf for each cluster, all starting from the same model.
+
+        Parameters
+        ----------
+        clusters
+            The members of each leaf; a leaf may have none yet.
+        params
+            The model ``[S]``.
+        unassigned
+            Clients in no leaf, who have the root alone.
+        """
+        members = [*(client for cluster in clusters for client in cluster), *unassigned]
         root = replace(cls.root_only(members, params).nodes[0], split_in=0)
         leaves = [Node(i, 0, tuple(sorted(cluster)), params) for i, cluster in enumerate(clusters, start=1)]
         return cls((root, *leaves))
@@ -80,8 +90,9 @@ class ParameterTree:
 
     @cached_property
     def leaf_of(self) -> Mapping[int, int]:
-        """The leaf of each client."""
-        return {client: leaf.id for leaf in self.leaves for client in leaf.members}
+        """The leaf of each client; the root for those that no leaf holds."""
+        leaf_of = dict.fromkeys(self.nodes[0].members, 0)
+        return {**leaf_of, **{client: leaf.id for leaf in self.leaves for client in leaf.members}}
 
     def children(self, node: int) -> tuple[Node, ...]:
         """Return the clusters that a node was split into."""
@@ -101,7 +112,30 @@ class ParameterTree:
 
     def moved(self, node: int, delta: Tensor) -> ParameterTree:
         """Return the tree after one node's model took a step (CFL Algorithm 2, line 7)."""
-        return self._with(replace(self.nodes[node], params=self.nodes[node].params + delta))
+        return self.with_model(node, self.nodes[node].params + delta)
+
+    def with_model(self, node: int, params: Tensor) -> ParameterTree:
+        """Return the tree with another model ``[S]`` for one node."""
+        return self._with(replace(self.nodes[node], params=params))
+
+    def reassigned(self, leaf_of: Mapping[int, int]) -> ParameterTree:
+        """Return the tree after some clients changed their leaf.
+
+        Leaves stay leaves, even without members, and the nodes above them keep the members that they were split with.
+
+        Parameters
+        ----------
+        leaf_of
+            The new leaf of each client that changes it, or the root for none. Everybody else stays.
+        """
+        members: dict[int, list[int]] = {0: [], **{leaf.id: [] for leaf in self.leaves}}
+        for client, leaf in sorted({**self.leaf_of, **leaf_of}.items()):
+            members[leaf].append(client)
+        tree = self
+        for leaf in self.leaves:
+            if (new := tuple(members[leaf.id])) != leaf.members:  # cached updates stand in the order of the old members
+                tree = tree._with(replace(leaf, members=new, cached=None))
+        return tree
 
     def split(
         self,

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from fedclade import CFL, ConfigError, FedAvg, Local, LocalSpec, Oracle
-from fedclade.algorithms import ALGORITHMS, build_algorithm
+from fedclade.algorithms import ALGORITHMS, State, build_algorithm
 from fedclade.algorithms.base import sample
 from fedclade.clients import Round
+from fedclade.tree import ParameterTree
 from tests.tiny import ScriptedClients, play
 
 
@@ -139,3 +140,8 @@ def test_a_cohort_has_its_fraction_of_every_cluster():
     cohort = algorithm.cohort(algorithm.init(torch.zeros(1), clients), 0.5, np.random.default_rng(0))
     assert len([client for client in cohort if client < 6]) == 3
     assert set(cohort) >= {6, 7, 8}
+
+
+def test_a_cohort_has_nobody_of_an_empty_cluster():
+    state = State(ParameterTree.star([(0, 1), ()], torch.zeros(1), unassigned=[2]))
+    assert FedAvg().cohort(state, 0.1, np.random.default_rng(0)) in {(0,), (1,)}

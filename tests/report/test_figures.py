@@ -4,10 +4,12 @@ from dataclasses import replace
 import matplotlib.image
 import numpy as np
 import pytest
+import torch
 
 from fedclade.errors import MissingExtraError
 from fedclade.report import accuracy_figure, norms_figure, save_figures, similarity_figure
 from fedclade.report.style import CLUSTERS, MUTED
+from fedclade.tree import ParameterTree
 
 
 def artists(axes, gid: str) -> list:
@@ -48,6 +50,15 @@ def test_rounds_without_an_evaluation_leave_no_hole(make_run):
     points = lines(accuracy_figure(run).axes[0])
     assert sorted(points) == ["node 1", "node 3", "node 4"]
     assert all([x for x, _ in line] == [3, 4] for line in points.values())
+
+
+def test_clients_that_no_leaf_holds_yet_have_the_roots_line_and_no_leaf_goes_on_from_it(make_run):
+    run = make_run(star=True, clients=3)
+    late = [row | ({"cluster": 0} if row["client"] == 2 and row["round"] < 3 else {}) for row in run.clients]
+    points = lines(accuracy_figure(replace(run, clients=late)).axes[0])
+    assert [x for x, _ in points["node 0"]] == [1, 2]
+    assert [x for x, _ in points["node 1"]] == [1, 2, 3, 4]
+    assert [x for x, _ in points["node 3"]] == [2, 3, 4]  # the mean score of the node that its only client came from
 
 
 def test_gap_panel_has_a_line_for_every_cluster_of_two_and_a_zero_line(split_run):
@@ -180,6 +191,13 @@ def test_similarities_are_reordered_and_their_scale_is_symmetric(make_run):
     drawn = image.get_array().filled(np.nan)
     assert drawn[0].tolist() == pytest.approx([np.nan, 0.1, 0.4, -0.5], nan_ok=True)
     assert matrix.alpha[0, 0] == 1  # the run itself is untouched
+
+
+def test_in_similarities_clients_that_no_leaf_holds_stand_first(make_run):
+    run = make_run([(4, 0)])
+    tree = ParameterTree.star([(0,), (2,)], torch.zeros(1), unassigned=[1, 3])
+    large, _ = similarity_figure(replace(run, tree=tree)).axes
+    assert [label.get_text() for label in large.get_xticklabels()] == ["0", "1", "2"]
 
 
 def test_similarities_without_a_root_are_equals(make_run):

@@ -101,6 +101,21 @@ def test_names_stand_where_they_say_more_than_the_id(make_run):
     assert lines(tree_view(named.tree, named))[1] == "[b]0, [b]1, [b]2, [b]3"
 
 
+def test_a_leaf_without_members_is_shown_as_empty(make_run):
+    """Client 1 left leaf 2 for leaf 1."""
+    run = make_run(star=True, clients=3, truth=[0, 0, 1])
+    run = replace(run, tree=run.tree.reassigned({1: 1}))
+    assert [cells(line) for line in lines(cluster_table(run))[3:]] == [
+        ["1", "2", "69.0 %", "0.25", "0.50", "0 (2)", "0, 1"],
+        ["2", "0", "–", "0.25", "0.50"],
+        ["3", "1", "84.0 %", "0.25", "0.50", "1 (1)", "2"],
+    ]
+    assert lines(tree_view(run.tree, run))[4:6] == [
+        "├── 2  0 clients · rounds 1–4 · accuracy –",
+        "└── 3  1 client · rounds 1–4 · accuracy 84.0 %",
+    ]
+
+
 def test_event_table_lists_splits_with_their_criteria(make_run):
     table = lines(event_table(make_run([(2, 0), (4, 1)])))
     assert cells(table[1]) == ["round", "node", "into", "sizes", "mean norm", "max norm", "α cross max", "γ bound"]

@@ -12,6 +12,7 @@ from fedclade.signature import CountSketch
 from fedclade.store import run as run_module
 from fedclade.store.run import FORMAT, check_free
 from fedclade.store.tree_files import read_tree, write_tree
+from fedclade.tree import ParameterTree
 from tests.tiny import federation_of, linear
 
 
@@ -173,6 +174,14 @@ def test_a_summary_that_is_no_table_is_one_clear_error(finished, tmp_path):
 def test_a_tree_reads_back_the_same(finished, tmp_path):
     write_tree(finished.tree, tmp_path / "tree")
     assert_same_tree(read_tree(tmp_path / "tree"), finished.tree)
+
+
+def test_a_tree_with_an_empty_leaf_and_clients_in_none_reads_back_the_same(tmp_path):
+    tree = ParameterTree.star([(2,), ()], torch.ones(3), unassigned=[0, 1])
+    write_tree(tree, tmp_path / "tree")
+    again = read_tree(tmp_path / "tree")
+    assert_same_tree(again, tree)
+    assert again.leaf_of == {0: 0, 1: 0, 2: 1}
 
 
 @pytest.mark.parametrize(

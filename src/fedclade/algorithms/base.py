@@ -100,7 +100,8 @@ class Algorithm(ABC):
 
         Every cluster is a federation of its own (CFL Algorithm 3; FL+HC after its clustering step).
         """
-        return tuple(client for leaf in state.tree.leaves for client in sample(leaf.members, fraction, draw))
+        clusters = [leaf.members for leaf in state.tree.leaves if leaf.members]
+        return tuple(client for members in clusters for client in sample(members, fraction, draw))
 
     def serve(self, state: State, clients: Clients) -> Mapping[int, int]:
         """Return the node whose model each client is served with: its cluster's."""

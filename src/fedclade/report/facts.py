@@ -75,10 +75,10 @@ class Outcome:
         name = self.rows[client]["name"]
         return str(client) if name == f"client-{client}" else name
 
-    def mean_score(self, members: Iterable[int]) -> float:
-        """Return the mean accuracy of some clients, or their mean perplexity for language data."""
+    def mean_score(self, members: Iterable[int]) -> float | None:
+        """Return the mean accuracy of some clients, or their mean perplexity for language data; None for no clients."""
         scores = [score(self.rows[client], self.language) for client in members]
-        return sum(scores) / len(scores)
+        return sum(scores) / len(scores) if scores else None
 
 
 def last_criteria(run: Run) -> dict[int, Row]:

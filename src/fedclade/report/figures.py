@@ -167,7 +167,8 @@ class _Lines:
         marker: dict[str, Any] = {"marker": "o", "markersize": 4} if few else {}
         for node, course in courses.items():
             rounds, values = course.rounds, course.values
-            if forked and (ancestor := self._ancestor(node, courses)) is not None:
+            ancestor = self._ancestor(node, courses) if forked else None
+            if ancestor is not None and ancestor.rounds[-1] < rounds[0]:  # not so for clients that no leaf holds yet
                 rounds, values = (ancestor.rounds[-1], *rounds), (ancestor.values[-1], *values)
             axes.plot(rounds, values, gid=f"node {node}", **self.styles[node], **marker)
         if self.crowded:

@@ -157,7 +157,8 @@ class _Order:
 
     @cached_property
     def _position(self) -> dict[int, int]:
-        return {leaf.id: i for i, leaf in enumerate(facts.leaves_in_tree_order(self.run.tree))}
+        places = {leaf.id: i for i, leaf in enumerate(facts.leaves_in_tree_order(self.run.tree))}
+        return {0: -1, **places}  # clients that no leaf holds stand first
 
     def rows(self, clients: Sequence[int]) -> list[int]:
         """Return the rows of a matrix of some clients in this order."""

@@ -175,10 +175,11 @@ def _node_text(node: Node, tree: ParameterTree, last_round: int | None, outcome:
     if outcome is not None:
         if is_leaf:
             parts.append(f"{'perplexity' if outcome.language else 'accuracy'} {_mean_score(node, outcome)}")
-        if outcome.truth is not None:
+        if outcome.truth is not None and node.members:
             members += f"  ({_purity(node.members, outcome.truth)})"
     text.append("  " + " · ".join(parts), style="not bold default")
-    text.append(f"\n{members}", style="not bold dim default")
+    if members:
+        text.append(f"\n{members}", style="not bold dim default")
     if node.criteria:
         criteria = ", ".join(f"{CRITERIA.get(key, key)} {number(value)}" for key, value in node.criteria.items())
         text.append(f"\nsplit at {criteria}", style="not bold yellow")
