@@ -87,9 +87,14 @@ class Algorithm(ABC):
 
     needs_updates: ClassVar[bool] = True
 
+    @property
+    def initial_models(self) -> int:
+        """How many initial models, each drawn by itself, ``init`` starts from."""
+        return 1
+
     @abstractmethod
     def init(self, params: Tensor, clients: Clients) -> State:
-        """Return the state before the first round, from the initial model ``[S]``."""
+        """Return the state before the first round, from the initial model ``[S]``, or ``[initial_models, S]``."""
 
     @abstractmethod
     def step(self, state: State, cohort: Sequence[int], clients: Clients, this_round: Round) -> tuple[State, RoundLog]:
@@ -106,6 +111,14 @@ class Algorithm(ABC):
     def serve(self, state: State, clients: Clients) -> Mapping[int, int]:
         """Return the node whose model each client is served with: its cluster's."""
         return state.tree.leaf_of
+
+
+class OneCohort(Algorithm):
+    """An algorithm that samples from all clients at once: who is in which cluster may change in every round."""
+
+    def cohort(self, state: State, fraction: float, draw: np.random.Generator) -> tuple[int, ...]:
+        """Sample the clients of a round: this fraction of all, and at least one."""
+        return sample(state.tree.nodes[0].members, fraction, draw)
 
 
 def sample(members: Sequence[int], fraction: float, draw: np.random.Generator) -> tuple[int, ...]:
@@ -127,9 +140,23 @@ def train_clusters(state: State, cohort: Sequence[int], clients: Clients, this_r
     """Let the cohort train, each client from its cluster's model; return the clusters that had answers."""
     leaf_of = state.tree.leaf_of
     models, assignment = state.tree.models([leaf_of[client] for client in cohort])
-    updates = clients.train(cohort, models, assignment, this_round)
-    parts = [(leaf.id, updates.of(leaf.members)) for leaf in state.tree.leaves]
-    return [ClusterRound(node, mine, Geometry.of(mine)) for node, mine in parts if mine.ids]
+    return by_cluster(state.tree, clients.train(cohort, models, assignment, this_round))
+
+
+def train_root(state: State, cohort: Sequence[int], clients: Clients, this_round: Round) -> ClusterRound:
+    """Let the cohort train, each client from the root's model."""
+    updates = clients.train(cohort, state.tree.nodes[0].params[None], [0] * len(cohort), this_round)
+    updates = updates.of(sorted(updates.ids))
+    return ClusterRound(0, updates, Geometry.of(updates))
+
+
+def by_cluster(tree: ParameterTree, updates: Updates) -> list[ClusterRound]:
+    """Part the updates of clients that each started from its cluster's model; return the clusters that had answers."""
+    members: dict[int, list[int]] = {}
+    for client in sorted(updates.ids):
+        members.setdefault(tree.leaf_of[client], []).append(client)
+    parts = [(node, updates.of(members[node])) for node in sorted(members)]
+    return [ClusterRound(node, mine, Geometry.of(mine)) for node, mine in parts]
 
 
 def move_clusters(tree: ParameterTree, parts: Sequence[ClusterRound]) -> ParameterTree:
@@ -150,6 +177,18 @@ def log_of(parts: Sequence[ClusterRound], events: Sequence[Event] = (), phase: s
         events=tuple(events),
         phase=phase,
     )
+
+
+def membership_events(before: ParameterTree, after: ParameterTree) -> list[Event]:
+    """Tell which clients joined which cluster, and which clusters were left empty; both trees have the same leaves."""
+    started = any(leaf.members for leaf in before.leaves)
+    events: list[Event] = []
+    for old, new in zip(before.leaves, after.leaves, strict=True):
+        if joined := sorted(set(new.members) - set(old.members)):
+            events.append(Event("joined", new.id, {"clients": joined}))
+        if not new.members and (old.members or not started):
+            events.append(Event("empty", new.id, {}))
+    return events
 
 
 def best_on_validation(tree: ParameterTree, clients: Clients) -> dict[int, int]:
