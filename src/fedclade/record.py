@@ -76,7 +76,9 @@ class Record:
             "round": number,
             "phase": log.phase,
             **self._evaluation_columns(evaluation),
+            "accuracy_weighted": None if evaluation is None else _accuracy_weighted(evaluation, state.tree),
             "train_loss": sum(log.losses.values()) / len(log.losses) if log.losses else None,
+            "discrepancy": sum(log.norms.values()) if log.norms else None,
             "clusters": len(_sizes(state.tree)),
             **scores,
             "mean_norm": _extreme(max, rows, "mean_norm"),
@@ -203,6 +205,14 @@ class Record:
 def _sizes(tree: ParameterTree) -> list[int]:
     """Return how many members each current cluster has, in descending order; one without members is none."""
     return sorted((len(leaf.members) for leaf in tree.leaves if leaf.members), reverse=True)
+
+
+def _accuracy_weighted(evaluation: Evaluation, tree: ParameterTree) -> float | None:
+    """Return the share of targets predicted right by all clients in a current cluster (FedGroup section IV-A)."""
+    assigned = {client for leaf in tree.leaves for client in leaf.members}
+    scores = zip(evaluation.ids, evaluation.accuracies.tolist(), evaluation.examples.tolist(), strict=True)
+    counted = [(accuracy * n, n) for client, accuracy, n in scores if client in assigned]
+    return sum(right for right, _ in counted) / sum(n for _, n in counted) if counted else None
 
 
 def _extreme(choose: Any, rows: list[Row], column: str) -> float | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from fedclade.aggregate import weighted_mean
@@ -61,6 +62,8 @@ class RoundLog:
         By node, for every cluster that had answers.
     losses
         Mean training loss of each client that answered.
+    norms
+        Norm of the update of each client that answered, in parameter units.
     events
         In the order in which they happened.
     phase
@@ -69,6 +72,7 @@ class RoundLog:
 
     geometry: Mapping[int, Geometry]
     losses: Mapping[int, float]
+    norms: Mapping[int, float] = field(default_factory=dict[int, float])
     events: tuple[Event, ...] = ()
     phase: str = "train"
 
@@ -171,9 +175,15 @@ def move_clusters(tree: ParameterTree, parts: Sequence[ClusterRound]) -> Paramet
 
 def log_of(parts: Sequence[ClusterRound], events: Sequence[Event] = (), phase: str = "train") -> RoundLog:
     """Gather what a round reports."""
+    norms = [torch.linalg.vector_norm(p.updates.signatures, dim=1, dtype=torch.float64) for p in parts]
     return RoundLog(
         geometry={part.node: part.geometry for part in parts},
         losses={c: loss for p in parts for c, loss in zip(p.updates.ids, p.updates.losses.tolist(), strict=True)},
+        norms={
+            c: n
+            for p, each in zip(parts, norms, strict=True)
+            for c, n in zip(p.updates.ids, each.tolist(), strict=True)
+        },
         events=tuple(events),
         phase=phase,
     )
