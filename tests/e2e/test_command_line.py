@@ -193,6 +193,32 @@ def test_compare_puts_configs_and_seeds_in_one_table(fedclade: Callable[..., Out
     assert {"comparison.md", "comparison.csv", "comparison.json", "oracle/seed-1/summary.json"} <= written
 
 
+def test_fedgroup_runs_reports_and_compares(fedclade: Callable[..., Outcome], tmp_path: Path):
+    """With clients in no group yet, who are served with the global model; there are no splits to list."""
+    fedgroup = 'name = "fedgroup"\ngroups = 2\npretrain_scale = 1'
+    for name, algorithm in (
+        ("fedgroup", fedgroup),
+        ("fedgrouprox", f"{fedgroup}\nmu = 0.1"),
+        ("fedavg", 'name = "fedavg"'),
+    ):
+        text = SMALL.replace('name = "cfl"\neps2 = 0.4', algorithm).replace("clients = 4", "clients = 8")
+        (tmp_path / f"{name}.toml").write_text(text)
+    outcome = fedclade("run", "fedgroup.toml", "--out", "result", "--set", "client_fraction=0.25")
+    assert outcome.code == 0, outcome.err
+    assert "Splits" not in outcome.out
+    run = Run.load(tmp_path / "result")
+    assert {row["served_by"] for row in run.clients} == {0, 1, 2}
+    assert {event["kind"] for event in run.events} == {"joined"}
+    assert "mu" not in tomllib.loads((tmp_path / "result/config.toml").read_text())["algorithm"]
+    assert fedclade("run", "result/config.toml", "--out", "again", "-q").code == 0
+    assert Run.load(tmp_path / "again").events == run.events
+    assert fedclade("report", "result").code == 0
+    assert fedclade("tree", "result").code == 0
+    outcome = fedclade("compare", "fedgroup.toml", "fedgrouprox.toml", "fedavg.toml", "--out", "both")
+    assert outcome.code == 0, outcome.err
+    assert all(label in outcome.out for label in ("fedgroup", "fedgrouprox", "fedavg"))
+
+
 def test_demo_configs_are_the_four_of_the_readme(fedclade: Callable[..., Outcome]):
     listed = fedclade("ls", "configs").out
     assert all(f"{name}-digits-label-swap" in listed for name in ("fedavg", "cfl", "oracle", "local"))
@@ -217,6 +243,7 @@ def test_ls_lists_names_with_a_line_each(fedclade: Callable[..., Outcome], kind:
 
 def test_cite_prints_bibtex(fedclade: Callable[..., Outcome]):
     assert "arXiv:1910.01991" in fedclade("cite", "cfl").out
+    assert "arXiv:2010.06870" in fedclade("cite", "fedgroup").out
     outcome = fedclade("cite", "clf")
     assert outcome.code == 2
     assert "unknown name to cite 'clf'; did you mean 'cfl'?" in outcome.err

@@ -7,7 +7,7 @@ import torch
 from rich.console import Console
 
 import fedclade
-from fedclade.report.tables import cluster_table, event_table, run_table, tree_view
+from fedclade.report.tables import cluster_table, event_table, has_splits, run_table, tree_view
 from fedclade.tree import ParameterTree
 
 
@@ -132,6 +132,12 @@ def test_event_table_counts_rejected_splits_and_gives_the_last_reason(make_run):
         "No cluster was split.",
         "2 bi-partitions rejected, the last in round 3: gamma_bound <= 0.8",
     ]
+
+
+def test_only_splits_and_rejected_ones_are_worth_an_event_table(make_run):
+    assert has_splits(make_run([(1, 0)]))
+    assert has_splits(replace(make_run(), events=[{"round": 2, "kind": "rejected", "node": 0, "because": "why"}]))
+    assert not has_splits(replace(make_run(), events=[{"round": 1, "kind": "joined", "node": 1, "clients": [0]}]))
 
 
 def test_tree_view_shows_lives_members_scores_and_criteria(make_run):

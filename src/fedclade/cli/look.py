@@ -16,7 +16,7 @@ from fedclade.cli.console import new_console
 from fedclade.config import config_folder, find_config, read_config
 from fedclade.data import PARTITIONS, SHIFTS, SOURCES
 from fedclade.models import MODELS
-from fedclade.report import cluster_table, event_table, run_table, save_figures, tree_view
+from fedclade.report import cluster_table, event_table, has_splits, run_table, save_figures, tree_view
 from fedclade.store import Run
 
 RunFolder = Annotated[Path, typer.Argument(help="A run folder, as made by 'fedclade run'.")]
@@ -38,7 +38,7 @@ def report(folder: RunFolder) -> None:
     run, console = Run.load(folder), new_console()
     console.print(run_table(run))
     console.print(cluster_table(run))
-    if run.events:
+    if has_splits(run):
         console.print(event_table(run))
     save_figures(run, folder / "figures")
     console.print(f"figures: {folder / 'figures'}", soft_wrap=True)

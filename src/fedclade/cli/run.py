@@ -17,7 +17,7 @@ from fedclade.engine.auto import ENGINES
 from fedclade.engine.clients import choose_device
 from fedclade.engine.memory import memory_bytes
 from fedclade.errors import ConfigError, MissingExtraError
-from fedclade.report import Comparison, event_table, run_table, save_figures, tree_view
+from fedclade.report import Comparison, event_table, has_splits, run_table, save_figures, tree_view
 from fedclade.store import Run
 from fedclade.store.run import check_free
 
@@ -108,7 +108,7 @@ def run_config(
     save_run(run, target, console)
     if not quiet:
         console.print(run_table(run))
-        if run.events:
+        if has_splits(run):
             console.print(event_table(run))
         console.print(tree_view(run.tree, run))
     console.print(f"run folder: {target}", soft_wrap=True)

@@ -7,7 +7,7 @@ from fedclade.report.comparison import Comparison
 from fedclade.report.estimates import ComparisonRow, Estimate
 from fedclade.report.figures import accuracy_figure, norms_figure, save_figures
 from fedclade.report.heat_maps import similarity_figure
-from fedclade.report.tables import cluster_table, event_table, run_table, tree_view
+from fedclade.report.tables import cluster_table, event_table, has_splits, run_table, tree_view
 
 __all__ = [
     "Comparison",
@@ -16,6 +16,7 @@ __all__ = [
     "accuracy_figure",
     "cluster_table",
     "event_table",
+    "has_splits",
     "norms_figure",
     "run_table",
     "save_figures",

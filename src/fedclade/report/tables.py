@@ -66,6 +66,11 @@ def cluster_table(run: Run) -> Table:
     return table
 
 
+def has_splits(run: Run) -> bool:
+    """Tell whether clusters were split in a run, or were about to be: whether :func:`event_table` has something."""
+    return any(event["kind"] in ("split", "rejected") for event in run.events)
+
+
 def event_table(run: Run) -> Table:
     """Return the splits of a run, and the criteria by which they were decided (CFL eqs. 25, 32, 33 and 39)."""
     table = _table("Splits")
