@@ -57,7 +57,7 @@ class Ditto(OneCohort):
 
     def init(self, params: Tensor, clients: Clients) -> State:
         """Keep a leaf for every client; it has the global model alone until it has trained."""
-        return State(ParameterTree.star([()] * len(clients.ids), params, unassigned=clients.ids))
+        return State(ParameterTree.star([()] * len(clients.ids), params, unassigned=clients.ids, split_in=None))
 
     def step(self, state: State, cohort: Sequence[int], clients: Clients, this_round: Round) -> tuple[State, RoundLog]:
         """Run one round of Algorithm 1: both models start from what w was before it."""

@@ -41,7 +41,7 @@ class FineTune(OneCohort):
 
     def init(self, params: Tensor, clients: Clients) -> State:
         """Give every client a copy of the initial model."""
-        return State(ParameterTree.star([[client] for client in clients.ids], params))
+        return State(ParameterTree.star([[client] for client in clients.ids], params, split_in=None))
 
     def step(self, state: State, cohort: Sequence[int], clients: Clients, this_round: Round) -> tuple[State, RoundLog]:
         """Run one round of FedAvg; if it is evaluated, let all clients fine-tune what comes out."""
