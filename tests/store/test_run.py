@@ -12,7 +12,6 @@ from fedclade.signature import CountSketch
 from fedclade.store import run as run_module
 from fedclade.store.run import FORMAT, check_free
 from fedclade.store.tree_files import read_tree, write_tree
-from fedclade.tree import ParameterTree
 from tests.tiny import federation_of, linear
 
 

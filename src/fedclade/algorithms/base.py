@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from fedclade.aggregate import weighted_mean
@@ -175,15 +174,10 @@ def move_clusters(tree: ParameterTree, parts: Sequence[ClusterRound]) -> Paramet
 
 def log_of(parts: Sequence[ClusterRound], events: Sequence[Event] = (), phase: str = "train") -> RoundLog:
     """Gather what a round reports."""
-    norms = [torch.linalg.vector_norm(p.updates.signatures, dim=1, dtype=torch.float64) for p in parts]
     return RoundLog(
         geometry={part.node: part.geometry for part in parts},
         losses={c: loss for p in parts for c, loss in zip(p.updates.ids, p.updates.losses.tolist(), strict=True)},
-        norms={
-            c: n
-            for p, each in zip(parts, norms, strict=True)
-            for c, n in zip(p.updates.ids, each.tolist(), strict=True)
-        },
+        norms={c: norm for p in parts for c, norm in zip(p.updates.ids, p.updates.norms.tolist(), strict=True)},
         events=tuple(events),
         phase=phase,
     )
