@@ -62,6 +62,28 @@ def test_a_model_that_does_not_fit_and_training_that_diverges_are_refused():
         run_of(local=LocalSpec(lr=1e38, epochs=30, weight_decay=0.1))
 
 
+def test_a_model_can_be_made_by_a_function_of_the_seed():
+    run, same = run_of(model=linear, seed=4), run_of(model=linear(4), seed=4)
+    assert torch.equal(run.tree.nodes[0].params, same.tree.nodes[0].params)
+    assert run.config["model"] == {"name": "Sequential"}
+
+
+def test_a_round_says_whether_it_is_evaluated():
+    """Every second round, and the last."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Listening(FedAvg):
+        heard: list = dataclasses.field(default_factory=list)
+
+        def step(self, state, cohort, clients, this_round):
+            self.heard.append(this_round.evaluated)
+            return super().step(state, cohort, clients, this_round)
+
+    algorithm = Listening()
+    run_of(algorithm, rounds=5, evaluate_every=2)
+    assert algorithm.heard == [False, True, False, True, True]
+
+
 def test_the_given_module_is_not_touched():
     module = linear()
     before = module[1].weight.clone()

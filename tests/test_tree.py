@@ -69,6 +69,12 @@ def test_a_star_has_one_leaf_for_each_cluster():
     assert all(torch.equal(node.params, torch.ones(2)) for node in tree.nodes)
 
 
+def test_the_leaves_of_a_star_may_start_from_models_of_their_own():
+    tree = ParameterTree.star([(5,), ()], torch.tensor([[1.0, 2.0], [3.0, 4.0]]), unassigned=[2])
+    assert [node.params.tolist() for node in tree.nodes] == [[1, 2], [1, 2], [3, 4]]
+    assert tree.leaf_of == {5: 1, 2: 0}
+
+
 def test_a_star_of_one_cluster_has_one_leaf():
     assert [node.id for node in ParameterTree.star([(0, 1)], torch.ones(2)).leaves] == [1]
 

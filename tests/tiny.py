@@ -108,6 +108,10 @@ class SpyClients:
         self._note("evaluate", ids, models, assignment, 0, split)
         return self.clients.evaluate(ids, models, assignment, split)
 
+    def subspaces(self, ids: Sequence[int], n_vectors: int, per_label: bool) -> Tensor:
+        self.calls.append(Asked("subspaces", tuple(ids), {}, 0))
+        return self.clients.subspaces(ids, n_vectors, per_label)
+
     def asked(self, what: str, number: int) -> list[Asked]:
         return [call for call in self.calls if call.what == what and call.number == number]
 

@@ -15,7 +15,7 @@ import os
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
-from fedclade.algorithms import CFL, Algorithm, FedAvg, FedGroup, Local, Oracle
+from fedclade.algorithms import CFL, IFCA, PACFL, Algorithm, Ditto, FedAvg, FedGroup, FeSEM, FineTune, Local, Oracle
 from fedclade.data import Federation, Pool, load_federation, pool_from_torch
 from fedclade.errors import (
     ConfigError,
@@ -35,14 +35,19 @@ from fedclade.tree import Node, ParameterTree
 
 __all__ = [
     "CFL",
+    "IFCA",
+    "PACFL",
     "Algorithm",
     "ConfigError",
     "DataError",
+    "Ditto",
     "EngineError",
+    "FeSEM",
     "FedAvg",
     "FedGroup",
     "FedcladeError",
     "Federation",
+    "FineTune",
     "Local",
     "LocalSpec",
     "MissingExtraError",

@@ -43,6 +43,35 @@ _FEDGROUP = """@misc{duan2020fedgroup,
   year   = {2020},
   note   = {arXiv:2010.06870}
 }"""
+_IFCA = """@inproceedings{ghosh2020ifca,
+  author    = {Avishek Ghosh and Jichan Chung and Dong Yin and Kannan Ramchandran},
+  title     = {An Efficient Framework for Clustered Federated Learning},
+  booktitle = {Advances in Neural Information Processing Systems (NeurIPS)},
+  year      = {2020},
+  note      = {arXiv:2006.04088}
+}"""
+_FESEM = """@misc{xie2020fesem,
+  author = {Ming Xie and Guodong Long and Tao Shen and Tianyi Zhou and Xianzhi Wang and Jing Jiang and Chengqi Zhang},
+  title  = {Multi-Center Federated Learning},
+  year   = {2020},
+  note   = {arXiv:2005.01026}
+}"""
+_PACFL = """@inproceedings{vahidian2023pacfl,
+  author    = {Saeed Vahidian and Mahdi Morafah and Weijia Wang and Vyacheslav Kungurtsev and Chen Chen and Mubarak Shah
+               and Bill Lin},
+  title     = {Efficient Distribution Similarity Identification in Clustered Federated Learning via Principal Angles
+               between Client Data Subspaces},
+  booktitle = {AAAI Conference on Artificial Intelligence},
+  year      = {2023},
+  note      = {arXiv:2209.10526}
+}"""
+_DITTO = """@inproceedings{li2021ditto,
+  author    = {Tian Li and Shengyuan Hu and Ahmad Beirami and Virginia Smith},
+  title     = {Ditto: Fair and Robust Federated Learning Through Personalization},
+  booktitle = {International Conference on Machine Learning (ICML)},
+  year      = {2021},
+  note      = {arXiv:2012.04221}
+}"""
 _LEAF = """@misc{caldas2018leaf,
   author = {Sebastian Caldas and Sai Meher Karthik Duddu and Peter Wu and Tian Li and Jakub Kone{\\v{c}}n{\\'y}
             and H. Brendan McMahan and Virginia Smith and Ameet Talwalkar},
@@ -102,6 +131,11 @@ CITATIONS: Mapping[str, str] = {
     "fedavg": _FEDAVG,
     "fedprox": _FEDPROX,
     "fedgroup": _FEDGROUP,
+    "finetune": _FEDAVG,
+    "ifca": _IFCA,
+    "fesem": _FESEM,
+    "pacfl": _PACFL,
+    "ditto": _DITTO,
     "digits": _DIGITS,
     "mnist": _MNIST,
     "cifar10": _CIFAR,

@@ -39,12 +39,19 @@ class Round:
         Of the run.
     purpose
         Sets the draws of a further query in the same round apart from those of the regular training.
+    evaluated
+        Whether clients are evaluated after it; what they are served with only then need not be made in other rounds.
+    travels
+        What its training sends: models down and updates up (``all``), ``updates`` alone to whom the models were sent
+        before, or ``nothing`` where clients keep what they train.
     """
 
     number: int
     spec: LocalSpec
     seed: int = 0
     purpose: str = "train"
+    evaluated: bool = True
+    travels: Literal["all", "updates", "nothing"] = "all"
 
     @property
     def lr(self) -> float:
@@ -296,7 +303,27 @@ class Clients(Protocol):
         ...
 
     def evaluate(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], split: Split) -> Evaluation:
-        """Let each client evaluate its model on a split of its own data."""
+        """Let each client evaluate its model on a split of its own data; with several models it is asked repeatedly."""
+        ...
+
+    def subspaces(self, ids: Sequence[int], n_vectors: int, per_label: bool) -> Tensor:
+        """Let each client decompose its training inputs, one a column; return their left singular vectors.
+
+        Parameters
+        ----------
+        ids
+            The clients.
+        n_vectors
+            How many vectors p, those of the largest singular values.
+        per_label
+            Whether the inputs of each label are decomposed by themselves.
+
+        Returns
+        -------
+        Tensor
+            ``[n, L, d, p]`` for n clients and inputs of d numbers as they are stored; L is the number of labels, or 1.
+            Columns are unit vectors; those that a client has too few examples for are zeros.
+        """
         ...
 
 
@@ -322,13 +349,18 @@ class ClientsWrapper:
         """Number of training examples of each client."""
         return self._clients.sizes
 
+    def subspaces(self, ids: Sequence[int], n_vectors: int, per_label: bool) -> Tensor:
+        """Let each client decompose its training inputs; return their left singular vectors ``[n, L, d, p]``."""
+        return self._clients.subspaces(ids, n_vectors, per_label)
+
 
 class MeteredClients(ClientsWrapper):
     """Clients with a meter: what travels between them and the server, and how long they take.
 
     A client receives a model before it trains, and a second one where the proximal term pulls it towards another, and
-    sends an update back; gradients are taken at a model that it already has. Evaluation is not metered: a client has
-    its model anyway.
+    sends an update back, unless the round says that less travels; gradients are taken at a model that it already has.
+    Evaluation is not metered, since a client has its model anyway; but on training data, which is how a client chooses
+    among several, each of them is sent to it first.
 
     Parameters
     ----------
@@ -368,10 +400,12 @@ class MeteredClients(ClientsWrapper):
         start = perf_counter()
         updates = self._clients.train(ids, models, assignment, this_round, anchors)
         self._seconds_train += perf_counter() - start
-        pulled_to = anchors if anchors is not None and this_round.spec.mu else assignment
-        sent = len(ids) + sum(anchor != row for anchor, row in zip(pulled_to, assignment, strict=True))
-        self._bytes_down += sent * models.shape[1] * models.element_size()
-        self._bytes_up += len(updates.ids) * models.shape[1] * models.element_size()
+        if this_round.travels == "all":
+            pulled_to = anchors if anchors is not None and this_round.spec.mu else assignment
+            sent = len(ids) + sum(anchor != row for anchor, row in zip(pulled_to, assignment, strict=True))
+            self._bytes_down += sent * models[0].nbytes
+        if this_round.travels != "nothing":
+            self._bytes_up += len(updates.ids) * models[0].nbytes
         return updates
 
     def gradients(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], this_round: Round) -> Updates:
@@ -387,4 +421,14 @@ class MeteredClients(ClientsWrapper):
         start = perf_counter()
         evaluation = self._clients.evaluate(ids, models, assignment, split)
         self._seconds_evaluate += perf_counter() - start
+        if split == "train":
+            self._bytes_down += len(ids) * models[0].nbytes
         return evaluation
+
+    def subspaces(self, ids: Sequence[int], n_vectors: int, per_label: bool) -> Tensor:
+        """Let each client decompose its training inputs; return their left singular vectors ``[n, L, d, p]``."""
+        start = perf_counter()
+        vectors = self._clients.subspaces(ids, n_vectors, per_label)
+        self._seconds_train += perf_counter() - start
+        self._bytes_up += vectors.nbytes
+        return vectors

@@ -116,7 +116,7 @@ class Config:
         arguments = {key: value for key, value in self.model.items() if key != "name"}
         return simulate(
             self._algorithm(federation),
-            module_for(self.model["name"], federation, self.top.seed, arguments),
+            lambda seed: module_for(self.model["name"], federation, seed, arguments),
             federation,
             local=self.local,
             **asdict(self.top),

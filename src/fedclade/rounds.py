@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, is_dataclass
 from time import perf_counter
 from typing import Any, Literal
@@ -31,6 +31,8 @@ from fedclade.streaming import StreamedClients
 from fedclade.tree import ParameterTree
 
 OnRound = Callable[[Row, ParameterTree], None]
+Maker = Callable[[int], nn.Module]
+"""Makes a model whose initial parameters depend on a seed alone."""
 
 Stream = bool | Literal["auto"]
 
@@ -42,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 def simulate(
     algorithm: Algorithm | str,
-    model: nn.Module | str,
+    model: nn.Module | str | Maker,
     federation: Federation,
     *,
     local: LocalSpec | None = None,
@@ -68,7 +70,8 @@ def simulate(
     algorithm
         An algorithm such as ``CFL(eps2=0.8)``, or its name for its defaults.
     model
-        A module, whose parameters are the initial ones, or a name of ``fedclade ls models``, or ``module:factory``.
+        A module, whose parameters are the initial ones, or a name of ``fedclade ls models``, or ``module:factory``, or
+        a function that makes a module from a seed. An algorithm that starts from several models takes no module.
     federation
         The clients' data.
     local
@@ -114,7 +117,8 @@ def simulate(
     Raises
     ------
     ConfigError
-        If an argument is out of range, a name is unknown, or a run that cannot stream is asked to.
+        If an argument is out of range, a name is unknown, a run that cannot stream is asked to, or the algorithm
+        starts from several models, and the one given cannot be made anew.
     ModelError
         If the model does not fit the data.
     UpdateError
@@ -127,7 +131,7 @@ def simulate(
     if isinstance(algorithm, str):
         algorithm = build_algorithm(algorithm, true_clusters=federation.true_clusters)
     check_stream(stream, type(algorithm), signature)
-    module = module_for(model, federation, seed) if isinstance(model, str) else copy.deepcopy(model)
+    module = _module(model, federation, seed)
     simulated = SimulatedClients(federation, module, device, engine, budget)
     params, layout = simulated.layout.flatten(module), simulated.layout
     secret = rng.torch_seed(seed, "the clients' secret")
@@ -141,15 +145,18 @@ def simulate(
         clients = StreamedClients(clients, updates_at_once(params.nbytes, params.device, budget))
     record = Record(federation, target)
 
+    if algorithm.initial_models > 1:
+        others = _other_models(model, federation, seed, algorithm)
+        params = torch.stack([params, *(layout.flatten(other).to(params) for other in others)])
     state = algorithm.init(permutation.apply(params) if permutation else params, clients)
     with float32_products(tf32):
         for number in range(1, rounds + 1):
             start, before = perf_counter(), meter.readings()
-            this_round = Round(number, local, seed)
+            this_round = Round(number, local, seed, evaluated=number % evaluate_every == 0 or number == rounds)
             cohort = algorithm.cohort(state, client_fraction, this_round.generator("cohort"))
             state, log = algorithm.step(state, cohort, clients, this_round)
             evaluation, served = None, dict[int, int]()
-            if number % evaluate_every == 0 or number == rounds:
+            if this_round.evaluated:
                 served = dict(algorithm.serve(state, clients))
                 models, rows = state.tree.models([served[client] for client in federation.ids])
                 evaluation = clients.evaluate(federation.ids, models, rows, "test")
@@ -165,7 +172,7 @@ def simulate(
     config = config or {
         **{"seed": seed, "rounds": rounds, "client_fraction": client_fraction, "evaluate_every": evaluate_every},
         "data": {"name": federation.pool.name, "description": str(federation)},
-        "model": {"name": model if isinstance(model, str) else type(model).__name__},
+        "model": {"name": model if isinstance(model, str) else type(module).__name__},
         "local": asdict(local),
         "algorithm": describe(algorithm),
         "signature": asdict(signature),
@@ -174,6 +181,25 @@ def simulate(
     }
     # What was done, not auto: rounding depends on it, and the config should repeat the run.
     return record.finish({**config, "engine": simulated.engine, "stream": streams, "tf32": tf32}, tree, device)
+
+
+def _module(model: nn.Module | str | Maker, federation: Federation, seed: int) -> nn.Module:
+    if isinstance(model, str):
+        return module_for(model, federation, seed)
+    return copy.deepcopy(model) if isinstance(model, nn.Module) else model(seed)
+
+
+def _other_models(
+    model: nn.Module | str | Maker, federation: Federation, seed: int, algorithm: Algorithm
+) -> Iterator[nn.Module]:
+    """Yield the initial models after the first, each drawn from a seed of its own."""
+    if isinstance(model, nn.Module):
+        raise ConfigError(
+            f"{type(algorithm).__name__} starts from {algorithm.initial_models} different models, and a module is only "
+            "one; give the model's name, or a function that makes a module from a seed"
+        )
+    for number in range(1, algorithm.initial_models):
+        yield _module(model, federation, rng.torch_seed(seed, "initial model", number))
 
 
 def module_for(name: str, federation: Federation, seed: int, arguments: Mapping[str, Any] | None = None) -> nn.Module:

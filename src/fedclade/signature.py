@@ -159,7 +159,8 @@ class PermutedClients(ClientsWrapper):
     """Clients that speak to the server in permuted vectors only (CFL Algorithm 5, lines 7 and 8).
 
     They undo P on every model that they receive and apply it to every update that they send. Means, norms and cosine
-    similarities are what they were (eqs. 45, 46), so an algorithm runs on them unchanged.
+    similarities are what they were (eqs. 45, 46), so an algorithm runs on them unchanged. P hides no part of subspaces:
+    they are directions of the data themselves.
 
     Parameters
     ----------

@@ -28,7 +28,7 @@ class Node:
     born
         Round after which it came into being; 0 is the start of the run.
     split_in
-        Round in which it was split; None for a leaf.
+        Round in which it was split; None for a leaf, and for a root that goes on beside its leaves.
     criteria
         The numbers by which its split was decided.
     cached
@@ -65,22 +65,31 @@ class ParameterTree:
         return cls((Node(0, None, tuple(sorted(members)), params),))
 
     @classmethod
-    def star(cls, clusters: Sequence[Sequence[int]], params: Tensor, unassigned: Sequence[int] = ()) -> ParameterTree:
-        """Return a root with one leaf for each cluster, all starting from the same model.
+    def star(
+        cls,
+        clusters: Sequence[Sequence[int]],
+        params: Tensor,
+        unassigned: Sequence[int] = (),
+        split_in: int | None = 0,
+    ) -> ParameterTree:
+        """Return a root with one leaf for each cluster.
 
         Parameters
         ----------
         clusters
             The members of each leaf; a leaf may have none yet.
         params
-            The model ``[S]``.
+            The model ``[S]`` that all start from, or one for each leaf ``[K, S]``; the root has the first.
         unassigned
             Clients in no leaf, who have the root alone.
+        split_in
+            None if the root goes on beside its leaves.
         """
         members = [*(client for cluster in clusters for client in cluster), *unassigned]
-        root = replace(cls.root_only(members, params).nodes[0], split_in=0)
-        leaves = [Node(i, 0, tuple(sorted(cluster)), params) for i, cluster in enumerate(clusters, start=1)]
-        return cls((root, *leaves))
+        models = params.expand(len(clusters), -1)
+        root = replace(cls.root_only(members, models[0]).nodes[0], split_in=split_in)
+        pairs = enumerate(zip(clusters, models, strict=True), start=1)
+        return cls((root, *(Node(i, 0, tuple(sorted(cluster)), model) for i, (cluster, model) in pairs)))
 
     @cached_property
     def leaves(self) -> tuple[Node, ...]:

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from fedclade import Run
+from fedclade.algorithms import ALGORITHMS
 from fedclade.cli import main
 
 
@@ -219,6 +220,17 @@ def test_fedgroup_runs_reports_and_compares(fedclade: Callable[..., Outcome], tm
     assert all(label in outcome.out for label in ("fedgroup", "fedgrouprox", "fedavg"))
 
 
+@pytest.mark.parametrize("algorithm", sorted(set(ALGORITHMS) - {"cfl"}))
+def test_every_algorithm_runs_by_its_name_and_can_be_looked_at(
+    fedclade: Callable[..., Outcome], small: str, algorithm: str
+):
+    Path(small).write_text(SMALL.replace('name = "cfl"\neps2 = 0.4', f'name = "{algorithm}"'))
+    for command in (("run", small, "--out", "result"), ("report", "result"), ("tree", "result"), ("cite", algorithm)):
+        if command[0] != "cite" or algorithm not in ("local", "oracle"):
+            outcome = fedclade(*command)
+            assert outcome.code == 0, outcome.err
+
+
 def test_demo_configs_are_the_four_of_the_readme(fedclade: Callable[..., Outcome]):
     listed = fedclade("ls", "configs").out
     assert all(f"{name}-digits-label-swap" in listed for name in ("fedavg", "cfl", "oracle", "local"))
@@ -228,6 +240,7 @@ def test_demo_configs_are_the_four_of_the_readme(fedclade: Callable[..., Outcome
     ("kind", "name"),
     [
         ("algorithms", "cfl"),
+        ("algorithms", "ifca"),
         ("datasets", "tiny_shakespeare"),
         ("partitions", "dirichlet"),
         ("shifts", "label_permutation"),
@@ -308,6 +321,7 @@ def test_validate_says_all_errors_at_once(fedclade: Callable[..., Outcome], tmp_
         (("run", "small.toml", "--set", "data.name=mnist", "--data-dir", "nowhere"), "nowhere"),
         (("run", "small.toml", "--set", "local.lr=1e30"), "the update of client 0 has norm"),
         (("run", "small.toml", "--set", "local.lr=1e38"), "entries that are NaN or infinite; its training diverged"),
+        (("run", "small.toml", "--set", "algorithm.name=ifca"), "unknown key of [algorithm]: 'eps2'"),
         (("run", "small.toml", "--device", "tpu"), "device should be auto, cpu or cuda, got 'tpu'"),
         (("run", "small.toml", "--engine", "staked"), "unknown engine 'staked'; did you mean 'stacked'?"),
         (("run", "small.toml", "--set", "engine=lop"), "unknown engine 'lop'; did you mean 'loop'?"),

@@ -167,6 +167,13 @@ def test_tree_view_of_a_star_says_that_its_root_never_trained(make_run):
     assert lines(tree_view(run.tree, run))[0] == "0  4 clients · never trained"
 
 
+def test_tree_view_of_a_star_whose_root_goes_on_says_so(make_run):
+    run = make_run(star=True)
+    root, *leaves = run.tree.nodes
+    tree = ParameterTree((replace(root, split_in=None), *leaves))
+    assert lines(tree_view(tree, run))[0] == "0  4 clients · rounds 1–4"
+
+
 def test_tree_view_of_a_split_in_the_last_round_says_that_its_parts_have_not_trained(make_run):
     run = make_run([(4, 0)])
     assert lines(tree_view(run.tree, run))[3] == "├── 1  2 clients · not trained yet · accuracy 64.0 %"

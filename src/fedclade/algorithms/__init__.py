@@ -8,18 +8,28 @@ from typing import Any
 
 from fedclade.algorithms.base import Algorithm, Event, RoundLog, State
 from fedclade.algorithms.cfl import CFL
+from fedclade.algorithms.ditto import Ditto
 from fedclade.algorithms.fedavg import FedAvg, Local, Oracle
 from fedclade.algorithms.fedgroup import FedGroup
+from fedclade.algorithms.fesem import FeSEM
+from fedclade.algorithms.finetune import FineTune
+from fedclade.algorithms.ifca import IFCA
+from fedclade.algorithms.pacfl import PACFL
 from fedclade.arguments import check_arguments
 from fedclade.errors import ConfigError, unknown
 
 __all__ = [
     "ALGORITHMS",
     "CFL",
+    "IFCA",
+    "PACFL",
     "Algorithm",
+    "Ditto",
     "Event",
+    "FeSEM",
     "FedAvg",
     "FedGroup",
+    "FineTune",
     "Local",
     "Oracle",
     "RoundLog",
@@ -44,6 +54,11 @@ ALGORITHMS: Mapping[str, Entry] = {
     "fedgroup": Entry(
         FedGroup, "groups by the first updates, newcomers by theirs; FedGrouProx with mu > 0 (Duan et al. 2020)"
     ),
+    "ifca": Entry(IFCA, "k models, every client takes the one with the lowest training loss (Ghosh et al. 2020)"),
+    "fesem": Entry(FeSEM, "k centres, every client goes to the nearest in parameter space (Xie et al. 2020)"),
+    "pacfl": Entry(PACFL, "one-shot clusters by principal angles between the clients' data (Vahidian et al. 2023)"),
+    "ditto": Entry(Ditto, "a personal model for each client, held near a global one (Li et al. 2021)"),
+    "finetune": Entry(FineTune, "FedAvg, and every client fine-tunes its own copy"),
 }
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from fedclade.aggregate import weighted_mean
@@ -91,9 +90,14 @@ class Algorithm(ABC):
 
     needs_updates: ClassVar[bool] = True
 
+    @property
+    def initial_models(self) -> int:
+        """How many initial models, each drawn by itself, ``init`` starts from."""
+        return 1
+
     @abstractmethod
     def init(self, params: Tensor, clients: Clients) -> State:
-        """Return the state before the first round, from the initial model ``[S]``."""
+        """Return the state before the first round, from the initial model ``[S]``, or ``[initial_models, S]``."""
 
     @abstractmethod
     def step(self, state: State, cohort: Sequence[int], clients: Clients, this_round: Round) -> tuple[State, RoundLog]:
@@ -110,6 +114,14 @@ class Algorithm(ABC):
     def serve(self, state: State, clients: Clients) -> Mapping[int, int]:
         """Return the node whose model each client is served with: its cluster's."""
         return state.tree.leaf_of
+
+
+class OneCohort(Algorithm):
+    """An algorithm that samples from all clients at once: who is in which cluster may change in every round."""
+
+    def cohort(self, state: State, fraction: float, draw: np.random.Generator) -> tuple[int, ...]:
+        """Sample the clients of a round: this fraction of all, and at least one."""
+        return sample(state.tree.nodes[0].members, fraction, draw)
 
 
 def sample(members: Sequence[int], fraction: float, draw: np.random.Generator) -> tuple[int, ...]:
@@ -131,9 +143,23 @@ def train_clusters(state: State, cohort: Sequence[int], clients: Clients, this_r
     """Let the cohort train, each client from its cluster's model; return the clusters that had answers."""
     leaf_of = state.tree.leaf_of
     models, assignment = state.tree.models([leaf_of[client] for client in cohort])
-    updates = clients.train(cohort, models, assignment, this_round)
-    parts = [(leaf.id, updates.of(leaf.members)) for leaf in state.tree.leaves]
-    return [ClusterRound(node, mine, Geometry.of(mine)) for node, mine in parts if mine.ids]
+    return by_cluster(state.tree, clients.train(cohort, models, assignment, this_round))
+
+
+def train_root(state: State, cohort: Sequence[int], clients: Clients, this_round: Round) -> ClusterRound:
+    """Let the cohort train, each client from the root's model."""
+    updates = clients.train(cohort, state.tree.nodes[0].params[None], [0] * len(cohort), this_round)
+    updates = updates.of(sorted(updates.ids))
+    return ClusterRound(0, updates, Geometry.of(updates))
+
+
+def by_cluster(tree: ParameterTree, updates: Updates) -> list[ClusterRound]:
+    """Part the updates of clients that each started from its cluster's model; return the clusters that had answers."""
+    members: dict[int, list[int]] = {}
+    for client in sorted(updates.ids):
+        members.setdefault(tree.leaf_of[client], []).append(client)
+    parts = [(node, updates.of(members[node])) for node in sorted(members)]
+    return [ClusterRound(node, mine, Geometry.of(mine)) for node, mine in parts]
 
 
 def move_clusters(tree: ParameterTree, parts: Sequence[ClusterRound]) -> ParameterTree:
@@ -148,15 +174,10 @@ def move_clusters(tree: ParameterTree, parts: Sequence[ClusterRound]) -> Paramet
 
 def log_of(parts: Sequence[ClusterRound], events: Sequence[Event] = (), phase: str = "train") -> RoundLog:
     """Gather what a round reports."""
-    norms = [torch.linalg.vector_norm(p.updates.signatures, dim=1, dtype=torch.float64) for p in parts]
     return RoundLog(
         geometry={part.node: part.geometry for part in parts},
         losses={c: loss for p in parts for c, loss in zip(p.updates.ids, p.updates.losses.tolist(), strict=True)},
-        norms={
-            c: n
-            for p, each in zip(parts, norms, strict=True)
-            for c, n in zip(p.updates.ids, each.tolist(), strict=True)
-        },
+        norms={c: norm for p in parts for c, norm in zip(p.updates.ids, p.updates.norms.tolist(), strict=True)},
         events=tuple(events),
         phase=phase,
     )

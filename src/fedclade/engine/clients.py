@@ -19,7 +19,8 @@ from fedclade.engine.evaluation import Evaluator
 from fedclade.engine.jobs import CannotTrainTogether, Engine, Job
 from fedclade.engine.loop import LoopEngine
 from fedclade.engine.memory import bytes_per_client, default_memory
-from fedclade.errors import ConfigError, ModelError
+from fedclade.engine.subspaces import left_singular_vectors
+from fedclade.errors import ConfigError, DataError, ModelError
 from fedclade.params import Layout
 
 Block = Sequence[tuple[int, int, int | None]]
@@ -145,6 +146,22 @@ class SimulatedClients:
             If a client has no examples in the split.
         """
         return self._evaluator.evaluate(ids, models, assignment, split)
+
+    def subspaces(self, ids: Sequence[int], n_vectors: int, per_label: bool) -> Tensor:
+        """Let each client decompose its training inputs; return their left singular vectors ``[n, L, d, p]``.
+
+        Raises
+        ------
+        DataError
+            If the data is text.
+        """
+        pool = self._federation.pool
+        if not pool.x.is_floating_point() and pool.x.dtype != torch.uint8:
+            raise DataError(
+                f"the inputs of {pool.name} are tokens of text, which span no subspaces; take images or features, or "
+                "an algorithm that compares updates"
+            )
+        return torch.stack([left_singular_vectors(pool, self._client(i), n_vectors, per_label) for i in ids])
 
     def _blocks(self, ids: Sequence[int], batch_size: int) -> Sequence[Sequence[int]]:
         """Cut the places of the asked clients into blocks that fit the memory; clients of one size side by side."""

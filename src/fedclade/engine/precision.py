@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -15,7 +16,7 @@ def float32_products(tf32: bool) -> Generator[None]:
     Torch by itself rounds them in convolutions and recurrent layers, but not in products of matrices. Nothing changes
     on a CPU.
     """
-    kinds = torch.backends.cuda.matmul, torch.backends.cudnn
+    kinds: tuple[Any, Any] = torch.backends.cuda.matmul, torch.backends.cudnn  # types know neither setting
     before = [kind.allow_tf32 for kind in kinds]
     try:
         for kind in kinds:

@@ -175,7 +175,8 @@ def _node_text(node: Node, tree: ParameterTree, last_round: int | None, outcome:
     """Describe one node: what it is, who is in it and, if it was split, why."""
     is_leaf = not tree.children(node.id)
     text = Text(str(node.id), style="bold green" if is_leaf else "bold")
-    parts = [count(len(node.members), "client"), _lifetime(node, last_round if is_leaf else node.split_in or 0)]
+    last = last_round if node.split_in is None else node.split_in
+    parts = [count(len(node.members), "client"), _lifetime(node, last)]
     members = _members(node, outcome)
     if outcome is not None:
         if is_leaf:

@@ -1,0 +1,74 @@
+"""Ditto: Li, Hu, Beirami, Smith 2021, Algorithm 1.
+
+FedAvg trains a global model w, and beside it every client its own model v_k, which a proximal term holds near w:
+min h_k(v_k; w) = F_k(v_k) + λ/2‖v_k − w‖² (the paper's objective). λ = 0 is local training; the larger λ, the nearer to
+FedAvg.
+
+Where paper and official code leave a choice, this file makes it:
+
+- v_k starts from the initial model (official code), and moves only in rounds in which k is in the cohort. A client that
+  has not trained yet is served with the global model.
+- w is solved for by local training as it is configured. v_k moves by as many epochs of the same, over the same batches
+  (official code), unless ``epochs`` says otherwise: the s local iterations of the algorithm.
+- The global mean is weighted by |D_i| as in FedAvg; the official code's is not. With equal sizes it is the same.
+- v_k never leaves its client, so nothing travels for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fedclade.algorithms.base import OneCohort, RoundLog, State, log_of, move_clusters, train_root
+from fedclade.clients import Clients, Round
+from fedclade.errors import require
+from fedclade.tree import ParameterTree
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ditto(OneCohort):
+    """Ditto (Li et al. 2021): a personal model beside the global one; the root is w, and each client's leaf its v_k.
+
+    Parameters
+    ----------
+    lam
+        λ, at least 0: how strongly personal models are held near the global one. The scripts of the official code
+        run with 1; the paper chooses it by validation, for each client among 0.1, 1 and 2.
+    epochs
+        Of personal training in a round; as many as of global training if left out.
+
+    Raises
+    ------
+    ConfigError
+        If a value is out of range; one line for each.
+    """
+
+    lam: float = 1.0
+    epochs: int | None = None
+
+    def __post_init__(self) -> None:
+        require(
+            ("algorithm.lam", self.lam, self.lam >= 0, "at least 0"),
+            ("algorithm.epochs", self.epochs, self.epochs is None or self.epochs >= 1, "at least 1, or left out"),
+        )
+
+    def init(self, params: Tensor, clients: Clients) -> State:
+        """Keep a leaf for every client; it has the global model alone until it has trained."""
+        return State(ParameterTree.star([()] * len(clients.ids), params, unassigned=clients.ids, split_in=None))
+
+    def step(self, state: State, cohort: Sequence[int], clients: Clients, this_round: Round) -> tuple[State, RoundLog]:
+        """Run one round of Algorithm 1: both models start from what w was before it."""
+        part = train_root(state, cohort, clients, this_round)
+        tree = move_clusters(state.tree, [part])
+        leaf_of = {client: leaf for leaf, client in enumerate(clients.ids, start=1)}
+        personal = torch.stack([state.tree.nodes[leaf_of[client]].params for client in cohort])
+        models = torch.cat([personal, state.tree.nodes[0].params[None]])
+        spec = replace(this_round.spec, mu=self.lam, epochs=self.epochs or this_round.spec.epochs)
+        at_home = replace(this_round, spec=spec, travels="nothing")
+        updates = clients.train(cohort, models, range(len(cohort)), at_home, anchors=[len(cohort)] * len(cohort))
+        for client, delta in zip(updates.ids, updates.each, strict=True):
+            tree = tree.with_model(leaf_of[client], state.tree.nodes[leaf_of[client]].params + delta)
+        return State(tree.reassigned({client: leaf_of[client] for client in updates.ids})), log_of([part])

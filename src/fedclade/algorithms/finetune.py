@@ -1,0 +1,61 @@
+"""FedAvg, and every client fine-tunes its own copy of the global model: the plainest personalisation.
+
+The global model never sees what the copies learn. Copies are made anew from it in every round that is evaluated, since
+they are what clients are served with; ``evaluate_every`` decides how often. Nothing travels for them: a client has the
+global model, and keeps its copy. Official code that has this baseline (of Ditto, Li et al. 2021) does it once, at the
+end; the last round's copies are the same either way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from fedclade.algorithms.base import OneCohort, RoundLog, State, log_of, move_clusters, train_root
+from fedclade.clients import Clients, Round
+from fedclade.errors import require
+from fedclade.tree import ParameterTree
+
+
+@dataclass(frozen=True, kw_only=True)
+class FineTune(OneCohort):
+    """FedAvg with local fine-tuning: the root is the global model, and each client's leaf its own copy.
+
+    Parameters
+    ----------
+    epochs
+        Of fine-tuning, over the client's training data; all else is as in local training.
+
+    Raises
+    ------
+    ConfigError
+        If it is below 1.
+    """
+
+    epochs: int = 1
+
+    def __post_init__(self) -> None:
+        require(("algorithm.epochs", self.epochs, self.epochs >= 1, "at least 1"))
+
+    def init(self, params: Tensor, clients: Clients) -> State:
+        """Give every client a copy of the initial model."""
+        return State(ParameterTree.star([[client] for client in clients.ids], params, split_in=None))
+
+    def step(self, state: State, cohort: Sequence[int], clients: Clients, this_round: Round) -> tuple[State, RoundLog]:
+        """Run one round of FedAvg; if it is evaluated, let all clients fine-tune what comes out."""
+        part = train_root(state, cohort, clients, this_round)
+        tree = move_clusters(state.tree, [part])
+        if this_round.evaluated:
+            tree = self._fine_tuned(tree, clients, this_round)
+        return State(tree), log_of([part])
+
+    def _fine_tuned(self, tree: ParameterTree, clients: Clients, this_round: Round) -> ParameterTree:
+        root, ids = tree.nodes[0], clients.ids
+        spec = replace(this_round.spec, epochs=self.epochs)
+        at_home = replace(this_round, spec=spec, purpose="finetune", travels="nothing")
+        updates = clients.train(ids, root.params[None], [0] * len(ids), at_home)
+        for client, delta in zip(updates.ids, updates.each, strict=True):
+            tree = tree.with_model(tree.leaf_of[client], root.params + delta)
+        return tree

@@ -1,0 +1,157 @@
+"""Iterative Federated Clustering Algorithm: Ghosh, Chung, Yin, Ramchandran 2020, Algorithm 1.
+
+In every round each participant receives all k models, takes the one with the lowest loss on its training data (the
+"cluster identity estimate"), and trains it (option II, model averaging) or sends its gradient (option I).
+
+Where paper and official code leave a choice, this file makes it:
+
+- The initial models are drawn one by one, as in the official code: copies of one model would all have the same loss.
+  Where a model is hardly taken at first, two true clusters may share another for good. The paper's remedy is restarts:
+  ``restarts`` sets of k models train side by side for ``restart_rounds`` rounds, each by every participant; then the
+  set of lowest training loss goes on alone.
+- Means are weighted by |D_i| as in FedAvg; the paper's are not. With equal sizes it is the same.
+- Option I divides by the number of *all* participants, as paper and code do: a cluster's step is as small as its share
+  of them. Gradients are those of all the client's data; buffers, such as BatchNorm's, stay as they are.
+- A client that no cohort has had yet is in no cluster, and is served with the model that it would take. (The official
+  code evaluates by the lowest loss on *test* data.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from fedclade.aggregate import weighted_mean
+from fedclade.algorithms.base import (
+    ClusterRound,
+    Event,
+    OneCohort,
+    RoundLog,
+    State,
+    by_cluster,
+    log_of,
+    membership_events,
+    move_clusters,
+)
+from fedclade.clients import Clients, Round
+from fedclade.errors import ConfigError, require
+from fedclade.tree import ParameterTree
+
+
+@dataclass(frozen=True, kw_only=True)
+class IFCA(OneCohort):
+    """IFCA (Ghosh et al. 2020): k models, and every client trains the one with the lowest loss on its data.
+
+    Parameters
+    ----------
+    clusters
+        Number k of models.
+    average
+        ``models`` after local training (option II), or ``gradients`` of one full-batch step (option I).
+    restarts
+        How many sets of k initial models are tried.
+    restart_rounds
+        For how many rounds, before the best set is chosen.
+
+    Raises
+    ------
+    ConfigError
+        If a value is out of range; one line for each.
+    """
+
+    needs_updates: ClassVar[bool] = False
+
+    clusters: int = 2
+    average: Literal["models", "gradients"] = "models"
+    restarts: int = 1
+    restart_rounds: int = 2
+
+    def __post_init__(self) -> None:
+        require(
+            ("algorithm.clusters", self.clusters, self.clusters >= 1, "at least 1"),
+            ("algorithm.average", self.average, self.average in ("models", "gradients"), "'models' or 'gradients'"),
+            ("algorithm.restarts", self.restarts, self.restarts >= 1, "at least 1"),
+            ("algorithm.restart_rounds", self.restart_rounds, self.restart_rounds >= 1, "at least 1"),
+        )
+
+    @property
+    def initial_models(self) -> int:
+        """How many initial models, each drawn by itself, ``init`` starts from."""
+        return self.clusters * self.restarts
+
+    def init(self, params: Tensor, clients: Clients) -> State:
+        """Take the initial models ``[restarts · k, S]``; no client has chosen yet.
+
+        Raises
+        ------
+        ConfigError
+            If there are not as many different ones.
+        """
+        models, needed = params.view(-1, params.shape[-1]), self.initial_models
+        if (found := len(models.unique(dim=0))) < needed:
+            raise ConfigError(f"ifca needs {needed} different initial models, got {found}; let them depend on the seed")
+        sets = models.view(self.restarts, self.clusters, -1)
+        return _packed([_star(each, clients.ids) for each in sets], 0, clients.ids)
+
+    def step(self, state: State, cohort: Sequence[int], clients: Clients, this_round: Round) -> tuple[State, RoundLog]:
+        """Run one round of Algorithm 1 for every set of models that is still in the running."""
+        estimates = [estimate(tree, cohort, clients) for tree in _unpacked(state, clients.ids)]
+        sets = [tree for tree, _ in estimates]
+        losses = [loss for _, loss in estimates]
+        best = losses.index(min(losses))
+        events = membership_events(state.tree, sets[best])
+        if len(sets) > 1 and this_round.number > self.restart_rounds:
+            events.insert(0, Event("restart", 0, {"chosen": best, "losses": losses}))
+            sets, best = [sets[best]], 0
+        moved = [self._moved(tree, cohort, clients, replace(this_round, travels="updates")) for tree in sets]
+        return _packed([tree for tree, _ in moved], best, clients.ids), log_of(moved[best][1], events)
+
+    def serve(self, state: State, clients: Clients) -> Mapping[int, int]:
+        """Return the node that each client is served with: the one it took, or would take now."""
+        unseen = [client for client, node in state.tree.leaf_of.items() if node == 0]
+        return estimate(state.tree, unseen, clients)[0].leaf_of if unseen else state.tree.leaf_of
+
+    def _moved(
+        self, tree: ParameterTree, cohort: Sequence[int], clients: Clients, this_round: Round
+    ) -> tuple[ParameterTree, list[ClusterRound]]:
+        """Move every model by what those who took it answer (options II and I); one that nobody took stays."""
+        models, rows = tree.models([tree.leaf_of[client] for client in cohort])
+        ask = clients.train if self.average == "models" else clients.gradients
+        updates = ask(cohort, models, rows, this_round)
+        parts = by_cluster(tree, updates)
+        if self.average == "models":
+            return move_clusters(tree, parts), parts
+        for part in parts:
+            share = float(part.updates.sizes.sum() / updates.sizes.sum())
+            tree = tree.moved(part.node, this_round.lr * share * weighted_mean(part.updates))
+        return tree, parts
+
+
+def estimate(tree: ParameterTree, ids: Sequence[int], clients: Clients) -> tuple[ParameterTree, float]:
+    """Put each client in the leaf whose model has the lowest loss on its training data; return their mean as well."""
+    leaves = [leaf.id for leaf in tree.leaves]
+    models, rows = tree.models(leaves)
+    asked = [client for client in ids for _ in leaves]
+    losses = clients.evaluate(asked, models, rows * len(ids), "train").losses.view(len(ids), len(leaves))
+    lowest, taken = losses.min(dim=1)
+    return tree.reassigned({c: leaves[i] for c, i in zip(ids, taken.tolist(), strict=True)}), float(lowest.mean())
+
+
+def _packed(sets: Sequence[ParameterTree], best: int, ids: Sequence[int]) -> State:
+    models = torch.stack([torch.stack([leaf.params for leaf in tree.leaves]) for tree in sets])
+    leaves = torch.tensor([[tree.leaf_of[client] for client in ids] for tree in sets])
+    return State(sets[best], {"models": models, "leaves": leaves} if len(sets) > 1 else {})
+
+
+def _unpacked(state: State, ids: Sequence[int]) -> list[ParameterTree]:
+    sets = zip(state.memory.get("models", ()), state.memory.get("leaves", ()), strict=True)
+    trees = [_star(models, ids).reassigned(dict(zip(ids, leaves.tolist(), strict=True))) for models, leaves in sets]
+    return trees or [state.tree]
+
+
+def _star(models: Tensor, ids: Sequence[int]) -> ParameterTree:
+    return ParameterTree.star([()] * len(models), models, unassigned=ids)

@@ -1,0 +1,190 @@
+"""PACFL: against the paper's steps, and what each kind of angle can see."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedclade import PACFL, ConfigError, LocalSpec, Oracle, load_federation, simulate
+from fedclade.algorithms.pacfl import angles
+from fedclade.clients import MeteredClients
+from fedclade.data.federation import ClientData, Federation, Pool
+from tests.reference.pacfl import angle_of_same_place, hierarchical_clustering, principal_vectors, smallest_angle
+from tests.tiny import play, simulated
+
+SPEC = LocalSpec(epochs=1, batch_size=10, lr=0.1)
+D, LABELS, P = 12, 4, 2
+
+
+def federation(kind: str, clients: int = 8, examples: int = 40) -> Federation:
+    """Two true clusters, of even and odd clients, that differ in their labels or in their inputs.
+
+    The inputs of each label scatter about a centre; the centres lie at different distances from zero, so that the
+    order of singular vectors is clear.
+    """
+    draw = np.random.default_rng(1)
+    y = draw.integers(LABELS, size=clients * examples)
+    centres = np.array([[8], [5], [3], [1.5]]) * draw.normal(size=(LABELS, D))
+    x = (centres[y] + 0.5 * draw.normal(size=(len(y), D))).astype(np.float32)
+    odd = np.repeat(np.arange(clients) % 2, examples) == 1
+    if kind == "inputs":
+        x[odd] = np.roll(x[odd], 3, axis=1)
+    swapped = torch.tensor([1, 0, 2, 3]) if kind == "labels" else None
+    parts = np.split(np.arange(len(y)), clients)
+    data = [
+        ClientData(i, f"c{i}", i, part[:-10], part[:0], part[-10:], swapped if i % 2 else None)
+        for i, part in enumerate(parts)
+    ]
+    pool = Pool("made up", torch.from_numpy(x), torch.from_numpy(y), y, np.arange(len(y)), np.arange(0), LABELS)
+    return Federation(pool, tuple(data), {i: i % 2 for i in range(clients)}, "made up")
+
+
+def found(world: Federation, **options) -> set[frozenset[int]]:
+    clients, _ = simulated(world, torch.nn.Linear(D, LABELS))
+    state = play(PACFL(**options), clients, clients.layout.flatten(torch.nn.Linear(D, LABELS)), 1, spec=SPEC).states[-1]
+    return {frozenset(leaf.members) for leaf in state.tree.leaves}
+
+
+TRUE = {frozenset(range(0, 8, 2)), frozenset(range(1, 8, 2))}
+EACH = [{"per_label": per, "angle": angle} for per in (True, False) for angle in ("smallest", "same_place")]
+
+
+def angles_by_hand(world: Federation, per_label: bool, angle: str) -> np.ndarray:
+    of_two = smallest_angle if angle == "smallest" else angle_of_same_place
+    labels = range(LABELS) if per_label else [None]
+    U = [[principal_vectors(world, i, P, label) for label in labels] for i in world.ids]
+    return np.array([[np.mean([of_two(u, v) for u, v in zip(a, b, strict=True)]) for b in U] for a in U])
+
+
+@pytest.mark.parametrize("options", EACH)
+def test_angles_equal_those_by_hand(options):
+    world = federation("labels")
+    clients, _ = simulated(world, torch.nn.Linear(D, LABELS))
+    found = angles(clients.subspaces(world.ids, P, options["per_label"]), options["angle"])
+    by_hand = angles_by_hand(world, **options)
+    np.fill_diagonal(by_hand, 0)
+    np.testing.assert_allclose(found, by_hand, atol=1e-2)
+    assert (found == found.T).all() or np.allclose(found, found.T, atol=1e-9)
+
+
+@pytest.mark.parametrize("options", EACH)
+@pytest.mark.parametrize("threshold", [5.0, 15.0, 25.0, 40.0, 90.0])
+def test_clusters_equal_those_by_hand_at_every_threshold(options, threshold):
+    world = federation("inputs")
+    by_hand = hierarchical_clustering(angles_by_hand(world, **options), threshold)
+    assert found(world, vectors=P, threshold=threshold, **options) == by_hand
+
+
+@pytest.mark.parametrize(
+    ("kind", "per_label", "seen"), [("labels", True, True), ("labels", False, False), ("inputs", False, True)]
+)
+@pytest.mark.parametrize("angle", ["smallest", "same_place"])
+def test_swapped_labels_show_per_label_only_and_other_inputs_without(kind, per_label, seen, angle):
+    clusters = found(federation(kind), vectors=P, clusters=2, per_label=per_label, angle=angle)
+    assert (clusters == TRUE) is seen
+
+
+def test_the_number_of_clusters_is_found():
+    assert found(federation("labels")) == TRUE
+    assert found(federation("inputs"), per_label=False) == TRUE
+
+
+def test_mnist_like_label_swaps_are_found_on_digits():
+    world = load_federation("digits", clients=12, shift="label_swap", clusters=3, seed=0)
+    run = simulate(PACFL(), "mclr", world, local=SPEC, rounds=2, seed=0)
+    assert run.summary["clusters"] | {"sizes": None} == {"found": 3, "true": 3, "ari": 1.0, "nmi": 1.0, "sizes": None}
+    assert [event["kind"] for event in run.events] == ["clustered"]
+
+
+def test_each_cluster_is_trained_as_the_oracle_trains_it():
+    world = federation("labels")
+    clients, params = simulated(world, torch.nn.Linear(D, LABELS))
+    ours = play(PACFL(), clients, params, 3, spec=SPEC, seed=2).states[-1].tree
+    oracle = play(Oracle(world.true_clusters), clients, params, 3, spec=SPEC, seed=2).states[-1].tree
+    assert [node.members for node in ours.nodes] == [node.members for node in oracle.nodes]
+    assert all(torch.equal(a.params, b.params) for a, b in zip(ours.leaves, oracle.leaves, strict=True))
+
+
+def test_all_clients_are_compared_once_whoever_is_in_the_cohort():
+    clients, params = simulated(federation("labels"), torch.nn.Linear(D, LABELS))
+    played = play(PACFL(), clients, params, 3, spec=SPEC, fraction=0.25)
+    assert {frozenset(leaf.members) for leaf in played.states[1].tree.leaves} == TRUE
+    assert [call.ids for call in played.clients.calls if call.what == "subspaces"] == [tuple(range(8))]
+    assert [len(log.losses) for log in played.logs] == [2, 2, 2]
+
+
+def test_labels_that_one_of_two_lacks_count_as_90_degrees_and_those_that_both_lack_not_at_all():
+    """Three labels in two dimensions: both hold the first, one the second, none the third."""
+    vectors = torch.zeros(2, 3, 2, 1)
+    vectors[0, 0, :, 0] = torch.tensor([1.0, 0.0])
+    vectors[1, 0, :, 0] = torch.tensor([0.5, 0.75**0.5])
+    vectors[1, 1, :, 0] = torch.tensor([0.0, 1.0])
+    for angle in ("smallest", "same_place"):
+        assert angles(vectors, angle)[0, 1] == pytest.approx((60 + 90) / 2, abs=1e-4)
+
+
+@given(st.integers(0, 2**31), st.integers(1, 4))
+@settings(max_examples=20)
+def test_signs_of_vectors_mean_nothing_and_angles_lie_between_0_and_90(seed, p):
+    draw = torch.Generator().manual_seed(seed)
+    vectors = torch.linalg.qr(torch.randn(3, 2, 6, p, generator=draw))[0]
+    signs = torch.randint(0, 2, (3, 2, 1, p), generator=draw) * 2.0 - 1
+    for angle in ("smallest", "same_place"):
+        plain = angles(vectors, angle)
+        np.testing.assert_allclose(angles(vectors * signs, angle), plain, atol=1e-4)
+        assert plain.min() >= 0
+        assert plain.max() <= 90
+
+
+def test_few_clients_make_one_cluster_unless_told_otherwise():
+    assert found(federation("labels", clients=1)) == {frozenset([0])}
+    assert found(federation("labels", clients=2)) == {frozenset([0, 1])}
+    assert found(federation("labels", clients=1), threshold=3.0) == {frozenset([0])}
+    assert found(federation("labels", clients=2), clusters=5) == {frozenset([0]), frozenset([1])}
+
+
+def test_clients_with_few_examples_of_a_label_are_compared_by_what_they_have():
+    """One or two examples of a label, or none, against three vectors."""
+    world = federation("labels")
+    clients = tuple(replace(c, train=c.train[: 6 if c.id < 4 else 30]) for c in world.clients)
+    assert found(replace(world, clients=clients), vectors=3, clusters=2) == TRUE
+
+
+def test_the_meter_counts_the_vectors():
+    world = federation("labels")
+    meter = MeteredClients(simulated(world, torch.nn.Linear(D, LABELS))[0])
+    meter.subspaces(world.ids, P, per_label=True)
+    assert meter.readings()["bytes_up"] == 8 * LABELS * D * P * 4
+    assert meter.readings()["bytes_down"] == 0
+    assert meter.readings()["seconds_train"] > 0
+
+
+def test_permuted_clients_send_the_same_vectors():
+    plain, hidden = (
+        simulate(PACFL(), "mclr", federation("labels"), local=SPEC, rounds=2, permute=permute)
+        for permute in (False, True)
+    )
+    for ours, theirs in zip(plain.tree.nodes, hidden.tree.nodes, strict=True):
+        assert ours.members == theirs.members
+        torch.testing.assert_close(ours.params, theirs.params, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "rule"),
+    [
+        ("vectors", 0, "at least 1"),
+        ("angle", "largest", "'smallest' or 'same_place'"),
+        ("threshold", 91.0, "an angle from 0 to 90 degrees, or 'auto'"),
+        ("threshold", "automatic", "an angle from 0 to 90 degrees, or 'auto'"),
+        ("clusters", 0, "at least 1"),
+    ],
+)
+def test_an_option_out_of_range_is_refused(option, value, rule):
+    with pytest.raises(ConfigError, match=re.escape(f"algorithm.{option} should be {rule}, got {value!r}")):
+        PACFL(**{option: value})
