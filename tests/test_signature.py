@@ -38,3 +38,11 @@ def test_the_seed_alone_decides():
     v = torch.arange(1000)
     assert torch.equal(Permutation(1, 1000, 900).apply(v), Permutation(1, 1000, 900).apply(v))
     assert not torch.equal(Permutation(1, 1000, 900).apply(v), Permutation(2, 1000, 900).apply(v))
+
+
+@given(st.integers(0, 2**63 - 1), st.integers(1, 40), st.integers(0, 10))
+def test_parameters_without_their_buffers_are_shuffled_alike(seed, parameters, buffers):
+    P = Permutation(seed, parameters + buffers, parameters)
+    v = torch.arange(parameters + buffers)
+    assert torch.equal(P.apply(v[:parameters]), P.apply(v)[:parameters])
+    assert torch.equal(P.invert(P.apply(v[:parameters])), v[:parameters])

@@ -34,12 +34,12 @@ class Permutation:
         self._inverse = torch.argsort(self._forward)
 
     def apply(self, vectors: Tensor) -> Tensor:
-        """Return P·v for vectors ``[..., S]``."""
-        return vectors[..., self._forward.to(vectors.device)]
+        """Return P·v for vectors ``[..., S]``, or for their parameters alone, ``[..., D]``."""
+        return vectors[..., self._forward[: vectors.shape[-1]].to(vectors.device)]
 
     def invert(self, vectors: Tensor) -> Tensor:
-        """Return P⁻¹·v for vectors ``[..., S]``."""
-        return vectors[..., self._inverse.to(vectors.device)]
+        """Return P⁻¹·v for vectors ``[..., S]``, or for their parameters alone, ``[..., D]``."""
+        return vectors[..., self._inverse[: vectors.shape[-1]].to(vectors.device)]
 
 
 class PermutedClients(ClientsWrapper):

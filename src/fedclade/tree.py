@@ -32,8 +32,8 @@ class Node:
     criteria
         The numbers by which its split was decided.
     cached
-        The members' updates at the parent's model before the split, Δ_e of eq. 47, ``[n, S]`` in the order of members;
-        None for the root, and where no split made the node.
+        The members' updates at the parent's model before the split, Δ_e of eq. 47, ``[n, S]`` or, without buffers,
+        ``[n, D]``, in the order of members; None for the root, and where no split made the node.
     """
 
     id: int
@@ -123,7 +123,7 @@ class ParameterTree:
         params
             The model ``[S]`` that the node keeps: the one at which the updates before the split were made.
         cached
-            Those updates for each child, ``[n, S]`` in ascending order of its members.
+            Those updates for each child, ``[n, S]`` or ``[n, D]``, in ascending order of its members.
         round_number
             The round in which it was decided.
         criteria
