@@ -15,7 +15,7 @@ import os
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
-from fedclade.algorithms import CFL, Algorithm, FedAvg, Local, Oracle
+from fedclade.algorithms import CFL, FLHC, Algorithm, FedAvg, Local, Oracle
 from fedclade.data import Federation, Pool, load_federation, pool_from_torch
 from fedclade.errors import (
     ConfigError,
@@ -33,6 +33,7 @@ from fedclade.tree import Node, ParameterTree
 
 __all__ = [
     "CFL",
+    "FLHC",
     "Algorithm",
     "ConfigError",
     "DataError",

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedclade import CFL, ConfigError, FedAvg, Local, LocalSpec, Oracle
+from fedclade import CFL, FLHC, ConfigError, FedAvg, Local, LocalSpec, Oracle
 from fedclade.algorithms import ALGORITHMS, build_algorithm
 from fedclade.algorithms.base import sample
 from fedclade.clients import Round
@@ -20,6 +20,7 @@ def test_every_algorithm_can_be_built_by_its_name():
         "local": Local,
         "oracle": Oracle,
         "cfl": CFL,
+        "fl_hc": FLHC,
     }
     assert all(entry.summary for entry in ALGORITHMS.values())
 
@@ -29,7 +30,7 @@ def test_options_reach_the_algorithm():
 
 
 def test_an_unknown_algorithm_suggests_the_nearest():
-    with pytest.raises(ConfigError, match=r"unknown algorithm 'clf'; did you mean 'cfl'\? \(known: cfl, fedavg, local"):
+    with pytest.raises(ConfigError, match=r"unknown algorithm 'clf'; did you mean 'cfl'\? \(known: cfl, fedavg, "):
         build_algorithm("clf")
 
 

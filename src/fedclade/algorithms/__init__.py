@@ -9,12 +9,14 @@ from typing import Any
 from fedclade.algorithms.base import Algorithm, Event, RoundLog, State
 from fedclade.algorithms.cfl import CFL
 from fedclade.algorithms.fedavg import FedAvg, Local, Oracle
+from fedclade.algorithms.fl_hc import FLHC
 from fedclade.arguments import check_arguments
 from fedclade.errors import ConfigError, unknown
 
 __all__ = [
     "ALGORITHMS",
     "CFL",
+    "FLHC",
     "Algorithm",
     "Event",
     "FedAvg",
@@ -39,6 +41,7 @@ ALGORITHMS: Mapping[str, Entry] = {
     "local": Entry(Local, "no federation: every client on its own"),
     "oracle": Entry(Oracle, "FedAvg within the true clusters, the best to hope for"),
     "cfl": Entry(CFL, "recursive optimal bi-partition by cosine similarity (Sattler et al. 2019)"),
+    "fl_hc": Entry(FLHC, "one step of hierarchical clustering of all updates (Briggs et al. 2020)"),
 }
 
 
