@@ -11,7 +11,7 @@ from scipy.stats import t as student
 from sklearn.cluster import AgglomerativeClustering
 
 from fedclade import ConfigError, UpdateError
-from fedclade.clustering import LINKAGES, agglomerate, cut, cut_height, n_clusters_by_gap
+from fedclade.clustering import LINKAGES, agglomerate, cut, cut_height, largest_gap, n_clusters_by_gap
 from fedclade.similarity import METRICS, distances
 from tests.reference import fl_hc as reference
 
@@ -102,19 +102,21 @@ def test_a_gap_counts_if_it_is_wider_than_the_heights_below_it_vary():
 def test_the_largest_gap_is_relative():
     """From 1 to 3 is less than from 3.2 to 6, but three times as high."""
     heights = np.array([0.98, 0.99, 1.0, 1.0, 1.01, 3.0, 3.2, 6.0])
-    assert n_clusters_by_gap(heights) == 4
+    assert largest_gap(heights) == n_clusters_by_gap(heights) == 4
     assert cut_height(heights, 4) == (1.01 + 3.0) / 2
 
 
 def test_there_are_no_more_clusters_than_half_of_the_clients():
     """Of eight clients two merge far below all others: that makes no seven clusters."""
-    heights = np.array([0.1, 1.0, 1.0, 1.01, 1.02, 1.02, 1.03])
+    heights = np.array([0.1, 1.0, 1.0, 1.01, 1.02, 1.02, 1.04])
+    assert largest_gap(heights) == 2
     assert n_clusters_by_gap(heights) == 1
 
 
 @pytest.mark.parametrize("m", [1, 2, 3])
 def test_fewer_than_four_clients_are_one_cluster(m):
-    assert n_clusters_by_gap(np.array([0.1, 100.0][: m - 1])) == 1
+    heights = np.array([0.1, 100.0][: m - 1])
+    assert largest_gap(heights) == n_clusters_by_gap(heights) == 1
 
 
 @pytest.mark.parametrize("metric", METRICS)

@@ -126,13 +126,8 @@ def cut(merges: Merges, n_clusters: int) -> Labels:
     return np.argsort(np.lexsort((first, -sizes)))[inverse]
 
 
-def n_clusters_by_gap(heights: NDArray[np.float64]) -> int:
-    """Return how many clusters the heights of the merges speak for: cut at their largest relative gap, or not at all.
-
-    Clusters show as a gap between the heights at which their members merge and those at which they do themselves. But
-    even clients that all agree have a largest gap. It counts only if it is wider than chance would make it: than
-    t₀.₉₇₅(n − 1)·s, where s is the standard deviation of the n heights below, and t Student's quantile, 2 for many
-    heights and more for few. (So Mojena's rule of 1977 cuts above the mean height plus a multiple of s.)
+def largest_gap(heights: NDArray[np.float64]) -> int:
+    """Return how many clusters a cut leaves at the largest relative gap between the heights of two merges.
 
     Parameters
     ----------
@@ -142,20 +137,43 @@ def n_clusters_by_gap(heights: NDArray[np.float64]) -> int:
     Returns
     -------
     int
-        From 1 to m/2. It takes four clients to find two clusters: with fewer there is no spread to compare with.
+        From 2 to m/2, as two clients that happen to be alike make no cluster; 1 if there are fewer than four clients.
     """
     m = len(heights) + 1
-    numbers = np.arange(2, m // 2 + 1)
-    if not len(numbers) or not heights[-1]:
+    if m < 4:
         return 1
+    numbers = np.arange(2, m // 2 + 1)
     above, below = heights[m - numbers], heights[m - numbers - 1]
     with np.errstate(divide="ignore", invalid="ignore"):
-        gaps = np.where(above > 0, above / below, 1.0)  # equal clients merge at 0, far below all others
-    widest = int(np.argmax(gaps))
-    n_clusters = int(numbers[widest])
-    noise = heights[: m - n_clusters]
+        gaps = np.where(above > 0, above / below, 1.0)  # clients that are equal merge at 0
+    return int(numbers[np.argmax(gaps)])
+
+
+def n_clusters_by_gap(heights: NDArray[np.float64]) -> int:
+    """Return how many clusters the heights of the merges speak for: cut at their largest relative gap, or not at all.
+
+    Clusters show as a gap between the heights at which their members merge and those at which they do themselves. But
+    clients that all agree have a largest gap, too. It counts only if it is wider than t₀.₉₇₅(n − 1)·s, where s is the
+    standard deviation of the n heights below it and t the quantile of Student's distribution: 2 for many heights, more
+    for few. (Mojena's rule of 1977 cuts above the mean height plus a multiple of s; this one counts from the highest.)
+
+    Parameters
+    ----------
+    heights
+        Of the merges of m clients, ascending, ``[m-1]``.
+
+    Returns
+    -------
+    int
+        From 1 to m/2.
+    """
+    n_clusters = largest_gap(heights)
+    if n_clusters == 1:
+        return 1
+    first_above = len(heights) + 1 - n_clusters
+    noise = heights[:first_above]
     bound = stdtrit(len(noise) - 1, 0.975) * noise.std(ddof=1)
-    return n_clusters if above[widest] - below[widest] > bound else 1
+    return n_clusters if heights[first_above] - noise[-1] > bound else 1
 
 
 def cut_height(heights: NDArray[np.float64], n_clusters: int) -> float | None:
