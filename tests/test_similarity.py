@@ -5,8 +5,10 @@ import math
 import numpy as np
 import pytest
 import torch
+from scipy.spatial.distance import pdist, squareform
 
-from fedclade.similarity import cosine_similarity, gamma_bound, separation_gap
+from fedclade import ConfigError
+from fedclade.similarity import METRICS, cosine_similarity, distances, gamma_bound, separation_gap
 
 
 def in_float64(signatures: torch.Tensor) -> np.ndarray:
@@ -70,3 +72,37 @@ def test_separation_gap_is_negative_in_a_pure_cluster():
 def test_separation_gap_of_clients_that_are_all_different():
     """No pair lies inside a cluster: a client's similarity to itself, 1, is the smallest inside."""
     assert separation_gap(ALPHA, [5, 6, 7], alpha_cross_max=0.1) == 1 - 0.1
+
+
+@pytest.mark.parametrize(("metric", "name"), [("l1", "cityblock"), ("l2", "euclidean"), ("cosine", "cosine")])
+@pytest.mark.parametrize(("n", "size"), [(2, 1), (7, 40), (5, 256), (6, 1000)])
+def test_distances_equal_the_definitions_in_float64(metric, name, n, size):
+    signatures = torch.randn(n, size, generator=torch.Generator().manual_seed(n))
+    found = distances(signatures, metric)
+    assert found.dtype == np.float64
+    np.testing.assert_allclose(found, pdist(signatures.double().numpy(), name), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_equal_rows_are_at_distance_0_to_the_end_even_far_from_the_origin(metric):
+    """Differences of squares would not tell 1e-4 from 0 at norm 1,000."""
+    row = 1.0 + torch.rand(100_000, generator=torch.Generator().manual_seed(0))
+    other = row.clone()
+    other[:50_000] *= 1.01
+    apart = squareform(distances(torch.stack([row, other, row, row]), metric))
+    assert (apart[np.ix_([0, 2, 3], [0, 2, 3])] == 0).all()
+    assert (apart[1, [0, 2, 3]] > 0).all()
+
+
+def test_a_row_of_zeros_is_at_cosine_distance_1():
+    assert distances(torch.tensor([[0.0, 0.0], [1.0, 0.0], [-2.0, 0.0]]), "cosine").tolist() == [1, 1, 2]
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_one_row_has_no_distances(metric):
+    assert distances(torch.ones(1, 300), metric).shape == (0,)
+
+
+def test_an_unknown_metric_suggests_the_nearest():
+    with pytest.raises(ConfigError, match=r"unknown metric 'cosin'; did you mean 'cosine'\? \(known: cosine, l1, l2\)"):
+        distances(torch.ones(2, 2), "cosin")

@@ -15,7 +15,20 @@ import os
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
-from fedclade.algorithms import CFL, IFCA, PACFL, Algorithm, Ditto, FedAvg, FedGroup, FeSEM, FineTune, Local, Oracle
+from fedclade.algorithms import (
+    CFL,
+    FLHC,
+    IFCA,
+    PACFL,
+    Algorithm,
+    Ditto,
+    FedAvg,
+    FedGroup,
+    FeSEM,
+    FineTune,
+    Local,
+    Oracle,
+)
 from fedclade.data import Federation, Pool, load_federation, pool_from_torch
 from fedclade.errors import (
     ConfigError,
@@ -35,6 +48,7 @@ from fedclade.tree import Node, ParameterTree
 
 __all__ = [
     "CFL",
+    "FLHC",
     "IFCA",
     "PACFL",
     "Algorithm",

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedclade import CFL, ConfigError, FedAvg, FedGroup, Local, LocalSpec, Oracle
+from fedclade import CFL, FLHC, ConfigError, FedAvg, FedGroup, Local, LocalSpec, Oracle
 from fedclade.algorithms import ALGORITHMS, IFCA, PACFL, Ditto, FeSEM, FineTune, State, build_algorithm
 from fedclade.algorithms.base import membership_events, sample
 from fedclade.clients import Round
@@ -27,6 +27,7 @@ def test_every_algorithm_can_be_built_by_its_name():
         "pacfl": PACFL,
         "ditto": Ditto,
         "finetune": FineTune,
+        "fl_hc": FLHC,
     }
     assert all(entry.summary for entry in ALGORITHMS.values())
 

@@ -13,6 +13,7 @@ from fedclade.algorithms.fedavg import FedAvg, Local, Oracle
 from fedclade.algorithms.fedgroup import FedGroup
 from fedclade.algorithms.fesem import FeSEM
 from fedclade.algorithms.finetune import FineTune
+from fedclade.algorithms.fl_hc import FLHC
 from fedclade.algorithms.ifca import IFCA
 from fedclade.algorithms.pacfl import PACFL
 from fedclade.arguments import check_arguments
@@ -21,6 +22,7 @@ from fedclade.errors import ConfigError, unknown
 __all__ = [
     "ALGORITHMS",
     "CFL",
+    "FLHC",
     "IFCA",
     "PACFL",
     "Algorithm",
@@ -51,6 +53,7 @@ ALGORITHMS: Mapping[str, Entry] = {
     "local": Entry(Local, "no federation: every client on its own"),
     "oracle": Entry(Oracle, "FedAvg within the true clusters, the best to hope for"),
     "cfl": Entry(CFL, "recursive optimal bi-partition by cosine similarity (Sattler et al. 2019)"),
+    "fl_hc": Entry(FLHC, "one step of hierarchical clustering of all updates (Briggs et al. 2020)"),
     "fedgroup": Entry(
         FedGroup, "groups by the first updates, newcomers by theirs; FedGrouProx with mu > 0 (Duan et al. 2020)"
     ),

@@ -4,6 +4,7 @@ Nothing here needs matplotlib until a figure is drawn.
 """
 
 from fedclade.report.comparison import Comparison
+from fedclade.report.dendrogram import dendrogram_figure
 from fedclade.report.estimates import ComparisonRow, Estimate
 from fedclade.report.figures import accuracy_figure, norms_figure, save_figures
 from fedclade.report.heat_maps import similarity_figure
@@ -15,6 +16,7 @@ __all__ = [
     "Estimate",
     "accuracy_figure",
     "cluster_table",
+    "dendrogram_figure",
     "event_table",
     "has_splits",
     "norms_figure",

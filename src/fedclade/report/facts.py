@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 
 from fedclade.metrics import perplexity
 from fedclade.store.run import Row, Run
@@ -117,6 +118,30 @@ def splits_by_round(tree: ParameterTree) -> dict[int, list[int]]:
         if node.split_in:
             splits[node.split_in].append(node.id)
     return dict(sorted(splits.items()))
+
+
+def clustering_step(run: Run) -> Row | None:
+    """Return the event of the last step of hierarchical clustering; None if there was none."""
+    steps = [event for event in run.events if event["kind"] == "clustered" and "merges" in event]
+    return steps[-1] if steps else None
+
+
+def children_of_split(run: Run, event: Row) -> dict[int, int]:
+    """Return the node that each client of a node went to in the round of an event; the node itself without a split."""
+    node = run.tree.nodes[event["node"]]
+    born = [child for child in run.tree.children(node.id) if child.born == event["round"]]
+    return {client: part.id for part in (node, *born) for client in part.members}
+
+
+def blocks(labels: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Return the runs of equal labels: start, size, label."""
+    found: list[tuple[int, int, int]] = []
+    start = 0
+    for label, same in groupby(labels):
+        size = len(list(same))
+        found.append((start, size, label))
+        start += size
+    return found
 
 
 def score_courses(run: Run) -> dict[int, Course]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedclade.report import facts, style
+from fedclade.report.dendrogram import dendrogram_figure
 from fedclade.report.facts import Course
 from fedclade.report.formats import count
 from fedclade.report.heat_maps import ALONE, similarity_figure
@@ -33,7 +34,7 @@ MEAN: dict[str, Any] = {"color": style.CLUSTERS[1], "linewidth": 2.0, "zorder": 
 
 
 def save_figures(run: Run, folder: str | Path) -> list[Path]:
-    """Draw a run: ``accuracy.png``, ``norms.png`` and ``similarity.png``.
+    """Draw a run: ``accuracy.png``, ``norms.png``, ``similarity.png`` and, if it has one, ``dendrogram.png``.
 
     Parameters
     ----------
@@ -53,6 +54,8 @@ def save_figures(run: Run, folder: str | Path) -> list[Path]:
         If matplotlib is not installed.
     """
     drawn = {"accuracy": accuracy_figure(run), "norms": norms_figure(run), "similarity": similarity_figure(run)}
+    if (dendrogram := dendrogram_figure(run)) is not None:
+        drawn["dendrogram"] = dendrogram
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
     return [style.save(figure, target / f"{name}.png") for name, figure in drawn.items()]

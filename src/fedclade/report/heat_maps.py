@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -96,7 +95,7 @@ def _draw(axes: Axes, matrix: SimilarityMatrix, order: _Order, limit: float, *, 
     np.fill_diagonal(alpha, np.nan)
     axes.imshow(alpha, cmap=style.diverging_map(), vmin=-limit, vmax=limit, extent=(0, n, n, 0), aspect="auto")
     clients = [matrix.clients[row] for row in rows]
-    blocks = _blocks([order.leaf_of[client] for client in clients])
+    blocks = facts.blocks([order.leaf_of[client] for client in clients])
     if len(blocks) * NARROWEST <= 1:
         for start, _, _ in blocks[1:]:
             axes.axhline(start, color="white", linewidth=2 if is_large else 1, gid="between leaves")
@@ -118,7 +117,7 @@ def _draw(axes: Axes, matrix: SimilarityMatrix, order: _Order, limit: float, *, 
 def _draw_truth(axes: Axes, labels: Sequence[int], *, named: bool) -> None:
     """Draw a strip at the left of a heat map, coloured by true cluster."""
     n, width = len(labels), 0.045 * len(labels)
-    for start, size, label in _blocks(labels):
+    for start, size, label in facts.blocks(labels):
         color = style.TRUTH[label % len(style.TRUTH)]
         axes.bar(-0.7 * width, size, width, bottom=start, color=color, gid="true cluster")
         if named and size >= 0.04 * n:
@@ -128,17 +127,6 @@ def _draw_truth(axes: Axes, labels: Sequence[int], *, named: bool) -> None:
     axes.set_ylim(n, 0)
     if named:
         style.label(axes, y="true cluster")
-
-
-def _blocks(labels: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Return the runs of equal labels: start, size, label."""
-    blocks: list[tuple[int, int, int]] = []
-    start = 0
-    for label, same in groupby(labels):
-        size = len(list(same))
-        blocks.append((start, size, label))
-        start += size
-    return blocks
 
 
 @dataclass(frozen=True)

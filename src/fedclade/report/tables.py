@@ -164,11 +164,19 @@ def _target(target: Mapping[str, float | int | None]) -> str:
 
 def _captions(events: Sequence[Row], *, any_split: bool) -> str | None:
     lines = [] if any_split else ["No cluster was split."]
+    lines += [_clustering(event) for event in events if event["kind"] == "clustered" and "merges" in event]
     if rejected := [event for event in events if event["kind"] == "rejected"]:
         last = rejected[-1]
         why = escape(str(last["because"]))
         lines.append(f"{count(len(rejected), 'bi-partition')} rejected, the last in round {last['round']}: {why}")
     return "\n".join(lines) or None
+
+
+def _clustering(step: Row) -> str:
+    """Say what a step of hierarchical clustering found."""
+    found, cut = count(len(step["sizes"]), "cluster"), step["threshold"]
+    where = "not cut" if cut is None else f"cut at {number(cut)}"
+    return f"Round {step['round']}: {found} by {step['metric']} distance and {step['linkage']} linkage, {where}"
 
 
 def _node_text(node: Node, tree: ParameterTree, last_round: int | None, outcome: Outcome | None) -> Text:

@@ -1,0 +1,135 @@
+"""Seconds and memory of one clustering of m clients' updates, for every method.
+
+Updates are made up: four clusters, each a direction of its own, in noise that is twice as long. Every measurement has a
+process of its own, since a process never tells less memory than it once had; memory is what is taken beyond the
+updates. Of the four clusters the bi-partition can find but one.
+
+    python benchmarks/clustering.py
+"""
+
+from __future__ import annotations
+
+import fedclade  # noqa: F401  # isort: skip  (before torch, whose threads then sleep while they wait)
+
+import argparse
+import json
+import multiprocessing
+import resource
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from sklearn.metrics import adjusted_rand_score
+from torch import Tensor
+
+from fedclade.clustering import LINKAGES, agglomerate, cut, optimal_bipartition
+from fedclade.similarity import METRICS, Similarity, cosine_similarity, distances
+
+CLUSTERS = 4
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way to cluster clients.
+
+    Parameters
+    ----------
+    compare
+        From updates ``[m, D]`` to similarities, distances, or whatever else clients are compared by.
+    cluster
+        From these to the cluster of each client, ``[m]``.
+    """
+
+    compare: Callable[[Tensor], Any]
+    cluster: Callable[[Any], Any]
+
+
+def two_clusters(alpha: Similarity) -> list[bool]:
+    m = len(alpha)
+    first = set(optimal_bipartition(alpha, range(m)).first)
+    return [client in first for client in range(m)]
+
+
+def hierarchical(metric: str, linkage: str) -> Method:
+    return Method(partial(distances, metric=metric), lambda apart: cut(agglomerate(apart, linkage), CLUSTERS))
+
+
+METHODS: Mapping[str, Method] = {
+    "bi-partition": Method(cosine_similarity, two_clusters),
+    **{
+        f"{metric} {linkage}": hierarchical(metric, linkage)
+        for metric in METRICS
+        for linkage in LINKAGES
+        if linkage != "ward" or metric == "l2"
+    },
+}
+
+
+def updates_of(clients: int, size: int) -> tuple[Tensor, list[int]]:
+    """Make up updates ``[m, D]``, and the true cluster of each."""
+    draw = torch.Generator().manual_seed(0)
+    truth = [client % CLUSTERS for client in range(clients)]
+    updates = torch.randn(clients, size, generator=draw).mul_(2.0)
+    centres = torch.randn(CLUSTERS, size, generator=draw)
+    for client, cluster in enumerate(truth):
+        updates[client] += centres[cluster]
+    return updates, truth
+
+
+def peak_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def measure(method: str, clients: int, size: int, threads: int) -> dict[str, Any]:
+    torch.set_num_threads(threads)
+    updates, truth = updates_of(clients, size)
+    chosen = METHODS[method]
+    chosen.cluster(chosen.compare(updates[:8]))  # what is loaded on first use
+    before, start = peak_bytes(), perf_counter()
+    compared = chosen.compare(updates)
+    middle = perf_counter()
+    labels = chosen.cluster(compared)
+    end = perf_counter()
+    return {
+        **{"method": method, "clients": clients, "size": size, "threads": threads},
+        **{"seconds_compare": middle - start, "seconds_cluster": end - middle, "bytes": peak_bytes() - before},
+        "ari": float(adjusted_rand_score(truth, labels)),
+    }
+
+
+def in_a_process(*arguments: Any) -> dict[str, Any]:
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(measure, arguments)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clients", nargs="+", type=int, default=[1_000, 10_000])
+    parser.add_argument("--size", type=int, default=7_850, help="D; by default that of logistic regression on MNIST")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    for clients in arguments.clients:
+        table = Table(title=f"{clients:,} clients, updates of {arguments.size:,} entries, {arguments.threads} threads")
+        for column in ("method", "compare, s", "cluster, s", "memory, GB", "ARI"):
+            table.add_column(column, justify="left" if column == "method" else "right")
+        for method in arguments.methods:
+            rows.append(row := in_a_process(method, clients, arguments.size, arguments.threads))
+            times = (f"{row[step]:.2f}" for step in ("seconds_compare", "seconds_cluster"))
+            table.add_row(method, *times, f"{row['bytes'] / 1e9:.2f}", f"{row['ari']:.2f}")
+        Console().print(table)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(rows, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

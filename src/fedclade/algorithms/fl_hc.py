@@ -1,0 +1,151 @@
+"""FL+HC: Briggs, Fan, Andras 2020, "Federated learning with hierarchical clustering", Algorithm 1.
+
+Where the paper leaves a choice, this file makes it:
+
+- The round that asks all clients for Δw is a round of its own and moves no model: line 12 starts every cluster from the
+  w at which the updates were made. With one cluster as the answer, FL+HC is FedAvg that paused for a round.
+- Clients are compared by their updates Δw (line 8, section II), not by their parameters (section I-C).
+- Average linkage is the mean distance over all pairs (UPGMA). Section I-C compares the averages of the clusters, which
+  is centroid linkage and can merge at falling distances, against the monotonicity that the same section counts on.
+- The paper tries several thresholds T and reports the best. Without one, T is where the merge heights have their
+  largest relative gap, if that is wider than chance makes it: :func:`~fedclade.clustering.n_clusters_by_gap`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedclade.algorithms.base import (
+    Algorithm,
+    ClusterRound,
+    Event,
+    RoundLog,
+    State,
+    log_of,
+    move_clusters,
+    train_clusters,
+)
+from fedclade.clients import Clients, Round
+from fedclade.clustering import LINKAGES, agglomerate, cut, cut_height, n_clusters_by_gap
+from fedclade.errors import ConfigError, UpdateError, require, unknown
+from fedclade.similarity import METRICS, distances
+from fedclade.tree import ParameterTree
+
+
+@dataclass(frozen=True, kw_only=True)
+class FLHC(Algorithm):
+    """Federated learning with one step of hierarchical clustering (Briggs et al. 2020, Algorithm 1).
+
+    Parameters
+    ----------
+    rounds_before
+        n of Algorithm 1: rounds of federated learning before the round in which all clients are clustered.
+    metric
+        Of the distance between two updates: ``l1``, ``l2`` or ``cosine``.
+    linkage
+        Of the distance between two clusters: ``single``, ``complete``, ``average``, or ``ward``, with ``l2`` only. The
+        defaults, ``l1`` and ``complete``, are the paper's for clients of whom nothing is known.
+    threshold
+        T: clusters merge up to this distance, in parameter units, or in [0, 2] for ``cosine``. ``"auto"``, as when it
+        is left out: at the largest gap between merges, or one cluster if there is none to speak of.
+    n_clusters
+        Merge until so many are left, instead of up to a threshold.
+
+    Raises
+    ------
+    ConfigError
+        If a name is unknown, a value is out of range, or two do not go together.
+    """
+
+    needs_updates: ClassVar[bool] = False
+
+    rounds_before: int = 10
+    metric: str = "l1"
+    linkage: str = "complete"
+    threshold: float | Literal["auto"] | None = None
+    n_clusters: int | None = None
+
+    def __post_init__(self) -> None:
+        for kind, name, known in (("metric", self.metric, METRICS), ("linkage", self.linkage, LINKAGES)):
+            if name not in known:
+                raise ConfigError(unknown(kind, name, known))
+        fits = self.linkage != "ward" or self.metric == "l2"
+        holds = self.threshold > 0 if isinstance(self.threshold, int | float) else self.threshold in (None, "auto")
+        either = self.threshold is None or self.n_clusters is None
+        require(
+            ("algorithm.rounds_before", self.rounds_before, self.rounds_before >= 0, "at least 0"),
+            ("algorithm.metric", self.metric, fits, "'l2' with linkage 'ward'"),
+            ("algorithm.threshold", self.threshold, holds, "greater than 0, or 'auto'"),
+            ("algorithm.threshold", self.threshold, either, "left out where n_clusters is given"),
+            ("algorithm.n_clusters", self.n_clusters, self.n_clusters is None or self.n_clusters >= 1, "at least 1"),
+        )
+
+    def init(self, params: Tensor, clients: Clients) -> State:
+        """Put all clients in one cluster (line 2).
+
+        Raises
+        ------
+        ConfigError
+            If more clusters are asked for than there are clients.
+        """
+        n, most = self.n_clusters, len(clients.ids)
+        require(("algorithm.n_clusters", n, n is None or n <= most, f"at most the number of clients, {most}"))
+        return State(ParameterTree.root_only(clients.ids, params))
+
+    def step(self, state: State, cohort: Sequence[int], clients: Clients, this_round: Round) -> tuple[State, RoundLog]:
+        """Run a round of federated learning in every cluster, or the clustering step.
+
+        Raises
+        ------
+        UpdateError
+            If a client does not answer in the round of the clustering step.
+        """
+        if this_round.number != self.rounds_before + 1:
+            parts = train_clusters(state, cohort, clients, this_round)  # lines 4 and 14, that is 19 to 23
+            return State(move_clusters(state.tree, parts)), log_of(parts)  # line 24
+        parts = train_clusters(state, clients.ids, clients, this_round)  # lines 7 to 9
+        if absent := sorted(set(clients.ids).difference(*(part.updates.ids for part in parts))):
+            raise UpdateError(f"round {this_round.number}: FL+HC clusters all clients at once; no answer from {absent}")
+        tree, events = self._clustered(state.tree, parts[0], this_round.number)
+        return State(tree), log_of(parts, events, phase="cluster")
+
+    def _clustered(self, tree: ParameterTree, part: ClusterRound, number: int) -> tuple[ParameterTree, list[Event]]:
+        """Cluster the updates (line 10); every cluster goes on from the joint model (lines 11 and 12)."""
+        root, updates = tree.nodes[part.node], part.updates
+        merges = agglomerate(distances(updates.signatures, self.metric), self.linkage)
+        n_clusters, threshold = self._cut(merges[:, 2])
+        labels = cut(merges, n_clusters)
+        clusters = [[updates.ids[i] for i in np.flatnonzero(labels == label)] for label in range(n_clusters)]
+        told = {
+            "metric": self.metric,
+            "linkage": self.linkage,
+            "threshold": threshold,
+            "sizes": [len(cluster) for cluster in clusters],
+            "clients": list(updates.ids),
+            "merges": [[int(a), int(b), height] for a, b, height, _ in merges.tolist()],
+        }
+        events = [Event("clustered", root.id, told)]
+        if n_clusters > 1:
+            assert threshold is not None  # as merges are undone
+            cached = [updates.signatures_of(cluster) for cluster in clusters]
+            height = {"threshold": threshold}
+            tree = tree.split(
+                root.id, clusters, params=root.params, cached=cached, round_number=number, criteria=height
+            )
+            children = [child.id for child in tree.children(root.id)]
+            details = {**part.geometry.criteria, "clusters": clusters, "children": children}
+            events.append(Event("split", root.id, details))
+        return tree, events
+
+    def _cut(self, heights: NDArray[np.float64]) -> tuple[int, float | None]:
+        """Return the number of clusters, and the height T of the cut; None where nothing was cut."""
+        if isinstance(self.threshold, int | float):
+            return 1 + int(np.count_nonzero(heights > self.threshold)), self.threshold
+        n_clusters = self.n_clusters or n_clusters_by_gap(heights)
+        return n_clusters, cut_height(heights, n_clusters)

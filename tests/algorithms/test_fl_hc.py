@@ -1,0 +1,80 @@
+"""FL+HC's options, and what ``threshold = "auto"`` makes of clients that agree and of clients that do not."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+from fedclade import FLHC, ConfigError, LocalSpec, load_federation, simulate
+from fedclade.algorithms import build_algorithm
+from tests.tiny import ScriptedClients
+
+LOCAL = LocalSpec(epochs=3, batch_size=20, lr=0.1)
+
+
+@pytest.mark.parametrize(("metric", "linkage"), [("l2", "ward"), ("cosine", "average")])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize(("shift", "found"), [("none", 1), ("label_swap", 4), ("label_permutation", 4)])
+def test_auto_finds_the_clusters_of_digits_and_none_where_there_are_none(metric, linkage, seed, shift, found):
+    """The paper: "in the iid setting, the Euclidean and cosine distance metrics correctly failed to split"."""
+    federation = load_federation("digits", clients=20, shift=shift, seed=seed)
+    algorithm = FLHC(rounds_before=3, metric=metric, linkage=linkage, threshold="auto")
+    run = simulate(algorithm, "mlp", federation, local=LOCAL, rounds=4, seed=seed, engine="loop", evaluate_every=4)
+    assert run.summary["clusters"]["found"] == found
+    assert run.summary["clusters"]["ari"] == (None if found == 1 else 1.0)
+
+
+def test_the_defaults_are_the_papers_for_unknown_heterogeneity():
+    assert build_algorithm("fl_hc") == FLHC(rounds_before=10, metric="l1", linkage="complete", threshold=None)
+    assert build_algorithm("fl_hc", {"threshold": 3}) == FLHC(threshold=3.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"rounds_before": -1}, "algorithm.rounds_before should be at least 0, got -1"),
+        ({"linkage": "ward"}, "algorithm.metric should be 'l2' with linkage 'ward', got 'l1'"),
+        ({"linkage": "ward", "metric": "cosine"}, "algorithm.metric should be 'l2' with linkage 'ward', got 'cosine'"),
+        ({"threshold": 0.0}, "algorithm.threshold should be greater than 0, or 'auto', got 0.0"),
+        ({"threshold": float("nan")}, "algorithm.threshold should be greater than 0, or 'auto', got nan"),
+        ({"threshold": "gap"}, "algorithm.threshold should be greater than 0, or 'auto', got 'gap'"),
+        ({"n_clusters": 0}, "algorithm.n_clusters should be at least 1, got 0"),
+        (
+            {"n_clusters": 4, "threshold": 2.0},
+            "algorithm.threshold should be left out where n_clusters is given, got 2.0",
+        ),
+        (
+            {"n_clusters": 4, "threshold": "auto"},
+            "algorithm.threshold should be left out where n_clusters is given, got 'auto'",
+        ),
+        ({"metric": "cos"}, "unknown metric 'cos'; did you mean 'cosine'? (known: cosine, l1, l2)"),
+        (
+            {"linkage": "wards"},
+            "unknown linkage 'wards'; did you mean 'ward'? (known: average, complete, single, ward)",
+        ),
+    ],
+)
+def test_options_that_cannot_be_are_refused(options, text):
+    with pytest.raises(ConfigError, match=f"^{re.escape(text)}$"):
+        FLHC(**options)
+
+
+def test_a_threshold_of_the_wrong_kind_is_refused_by_name():
+    text = "threshold of algorithm 'fl_hc' should be a number or 'auto' or left out, got 'high'"
+    with pytest.raises(ConfigError, match=re.escape(text)):
+        build_algorithm("fl_hc", {"threshold": "high"})
+
+
+def test_all_errors_come_at_once():
+    with pytest.raises(ConfigError) as caught:
+        FLHC(rounds_before=-1, linkage="ward", threshold=-1.0, n_clusters=0)
+    assert len(str(caught.value).splitlines()) == 5
+
+
+def test_more_clusters_than_clients_are_refused():
+    clients = ScriptedClients(dict.fromkeys(range(3), (0.0,)))
+    assert FLHC(n_clusters=3).init(torch.zeros(1), clients)
+    with pytest.raises(ConfigError, match=r"algorithm\.n_clusters should be at most the number of clients, 3, got 4"):
+        FLHC(n_clusters=4).init(torch.zeros(1), clients)
