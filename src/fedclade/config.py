@@ -186,7 +186,8 @@ def check_config(raw: Mapping[str, Any]) -> Config:
     target = problems.building("target", Target, sections["target"])
     privacy = problems.building("privacy", Privacy, sections["privacy"])
     if top is not None and target is not None:
-        problems.collect("", check_settings, **asdict(top), target=target.accuracy)
+        settings = {key: value for key, value in asdict(top).items() if key in known_arguments(check_settings)}
+    problems.collect("", check_settings, **settings, target=target.accuracy)
     if top is not None and signature is not None and algorithm.get("name") in ALGORITHMS:
         kind = ALGORITHMS[algorithm["name"]].algorithm
         problems.collect("", check_stream, top.stream, kind, signature)
