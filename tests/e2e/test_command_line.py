@@ -94,6 +94,19 @@ def test_run_writes_the_whole_run_folder(fedclade: Callable[..., Outcome], small
     }
 
 
+def test_a_dendrogram_is_drawn_from_the_run_folder_alone(fedclade: Callable[..., Outcome], tmp_path: Path):
+    fl_hc = SMALL.replace('name = "cfl"\neps2 = 0.4', 'name = "fl_hc"\nrounds_before = 1\nn_clusters = 2')
+    (tmp_path / "fl_hc.toml").write_text(fl_hc)
+    outcome = fedclade("run", "fl_hc.toml", "--out", "result")
+    assert outcome.code == 0, outcome.err
+    picture = tmp_path / "result/figures/dendrogram.png"
+    drawn = picture.read_bytes()
+    picture.unlink()
+    outcome = fedclade("report", "result")
+    assert "Round 2: 2 clusters by l1 distance and complete linkage, cut at" in outcome.out
+    assert picture.read_bytes() == drawn
+
+
 def test_a_run_folder_keeps_its_contract(fedclade: Callable[..., Outcome], small: str, tmp_path: Path):
     """The columns and keys that others script against."""
     fedclade("run", small, "--out", "result")
