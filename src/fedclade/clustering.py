@@ -191,3 +191,23 @@ def cut_height(heights: NDArray[np.float64], n_clusters: int) -> float | None:
     kept = np.concatenate([[0.0], heights])
     undone = len(heights) + 1 - n_clusters
     return float((kept[undone] + kept[undone + 1]) / 2)
+
+
+def where_to_cut(
+    heights: NDArray[np.float64], threshold: float | str | None, n_clusters: int | None
+) -> tuple[int, float | None]:
+    """Return the number of clusters, and the height of the cut; None where nothing is cut.
+
+    Parameters
+    ----------
+    heights
+        Of the merges of m clients, ascending, ``[m-1]``.
+    threshold
+        Clusters merge up to this height. Without a number: by ``n_clusters``, or else by the largest gap.
+    n_clusters
+        From 1 to m, or None.
+    """
+    if isinstance(threshold, int | float):
+        return 1 + int(np.count_nonzero(heights > threshold)), threshold
+    n_clusters = n_clusters or n_clusters_by_gap(heights)
+    return n_clusters, cut_height(heights, n_clusters)

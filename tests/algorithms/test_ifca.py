@@ -78,6 +78,12 @@ def test_the_estimate_is_the_lowest_loss_on_training_data():
     assert [call.split for call in play(IFCA(clusters=3), clients, start, 1).clients.calls if call.split] == ["train"]
 
 
+def test_a_loss_that_is_no_number_is_the_highest():
+    clients = choosers()
+    tree = IFCA().init(torch.tensor([[float("nan")], [10.0]]), clients).tree
+    assert set(estimate(tree, range(4), clients)[0].leaf_of.values()) == {2}
+
+
 def test_a_cluster_moves_by_its_share_of_the_cohort_with_gradients():
     """Clients 0 and 1 of 3 and 1 examples take model 1; the others, of 4 together, model 2."""
     clients = choosers(sizes={0: 3, 1: 1, 2: 2, 3: 2})

@@ -15,6 +15,8 @@ from fedclade import PACFL, ConfigError, LocalSpec, Oracle, load_federation, sim
 from fedclade.algorithms.pacfl import angles
 from fedclade.clients import MeteredClients
 from fedclade.data.federation import ClientData, Federation, Pool
+from fedclade.report import facts
+from fedclade.report.dendrogram import dendrogram_figure
 from tests.reference.pacfl import angle_of_same_place, hierarchical_clustering, principal_vectors, smallest_angle
 from tests.tiny import play, simulated
 
@@ -86,7 +88,7 @@ def test_clusters_equal_those_by_hand_at_every_threshold(options, threshold):
 )
 @pytest.mark.parametrize("angle", ["smallest", "same_place"])
 def test_swapped_labels_show_per_label_only_and_other_inputs_without(kind, per_label, seen, angle):
-    clusters = found(federation(kind), vectors=P, clusters=2, per_label=per_label, angle=angle)
+    clusters = found(federation(kind), vectors=P, n_clusters=2, per_label=per_label, angle=angle)
     assert (clusters == TRUE) is seen
 
 
@@ -143,17 +145,56 @@ def test_signs_of_vectors_mean_nothing_and_angles_lie_between_0_and_90(seed, p):
 
 
 def test_few_clients_make_one_cluster_unless_told_otherwise():
-    assert found(federation("labels", clients=1)) == {frozenset([0])}
-    assert found(federation("labels", clients=2)) == {frozenset([0, 1])}
+    for n in (1, 2, 3):
+        assert found(federation("labels", clients=n)) == {frozenset(range(n))}
     assert found(federation("labels", clients=1), threshold=3.0) == {frozenset([0])}
-    assert found(federation("labels", clients=2), clusters=5) == {frozenset([0]), frozenset([1])}
+    assert found(federation("labels", clients=2), n_clusters=2) == {frozenset([0]), frozenset([1])}
+
+
+def test_clients_that_all_see_the_same_are_one_cluster():
+    world = federation("labels")
+    assert found(replace(world, clients=tuple(replace(c, label_map=None) for c in world.clients))) == {
+        frozenset(range(8))
+    }
+
+
+def test_the_event_tells_what_a_dendrogram_needs():
+    clients, params = simulated(federation("labels"), torch.nn.Linear(D, LABELS))
+    (event,) = play(PACFL(), clients, params, 1, spec=SPEC).logs[0].events
+    assert (event.kind, event.node, event.details["metric"], event.details["linkage"]) == (
+        *("clustered", 0, "angle", "average"),
+    )
+    assert (event.details["sizes"], event.details["clients"]) == ([4, 4], list(range(8)))
+    heights = [height for _, _, height in event.details["merges"]]
+    assert heights[5] < event.details["threshold"] < heights[6]
+
+
+def test_its_dendrogram_shows_angles_and_the_clusters_that_were_trained():
+    world = load_federation("digits", clients=12, shift="label_swap", clusters=3, seed=0)
+    run = simulate(PACFL(), "mclr", world, local=SPEC, rounds=2, seed=0)
+    step = facts.clustering_step(run)
+    assert step is not None
+    assert facts.children_of_split(run, step) == run.tree.leaf_of
+    assert len(run.tree.leaves) == 3
+    figure = dendrogram_figure(run)
+    assert figure is not None
+    assert figure.axes[0].get_ylabel() == "angle in degrees of clusters that merge, average linkage"
+
+
+def test_more_clusters_than_clients_and_a_threshold_beside_a_number_are_refused():
+    clients, params = simulated(federation("labels", clients=2), torch.nn.Linear(D, LABELS))
+    text = re.escape("algorithm.n_clusters should be at most the number of clients, 2, got 3")
+    with pytest.raises(ConfigError, match=text):
+        PACFL(n_clusters=3).init(params, clients)
+    with pytest.raises(ConfigError, match=r"algorithm\.threshold should be left out where n_clusters is given, got 10"):
+        PACFL(n_clusters=3, threshold=10.0)
 
 
 def test_clients_with_few_examples_of_a_label_are_compared_by_what_they_have():
     """One or two examples of a label, or none, against three vectors."""
     world = federation("labels")
     clients = tuple(replace(c, train=c.train[: 6 if c.id < 4 else 30]) for c in world.clients)
-    assert found(replace(world, clients=clients), vectors=3, clusters=2) == TRUE
+    assert found(replace(world, clients=clients), vectors=3, n_clusters=2) == TRUE
 
 
 def test_the_meter_counts_the_vectors():
@@ -180,9 +221,10 @@ def test_permuted_clients_send_the_same_vectors():
     [
         ("vectors", 0, "at least 1"),
         ("angle", "largest", "'smallest' or 'same_place'"),
-        ("threshold", 91.0, "an angle from 0 to 90 degrees, or 'auto'"),
-        ("threshold", "automatic", "an angle from 0 to 90 degrees, or 'auto'"),
-        ("clusters", 0, "at least 1"),
+        ("threshold", 91.0, "greater than 0 and at most 90 degrees, or 'auto'"),
+        ("threshold", 0.0, "greater than 0 and at most 90 degrees, or 'auto'"),
+        ("threshold", "automatic", "greater than 0 and at most 90 degrees, or 'auto'"),
+        ("n_clusters", 0, "at least 1"),
     ],
 )
 def test_an_option_out_of_range_is_refused(option, value, rule):

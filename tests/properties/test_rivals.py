@@ -29,7 +29,7 @@ RIVALS: Mapping[str, Algorithm] = {
     "ifca": IFCA(clusters=3, restarts=2, restart_rounds=2),
     "ifca by gradients": IFCA(clusters=3, average="gradients"),
     "fesem": FeSEM(clusters=3),
-    "pacfl": PACFL(vectors=2, clusters=3),
+    "pacfl": PACFL(vectors=2, threshold=50.0),
     "ditto": Ditto(lam=0.5),
     "finetune": FineTune(),
 }

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedclade.aggregate import weighted_mean
 from fedclade.clients import Clients, Round, Updates
+from fedclade.clustering import Merges
 from fedclade.geometry import Geometry
 from fedclade.tree import ParameterTree
 
@@ -181,6 +182,36 @@ def log_of(parts: Sequence[ClusterRound], events: Sequence[Event] = (), phase: s
         events=tuple(events),
         phase=phase,
     )
+
+
+def clustering_event(
+    metric: str,
+    linkage: str,
+    threshold: float | None,
+    clusters: Sequence[Sequence[int]],
+    clients: Sequence[int],
+    merges: Merges,
+) -> Event:
+    """Tell of a step of hierarchical clustering of all clients, with all that a dendrogram needs.
+
+    Parameters
+    ----------
+    metric, linkage, threshold
+        How clients are compared, and clusters; where the merges were cut, if they were.
+    clusters
+        The members of each cluster found.
+    clients, merges
+        The clients in the order in which they were compared, ``[m]``; how they merged, ``[m-1, 4]``.
+    """
+    details = {
+        "metric": metric,
+        "linkage": linkage,
+        "threshold": threshold,
+        "sizes": [len(cluster) for cluster in clusters],
+        "clients": list(clients),
+        "merges": [[int(a), int(b), height] for a, b, height, _ in merges.tolist()],
+    }
+    return Event("clustered", 0, details)
 
 
 def membership_events(before: ParameterTree, after: ParameterTree) -> list[Event]:

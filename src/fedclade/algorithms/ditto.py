@@ -35,8 +35,8 @@ class Ditto(OneCohort):
     Parameters
     ----------
     lam
-        λ, at least 0: how strongly personal models are held near the global one. The scripts of the official code
-        run with 1; the paper chooses it by validation, for each client among 0.1, 1 and 2.
+        λ, at least 0: how strongly personal models are held near the global one. The official scripts run with 1; a
+        variant there chooses for each client among 0.1, 1 and 2 by its validation loss.
     epochs
         Of personal training in a round; as many as of global training if left out.
 

@@ -23,15 +23,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from scipy.cluster.hierarchy import cut_tree, ward
-from scipy.spatial.distance import squareform
 from torch import Tensor
 
 from fedclade.algorithms.base import OneCohort, RoundLog, State, by_cluster, log_of, membership_events
 from fedclade.clients import Clients, Round
+from fedclade.clustering import agglomerate, cut
 from fedclade.errors import require
+from fedclade.similarity import distances
 from fedclade.tree import ParameterTree
 
 
@@ -71,8 +70,12 @@ class FeSEM(OneCohort):
         centres = torch.stack([leaf.params for leaf in tree.leaves])
         D = updates.n_parameters
         if not any(leaf.members for leaf in tree.leaves):
-            centres = _means(local, sizes, _ward(local[:, :D], self.clusters), centres)
-        nearest = _distances(local[:, :D], centres[:, :D]).argmin(dim=1)  # E-step
+            merges = agglomerate(distances(local[:, :D], "l2"), "ward")
+            labels = torch.from_numpy(cut(merges, min(self.clusters, len(local))))
+            centres = _means(local, sizes, labels, centres)
+        # E-step; exact distances, not those of a matrix product, which forgets small ones.
+        apart = torch.cdist(local[:, :D], centres[:, :D], compute_mode="donot_use_mm_for_euclid_dist")
+        nearest = apart.argmin(dim=1)
         centres = _means(local, sizes, nearest, centres)  # M-step
         moved = tree.reassigned({client: 1 + k for client, k in zip(updates.ids, nearest.tolist(), strict=True)})
         for leaf, centre in zip(tree.leaves, centres, strict=True):
@@ -82,11 +85,6 @@ class FeSEM(OneCohort):
         return State(moved), log_of(by_cluster(tree, updates), membership_events(tree, moved))
 
 
-def _distances(a: Tensor, b: Tensor) -> Tensor:
-    """Return the Euclidean distances ``[n, m]`` of rows ``[n, D]`` and ``[m, D]``, not rounded by a matrix product."""
-    return torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist")
-
-
 def _means(local: Tensor, sizes: Tensor, labels: Tensor, otherwise: Tensor) -> Tensor:
     """Return the weighted mean of the models ``[n, S]`` of each label, ``[k, S]``; where there are none, another."""
     means = otherwise.clone()
@@ -94,13 +92,3 @@ def _means(local: Tensor, sizes: Tensor, labels: Tensor, otherwise: Tensor) -> T
         mine = labels == k
         means[k] = sizes[mine] @ local[mine] / sizes[mine].sum()
     return means
-
-
-def _ward(local: Tensor, k: int) -> Tensor:
-    """Return the labels ``[n]`` of at most k clusters by Ward's method."""
-    n = len(local)
-    if n == 1:
-        return torch.zeros(1, dtype=torch.int64)
-    distances = _distances(local, local).cpu().double().numpy()
-    merges = ward(squareform(distances, checks=False))
-    return torch.from_numpy(cut_tree(merges, n_clusters=min(k, n)).ravel().astype(np.int64))

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedclade.algorithms.base import (
@@ -27,12 +26,13 @@ from fedclade.algorithms.base import (
     Event,
     RoundLog,
     State,
+    clustering_event,
     log_of,
     move_clusters,
     train_clusters,
 )
 from fedclade.clients import Clients, Round
-from fedclade.clustering import LINKAGES, agglomerate, cut, cut_height, n_clusters_by_gap
+from fedclade.clustering import LINKAGES, agglomerate, cut, where_to_cut
 from fedclade.errors import ConfigError, UpdateError, require, unknown
 from fedclade.similarity import METRICS, distances
 from fedclade.tree import ParameterTree
@@ -119,18 +119,10 @@ class FLHC(Algorithm):
         """Cluster the updates (line 10); every cluster goes on from the joint model (lines 11 and 12)."""
         root, updates = tree.nodes[part.node], part.updates
         merges = agglomerate(distances(updates.signatures, self.metric), self.linkage)
-        n_clusters, threshold = self._cut(merges[:, 2])
+        n_clusters, threshold = where_to_cut(merges[:, 2], self.threshold, self.n_clusters)
         labels = cut(merges, n_clusters)
         clusters = [[updates.ids[i] for i in np.flatnonzero(labels == label)] for label in range(n_clusters)]
-        told = {
-            "metric": self.metric,
-            "linkage": self.linkage,
-            "threshold": threshold,
-            "sizes": [len(cluster) for cluster in clusters],
-            "clients": list(updates.ids),
-            "merges": [[int(a), int(b), height] for a, b, height, _ in merges.tolist()],
-        }
-        events = [Event("clustered", root.id, told)]
+        events = [clustering_event(self.metric, self.linkage, threshold, clusters, updates.ids, merges)]
         if n_clusters > 1:
             assert threshold is not None  # as merges are undone
             cached = [updates.signatures_of(cluster) for cluster in clusters]
@@ -142,10 +134,3 @@ class FLHC(Algorithm):
             details = {**part.geometry.criteria, "clusters": clusters, "children": children}
             events.append(Event("split", root.id, details))
         return tree, events
-
-    def _cut(self, heights: NDArray[np.float64]) -> tuple[int, float | None]:
-        """Return the number of clusters, and the height T of the cut; None where nothing was cut."""
-        if isinstance(self.threshold, int | float):
-            return 1 + int(np.count_nonzero(heights > self.threshold)), self.threshold
-        n_clusters = self.n_clusters or n_clusters_by_gap(heights)
-        return n_clusters, cut_height(heights, n_clusters)

@@ -6,9 +6,8 @@ In every round each participant receives all k models, takes the one with the lo
 Where paper and official code leave a choice, this file makes it:
 
 - The initial models are drawn one by one, as in the official code: copies of one model would all have the same loss.
-  Where a model is hardly taken at first, two true clusters may share another for good. The paper's remedy is restarts:
-  ``restarts`` sets of k models train side by side for ``restart_rounds`` rounds, each by every participant; then the
-  set of lowest training loss goes on alone.
+  If hardly anyone takes a model at first, two true clusters may share another for good. The paper's remedy is restarts:
+  here ``restarts`` sets of models train side by side for some rounds; then that of lowest training loss goes on alone.
 - Means are weighted by |D_i| as in FedAvg; the paper's are not. With equal sizes it is the same.
 - Option I divides by the number of *all* participants, as paper and code do: a cluster's step is as small as its share
   of them. Gradients are those of all the client's data; buffers, such as BatchNorm's, stay as they are.
@@ -95,13 +94,12 @@ class IFCA(OneCohort):
         if (found := len(models.unique(dim=0))) < needed:
             raise ConfigError(f"ifca needs {needed} different initial models, got {found}; let them depend on the seed")
         sets = models.view(self.restarts, self.clusters, -1)
-        return _packed([_star(each, clients.ids) for each in sets], 0, clients.ids)
+        return _packed([ParameterTree.star([()] * self.clusters, each, clients.ids) for each in sets], 0, clients.ids)
 
     def step(self, state: State, cohort: Sequence[int], clients: Clients, this_round: Round) -> tuple[State, RoundLog]:
         """Run one round of Algorithm 1 for every set of models that is still in the running."""
         estimates = [estimate(tree, cohort, clients) for tree in _unpacked(state, clients.ids)]
-        sets = [tree for tree, _ in estimates]
-        losses = [loss for _, loss in estimates]
+        sets, losses = [tree for tree, _ in estimates], [loss for _, loss in estimates]
         best = losses.index(min(losses))
         events = membership_events(state.tree, sets[best])
         if len(sets) > 1 and this_round.number > self.restart_rounds:
@@ -135,9 +133,8 @@ def estimate(tree: ParameterTree, ids: Sequence[int], clients: Clients) -> tuple
     """Put each client in the leaf whose model has the lowest loss on its training data; return their mean as well."""
     leaves = [leaf.id for leaf in tree.leaves]
     models, rows = tree.models(leaves)
-    asked = [client for client in ids for _ in leaves]
-    losses = clients.evaluate(asked, models, rows * len(ids), "train").losses.view(len(ids), len(leaves))
-    lowest, taken = losses.min(dim=1)
+    losses = clients.evaluate([c for c in ids for _ in leaves], models, rows * len(ids), "train").losses
+    lowest, taken = losses.view(len(ids), len(leaves)).nan_to_num(torch.inf).min(dim=1)  # of a model that diverged
     return tree.reassigned({c: leaves[i] for c, i in zip(ids, taken.tolist(), strict=True)}), float(lowest.mean())
 
 
@@ -149,9 +146,5 @@ def _packed(sets: Sequence[ParameterTree], best: int, ids: Sequence[int]) -> Sta
 
 def _unpacked(state: State, ids: Sequence[int]) -> list[ParameterTree]:
     sets = zip(state.memory.get("models", ()), state.memory.get("leaves", ()), strict=True)
-    trees = [_star(models, ids).reassigned(dict(zip(ids, leaves.tolist(), strict=True))) for models, leaves in sets]
-    return trees or [state.tree]
-
-
-def _star(models: Tensor, ids: Sequence[int]) -> ParameterTree:
-    return ParameterTree.star([()] * len(models), models, unassigned=ids)
+    stars = [(ParameterTree.star([()] * len(models), models, ids), leaves.tolist()) for models, leaves in sets]
+    return [tree.reassigned(dict(zip(ids, leaves, strict=True))) for tree, leaves in stars] or [state.tree]

@@ -22,7 +22,7 @@ NAMED = 40
 STRIP = 0.05
 """Height of the strip of true clusters, as a share of the panel's."""
 
-METRICS = {"l1": "L1", "l2": "L2", "cosine": "cosine"}
+METRICS = {"l1": "L1 distance", "l2": "L2 distance", "cosine": "cosine distance", "angle": "angle in degrees"}
 """What to call a metric in words."""
 
 
@@ -44,8 +44,9 @@ def dendrogram_figure(run: Run) -> Figure | None:
     layout.draw_cut(axes)
     layout.draw_clients(axes)
     layout.draw_legend(axes)
-    style.label(axes, y=f"{METRICS[step['metric']]} distance of clusters that merge, {step['linkage']} linkage")
-    style.set_title(figure, f"Dendrogram of the clients’ updates, round {step['round']}", facts.heading(run))
+    style.label(axes, y=f"{METRICS[step['metric']]} of clusters that merge, {step['linkage']} linkage")
+    compared = "data" if step["metric"] == "angle" else "updates"
+    style.set_title(figure, f"Dendrogram of the clients’ {compared}, round {step['round']}", facts.heading(run))
     return figure
 
 

@@ -127,9 +127,12 @@ def clustering_step(run: Run) -> Row | None:
 
 
 def children_of_split(run: Run, event: Row) -> dict[int, int]:
-    """Return the node that each client of a node went to in the round of an event; the node itself without a split."""
+    """Return the node that each client of a node went to in an event; the node itself without a split.
+
+    Children that came into being before any round trained are those of a clustering at the start of the first.
+    """
     node = run.tree.nodes[event["node"]]
-    born = [child for child in run.tree.children(node.id) if child.born == event["round"]]
+    born = [child for child in run.tree.children(node.id) if child.born in (event["round"], 0)]
     return {client: part.id for part in (node, *born) for client in part.members}
 
 
