@@ -154,7 +154,7 @@ def test_held_back_examples_keep_to_test_samples(make_pool: MakePool) -> None:
 @given(st.integers(1, 30), st.floats(0, 0.9), st.integers(2, 40))
 def test_validation_is_a_part_of_the_training_examples(clients: int, fraction: float, samples: int) -> None:
     federation = load_federation(DIGITS, clients=clients, samples_per_client=samples, validation_fraction=fraction)
-    expected = max(1, round(fraction * samples)) if fraction else 0
+    expected = max(1, min(round(fraction * samples), samples - 1)) if fraction else 0
     for client in federation.clients:
         assert (len(client.validation), len(client.train)) == (expected, samples - expected)
     assert len(np.unique(all_indices(federation))) == clients * samples

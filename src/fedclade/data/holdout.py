@@ -44,8 +44,11 @@ def _own_tests(pool: Pool, parts: Parts, test_samples: int | None, seed: int) ->
 def set_aside(
     indices: Indices, fraction: float, purpose: str, seed: int, client: int, at_most: int | None = None
 ) -> tuple[Indices, Indices]:
-    """Return what stays and what is set aside: the fraction, drawn at random, at least one example unless it is 0."""
-    aside = max(1, round(fraction * len(indices))) if fraction else 0
+    """Return what stays and what is set aside: the fraction, drawn at random, at least one example unless it is 0.
+
+    Of two examples and more, one stays at least.
+    """
+    aside = max(1, min(round(fraction * len(indices)), len(indices) - 1)) if fraction else 0
     aside = aside if at_most is None else min(aside, at_most)
     order = rng.generator(seed, purpose, client).permutation(indices)
     return order[aside:], order[:aside]

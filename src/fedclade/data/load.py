@@ -62,7 +62,7 @@ def load_federation(
         that many clients or, for ``label_groups``, labels. Otherwise 1 or None.
     validation_fraction
         Part of each client's training examples that it sets aside as validation data, in [0, 1); if above 0, then at
-        least one example.
+        least one example, but not all of several.
     test_samples
         Test each client on at most so many examples; None tests on as many as there are.
     seed
