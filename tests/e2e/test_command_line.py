@@ -222,7 +222,7 @@ def test_compare_runs_the_algorithms_of_scenarios_at_a_scale(fedclade: Callable[
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "swap.toml").write_text(SWAP)
     no_oracle = SWAP.replace('shift = "label_swap"', "").replace("clusters = 2\n[model]", "[model]")
-    (tmp_path / "mine" / "iid.toml").write_text(no_oracle.replace("oracle = {}\n", "").replace("clients = 4", ""))
+    (tmp_path / "mine" / "iid.toml").write_text(no_oracle.replace("oracle = {}\n", "").replace("data.clients = 4", ""))
     outcome = fedclade("compare", "mine", "--scale", "smoke", "--out", "suite")
     assert outcome.code == 0, outcome.err
     assert "swap: comparison of 3 configurations, 2 seeds each" in outcome.out
