@@ -149,18 +149,30 @@ def read_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     ConfigError
         If the file is missing or no TOML, or with all problems of the config at once, a line for each.
     """
-    try:
-        raw = tomllib.loads(path.read_text())
-    except OSError as error:
-        raise ConfigError(f"cannot read the config {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not a TOML file: {error}") from error
-    for override in overrides:
-        _set(raw, override)
+    raw = read_toml(path)
+    if "algorithms" in raw:
+        raise ConfigError(f"{path} is a scenario: it has several [algorithms]; run it with 'fedclade compare'")
+    apply_overrides(raw, overrides)
     try:
         return check_config(raw)
     except ConfigError as error:
         raise ConfigError("\n".join(f"{path}: {line}" for line in str(error).splitlines())) from error
+
+
+def read_toml(path: Path) -> Section:
+    """Read a TOML file.
+
+    Raises
+    ------
+    ConfigError
+        If it is missing or no TOML.
+    """
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"cannot read the config {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not a TOML file: {error}") from error
 
 
 def check_config(raw: Mapping[str, Any]) -> Config:
@@ -283,6 +295,18 @@ def _algorithm(section: Section, problems: _Problems) -> Section:
     return {"name": name, **defaults(kind), **(fitted or {})}
 
 
+def apply_overrides(raw: Section, overrides: Sequence[str]) -> None:
+    """Change a config as read from a file by each ``section.key=value``.
+
+    Raises
+    ------
+    ConfigError
+        If one is written wrongly, or names no section.
+    """
+    for override in overrides:
+        _set(raw, override)
+
+
 def _set(raw: Section, override: str) -> None:
     """Apply one ``section.key=value``; the value is TOML, or else a string."""
     path, equals, text = override.partition("=")
@@ -324,3 +348,21 @@ def find_config(name: str) -> Path:
     if path.suffix == ".toml" or len(path.parts) > 1:
         raise ConfigError(f"there is no config {name}; 'fedclade ls configs' lists those that come with fedclade")
     raise ConfigError(unknown("config", name, shipped))
+
+
+def find_configs(name: str) -> list[Path]:
+    """Return the paths of all configs of a folder, or of the one config that :func:`find_config` finds.
+
+    A folder is the user's, or one that comes with fedclade, such as ``suite``.
+
+    Raises
+    ------
+    ConfigError
+        If there is nothing of that name.
+    """
+    folder = next((each for each in (Path(name), config_folder() / name) if each.is_dir()), None)
+    if folder is None:
+        return [find_config(name)]
+    if not (found := sorted(folder.glob("*.toml"))):
+        raise ConfigError(f"the folder {folder} holds no config: no file ends in .toml")
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import subprocess
 import sys
@@ -16,6 +17,8 @@ import pytest
 from fedclade import Run
 from fedclade.algorithms import ALGORITHMS
 from fedclade.cli import main
+from fedclade.config import find_configs
+from fedclade.scenario import read_scenario
 
 
 class Outcome(NamedTuple):
@@ -60,6 +63,27 @@ name = "cfl"
 eps2 = 0.4
 [target]
 accuracy = 0.5
+"""
+
+
+SWAP = """
+rounds = 3
+[data]
+shift = "label_swap"
+clients = 8
+clusters = 2
+[model]
+name = "mclr"
+[algorithms]
+fedavg = {}
+oracle = {}
+ifca = { clusters = 2 }
+[target]
+accuracy = 0.1
+[scales.smoke]
+seeds = 2
+rounds = 2
+data.clients = 4
 """
 
 
@@ -207,6 +231,41 @@ def test_compare_puts_configs_and_seeds_in_one_table(fedclade: Callable[..., Out
     assert {"comparison.md", "comparison.csv", "comparison.json", "oracle/seed-1/summary.json"} <= written
 
 
+def test_compare_runs_the_algorithms_of_scenarios_at_a_scale(fedclade: Callable[..., Outcome], tmp_path: Path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "swap.toml").write_text(SWAP)
+    no_oracle = SWAP.replace('shift = "label_swap"', "").replace("clusters = 2\n[model]", "[model]")
+    (tmp_path / "mine" / "iid.toml").write_text(no_oracle.replace("oracle = {}\n", "").replace("data.clients = 4", ""))
+    outcome = fedclade("compare", "mine", "--scale", "smoke", "--out", "suite")
+    assert outcome.code == 0, outcome.err
+    assert "swap: comparison of 3 configurations, 2 seeds each" in outcome.out
+    rows = list(csv.DictReader((tmp_path / "suite/comparison.csv").open()))
+    assert [(row["scenario"], row["label"], row["seeds"]) for row in rows] == [
+        *(("iid", label, "2") for label in ("fedavg", "ifca")),
+        *(("swap", label, "2") for label in ("fedavg", "oracle", "ifca")),
+    ]
+    assert [row["gap_closed"] for row in rows[:4]] == ["", "", "0.0", "1.0"]
+    assert all(float(row["bytes_to_target"]) > 0 for row in rows)
+    runs = {name: Run.load(tmp_path / f"suite/{name}/ifca/seed-1") for name in ("swap", "iid")}
+    assert {name: (run.summary["rounds"], run.summary["clients"]) for name, run in runs.items()} == {
+        "swap": (2, 4),
+        "iid": (2, 8),
+    }
+    assert {"comparison.md", "comparison.json", "comparison.png"} <= files_in(tmp_path / "suite")
+
+
+def test_compare_keeps_what_finished_when_a_run_fails(fedclade: Callable[..., Outcome], tmp_path: Path):
+    (tmp_path / "swap.toml").write_text(SWAP.replace("clusters = 2 }", "clusters = 2 }\nfedgroup = { groups = 9 }"))
+    outcome = fedclade("compare", "swap.toml", "--out", "suite")
+    assert outcome.code == 2
+    assert outcome.err.startswith("error: swap: fedgroup: algorithm.groups should be at most 8")
+    rows = csv.DictReader((tmp_path / "suite/comparison.csv").open())
+    assert [row["label"] for row in rows] == ["fedavg", "oracle", "ifca"]
+    nothing = fedclade("compare", "swap.toml", "--set", "data.clients=2000", "--out", "nothing")
+    assert "swap: fedavg, swap: oracle, swap: ifca, swap: fedgroup: 2000 clients" in nothing.err
+    assert not (tmp_path / "nothing").exists()
+
+
 def test_fedgroup_runs_reports_and_compares(fedclade: Callable[..., Outcome], tmp_path: Path):
     """With clients in no group yet, who are served with the global model; there are no splits to list."""
     fedgroup = 'name = "fedgroup"\ngroups = 2\npretrain_scale = 1'
@@ -284,6 +343,17 @@ def test_every_shipped_config_is_valid(fedclade: Callable[..., Outcome]):
         assert outcome.out.strip().endswith("is fine")
 
 
+def test_the_shipped_suite_has_every_algorithm_at_both_scales():
+    files = find_configs("suite")
+    assert len(files) == 8
+    for file in files:
+        for scale in ("smoke", "laptop"):
+            scenario = read_scenario(file, scale=scale)
+            data = next(iter(scenario.configs.values())).data
+            known_truth = data["shift"] != "none" or data["partition"] == "label_groups"
+            assert scenario.configs.keys() == ALGORITHMS.keys() - (set() if known_truth else {"oracle"})
+
+
 def test_validate_says_all_errors_at_once(fedclade: Callable[..., Outcome], tmp_path: Path):
     (tmp_path / "bad.toml").write_text(
         'rounds = 0\nclient_fraction = 0\nseeed = 1\n[data]\nname = "mnits"\n[local]\nlr = -1\nbatch_size = "ten"\n'
@@ -346,11 +416,19 @@ def test_validate_says_all_errors_at_once(fedclade: Callable[..., Outcome], tmp_
         (("report", "nowhere"), "nowhere is not a run folder: it has no summary.json"),
         (("tree", "nowhere"), "nowhere is not a run folder: it has no summary.json"),
         (("compare", "small.toml", "small.toml"), "each config can be compared once, got more than one named small"),
+        (("compare", "small.toml", "--scale", "smoke"), "the config small has no scales; name scenarios only"),
+        (("compare", "small.toml", "swap.toml"), "the config small cannot be compared with scenarios"),
+        (("compare", "swap.toml", "--scale", "smok"), "unknown scale 'smok'; did you mean 'smoke'? (known: smoke)"),
+        (("compare", "swap.toml", "--set", "algorithm.eps2=1"), "a scenario has no [algorithm]"),
+        (("compare", "empty"), "the folder empty holds no config"),
+        (("run", "swap.toml"), "swap.toml is a scenario: it has several [algorithms]; run it with 'fedclade compare'"),
     ],
 )
 def test_bad_input_is_one_clear_error_and_leaves_nothing(
     fedclade: Callable[..., Outcome], small: str, tmp_path: Path, arguments: tuple[str, ...], told: str
 ):
+    (tmp_path / "swap.toml").write_text(SWAP)
+    (tmp_path / "empty").mkdir()
     out = () if arguments[0] in ("report", "tree") else ("--out", "result")
     before = files_in(tmp_path)
     outcome = fedclade(*arguments, *out)

@@ -17,6 +17,7 @@ from fedclade.config import config_folder, find_config, read_config
 from fedclade.data import PARTITIONS, SHIFTS, SOURCES
 from fedclade.models import MODELS
 from fedclade.report import cluster_table, event_table, has_splits, run_table, save_figures, tree_view
+from fedclade.scenario import is_scenario, known_scales, read_scenario
 from fedclade.store import Run
 
 RunFolder = Annotated[Path, typer.Argument(help="A run folder, as made by 'fedclade run'.")]
@@ -53,7 +54,11 @@ def tree(folder: RunFolder) -> None:
 def validate(config: Annotated[str, typer.Argument(help="A TOML file, or a name of 'fedclade ls configs'.")]) -> None:
     """Check a config without running it, and say everything that is wrong with it at once."""
     path = find_config(config)
-    read_config(path)
+    if is_scenario(path):
+        for scale in (None, *known_scales(path)):
+            read_scenario(path, scale=scale)
+    else:
+        read_config(path)
     new_console().print(f"{path} is fine", soft_wrap=True)
 
 

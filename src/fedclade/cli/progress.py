@@ -12,6 +12,9 @@ from fedclade.rounds import OnRound
 from fedclade.store.run import Row
 from fedclade.tree import ParameterTree
 
+SHOWN = 12
+"""Bars that are on the screen at a time, so that the one that moves is always among them."""
+
 
 class RunProgress:
     """A bar for every run; nothing at all when quiet or when nobody looks.
@@ -45,6 +48,8 @@ class RunProgress:
     def start(self, name: str, rounds: int) -> OnRound:
         """Add a bar for a run, and return what is to be called after each of its rounds."""
         bar = self._bars.add_task(name, total=rounds, state="loading data")
+        for task in self._bars.tasks[:-SHOWN]:
+            self._bars.update(task.id, visible=False)
 
         def on_round(row: Row, tree: ParameterTree) -> None:
             accuracy = row["accuracy_mean"]

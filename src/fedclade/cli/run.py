@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -12,12 +12,22 @@ from rich.console import Console
 
 from fedclade.cli.console import new_console
 from fedclade.cli.progress import RunProgress
-from fedclade.config import Config, find_config, read_config
+from fedclade.config import Config, find_config, find_configs, read_config
 from fedclade.engine.auto import ENGINES
 from fedclade.engine.clients import choose_device
 from fedclade.engine.memory import memory_bytes
-from fedclade.errors import ConfigError, MissingExtraError
-from fedclade.report import Comparison, event_table, has_splits, run_table, save_figures, tree_view
+from fedclade.errors import ConfigError, FedcladeError, MissingExtraError, RunError
+from fedclade.report import (
+    Comparison,
+    SuiteComparison,
+    event_table,
+    has_splits,
+    run_table,
+    save_figures,
+    tree_view,
+)
+from fedclade.report.formats import shortened
+from fedclade.scenario import is_scenario, read_scenario
 from fedclade.store import Run
 from fedclade.store.run import check_free
 
@@ -69,9 +79,13 @@ def demo(
         "20 clients hold handwritten digits. Four hidden groups each swap another pair of labels, so no single model "
         "can suit everybody. The server sees nothing but model updates. Will it find the groups?\n"
     )
-    runs = _run_all(configs, 1, None, "auto", memory, target, console, quiet)
-    cfl = runs["cfl"][0]
-    console.print(Comparison(runs).table(console.width))
+    runner = _Runner(None, "auto", memory, console, RunProgress(console, quiet=quiet))
+    with runner.progress.shown():
+        runs = runner.run(configs, 1, target)
+    runner.raise_failures()
+    comparison, cfl = Comparison(runs), runs["cfl"][0]
+    _save_comparison(comparison, target)
+    console.print(comparison.table(console.width))
     console.print(event_table(cfl))
     console.print(tree_view(cfl.tree, cfl))
     console.print(
@@ -115,8 +129,15 @@ def run_config(
 
 
 def compare(
-    configs: Annotated[list[str], typer.Argument(help="TOML files, or names of 'fedclade ls configs'.")],
-    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Runs of each config, with seeds 0, 1, ...")] = 1,
+    configs: Annotated[
+        list[str], typer.Argument(help="TOML files, folders of them, or names of 'fedclade ls configs'.")
+    ],
+    seeds: Annotated[
+        int | None, typer.Option("--seeds", min=1, help="Runs of each config, with seeds 0, 1, ...; 1 if left out.")
+    ] = None,
+    scale: Annotated[
+        str | None, typer.Option("--scale", help="Size of a scenario, such as smoke or laptop; as it stands without.")
+    ] = None,
     out: OutOption = None,
     data_dir: DataDirOption = None,
     rounds: RoundsOption = None,
@@ -129,18 +150,43 @@ def compare(
     """Run several configs, each with several seeds, and put them in one table with 95 % intervals.
 
     The gap closed is (method - FedAvg) / (oracle - FedAvg); it needs a FedAvg and an oracle config of the same data.
+
+    Scenarios, such as those in configs/suite, set all their algorithms the same task, and get a table each.
+    Example: fedclade compare suite --scale smoke
     """
     console = new_console()
-    paths = [find_config(config) for config in configs]
+    paths = [path for config in configs for path in find_configs(config)]
     labels = [path.stem for path in paths]
     if twice := sorted({label for label in labels if labels.count(label) > 1}):
         raise ConfigError(f"each config can be compared once, got more than one named {', '.join(twice)}")
-    checked = {p.stem: read_config(p, _overrides(override, rounds=rounds, engine=engine)) for p in paths}
-    target = _target(out, "compare")
-    _check_machine(device, memory)
-    runs = _run_all(checked, seeds, data_dir, device, memory, target, console, quiet)
-    console.print(Comparison(runs).table(console.width))
-    console.print(f"comparison folder: {target}", soft_wrap=True)
+    changes = _overrides(override, rounds=rounds, engine=engine)
+    ordinary = [path.stem for path in paths if not is_scenario(path)]
+    if ordinary and (scale is not None or len(ordinary) < len(paths)):
+        why = "has no scales" if scale is not None else "cannot be compared with scenarios"
+        raise ConfigError(f"the config {ordinary[0]} {why}; name scenarios only, such as those in configs/suite")
+    runner = _Runner(data_dir, device, memory, console, RunProgress(console, quiet=quiet), figures=bool(ordinary))
+    if ordinary:
+        checked = {path.stem: read_config(path, changes) for path in paths}
+        target = _target(out, "compare")
+        _check_machine(device, memory)
+        with runner.progress.shown():
+            runs = runner.run(checked, seeds or 1, target)
+        comparison = Comparison(runs) if runs else None
+    else:
+        scenarios = [read_scenario(path, changes, scale) for path in paths]
+        target = _target(out, "compare")
+        _check_machine(device, memory)
+        found: dict[str, Comparison] = {}
+        with runner.progress.shown():
+            for each in scenarios:
+                if runs := runner.run(each.configs, seeds or each.seeds, target / each.name, f"{each.name}: "):
+                    found[each.name] = Comparison(runs, each.name)
+        comparison = SuiteComparison(found) if found else None
+    if comparison is not None:
+        _save_comparison(comparison, target)
+        console.print(comparison.table(console.width))
+        console.print(f"comparison folder: {target}", soft_wrap=True)
+    runner.raise_failures()
 
 
 def save_run(run: Run, target: Path, console: Console) -> None:
@@ -152,34 +198,54 @@ def save_run(run: Run, target: Path, console: Console) -> None:
         console.print(f"[yellow]no figures:[/] {error}", soft_wrap=True)
 
 
-def _run_all(
-    configs: dict[str, Config],
-    seeds: int,
-    data_dir: Path | None,
-    device: str,
-    memory: str | None,
-    target: Path,
-    console: Console,
-    quiet: bool,
-) -> dict[str, list[Run]]:
-    """Run every config with every seed into ``target/LABEL/seed-N``, then save the comparison beside them."""
-    runs: dict[str, list[Run]] = {label: [] for label in configs}
-    progress = RunProgress(console, quiet=quiet)
-    with progress.shown():
-        for label, config in configs.items():
-            for seed in range(seeds):
-                seeded = replace(config, top=replace(config.top, seed=seed))
-                name = f"{label} seed {seed}" if seeds > 1 else label
-                on_round = progress.start(name, config.top.rounds)
-                run = seeded.run(seeded.federation(data_dir), device=device, memory=memory, on_round=on_round)
-                save_run(run, target / label / f"seed-{seed}", console)
-                runs[label].append(run)
-    comparison = Comparison(runs)
+def _save_comparison(comparison: Comparison | SuiteComparison, target: Path) -> None:
     try:
         comparison.save(target)
     except MissingExtraError:  # which was said for the first run
         comparison.save(target, figure=False)
-    return runs
+
+
+@dataclass
+class _Runner:
+    """Runs configs one after the other, and goes on with the next when one fails."""
+
+    data_dir: Path | None
+    device: str
+    memory: str | None
+    console: Console
+    progress: RunProgress
+    figures: bool = True
+    failures: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
+    """By what went wrong: the names of the runs."""
+
+    def run(self, configs: Mapping[str, Config], seeds: int, target: Path, prefix: str = "") -> dict[str, list[Run]]:
+        """Run every config with every seed into ``target/LABEL/seed-N``; return the runs that finished."""
+        runs: dict[str, list[Run]] = {}
+        for label, config in configs.items():
+            for seed in range(seeds):
+                name = f"{prefix}{label}" + (f" seed {seed}" if seeds > 1 else "")
+                try:
+                    run = self._run(replace(config, top=replace(config.top, seed=seed)), name)
+                except FedcladeError as error:
+                    self.failures.setdefault(str(error), []).append(name)
+                    continue
+                folder = target / label / f"seed-{seed}"
+                if self.figures:
+                    save_run(run, folder, self.console)
+                else:
+                    run.save(folder)
+                runs.setdefault(label, []).append(run)
+        return runs
+
+    def _run(self, config: Config, name: str) -> Run:
+        on_round = self.progress.start(name, config.top.rounds)
+        federation = config.federation(self.data_dir)
+        return config.run(federation, device=self.device, memory=self.memory, on_round=on_round)
+
+    def raise_failures(self) -> None:
+        """Tell what failed, each error once with the runs that it ended; nothing if all finished."""
+        if self.failures:
+            raise RunError("\n".join(f"{shortened(names)}: {error}" for error, names in self.failures.items()))
 
 
 def _overrides(override: Sequence[str] | None, **settings: int | str | None) -> list[str]:

@@ -8,12 +8,14 @@ from fedclade.report.dendrogram import dendrogram_figure
 from fedclade.report.estimates import ComparisonRow, Estimate
 from fedclade.report.figures import accuracy_figure, norms_figure, save_figures
 from fedclade.report.heat_maps import similarity_figure
+from fedclade.report.suite import SuiteComparison
 from fedclade.report.tables import cluster_table, event_table, has_splits, run_table, tree_view
 
 __all__ = [
     "Comparison",
     "ComparisonRow",
     "Estimate",
+    "SuiteComparison",
     "accuracy_figure",
     "cluster_table",
     "dendrogram_figure",

@@ -35,6 +35,7 @@ NUMBERS: Mapping[str, Callable[[Mapping[str, Any]], float | None]] = {
     "ari": lambda s: s["clusters"]["ari"],
     "clusters": lambda s: s["clusters"]["found"],
     "rounds_to_target": lambda s: s["target"]["rounds_to_target"],
+    "bytes_to_target": lambda s: s["target"]["bytes_to_target"],
     "bytes": lambda s: s["bytes_up"] + s["bytes_down"],
     "seconds": lambda s: s["seconds"]["total"],
 }
@@ -52,6 +53,8 @@ class Comparison:
     ----------
     runs
         By the configuration's name: its runs, one for each seed.
+    name
+        Of what they are compared on, such as a scenario's; it goes into the title.
 
     Raises
     ------
@@ -60,6 +63,7 @@ class Comparison:
     """
 
     runs: Mapping[str, Sequence[Run]]
+    name: str = ""
 
     def __post_init__(self) -> None:
         if not self.runs:
@@ -166,16 +170,8 @@ class Comparison:
         RunError
             If the folder cannot be written.
         """
-        drawn, target = self.figure() if figure else None, Path(folder)
-        try:
-            target.mkdir(parents=True, exist_ok=True)
-            for suffix, text in (("md", self.markdown()), ("csv", self.csv()), ("json", self.json())):
-                (target / f"comparison.{suffix}").write_text(text, encoding="utf-8")
-            if drawn is not None:
-                style.save(drawn, target / "comparison.png")
-        except OSError as error:
-            raise RunError(f"cannot write the comparison to {target}: {error}") from error
-        return target
+        texts = {"md": self.markdown(), "csv": self.csv(), "json": self.json()}
+        return save_comparison(Path(folder), texts, self.figure() if figure else None)
 
     def figure(self) -> Figure:
         """Draw the mean accuracy of every configuration with its interval; see :func:`comparison_figure`."""
@@ -213,6 +209,7 @@ class Comparison:
             "data": len({row.data for row in self.rows}) == 1,
             "perplexity": all(row.perplexity is None for row in self.rows),
             "rounds to target": all(row.rounds_to_target is None for row in self.rows),
+            "traffic to target": all(row.bytes_to_target is None for row in self.rows),
         }
         return {name: cell for name, cell in COLUMNS.items() if not superfluous.get(name, False)}
 
@@ -222,11 +219,31 @@ class Comparison:
 
     @property
     def _title(self) -> str:
-        return f"Comparison of {count(len(self.rows), 'configuration')}"
+        title = f"Comparison of {count(len(self.rows), 'configuration')}"
+        return f"{self.name}: {title.lower()}" if self.name else title
 
     @property
     def _note(self) -> str:
         return f"{self._data}. ±: 95 % interval of the mean over seeds. Gap closed: 0 is FedAvg, 1 the oracle."
+
+
+def save_comparison(folder: Path, texts: Mapping[str, str], figure: Figure | None) -> Path:
+    """Write ``comparison.SUFFIX`` for each of the texts, and the figure, into a folder; it is made if need be.
+
+    Raises
+    ------
+    RunError
+        If the folder cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for suffix, text in texts.items():
+            (folder / f"comparison.{suffix}").write_text(text, encoding="utf-8")
+        if figure is not None:
+            style.save(figure, folder / "comparison.png")
+    except OSError as error:
+        raise RunError(f"cannot write the comparison to {folder}: {error}") from error
+    return folder
 
 
 def _setting(summary: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -269,6 +286,7 @@ COLUMNS: Mapping[str, Callable[[ComparisonRow], str]] = {
     "clusters": lambda row: _whole(row.clusters),
     "gap closed": lambda row: write_mean(row.gap_closed, 2),
     "rounds to target": _rounds_to_target,
+    "traffic to target": lambda row: traffic(None if row.bytes_to_target is None else row.bytes_to_target.mean),
     "traffic": lambda row: traffic(None if row.bytes is None else row.bytes.mean),
     "time": lambda row: duration(None if row.seconds is None else row.seconds.mean),
 }
@@ -277,7 +295,7 @@ COLUMNS: Mapping[str, Callable[[ComparisonRow], str]] = {
 WORDS = ("config", "algorithm", "data")
 """Columns of words, which stand at the left; numbers stand at the right."""
 
-DISPENSABLE = ("time", "traffic", "rounds to target", "worst tenth, %", "data", "algorithm")
+DISPENSABLE = ("time", "traffic", "traffic to target", "rounds to target", "worst tenth, %", "data", "algorithm")
 """Columns that a narrow terminal does without, in this order."""
 
 

@@ -69,6 +69,8 @@ class ComparisonRow:
         (accuracy − FedAvg) / (oracle − FedAvg), each with the runs of the same seed; see :class:`Comparison`.
     rounds_to_target
         Of those runs that reached the target.
+    bytes_to_target
+        Sent and received by all clients until then, of the same runs.
     bytes
         Sent and received by all clients.
     seconds
@@ -86,6 +88,7 @@ class ComparisonRow:
     clusters: Estimate | None
     gap_closed: Estimate | None
     rounds_to_target: Estimate | None
+    bytes_to_target: Estimate | None
     bytes: Estimate | None
     seconds: Estimate | None
 
