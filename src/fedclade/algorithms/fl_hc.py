@@ -53,7 +53,8 @@ class FLHC(Algorithm):
         defaults, ``l1`` and ``complete``, are the paper's for clients of whom nothing is known.
     threshold
         T: clusters merge up to this distance, in parameter units, or in [0, 2] for ``cosine``. ``"auto"``, as when it
-        is left out: at the largest gap between merges, or one cluster if there is none to speak of.
+        is left out: at the largest gap between merges, or one cluster if there is none to speak of; surest with
+        ``ward`` or ``cosine``, as gaps between ``l1`` distances are narrow.
     n_clusters
         Merge until so many are left, instead of up to a threshold.
 
