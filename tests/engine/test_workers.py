@@ -145,6 +145,15 @@ def test_a_process_that_dies_is_told_and_the_next_call_works(monkeypatch):
     assert torch.equal(task().done_by(engine)[0], expected)
 
 
+def test_where_no_process_can_be_started_that_is_told(monkeypatch):
+    def none_left() -> int:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(os, "fork", none_left)
+    with pytest.raises(EngineError, match=r"worker processes cannot be started: .* unavailable; use --engine loop"):
+        task().done_by(WorkersEngine("loop"))
+
+
 class Fails(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.training and len(x) == 7:

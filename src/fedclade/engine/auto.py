@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from fedclade.engine.choice import Task, fastest
-from fedclade.engine.jobs import Engine, Job
+from fedclade.engine.jobs import CannotTrainTogether, Engine, Job
 from fedclade.engine.loop import LoopEngine
-from fedclade.engine.stacked import CannotStack, StackedEngine
-from fedclade.engine.vmap import CannotMapError, VmapEngine
+from fedclade.engine.stacked import StackedEngine
+from fedclade.engine.vmap import VmapEngine
 from fedclade.engine.workers import ChannelsLastLoop, WorkersEngine, cannot_fork
 from fedclade.errors import ConfigError, unknown
 from fedclade.local import LocalSpec
@@ -164,7 +164,7 @@ def objection(engine: Engine, task: Task) -> str | None:
     try:
         task.cut(clients, examples).done_by(engine)
         got, _ = calm.cut(clients, examples).done_by(engine)
-    except (CannotStack, CannotMapError) as error:
+    except CannotTrainTogether as error:
         return str(error)
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         return f"{type(task.module).__name__} fails on clients together: {error}"

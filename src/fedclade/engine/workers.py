@@ -100,7 +100,7 @@ class WorkersEngine:
         CannotTrainTogether
             If this system or this process cannot fork; or if clients inside cannot be stacked.
         EngineError
-            If a process dies.
+            If a process cannot be started, or dies.
         RuntimeError
             If a client's training fails.
         """
@@ -110,7 +110,10 @@ class WorkersEngine:
         ordered = [jobs[i] for i in largest_first]
         if self._crew is None or not self._crew.serves(module, layout, models, ordered):
             self.stop()
-            self._crew = _Crew(torch.get_num_threads(), self.inside, module, layout, models, ordered)
+            try:
+                self._crew = _Crew(torch.get_num_threads(), self.inside, module, layout, models, ordered)
+            except OSError as error:  # too little memory, or too many processes
+                raise EngineError(f"worker processes cannot be started: {error}; use --engine loop") from error
         try:
             updates, losses = self._crew.train(models, ordered, spec, lr)  # shared memory, so not to be given away
         except BaseException:  # some processes may still be at it, and answer late
