@@ -14,9 +14,10 @@ from fedclade.data import PARTITIONS, SOURCES, Federation, check_data_settings, 
 from fedclade.errors import ConfigError, unknown
 from fedclade.local import LocalSpec
 from fedclade.models import FROM_DATA, model_factory
-from fedclade.rounds import OnRound, Stream, check_settings, check_stream, module_for, simulate
+from fedclade.rounds import OnRound, check_settings, check_stream, simulate
 from fedclade.signature import Signature
 from fedclade.store import Run
+from fedclade.world import Stream, module_for
 
 T = TypeVar("T")
 Section = dict[str, Any]

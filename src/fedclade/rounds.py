@@ -2,44 +2,28 @@
 
 from __future__ import annotations
 
-import copy
-import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, is_dataclass
 from time import perf_counter
-from typing import Any, Literal
+from typing import Any
 
-import torch
 from torch import nn
 
-from fedclade import rng
 from fedclade.algorithms import ALGORITHMS, Algorithm, Oracle, build_algorithm
-from fedclade.clients import Clients, MeteredClients, Round
+from fedclade.clients import Round
 from fedclade.data.federation import Federation
 from fedclade.engine.auto import check_engine
-from fedclade.engine.clients import SimulatedClients, choose_device
-from fedclade.engine.memory import default_memory, memory_bytes, updates_at_once
 from fedclade.engine.precision import float32_products
 from fedclade.errors import ConfigError, require
 from fedclade.local import LocalSpec
-from fedclade.models import build_model
 from fedclade.record import Record
-from fedclade.signature import Permutation, PermutedClients, ProjectedClients, Signature
+from fedclade.signature import Signature
 from fedclade.store import Run
 from fedclade.store.run import Row
-from fedclade.streaming import StreamedClients
 from fedclade.tree import ParameterTree
+from fedclade.world import Maker, Stream, World
 
 OnRound = Callable[[Row, ParameterTree], None]
-Maker = Callable[[int], nn.Module]
-"""Makes a model whose initial parameters depend on a seed alone."""
-
-Stream = bool | Literal["auto"]
-
-SHARE_OF_UPDATES = 4
-"""A run streams by itself if the updates of all clients would take more than one part in so many of its memory."""
-
-_log = logging.getLogger(__name__)
 
 
 def simulate(
@@ -125,30 +109,25 @@ def simulate(
         If a client's training diverges.
     """
     check_settings(rounds, seed, client_fraction, evaluate_every, target, engine, stream)
-    device = choose_device(device)
-    budget = default_memory(torch.device(device)) if memory is None else memory_bytes(memory)
     local, signature = local or LocalSpec(), signature or Signature()
     if isinstance(algorithm, str):
         algorithm = build_algorithm(algorithm, true_clusters=federation.true_clusters)
     check_stream(stream, type(algorithm), signature)
-    module = _module(model, federation, seed)
-    simulated = SimulatedClients(federation, module, device, engine, budget)
-    params, layout = simulated.layout.flatten(module), simulated.layout
-    secret = rng.torch_seed(seed, "the clients' secret")
-    permutation = Permutation(secret, layout.size, layout.n_parameters) if permute else None
-    meter = MeteredClients(PermutedClients(simulated, permutation) if permutation else simulated)
-    # From here on it is the server that works, on what it receives.
-    sketch = signature.sketch(seed, layout.n_parameters)
-    clients: Clients = ProjectedClients(meter, sketch) if sketch else meter
-    streams = _streams(stream, algorithm, signature, len(federation) * params.nbytes, budget)
-    if streams:
-        clients = StreamedClients(clients, updates_at_once(params.nbytes, params.device, budget))
+    world = World.simulated_by(
+        federation,
+        model,
+        algorithm,
+        seed=seed,
+        permute=permute,
+        device=device,
+        engine=engine,
+        signature=signature,
+        stream=stream,
+        memory=memory,
+    )
+    clients, meter = world.clients, world.meter
     record = Record(federation, target)
-
-    if algorithm.initial_models > 1:
-        others = _other_models(model, federation, seed, algorithm)
-        params = torch.stack([params, *(layout.flatten(other).to(params) for other in others)])
-    state = algorithm.init(permutation.apply(params) if permutation else params, clients)
+    state = algorithm.init(world.initial, clients)
     with float32_products(tf32):
         for number in range(1, rounds + 1):
             start, before = perf_counter(), meter.readings()
@@ -165,14 +144,10 @@ def simulate(
             if on_round is not None:
                 on_round(row, state.tree)
 
-    tree = state.tree
-    if permutation:
-        # The clients open what only they can read: the folder then holds models that work. No sketch can be opened.
-        tree = tree.map_vectors(permutation.invert, None if sketch else permutation.invert)
     config = config or {
         **{"seed": seed, "rounds": rounds, "client_fraction": client_fraction, "evaluate_every": evaluate_every},
         "data": {"name": federation.pool.name, "description": str(federation)},
-        "model": {"name": model if isinstance(model, str) else type(module).__name__},
+        "model": {"name": model if isinstance(model, str) else world.simulated.model_name},
         "local": asdict(local),
         "algorithm": describe(algorithm),
         "signature": asdict(signature),
@@ -180,40 +155,8 @@ def simulate(
         "privacy": {"permute": permute},
     }
     # What was done, not auto: rounding depends on it, and the config should repeat the run.
-    return record.finish({**config, "engine": simulated.engine, "stream": streams, "tf32": tf32}, tree, device)
-
-
-def _module(model: nn.Module | str | Maker, federation: Federation, seed: int) -> nn.Module:
-    if isinstance(model, str):
-        return module_for(model, federation, seed)
-    return copy.deepcopy(model) if isinstance(model, nn.Module) else model(seed)
-
-
-def _other_models(
-    model: nn.Module | str | Maker, federation: Federation, seed: int, algorithm: Algorithm
-) -> Iterator[nn.Module]:
-    """Yield the initial models after the first, each drawn from a seed of its own."""
-    if isinstance(model, nn.Module):
-        raise ConfigError(
-            f"{type(algorithm).__name__} starts from {algorithm.initial_models} different models, and a module is only "
-            "one; give the model's name, or a function that makes a module from a seed"
-        )
-    for number in range(1, algorithm.initial_models):
-        yield _module(model, federation, rng.torch_seed(seed, "initial model", number))
-
-
-def module_for(name: str, federation: Federation, seed: int, arguments: Mapping[str, Any] | None = None) -> nn.Module:
-    """Build a model by name for a federation's data; see :func:`fedclade.models.build_model`."""
-    pool = federation.pool
-    return build_model(
-        name,
-        input_shape=pool.input_shape,
-        outputs=pool.outputs,
-        task=pool.task,
-        vocabulary_size=len(pool.vocabulary),
-        seed=seed,
-        arguments=arguments,
-    )
+    done = {"engine": world.simulated.engine, "stream": world.streams, "tf32": tf32}
+    return record.finish({**config, **done}, world.opened(state.tree), world.device)
 
 
 def check_settings(
@@ -263,22 +206,6 @@ def check_stream(stream: Stream, algorithm: type[Algorithm], signature: Signatur
         )
     if problems:
         raise ConfigError("\n".join(problems))
-
-
-def _streams(stream: Stream, algorithm: Algorithm, signature: Signature, size: int, budget: int) -> bool:
-    """Decide whether to stream, given the bytes of all clients' updates and those that may be taken."""
-    if stream != "auto":
-        return stream
-    if algorithm.needs_updates or size <= budget // SHARE_OF_UPDATES:
-        return False
-    if signature.kind == "full":
-        _log.warning(
-            "the updates of all clients take %.1f GB, the run may take %.1f GB; with signature.kind = 'projected' it "
-            "would stream and keep none of them",
-            size / 1e9,
-            budget / 1e9,
-        )
-    return signature.kind == "projected"
 
 
 def describe(algorithm: Algorithm) -> dict[str, Any]:

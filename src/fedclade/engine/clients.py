@@ -89,6 +89,11 @@ class SimulatedClients:
         return self._engine.name
 
     @property
+    def model_name(self) -> str:
+        """Name of the model's class."""
+        return type(self._module).__name__
+
+    @property
     def ids(self) -> Sequence[int]:
         """All clients, in a fixed order."""
         return self._federation.ids
