@@ -10,8 +10,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedclade.similarity import cosine_similarity
-
 Labels = NDArray[np.int64]
 Points = NDArray[np.float64]
 
@@ -51,25 +49,6 @@ def ternary_similarity(signatures: Tensor, directions: int = 3) -> Points:
     cosines *= np.where(cosines.max(0) >= -cosines.min(0), 1.0, -1.0)
     missing = np.zeros((len(gram), directions - cosines.shape[1]))
     return (1.0 - np.round(np.hstack([cosines, missing]), DECIMALS)) / 2.0
-
-
-def closest(updates: Tensor, directions: Tensor) -> Labels:
-    """Return the group whose update has the largest cosine with each of n updates (FedGroup eq. 10).
-
-    Parameters
-    ----------
-    updates
-        Of newcomers, ``[n, D]``.
-    directions
-        The groups' updates ``[m, D]``; one of zeros is at right angles to all.
-
-    Returns
-    -------
-    numpy.ndarray
-        ``[n]`` in 0 to m − 1; of equals the first.
-    """
-    n = len(updates)
-    return cosine_similarity(torch.cat([updates, directions]))[:n, n:].argmax(1)
 
 
 def k_means(points: Points, n_clusters: int, draw: np.random.Generator) -> Labels:

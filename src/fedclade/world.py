@@ -111,6 +111,12 @@ class World:
             return tree
         return tree.map_vectors(self.permutation.invert, None if self.sketch else self.permutation.invert)
 
+    def closed(self, tree: ParameterTree) -> ParameterTree:
+        """Return a tree as the server sees it: what :meth:`opened` undoes."""
+        if self.permutation is None:
+            return tree
+        return tree.map_vectors(self.permutation.apply, None if self.sketch else self.permutation.apply)
+
 
 def _module(model: nn.Module | str | Maker, federation: Federation, seed: int) -> nn.Module:
     if isinstance(model, str):

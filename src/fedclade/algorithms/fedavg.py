@@ -11,6 +11,7 @@ from torch import Tensor
 from fedclade.algorithms.base import Algorithm, RoundLog, State, log_of, move_clusters, train_clusters
 from fedclade.clients import Clients, Round
 from fedclade.errors import ConfigError
+from fedclade.routing import Assignment, to_root
 from fedclade.tree import ParameterTree
 
 
@@ -44,6 +45,12 @@ class Local(_FixedClusters):
     def init(self, params: Tensor, clients: Clients) -> State:
         """Put every client in a cluster of its own."""
         return State(ParameterTree.star([[client] for client in clients.ids], params))
+
+    def assign(
+        self, tree: ParameterTree, ids: Sequence[int], clients: Clients, this_round: Round
+    ) -> Sequence[Assignment]:
+        """Give newcomers the initial model; the other models are other clients' own."""
+        return to_root(ids)
 
 
 @dataclass(frozen=True)

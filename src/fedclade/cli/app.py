@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedclade.cli import look, run
+from fedclade.cli import assign, look, run
 
 app = typer.Typer(
     name="fedclade",
@@ -37,6 +37,7 @@ def options(
 app.command()(run.demo)
 app.command("run")(run.run_config)
 app.command()(run.compare)
+app.command("assign")(assign.assign_newcomers)
 app.command()(look.report)
 app.command()(look.tree)
 app.command()(look.validate)

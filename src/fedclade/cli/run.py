@@ -74,7 +74,7 @@ def demo(
     target = _target(out, "demo")
     overrides = _overrides(None, engine=engine)
     configs = {name: read_config(find_config(f"{name}-digits-label-swap"), overrides) for name in DEMO}
-    _check_machine("auto", memory)
+    check_machine("auto", memory)
     console.print(
         "20 clients hold handwritten digits. Four hidden groups each swap another pair of labels, so no single model "
         "can suit everybody. The server sees nothing but model updates. Will it find the groups?\n"
@@ -114,7 +114,7 @@ def run_config(
     path = find_config(config)
     checked = read_config(path, _overrides(override, seed=seed, rounds=rounds, engine=engine))
     target = _target(out, f"{path.stem}-seed{checked.top.seed}")
-    _check_machine(device, memory)
+    check_machine(device, memory)
     progress = RunProgress(console, quiet=quiet)
     with progress.shown():
         on_round = progress.start(path.stem, checked.top.rounds)
@@ -168,14 +168,14 @@ def compare(
     if ordinary:
         checked = {path.stem: read_config(path, changes) for path in paths}
         target = _target(out, "compare")
-        _check_machine(device, memory)
+        check_machine(device, memory)
         with runner.progress.shown():
             runs = runner.run(checked, seeds or 1, target)
         comparison = Comparison(runs) if runs else None
     else:
         scenarios = [read_scenario(path, changes, scale) for path in paths]
         target = _target(out, "compare")
-        _check_machine(device, memory)
+        check_machine(device, memory)
         found: dict[str, Comparison] = {}
         with runner.progress.shown():
             for each in scenarios:
@@ -253,7 +253,7 @@ def _overrides(override: Sequence[str] | None, **settings: int | str | None) -> 
     return [*(override or []), *given]
 
 
-def _check_machine(device: str, memory: str | None) -> None:
+def check_machine(device: str, memory: str | None) -> None:
     """Find out before any data is loaded whether the device and the memory can be had."""
     choose_device(device)
     if memory is not None:
