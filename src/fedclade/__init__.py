@@ -41,6 +41,7 @@ from fedclade.errors import (
     UpdateError,
 )
 from fedclade.local import LocalSpec
+from fedclade.newcomers import Newcomers, assign
 from fedclade.rounds import simulate
 from fedclade.signature import Signature
 from fedclade.store import Run
@@ -66,6 +67,7 @@ __all__ = [
     "LocalSpec",
     "MissingExtraError",
     "ModelError",
+    "Newcomers",
     "Node",
     "Oracle",
     "ParameterTree",
@@ -74,6 +76,7 @@ __all__ = [
     "RunError",
     "Signature",
     "UpdateError",
+    "assign",
     "load_federation",
     "pool_from_torch",
     "simulate",

@@ -63,7 +63,7 @@ def cosines(some: Tensor, others: Tensor) -> Similarity:
     A row of zeros is 0 to all.
     """
     norms = [torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64) for rows in (some, others)]
-    products = (some @ others.to(some).T).double() / torch.outer(*(norm.clamp(min=1e-300) for norm in norms))
+    products = (some @ others.to(some).T).double() / torch.outer(*(norm.clamp(min=1e-150) for norm in norms))
     return products.clamp(-1.0, 1.0).cpu().numpy()
 
 

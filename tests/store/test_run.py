@@ -230,3 +230,18 @@ def test_the_tree_of_1000_clients_with_600000_parameters_and_sketches_of_1024_is
     write_tree(tree, tmp_path / "tree")
     assert sum(file.stat().st_size for file in (tmp_path / "tree").iterdir()) < 50e6
     assert torch.equal(read_tree(tmp_path / "tree").nodes[6].cached[7], sketch.apply(one[0]))
+
+
+def test_the_tree_of_a_thousand_clients_with_projected_signatures_stays_under_50_megabytes(tmp_path):
+    """Four clusters, found by three splits one below the other: the deepest that CFL's tree can be."""
+    parts = [range(start, 1000, 4) for start in range(4)]
+    tree, params, node = ParameterTree.root_only(range(1000), torch.zeros(600_000)), torch.zeros(600_000), 0
+    for depth in range(3):
+        first, rest = parts[depth], [client for part in parts[depth + 1 :] for client in part]
+        cached = [torch.zeros(len(members), 1024) for members in (first, rest)]
+        tree = tree.split(node, [first, rest], params=params, cached=cached, round_number=depth, criteria={})
+        node = tree.children(node)[1].id
+    write_tree(tree, tmp_path / "tree")
+    size = (tmp_path / "tree/tree.safetensors").stat().st_size
+    assert size == pytest.approx(7 * 600_000 * 4 + (1000 + 750 + 500) * 1024 * 4, rel=0.001)
+    assert size < 50e6
