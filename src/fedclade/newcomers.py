@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -93,6 +94,22 @@ class Newcomers:
         return path
 
 
+def place(
+    run: Run,
+    newcomers: Federation,
+    *,
+    algorithm: Algorithm | None = None,
+    model: nn.Module | str | Maker | None = None,
+    device: str = "auto",
+    engine: str | None = None,
+    memory: int | str | None = None,
+) -> list[Assignment]:
+    """Find every newcomer's place in a run's tree, and no more; see :func:`assign`."""
+    setting = _Setting.of(run, newcomers, algorithm, model, device, engine, memory)
+    with float32_products(run.config.get("tf32", False)):
+        return setting.assignments()
+
+
 def assign(
     run: Run,
     newcomers: Federation,
@@ -131,86 +148,98 @@ def assign(
     UpdateError
         If a newcomer's training diverges.
     """
-    config = run.config
-    world = _world(run, newcomers, algorithm, model, device, engine or config.get("engine", "auto"), memory)
-    algorithm = algorithm or _algorithm(run)
-    tree = world.closed(run.tree.map_vectors(*[lambda vectors: vectors.to(world.initial)] * 2))
-    last = Round(run.summary["rounds"], LocalSpec(**config["local"]), run.summary["seed"])
-    with float32_products(config.get("tf32", False)):
-        assignments = list(algorithm.assign(tree, newcomers.ids, world.clients, last))
-        accuracies = _accuracies(tree, assignments, world, last)
+    setting = _Setting.of(run, newcomers, algorithm, model, device, engine, memory)
+    with float32_products(run.config.get("tf32", False)):
+        assignments = setting.assignments()
+        accuracies = setting.accuracies(assignments)
     truth = _true_clusters_of_leaves(run)
     rows = [
         _row(each, newcomers, truth, {column: values[i] for column, values in accuracies.items()})
         for i, each in enumerate(assignments)
     ]
-    return Newcomers(assignments, rows, last.number)
+    return Newcomers(assignments, rows, setting.last.number)
 
 
-def _algorithm(run: Run) -> Algorithm:
-    options = dict(run.config["algorithm"])
-    return build_algorithm(options.pop("name"), options, {})  # to assign newcomers, the oracle needs no truth
+@dataclass(frozen=True, eq=False)
+class _Setting:
+    """Newcomers before a run's tree, in the simulated world of that run after its last round."""
 
+    tree: ParameterTree
+    algorithm: Algorithm
+    world: World
+    last: Round
 
-def _world(
-    run: Run,
-    newcomers: Federation,
-    algorithm: Algorithm | None,
-    model: nn.Module | str | Maker | None,
-    device: str,
-    engine: str,
-    memory: int | str | None,
-) -> World:
-    config, arguments = run.config, dict(run.config["model"])
-    name = arguments.pop("name")
-    world = World.simulated_by(
-        newcomers,
-        model or (lambda seed: module_for(name, newcomers, seed, arguments)),
-        algorithm or _algorithm(run),
-        seed=run.summary["seed"],
-        permute=config.get("privacy", {}).get("permute", False),
-        device=device,
-        engine=engine,
-        signature=Signature(**config.get("signature", {})),
-        stream=False,
-        memory=memory,
-    )
-    entries, theirs = run.tree.nodes[0].params.numel(), world.initial.shape[-1]
-    if entries != theirs:
-        raise RunError(
-            f"the run's models have {entries:,} entries, but a {name} for the newcomers' data ({newcomers}) has "
-            f"{theirs:,}; newcomers need inputs and labels like those of the run: {run.summary['data']}"
+    @classmethod
+    def of(
+        cls,
+        run: Run,
+        newcomers: Federation,
+        algorithm: Algorithm | None,
+        model: nn.Module | str | Maker | None,
+        device: str,
+        engine: str | None,
+        memory: int | str | None,
+    ) -> _Setting:
+        config, seed = run.config, run.summary["seed"]
+        algorithm = algorithm or _algorithm(config["algorithm"])
+        arguments = {key: value for key, value in config["model"].items() if key != "name"}
+        world = World.simulated_by(
+            newcomers,
+            model or (lambda seed: module_for(config["model"]["name"], newcomers, seed, arguments)),
+            algorithm,
+            seed=seed,
+            permute=config.get("privacy", {}).get("permute", False),
+            device=device,
+            engine=engine or config.get("engine", "auto"),
+            signature=Signature(**config.get("signature", {})),
+            stream=False,
+            memory=memory,
         )
-    return world
+        entries, theirs = run.tree.nodes[0].params.numel(), world.initial.shape[-1]
+        if entries != theirs:
+            raise RunError(
+                f"the run's models have {entries:,} entries, but a {config['model']['name']} for the newcomers' data "
+                f"({newcomers}) has {theirs:,}; newcomers need inputs and labels like those of the run: "
+                f"{run.summary['data']}"
+            )
+
+        def here(vectors: Tensor) -> Tensor:
+            return vectors.to(world.initial)
+
+        tree = world.closed(run.tree.map_vectors(here, here))
+        return cls(tree, algorithm, world, Round(run.summary["rounds"], LocalSpec(**config["local"]), seed))
+
+    def assignments(self) -> list[Assignment]:
+        return list(self.algorithm.assign(self.tree, self.world.clients.ids, self.world.clients, self.last))
+
+    def accuracies(self, assignments: Sequence[Assignment]) -> dict[str, list[float]]:
+        """Return the columns of :data:`ACCURACIES`."""
+        clients, ids = self.world.clients, [each.client for each in assignments]
+        models, rows = self.tree.models([each.node for each in assignments])
+        tuning = replace(self.last, spec=replace(self.last.spec, epochs=1), purpose="finetune")
+        tuned = models[rows] + clients.train(ids, models, rows, tuning).each
+        each_its_own = list(range(len(ids)))
+        cases = [
+            (models, rows),
+            (self.tree.nodes[0].params[None], [0] * len(ids)),
+            (self._trained_alone(ids), each_its_own),
+            (tuned, each_its_own),
+        ]
+        found = [clients.evaluate(ids, *case, "test").accuracies.tolist() for case in cases]
+        return dict(zip(ACCURACIES, found, strict=True))
+
+    def _trained_alone(self, ids: Sequence[int]) -> Tensor:
+        """Return the models ``[n, S]`` that clients get on their own, in as many rounds as the run had."""
+        method, initial, clients = Local(), self.world.initial, self.world.clients
+        state = method.init(initial.view(-1, initial.shape[-1])[0], clients)
+        for number in range(1, self.last.number + 1):
+            state, _ = method.step(state, ids, clients, replace(self.last, number=number))
+        return torch.stack([state.tree.nodes[state.tree.leaf_of[client]].params for client in ids])
 
 
-def _accuracies(
-    tree: ParameterTree, assignments: Sequence[Assignment], world: World, last: Round
-) -> dict[str, list[float]]:
-    """Return the columns of :data:`ACCURACIES`."""
-    clients, ids = world.clients, [each.client for each in assignments]
-    models, rows = tree.models([each.node for each in assignments])
-    tuning = replace(last, spec=replace(last.spec, epochs=1), purpose="finetune")
-    tuned = models[rows] + clients.train(ids, models, rows, tuning).each
-    alone = _trained_alone(world, ids, last)
-    each_its_own = list(range(len(ids)))
-    cases = [
-        (models, rows),
-        (tree.nodes[0].params[None], [0] * len(ids)),
-        (alone, each_its_own),
-        (tuned, each_its_own),
-    ]
-    found = [clients.evaluate(ids, *case, "test").accuracies.tolist() for case in cases]
-    return dict(zip(ACCURACIES, found, strict=True))
-
-
-def _trained_alone(world: World, ids: Sequence[int], last: Round) -> Tensor:
-    """Return the models ``[n, S]`` that clients get on their own, in as many rounds as the run had."""
-    method = Local()
-    state = method.init(world.initial.view(-1, world.initial.shape[-1])[0], world.clients)
-    for number in range(1, last.number + 1):
-        state, _ = method.step(state, ids, world.clients, replace(last, number=number))
-    return torch.stack([state.tree.nodes[state.tree.leaf_of[client]].params for client in ids])
+def _algorithm(section: Mapping[str, Any]) -> Algorithm:
+    options = {key: value for key, value in section.items() if key != "name"}
+    return build_algorithm(section["name"], options, {})  # to assign newcomers, the oracle needs no truth
 
 
 def _true_clusters_of_leaves(run: Run) -> Mapping[int, int]:
