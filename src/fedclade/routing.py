@@ -124,7 +124,7 @@ class Assignment:
             if not step.fits:
                 break
             node = step.taken
-        return cls(client, tuple(tree.lineage(node)), tuple(steps))
+        return cls(client, tuple(each.id for each in tree.above(node)), tuple(steps))
 
 
 def to_root(ids: Sequence[int]) -> list[Assignment]:

@@ -109,14 +109,14 @@ class ParameterTree:
 
     def path(self, client: int) -> tuple[Node, ...]:
         """Return the nodes from the root to a client's leaf: its models, from the most general to the most special."""
-        return tuple(self.nodes[node] for node in self.lineage(self.leaf_of[client]))
+        return self.above(self.leaf_of[client])
 
-    def lineage(self, node: int) -> tuple[int, ...]:
-        """Return the ids of the nodes from the root to a node, which is the last."""
-        upwards = [node]
-        while (parent := self.nodes[upwards[-1]].parent) is not None:
-            upwards.append(parent)
-        return tuple(reversed(upwards))
+    def above(self, node: int) -> tuple[Node, ...]:
+        """Return the nodes from the root to a node, which is the last of them."""
+        path = [self.nodes[node]]
+        while (parent := path[0].parent) is not None:
+            path.insert(0, self.nodes[parent])
+        return tuple(path)
 
     def models(self, nodes: Sequence[int]) -> tuple[Tensor, list[int]]:
         """Return the distinct models of some nodes, ``[K, S]``, and for each of the nodes its row."""
