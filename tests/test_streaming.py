@@ -6,9 +6,10 @@ import torch
 from fedclade import CFL, FedAvg, Local, LocalSpec, Oracle
 from fedclade.aggregate import weighted_mean
 from fedclade.algorithms import Algorithm
-from fedclade.clients import Clients, Round, Updates
+from fedclade.clients import Clients, Round
 from fedclade.signature import CountSketch, ProjectedClients
 from fedclade.streaming import StreamedClients
+from fedclade.updates import Updates
 from tests.tiny import ScriptedClients, SpyClients, federation_of, linear, play, simulated
 
 SIZES = {0: 4, 1: 9, 2: 9, 3: 2, 4: 5}

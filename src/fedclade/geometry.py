@@ -8,9 +8,9 @@ from functools import cached_property
 import torch
 
 from fedclade.aggregate import weighted_mean
-from fedclade.clients import Updates
 from fedclade.clustering import Bipartition, optimal_bipartition
 from fedclade.similarity import Similarity, cosine_similarity, gamma_bound
+from fedclade.updates import Updates
 
 LARGEST_COMPARED = 1000
 """Members whose similarities are computed in every round; those of more take more memory and time than all else."""

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedclade.clients import Clients, ClientsWrapper, Evaluation, Round, Split, Sums, Updates
+from fedclade.clients import Clients, ClientsWrapper, Evaluation, Round, Split
+from fedclade.updates import Sums, Updates
 
 Ask = Callable[[Sequence[int], Tensor, Sequence[int], Round], Updates]
 """``Clients.train`` or ``Clients.gradients``."""

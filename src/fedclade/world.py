@@ -13,11 +13,12 @@ from torch import Tensor, nn
 
 from fedclade import rng
 from fedclade.algorithms import Algorithm
-from fedclade.clients import Clients, MeteredClients
+from fedclade.clients import Clients
 from fedclade.data.federation import Federation
 from fedclade.engine.clients import SimulatedClients, choose_device
 from fedclade.engine.memory import default_memory, memory_bytes, updates_at_once
 from fedclade.errors import ConfigError
+from fedclade.meter import MeteredClients
 from fedclade.models import build_model
 from fedclade.signature import CountSketch, Permutation, PermutedClients, ProjectedClients, Signature
 from fedclade.streaming import StreamedClients

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from fedclade import PACFL, ConfigError, LocalSpec, Oracle, load_federation, simulate
 from fedclade.algorithms.pacfl import angles
-from fedclade.clients import MeteredClients
 from fedclade.data.federation import ClientData, Federation, Pool
+from fedclade.meter import MeteredClients
 from fedclade.report import facts
 from fedclade.report.dendrogram import dendrogram_figure
 from tests.reference.pacfl import angle_of_same_place, hierarchical_clustering, principal_vectors, smallest_angle

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fedclade import ConfigError, DataError, LocalSpec, ModelError, UpdateError, rng
-from fedclade.clients import Round, Updates
+from fedclade.clients import Round
 from fedclade.data.federation import ClientData, Federation
 from fedclade.engine import SimulatedClients, auto, loop
 from fedclade.engine import clients as clients_module
@@ -18,6 +18,7 @@ from fedclade.engine.jobs import Engine
 from fedclade.engine.loop import LoopEngine
 from fedclade.engine.stacked import StackedEngine
 from fedclade.params import Layout
+from fedclade.updates import Updates
 from tests.tiny import FEATURES, LABELS, VIEWS, federation_of, linear, perceptron, simulated
 
 TRUTH, SIZES = [0, 1, 2], [12, 15, 9]

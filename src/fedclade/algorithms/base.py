@@ -11,10 +11,11 @@ import numpy as np
 from torch import Tensor
 
 from fedclade.aggregate import weighted_mean
-from fedclade.clients import Clients, Round, Updates
+from fedclade.clients import Clients, Round
 from fedclade.clustering import Merges
 from fedclade.geometry import Geometry
 from fedclade.tree import ParameterTree
+from fedclade.updates import Updates
 
 
 @dataclass(frozen=True, eq=False)

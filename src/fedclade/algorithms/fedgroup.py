@@ -31,11 +31,12 @@ from fedclade.algorithms.base import (
     sample,
     train_clusters,
 )
-from fedclade.clients import Clients, Round, Updates
+from fedclade.clients import Clients, Round
 from fedclade.errors import require
 from fedclade.geometry import Geometry
 from fedclade.ternary import closest, k_means, nearest_of_random, ternary_similarity
 from fedclade.tree import ParameterTree
+from fedclade.updates import Updates
 
 
 @dataclass(frozen=True, kw_only=True)
