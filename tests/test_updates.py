@@ -25,18 +25,63 @@ def test_received_keeps_what_came_and_cuts_signatures_to_the_parameters():
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-def test_an_update_that_is_not_finite_names_client_round_and_how_much_of_it(bad):
-    text = (
-        "round 3: the update of client 7 has 2 of 3 entries that are NaN or infinite; its training diverged: "
-        "lower local.lr, or look at the client's data"
-    )
-    with pytest.raises(UpdateError, match=text):
-        received([[1, 2, 3], [bad, 4, bad]])
+def test_an_update_that_is_not_finite_is_left_out(bad):
+    updates = received([[bad, 4, bad], [1, 2, 3]])
+    assert updates.ids == (7,)
+    assert updates.deltas.tolist() == [[1, 2, 3]]
+    assert updates.sizes.tolist() == [30]
+    assert updates.losses.tolist() == [0.25]
+    assert updates.norms.tolist() == [math.hypot(1, 2)]
+    assert updates.left_out == {4: "2 of 3 entries are NaN or infinite"}
 
 
-def test_an_update_too_large_to_be_compared_is_named_even_for_its_buffers():
-    with pytest.raises(UpdateError, match=r"the update of client 7 has norm 2e\+18, more than 1e\+18"):
-        received([[1, 2, 3], [1, 2, 2e18]])
+def test_an_update_too_large_to_be_compared_is_left_out_even_for_its_buffers():
+    updates = received([[1, 2, 3], [1, 2, 2e18]])
+    assert (updates.ids, updates.left_out) == ((4,), {7: "norm 2e+18, more than 1e+18"})
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_an_update_whose_loss_is_not_finite_is_left_out(bad):
+    updates = Updates.received((4, 7), [10, 30], torch.ones(2, 3), 2, torch.tensor([0.5, bad]), 3)
+    assert (updates.ids, updates.left_out) == ((4,), {7: f"loss {bad}"})
+
+
+def test_who_is_left_out_may_be_everybody():
+    updates = received([[math.nan, 2, 3], [1, 2, math.inf]])
+    assert updates.ids == ()
+    assert updates.deltas.shape == (0, 3)
+    assert set(updates.left_out) == {4, 7}
+
+
+def test_an_update_of_another_shape_is_left_out():
+    rows = [torch.ones(2), torch.tensor([3.0, 4.0, 9.0]), torch.tensor([1.0, math.nan, 1.0]), torch.ones(1, 3)]
+    updates = Updates.received_singly([4, 7, 5, 2], [10, 30, 20, 40], rows, 3, 2, torch.arange(4.0), 3)
+    assert updates.ids == (7,)
+    assert (updates.sizes.tolist(), updates.losses.tolist(), updates.norms.tolist()) == ([30], [1], [5])
+    assert updates.left_out == {
+        4: "update of shape (2,), expected (3,)",
+        5: "1 of 3 entries are NaN or infinite",
+        2: "update of shape (1, 3), expected (3,)",
+    }
+    assert Updates.received_singly([4], [10], rows[:1], 3, 2, torch.zeros(1), 3).deltas.shape == (0, 3)
+
+
+def test_the_answer_of_nobody_fits_the_models():
+    updates = Updates.of_nobody({4: "dropped out"}, torch.zeros(2, 3), 2)
+    assert (updates.ids, updates.left_out) == ((), {4: "dropped out"})
+    assert (updates.deltas.shape, updates.signatures.shape) == ((0, 3), (0, 2))
+
+
+def test_who_is_left_out_stays_so_until_an_answer_is_joined():
+    updates = received([[1, 2], [math.nan, 4]])
+    assert updates.of([7]).left_out == updates.left_out
+    assert updates.of([4]).left_out == {}
+    assert updates.of([4, 7]) is updates
+    again = received([[5, 6], [math.inf, 8]], ids=(7, 2))
+    both = updates.joined(again)
+    assert both.ids == (4, 7)
+    assert both.deltas.tolist() == [[1, 2], [5, 6]]
+    assert both.left_out == {2: "1 of 2 entries are NaN or infinite"}
 
 
 def test_norms_are_of_the_parameters_alone():

@@ -35,6 +35,13 @@ class Round:
     travels
         What its training sends: models down and updates up (``all``), ``updates`` alone to whom the models were sent
         before, or ``nothing`` where clients keep what they train.
+    min_clients
+        A cluster with fewer answers keeps its model, and takes no decision.
+    insists
+        Whether those who do not answer are asked again, since everybody is needed.
+    query
+        Counts what clients are asked in the round, from 0: it sets the faults of one query apart from those of the
+        next, and nothing else.
     """
 
     number: int
@@ -43,6 +50,9 @@ class Round:
     purpose: str = "train"
     evaluated: bool = True
     travels: Literal["all", "updates", "nothing"] = "all"
+    min_clients: int = 1
+    insists: bool = False
+    query: int = 0
 
     @property
     def lr(self) -> float:
@@ -100,7 +110,7 @@ class Clients(Protocol):
         this_round: Round,
         anchors: Sequence[int] | None = None,
     ) -> Updates:
-        """Let each client train from its model; return the updates Δθ_i, trained − started.
+        """Let each client train from its model; return the updates Δθ_i, trained − started, of those that answer.
 
         ``anchors`` tells each asked client's row that the proximal term pulls it towards, of weight
         :attr:`LocalSpec.mu <fedclade.local.LocalSpec>`: by default the model that it starts from (FedProx), in Ditto

@@ -39,7 +39,9 @@ class Geometry:
 
     @classmethod
     def of(cls, updates: Updates, *, largest_compared: int = LARGEST_COMPARED) -> Geometry:
-        """Measure the updates of one cluster; the similarities of up to so many clients."""
+        """Measure the updates of one cluster, be it none; the similarities of up to so many clients."""
+        if not updates.ids:
+            return cls((), 0.0, 0.0, None)
         mean = weighted_mean(updates)[: updates.n_parameters]
         return cls(
             updates.ids,

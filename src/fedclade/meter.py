@@ -8,7 +8,7 @@ from time import perf_counter
 from torch import Tensor
 
 from fedclade.clients import Clients, ClientsWrapper, Evaluation, Round, Split
-from fedclade.updates import Updates
+from fedclade.updates import DROPPED_OUT, Updates
 
 
 class MeteredClients(ClientsWrapper):
@@ -17,7 +17,8 @@ class MeteredClients(ClientsWrapper):
     A client receives a model before it trains, and a second one where the proximal term pulls it towards another, and
     sends an update back, unless the round says that less travels; gradients are taken at a model that it already has.
     Evaluation is not metered, since a client has its model anyway; but on training data, which is how a client chooses
-    among several, each of them is sent to it first.
+    among several, each of them is sent to it first. A client that drops out has received what it was asked with, and
+    sends nothing; what is too late or not usable was sent all the same.
 
     Parameters
     ----------
@@ -62,7 +63,7 @@ class MeteredClients(ClientsWrapper):
             sent = len(ids) + sum(anchor != row for anchor, row in zip(pulled_to, assignment, strict=True))
             self._bytes_down += sent * models[0].nbytes
         if this_round.travels != "nothing":
-            self._bytes_up += len(updates.ids) * models[0].nbytes
+            self._bytes_up += _senders(updates) * models[0].nbytes
         return updates
 
     def gradients(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], this_round: Round) -> Updates:
@@ -70,7 +71,7 @@ class MeteredClients(ClientsWrapper):
         start = perf_counter()
         updates = self._clients.gradients(ids, models, assignment, this_round)
         self._seconds_train += perf_counter() - start
-        self._bytes_up += len(updates.ids) * models.shape[1] * models.element_size()
+        self._bytes_up += _senders(updates) * models[0].nbytes
         return updates
 
     def evaluate(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], split: Split) -> Evaluation:
@@ -89,3 +90,8 @@ class MeteredClients(ClientsWrapper):
         self._seconds_train += perf_counter() - start
         self._bytes_up += vectors.nbytes
         return vectors
+
+
+def _senders(updates: Updates) -> int:
+    """Return how many clients sent an update, usable or not."""
+    return len(updates.ids) + sum(why != DROPPED_OUT for why in updates.left_out.values())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -13,6 +13,12 @@ from fedclade.errors import UpdateError
 
 LARGEST_NORM = 1e18
 """Of an update: the product of two larger ones overflows float32, and no similarity could be computed."""
+
+DROPPED_OUT = "dropped out"
+"""Why a client is left out that was sent a model and sent nothing back."""
+
+TOO_LATE = "too late"
+"""Why a client is left out that was not waited for."""
 
 CONVERTED_AT_A_TIME = 2**17
 """Entries of updates that are turned to float64 at once: 1 MiB, which stays in a processor's cache."""
@@ -63,6 +69,8 @@ class Updates:
         Sums of weight updates, one for each model that was sent out.
     sketches
         What clients are compared by, ``[n, R]``, where it is not the update itself; always there in a stream.
+    left_out
+        Why each client that was asked, and is not among ``ids``, is left out.
     """
 
     ids: tuple[int, ...]
@@ -73,39 +81,78 @@ class Updates:
     deltas: Tensor | None = None
     sums: Sums | None = None
     sketches: Tensor | None = None
+    left_out: Mapping[int, str] = field(default_factory=dict[int, str])
 
     @classmethod
     def received(
         cls, ids: Sequence[int], sizes: Sequence[int], deltas: Tensor, n_parameters: int, losses: Tensor, number: int
     ) -> Updates:
-        """Check what came from the clients, and only then make updates of it.
+        """Check what came from the clients, and leave out whose answer is not usable.
+
+        An answer is usable if its loss and all entries of its update are finite, and its norm is at most
+        :data:`LARGEST_NORM`.
 
         Raises
         ------
         UpdateError
-            If there is not one row for each client, or a row is not finite or too large to be compared; names the
-            client and the round.
+            If there is not one row for each client; names the round.
         """
         if deltas.ndim != 2 or len(deltas) != len(ids):
             shape = tuple(deltas.shape)
             raise UpdateError(f"round {number}: expected {len(ids)} updates, got a tensor of shape {shape}")
         norms = row_norms(deltas[:, :n_parameters])
         whole = torch.hypot(norms, row_norms(deltas[:, n_parameters:]))
-        for i in (~(whole <= LARGEST_NORM)).nonzero().flatten().tolist():  # NaN is not less than anything
-            entries = int((~torch.isfinite(deltas[i])).sum())
-            what = f"has {entries} of {deltas.shape[1]} entries that are NaN or infinite"
-            what = what if entries else f"has norm {float(whole[i]):.3g}, more than {LARGEST_NORM:.3g}"
-            raise UpdateError(
-                f"round {number}: the update of client {ids[i]} {what}; its training diverged: lower local.lr, or "
-                "look at the client's data"
-            )
-        return cls(
+        usable = (whole <= LARGEST_NORM) & torch.isfinite(losses).cpu()  # NaN is not less than anything
+        left_out = {
+            ids[i]: _what_is_wrong(deltas[i], float(whole[i]), float(losses[i]))
+            for i in (~usable).nonzero().flatten().tolist()
+        }
+        everybody = cls(
             ids=tuple(ids),
             sizes=torch.tensor(sizes, dtype=torch.float64),
             losses=losses,
             norms=norms,
             n_parameters=n_parameters,
             deltas=deltas,
+        )
+        return replace(everybody.of([c for c in ids if c not in left_out]), left_out=left_out)
+
+    @classmethod
+    def received_singly(
+        cls,
+        ids: Sequence[int],
+        sizes: Sequence[int],
+        rows: Sequence[Tensor],
+        size: int,
+        n_parameters: int,
+        losses: Tensor,
+        number: int,
+    ) -> Updates:
+        """Check updates that came one by one, each of any shape, for a model of S = ``size`` entries."""
+        fit = [i for i, row in enumerate(rows) if row.shape == (size,)]
+        left_out = {
+            ids[i]: f"update of shape {tuple(row.shape)}, expected ({size},)"
+            for i, row in enumerate(rows)
+            if row.shape != (size,)
+        }
+        deltas = torch.stack([rows[i] for i in fit]) if fit else rows[0].new_empty(0, size)
+        received = cls.received(
+            [ids[i] for i in fit], [sizes[i] for i in fit], deltas, n_parameters, losses[fit], number
+        )
+        return replace(received, left_out={**left_out, **received.left_out})
+
+    @classmethod
+    def of_nobody(cls, left_out: Mapping[int, str], models: Tensor, n_parameters: int) -> Updates:
+        """Return the answer of clients of whom none answered, to models ``[K, S]``."""
+        none = torch.zeros(0, dtype=torch.float64)
+        return cls(
+            ids=(),
+            sizes=none,
+            losses=none,
+            norms=none,
+            n_parameters=n_parameters,
+            deltas=models.new_zeros(0, models.shape[1]),
+            left_out=left_out,
         )
 
     @property
@@ -138,7 +185,9 @@ class Updates:
             If the run streams, and the members share a sum with others.
         """
         rows = self._rows(members)
-        if torch.equal(rows, torch.arange(len(self.ids))):
+        named = set(members)
+        left_out = {client: why for client, why in self.left_out.items() if client in named}
+        if torch.equal(rows, torch.arange(len(self.ids))) and len(left_out) == len(self.left_out):
             return self
         sums = None
         if self.sums is not None:
@@ -158,6 +207,7 @@ class Updates:
             deltas=None if self.deltas is None else self.deltas[rows],
             sums=sums,
             sketches=None if self.sketches is None else self.sketches[rows],
+            left_out=left_out,
         )
 
     def signatures_of(self, members: Sequence[int]) -> Tensor:
@@ -165,13 +215,17 @@ class Updates:
         return self.signatures[self._rows(members)]
 
     def joined(self, other: Updates) -> Updates:
-        """Return these updates and those of other clients, made at the same models in the same round."""
+        """Return these updates and those of other clients, made at the same models in the same round.
+
+        Who is left out of one, and answered in the other, is no longer left out.
+        """
         sums = None
         if self.sums is not None and other.sums is not None:
             behind = other.sums.group + len(self.sums.groups)
             sums = Sums(torch.cat([self.sums.groups, other.sums.groups]), torch.cat([self.sums.group, behind]))
+        ids = self.ids + other.ids
         return Updates(
-            ids=self.ids + other.ids,
+            ids=ids,
             sizes=torch.cat([self.sizes, other.sizes]),
             losses=torch.cat([self.losses, other.losses]),
             norms=torch.cat([self.norms, other.norms]),
@@ -179,6 +233,7 @@ class Updates:
             deltas=None if sums is not None else torch.cat([self.each, other.each]),
             sums=sums,
             sketches=None if self.sketches is None else torch.cat([self.sketches, other.signatures]),
+            left_out={c: why for c, why in {**self.left_out, **other.left_out}.items() if c not in ids},
         )
 
     @cached_property
@@ -190,6 +245,12 @@ class Updates:
 
     def _named(self, rows: Tensor) -> list[int]:
         return [self.ids[row] for row in rows.tolist()]
+
+
+def _what_is_wrong(delta: Tensor, norm: float, loss: float) -> str:
+    if entries := int((~torch.isfinite(delta)).sum()):
+        return f"{entries} of {len(delta)} entries are NaN or infinite"
+    return f"loss {loss}" if norm <= LARGEST_NORM else f"norm {norm:.3g}, more than {LARGEST_NORM:.3g}"
 
 
 def row_norms(rows: Tensor) -> Tensor:
