@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, is_dataclass, replace
 from time import perf_counter
@@ -23,6 +24,8 @@ from fedclade.store import Run
 from fedclade.store.run import Row
 from fedclade.tree import ParameterTree
 from fedclade.world import Maker, Stream, World
+
+_log = logging.getLogger(__name__)
 
 OnRound = Callable[[Row, ParameterTree], None]
 
@@ -134,6 +137,14 @@ def simulate(
         faults=faults,
     )
     clients, meter = world.clients, world.meter
+    if rounds < algorithm.rounds_needed:
+        _log.warning(
+            "%s needs %d rounds until it has clustered the clients, and this run has %d: it will be federated "
+            "averaging; set more rounds, or a smaller algorithm.rounds_before",
+            type(algorithm).__name__,
+            algorithm.rounds_needed,
+            rounds,
+        )
     record = Record(federation, target)
     state = algorithm.init(world.initial, clients)
     with float32_products(tf32):

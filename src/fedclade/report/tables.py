@@ -143,6 +143,8 @@ def _facts(run: Run) -> Iterator[tuple[str, str]]:
         yield "recovery", f"ARI {number(clusters['ari'])}, NMI {number(clusters['nmi'])}"
     if s["target"]["accuracy"] is not None:
         yield f"target {percent(s['target']['accuracy'], 0)}", _target(s["target"])
+    if lost := [len(event["clients"]) for event in run.events if event["kind"] == "left_out"]:
+        yield "left out", f"{count(sum(lost), 'answer')} in {count(len(lost), 'query', 'queries')}; see events.jsonl"
     yield "traffic", f"{traffic(s['bytes_up'])} up, {traffic(s['bytes_down'])} down"
     phases = ", ".join(f"{phase} {duration(seconds[phase])}" for phase in ("train", "evaluate", "server"))
     yield "time", f"{duration(seconds['total'])}: {phases}"
