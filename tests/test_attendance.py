@@ -138,3 +138,25 @@ def test_what_clients_train_at_home_is_no_answer():
 def test_a_round_in_which_nobody_is_asked_is_none_of_its_business():
     attended, _ = attending(Moody(DELTAS).hear())
     assert attended.closed(1) == ()
+
+
+class Shy(ScriptedClients):
+    """Clients whose subspaces are their ids, and come the second or the third time that they are asked."""
+
+    def subspaces(self, ids, n_vectors, per_label):
+        self.asked = [*getattr(self, "asked", []), tuple(ids)]
+        there = [client + 2 < 4 + 2 * len(self.asked) for client in ids]
+        return torch.tensor(ids)[:, None, None, None] * torch.tensor(there)[:, None, None, None]
+
+
+@pytest.mark.parametrize(("last", "events"), [(7, 0), (9, 1)])
+def test_who_sends_no_subspaces_is_asked_again_and_then_left_out(last, events):
+    """2 comes at once, 5 the second time, 7 the third, and 9 would come the fourth time."""
+    clients = Shy({2: (0.0,), 5: (0.0,), last: (0.0,)})
+    attended = AttendedClients(clients)
+    vectors = attended.subspaces((5, last, 2), 1, False)
+    assert clients.asked == [(5, last, 2), (5, last), (last,)]
+    assert vectors.flatten().tolist() == [5, 0 if events else last, 2]
+    told = Event("left_out", 0, {"query": "subspaces", "clients": {"9": DROPPED_OUT}})
+    attended.train((2,), torch.zeros(1, 1), [0], ROUND)
+    assert attended.closed(3) == (told,) * events

@@ -67,6 +67,19 @@ class AttendedClients(ClientsWrapper):
         """Let each client evaluate its model on a split of its own data."""
         return self._clients.evaluate(ids, models, assignment, split)
 
+    def subspaces(self, ids: Sequence[int], n_vectors: int, per_label: bool) -> Tensor:
+        """Let each client decompose its training inputs, and ask those again who do not answer; ``[n, L, d, p]``."""
+        vectors = self._clients.subspaces(ids, n_vectors, per_label)
+        for _ in range(self._retries):
+            if not (absent := _silent(vectors)):
+                break
+            vectors = vectors.clone()
+            vectors[absent] = self._clients.subspaces([ids[i] for i in absent], n_vectors, per_label)
+        if absent := _silent(vectors):
+            why = {str(client): DROPPED_OUT for client in sorted(ids[i] for i in absent)}
+            self._events.append(Event("left_out", 0, {"query": "subspaces", "clients": why}))
+        return vectors
+
     def closed(self, number: int) -> tuple[Event, ...]:
         """End a round; return what there is to tell of who was left out of it, and begin the next.
 
@@ -115,6 +128,11 @@ class AttendedClients(ClientsWrapper):
         known = {*updates.ids, *updates.left_out}
         silent = {client: DROPPED_OUT for client in ids if client not in known}
         return replace(updates, left_out={**updates.left_out, **silent}) if silent else updates
+
+
+def _silent(vectors: Tensor) -> list[int]:
+    """Return whose subspaces, of ``[n, L, d, p]``, did not come: a client that answers has one vector at least."""
+    return (~vectors.flatten(1).any(dim=1)).nonzero().flatten().tolist()
 
 
 def _of(some: Sequence[int], ids: Sequence[int], values: Sequence[T]) -> Sequence[T]:

@@ -142,7 +142,8 @@ class Clients(Protocol):
         -------
         Tensor
             ``[n, L, d, p]`` for n clients and inputs of d numbers as they are stored; L is the number of labels, or 1.
-            Columns are unit vectors; those that a client has too few examples for are zeros.
+            Columns are unit vectors; those that a client has too few examples for are zeros, and so are all of a client
+            that does not answer.
         """
         ...
 

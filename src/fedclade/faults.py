@@ -72,7 +72,8 @@ class FaultyClients(ClientsWrapper):
     """Clients that fail now and then when they are asked to train or for gradients.
 
     A fault belongs to seed, round, query and client. So it depends neither on who else is asked, nor on the block in
-    which a client trains. What clients do at home (a round in which nothing travels) cannot arrive corrupt.
+    which a client trains. What clients do at home (a round in which nothing travels) cannot arrive corrupt. Subspaces,
+    which belong to no round, always come.
 
     Parameters
     ----------

@@ -88,7 +88,7 @@ class MeteredClients(ClientsWrapper):
         start = perf_counter()
         vectors = self._clients.subspaces(ids, n_vectors, per_label)
         self._seconds_train += perf_counter() - start
-        self._bytes_up += vectors.nbytes
+        self._bytes_up += vectors[vectors.flatten(1).any(dim=1)].nbytes  # of who does not answer all are zeros
         return vectors
 
 

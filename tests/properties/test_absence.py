@@ -55,6 +55,10 @@ class Flaky(ClientsWrapper):
     def evaluate(self, ids, models, assignment, split):
         return self._clients.evaluate(ids, models, assignment, split)
 
+    def subspaces(self, ids, n_vectors, per_label):
+        vectors = self._clients.subspaces(ids, n_vectors, per_label)
+        return vectors * torch.from_numpy(self.draw.random(len(ids)) < self.present[list(ids)])[:, None, None, None]
+
     def some(self, ask, ids, models, assignment, this_round, anchors=None) -> Updates:
         answers = self.draw.random(len(ids)) < self.present[list(ids)]
         there = np.flatnonzero(answers)

@@ -112,14 +112,12 @@ class SimulatedClients:
         this_round: Round,
         anchors: Sequence[int] | None = None,
     ) -> Updates:
-        """Let each client train from its model; return the updates Δθ_i.
+        """Let each client train from its model; return the updates Δθ_i, without those of who diverges.
 
         Raises
         ------
         ModelError
             If the model fails on a client's data.
-        UpdateError
-            If a client's training diverges.
         """
         deltas = torch.empty(len(ids), self.layout.size, dtype=self.layout.dtype, device=self._device)
         losses = torch.empty(len(ids), dtype=torch.float64)
