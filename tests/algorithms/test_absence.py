@@ -77,8 +77,15 @@ def test_who_misses_the_clustering_waits_at_the_root_and_joins_whom_it_is_like()
 
 def test_who_waits_moves_no_model():
     """The root keeps the w of round 1, the mean of all; a cluster moves by its members of old in rounds 3 and 4."""
-    states, _ = played(FLHC(rounds_before=1, **WARD), Absent(TWO_KINDS, absent={2: {1, 5}}), 3)
+    states, logs = played(FLHC(rounds_before=1, **WARD), Absent(TWO_KINDS, absent={2: {1, 5}}), 3, min_clients=2)
     assert models(states[3]) == [[0.5, 0.5], [1.5, 0.5], [0.5, 1.5]]
+    assert logs[2].losses.keys() == set(range(6))
+    assert logs[2].geometry.keys() == {1, 2}, "the root's last geometry is that of the split"
+
+
+def test_who_waits_may_be_fewer_than_min_clients():
+    _, logs = played(FLHC(rounds_before=1, **WARD), Absent(TWO_KINDS, absent={2: {1}}), 3, min_clients=2)
+    assert events(logs[2], "too_few", "joined") == [("joined", 2, [1])]
 
 
 def test_too_few_answers_to_cluster_leave_it_to_the_next_round():

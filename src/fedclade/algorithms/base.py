@@ -149,17 +149,20 @@ class ClusterRound:
         The cluster, the updates of its members that answered, and their geometry.
     enough
         Whether so many answered that the cluster may move, and decide anything.
+    waits
+        Whether these are no cluster, but clients that wait where one was split, since they did not answer then.
     """
 
     node: int
     updates: Updates
     geometry: Geometry
     enough: bool
+    waits: bool = False
 
     @classmethod
-    def of(cls, node: int, updates: Updates, this_round: Round) -> ClusterRound:
+    def of(cls, node: int, updates: Updates, this_round: Round, *, waits: bool = False) -> ClusterRound:
         """Measure what came from a cluster."""
-        return cls(node, updates, Geometry.of(updates), len(updates.ids) >= this_round.min_clients)
+        return cls(node, updates, Geometry.of(updates), len(updates.ids) >= this_round.min_clients, waits)
 
 
 def train_clusters(state: State, cohort: Sequence[int], clients: Clients, this_round: Round) -> list[ClusterRound]:
@@ -180,25 +183,28 @@ def by_cluster(tree: ParameterTree, updates: Updates, this_round: Round) -> list
     members: dict[int, list[int]] = {}
     for client in sorted({*updates.ids, *updates.left_out}):
         members.setdefault(tree.leaf_of[client], []).append(client)
-    return [ClusterRound.of(node, updates.of(members[node]), this_round) for node in sorted(members)]
+    # Where a split took place, that is: the root of a star, split in round 0, is no cluster that was parted.
+    waits = {node: bool(tree.nodes[node].split_in) for node in members}
+    return [ClusterRound.of(node, updates.of(members[node]), this_round, waits=waits[node]) for node in sorted(members)]
 
 
 def move_clusters(tree: ParameterTree, parts: Sequence[ClusterRound]) -> ParameterTree:
     """Move every cluster's model by the weighted mean of its updates (CFL eq. 2; Algorithm 2, line 7).
 
-    A cluster with too few answers keeps its model, and so does a node that was split: who answers there is waiting.
+    A cluster with too few answers keeps its model, and so does a node at which clients wait.
     """
     for part in parts:
-        if part.enough and tree.nodes[part.node].split_in is None:
+        if part.enough and not part.waits:
             tree = tree.moved(part.node, weighted_mean(part.updates))
     return tree
 
 
 def log_of(parts: Sequence[ClusterRound], events: Sequence[Event] = (), phase: str = "train") -> RoundLog:
     """Gather what a round reports, and tell of clusters with too few answers."""
-    too_few = [too_few_event(part.node, len(part.updates.ids)) for part in parts if not part.enough]
+    clusters = [part for part in parts if not part.waits]
+    too_few = [too_few_event(part.node, len(part.updates.ids)) for part in clusters if not part.enough]
     return RoundLog(
-        geometry={part.node: part.geometry for part in parts if part.updates.ids},
+        geometry={part.node: part.geometry for part in clusters if part.updates.ids},
         losses={c: loss for p in parts for c, loss in zip(p.updates.ids, p.updates.losses.tolist(), strict=True)},
         norms={c: norm for p in parts for c, norm in zip(p.updates.ids, p.updates.norms.tolist(), strict=True)},
         events=(*too_few, *events),

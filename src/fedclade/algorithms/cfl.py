@@ -116,7 +116,7 @@ class CFL(Algorithm):
         return best_on_validation(state.tree, clients) if self.fallback else super().serve(state, clients)
 
     def _calls_for_split(self, node: Node, part: ClusterRound, peaks: Tensor, this_round: Round) -> bool:
-        if len(node.members) < 2 or not part.enough or node.split_in is not None:
+        if len(node.members) < 2 or not part.enough or part.waits:
             return False
         eps1 = float(peaks[node.id]) / 10 if self.eps1 == "auto" else self.eps1
         mean_norm, rounds = part.geometry.mean_norm, self.split_rounds

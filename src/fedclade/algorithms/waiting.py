@@ -21,7 +21,7 @@ def place_waiting(tree: ParameterTree, parts: Sequence[ClusterRound]) -> tuple[P
     events: list[Event] = []
     for part in parts:
         children = [child for child in tree.children(part.node) if child.cached is not None]
-        if not children or not part.updates.ids or tree.nodes[part.node].split_in is None:
+        if not part.waits or not part.updates.ids or not children:
             continue
         signatures = part.updates.signatures
         likeness = torch.stack([_most_like(signatures, child) for child in children])
@@ -37,6 +37,5 @@ def place_waiting(tree: ParameterTree, parts: Sequence[ClusterRound]) -> tuple[P
 def _most_like(signatures: Tensor, node: Node) -> Tensor:
     """Return each signature's cosine similarity to the one most like it of those cached for a node, ``[n]``."""
     assert node.cached is not None
-    normed = (functional.normalize(vectors.double(), dim=1) for vectors in (signatures, node.cached))
-    first, second = normed
-    return (first @ second.T).amax(dim=1)
+    theirs = functional.normalize(node.cached.double(), dim=1)
+    return (functional.normalize(signatures.double(), dim=1) @ theirs.T).amax(dim=1)
