@@ -57,3 +57,14 @@ def test_the_meter_passes_ids_and_sizes_on():
     meter = MeteredClients(ScriptedClients({3: [1], 1: [2]}, {3: 5, 1: 6}))
     assert meter.ids == (3, 1)
     assert meter.sizes == {3: 5, 1: 6}
+
+
+def test_subspaces_are_counted_of_those_who_sent_them():
+    """Of three clients two send 2 vectors of 5 float32 entries each."""
+    clients = ScriptedClients({0: [1], 1: [1], 2: [1]})
+    vectors = torch.zeros(3, 1, 5, 2)
+    vectors[:2, :, 0] = 1
+    clients.subspaces = lambda ids, n_vectors, per_label: vectors
+    meter = MeteredClients(clients)
+    assert meter.subspaces([0, 1, 2], 2, False) is vectors
+    assert meter.readings()["bytes_up"] == 2 * 5 * 2 * 4

@@ -1,4 +1,5 @@
 import io
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -39,6 +40,16 @@ def test_run_table_shows_every_number_of_the_summary(summary_run):
     assert "reached by the mean after 12 rounds and 3.2 MB; 40 % of the clients at the end" in text
     assert "43.4 MB up, 2.0 kB down" in text
     assert "1 min 01 s: train 1 min 00 s, evaluate 0.5 s, server 0.5 s" in text
+
+
+def test_run_table_counts_answers_that_were_left_out(summary_run):
+    event = {"round": 1, "kind": "left_out", "node": 0, "query": "train"}
+    events = [{**event, "clients": {"0": "dropped out", "3": "too late"}}, {**event, "clients": {"1": "too late"}}]
+    for some, text in ((events, "3 answers in 2 queries"), (events[1:], "1 answer in 1 query")):
+        assert f"left out  {text}; see events.jsonl" in re.sub(
+            "out  +", "out  ", "\n".join(lines(run_table(replace(summary_run(), events=some))))
+        )
+    assert "left out" not in "\n".join(lines(run_table(summary_run())))
 
 
 def test_run_table_leaves_out_what_is_not_known(summary_run):
