@@ -40,6 +40,7 @@ from fedclade.errors import (
     RunError,
     UpdateError,
 )
+from fedclade.faults import Faults
 from fedclade.local import LocalSpec
 from fedclade.rounds import simulate
 from fedclade.signature import Signature
@@ -56,6 +57,7 @@ __all__ = [
     "DataError",
     "Ditto",
     "EngineError",
+    "Faults",
     "FeSEM",
     "FedAvg",
     "FedGroup",

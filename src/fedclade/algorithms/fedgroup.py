@@ -107,7 +107,8 @@ class FedGroup(Algorithm):
         if not any(leaf.members for leaf in before.leaves):
             state, pretrained = self._group_cold_start(state, clients, this_round)
             if state.tree is before:
-                return state, log_of(pretrained, [postponed(pretrained[0], self.groups)], "pretrain")
+                log = log_of(pretrained, [postponed(pretrained[0], self.groups)], "pretrain")
+                return state, replace(log, norms={})
         state = self._client_cold_start(state, cohort, clients, this_round)
         grouped = [client for client in cohort if state.tree.leaf_of[client]]
         local = this_round if self.mu is None else replace(this_round, spec=replace(this_round.spec, mu=self.mu))

@@ -57,13 +57,13 @@ def duration(seconds: float | None) -> str:
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
 
 
-def count(n: int, noun: str, plural: str = "") -> str:
+def count(n: int, noun: str) -> str:
     """Write how many there are.
 
-    >>> count(1, "client"), count(1200, "client"), count(2, "query", "queries")
-    ('1 client', '1,200 clients', '2 queries')
+    >>> count(1, "client"), count(1200, "client")
+    ('1 client', '1,200 clients')
     """
-    return f"{n:,} {noun if n == 1 else plural or noun + 's'}"
+    return f"{n:,} {noun}{'' if n == 1 else 's'}"
 
 
 def shortened(words: Sequence[str], limit: int = 8) -> str:
