@@ -40,6 +40,7 @@ from fedclade.errors import (
     RunError,
     UpdateError,
 )
+from fedclade.faults import Faults
 from fedclade.local import LocalSpec
 from fedclade.newcomers import Newcomers, assign
 from fedclade.rounds import simulate
@@ -57,6 +58,7 @@ __all__ = [
     "DataError",
     "Ditto",
     "EngineError",
+    "Faults",
     "FeSEM",
     "FedAvg",
     "FedGroup",

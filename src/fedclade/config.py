@@ -12,6 +12,7 @@ from fedclade.algorithms import ALGORITHMS, Algorithm, Oracle, build_algorithm
 from fedclade.arguments import check_arguments, defaults, known_arguments
 from fedclade.data import PARTITIONS, SOURCES, Federation, check_data_settings, check_newcomers, load_federation
 from fedclade.errors import ConfigError, unknown
+from fedclade.faults import Faults
 from fedclade.local import LocalSpec
 from fedclade.models import FROM_DATA, model_factory
 from fedclade.rounds import OnRound, check_settings, check_stream, simulate
@@ -25,7 +26,7 @@ Section = dict[str, Any]
 _NOT_IN_DATA = ("seed", "data_dir", "source_arguments", "partition_arguments", "newcomers", "newcomer_samples")
 """Arguments of ``load_federation`` that are no keys of the ``[data]`` section."""
 
-SECTIONS = ("data", "model", "local", "algorithm", "signature", "target", "privacy", "newcomers")
+SECTIONS = ("data", "model", "local", "algorithm", "signature", "target", "privacy", "faults", "newcomers")
 WRITTEN_ONLY = ("versions",)
 """What a run folder's config has besides, so that it can be run again as it is."""
 
@@ -38,6 +39,7 @@ class TopLevel:
     rounds: int = 20
     client_fraction: float = 1.0
     evaluate_every: int = 1
+    min_clients: int = 1
     engine: str = "auto"
     stream: Stream = "auto"
     tf32: bool = False
@@ -71,7 +73,7 @@ class Config:
 
     Parameters
     ----------
-    top, local, signature, target, privacy, newcomers
+    top, local, signature, target, privacy, faults, newcomers
         Sections with fixed keys.
     data, model, algorithm
         Sections whose keys depend on ``name``; defaults filled in.
@@ -85,6 +87,7 @@ class Config:
     signature: Signature
     target: Target
     privacy: Privacy
+    faults: Faults
     newcomers: Newcomers = field(default_factory=Newcomers)
 
     def as_dict(self) -> Section:
@@ -98,6 +101,7 @@ class Config:
             "signature": asdict(self.signature),
             "target": asdict(self.target),
             "privacy": asdict(self.privacy),
+            "faults": asdict(self.faults),
             "newcomers": asdict(self.newcomers),
         }
 
@@ -136,6 +140,7 @@ class Config:
             signature=self.signature,
             target=self.target.accuracy,
             permute=self.privacy.permute,
+            faults=self.faults,
             device=device,
             memory=memory,
             on_round=on_round,
@@ -210,6 +215,7 @@ def check_config(raw: Mapping[str, Any]) -> Config:
     signature = problems.building("signature", Signature, sections["signature"])
     target = problems.building("target", Target, sections["target"])
     privacy = problems.building("privacy", Privacy, sections["privacy"])
+    faults = problems.building("faults", Faults, sections["faults"])
     newcomers = problems.building("newcomers", Newcomers, sections["newcomers"])
     if newcomers is not None:
         clients = data.get("clients", 0)
@@ -226,8 +232,9 @@ def check_config(raw: Mapping[str, Any]) -> Config:
     assert signature is not None
     assert target is not None
     assert privacy is not None
+    assert faults is not None
     assert newcomers is not None
-    return Config(top, data, model, local, algorithm, signature, target, privacy, newcomers)
+    return Config(top, data, model, local, algorithm, signature, target, privacy, faults, newcomers)
 
 
 class _Problems:

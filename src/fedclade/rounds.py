@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict, is_dataclass, replace
 from time import perf_counter
 from typing import Any
 
@@ -15,6 +16,7 @@ from fedclade.data.federation import Federation
 from fedclade.engine.auto import check_engine
 from fedclade.engine.precision import float32_products
 from fedclade.errors import ConfigError, require
+from fedclade.faults import Faults
 from fedclade.local import LocalSpec
 from fedclade.record import Record
 from fedclade.signature import Signature
@@ -22,6 +24,8 @@ from fedclade.store import Run
 from fedclade.store.run import Row
 from fedclade.tree import ParameterTree
 from fedclade.world import Maker, Stream, World
+
+_log = logging.getLogger(__name__)
 
 OnRound = Callable[[Row, ParameterTree], None]
 
@@ -43,6 +47,8 @@ def simulate(
     signature: Signature | None = None,
     stream: Stream = "auto",
     memory: int | str | None = None,
+    min_clients: int = 1,
+    faults: Faults | None = None,
     tf32: bool = False,
     on_round: OnRound | None = None,
     config: Mapping[str, Any] | None = None,
@@ -86,6 +92,10 @@ def simulate(
     memory
         What the data and the training of a round may take, in bytes or as ``"2GB"``; by default a quarter of the
         machine's or the GPU's memory. Where clients need more, they train in several blocks.
+    min_clients
+        A cluster of which fewer clients answer in a round keeps its model, and is not split.
+    faults
+        How often clients drop out of a round, are too late, or send what cannot be used; never, if left out.
     tf32
         Let a GPU round the factors of float32 products to 10 bits, which is faster.
     on_round
@@ -106,9 +116,9 @@ def simulate(
     ModelError
         If the model does not fit the data.
     UpdateError
-        If a client's training diverges.
+        If nobody answers in a round, be it that all training diverged.
     """
-    check_settings(rounds, seed, client_fraction, evaluate_every, target, engine, stream)
+    check_settings(rounds, seed, client_fraction, evaluate_every, target, engine, stream, min_clients)
     local, signature = local or LocalSpec(), signature or Signature()
     if isinstance(algorithm, str):
         algorithm = build_algorithm(algorithm, true_clusters=federation.true_clusters)
@@ -124,16 +134,27 @@ def simulate(
         signature=signature,
         stream=stream,
         memory=memory,
+        faults=faults,
     )
     clients, meter = world.clients, world.meter
+    if rounds < algorithm.rounds_needed:
+        _log.warning(
+            "%s needs %d rounds until it has clustered the clients, and this run has %d: it will be federated "
+            "averaging; set more rounds, or a smaller algorithm.rounds_before",
+            type(algorithm).__name__,
+            algorithm.rounds_needed,
+            rounds,
+        )
     record = Record(federation, target)
     state = algorithm.init(world.initial, clients)
     with float32_products(tf32):
         for number in range(1, rounds + 1):
             start, before = perf_counter(), meter.readings()
-            this_round = Round(number, local, seed, evaluated=number % evaluate_every == 0 or number == rounds)
+            evaluated = number % evaluate_every == 0 or number == rounds
+            this_round = Round(number, local, seed, evaluated=evaluated, min_clients=min_clients)
             cohort = algorithm.cohort(state, client_fraction, this_round.generator("cohort"))
             state, log = algorithm.step(state, cohort, clients, this_round)
+            log = replace(log, events=(*world.attendance.closed(number), *log.events))
             evaluation, served = None, dict[int, int]()
             if this_round.evaluated:
                 served = dict(algorithm.serve(state, clients))
@@ -146,6 +167,7 @@ def simulate(
 
     config = config or {
         **{"seed": seed, "rounds": rounds, "client_fraction": client_fraction, "evaluate_every": evaluate_every},
+        "min_clients": min_clients,
         "data": {"name": federation.pool.name, "description": str(federation)},
         "model": {"name": model if isinstance(model, str) else world.simulated.model_name},
         "local": asdict(local),
@@ -153,6 +175,7 @@ def simulate(
         "signature": asdict(signature),
         "target": {"accuracy": target},
         "privacy": {"permute": permute},
+        "faults": asdict(faults or Faults()),
     }
     # What was done, not auto: rounding depends on it, and the config should repeat the run.
     done = {"engine": world.simulated.engine, "stream": world.streams, "tf32": tf32}
@@ -167,6 +190,7 @@ def check_settings(
     target: float | None,
     engine: str,
     stream: Stream = "auto",
+    min_clients: int = 1,
 ) -> None:
     """Check the settings of the round loop.
 
@@ -181,6 +205,7 @@ def check_settings(
         ("client_fraction", client_fraction, 0 < client_fraction <= 1, "greater than 0 and at most 1"),
         ("evaluate_every", evaluate_every, evaluate_every >= 1, "at least 1"),
         ("target.accuracy", target, target is None or 0 < target <= 1, "greater than 0 and at most 1"),
+        ("min_clients", min_clients, min_clients >= 1, "at least 1"),
         ("stream", stream, stream in (True, False, "auto"), "true, false or 'auto'"),
     )
     check_engine(engine)

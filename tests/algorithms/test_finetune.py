@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from fedclade import ConfigError, FedAvg, FineTune, LocalSpec, rng, simulate
-from fedclade.clients import MeteredClients, Round
+from fedclade.clients import Round
 from fedclade.engine import loop
+from fedclade.meter import MeteredClients
 from fedclade.params import Layout
 from tests.tiny import ScriptedClients, SpyClients, federation_of, perceptron, play, simulated
 
