@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedclade import Ditto, FedAvg, FedGroup, FineTune, Local, LocalSpec
+from fedclade import Ditto, FedAvg, FedGroup, FineTune, Local, LocalSpec, UpdateError
 from fedclade.clients import Evaluation, Round, Split
 from fedclade.routing import Assignment, Step, by_loss, least_similarity, route
 from fedclade.tree import Node, ParameterTree
@@ -152,3 +152,20 @@ def test_fedgroup_offers_no_group_that_nobody_is_in():
     clients = Judges({7: [1.0, 0.0]}, losses={0.0: 2.3, -1.0: 0.5})
     (found,) = FedGroup(groups=2).assign(tree.with_model(0, torch.zeros(2)), [7], clients, ROUND)
     assert found.steps[0].scores == pytest.approx({1: -1.0})
+
+
+@dataclass
+class Silent(ScriptedClients):
+    """Clients of whom number 8 never answers."""
+
+    def train(self, ids, models, assignment, this_round, anchors=None):
+        return super().train([c for c in ids if c != 8], models, assignment, this_round, anchors)
+
+
+@pytest.mark.parametrize("tree", [forked([[1.0, 0.0]], [[0.0, 1.0]]), ParameterTree.star([(0,), (1,)], torch.eye(2))])
+def test_a_newcomer_that_does_not_answer_is_named(tree):
+    clients = Silent({7: [1.0, 0.0], 8: [1.0, 0.0]})
+    algorithm = FedAvg() if tree.nodes[1].cached is not None else FedGroup(groups=2)
+    told = "a newcomer without an update cannot be assigned: newcomer 8: dropped out; take it out, or lower local.lr"
+    with pytest.raises(UpdateError, match=told):
+        algorithm.assign(tree, [7, 8], clients, ROUND)

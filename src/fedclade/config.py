@@ -15,6 +15,7 @@ from fedclade.errors import ConfigError, unknown
 from fedclade.faults import Faults
 from fedclade.local import LocalSpec
 from fedclade.models import FROM_DATA, model_factory
+from fedclade.presence import Presence
 from fedclade.rounds import OnRound, check_settings, check_stream, simulate
 from fedclade.signature import Signature
 from fedclade.store import Run
@@ -61,10 +62,20 @@ class Privacy:
 
 @dataclass(frozen=True, kw_only=True)
 class Newcomers:
-    """The ``[newcomers]`` section: clients who are held back from training; see :func:`fedclade.load_federation`."""
+    """The ``[newcomers]`` section: clients who are held back from training, or join it late.
+
+    See :func:`fedclade.load_federation` and :class:`fedclade.presence.Presence`.
+    """
 
     clients: int = 0
     samples_per_client: int | None = None
+    join_round: int | None = None
+    leave_round: int | None = None
+
+    @property
+    def presence(self) -> Presence:
+        """When they join, and when as many clients leave."""
+        return Presence(join_round=self.join_round, leave_round=self.leave_round)
 
 
 @dataclass(frozen=True)
@@ -140,6 +151,7 @@ class Config:
             signature=self.signature,
             target=self.target.accuracy,
             permute=self.privacy.permute,
+            presence=self.newcomers.presence,
             faults=self.faults,
             device=device,
             memory=memory,
@@ -220,6 +232,10 @@ def check_config(raw: Mapping[str, Any]) -> Config:
     if newcomers is not None:
         clients = data.get("clients", 0)
         problems.collect("", check_newcomers, newcomers.clients, newcomers.samples_per_client, clients)
+        presence = problems.collect("", lambda: newcomers.presence)
+        if presence is not None and top is not None and algorithm.get("name") in ALGORITHMS:
+            kind = ALGORITHMS[algorithm["name"]].algorithm
+            problems.collect("", presence.check, kind, newcomers.clients, clients or 0, top.rounds)
     if top is not None and target is not None:
         settings = {key: value for key, value in asdict(top).items() if key != "tf32"}  # which cannot be wrong
         problems.collect("", check_settings, **settings, target=target.accuracy)

@@ -20,7 +20,7 @@ from fedclade.data.federation import Federation
 from fedclade.engine.precision import float32_products
 from fedclade.errors import RunError
 from fedclade.local import LocalSpec
-from fedclade.routing import Assignment
+from fedclade.routing import Assignment, all_of
 from fedclade.signature import Signature
 from fedclade.store import Run
 from fedclade.store.run import Row
@@ -217,7 +217,7 @@ class _Setting:
         clients, ids = self.world.clients, [each.client for each in assignments]
         models, rows = self.tree.models([each.node for each in assignments])
         tuning = replace(self.last, spec=replace(self.last.spec, epochs=1), purpose="finetune")
-        tuned = models[rows] + clients.train(ids, models, rows, tuning).each
+        tuned = models[rows] + all_of(ids, clients.train(ids, models, rows, tuning)).each
         each_its_own = list(range(len(ids)))
         cases = [
             (models, rows),

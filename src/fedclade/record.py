@@ -71,7 +71,9 @@ class Record:
         self._keep_similarities(number, log)
         if evaluation is not None:
             self.clients += self._client_rows(number, state.tree, evaluation, served)
-        scores = cluster_scores({c: state.tree.leaf_of[c] for c in self.federation.ids}, self.federation.true_clusters)
+        leaf_of = state.tree.leaf_of
+        present = {client: leaf_of[client] for client in self.federation.ids if client in leaf_of}
+        scores = cluster_scores(present, self.federation.true_clusters)
         row: Row = {
             "round": number,
             "phase": log.phase,

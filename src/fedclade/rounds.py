@@ -18,6 +18,7 @@ from fedclade.engine.precision import float32_products
 from fedclade.errors import ConfigError, require
 from fedclade.faults import Faults
 from fedclade.local import LocalSpec
+from fedclade.presence import Presence
 from fedclade.record import Record
 from fedclade.signature import Signature
 from fedclade.store import Run
@@ -49,6 +50,7 @@ def simulate(
     memory: int | str | None = None,
     min_clients: int = 1,
     faults: Faults | None = None,
+    presence: Presence | None = None,
     tf32: bool = False,
     on_round: OnRound | None = None,
     config: Mapping[str, Any] | None = None,
@@ -96,6 +98,8 @@ def simulate(
         A cluster of which fewer clients answer in a round keeps its model, and is not split.
     faults
         How often clients drop out of a round, are too late, or send what cannot be used; never, if left out.
+    presence
+        When the federation's newcomers join, and when clients leave; never, if left out.
     tf32
         Let a GPU round the factors of float32 products to 10 bits, which is faster.
     on_round
@@ -123,8 +127,12 @@ def simulate(
     if isinstance(algorithm, str):
         algorithm = build_algorithm(algorithm, true_clusters=federation.true_clusters)
     check_stream(stream, type(algorithm), signature)
+    presence = presence or Presence()
+    newcomers = 0 if federation.newcomers is None else len(federation.newcomers)
+    presence.check(type(algorithm), newcomers, len(federation), rounds)
+    everybody = presence.everybody(federation)
     world = World.simulated_by(
-        federation,
+        everybody,
         model,
         algorithm,
         seed=seed,
@@ -136,7 +144,7 @@ def simulate(
         memory=memory,
         faults=faults,
     )
-    clients, meter = world.clients, world.meter
+    clients, meter = presence.among(world.clients, federation, seed), world.meter
     if rounds < algorithm.rounds_needed:
         _log.warning(
             "%s needs %d rounds until it has clustered the clients, and this run has %d: it will be federated "
@@ -145,21 +153,22 @@ def simulate(
             algorithm.rounds_needed,
             rounds,
         )
-    record = Record(federation, target)
+    record = Record(everybody, target)
     state = algorithm.init(world.initial, clients)
     with float32_products(tf32):
         for number in range(1, rounds + 1):
             start, before = perf_counter(), meter.readings()
             evaluated = number % evaluate_every == 0 or number == rounds
             this_round = Round(number, local, seed, evaluated=evaluated, min_clients=min_clients)
+            state, came_and_went = clients.begin(algorithm, state, this_round)
             cohort = algorithm.cohort(state, client_fraction, this_round.generator("cohort"))
             state, log = algorithm.step(state, cohort, clients, this_round)
-            log = replace(log, events=(*world.attendance.closed(number), *log.events))
+            log = replace(log, events=(*came_and_went, *world.attendance.closed(number), *log.events))
             evaluation, served = None, dict[int, int]()
             if this_round.evaluated:
                 served = dict(algorithm.serve(state, clients))
-                models, rows = state.tree.models([served[client] for client in federation.ids])
-                evaluation = clients.evaluate(federation.ids, models, rows, "test")
+                models, rows = state.tree.models([served[client] for client in clients.ids])
+                evaluation = clients.evaluate(clients.ids, models, rows, "test")
             cost = meter.since(before, perf_counter() - start)
             row = record.add(number, state, log, cost, evaluation, served)
             if on_round is not None:
@@ -176,6 +185,7 @@ def simulate(
         "target": {"accuracy": target},
         "privacy": {"permute": permute},
         "faults": asdict(faults or Faults()),
+        "newcomers": {"clients": newcomers, **asdict(presence)},
     }
     # What was done, not auto: rounding depends on it, and the config should repeat the run.
     done = {"engine": world.simulated.engine, "stream": world.streams, "tf32": tf32}

@@ -214,6 +214,23 @@ class ParameterTree:
         order = sorted(range(len(members)), key=members.__getitem__)
         return self._with(replace(cluster, members=tuple(members[i] for i in order), cached=cached[order]))
 
+    def with_newcomers(self, clients: Sequence[int]) -> ParameterTree:
+        """Return the tree after clients came who are in no cluster yet: they are the root's alone."""
+        root = self.nodes[0]
+        return self._with(replace(root, members=tuple(sorted({*root.members, *clients}))))
+
+    def without(self, clients: Sequence[int]) -> ParameterTree:
+        """Return the tree after clients left: no node has them as members, and no updates of theirs are cached.
+
+        All models stay, also those of clusters that nobody is left in.
+        """
+        gone, nodes = set(clients), list[Node]()
+        for node in self.nodes:
+            kept = [i for i, member in enumerate(node.members) if member not in gone]
+            members = tuple(node.members[i] for i in kept)
+            nodes.append(replace(node, members=members, cached=None if node.cached is None else node.cached[kept]))
+        return ParameterTree(tuple(nodes))
+
     def map_vectors(
         self, models: Callable[[Tensor], Tensor], signatures: Callable[[Tensor], Tensor] | None = None
     ) -> ParameterTree:

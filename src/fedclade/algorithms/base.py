@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import numpy as np
@@ -89,9 +89,12 @@ class Algorithm(ABC):
     needs_updates
         Whether a step works on the updates of single clients. One that does with their signatures, and with sums over
         all clients of a model, says False, and can stream.
+    open_to_newcomers
+        Whether clients can come and go during a run.
     """
 
     needs_updates: ClassVar[bool] = True
+    open_to_newcomers: ClassVar[bool] = True
 
     @property
     def initial_models(self) -> int:
@@ -124,6 +127,24 @@ class Algorithm(ABC):
     def serve(self, state: State, clients: Clients) -> Mapping[int, int]:
         """Return the node whose model each client is served with: its cluster's."""
         return state.tree.leaf_of
+
+    def join(self, state: State, ids: Sequence[int], clients: Clients, this_round: Round) -> tuple[State, list[Event]]:
+        """Take newcomers in before a round; return the next state and what there is to tell.
+
+        They begin at the root, like clients that did not answer in time: methods that assign clients in every round, or
+        at their first, do so with them; in a tree of cached updates they go down a level with every update (CFL
+        Algorithm 4).
+
+        Parameters
+        ----------
+        state
+            Before the round.
+        ids
+            The newcomers, who are among the clients now.
+        clients, this_round
+            As in :meth:`step`.
+        """
+        return replace(state, tree=state.tree.with_newcomers(ids)), [Event("joined", 0, {"clients": list(ids)})]
 
     def assign(
         self, tree: ParameterTree, ids: Sequence[int], clients: Clients, this_round: Round

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -46,6 +47,8 @@ class Ditto(OneCohort):
     ConfigError
         If a value is out of range; one line for each.
     """
+
+    open_to_newcomers: ClassVar[bool] = False
 
     lam: float = 1.0
     epochs: int | None = None

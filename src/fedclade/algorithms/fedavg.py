@@ -42,6 +42,8 @@ class FedAvg(_FixedClusters):
 class Local(_FixedClusters):
     """No federation: every client trains a model of its own, for as many rounds and epochs as the others."""
 
+    open_to_newcomers: ClassVar[bool] = False
+
     def init(self, params: Tensor, clients: Clients) -> State:
         """Put every client in a cluster of its own."""
         return State(ParameterTree.star([[client] for client in clients.ids], params))
@@ -62,6 +64,8 @@ class Oracle(_FixedClusters):
     true_clusters
         By client. No other algorithm is told it.
     """
+
+    open_to_newcomers: ClassVar[bool] = False
 
     true_clusters: Mapping[int, int]
 

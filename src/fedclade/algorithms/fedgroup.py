@@ -36,7 +36,7 @@ from fedclade.algorithms.base import (
 )
 from fedclade.clients import Clients, Round
 from fedclade.errors import require
-from fedclade.routing import Assignment, Step, fits_by_loss, leaf_losses
+from fedclade.routing import Assignment, Step, all_of, fits_by_loss, leaf_losses
 from fedclade.similarity import Similarity, cosines
 from fedclade.ternary import k_means, nearest_of_random, ternary_similarity
 from fedclade.tree import ParameterTree
@@ -140,7 +140,7 @@ class FedGroup(Algorithm):
         Whether they fit is told by their losses. The largest cosine of a newcomer with 40 images can be smaller than a
         stranger's: 0.04 and 0.12, measured as in :mod:`fedclade.routing`.
         """
-        updates, losses = _pretrain(ids, tree, clients, this_round), leaf_losses(tree, ids, clients)
+        updates, losses = all_of(ids, _pretrain(ids, tree, clients, this_round)), leaf_losses(tree, ids, clients)
         peopled = [leaf.id for leaf in tree.leaves if leaf.members]
         places = [place for place, leaf in enumerate(tree.leaves) if leaf.members]
         similar = _directions_to_groups(updates, tree)[:, places].tolist()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -35,6 +36,8 @@ class FineTune(OneCohort):
     ConfigError
         If it is below 1.
     """
+
+    open_to_newcomers: ClassVar[bool] = False
 
     epochs: int = 1
 

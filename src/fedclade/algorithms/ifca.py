@@ -141,10 +141,14 @@ def estimate(tree: ParameterTree, ids: Sequence[int], clients: Clients) -> tuple
 def _packed(sets: Sequence[ParameterTree], best: int, ids: Sequence[int]) -> State:
     models = torch.stack([torch.stack([leaf.params for leaf in tree.leaves]) for tree in sets])
     leaves = torch.tensor([[tree.leaf_of[client] for client in ids] for tree in sets])
-    return State(sets[best], {"models": models, "leaves": leaves} if len(sets) > 1 else {})
+    return State(sets[best], {"models": models, "leaves": leaves, "ids": torch.tensor(ids)} if len(sets) > 1 else {})
 
 
 def _unpacked(state: State, ids: Sequence[int]) -> list[ParameterTree]:
-    sets = zip(state.memory.get("models", ()), state.memory.get("leaves", ()), strict=True)
-    stars = [(ParameterTree.star([()] * len(models), models, ids), leaves.tolist()) for models, leaves in sets]
-    return [tree.reassigned(dict(zip(ids, leaves, strict=True))) for tree, leaves in stars] or [state.tree]
+    """Return the sets of models, with those clients that are there; who came since is in no cluster."""
+    there, known = set(ids), state.memory["ids"].tolist() if state.memory else []
+    trees: list[ParameterTree] = []
+    for models, leaves in zip(state.memory.get("models", ()), state.memory.get("leaves", ()), strict=True):
+        leaf_of = {client: leaf for client, leaf in zip(known, leaves.tolist(), strict=True) if client in there}
+        trees.append(ParameterTree.star([()] * len(models), models, ids).reassigned(leaf_of))
+    return trees or [state.tree]

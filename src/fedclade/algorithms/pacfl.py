@@ -78,6 +78,7 @@ class PACFL(Algorithm):
     """
 
     needs_updates: ClassVar[bool] = False
+    open_to_newcomers: ClassVar[bool] = False
 
     vectors: int = 3
     per_label: bool = True

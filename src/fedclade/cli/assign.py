@@ -81,7 +81,7 @@ def _all_of(path: Path, own: Config, data_dir: Path | None) -> Federation:
     _require_same_model(path, raw, config, own)
     trained = config.federation(data_dir)
     late = trained.newcomers
-    everybody = trained if late is None else _joined(trained, late)
+    everybody = trained if late is None else trained.joined(late)
     known = config.top.seed == own.top.seed and all(config.data.get(key) == own.data.get(key) for key in SAME_VIEWS)
     return everybody if known else replace(everybody, true_clusters=None)
 
@@ -92,10 +92,3 @@ def _require_same_model(path: Path, raw: dict[str, Any], config: Config, own: Co
             f"{path}: [model] should be that of the run, {own.model}, or left out, got {config.model}: newcomers get "
             "one of the run's models"
         )
-
-
-def _joined(some: Federation, others: Federation) -> Federation:
-    truth = None
-    if some.true_clusters is not None and others.true_clusters is not None:
-        truth = {**some.true_clusters, **others.true_clusters}
-    return replace(some, clients=(*some.clients, *others.clients), true_clusters=truth, newcomers=None)

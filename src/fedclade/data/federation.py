@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -194,6 +194,13 @@ class Federation:
     def by_id(self) -> Mapping[int, ClientData]:
         """The clients by their ids."""
         return {client.id: client for client in self.clients}
+
+    def joined(self, others: Federation) -> Federation:
+        """Return these clients and those of another federation over the same pool; no newcomers are left."""
+        truth = None
+        if self.true_clusters is not None and others.true_clusters is not None:
+            truth = {**self.true_clusters, **others.true_clusters}
+        return replace(self, clients=(*self.clients, *others.clients), true_clusters=truth, newcomers=None)
 
     def examples(self, client: int, split: Split) -> tuple[Tensor, Tensor]:
         """Return one split of one client as it sees it: inputs ``[n, ...]`` and targets ``[n]`` or ``[n, T]``."""

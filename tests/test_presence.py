@@ -1,0 +1,136 @@
+"""Clients that join a run late, and clients that leave it early."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+import pytest
+import torch
+
+import fedclade
+from fedclade import CFL, FLHC, IFCA, ConfigError, FedAvg, FedGroup, FeSEM, Local, LocalSpec, Run
+from fedclade.algorithms import PACFL, Ditto, FineTune, Oracle
+from fedclade.config import check_config
+from fedclade.presence import Presence
+from fedclade.tree import ParameterTree
+
+JOIN, LEAVE, ROUNDS = 9, 13, 16
+METHODS = {
+    "fedavg": FedAvg(),
+    "cfl": CFL(eps2=0.4, split_rounds=(6,)),
+    "fl_hc": FLHC(rounds_before=3, metric="l2", n_clusters=2),
+    "fedgroup": FedGroup(groups=2),
+    "ifca": IFCA(clusters=2, restarts=2, restart_rounds=10),
+    "fesem": FeSEM(clusters=2),
+}
+
+
+@cache
+def digits() -> fedclade.Federation:
+    settings = {"clients": 8, "samples_per_client": 80, "shift": "label_swap", "clusters": 2, "newcomers": 4}
+    return fedclade.load_federation("digits", **settings)
+
+
+@cache
+def run_of(name: str, join: int | None = JOIN, leave: int | None = LEAVE) -> Run:
+    presence = Presence(join_round=join, leave_round=leave)
+    spec = LocalSpec(epochs=2, lr=0.2)
+    return fedclade.simulate(METHODS[name], "mclr", digits(), local=spec, rounds=ROUNDS, presence=presence)
+
+
+def told(run: Run, kind: str, number: int) -> list[list[int]]:
+    return [event["clients"] for event in run.events if (event["kind"], event["round"]) == (kind, number)]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_newcomers_take_part_from_their_round_on_and_who_leaves_up_to_the_round_before(name):
+    run = run_of(name)
+    seen = {number: [row["client"] for row in run.clients if row["round"] == number] for number in range(1, ROUNDS + 1)}
+    assert {tuple(seen[number]) for number in range(1, JOIN)} == {tuple(range(8))}
+    assert {tuple(seen[number]) for number in range(JOIN, LEAVE)} == {tuple(range(12))}
+    ((*left,),) = told(run, "left", LEAVE)
+    assert len(left) == 4
+    for number in range(LEAVE, ROUNDS + 1):
+        assert set(seen[number]) == set(range(12)) - set(left)
+    assert told(run, "joined", JOIN)[0] == [8, 9, 10, 11]
+    trained = {row["round"]: row["clients_trained"] for row in run.metrics}
+    assert (trained[JOIN - 1], trained[LEAVE - 1], trained[ROUNDS]) == (8, 12, 8)
+    assert all(not set(left) & set(node.members) for node in run.tree.nodes)
+    assert all(node.cached is None or len(node.cached) == len(node.members) for node in run.tree.nodes)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_until_somebody_comes_or_goes_the_run_is_the_same(name):
+    run, plain = run_of(name), run_of(name, None, None)
+    for number in range(JOIN - 1):
+        for column in ("accuracy_mean", "train_loss", "clusters", "bytes_up"):
+            assert run.metrics[number][column] == plain.metrics[number][column]
+
+
+@pytest.mark.parametrize("name", ["cfl", "fl_hc", "fesem"])
+def test_newcomers_find_their_true_clusters(name):
+    before, after = (run_of(name).metrics[number - 1] for number in (JOIN - 1, LEAVE - 1))
+    assert before["ari"] == 1.0, "or there would be nothing to find"
+    assert after["ari"] == 1.0
+
+
+def test_members_leave_where_nobody_joins():
+    run = run_of("fedavg", None, LEAVE)
+    ((*left,),) = told(run, "left", LEAVE)
+    assert set(left) < set(range(8))
+    assert run.summary["clients"] == 8
+    assert sorted(run.tree.leaf_of) == sorted(set(range(8)) - set(left))
+
+
+def test_a_tree_keeps_the_models_of_who_left_and_drops_their_updates():
+    tree = ParameterTree.root_only(range(4), torch.zeros(2))
+    cached = [torch.tensor([[1.0, 0.0], [2.0, 0.0]]), torch.tensor([[3.0, 0.0], [4.0, 0.0]])]
+    tree = tree.split(0, [[0, 2], [1, 3]], params=torch.ones(2), cached=cached, round_number=1, criteria={})
+    left = tree.without([2, 1, 3])
+    assert [node.members for node in left.nodes] == [(0,), (0,), ()]
+    assert [node.cached.tolist() for node in left.nodes[1:]] == [[[1.0, 0.0]], []]
+    assert torch.equal(left.nodes[2].params, tree.nodes[2].params)
+    assert tree.with_newcomers([9, 5]).nodes[0].members == (0, 1, 2, 3, 5, 9)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"join_round": 1}, "newcomers.join_round should be at least 2, or left out, got 1"),
+        ({"leave_round": 0}, "newcomers.leave_round should be at least 2, or left out, got 0"),
+        ({"join_round": 5, "leave_round": 5}, "newcomers.leave_round should be after join_round, 5, got 5"),
+    ],
+)
+def test_rounds_that_cannot_be_are_refused(settings, told):
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        Presence(**settings)
+
+
+@pytest.mark.parametrize(
+    ("newcomers", "told"),
+    [
+        ({"clients": 2, "join_round": 9}, "newcomers.join_round should be at most 8, the number of rounds, with"),
+        (
+            {"join_round": 3},
+            "newcomers.join_round should be at most 8, the number of rounds, with newcomers.clients at",
+        ),
+        ({"clients": 4, "leave_round": 3}, "newcomers.clients should be below 4, or all would leave, got 4"),
+        ({"clients": 4, "join_round": 1}, "newcomers.join_round should be at least 2, or left out, got 1"),
+    ],
+)
+def test_a_config_says_what_cannot_be(newcomers, told):
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        check_config({"rounds": 8, "data": {"clients": 4}, "newcomers": newcomers})
+    assert check_config(
+        {"newcomers": {"clients": 2, "join_round": 9, "leave_round": 12}}
+    ).newcomers.presence == Presence(join_round=9, leave_round=12)
+
+
+@pytest.mark.parametrize("algorithm", [Local(), Ditto(), FineTune(), PACFL(), Oracle({})])
+def test_methods_that_have_no_place_for_newcomers_say_so(algorithm):
+    told = (
+        f"{type(algorithm).__name__} cannot take clients in or let them go during a run; leave join_round and leave_r"
+    )
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        fedclade.simulate(algorithm, "mclr", digits(), rounds=3, presence=Presence(join_round=2))
