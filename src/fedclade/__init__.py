@@ -38,6 +38,7 @@ from fedclade.errors import (
     MissingExtraError,
     ModelError,
     RunError,
+    TreeError,
     UpdateError,
 )
 from fedclade.local import LocalSpec
@@ -73,6 +74,7 @@ __all__ = [
     "Run",
     "RunError",
     "Signature",
+    "TreeError",
     "UpdateError",
     "load_federation",
     "pool_from_torch",
