@@ -44,7 +44,7 @@ from fedclade.errors import (
 from fedclade.local import LocalSpec
 from fedclade.rounds import simulate
 from fedclade.signature import Signature
-from fedclade.store import Run
+from fedclade.store import Run, export_model
 from fedclade.tree import Node, ParameterTree
 
 __all__ = [
@@ -76,6 +76,7 @@ __all__ = [
     "Signature",
     "TreeError",
     "UpdateError",
+    "export_model",
     "load_federation",
     "pool_from_torch",
     "simulate",

@@ -156,7 +156,7 @@ def simulate(
     }
     # What was done, not auto: rounding depends on it, and the config should repeat the run.
     done = {"engine": world.simulated.engine, "stream": world.streams, "tf32": tf32}
-    return record.finish({**config, **done}, world.opened(state.tree), world.device)
+    return record.finish({**config, **done}, world.opened(state.tree), world.device, world.simulated.layout)
 
 
 def check_settings(

@@ -111,7 +111,11 @@ class ParameterTree:
 
     def path(self, client: int) -> tuple[Node, ...]:
         """Return the nodes from the root to a client's leaf: its models, from the most general to the most special."""
-        path = [self.nodes[self.leaf_of[client]]]
+        return self.above(self.leaf_of[client])
+
+    def above(self, node: int) -> tuple[Node, ...]:
+        """Return the nodes from the root to a node, which is the last of them."""
+        path = [self.nodes[node]]
         while (parent := path[0].parent) is not None:
             path.insert(0, self.nodes[parent])
         return tuple(path)
@@ -140,8 +144,8 @@ class ParameterTree:
         path = self.path(client)
         if not -len(path) <= level < len(path):
             raise TreeError(
-                f"level {level} is not on the path of client {client}, which has {len(path)} levels: from the root, 0 to "
-                f"{len(path) - 1}, or from the leaf, -1 to -{len(path)}"
+                f"level {level} is not on the path of client {client}, which has {len(path)} levels: from the root, 0 "
+                f"to {len(path) - 1}, or from the leaf, -1 to -{len(path)}"
             )
         return path[level]
 

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from fedclade.cli import look, run
+from fedclade.cli.export import export
 
 app = typer.Typer(
     name="fedclade",
@@ -39,6 +40,7 @@ app.command("run")(run.run_config)
 app.command()(run.compare)
 app.command()(look.report)
 app.command()(look.tree)
+app.command()(export)
 app.command()(look.validate)
 app.command("ls")(look.list_known)
 app.command()(look.cite)
