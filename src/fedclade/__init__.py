@@ -30,6 +30,7 @@ from fedclade.algorithms import (
     Oracle,
 )
 from fedclade.data import Federation, Pool, load_federation, pool_from_torch
+from fedclade.ensemble import PathEnsemble, evaluate_paths, path_weights
 from fedclade.errors import (
     ConfigError,
     DataError,
@@ -70,14 +71,17 @@ __all__ = [
     "Node",
     "Oracle",
     "ParameterTree",
+    "PathEnsemble",
     "Pool",
     "Run",
     "RunError",
     "Signature",
     "TreeError",
     "UpdateError",
+    "evaluate_paths",
     "export_model",
     "load_federation",
+    "path_weights",
     "pool_from_torch",
     "simulate",
 ]

@@ -89,6 +89,11 @@ class SimulatedClients:
         return self._engine.name
 
     @property
+    def module(self) -> nn.Module:
+        """The model's structure; its parameters are whatever was computed last."""
+        return self._module
+
+    @property
     def model_name(self) -> str:
         """Name of the model's class."""
         return type(self._module).__name__
@@ -151,6 +156,28 @@ class SimulatedClients:
             If a client has no examples in the split.
         """
         return self._evaluator.evaluate(ids, models, assignment, split)
+
+    def evaluate_module(self, module: nn.Module, ids: Sequence[int], split: Split) -> Evaluation:
+        """Let some clients evaluate another module, as it is, on a split of their own data.
+
+        Raises
+        ------
+        DataError
+            If a client has no examples in the split.
+        """
+        layout = Layout.of(module.to(self._device))
+        evaluator = Evaluator(self._federation, module, layout, self._data)
+        return evaluator.evaluate(ids, layout.flatten(module)[None], [0] * len(ids), split)
+
+    def likelihoods(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], split: Split) -> list[Tensor]:
+        """Return the probability that each client's model gives to each of its targets, float64 ``[t]``.
+
+        Raises
+        ------
+        DataError
+            If a client has no examples in the split.
+        """
+        return self._evaluator.likelihoods(ids, models, assignment, split)
 
     def subspaces(self, ids: Sequence[int], n_vectors: int, per_label: bool) -> Tensor:
         """Let each client decompose its training inputs; return their left singular vectors ``[n, L, d, p]``.
