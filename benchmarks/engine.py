@@ -28,8 +28,7 @@ from torch import Tensor, nn
 from fedclade import ConfigError, LocalSpec
 from fedclade.engine import loop
 from fedclade.engine.auto import ENGINES, build_engine
-from fedclade.engine.choice import Task
-from fedclade.engine.jobs import Job
+from fedclade.engine.jobs import Job, Task
 from fedclade.models import build_model
 from fedclade.params import Layout
 
@@ -113,12 +112,12 @@ def contestants(name: str, clients: int, steps: int, device: str) -> tuple[dict[
     for kind in (kind for kind in ENGINES if kind != "loop"):
         engine = build_engine(kind)
         try:
-            task().done_by(engine)
+            engine.train(task())
         except ConfigError as error:
             Console(stderr=True).print(f"{name}: {error}", style="yellow")
             continue
         taken = engine.name if kind == "auto" else taken
-        speeds[kind] = lambda engine=engine: timed(lambda: task().done_by(engine), clients * each)
+        speeds[kind] = lambda engine=engine: timed(lambda: engine.train(task()), clients * each)
     some = data[:10]  # one after another, so that ten tell as much as a hundred
     speeds["loop"] = lambda: timed(lambda: [plain(x, y, BATCH) for x, y in some], len(some) * each)
     for size in CENTRAL_BATCHES[device]:
