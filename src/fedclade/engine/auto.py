@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
-from fedclade.engine.choice import Task, fastest
-from fedclade.engine.jobs import CannotTrainTogether, Engine, Job
+from fedclade.engine.choice import fastest
+from fedclade.engine.jobs import CannotTrainTogether, Engine, Task
 from fedclade.engine.loop import LoopEngine
 from fedclade.engine.stacked import StackedEngine
 from fedclade.engine.vmap import VmapEngine
 from fedclade.engine.workers import ChannelsLastLoop, WorkersEngine, cannot_fork
 from fedclade.errors import ConfigError, unknown
-from fedclade.local import LocalSpec
-from fedclade.params import Layout
 
 ENGINES: Mapping[str, str] = {
     "auto": "measures, chooses, remembers",
@@ -78,16 +76,7 @@ class ChosenEngine:
         """``auto`` as long as nothing has been chosen."""
         self._engine: Engine | None = None
 
-    def train(
-        self,
-        module: nn.Module,
-        layout: Layout,
-        models: Tensor,
-        jobs: Sequence[Job],
-        spec: LocalSpec,
-        lr: float,
-        into: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
+    def train(self, task: Task, into: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Train every client from its model; see :class:`~fedclade.engine.jobs.Engine`.
 
         Raises
@@ -95,10 +84,9 @@ class ChosenEngine:
         ConfigError
             If the engine that was asked for cannot train this module.
         """
-        task = Task(module, layout, models, jobs, spec, lr)
         if self._engine is None:
             self.name, self._engine = _chosen(task) if self.name == "auto" else _asked_for(self.name, task)
-        return task.done_by(self._engine, into)
+        return self._engine.train(task, into)
 
 
 def _chosen(task: Task) -> tuple[str, Engine]:
@@ -160,10 +148,10 @@ def objection(engine: Engine, task: Task) -> str | None:
     clients, batch = 3, task.spec.batch_size
     examples = 2 * batch + min(2, batch - 1)  # a ragged batch, but not of one example, which BatchNorm does not take
     calm = replace(task, module=without_dropout(task.module))  # whose draws differ between engines
-    expected, _ = calm.cut(clients, examples).done_by(LoopEngine())
+    expected, _ = LoopEngine().train(calm.cut(clients, examples))
     try:
-        task.cut(clients, examples).done_by(engine)
-        got, _ = calm.cut(clients, examples).done_by(engine)
+        engine.train(task.cut(clients, examples))
+        got, _ = engine.train(calm.cut(clients, examples))
     except CannotTrainTogether as error:
         return str(error)
     except (RuntimeError, ValueError, IndexError, TypeError) as error:

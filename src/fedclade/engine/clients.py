@@ -16,7 +16,7 @@ from fedclade.engine import loop
 from fedclade.engine.auto import build_engine
 from fedclade.engine.data import ClientsData
 from fedclade.engine.evaluation import Evaluator
-from fedclade.engine.jobs import CannotTrainTogether, Engine, Job
+from fedclade.engine.jobs import CannotTrainTogether, Engine, Job, Task
 from fedclade.engine.loop import LoopEngine
 from fedclade.engine.memory import bytes_per_client, default_memory
 from fedclade.engine.subspaces import left_singular_vectors
@@ -212,8 +212,7 @@ class SimulatedClients:
         self, block: Block, models: Tensor, this_round: Round, into: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         def trained_by(engine: Engine) -> tuple[Tensor, Tensor]:
-            jobs = self._jobs(block, this_round)
-            return engine.train(self._module, self.layout, models, jobs, this_round.spec, this_round.lr, into)
+            return engine.train(self._task(self._jobs(block, this_round), models, this_round), into)
 
         try:
             try:
@@ -231,6 +230,9 @@ class SimulatedClients:
             _log.warning(message)
             self._warned.add(message)
 
+    def _task(self, jobs: Sequence[Job], models: Tensor, this_round: Round) -> Task:
+        return Task(self._module, self.layout, models, jobs, this_round.spec, this_round.lr)
+
     def _jobs(self, block: Block, this_round: Round) -> list[Job]:
         keyed = this_round.seed, this_round.purpose, this_round.number
         return [
@@ -242,7 +244,7 @@ class SimulatedClients:
         """Find the client on whose data training fails, by itself, and name it."""
         for job in self._jobs(block, this_round):
             try:
-                LoopEngine().train(self._module, self.layout, models, [job], this_round.spec, this_round.lr)
+                LoopEngine().train(self._task([job], models, this_round))
             except TROUBLES as its_own:
                 return ModelError(
                     f"round {this_round.number}: the model fails on the data of client {job.client} "
