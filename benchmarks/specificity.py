@@ -92,10 +92,12 @@ def main() -> None:
             runs.append(measured(federation, EPS2[size], seed))
         ways = list(zip(*(found for found, _, _ in runs), strict=True))
         accuracies[size] = [told([ari for _, ari, _ in runs], 2)]
-        accuracies[size] += [told([100 * float(each.accuracies.mean()) for each in way], 1) for way in ways]
+        scores = [[100 * float(each.accuracies.mean()) for each in way] for way in ways]
+        gains = [ensemble - leaf for ensemble, leaf in zip(scores[-1], scores[1], strict=True)]
+        accuracies[size] += [*(told(each, 1) for each in scores), told(gains, 1)]
         losses[size] = [told([float(each.losses.mean()) for each in way], 3) for way in ways]
         losses[size].append(told([weight for _, _, weight in runs], 2))
-    print(table("Accuracy, %", accuracies, ("ARI", *WAYS)))
+    print(table("Accuracy, %", accuracies, ("ARI", *WAYS, "the latter − leaf")))
     print(table("Loss, nats", losses, (*WAYS, "weight of the leaf")))
     print(f"\n{perf_counter() - start:.0f} s")
 

@@ -14,10 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedclade import DataError, LocalSpec, ModelError
 from fedclade.clients import Evaluation, Round
-from fedclade.data.federation import ClientData, Federation, Pool
+from fedclade.data.federation import IGNORED, ClientData, Federation, Pool
 from fedclade.engine import SimulatedClients, evaluation, passes
 from fedclade.engine.evaluation import score
-from fedclade.engine.loop import IGNORED
 from fedclade.models import build_model
 from tests.engine.worlds import Counts, Mixes
 from tests.reference import evaluation as reference

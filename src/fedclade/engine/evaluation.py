@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedclade.clients import Evaluation, Split
-from fedclade.data.federation import Federation, Indices
+from fedclade.data.federation import IGNORED, Federation, Indices
 from fedclade.engine.data import ClientsData, SplitInputs
-from fedclade.engine.loop import IGNORED
 from fedclade.engine.passes import Asked, Traits
 from fedclade.engine.threads import using_threads
 from fedclade.errors import DataError
