@@ -13,7 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
 
-from fedclade import CFL, ConfigError, FineTune, LocalSpec, Run, RunError, TreeError, export_model, simulate
+from fedclade import CFL, ConfigError, FineTune, LocalSpec, Oracle, Run, RunError, TreeError, export_model, simulate
 from fedclade.params import Layout
 from fedclade.store import export
 from tests.tiny import FEATURES, LABELS, federation_of, linear, perceptron
@@ -118,6 +118,13 @@ def test_a_node_that_nobody_was_served_with_has_no_accuracy(tmp_path):
     assert card_of(path)["accuracy"] is None
     assert card_of(path)["rounds"]["trained_until"] == 4
     assert "| accuracy | nobody was served with it |" in path.with_suffix(".md").read_text()
+
+
+def test_of_the_root_of_a_star_no_round_is_told(tmp_path):
+    """IFCA's is an initial model, FedGroup's the mean of the groups' models."""
+    path = export_model(ran(Oracle({client: client % 2 for client in range(8)})), tmp_path / "root.safetensors", node=0)
+    assert card_of(path)["rounds"] == {"run": 4, "born": 0, "trained_until": None}
+    assert "| rounds | root of a star, in a run of 4 |" in path.with_suffix(".md").read_text()
 
 
 def test_the_page_tells_the_same_and_its_python_loads_the_model(run, tmp_path, monkeypatch):

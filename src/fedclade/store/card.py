@@ -54,9 +54,15 @@ def model_card(run: Run, node: Node, layout: Layout, client: int | None = None) 
     }
 
 
-def _trained_until(run: Run, node: Node) -> int:
-    """Return the round after which the model was as it is; 0 is the start. A split leaves its node that of before."""
-    return run.summary["rounds"] if node.split_in is None else max(0, node.split_in - 1)
+def _trained_until(run: Run, node: Node) -> int | None:
+    """Return the round after which the model was as it is: a split leaves its node that of the round before.
+
+    None for the root of a star that there was from the start: what it holds, if anything but an initial model, is the
+    algorithm's own affair.
+    """
+    if node.split_in is None:
+        return run.summary["rounds"]
+    return node.split_in - 1 if node.split_in else None
 
 
 def _accuracy(run: Run, node: Node) -> Card | None:
@@ -105,7 +111,8 @@ def _facts(card: Card) -> Mapping[str, str]:
         facts["exported for"] = f"client {asked['client']}" + (f" ({asked['name']})" if asked["name"] else "")
     members = card["members"]
     facts["members"] = f"{len(members)} clients: {', '.join(map(str, members))}" if members else "none"
-    facts["rounds"] = f"as after round {rounds['trained_until']} of {rounds['run']}; there since round {rounds['born']}"
+    when = f"as after round {rounds['trained_until']} of {rounds['run']}; there since round {rounds['born']}"
+    facts["rounds"] = when if rounds["trained_until"] is not None else f"root of a star, in a run of {rounds['run']}"
     facts["data"] = f"{data['description']}; {data['training_examples']:,} training examples of the members"
     if data.get("scaled") is not None:
         facts["inputs"] = f"shape {data['shape']}, pixels as (x / 255 − {data['scaled'][0]}) / {data['scaled'][1]}"
