@@ -152,8 +152,8 @@ class ParameterTree:
     def model_for(self, client: int, level: int = -1) -> Tensor:
         """Return the model ``[S]`` of a node on a client's path: the more specific, the higher the level.
 
-        CFL, section V-C. Level 0 is the root, in CFL the model of plain federated learning; -1 is the client's leaf. The
-        models of inner nodes are those at which they were split, and were trained no further.
+        CFL, section V-C. Level 0 is the root, in CFL the model of plain federated learning; -1 is the client's leaf.
+        The models of inner nodes are those at which they were split, and were trained no further.
 
         Raises
         ------
