@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 
@@ -33,6 +34,27 @@ class UpdateError(FedcladeError):
 
 class RunError(FedcladeError):
     """A run folder is missing, exists already, or is damaged."""
+
+
+class CheckpointError(RunError):
+    """A checkpoint cannot be written, or there is none that a run can go on from."""
+
+
+class RunInterrupted(FedcladeError):  # noqa: N818 -- nothing went wrong
+    """A run was asked to stop, and did so after a round.
+
+    Parameters
+    ----------
+    round_number
+        The last finished round.
+    folder
+        Where the run can go on from; None if it was not kept.
+    """
+
+    def __init__(self, round_number: int, folder: Path | None) -> None:
+        then = "nothing was kept" if folder is None else f"continue with: fedclade resume {folder}"
+        super().__init__(f"interrupted after round {round_number}; {then}")
+        self.round_number, self.folder = round_number, folder
 
 
 class MissingExtraError(FedcladeError, ImportError):
