@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 
@@ -41,20 +40,19 @@ class CheckpointError(RunError):
 
 
 class RunInterrupted(FedcladeError):  # noqa: N818 -- nothing went wrong
-    """A run was asked to stop, and did so after a round.
+    """A run was asked to stop, and did.
 
     Parameters
     ----------
-    round_number
-        The last finished round.
-    folder
-        Where the run can go on from; None if it was not kept.
+    happened
+        When it stopped.
+    then
+        What can be done now.
     """
 
-    def __init__(self, round_number: int, folder: Path | None) -> None:
-        then = "nothing was kept" if folder is None else f"continue with: fedclade resume {folder}"
-        super().__init__(f"interrupted after round {round_number}; {then}")
-        self.round_number, self.folder = round_number, folder
+    def __init__(self, happened: str, then: str) -> None:
+        super().__init__(f"{happened}; {then}")
+        self.happened = happened
 
 
 class MissingExtraError(FedcladeError, ImportError):

@@ -198,7 +198,8 @@ class Keeper:
             Always, unless a CheckpointError says that it cannot be written.
         """
         self._save(progress, world)
-        raise RunInterrupted(progress.number, None if self._folder is None else self._folder.path)
+        then = "nothing was kept" if self._folder is None else f"the same call continues from {self._folder.path}"
+        raise RunInterrupted(f"interrupted after round {progress.number}", then)
 
     def rescue(self, progress: Progress, world: World) -> None:
         """Save what there is of a run that fails; of one that has finished no round nothing is left."""
