@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal, NoReturn
@@ -48,7 +49,6 @@ class Progress:
     record: Record
 
 
-@dataclass(eq=False)
 class Pace:
     """When to save the next checkpoint.
 
@@ -56,28 +56,33 @@ class Pace:
     ----------
     every
         After every so many rounds, never (0), or ``auto``: whenever saving costs little of the time since.
-    seconds
-        What a save takes; known from the first one on.
+    clock
+        Tells the time in seconds.
     """
 
-    every: Every
-    seconds: float | None = None
-    _since: float = field(default_factory=perf_counter)
+    def __init__(self, every: Every, clock: Callable[[], float] = perf_counter) -> None:
+        self._every = every
+        self._clock = clock
+        self._since = clock()
+        self._slowest: float | None = None
 
     def due(self, progress: Progress) -> bool:
         """Whether to save after this round."""
-        if self.every != "auto":
-            return self.every > 0 and progress.number % self.every == 0
-        seconds = self.seconds
+        if self._every != "auto":
+            return self._every > 0 and progress.number % self._every == 0
+        seconds = self._slowest
         if seconds is None:
             size = sum(node.params.nbytes for node in progress.state.tree.nodes)
             seconds = FIRST_SAVE_SECONDS + size / FIRST_SAVE_BYTES
-        return perf_counter() - self._since >= TIMES_A_SAVE * seconds
+        return self._clock() - self._since >= TIMES_A_SAVE * seconds
 
-    def saved(self, start: float) -> None:
-        """Note that a save which began at ``start`` is done."""
-        self._since = perf_counter()
-        self.seconds = self._since - start
+    @contextmanager
+    def saving(self) -> Generator[None]:
+        """Note how long the block takes, which saves a checkpoint."""
+        start = self._clock()
+        yield
+        self._since = self._clock()
+        self._slowest = max(self._slowest or 0.0, self._since - start)
 
 
 class Keeper:
@@ -205,8 +210,11 @@ class Keeper:
         """Save what there is of a run that fails; of one that has finished no round nothing is left."""
         if self._folder is not None and progress.number == 0:
             self._folder.abandon()
-        else:
+            return
+        try:
             self._save(progress, world)
+        except CheckpointError as error:  # which should not hide why the run failed
+            _log.warning("%s", error)
 
     def finish(self, run: Run) -> None:
         """Write the results, which makes the run a finished one.
@@ -222,9 +230,13 @@ class Keeper:
     def _save(self, progress: Progress, world: World) -> None:
         if self._folder is None or self._saved == progress.number:
             return
-        start, record = perf_counter(), progress.record
-        memory = progress.state.memory
-        checkpoint = Checkpoint(
+        with self._pace.saving():
+            self._folder.save(self._checkpoint(progress, world))
+        self._saved = progress.number
+
+    def _checkpoint(self, progress: Progress, world: World) -> Checkpoint:
+        memory, record = progress.state.memory, progress.record
+        return Checkpoint(
             round=progress.number,
             config={**self._config, **world.settled},
             made_with=_made_with(world),
@@ -235,9 +247,6 @@ class Keeper:
             rows={name: getattr(record, name) for name in ("metrics", "clusters", "clients", "events")},
             similarities=tuple(record.similarities.values()),
         )
-        self._folder.save(checkpoint)
-        self._saved = progress.number
-        self._pace.saved(start)
 
 
 def _made_with(world: World) -> dict[str, Any]:

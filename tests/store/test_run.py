@@ -261,3 +261,6 @@ def test_an_unfinished_run_says_how_to_continue_it(finished, tmp_path):
     text = re.escape(f"the run in {folder} is unfinished; continue with: fedclade resume {folder}")
     with pytest.raises(RunError, match=text):
         Run.load(folder)
+    text = re.escape(f"{folder} holds an unfinished run; continue it with: fedclade resume {folder}, or name another")
+    with pytest.raises(RunError, match=text):
+        finished.save(folder)

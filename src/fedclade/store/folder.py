@@ -123,7 +123,8 @@ class RunFolder:
         try:
             self._folder.mkdir(exist_ok=True)
             appear(target, checkpoint.write)
-            for old in self._checkpoints()[KEPT:]:
+            half_written = self._folder.glob(".round-*.writing")  # when the run was killed
+            for old in (*self._checkpoints()[KEPT:], *half_written):
                 remove(old)
         except OSError as error:
             raise CheckpointError(

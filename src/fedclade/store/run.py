@@ -193,6 +193,10 @@ def check_free(folder: str | Path) -> Path:
         If something is there already.
     """
     target = Path(folder)
+    if is_unfinished(target):
+        raise RunError(
+            f"{target} holds an unfinished run; continue it with: fedclade resume {target}, or name another folder"
+        )
     if target.exists():
         raise RunError(f"{target} exists already; name another folder with --out, or remove it")
     return target
