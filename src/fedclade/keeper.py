@@ -61,7 +61,7 @@ class Pace:
     """
 
     def __init__(self, every: Every, clock: Callable[[], float] = perf_counter) -> None:
-        self._every = every
+        self._every: Every = every
         self._clock = clock
         self._since = clock()
         self._slowest: float | None = None

@@ -14,10 +14,13 @@ import torch
 
 from fedclade import CheckpointError, ParameterTree
 from fedclade.store import Checkpoint, SimilarityMatrix
-from fedclade.store.checkpoint import FORMAT
+from fedclade.store.checkpoint import FORMAT, Tables
 from fedclade.store.files import sha256_of
 
-FILES = ["checkpoint.json", "run.json", "record.json", "tensors.safetensors", "tree/tree.json", "tree/tree.safetensors"]
+FILES = [
+    *("checkpoint.json", "run.json", "record/metrics.jsonl", "record/events.jsonl", "tensors.safetensors"),
+    *("tree/tree.json", "tree/tree.safetensors"),
+]
 
 
 def a_checkpoint(number: int = 7) -> Checkpoint:
@@ -34,7 +37,7 @@ def a_checkpoint(number: int = 7) -> Checkpoint:
         tree=split,
         memory={"peaks": torch.randn(3, generator=draw, dtype=torch.float64), "leaves": torch.tensor([[1, 2]])},
         on_cpu=frozenset({"peaks"}),
-        rows={"metrics": [{"round": 1, "ari": 0.1 + 0.2, "loss": math.inf, "gap": None}], "events": []},
+        rows={"metrics": [{"round": 1, "ari": 0.1 + 0.2, "loss": math.inf, "gap": None}], "events": [{"node": 0}]},
         similarities=(SimilarityMatrix(0, 3, (0, 1, 2), np.random.default_rng(0).random((3, 3))),),
     )
 
@@ -66,7 +69,9 @@ def test_a_checkpoint_reads_back_to_the_last_bit(written):
 
 def test_a_checkpoint_is_safetensors_and_json_alone(written):
     assert {str(path.relative_to(written)) for path in written.rglob("*") if path.is_file()} == set(FILES)
-    assert all(json.loads((written / name).read_text()) for name in FILES if name.endswith(".json"))
+    assert all(
+        json.loads((written / name).read_text()) for name in FILES if name.endswith(".json") or name.endswith(".jsonl")
+    )
 
 
 def test_tensors_that_share_memory_are_written(tmp_path):
@@ -142,9 +147,19 @@ def test_a_format_of_the_future_is_refused(written):
 
 
 def test_files_that_are_whole_but_make_no_checkpoint_are_one_clear_error(written):
-    (written / "record.json").write_text("[]")
+    (written / "run.json").write_text("[]")
     manifest = json.loads((written / "checkpoint.json").read_text())
-    manifest["sha256"]["record.json"] = sha256_of(written / "record.json")
+    manifest["sha256"]["run.json"] = sha256_of(written / "run.json")
     (written / "checkpoint.json").write_text(json.dumps(manifest))
     with pytest.raises(CheckpointError, match=re.escape(f"{written}: TypeError: ")):
         Checkpoint.read(written)
+
+
+def test_rows_that_were_written_before_are_not_encoded_again(tmp_path, monkeypatch):
+    """Once the first row is written it could be anything; the file has it as it was."""
+    checkpoint, tables = a_checkpoint(), Tables()
+    checkpoint.write(tmp_path / "round-000001", tables)
+    rows = {"metrics": [object(), {"round": 2}], "events": [object()]}
+    dataclasses.replace(checkpoint, rows=rows).write(tmp_path / "round-000002", tables)
+    again = Checkpoint.read(tmp_path / "round-000002")
+    assert again.rows == {"metrics": [*checkpoint.rows["metrics"], {"round": 2}], "events": [{"node": 0}]}

@@ -148,7 +148,7 @@ def test_a_run_of_the_cpu_cannot_go_on_elsewhere(unfinished):
 
 
 DAMAGES = {
-    "cut off": lambda path: (path / "record.json").write_bytes((path / "record.json").read_bytes()[:100]),
+    "cut off": lambda path: (path / "run.json").write_bytes((path / "run.json").read_bytes()[:100]),
     "flipped": lambda path: _flip(path / "tree/tree.safetensors"),
     "no manifest": lambda path: (path / "checkpoint.json").unlink(),
     "of the future": lambda path: (path / "checkpoint.json").write_text('{"format": 2, "sha256": {}}'),

@@ -3,8 +3,8 @@
 ```
 round-000012/
   checkpoint.json       format, and the SHA-256 of every other file
-  run.json              round, config, what the run is made with, the data's fingerprint, where tensors lay
-  record.json           the rows of all rounds so far
+  run.json              round, config, what the run is made with, the data's fingerprint, what belongs to the tensors
+  record/               the rows of all rounds so far: a table a file, a row a line
   tensors.safetensors   the algorithm's memory, the similarity matrices
   tree/                 the parameter tree, as in a run folder
 ```
@@ -73,8 +73,16 @@ class Checkpoint:
     rows: Mapping[str, list[Row]]
     similarities: Sequence[SimilarityMatrix] = field(default_factory=tuple[SimilarityMatrix, ...])
 
-    def write(self, folder: Path) -> None:
-        """Write the checkpoint into a new folder; its manifest last."""
+    def write(self, folder: Path, tables: Tables | None = None) -> None:
+        """Write the checkpoint into a new folder; its manifest last.
+
+        Parameters
+        ----------
+        folder
+            Must not exist yet.
+        tables
+            What earlier checkpoints of the same run were written with, which need not be done again.
+        """
         folder.mkdir(parents=True)
         write_tree(self.tree, folder / "tree")
         tensors = {f"memory/{name}": tensor.detach().cpu().clone() for name, tensor in self.memory.items()}
@@ -86,10 +94,12 @@ class Checkpoint:
             "made_with": self.made_with,
             "fingerprint": self.fingerprint,
             "on_cpu": sorted(self.on_cpu),
+            "similarities": [{"node": s.node, "round": s.round, "clients": s.clients} for s in self.similarities],
         }
-        kept = [{"node": s.node, "round": s.round, "clients": s.clients} for s in self.similarities]
         _write_json(folder / "run.json", run)
-        _write_json(folder / "record.json", {**self.rows, "similarities": kept})
+        (folder / "record").mkdir()
+        for name, lines in (tables or Tables()).encoded(self.rows).items():
+            (folder / "record" / f"{name}.jsonl").write_bytes(lines)
         files = sorted(path for path in folder.rglob("*") if path.is_file())
         sums = {path.relative_to(folder).as_posix(): sha256_of(path) for path in files}
         _write_json(folder / _MANIFEST, {"format": FORMAT, "sha256": sums})
@@ -112,12 +122,12 @@ class Checkpoint:
         _check(folder)
         try:
             run = json.loads((folder / "run.json").read_text())
-            rows = json.loads((folder / "record.json").read_text())
+            rows = {path.stem: _read_lines(path) for path in sorted((folder / "record").iterdir())}
             # Cloned, since what is read lies at any address in one piece of memory: rounding can depend on that.
             tensors = {name: tensor.clone() for name, tensor in load_file(folder / "tensors.safetensors").items()}
             similarities = [
                 SimilarityMatrix(s["node"], s["round"], tuple(s["clients"]), tensors[f"similarity/{s['node']}"].numpy())
-                for s in rows.pop("similarities")
+                for s in run["similarities"]
             ]
             memory = {name.removeprefix("memory/"): t for name, t in tensors.items() if name.startswith("memory/")}
             return cls(
@@ -133,6 +143,26 @@ class Checkpoint:
             )
         except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError, RunError) as error:
             raise CheckpointError(f"{folder}: {type(error).__name__}: {error}") from error
+
+
+class Tables:
+    """Rows as lines of JSON. Those that were encoded before are not again: saving costs the same late in a run."""
+
+    def __init__(self) -> None:
+        self._lines: dict[str, bytearray] = {}
+        self._counts: dict[str, int] = {}
+
+    def encoded(self, rows: Mapping[str, Sequence[Row]]) -> Mapping[str, bytearray]:
+        """Return the lines of every table; its rows must begin with those of the call before."""
+        for name, table in rows.items():
+            new = table[self._counts.get(name, 0) :]
+            self._lines.setdefault(name, bytearray()).extend("".join(json.dumps(row) + "\n" for row in new).encode())
+            self._counts[name] = len(table)
+        return self._lines
+
+
+def _read_lines(path: Path) -> list[Row]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def _check(folder: Path) -> None:

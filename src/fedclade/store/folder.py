@@ -6,13 +6,13 @@ import json
 import logging
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fedclade.data.federation import Federation
 from fedclade.errors import CheckpointError, RunError
-from fedclade.store.checkpoint import Checkpoint
+from fedclade.store.checkpoint import Checkpoint, Tables
 from fedclade.store.files import appear, remove
 from fedclade.store.run import CONFIG, is_finished, is_unfinished, read_config, reopen, without_none, write_config
 
@@ -41,6 +41,7 @@ class RunFolder:
     """
 
     path: Path
+    _tables: Tables = field(default_factory=Tables)
 
     def holds_all(self, config: Mapping[str, Any]) -> bool:
         """Whether it holds a finished run with as many rounds as a config asks for."""
@@ -122,7 +123,7 @@ class RunFolder:
         target = self._folder / f"round-{checkpoint.round:06d}"
         try:
             self._folder.mkdir(exist_ok=True)
-            appear(target, checkpoint.write)
+            appear(target, lambda beside: checkpoint.write(beside, self._tables))
             half_written = self._folder.glob(".round-*.writing")  # when the run was killed
             for old in (*self._checkpoints()[KEPT:], *half_written):
                 remove(old)
