@@ -31,6 +31,7 @@ from fedclade.algorithms import (
 )
 from fedclade.data import Federation, Pool, load_federation, pool_from_torch
 from fedclade.errors import (
+    CheckpointError,
     ConfigError,
     DataError,
     EngineError,
@@ -38,6 +39,7 @@ from fedclade.errors import (
     MissingExtraError,
     ModelError,
     RunError,
+    RunInterrupted,
     UpdateError,
 )
 from fedclade.local import LocalSpec
@@ -52,6 +54,7 @@ __all__ = [
     "IFCA",
     "PACFL",
     "Algorithm",
+    "CheckpointError",
     "ConfigError",
     "DataError",
     "Ditto",
@@ -72,6 +75,7 @@ __all__ = [
     "Pool",
     "Run",
     "RunError",
+    "RunInterrupted",
     "Signature",
     "UpdateError",
     "load_federation",

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from fedclade.cli import look, run
+from fedclade.cli.resume import resume
 
 app = typer.Typer(
     name="fedclade",
@@ -36,6 +37,7 @@ def options(
 
 app.command()(run.demo)
 app.command("run")(run.run_config)
+app.command()(resume)
 app.command()(run.compare)
 app.command()(look.report)
 app.command()(look.tree)
