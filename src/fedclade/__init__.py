@@ -30,6 +30,7 @@ from fedclade.algorithms import (
     Oracle,
 )
 from fedclade.data import Federation, Pool, load_federation, pool_from_torch
+from fedclade.ensemble import PathEnsemble, evaluate_paths, path_weights
 from fedclade.errors import (
     CheckpointError,
     ConfigError,
@@ -40,12 +41,13 @@ from fedclade.errors import (
     ModelError,
     RunError,
     RunInterrupted,
+    TreeError,
     UpdateError,
 )
 from fedclade.local import LocalSpec
 from fedclade.rounds import simulate
 from fedclade.signature import Signature
-from fedclade.store import Run
+from fedclade.store import Run, export_model
 from fedclade.tree import Node, ParameterTree
 
 __all__ = [
@@ -72,13 +74,18 @@ __all__ = [
     "Node",
     "Oracle",
     "ParameterTree",
+    "PathEnsemble",
     "Pool",
     "Run",
     "RunError",
     "RunInterrupted",
     "Signature",
+    "TreeError",
     "UpdateError",
+    "evaluate_paths",
+    "export_model",
     "load_federation",
+    "path_weights",
     "pool_from_torch",
     "simulate",
 ]

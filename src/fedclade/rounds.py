@@ -174,7 +174,8 @@ def simulate(
     except Exception:
         keeper.rescue(progress, world)
         raise
-    run = progress.record.finish({**config, **world.settled}, world.opened(progress.state.tree), world.device)
+    tree, layout = world.opened(progress.state.tree), world.simulated.layout
+    run = progress.record.finish({**config, **world.settled}, tree, world.device, layout)
     keeper.finish(run)
     return run
 

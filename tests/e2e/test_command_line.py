@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import pyarrow.parquet as pq
 import pytest
+from safetensors.torch import load_file
 
 from fedclade import Run
 from fedclade.algorithms import ALGORITHMS
@@ -97,6 +98,23 @@ def small(tmp_path: Path) -> str:
 
 def files_in(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_export_writes_a_model_and_its_cards(fedclade: Callable[..., Outcome], small: str, tmp_path: Path):
+    assert fedclade("run", small, "--out", "result", "-q").code == 0
+    outcome = fedclade("export", "result", "--client", "3", "--level", "0", "--out", "models/three.safetensors")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert "model: models/three.safetensors; its card: models/three.json and models/three.md" in outcome.out
+    assert files_in(tmp_path / "models") == {"three.safetensors", "three.json", "three.md"}
+    assert set(load_file(tmp_path / "models" / "three.safetensors")) == {"1.weight", "1.bias"}
+    for name, asked, told in (
+        ("four", ("--client", "9"), "error: client 9 is not in the parameter tree"),
+        ("four", (), "error: export takes either --client or --node, got neither"),
+        ("three", ("--node", "0"), "error: models/three.safetensors exists already"),
+    ):
+        outcome = fedclade("export", "result", *asked, "--out", f"models/{name}.safetensors")
+        assert (outcome.code, outcome.out) == (2, "")
+        assert told in outcome.err
 
 
 def test_run_writes_the_whole_run_folder(fedclade: Callable[..., Outcome], small: str, tmp_path: Path):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedclade import LocalSpec, rng
-from fedclade.engine import loop
+from fedclade.data.federation import IGNORED
 from fedclade.engine.jobs import Job, Task
 from fedclade.engine.loop import LoopEngine
 from fedclade.engine.stacked import CannotStack, StackedEngine
@@ -268,7 +268,7 @@ def test_padded_places_do_not_count():
     def padded() -> list[Job]:
         lengths = torch.arange(30) % PLACES + 1
         masks = [torch.arange(PLACES) >= lengths[: len(job.targets), None] for job in jobs()]
-        return [replace(j, targets=j.targets.masked_fill(m, loop.IGNORED)) for j, m in zip(jobs(), masks, strict=True)]
+        return [replace(j, targets=j.targets.masked_fill(m, IGNORED)) for j, m in zip(jobs(), masks, strict=True)]
 
     spec = LocalSpec(batch_size=5)
     expected = by_loop(module, layout, models, padded(), spec, 0.1)

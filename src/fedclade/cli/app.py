@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from fedclade.cli import look, run
+from fedclade.cli.export import export
 from fedclade.cli.resume import resume
 
 app = typer.Typer(
@@ -41,6 +42,7 @@ app.command()(resume)
 app.command()(run.compare)
 app.command()(look.report)
 app.command()(look.tree)
+app.command()(export)
 app.command()(look.validate)
 app.command("ls")(look.list_known)
 app.command()(look.cite)

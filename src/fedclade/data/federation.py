@@ -20,6 +20,9 @@ from fedclade.errors import DataError
 Task = Literal["classification", "language"]
 Indices = NDArray[np.int64]
 
+IGNORED = -100
+"""Target of a place that does not count, such as padding; what ``torch.nn.functional.cross_entropy`` ignores."""
+
 
 @dataclass(frozen=True, eq=False)
 class Pool:
@@ -81,6 +84,11 @@ class Pool:
                     f"the {split} indices of pool {self.name!r} should lie in 0 .. {len(self.x) - 1}, got "
                     f"{indices.min()} .. {indices.max()}"
                 )
+        if bool((odd := (self.y < 0) & (self.y != IGNORED)).any()):
+            raise DataError(
+                f"labels of pool {self.name!r} should be 0 or more, or {IGNORED} where there is none, got "
+                f"{int(self.y[odd][0])}"
+            )
         if len(self.y) and int(self.y.max()) >= self.outputs:
             raise DataError(f"pool {self.name!r} has {self.outputs} outputs, but a label {int(self.y.max())}")
 
@@ -128,8 +136,8 @@ class ClientData:
     quarter_turns: int = 0
 
     def labels(self, y: Tensor) -> Tensor:
-        """Return pool targets as this client sees them; same shape."""
-        return y if self.label_map is None else self.label_map[y]
+        """Return pool targets as this client sees them; same shape. Those that do not count stay as they are."""
+        return y if self.label_map is None else self.label_map[y.clamp(min=0)].where(y != IGNORED, IGNORED)
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,13 +7,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedclade import rng
+from fedclade.data.federation import IGNORED
 from fedclade.engine.jobs import Job, Task
 from fedclade.engine.threads import threads_for, using_threads
 from fedclade.local import LocalSpec
 from fedclade.params import Layout
-
-IGNORED = -100
-"""Target of a place that does not count, such as padding."""
 
 
 class LoopEngine:

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from fedclade import rng
+from fedclade.data.federation import IGNORED
 from fedclade.engine.jobs import Job, Task
-from fedclade.engine.loop import IGNORED, cross_entropy
+from fedclade.engine.loop import cross_entropy
 from fedclade.engine.memory import clients_in_cache
 from fedclade.engine.stacking.batches import Batches
 from fedclade.engine.stacking.check import check
