@@ -38,6 +38,8 @@ def run_of(algorithm="fedavg", federation: Federation | None = None, model=None,
         ("target", 0.0, "greater than 0 and at most 1"),
         ("target", 1.01, "greater than 0 and at most 1"),
         ("stream", "yes", "true, false or 'auto'"),
+        ("checkpoint_every", -1, "a number of rounds, 0 for none, or 'auto'"),
+        ("checkpoint_every", "often", "a number of rounds, 0 for none, or 'auto'"),
     ],
 )
 def test_a_setting_out_of_range_is_refused(name, value, rule):

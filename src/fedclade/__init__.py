@@ -32,6 +32,7 @@ from fedclade.algorithms import (
 from fedclade.data import Federation, Pool, load_federation, pool_from_torch
 from fedclade.ensemble import PathEnsemble, evaluate_paths, path_weights
 from fedclade.errors import (
+    CheckpointError,
     ConfigError,
     DataError,
     EngineError,
@@ -39,6 +40,7 @@ from fedclade.errors import (
     MissingExtraError,
     ModelError,
     RunError,
+    RunInterrupted,
     TreeError,
     UpdateError,
 )
@@ -54,6 +56,7 @@ __all__ = [
     "IFCA",
     "PACFL",
     "Algorithm",
+    "CheckpointError",
     "ConfigError",
     "DataError",
     "Ditto",
@@ -75,6 +78,7 @@ __all__ = [
     "Pool",
     "Run",
     "RunError",
+    "RunInterrupted",
     "Signature",
     "TreeError",
     "UpdateError",

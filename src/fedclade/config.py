@@ -12,6 +12,7 @@ from fedclade.algorithms import ALGORITHMS, Algorithm, Oracle, build_algorithm
 from fedclade.arguments import check_arguments, defaults, known_arguments
 from fedclade.data import PARTITIONS, SOURCES, Federation, check_data_settings, load_federation
 from fedclade.errors import ConfigError, unknown
+from fedclade.keeper import Every
 from fedclade.local import LocalSpec
 from fedclade.models import FROM_DATA, model_factory
 from fedclade.rounds import OnRound, check_settings, check_stream, simulate
@@ -40,6 +41,7 @@ class TopLevel:
     evaluate_every: int = 1
     engine: str = "auto"
     stream: Stream = "auto"
+    checkpoint_every: Every = "auto"
     tf32: bool = False
 
 
@@ -112,8 +114,10 @@ class Config:
         device: str = "auto",
         memory: int | str | None = None,
         on_round: OnRound | None = None,
+        folder: Path | None = None,
+        stop: Callable[[], bool] | None = None,
     ) -> Run:
-        """Run it over a federation; raises what :func:`fedclade.simulate` raises."""
+        """Run it over a federation; see :func:`fedclade.simulate` for the rest, and for what it raises."""
         arguments = {key: value for key, value in self.model.items() if key != "name"}
         return simulate(
             self._algorithm(federation),
@@ -128,6 +132,8 @@ class Config:
             memory=memory,
             on_round=on_round,
             config=self.as_dict(),
+            folder=folder,
+            stop=stop,
         )
 
     def _algorithm(self, federation: Federation) -> Algorithm:

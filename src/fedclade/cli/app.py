@@ -9,6 +9,7 @@ import typer
 
 from fedclade.cli import look, run
 from fedclade.cli.export import export
+from fedclade.cli.resume import resume
 
 app = typer.Typer(
     name="fedclade",
@@ -37,6 +38,7 @@ def options(
 
 app.command()(run.demo)
 app.command("run")(run.run_config)
+app.command()(resume)
 app.command()(run.compare)
 app.command()(look.report)
 app.command()(look.tree)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -197,6 +199,21 @@ class Federation:
     def by_id(self) -> Mapping[int, ClientData]:
         """The clients by their ids."""
         return {client.id: client for client in self.clients}
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of all that training depends on: the examples, who holds which, and how everybody sees them."""
+        found = hashlib.sha256()
+        for tensor in (self.pool.x, self.pool.y):
+            found.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+            found.update(tensor.contiguous().numpy().data)
+        for client in self.clients:
+            labels = None if client.label_map is None else client.label_map.tolist()
+            found.update(json.dumps([client.id, client.key, client.quarter_turns, labels]).encode())
+            for indices in (client.train, client.validation, client.test):
+                found.update(f"{len(indices)}:".encode())
+                found.update(np.ascontiguousarray(indices, dtype=np.int64).data)
+        return found.hexdigest()
 
     def examples(self, client: int, split: Split) -> tuple[Tensor, Tensor]:
         """Return one split of one client as it sees it: inputs ``[n, ...]`` and targets ``[n]`` or ``[n, T]``."""

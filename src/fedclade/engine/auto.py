@@ -43,8 +43,15 @@ _FAILURES = (RuntimeError, ValueError, IndexError, TypeError)
 _log = logging.getLogger(__name__)
 
 
-def build_engine(name: str) -> ChosenEngine:
+def build_engine(name: str, taken: str | None = None) -> ChosenEngine:
     """Return an engine by its name.
+
+    Parameters
+    ----------
+    name
+        One of :data:`ENGINES`.
+    taken
+        What :attr:`ChosenEngine.taken` was in the part of the run that is continued: it is taken again, unseen.
 
     Raises
     ------
@@ -52,7 +59,7 @@ def build_engine(name: str) -> ChosenEngine:
         If there is none of that name.
     """
     check_engine(name)
-    return ChosenEngine(name)
+    return ChosenEngine(name, taken)
 
 
 def check_engine(name: str) -> None:
@@ -76,12 +83,20 @@ class ChosenEngine:
     ----------
     name
         One of :data:`ENGINES`.
+    taken
+        What to train with, without trying or measuring anything; a name that :attr:`taken` had.
     """
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        """``auto`` as long as nothing has been chosen."""
-        self._engine: Engine | None = None
+    def __init__(self, name: str, taken: str | None = None) -> None:
+        self.taken = taken
+        """The engine that trains, with the way inside worker processes, on which rounding depends; None at first."""
+        self._name = name
+        self._engine = None if taken is None else _named(taken)
+
+    @property
+    def name(self) -> str:
+        """Name of the engine; ``auto`` as long as nothing has been chosen."""
+        return self._name if self.taken is None else self.taken.split(",")[0]
 
     def train(self, task: Task, into: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Train every client from its model; see :class:`~fedclade.engine.jobs.Engine`.
@@ -92,7 +107,7 @@ class ChosenEngine:
             If the engine that was asked for cannot train this module.
         """
         if self._engine is None:
-            self.name, self._engine = _chosen(task) if self.name == "auto" else _asked_for(self.name, task)
+            self.taken, self._engine = _chosen(task) if self._name == "auto" else _asked_for(self._name, task)
         return self._engine.train(task, into)
 
 
@@ -109,10 +124,9 @@ def _chosen(task: Task) -> tuple[str, Engine]:
         engines |= _workers(task, stackable="stacked" in engines)
     engines["loop"] = LoopEngine()
     chosen = fastest(engines, task) if len(engines) > 1 else "loop"
-    name = chosen.split(",")[0]
     if objections:
-        _log.warning("%s; training with engine %s", "; ".join(objections), name)
-    return name, engines[chosen]
+        _log.warning("%s; training with engine %s", "; ".join(objections), chosen.split(",")[0])
+    return chosen, engines[chosen]
 
 
 def _asked_for(name: str, task: Task) -> tuple[str, Engine]:
@@ -123,12 +137,20 @@ def _asked_for(name: str, task: Task) -> tuple[str, Engine]:
     elif name == "workers":
         if (reason := cannot_fork(task.models.device)) is None:
             workers = _workers(task, stackable=_together("stacked", task)[0] is not None)
-            engine = workers[fastest(workers, task)]
+            name = fastest(workers, task)
+            engine = workers[name]
     else:
         engine = LoopEngine()
     if engine is None:
         raise ConfigError(f"engine {name!r} cannot train this model: {reason}; use --engine auto")
     return name, engine
+
+
+def _named(taken: str) -> Engine:
+    name, _, inside = taken.partition(", ")
+    if name == "workers":
+        return WorkersEngine(inside)
+    return TOGETHER.get(name, LoopEngine)()
 
 
 def _together(name: str, task: Task) -> tuple[Engine | None, str | None]:

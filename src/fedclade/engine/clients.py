@@ -52,6 +52,8 @@ class SimulatedClients:
     memory
         Bytes that the data and the training of a round may take; a quarter of the machine's or the GPU's memory if
         left out. It decides how many clients train at the same time, and nothing else.
+    taken
+        The engine of a run that is continued, see :attr:`engine_taken`.
 
     Raises
     ------
@@ -68,6 +70,7 @@ class SimulatedClients:
         device: str = "cpu",
         engine: str = "auto",
         memory: int | None = None,
+        taken: str | None = None,
     ) -> None:
         self._federation = federation
         self._device = torch.device(device)
@@ -77,7 +80,7 @@ class SimulatedClients:
         logits_each = pool.outputs * (pool.y[0].numel() if len(pool.y) else 1)
         self._chunk = max(1, min(1024, LOGITS_AT_A_TIME // logits_each))
         check_model(module, federation, self._device)
-        self._engine = build_engine(engine)
+        self._engine = build_engine(engine, taken)
         self._memory = default_memory(self._device) if memory is None else memory
         self._data = ClientsData(federation, self._device, self._memory // 2)
         self._evaluator = Evaluator(federation, self._module, self.layout, self._data)
@@ -90,14 +93,14 @@ class SimulatedClients:
         return self._engine.name
 
     @property
+    def engine_taken(self) -> str | None:
+        """What rounding depends on of the engine: also the way inside worker processes. None before the first round."""
+        return self._engine.taken
+
+    @property
     def module(self) -> nn.Module:
         """The model's structure; its parameters are whatever was computed last."""
         return self._module
-
-    @property
-    def model_name(self) -> str:
-        """Name of the model's class."""
-        return type(self._module).__name__
 
     @property
     def ids(self) -> Sequence[int]:

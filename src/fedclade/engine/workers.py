@@ -324,8 +324,8 @@ def _fork(worker: _Worker, connection: Connection, others: Sequence[Connection])
         return process
     code = 1
     try:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, who ends us
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for sent_to_all in (signal.SIGINT, signal.SIGTERM):  # but meant for the parent, who ends us
+            signal.signal(sent_to_all, signal.SIG_IGN)
         gc.freeze()  # looking through the parent's objects would copy their pages
         for other in others:  # so that the end of the parent is the end of every pipe
             other.close()
