@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import nn
 
@@ -184,14 +184,21 @@ def test_a_file_that_exists_is_left_as_it_is(run, tmp_path, suffix):
     assert list(tmp_path.iterdir()) == [there]
 
 
-def test_a_disk_that_fills_up_leaves_nothing_half_written(run, tmp_path, monkeypatch):
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), SafetensorError("I/O error: no space left")])
+def test_a_disk_that_fills_up_leaves_nothing_half_written(run, tmp_path, monkeypatch, error):
     def full(*_):
-        raise OSError(28, "No space left on device")
+        raise error
 
     monkeypatch.setattr(export, "save_file", full)
-    with pytest.raises(RunError, match=re.escape(f"cannot write {tmp_path / 'm.safetensors'}: [Errno 28] No space")):
+    with pytest.raises(RunError, match=re.escape(f"cannot write {tmp_path / 'm.safetensors'}: {error}")):
         export_model(run, tmp_path / "m.safetensors", node=0)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_below_a_file_cannot_be_written(run, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match=re.escape(f"cannot write {tmp_path / 'file' / 'm.safetensors'}: ")):
+        export_model(run, tmp_path / "file" / "m.safetensors", node=0)
 
 
 def test_a_folder_of_before_layouts_were_kept_reads_but_cannot_be_exported_from(run, tmp_path):

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from fedclade.errors import ConfigError, RunError, TreeError
 from fedclade.params import Layout
 from fedclade.store.card import as_markdown, model_card
+from fedclade.store.files import appear, remove
 from fedclade.store.run import Run
 from fedclade.tree import Node
 
@@ -91,24 +94,21 @@ def _chosen(run: Run, client: int | None, node: int | None, level: int | None) -
 
 
 def _write(run: Run, node: Node, layout: Layout, client: int | None, target: Path) -> None:
-    """Write the three files beside their places and rename them; the model comes last, so it never lacks its card."""
+    """Write the three files, all of them or none; the model comes last, so that it never lacks its card."""
     card = model_card(run, node, layout, client)
     text = json.dumps(card, indent=2)
     tensors, header = layout.state_dict(node.params), {"format": "pt", "fedclade": text}
-    writers: Mapping[str, Callable[[Path], object]] = {
-        ".json": lambda path: path.write_text(text + "\n"),
-        ".md": lambda path: path.write_text(as_markdown(card, target.name)),
-        SUFFIX: lambda path: save_file(tensors, path, header),
+    writers: Mapping[Path, Callable[[Path], object]] = {
+        target.with_suffix(".json"): lambda path: path.write_text(text + "\n"),
+        target.with_suffix(".md"): lambda path: path.write_text(as_markdown(card, target.name)),
+        target: lambda path: save_file(tensors, path, header),
     }
-    beside = {suffix: target.with_name(f".{target.stem}{suffix}.writing") for suffix in writers}
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        for suffix, write in writers.items():
-            write(beside[suffix])
-        for suffix, path in beside.items():
-            path.rename(target.with_suffix(suffix))
-    except OSError as error:
+        for path, write in writers.items():
+            appear(path, write)
+    except (OSError, SafetensorError) as error:
+        for path in writers:
+            with suppress(OSError):
+                remove(path)
         raise RunError(f"cannot write {target}: {error}") from error
-    finally:
-        for path in beside.values():
-            path.unlink(missing_ok=True)
