@@ -170,6 +170,12 @@ def test_evaluation_answers_in_the_order_of_the_clients_however_these_share_ense
     assert torch.equal(got.accuracies, ordered.accuracies[list(got.ids)])
 
 
+def test_clients_that_are_not_in_the_tree_are_not_asked():
+    _, tree = world()
+    clients, _ = simulated(federation_of([0, 0, 1, 1, 2, 2, 3]), perceptron())
+    assert set(path_weights(tree, clients)) == set(evaluate_paths(tree, clients).ids) == set(range(6))
+
+
 def test_chosen_weights_fit_the_data_that_they_were_chosen_on_at_least_as_well_as_equal_ones():
     clients, tree = world()
     equal = evaluate_paths(tree, clients, split="validation").losses

@@ -105,14 +105,14 @@ def mixture_weights(likelihoods: Tensor) -> Tensor:
 
 
 def path_weights(tree: ParameterTree, clients: SimulatedClients, split: Split = "validation") -> dict[int, Tensor]:
-    """Return for each client the weights ``[L]`` of the models on its path that suit its data best.
+    """Return for each client that is in the tree the weights ``[L]`` of the models on its path that suit its data best.
 
     Raises
     ------
     DataError
         If a client has no examples in the split.
     """
-    paths = {client: tree.path(client) for client in clients.ids}
+    paths = {client: tree.path(client) for client in clients.ids if client in tree.leaf_of}
     asked = [client for client, path in paths.items() for _ in path]
     models, rows = tree.models([node.id for path in paths.values() for node in path])
     likelihoods = clients.likelihoods(asked, models, rows, split)
@@ -137,7 +137,7 @@ def evaluate_paths(
     tree
         The models.
     clients
-        The clients; all of them are asked.
+        The clients; those that are in the tree are asked.
     weights
         Of each client, ``[L]``, as :func:`path_weights` gives them; equal ones if left out.
     split
@@ -149,7 +149,8 @@ def evaluate_paths(
         If a client has no examples in the split.
     """
     sharing: dict[tuple[int, tuple[float, ...] | None], list[int]] = {}
-    for client in clients.ids:
+    ids = [client for client in clients.ids if client in tree.leaf_of]
+    for client in ids:
         own = None if weights is None else tuple(weights[client].tolist())
         sharing.setdefault((tree.leaf_of[client], own), []).append(client)
     found: list[Evaluation] = []
@@ -158,9 +159,9 @@ def evaluate_paths(
         ensemble = PathEnsemble(clients.module, path, None if own is None else torch.tensor(own))
         found.append(clients.evaluate_module(ensemble, members, split))
     place = {client: place for place, client in enumerate(client for each in found for client in each.ids)}
-    order = [place[client] for client in clients.ids]
+    order = [place[client] for client in ids]
     return Evaluation(
-        tuple(clients.ids),
+        tuple(ids),
         torch.cat([each.accuracies for each in found])[order],
         torch.cat([each.losses for each in found])[order],
         torch.cat([each.examples for each in found])[order],
