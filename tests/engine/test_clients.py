@@ -77,7 +77,7 @@ class Blocks(LoopEngine):
 
 def updates_within(memory: int | None, monkeypatch, engine: Engine) -> Updates:
     """Return the updates of five clients of different sizes within so much memory."""
-    monkeypatch.setattr(clients_module, "build_engine", lambda name: engine)
+    monkeypatch.setattr(clients_module, "build_engine", lambda *_: engine)
     module = perceptron()
     clients = SimulatedClients(federation_of([0, 1, 2, 0, 1], [12, 40, 9, 40, 15]), module, memory=memory)
     models = two_models(clients.layout.flatten(module))
