@@ -6,6 +6,7 @@ import pytest
 
 from fedclade import ConfigError, Signature
 from fedclade.config import check_config
+from fedclade.faults import Faults
 
 
 def test_signature_and_stream_have_their_defaults():
@@ -33,5 +34,32 @@ def test_signature_and_stream_are_read():
     ],
 )
 def test_what_is_wrong_with_signature_and_stream_is_said(raw, told):
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        check_config(raw)
+
+
+def test_there_are_no_faults_unless_they_are_asked_for():
+    config = check_config({})
+    assert config.faults == Faults()
+    assert config.top.min_clients == 1
+
+
+def test_faults_and_min_clients_are_read():
+    config = check_config({"min_clients": 3, "faults": {"dropout": 0.1, "slow": 0.02, "corrupt": 0.01}})
+    assert config.faults == Faults(dropout=0.1, slow=0.02, corrupt=0.01)
+    assert config.top.min_clients == 3
+    assert check_config(config.as_dict()) == config
+
+
+@pytest.mark.parametrize(
+    ("raw", "told"),
+    [
+        ({"faults": {"dropout": 1.5}}, "faults.dropout should be in [0, 1], got 1.5"),
+        ({"faults": {"dropout": 0.7, "corrupt": 0.5}}, "[faults] the sum of faults should be at most 1, got 1.2"),
+        ({"faults": {"drop_out": 0.1}}, "unknown key of [faults]: 'drop_out'; did you mean 'dropout'?"),
+        ({"min_clients": 0}, "min_clients should be at least 1, got 0"),
+    ],
+)
+def test_what_is_wrong_with_faults_and_min_clients_is_said(raw, told):
     with pytest.raises(ConfigError, match=re.escape(told)):
         check_config(raw)

@@ -44,6 +44,7 @@ from fedclade.errors import (
     TreeError,
     UpdateError,
 )
+from fedclade.faults import Faults
 from fedclade.local import LocalSpec
 from fedclade.rounds import simulate
 from fedclade.signature import Signature
@@ -61,6 +62,7 @@ __all__ = [
     "DataError",
     "Ditto",
     "EngineError",
+    "Faults",
     "FeSEM",
     "FedAvg",
     "FedGroup",

@@ -12,6 +12,7 @@ from fedclade.algorithms import ALGORITHMS, Algorithm, Oracle, build_algorithm
 from fedclade.arguments import check_arguments, defaults, known_arguments
 from fedclade.data import PARTITIONS, SOURCES, Federation, check_data_settings, load_federation
 from fedclade.errors import ConfigError, unknown
+from fedclade.faults import Faults
 from fedclade.keeper import Every
 from fedclade.local import LocalSpec
 from fedclade.models import FROM_DATA, model_factory
@@ -26,7 +27,7 @@ Section = dict[str, Any]
 _NOT_IN_DATA = ("seed", "data_dir", "source_arguments", "partition_arguments")
 """Arguments of ``load_federation`` that are no keys of the ``[data]`` section."""
 
-SECTIONS = ("data", "model", "local", "algorithm", "signature", "target", "privacy")
+SECTIONS = ("data", "model", "local", "algorithm", "signature", "target", "privacy", "faults")
 WRITTEN_ONLY = ("versions",)
 """What a run folder's config has besides, so that it can be run again as it is."""
 
@@ -39,6 +40,7 @@ class TopLevel:
     rounds: int = 20
     client_fraction: float = 1.0
     evaluate_every: int = 1
+    min_clients: int = 1
     engine: str = "auto"
     stream: Stream = "auto"
     checkpoint_every: Every = "auto"
@@ -65,7 +67,7 @@ class Config:
 
     Parameters
     ----------
-    top, local, signature, target, privacy
+    top, local, signature, target, privacy, faults
         Sections with fixed keys.
     data, model, algorithm
         Sections whose keys depend on ``name``; defaults filled in.
@@ -79,6 +81,7 @@ class Config:
     signature: Signature
     target: Target
     privacy: Privacy
+    faults: Faults
 
     def as_dict(self) -> Section:
         """Return the config with every default filled in, as a TOML file has it."""
@@ -91,6 +94,7 @@ class Config:
             "signature": asdict(self.signature),
             "target": asdict(self.target),
             "privacy": asdict(self.privacy),
+            "faults": asdict(self.faults),
         }
 
     def federation(self, data_dir: str | Path | None = None) -> Federation:
@@ -128,6 +132,7 @@ class Config:
             signature=self.signature,
             target=self.target.accuracy,
             permute=self.privacy.permute,
+            faults=self.faults,
             device=device,
             memory=memory,
             on_round=on_round,
@@ -204,6 +209,7 @@ def check_config(raw: Mapping[str, Any]) -> Config:
     signature = problems.building("signature", Signature, sections["signature"])
     target = problems.building("target", Target, sections["target"])
     privacy = problems.building("privacy", Privacy, sections["privacy"])
+    faults = problems.building("faults", Faults, sections["faults"])
     if top is not None and target is not None:
         settings = {key: value for key, value in asdict(top).items() if key != "tf32"}  # which cannot be wrong
         problems.collect("", check_settings, **settings, target=target.accuracy)
@@ -216,7 +222,8 @@ def check_config(raw: Mapping[str, Any]) -> Config:
     assert signature is not None
     assert target is not None
     assert privacy is not None
-    return Config(top, data, model, local, algorithm, signature, target, privacy)
+    assert faults is not None
+    return Config(top, data, model, local, algorithm, signature, target, privacy, faults)
 
 
 class _Problems:

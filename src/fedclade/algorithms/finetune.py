@@ -1,7 +1,8 @@
 """FedAvg, and every client fine-tunes its own copy of the global model: the plainest personalisation.
 
 The global model never sees what the copies learn. Copies are made anew from it in every round that is evaluated, since
-they are what clients are served with; ``evaluate_every`` decides how often. Nothing travels for them: a client has the
+they are what clients are served with; ``evaluate_every`` decides how often. The copy of a client that does not answer
+is the global model as it is. Nothing travels for them: a client has the
 global model, and keeps its copy. Official code that has this baseline (of Ditto, Li et al. 2021) does it once, at the
 end; the last round's copies are the same either way.
 """
@@ -56,6 +57,7 @@ class FineTune(OneCohort):
         spec = replace(this_round.spec, epochs=self.epochs)
         at_home = replace(this_round, spec=spec, purpose="finetune", travels="nothing")
         updates = clients.train(ids, root.params[None], [0] * len(ids), at_home)
-        for client, delta in zip(updates.ids, updates.each, strict=True):
-            tree = tree.with_model(tree.leaf_of[client], root.params + delta)
+        deltas = dict(zip(updates.ids, updates.each, strict=True))
+        for client in ids:
+            tree = tree.with_model(tree.leaf_of[client], root.params + deltas.get(client, 0.0))
         return tree

@@ -120,10 +120,10 @@ class IFCA(OneCohort):
         models, rows = tree.models([tree.leaf_of[client] for client in cohort])
         ask = clients.train if self.average == "models" else clients.gradients
         updates = ask(cohort, models, rows, this_round)
-        parts = by_cluster(tree, updates)
+        parts = by_cluster(tree, updates, this_round)
         if self.average == "models":
             return move_clusters(tree, parts), parts
-        for part in parts:
+        for part in (part for part in parts if part.enough):
             share = float(part.updates.sizes.sum() / updates.sizes.sum())
             tree = tree.moved(part.node, this_round.lr * share * weighted_mean(part.updates))
         return tree, parts

@@ -174,6 +174,10 @@ def _open(
 
 
 def _describe(pool: Pool, clients: int, partition: str, shift: str, clusters: int | None) -> str:
-    parts = [f"{pool.name}, {clients} clients", f"partition {partition}", f"shift {shift}" if shift != "none" else ""]
-    parts.append(f"{clusters} clusters" if clusters else "")
+    parts = [
+        f"{pool.name}, {clients} clients",
+        f"partition {partition}",
+        f"shift {shift}" if shift != "none" else "",
+    ]
+    parts.append(f"{clusters} cluster{'s' if clusters > 1 else ''}" if clusters else "")
     return ", ".join(part for part in parts if part)
