@@ -143,7 +143,7 @@ def test_where_nothing_travels_training_at_home_is_all_there_is():
     attended, _ = attending(Moody(DELTAS).hear())
     attended.train((5, 2, 9), MODELS, [0, 0, 0], at_home)
     assert attended.closed(3) == ()
-    attended, _ = attending(Moody({c: (math.nan, 2.0) for c in DELTAS}).hear())
+    attended, _ = attending(Moody(dict.fromkeys(DELTAS, (math.nan, 2.0))).hear())
     attended.train((5, 2, 9), MODELS, [0, 0, 0], at_home)
     with pytest.raises(UpdateError, match="round 3: nobody answered"):
         attended.closed(3)

@@ -60,6 +60,7 @@ def test_every_client_has_one_leaf_and_a_path_from_the_root_to_it():
     assert tree.leaf_of == {0: 3, 4: 3, 1: 4, 2: 2, 3: 2}
     assert [node.id for node in tree.path(4)] == [0, 1, 3]
     assert [node.id for node in tree.path(2)] == [0, 2]
+    assert [[node.id for node in tree.above(node)] for node in (3, 1, 0)] == [[0, 1, 3], [0, 1], [0]]
 
 
 @pytest.mark.parametrize(

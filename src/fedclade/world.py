@@ -136,6 +136,12 @@ class World:
             return tree
         return tree.map_vectors(self.permutation.invert, None if self.sketch else self.permutation.invert)
 
+    def closed(self, tree: ParameterTree) -> ParameterTree:
+        """Return a tree as the server sees it: what :meth:`opened` undoes."""
+        if self.permutation is None:
+            return tree
+        return tree.map_vectors(self.permutation.apply, None if self.sketch else self.permutation.apply)
+
 
 def model_name(model: nn.Module | str | Maker, seed: int) -> str:
     """Return the name that a model was asked for by, or that of its class."""

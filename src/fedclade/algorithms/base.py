@@ -14,6 +14,7 @@ from fedclade.aggregate import weighted_mean
 from fedclade.clients import Clients, Round
 from fedclade.clustering import Merges
 from fedclade.geometry import Geometry
+from fedclade.routing import Assignment, route
 from fedclade.tree import ParameterTree
 from fedclade.updates import Updates
 
@@ -123,6 +124,27 @@ class Algorithm(ABC):
     def serve(self, state: State, clients: Clients) -> Mapping[int, int]:
         """Return the node whose model each client is served with: its cluster's."""
         return state.tree.leaf_of
+
+    def assign(
+        self, tree: ParameterTree, ids: Sequence[int], clients: Clients, this_round: Round
+    ) -> Sequence[Assignment]:
+        """Find a place in the tree for newcomers; it changes nothing.
+
+        By what the tree has: where updates from before the splits are cached, down the tree by the newcomers' own (CFL
+        Algorithm 4); otherwise to the leaf whose model has the lowest loss on their training data.
+
+        Parameters
+        ----------
+        tree
+            Of a run, as the server sees it.
+        ids
+            The newcomers, all of them among the clients.
+        clients
+            Who can be asked.
+        this_round
+            What newcomers are asked to do.
+        """
+        return route(tree, ids, clients, this_round)
 
 
 class OneCohort(Algorithm):

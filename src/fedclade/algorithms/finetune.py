@@ -17,6 +17,7 @@ from torch import Tensor
 from fedclade.algorithms.base import OneCohort, RoundLog, State, log_of, move_clusters, train_root
 from fedclade.clients import Clients, Round
 from fedclade.errors import require
+from fedclade.routing import Assignment, to_root
 from fedclade.tree import ParameterTree
 
 
@@ -51,6 +52,12 @@ class FineTune(OneCohort):
         if this_round.evaluated:
             tree = self._fine_tuned(tree, clients, this_round)
         return State(tree), log_of([part])
+
+    def assign(
+        self, tree: ParameterTree, ids: Sequence[int], clients: Clients, this_round: Round
+    ) -> Sequence[Assignment]:
+        """Give newcomers the global model; the other models are other clients' own."""
+        return to_root(ids)
 
     def _fine_tuned(self, tree: ParameterTree, clients: Clients, this_round: Round) -> ParameterTree:
         root, ids = tree.nodes[0], clients.ids
