@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedclade import ternary
-from fedclade.ternary import closest, k_means, nearest_of_random, ternary_similarity
+from fedclade.ternary import k_means, nearest_of_random, ternary_similarity
 from tests.reference.fedgroup import tightest, zeta
 
 
@@ -82,17 +82,6 @@ def test_the_order_of_entries_changes_nothing():
     """Permutation privacy: P·ΔW has the same products as ΔW."""
     shuffled = updates()[:, torch.randperm(40, generator=torch.Generator().manual_seed(2))]
     np.testing.assert_allclose(ternary_similarity(shuffled), ternary_similarity(updates()), atol=1.1e-5)
-
-
-def test_newcomers_are_closest_to_the_largest_cosine_not_the_largest_product():
-    """Eq. 10, argmin of (1 − cos)/2: the update (2, 1) against a short group along it and a long one off it."""
-    groups = torch.tensor([[9.0, 0.0], [0.2, 0.1], [-4.0, -2.0]])
-    assert closest(torch.tensor([[2.0, 1.0], [1.0, 0.0], [-1.0, -1.0]]), groups).tolist() == [1, 0, 2]
-
-
-def test_a_group_of_zeros_is_at_right_angles_and_the_first_of_equals_is_taken():
-    groups = torch.tensor([[0.0, 0.0], [1.0, 0.0], [2.0, 0.0]])
-    assert closest(torch.tensor([[1.0, 0.0], [-1.0, 0.0]]), groups).tolist() == [1, 0]
 
 
 POINTS = np.array([[0.0, 0], [5, 5], [0, 0.1], [5, 5.1], [9, 0], [0.1, 0], [9, 0.2]])

@@ -44,7 +44,9 @@ from fedclade.errors import (
     TreeError,
     UpdateError,
 )
+from fedclade.faults import Faults
 from fedclade.local import LocalSpec
+from fedclade.newcomers import Newcomers, assign
 from fedclade.rounds import simulate
 from fedclade.signature import Signature
 from fedclade.store import Run, export_model
@@ -61,6 +63,7 @@ __all__ = [
     "DataError",
     "Ditto",
     "EngineError",
+    "Faults",
     "FeSEM",
     "FedAvg",
     "FedGroup",
@@ -71,6 +74,7 @@ __all__ = [
     "LocalSpec",
     "MissingExtraError",
     "ModelError",
+    "Newcomers",
     "Node",
     "Oracle",
     "ParameterTree",
@@ -82,6 +86,7 @@ __all__ = [
     "Signature",
     "TreeError",
     "UpdateError",
+    "assign",
     "evaluate_paths",
     "export_model",
     "load_federation",

@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 from scipy.sparse.linalg import eigsh
 from torch import Tensor
 
-from fedclade.similarity import cosine_similarity
-
 Labels = NDArray[np.int64]
 Points = NDArray[np.float64]
 
@@ -65,25 +63,6 @@ def _largest_eigenpairs(gram: Points, count: int) -> tuple[Points, Points]:
         values, vectors = eigsh(gram, count, v0=np.random.default_rng(0).standard_normal(len(gram)))
     falling = np.argsort(values)[::-1][:count]
     return values[falling], vectors[:, falling]
-
-
-def closest(updates: Tensor, directions: Tensor) -> Labels:
-    """Return the group whose update has the largest cosine with each of n updates (FedGroup eq. 10).
-
-    Parameters
-    ----------
-    updates
-        Of newcomers, ``[n, D]``.
-    directions
-        The groups' updates ``[m, D]``; one of zeros is at right angles to all.
-
-    Returns
-    -------
-    numpy.ndarray
-        ``[n]`` in 0 to m − 1; of equals the first.
-    """
-    n = len(updates)
-    return cosine_similarity(torch.cat([updates, directions]))[:n, n:].argmax(1)
 
 
 def k_means(points: Points, n_clusters: int, draw: np.random.Generator) -> Labels:

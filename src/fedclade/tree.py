@@ -101,9 +101,20 @@ class ParameterTree:
 
     @cached_property
     def leaf_of(self) -> Mapping[int, int]:
-        """The leaf of each client; the root for those that no leaf holds."""
-        leaf_of = dict.fromkeys(self.nodes[0].members, 0)
-        return {**leaf_of, **{client: leaf.id for leaf in self.leaves for client in leaf.members}}
+        """The leaf of each client; for those that no leaf holds, the deepest node that does."""
+        leaves = {leaf.id for leaf in self.leaves}
+        above = {client: node.id for node in self.nodes if node.id not in leaves for client in node.members}
+        return {**above, **{client: leaf.id for leaf in self.leaves for client in leaf.members}}
+
+    @cached_property
+    def waiting(self) -> Mapping[int, tuple[int, ...]]:
+        """The clients that no leaf holds, in ascending order, by the node that they have in the place of one."""
+        leaves = {leaf.id for leaf in self.leaves}
+        found: dict[int, tuple[int, ...]] = {}
+        for client, node in sorted(self.leaf_of.items()):
+            if node not in leaves:
+                found[node] = (*found.get(node, ()), client)
+        return found
 
     def children(self, node: int) -> tuple[Node, ...]:
         """Return the clusters that a node was split into."""
@@ -185,7 +196,7 @@ class ParameterTree:
         leaf_of
             The new leaf of each client that changes it, or the root for none. Everybody else stays.
         """
-        members: dict[int, list[int]] = {0: [], **{leaf.id: [] for leaf in self.leaves}}
+        members: dict[int, list[int]] = {node: [] for node in (0, *self.waiting, *(leaf.id for leaf in self.leaves))}
         for client, leaf in sorted({**self.leaf_of, **leaf_of}.items()):
             members[leaf].append(client)
         tree = self
@@ -228,6 +239,24 @@ class ParameterTree:
         ]
         parent = replace(parent, params=params, split_in=round_number, criteria=dict(criteria))
         return ParameterTree((*self._with(parent).nodes, *children))
+
+    def with_members(self, node: int, clients: Sequence[int], signatures: Tensor) -> ParameterTree:
+        """Return the tree after clients joined a cluster that a split made.
+
+        Parameters
+        ----------
+        node
+            The cluster.
+        clients
+            Who joins it, ``[m]``; none of them is a member yet.
+        signatures
+            Those of their updates at its parent's model, ``[m, R]``, to be cached beside the others'.
+        """
+        cluster = self.nodes[node]
+        members = [*cluster.members, *clients]
+        cached = signatures if cluster.cached is None else torch.cat([cluster.cached, signatures])
+        order = sorted(range(len(members)), key=members.__getitem__)
+        return self._with(replace(cluster, members=tuple(members[i] for i in order), cached=cached[order]))
 
     def map_vectors(
         self, models: Callable[[Tensor], Tensor], signatures: Callable[[Tensor], Tensor] | None = None

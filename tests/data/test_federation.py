@@ -94,3 +94,10 @@ def test_images_reach_the_model_normalised_and_turned():
     assert pool.inputs(one).flatten().tolist() == pytest.approx([*upright[0], *upright[1]])
     assert pool.inputs(one, 1).flatten().tolist() == pytest.approx([-1.5, 2.5, -2.5, -0.5])
     assert pool.x.flatten().tolist() == [0, 51, 102, 255]
+
+
+def test_newcomers_have_ids_of_their_own():
+    late = Federation(POOL, (client(1), client(2)))
+    assert Federation(POOL, (client(0),), newcomers=late).newcomers is late
+    with pytest.raises(DataError, match=r"newcomers should have ids of their own, got these of other clients: \[2\]"):
+        Federation(POOL, (client(2), client(3)), newcomers=late)

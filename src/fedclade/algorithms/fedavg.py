@@ -11,6 +11,7 @@ from torch import Tensor
 from fedclade.algorithms.base import Algorithm, RoundLog, State, log_of, move_clusters, train_clusters
 from fedclade.clients import Clients, Round
 from fedclade.errors import ConfigError
+from fedclade.routing import Assignment, to_root
 from fedclade.tree import ParameterTree
 
 
@@ -51,6 +52,12 @@ class Local(_FixedClusters):
     def step(self, state: State, cohort: Sequence[int], clients: Clients, this_round: Round) -> tuple[State, RoundLog]:
         """Train every client for one round, at home."""
         return super().step(state, cohort, clients, replace(this_round, travels="nothing"))
+
+    def assign(
+        self, tree: ParameterTree, ids: Sequence[int], clients: Clients, this_round: Round
+    ) -> Sequence[Assignment]:
+        """Give newcomers the initial model; the other models are other clients' own."""
+        return to_root(ids)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedclade.cli import look, run
+from fedclade.cli import assign, look, run
 from fedclade.cli.export import export
 from fedclade.cli.resume import resume
 
@@ -40,6 +40,7 @@ app.command()(run.demo)
 app.command("run")(run.run_config)
 app.command()(resume)
 app.command()(run.compare)
+app.command("assign")(assign.assign_newcomers)
 app.command()(look.report)
 app.command()(look.tree)
 app.command()(export)

@@ -154,6 +154,8 @@ class Federation:
         Cluster of each client by id, where it is known. For scoring only: no algorithm sees it, but the ``oracle``.
     description
         What it is, for people: data, partition, shift.
+    newcomers
+        Clients who were held back from training, with ids of their own; None where there are none.
 
     Raises
     ------
@@ -165,6 +167,7 @@ class Federation:
     clients: tuple[ClientData, ...]
     true_clusters: Mapping[int, int] | None = None
     description: str = ""
+    newcomers: Federation | None = None
 
     def __post_init__(self) -> None:
         if not self.clients:
@@ -183,6 +186,8 @@ class Federation:
         if self.true_clusters is not None and set(self.true_clusters) != set(ids):
             odd = sorted(set(self.true_clusters) ^ set(ids))
             raise DataError(f"true_clusters should name every client exactly once; these do not match: {odd}")
+        if self.newcomers is not None and (both := sorted(set(ids) & set(self.newcomers.ids))):
+            raise DataError(f"newcomers should have ids of their own, got these of other clients: {both}")
 
     def __len__(self) -> int:
         return len(self.clients)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedclade import rng
-from fedclade.clients import Evaluation, Round, Split, Updates
+from fedclade.clients import Evaluation, Round, Split
 from fedclade.data.federation import ClientData, Federation
 from fedclade.engine import loop
 from fedclade.engine.auto import build_engine
@@ -23,6 +23,7 @@ from fedclade.engine.subspaces import left_singular_vectors
 from fedclade.errors import ConfigError, DataError, ModelError
 from fedclade.local import LocalSpec
 from fedclade.params import Layout
+from fedclade.updates import Updates
 
 Block = Sequence[tuple[int, int, int | None]]
 """Clients that train at the same time, each with the row of its model, and of its anchor if that is another."""
@@ -120,14 +121,12 @@ class SimulatedClients:
         this_round: Round,
         anchors: Sequence[int] | None = None,
     ) -> Updates:
-        """Let each client train from its model; return the updates Δθ_i.
+        """Let each client train from its model; return the updates Δθ_i, without those of who diverges.
 
         Raises
         ------
         ModelError
             If the model fails on a client's data.
-        UpdateError
-            If a client's training diverges.
         """
         deltas = torch.empty(len(ids), self.layout.size, dtype=self.layout.dtype, device=self._device)
         losses = torch.empty(len(ids), dtype=torch.float64)
