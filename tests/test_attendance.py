@@ -129,8 +129,22 @@ def test_where_training_diverged_the_error_says_what_to_do():
         attended.closed(3)
 
 
-def test_what_clients_train_at_home_is_no_answer():
-    _, attended, _ = asked(Moody(DELTAS).hear(), replace(ROUND, travels="nothing"))
+def test_what_clients_train_at_home_is_no_answer_to_a_server_that_awaits_one():
+    at_home = replace(ROUND, travels="nothing")
+    attended, _ = attending(Moody(DELTAS).hear(set(), *[{5, 2, 9}] * 3))
+    attended.train((5, 2, 9), MODELS, [0, 0, 0], at_home)
+    attended.train((5, 2, 9), MODELS, [0, 0, 0], ROUND)
+    with pytest.raises(UpdateError, match="round 3: nobody answered, though asked 4 times"):
+        attended.closed(3)
+
+
+def test_where_nothing_travels_training_at_home_is_all_there_is():
+    at_home = replace(ROUND, travels="nothing")
+    attended, _ = attending(Moody(DELTAS).hear())
+    attended.train((5, 2, 9), MODELS, [0, 0, 0], at_home)
+    assert attended.closed(3) == ()
+    attended, _ = attending(Moody(dict.fromkeys(DELTAS, (math.nan, 2.0))).hear())
+    attended.train((5, 2, 9), MODELS, [0, 0, 0], at_home)
     with pytest.raises(UpdateError, match="round 3: nobody answered"):
         attended.closed(3)
 

@@ -51,6 +51,16 @@ def test_faults_and_min_clients_are_read():
     assert check_config(config.as_dict()) == config
 
 
+def test_newcomers_are_read_and_there_are_none_by_default():
+    assert check_config({}).newcomers == Newcomers(clients=0, samples_per_client=None)
+    config = check_config({"newcomers": {"clients": 3, "samples_per_client": 40}, "data": {"clients": 5}})
+    assert config.newcomers == Newcomers(clients=3, samples_per_client=40)
+    assert check_config(config.as_dict()) == config
+    late = config.federation().newcomers
+    assert late is not None
+    assert [len(client.train) for client in late.clients] == [40] * 3
+
+
 @pytest.mark.parametrize(
     ("raw", "told"),
     [
@@ -63,16 +73,6 @@ def test_faults_and_min_clients_are_read():
 def test_what_is_wrong_with_faults_and_min_clients_is_said(raw, told):
     with pytest.raises(ConfigError, match=re.escape(told)):
         check_config(raw)
-
-
-def test_newcomers_are_read_and_there_are_none_by_default():
-    assert check_config({}).newcomers == Newcomers(clients=0, samples_per_client=None)
-    config = check_config({"newcomers": {"clients": 3, "samples_per_client": 40}, "data": {"clients": 5}})
-    assert config.newcomers == Newcomers(clients=3, samples_per_client=40)
-    assert check_config(config.as_dict()) == config
-    late = config.federation().newcomers
-    assert late is not None
-    assert [len(client.train) for client in late.clients] == [40] * 3
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from fedclade import CFL, ConfigError, FedAvg, LocalSpec, ModelError, Oracle, Run, Signature, UpdateError, simulate
-from fedclade.algorithms import RoundLog, State
+from fedclade.algorithms import Local, RoundLog, State
 from fedclade.clients import Round
 from fedclade.data.federation import Federation
 from fedclade.models import build_model
@@ -39,6 +39,8 @@ def run_of(algorithm="fedavg", federation: Federation | None = None, model=None,
         ("target", 0.0, "greater than 0 and at most 1"),
         ("target", 1.01, "greater than 0 and at most 1"),
         ("stream", "yes", "true, false or 'auto'"),
+        ("checkpoint_every", -1, "a number of rounds, 0 for none, or 'auto'"),
+        ("checkpoint_every", "often", "a number of rounds, 0 for none, or 'auto'"),
     ],
 )
 def test_a_setting_out_of_range_is_refused(name, value, rule):
@@ -129,6 +131,11 @@ def test_a_split_round_pays_for_the_absent_members_too():
     assert [row["phase"] for row in run.metrics] == ["train", "split", "train"]
     assert [row["bytes_up"] for row in run.metrics] == [2 * SIZE * 4, 4 * SIZE * 4, 2 * SIZE * 4]
     assert [row["clusters"] for row in run.metrics] == [1, 2, 2]
+
+
+def test_of_local_training_nothing_travels():
+    run = run_of(Local())
+    assert [(row["bytes_up"], row["bytes_down"]) for row in run.metrics] == [(0, 0)] * 3
 
 
 def test_target_numbers_are_of_the_first_round_whose_mean_reaches_it():

@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedclade import ternary
 from fedclade.ternary import k_means, nearest_of_random, ternary_similarity
 from tests.reference.fedgroup import tightest, zeta
 
@@ -32,6 +33,13 @@ def test_equals_eqs_7_to_9_with_the_singular_value_decomposition_written_out(dir
     np.testing.assert_allclose(np.abs(1 - 2 * found), np.abs(1 - 2 * expected), atol=2e-5)
     for column, wanted in zip(found.T, expected.T, strict=True):
         assert np.allclose(column, wanted, atol=2e-5) or np.allclose(column, 1 - wanted, atol=2e-5)
+
+
+@pytest.mark.parametrize("clients", [updates(12), updates(3).repeat(4, 1), torch.zeros(12, 5)])
+def test_of_many_updates_only_the_directions_asked_for_are_computed_and_are_the_same(clients, monkeypatch):
+    whole = ternary_similarity(clients)
+    monkeypatch.setattr(ternary, "LARGEST_DECOMPOSED", 4)
+    np.testing.assert_allclose(ternary_similarity(clients), whole, atol=1e-5)
 
 
 def test_an_update_along_a_base_direction_is_0_against_it_1_and_across_it_half():

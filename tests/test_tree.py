@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
-from fedclade.tree import ParameterTree
+from fedclade import ParameterTree, TreeError
 
 
 def grown() -> ParameterTree:
@@ -59,6 +61,31 @@ def test_every_client_has_one_leaf_and_a_path_from_the_root_to_it():
     assert [node.id for node in tree.path(4)] == [0, 1, 3]
     assert [node.id for node in tree.path(2)] == [0, 2]
     assert [[node.id for node in tree.above(node)] for node in (3, 1, 0)] == [[0, 1, 3], [0, 1], [0]]
+
+
+@pytest.mark.parametrize(
+    ("client", "level", "node"),
+    [(4, 0, 0), (4, 1, 1), (4, 2, 3), (4, -1, 3), (4, -2, 1), (4, -3, 0), (2, 0, 0), (2, 1, 2), (2, -1, 2), (2, -2, 0)],
+)
+def test_a_client_has_a_model_of_every_level_of_its_path(client, level, node):
+    tree = grown()
+    assert tree.node_for(client, level).id == node
+    assert torch.equal(tree.model_for(client, level), tree.nodes[node].params)
+
+
+def test_the_model_of_a_client_is_its_leafs_unless_another_is_asked_for():
+    assert [float(grown().model_for(client)) for client in range(5)] == [11, 11, 10, 10, 11]
+
+
+@pytest.mark.parametrize(("level", "client", "ends"), [(3, 4, "2, or from the leaf, -1 to -3"), (-3, 2, "-1 to -2")])
+def test_a_level_that_the_path_has_not_is_refused(level, client, ends):
+    with pytest.raises(TreeError, match=rf"level {level} is not on the path of client {client}.* {re.escape(ends)}$"):
+        grown().model_for(client, level)
+
+
+def test_a_client_that_the_tree_has_not_is_refused():
+    with pytest.raises(TreeError, match="client 7 is not in the parameter tree, which holds 5 clients from 0 to 4"):
+        grown().model_for(7)
 
 
 def test_a_star_has_one_leaf_for_each_cluster():

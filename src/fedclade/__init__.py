@@ -30,7 +30,9 @@ from fedclade.algorithms import (
     Oracle,
 )
 from fedclade.data import Federation, Pool, load_federation, pool_from_torch
+from fedclade.ensemble import PathEnsemble, evaluate_paths, path_weights
 from fedclade.errors import (
+    CheckpointError,
     ConfigError,
     DataError,
     EngineError,
@@ -38,6 +40,8 @@ from fedclade.errors import (
     MissingExtraError,
     ModelError,
     RunError,
+    RunInterrupted,
+    TreeError,
     UpdateError,
 )
 from fedclade.faults import Faults
@@ -45,7 +49,7 @@ from fedclade.local import LocalSpec
 from fedclade.newcomers import Newcomers, assign
 from fedclade.rounds import simulate
 from fedclade.signature import Signature
-from fedclade.store import Run
+from fedclade.store import Run, export_model
 from fedclade.tree import Node, ParameterTree
 
 __all__ = [
@@ -54,6 +58,7 @@ __all__ = [
     "IFCA",
     "PACFL",
     "Algorithm",
+    "CheckpointError",
     "ConfigError",
     "DataError",
     "Ditto",
@@ -73,13 +78,19 @@ __all__ = [
     "Node",
     "Oracle",
     "ParameterTree",
+    "PathEnsemble",
     "Pool",
     "Run",
     "RunError",
+    "RunInterrupted",
     "Signature",
+    "TreeError",
     "UpdateError",
     "assign",
+    "evaluate_paths",
+    "export_model",
     "load_federation",
+    "path_weights",
     "pool_from_torch",
     "simulate",
 ]

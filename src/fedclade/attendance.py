@@ -88,7 +88,7 @@ class AttendedClients(ClientsWrapper):
         UpdateError
             If clients were asked, and none answered; names the round, the query and the reasons.
         """
-        events, silent = tuple(self._events), self._queries > 0 and not self._heard
+        events, silent = tuple(self._events), self._queries > 0 and self._awaited not in self._heard
         queries, left_out = self._queries, self._left_out
         self._begin()
         if silent:
@@ -98,7 +98,8 @@ class AttendedClients(ClientsWrapper):
     def _begin(self) -> None:
         self._events: list[Event] = []
         self._queries = 0
-        self._heard = False
+        self._awaited = False
+        self._heard: set[bool] = set()
         self._left_out: dict[int, str] = {}
 
     def _answers(
@@ -117,7 +118,10 @@ class AttendedClients(ClientsWrapper):
         if updates.left_out:
             why = {str(client): updates.left_out[client] for client in sorted(updates.left_out)}  # as JSON has it
             self._events.append(Event("left_out", 0, {"query": query, "clients": why}))
-        self._heard |= bool(updates.ids) and this_round.travels != "nothing"
+        # What clients do at home is no answer to a server that awaits one; where nothing travels, it is all there is.
+        travels = this_round.travels != "nothing"
+        self._awaited |= travels
+        self._heard |= {travels} if updates.ids else set()
         self._left_out |= updates.left_out
         return updates
 

@@ -13,6 +13,7 @@ from fedclade.arguments import check_arguments, defaults, known_arguments
 from fedclade.data import PARTITIONS, SOURCES, Federation, check_data_settings, check_newcomers, load_federation
 from fedclade.errors import ConfigError, unknown
 from fedclade.faults import Faults
+from fedclade.keeper import Every
 from fedclade.local import LocalSpec
 from fedclade.models import FROM_DATA, model_factory
 from fedclade.presence import Presence
@@ -43,6 +44,7 @@ class TopLevel:
     min_clients: int = 1
     engine: str = "auto"
     stream: Stream = "auto"
+    checkpoint_every: Every = "auto"
     tf32: bool = False
 
 
@@ -139,8 +141,10 @@ class Config:
         device: str = "auto",
         memory: int | str | None = None,
         on_round: OnRound | None = None,
+        folder: Path | None = None,
+        stop: Callable[[], bool] | None = None,
     ) -> Run:
-        """Run it over a federation; raises what :func:`fedclade.simulate` raises."""
+        """Run it over a federation; see :func:`fedclade.simulate` for the rest, and for what it raises."""
         arguments = {key: value for key, value in self.model.items() if key != "name"}
         return simulate(
             self._algorithm(federation),
@@ -157,6 +161,8 @@ class Config:
             memory=memory,
             on_round=on_round,
             config=self.as_dict(),
+            folder=folder,
+            stop=stop,
         )
 
     def _algorithm(self, federation: Federation) -> Algorithm:

@@ -35,6 +35,30 @@ class RunError(FedcladeError):
     """A run folder is missing, exists already, or is damaged."""
 
 
+class TreeError(FedcladeError, LookupError):
+    """A client or a node is not in the parameter tree, or a level is not on a client's path."""
+
+
+class CheckpointError(RunError):
+    """A checkpoint cannot be written, or there is none that a run can go on from."""
+
+
+class RunInterrupted(FedcladeError):  # noqa: N818 -- nothing went wrong
+    """A run was asked to stop, and did.
+
+    Parameters
+    ----------
+    happened
+        When it stopped.
+    then
+        What can be done now.
+    """
+
+    def __init__(self, happened: str, then: str) -> None:
+        super().__init__(f"{happened}; {then}")
+        self.happened = happened
+
+
 class MissingExtraError(FedcladeError, ImportError):
     """An optional dependency is not installed."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, is_dataclass, replace
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -15,16 +16,17 @@ from fedclade.clients import Round
 from fedclade.data.federation import Federation
 from fedclade.engine.auto import check_engine
 from fedclade.engine.precision import float32_products
-from fedclade.errors import ConfigError, require
+from fedclade.errors import CheckpointError, ConfigError, RunInterrupted, require
 from fedclade.faults import Faults
+from fedclade.keeper import Every, Keeper, Progress
 from fedclade.local import LocalSpec
-from fedclade.presence import Presence
+from fedclade.presence import Presence, PresentClients
 from fedclade.record import Record
 from fedclade.signature import Signature
 from fedclade.store import Run
 from fedclade.store.run import Row
 from fedclade.tree import ParameterTree
-from fedclade.world import Maker, Stream, World
+from fedclade.world import Maker, Stream, World, model_name
 
 _log = logging.getLogger(__name__)
 
@@ -54,8 +56,14 @@ def simulate(
     tf32: bool = False,
     on_round: OnRound | None = None,
     config: Mapping[str, Any] | None = None,
+    folder: str | Path | None = None,
+    checkpoint_every: Every = "auto",
+    stop: Callable[[], bool] | None = None,
 ) -> Run:
     """Run a federated algorithm over simulated clients.
+
+    With a ``folder`` the run survives: it leaves checkpoints there from which the same call goes on, and ends as if it
+    had not been interrupted, bit for bit on the same machine but for the seconds it took.
 
     Parameters
     ----------
@@ -106,11 +114,19 @@ def simulate(
         Called after every round with its metrics and the tree.
     config
         What to note as the run's config; by default it is put together from the arguments.
+    folder
+        Where to keep the run from its start. A folder that holds an unfinished run of the same config is continued; of
+        a finished one the run is returned, or continued if ``rounds`` is now larger.
+    checkpoint_every
+        Rounds between checkpoints in ``folder``. ``auto``: as often as costs less than 2 % of the run; 0: only when the
+        run stops early.
+    stop
+        Asked after every round but the last; if it says yes, the run saves a checkpoint and stops.
 
     Returns
     -------
     Run
-        Metrics, clusters, models; ``run.save(folder)`` keeps it.
+        Metrics, clusters, models; ``run.save(folder)`` keeps it if no ``folder`` did.
 
     Raises
     ------
@@ -121,8 +137,14 @@ def simulate(
         If the model does not fit the data.
     UpdateError
         If nobody answers in a round, be it that all training diverged.
+    RunError
+        If the folder holds something else or a run of another config, or cannot be written.
+    CheckpointError
+        If the folder holds checkpoints and none can be used, or one cannot be written.
+    RunInterrupted
+        If ``stop`` said so.
     """
-    check_settings(rounds, seed, client_fraction, evaluate_every, target, engine, stream, min_clients)
+    check_settings(rounds, seed, client_fraction, evaluate_every, target, engine, stream, min_clients, checkpoint_every)
     local, signature = local or LocalSpec(), signature or Signature()
     if isinstance(algorithm, str):
         algorithm = build_algorithm(algorithm, true_clusters=federation.true_clusters)
@@ -131,54 +153,12 @@ def simulate(
     newcomers = 0 if federation.newcomers is None else len(federation.newcomers)
     presence.check(type(algorithm), newcomers, len(federation), rounds)
     everybody = presence.everybody(federation)
-    world = World.simulated_by(
-        everybody,
-        model,
-        algorithm,
-        seed=seed,
-        permute=permute,
-        device=device,
-        engine=engine,
-        signature=signature,
-        stream=stream,
-        memory=memory,
-        faults=faults,
-    )
-    clients, meter = presence.among(world.clients, federation, seed), world.meter
-    if rounds < algorithm.rounds_needed:
-        _log.warning(
-            "%s needs %d rounds until it has clustered the clients, and this run has %d: it will be federated "
-            "averaging; set more rounds, or a smaller algorithm.rounds_before",
-            type(algorithm).__name__,
-            algorithm.rounds_needed,
-            rounds,
-        )
-    record = Record(everybody, target)
-    state = algorithm.init(world.initial, clients)
-    with float32_products(tf32):
-        for number in range(1, rounds + 1):
-            start, before = perf_counter(), meter.readings()
-            evaluated = number % evaluate_every == 0 or number == rounds
-            this_round = Round(number, local, seed, evaluated=evaluated, min_clients=min_clients)
-            state, came_and_went = clients.begin(algorithm, state, this_round)
-            cohort = algorithm.cohort(state, client_fraction, this_round.generator("cohort"))
-            state, log = algorithm.step(state, cohort, clients, this_round)
-            log = replace(log, events=(*came_and_went, *world.attendance.closed(number), *log.events))
-            evaluation, served = None, dict[int, int]()
-            if this_round.evaluated:
-                served = dict(algorithm.serve(state, clients))
-                models, rows = state.tree.models([served[client] for client in clients.ids])
-                evaluation = clients.evaluate(clients.ids, models, rows, "test")
-            cost = meter.since(before, perf_counter() - start)
-            row = record.add(number, state, log, cost, evaluation, served)
-            if on_round is not None:
-                on_round(row, state.tree)
-
     config = config or {
         **{"seed": seed, "rounds": rounds, "client_fraction": client_fraction, "evaluate_every": evaluate_every},
+        **{"engine": engine, "stream": stream},
         "min_clients": min_clients,
         "data": {"name": federation.pool.name, "description": str(federation)},
-        "model": {"name": model if isinstance(model, str) else world.simulated.model_name},
+        "model": {"name": model_name(model, seed)},
         "local": asdict(local),
         "algorithm": describe(algorithm),
         "signature": asdict(signature),
@@ -187,9 +167,89 @@ def simulate(
         "faults": asdict(faults or Faults()),
         "newcomers": {"clients": newcomers, **asdict(presence)},
     }
-    # What was done, not auto: rounding depends on it, and the config should repeat the run.
-    done = {"engine": world.simulated.engine, "stream": world.streams, "tf32": tf32}
-    return record.finish({**config, **done}, world.opened(state.tree), world.device)
+    config = {**config, "tf32": tf32}
+    keeper = Keeper(folder, config, everybody, checkpoint_every)
+    if (finished := keeper.finished()) is not None:
+        return finished
+    settings = keeper.settings(stream=stream, device=device, memory=memory)
+    world = World.simulated_by(
+        everybody,
+        model,
+        algorithm,
+        seed=seed,
+        permute=permute,
+        engine=engine,
+        signature=signature,
+        faults=faults,
+        **settings,
+    )
+    clients = presence.among(world.clients, federation, seed)
+    if rounds < algorithm.rounds_needed:
+        _log.warning(
+            "%s needs %d rounds until it has clustered the clients, and this run has %d: it will be federated "
+            "averaging; set more rounds, or a smaller algorithm.rounds_before",
+            type(algorithm).__name__,
+            algorithm.rounds_needed,
+            rounds,
+        )
+    progress = keeper.progress(world, target)
+    if progress is None:
+        progress = Progress(0, algorithm.init(world.initial, clients), Record(everybody, target))
+    keeper.begin()
+    try:
+        with float32_products(tf32):
+            for number in range(progress.number + 1, rounds + 1):
+                evaluated = number % evaluate_every == 0 or number == rounds
+                this_round = Round(number, local, seed, evaluated=evaluated, min_clients=min_clients)
+                row = run_round(algorithm, world, clients, progress, this_round, client_fraction)
+                if on_round is not None:
+                    on_round(row, progress.state.tree)
+                keeper.after_round(progress, world)
+                if stop is not None and number < rounds and stop():
+                    keeper.stop(progress, world)
+    except (CheckpointError, RunInterrupted):  # which saved what it could
+        raise
+    except Exception:
+        keeper.rescue(progress, world)
+        raise
+    tree, layout = world.opened(progress.state.tree), world.simulated.layout
+    run = progress.record.finish({**config, **world.settled}, tree, world.device, layout)
+    keeper.finish(run)
+    return run
+
+
+def run_round(
+    algorithm: Algorithm,
+    world: World,
+    clients: PresentClients,
+    progress: Progress,
+    this_round: Round,
+    client_fraction: float,
+) -> Row:
+    """Run one round, and book it; return its row of ``metrics.parquet``.
+
+    Parameters
+    ----------
+    clients
+        Those of the world who are there.
+    progress
+        The run before the round, and afterwards after it.
+    """
+    meter, start = world.meter, perf_counter()
+    before = meter.readings()
+    state, came_and_went = clients.begin(algorithm, progress.state, this_round)
+    cohort = algorithm.cohort(state, client_fraction, this_round.generator("cohort"))
+    state, log = algorithm.step(state, cohort, clients, this_round)
+    log = replace(log, events=(*came_and_went, *world.attendance.closed(this_round.number), *log.events))
+    evaluation, served = None, dict[int, int]()
+    if this_round.evaluated:
+        served = dict(algorithm.serve(state, clients))
+        models, rows = state.tree.models([served[client] for client in clients.ids])
+        evaluation = clients.evaluate(clients.ids, models, rows, "test")
+    cost = meter.since(before, perf_counter() - start)
+    row = progress.record.add(this_round.number, state, log, cost, evaluation, served)
+    progress.number, progress.state = this_round.number, state
+    return row
 
 
 def check_settings(
@@ -201,6 +261,7 @@ def check_settings(
     engine: str,
     stream: Stream = "auto",
     min_clients: int = 1,
+    checkpoint_every: int | str = "auto",
 ) -> None:
     """Check the settings of the round loop.
 
@@ -217,6 +278,11 @@ def check_settings(
         ("target.accuracy", target, target is None or 0 < target <= 1, "greater than 0 and at most 1"),
         ("min_clients", min_clients, min_clients >= 1, "at least 1"),
         ("stream", stream, stream in (True, False, "auto"), "true, false or 'auto'"),
+        (
+            *("checkpoint_every", checkpoint_every),
+            checkpoint_every == "auto" or (isinstance(checkpoint_every, int) and checkpoint_every >= 0),
+            "a number of rounds, 0 for none, or 'auto'",
+        ),
     )
     check_engine(engine)
 

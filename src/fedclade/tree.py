@@ -9,6 +9,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from fedclade.errors import TreeError
+
 
 @dataclass(frozen=True, eq=False)
 class Node:
@@ -128,6 +130,48 @@ class ParameterTree:
         while (parent := path[0].parent) is not None:
             path.insert(0, self.nodes[parent])
         return tuple(path)
+
+    def node_for(self, client: int, level: int = -1) -> Node:
+        """Return a node on a client's path.
+
+        Parameters
+        ----------
+        client
+            Its id.
+        level
+            0 for the root, 1 for its child, ...; or from the other end, -1 for the client's leaf.
+
+        Raises
+        ------
+        TreeError
+            If the tree does not know the client, or the path has no such level.
+        """
+        if client not in self.leaf_of:
+            known = sorted(self.leaf_of)
+            raise TreeError(
+                f"client {client} is not in the parameter tree, which holds {len(known)} clients from {known[0]} to "
+                f"{known[-1]}"
+            )
+        path = self.path(client)
+        if not -len(path) <= level < len(path):
+            raise TreeError(
+                f"level {level} is not on the path of client {client}, which has {len(path)} levels: from the root, 0 "
+                f"to {len(path) - 1}, or from the leaf, -1 to -{len(path)}"
+            )
+        return path[level]
+
+    def model_for(self, client: int, level: int = -1) -> Tensor:
+        """Return the model ``[S]`` of a node on a client's path: the more specific, the higher the level.
+
+        CFL, section V-C. Level 0 is the root, in CFL the model of plain federated learning; -1 is the client's leaf.
+        The models of inner nodes are those at which they were split, and were trained no further.
+
+        Raises
+        ------
+        TreeError
+            If the tree does not know the client, or its path has no such level.
+        """
+        return self.node_for(client, level).params
 
     def models(self, nodes: Sequence[int]) -> tuple[Tensor, list[int]]:
         """Return the distinct models of some nodes, ``[K, S]``, and for each of the nodes its row."""

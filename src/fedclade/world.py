@@ -61,6 +61,8 @@ class World:
         Whether the server keeps no updates.
     device
         ``cpu`` or ``cuda``.
+    memory
+        Bytes that the data and the training of a round may take.
     """
 
     clients: Clients
@@ -72,6 +74,7 @@ class World:
     sketch: CountSketch | None
     streams: bool
     device: str
+    memory: int
 
     @classmethod
     def simulated_by(
@@ -87,14 +90,19 @@ class World:
         signature: Signature | None = None,
         stream: Stream = "auto",
         memory: int | str | None = None,
+        taken: str | None = None,
         faults: Faults | None = None,
     ) -> World:
-        """Simulate the clients of a federation; see :func:`fedclade.simulate` for the settings."""
+        """Simulate the clients of a federation; see :func:`fedclade.simulate` for the settings.
+
+        ``taken`` is the engine of a run that is continued, see :attr:`SimulatedClients.engine_taken
+        <fedclade.engine.clients.SimulatedClients.engine_taken>`.
+        """
         device = choose_device(device)
         signature = signature or Signature()
         budget = default_memory(torch.device(device)) if memory is None else memory_bytes(memory)
         module = _module(model, federation, seed)
-        simulated = SimulatedClients(federation, module, device, engine, budget)
+        simulated = SimulatedClients(federation, module, device, engine, budget, taken)
         layout = simulated.layout
         params = layout.flatten(module)
         secret = rng.torch_seed(seed, "the clients' secret")
@@ -115,7 +123,12 @@ class World:
             others = _other_models(model, federation, seed, algorithm)
             params = torch.stack([params, *(layout.flatten(other).to(params) for other in others)])
         initial = permutation.apply(params) if permutation else params
-        return cls(attendance, initial, simulated, meter, attendance, permutation, sketch, streams, device)
+        return cls(attendance, initial, simulated, meter, attendance, permutation, sketch, streams, device, budget)
+
+    @property
+    def settled(self) -> dict[str, Any]:
+        """What a config may leave to ``auto``, as it was done: rounding depends on it, and it should repeat the run."""
+        return {"engine": self.simulated.engine, "stream": self.streams}
 
     def opened(self, tree: ParameterTree) -> ParameterTree:
         """Return a tree as the clients see it: they open what only they can read, but no sketch can be opened."""
@@ -128,6 +141,13 @@ class World:
         if self.permutation is None:
             return tree
         return tree.map_vectors(self.permutation.apply, None if self.sketch else self.permutation.apply)
+
+
+def model_name(model: nn.Module | str | Maker, seed: int) -> str:
+    """Return the name that a model was asked for by, or that of its class."""
+    if isinstance(model, str):
+        return model
+    return type(model if isinstance(model, nn.Module) else model(seed)).__name__
 
 
 def _module(model: nn.Module | str | Maker, federation: Federation, seed: int) -> nn.Module:

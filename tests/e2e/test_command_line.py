@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import signal
 import subprocess
 import sys
 import tomllib
@@ -14,11 +15,12 @@ from typing import NamedTuple
 
 import pyarrow.parquet as pq
 import pytest
+from safetensors.torch import load_file
 
 from fedclade import Run
 from fedclade.algorithms import ALGORITHMS
 from fedclade.cli import main
-from fedclade.config import check_config, find_configs
+from fedclade.config import Config, check_config, find_configs
 from fedclade.scenario import read_scenario
 
 
@@ -97,6 +99,23 @@ def small(tmp_path: Path) -> str:
 
 def files_in(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_export_writes_a_model_and_its_cards(fedclade: Callable[..., Outcome], small: str, tmp_path: Path):
+    assert fedclade("run", small, "--out", "result", "-q").code == 0
+    outcome = fedclade("export", "result", "--client", "3", "--level", "0", "--out", "models/three.safetensors")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert "model: models/three.safetensors; its card: models/three.json and models/three.md" in outcome.out
+    assert files_in(tmp_path / "models") == {"three.safetensors", "three.json", "three.md"}
+    assert set(load_file(tmp_path / "models" / "three.safetensors")) == {"1.weight", "1.bias"}
+    for name, asked, told in (
+        ("four", ("--client", "9"), "error: client 9 is not in the parameter tree"),
+        ("four", (), "error: export takes either --client or --node, got neither"),
+        ("three", ("--node", "0"), "error: models/three.safetensors exists already"),
+    ):
+        outcome = fedclade("export", "result", *asked, "--out", f"models/{name}.safetensors")
+        assert (outcome.code, outcome.out) == (2, "")
+        assert told in outcome.err
 
 
 def test_run_writes_the_whole_run_folder(fedclade: Callable[..., Outcome], small: str, tmp_path: Path):
@@ -353,6 +372,66 @@ def test_compare_runs_the_algorithms_of_scenarios_at_a_scale(fedclade: Callable[
         "iid": (2, 8),
     }
     assert {"comparison.md", "comparison.json", "comparison.png"} <= files_in(tmp_path / "suite")
+
+
+def test_resume_tells_that_a_run_is_finished_and_gives_it_more_rounds(
+    fedclade: Callable[..., Outcome], small: str, tmp_path: Path
+):
+    fedclade("run", small, "--out", "result", "--set", "checkpoint_every=1")
+    outcome = fedclade("resume", "result")
+    assert (outcome.code, outcome.out) == (0, "result is finished after 2 rounds; there is nothing to continue\n")
+    assert fedclade("resume", "result", "--rounds", "2").out == outcome.out
+    assert "run folder: result" in fedclade("resume", "result", "--rounds", "4").out
+    fedclade("run", small, "--out", "long", "--rounds", "4")
+    long, result = ((tmp_path / name / "tree/tree.safetensors").read_bytes() for name in ("long", "result"))
+    assert result == long
+
+
+def test_resume_refuses_what_it_cannot_continue(fedclade: Callable[..., Outcome], small: str, tmp_path: Path):
+    outcome = fedclade("resume", "nowhere")
+    assert (outcome.code, outcome.err) == (2, "error: nowhere is not a run folder: it has no config.toml\n")
+    fedclade("run", small, "--out", "result")
+    (tmp_path / "result/summary.json").unlink()
+    config = tmp_path / "result/config.toml"
+    config.write_text(config.read_text().replace('name = "mclr"', 'name = "Sequential"'))
+    outcome = fedclade("resume", "result")
+    assert outcome.code == 2
+    assert "unknown model 'Sequential'" in outcome.err
+    assert "a run begun by fedclade.simulate is continued by the same call" in outcome.err
+
+
+def test_compare_reads_what_is_finished_and_continues_the_rest(
+    fedclade: Callable[..., Outcome], small: str, tmp_path: Path
+):
+    (tmp_path / "fedavg.toml").write_text(SMALL.replace('name = "cfl"\neps2 = 0.4', 'name = "fedavg"'))
+    asked = ("compare", "small.toml", "fedavg.toml", "--out", "both", "--set", "checkpoint_every=1")
+    assert fedclade(*asked).code == 0
+    table = (tmp_path / "both/comparison.csv").read_text()
+    finished = tmp_path / "both/small/seed-0/metrics.parquet"
+    before = finished.stat().st_mtime_ns
+    (tmp_path / "both/fedavg/seed-0/summary.json").unlink()
+    assert "both exists already" in fedclade(*asked).err
+    assert fedclade(*asked, "--resume").code == 0
+    assert finished.stat().st_mtime_ns == before
+    columns = [line.split(",")[:6] for line in table.splitlines()]
+    assert [line.split(",")[:6] for line in (tmp_path / "both/comparison.csv").read_text().splitlines()] == columns
+    assert "--resume needs the folder to continue in; name it with --out" in fedclade(*asked[:3], "--resume").err
+    assert "its seed" not in fedclade(*asked, "--resume").err
+    assert "holds a run of another config: its local.lr is 0.1, not 0.2" in (
+        fedclade(*asked, "--resume", "--set", "local.lr=0.2").err
+    )
+
+
+def test_an_interrupted_compare_says_how_to_continue(
+    fedclade: Callable[..., Outcome], small: str, monkeypatch: pytest.MonkeyPatch
+):
+    """The signal arrives while the data of the first run is loaded."""
+    load = Config.federation
+    monkeypatch.setattr(Config, "federation", lambda *a: (signal.raise_signal(signal.SIGINT), load(*a))[1])
+    outcome = fedclade("compare", small, "--seeds", "2", "--out", "both")
+    assert outcome.code == 130
+    assert outcome.out == ("interrupted after round 1; continue with the same command and --out both --resume\n")
+    monkeypatch.undo()
 
 
 def test_compare_keeps_what_finished_when_a_run_fails(fedclade: Callable[..., Outcome], tmp_path: Path):

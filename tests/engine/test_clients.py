@@ -71,14 +71,14 @@ class Blocks(LoopEngine):
         super().__init__()
         self.seen: list[list[int]] = []
 
-    def train(self, module, layout, models, jobs, *rest):
-        self.seen.append([job.client for job in jobs])
-        return super().train(module, layout, models, jobs, *rest)
+    def train(self, task, into=None):
+        self.seen.append([job.client for job in task.jobs])
+        return super().train(task, into)
 
 
 def updates_within(memory: int | None, monkeypatch, engine: Engine) -> Updates:
     """Return the updates of five clients of different sizes within so much memory."""
-    monkeypatch.setattr(clients_module, "build_engine", lambda name: engine)
+    monkeypatch.setattr(clients_module, "build_engine", lambda *_: engine)
     module = perceptron()
     clients = SimulatedClients(federation_of([0, 1, 2, 0, 1], [12, 40, 9, 40, 15]), module, memory=memory)
     models = two_models(clients.layout.flatten(module))
@@ -105,10 +105,10 @@ def test_the_size_of_blocks_changes_nothing_but_rounding_where_clients_train_tog
 class OnlyOne(LoopEngine):
     name = "only one"
 
-    def train(self, module, layout, models, jobs, *rest):
-        if len(jobs) > 1:
+    def train(self, task, into=None):
+        if len(task.jobs) > 1:
             raise RuntimeError("too many at once")
-        return super().train(module, layout, models, jobs, *rest)
+        return super().train(task, into)
 
 
 def test_an_engine_that_fails_on_several_clients_is_named(monkeypatch):

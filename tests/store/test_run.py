@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -121,7 +122,7 @@ def test_what_is_no_run_folder_is_refused(tmp_path):
 def test_another_format_is_refused(finished, tmp_path):
     folder = finished.save(tmp_path / "run")
     (folder / "summary.json").write_text(json.dumps({**finished.summary, "format": 99}))
-    text = re.escape(f"{folder} has format 99, this version reads format {FORMAT}")
+    text = re.escape(f"{folder} has format 99, this version of fedclade reads formats 1 and {FORMAT}")
     with pytest.raises(RunError, match=text):
         Run.load(folder)
 
@@ -232,16 +233,34 @@ def test_the_tree_of_1000_clients_with_600000_parameters_and_sketches_of_1024_is
     assert torch.equal(read_tree(tmp_path / "tree").nodes[6].cached[7], sketch.apply(one[0]))
 
 
-def test_the_tree_of_a_thousand_clients_with_projected_signatures_stays_under_50_megabytes(tmp_path):
-    """Four clusters, found by three splits one below the other: the deepest that CFL's tree can be."""
-    parts = [range(start, 1000, 4) for start in range(4)]
-    tree, params, node = ParameterTree.root_only(range(1000), torch.zeros(600_000)), torch.zeros(600_000), 0
-    for depth in range(3):
-        first, rest = parts[depth], [client for part in parts[depth + 1 :] for client in part]
-        cached = [torch.zeros(len(members), 1024) for members in (first, rest)]
-        tree = tree.split(node, [first, rest], params=params, cached=cached, round_number=depth, criteria={})
-        node = tree.children(node)[1].id
-    write_tree(tree, tmp_path / "tree")
-    size = (tmp_path / "tree/tree.safetensors").stat().st_size
-    assert size == pytest.approx(7 * 600_000 * 4 + (1000 + 750 + 500) * 1024 * 4, rel=0.001)
-    assert size < 50e6
+FORMAT_1 = Path(__file__).parent / "format-1"
+SUM_OF_ITS_ROOT = 1.7563740517944098
+
+
+def test_a_folder_of_format_1_is_read_correctly():
+    """``tests/store/format-1`` was made by the last commit that wrote format 1, with
+
+    ``simulate(CFL(eps2=1e-3, split_rounds=(2,)), linear(), federation_of([0, 1, 0, 1]),
+    local=LocalSpec(batch_size=10), rounds=3, engine="loop").save("tests/store/format-1")``.
+    """
+    run = Run.load(FORMAT_1)
+    assert (run.summary["format"], run.summary["rounds"], run.config["seed"]) == (1, 3, 0)
+    assert [row["round"] for row in run.metrics] == [1, 2, 3]
+    assert len(run.clients) == 3 * 4
+    assert [(event["round"], event["kind"], event["children"]) for event in run.events] == [(2, "split", [1, 2])]
+    assert [node.members for node in run.tree.nodes] == [(0, 1, 2, 3), (0, 2), (1, 3)]
+    assert [node.params.shape for node in run.tree.nodes] == [(28,)] * 3
+    assert [None if node.cached is None else node.cached.shape for node in run.tree.nodes] == [None, (2, 28), (2, 28)]
+    assert {s.node: s.round for s in run.similarities} == {0: 2, 1: 3, 2: 3}
+    assert float(run.tree.nodes[0].params.double().sum()) == pytest.approx(SUM_OF_ITS_ROOT, rel=1e-12)
+
+
+def test_an_unfinished_run_says_how_to_continue_it(finished, tmp_path):
+    folder = finished.save(tmp_path / "run")
+    (folder / "summary.json").unlink()
+    text = re.escape(f"the run in {folder} is unfinished; continue with: fedclade resume {folder}")
+    with pytest.raises(RunError, match=text):
+        Run.load(folder)
+    text = re.escape(f"{folder} holds an unfinished run; continue it with: fedclade resume {folder}, or name another")
+    with pytest.raises(RunError, match=text):
+        finished.save(folder)

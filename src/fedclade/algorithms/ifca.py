@@ -132,8 +132,7 @@ class IFCA(OneCohort):
 
 def estimate(tree: ParameterTree, ids: Sequence[int], clients: Clients) -> tuple[ParameterTree, float]:
     """Put each client in the leaf whose model has the lowest loss on its training data; return their mean as well."""
-    leaves = [leaf.id for leaf in tree.leaves]
-    models, rows = tree.models(leaves)
+    models, rows = tree.models(leaves := [leaf.id for leaf in tree.leaves])
     lowest, taken = training_losses(models, rows, ids, clients).min(dim=1)
     return tree.reassigned({c: leaves[i] for c, i in zip(ids, taken.tolist(), strict=True)}), float(lowest.mean())
 

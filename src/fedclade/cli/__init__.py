@@ -8,7 +8,11 @@ from rich.console import Console
 from rich.text import Text
 
 from fedclade.cli.app import app
-from fedclade.errors import FedcladeError
+from fedclade.cli.console import new_console
+from fedclade.errors import FedcladeError, RunInterrupted
+
+INTERRUPTED = 130
+"""Exit status of a run that was interrupted, as shells have it: 128 + SIGINT."""
 
 __all__ = ["app", "main"]
 
@@ -18,6 +22,9 @@ def main() -> None:
     sys.path.insert(0, "")  # a config's module:factory is looked for in the folder where the user stands
     try:
         app()
+    except RunInterrupted as interrupted:
+        new_console().print(Text(str(interrupted)), soft_wrap=True)
+        sys.exit(INTERRUPTED)
     except FedcladeError as error:
         lines = str(error).splitlines()
         told = lines[0] if len(lines) == 1 else "\n  ".join([f"{len(lines)} problems:", *lines])

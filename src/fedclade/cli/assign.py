@@ -10,7 +10,7 @@ import typer
 
 from fedclade.cli.console import new_console
 from fedclade.cli.look import RunFolder
-from fedclade.cli.run import DataDirOption, DeviceOption, EngineOption, MemoryOption, check_machine
+from fedclade.cli.options import DataDirOption, DeviceOption, EngineOption, MemoryOption, check_machine
 from fedclade.config import Config, check_config, find_config, read_config, read_toml
 from fedclade.data import Federation
 from fedclade.errors import ConfigError, RunError

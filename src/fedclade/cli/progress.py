@@ -28,6 +28,7 @@ class RunProgress:
     """
 
     def __init__(self, console: Console, *, quiet: bool) -> None:
+        self.quiet = quiet
         self._bars = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),

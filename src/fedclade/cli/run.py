@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
@@ -11,12 +11,23 @@ import typer
 from rich.console import Console
 
 from fedclade.cli.console import new_console
+from fedclade.cli.interrupt import interruptible
+from fedclade.cli.options import (
+    DataDirOption,
+    DeviceOption,
+    EngineOption,
+    MemoryOption,
+    OutOption,
+    QuietOption,
+    RoundsOption,
+    SetOption,
+    check_machine,
+    overrides,
+    target_folder,
+)
 from fedclade.cli.progress import RunProgress
 from fedclade.config import Config, find_config, find_configs, read_config
-from fedclade.engine.auto import ENGINES
-from fedclade.engine.clients import choose_device
-from fedclade.engine.memory import memory_bytes
-from fedclade.errors import ConfigError, FedcladeError, MissingExtraError, RunError
+from fedclade.errors import ConfigError, FedcladeError, MissingExtraError, RunError, RunInterrupted
 from fedclade.report import (
     Comparison,
     SuiteComparison,
@@ -29,33 +40,6 @@ from fedclade.report import (
 from fedclade.report.formats import shortened
 from fedclade.scenario import is_scenario, read_scenario
 from fedclade.store import Run
-from fedclade.store.run import check_free
-
-OutOption = Annotated[Path | None, typer.Option("--out", help="Folder to make for the results; it must not exist yet.")]
-DataDirOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--data-dir",
-        envvar="FEDCLADE_DATA_DIR",
-        help="Folder with <dataset>/<split>.parquet as on the Hugging Face Hub; without it data comes from the Hub.",
-    ),
-]
-SetOption = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override any key of the config; may be repeated."),
-]
-RoundsOption = Annotated[int | None, typer.Option("--rounds", help="Override the number of rounds.")]
-DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
-EngineOption = Annotated[
-    str | None, typer.Option("--engine", help=f"How clients are trained: {', '.join(ENGINES)}; overrides the config.")
-]
-MemoryOption = Annotated[
-    str | None,
-    typer.Option(
-        "--memory", metavar="SIZE", help="What training may take, such as 2GB; a quarter of what there is if left out."
-    ),
-]
-QuietOption = Annotated[bool, typer.Option("-q", "--quiet", help="No progress bars; only the result.")]
 
 DEMO = ("fedavg", "cfl", "oracle", "local")
 
@@ -71,16 +55,16 @@ def demo(
     Needs no data and takes less than a minute: the digits come with scikit-learn.
     """
     console = new_console()
-    target = _target(out, "demo")
-    overrides = _overrides(None, engine=engine)
-    configs = {name: read_config(find_config(f"{name}-digits-label-swap"), overrides) for name in DEMO}
+    target = target_folder(out, "demo")
+    changes = overrides(None, engine=engine)
+    configs = {name: read_config(find_config(f"{name}-digits-label-swap"), changes) for name in DEMO}
     check_machine("auto", memory)
     console.print(
         "20 clients hold handwritten digits. Four hidden groups each swap another pair of labels, so no single model "
         "can suit everybody. The server sees nothing but model updates. Will it find the groups?\n"
     )
     runner = _Runner(None, "auto", memory, console, RunProgress(console, quiet=quiet))
-    with runner.progress.shown():
+    with runner.progress.shown(), interruptible(lambda: "start again with: fedclade demo") as runner.stop:
         runs = runner.run(configs, 1, target)
     runner.raise_failures()
     comparison, cfl = Comparison(runs), runs["cfl"][0]
@@ -112,20 +96,46 @@ def run_config(
     """
     console = new_console()
     path = find_config(config)
-    checked = read_config(path, _overrides(override, seed=seed, rounds=rounds, engine=engine))
-    target = _target(out, f"{path.stem}-seed{checked.top.seed}")
+    checked = read_config(path, overrides(override, seed=seed, rounds=rounds, engine=engine))
+    target = target_folder(out, f"{path.stem}-seed{checked.top.seed}")
     check_machine(device, memory)
     progress = RunProgress(console, quiet=quiet)
-    with progress.shown():
-        on_round = progress.start(path.stem, checked.top.rounds)
-        run = checked.run(checked.federation(data_dir), device=device, memory=memory, on_round=on_round)
-    save_run(run, target, console)
-    if not quiet:
+    run_and_show(checked, target, path.stem, console, progress, data_dir=data_dir, device=device, memory=memory)
+
+
+def run_and_show(
+    config: Config,
+    folder: Path,
+    name: str,
+    console: Console,
+    progress: RunProgress,
+    *,
+    data_dir: Path | None,
+    device: str,
+    memory: str | None,
+) -> None:
+    """Run a config in a folder, from where it stands, and print what came out.
+
+    Raises
+    ------
+    RunInterrupted
+        If the user pressed Ctrl-C.
+    """
+
+    def then() -> str:
+        return f"continue with: fedclade resume {folder}" if folder.exists() else "nothing was kept"
+
+    with progress.shown(), interruptible(then) as stop:
+        on_round = progress.start(name, config.top.rounds)
+        federation = config.federation(data_dir)
+        run = config.run(federation, device=device, memory=memory, on_round=on_round, folder=folder, stop=stop)
+    add_figures(run, folder, console)
+    if not progress.quiet:
         console.print(run_table(run))
         if has_splits(run):
             console.print(event_table(run))
         console.print(tree_view(run.tree, run))
-    console.print(f"run folder: {target}", soft_wrap=True)
+    console.print(f"run folder: {folder}", soft_wrap=True)
 
 
 def compare(
@@ -145,6 +155,9 @@ def compare(
     device: DeviceOption = "auto",
     engine: EngineOption = None,
     memory: MemoryOption = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue in the folder --out: finished runs are read, others go on.")
+    ] = False,
     quiet: QuietOption = False,
 ) -> None:
     """Run several configs, each with several seeds, and put them in one table with 95 % intervals.
@@ -159,25 +172,29 @@ def compare(
     labels = [path.stem for path in paths]
     if twice := sorted({label for label in labels if labels.count(label) > 1}):
         raise ConfigError(f"each config can be compared once, got more than one named {', '.join(twice)}")
-    changes = _overrides(override, rounds=rounds, engine=engine)
+    changes = overrides(override, rounds=rounds, engine=engine)
     ordinary = [path.stem for path in paths if not is_scenario(path)]
     if ordinary and (scale is not None or len(ordinary) < len(paths)):
         why = "has no scales" if scale is not None else "cannot be compared with scenarios"
         raise ConfigError(f"the config {ordinary[0]} {why}; name scenarios only, such as those in configs/suite")
     runner = _Runner(data_dir, device, memory, console, RunProgress(console, quiet=quiet), figures=bool(ordinary))
+
+    def then() -> str:
+        return f"continue with the same command and --out {target} --resume"
+
     if ordinary:
         checked = {path.stem: read_config(path, changes) for path in paths}
-        target = _target(out, "compare")
+        target = target_folder(out, "compare", resume=resume)
         check_machine(device, memory)
-        with runner.progress.shown():
+        with runner.progress.shown(), interruptible(then) as runner.stop:
             runs = runner.run(checked, seeds or 1, target)
         comparison = Comparison(runs) if runs else None
     else:
         scenarios = [read_scenario(path, changes, scale) for path in paths]
-        target = _target(out, "compare")
+        target = target_folder(out, "compare", resume=resume)
         check_machine(device, memory)
         found: dict[str, Comparison] = {}
-        with runner.progress.shown():
+        with runner.progress.shown(), interruptible(then) as runner.stop:
             for each in scenarios:
                 if runs := runner.run(each.configs, seeds or each.seeds, target / each.name, f"{each.name}: "):
                     found[each.name] = Comparison(runs, each.name)
@@ -189,12 +206,11 @@ def compare(
     runner.raise_failures()
 
 
-def save_run(run: Run, target: Path, console: Console) -> None:
-    """Write a run folder with its figures; without matplotlib the folder goes without them, and that is said."""
+def add_figures(run: Run, folder: Path, console: Console) -> None:
+    """Draw the figures of a run folder; without matplotlib it goes without them, and that is said."""
     try:
-        run.save(target, extra=lambda folder: save_figures(run, folder / "figures"))
+        save_figures(run, folder / "figures")
     except MissingExtraError as error:
-        run.save(target)
         console.print(f"[yellow]no figures:[/] {error}", soft_wrap=True)
 
 
@@ -207,7 +223,10 @@ def _save_comparison(comparison: Comparison | SuiteComparison, target: Path) -> 
 
 @dataclass
 class _Runner:
-    """Runs configs one after the other, and goes on with the next when one fails."""
+    """Runs configs one after the other, and goes on with the next when one fails.
+
+    What an earlier call finished is read, and what it left unfinished is continued.
+    """
 
     data_dir: Path | None
     device: str
@@ -215,6 +234,7 @@ class _Runner:
     console: Console
     progress: RunProgress
     figures: bool = True
+    stop: Callable[[], bool] = lambda: False
     failures: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
     """By what went wrong: the names of the runs."""
 
@@ -224,48 +244,33 @@ class _Runner:
         for label, config in configs.items():
             for seed in range(seeds):
                 name = f"{prefix}{label}" + (f" seed {seed}" if seeds > 1 else "")
+                folder = target / label / f"seed-{seed}"
                 try:
-                    run = self._run(replace(config, top=replace(config.top, seed=seed)), name)
+                    run = self._run(replace(config, top=replace(config.top, seed=seed)), name, folder)
+                except RunInterrupted:
+                    raise
                 except FedcladeError as error:
                     self.failures.setdefault(str(error), []).append(name)
                     continue
-                folder = target / label / f"seed-{seed}"
                 if self.figures:
-                    save_run(run, folder, self.console)
-                else:
-                    run.save(folder)
+                    add_figures(run, folder, self.console)
                 runs.setdefault(label, []).append(run)
         return runs
 
-    def _run(self, config: Config, name: str) -> Run:
+    def _run(self, config: Config, name: str, folder: Path) -> Run:
+        if self.stop():
+            raise RunInterrupted(f"interrupted before {name}", "")
         on_round = self.progress.start(name, config.top.rounds)
-        federation = config.federation(self.data_dir)
-        return config.run(federation, device=self.device, memory=self.memory, on_round=on_round)
+        return config.run(
+            config.federation(self.data_dir),
+            device=self.device,
+            memory=self.memory,
+            on_round=on_round,
+            folder=folder,
+            stop=self.stop,
+        )
 
     def raise_failures(self) -> None:
         """Tell what failed, each error once with the runs that it ended; nothing if all finished."""
         if self.failures:
             raise RunError("\n".join(f"{shortened(names)}: {error}" for error, names in self.failures.items()))
-
-
-def _overrides(override: Sequence[str] | None, **settings: int | str | None) -> list[str]:
-    given = [f"{key}={value}" for key, value in settings.items() if value is not None]
-    return [*(override or []), *given]
-
-
-def check_machine(device: str, memory: str | None) -> None:
-    """Find out before any data is loaded whether the device and the memory can be had."""
-    choose_device(device)
-    if memory is not None:
-        memory_bytes(memory)
-
-
-def _target(out: Path | None, name: str) -> Path:
-    """Return the folder to write: the one asked for, which must be free, or the first free one under ``runs``."""
-    if out is not None:
-        return check_free(out)
-    target, n = Path("runs") / name, 1
-    while target.exists():
-        n += 1
-        target = Path("runs") / f"{name}-{n}"
-    return target

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,6 +19,9 @@ from fedclade.errors import DataError
 
 Task = Literal["classification", "language"]
 Indices = NDArray[np.int64]
+
+IGNORED = -100
+"""Target of a place that does not count, such as padding; what ``torch.nn.functional.cross_entropy`` ignores."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,6 +84,11 @@ class Pool:
                     f"the {split} indices of pool {self.name!r} should lie in 0 .. {len(self.x) - 1}, got "
                     f"{indices.min()} .. {indices.max()}"
                 )
+        if bool((odd := (self.y < 0) & (self.y != IGNORED)).any()):
+            raise DataError(
+                f"labels of pool {self.name!r} should be 0 or more, or {IGNORED} where there is none, got "
+                f"{int(self.y[odd][0])}"
+            )
         if len(self.y) and int(self.y.max()) >= self.outputs:
             raise DataError(f"pool {self.name!r} has {self.outputs} outputs, but a label {int(self.y.max())}")
 
@@ -126,8 +136,8 @@ class ClientData:
     quarter_turns: int = 0
 
     def labels(self, y: Tensor) -> Tensor:
-        """Return pool targets as this client sees them; same shape."""
-        return y if self.label_map is None else self.label_map[y]
+        """Return pool targets as this client sees them; same shape. Those that do not count stay as they are."""
+        return y if self.label_map is None else self.label_map[y.clamp(min=0)].where(y != IGNORED, IGNORED)
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,6 +211,21 @@ class Federation:
         if self.true_clusters is not None and others.true_clusters is not None:
             truth = {**self.true_clusters, **others.true_clusters}
         return replace(self, clients=(*self.clients, *others.clients), true_clusters=truth, newcomers=None)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of all that training depends on: the examples, who holds which, and how everybody sees them."""
+        found = hashlib.sha256()
+        for tensor in (self.pool.x, self.pool.y):
+            found.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+            found.update(tensor.contiguous().numpy().data)
+        for client in self.clients:
+            labels = None if client.label_map is None else client.label_map.tolist()
+            found.update(json.dumps([client.id, client.key, client.quarter_turns, labels]).encode())
+            for indices in (client.train, client.validation, client.test):
+                found.update(f"{len(indices)}:".encode())
+                found.update(np.ascontiguousarray(indices, dtype=np.int64).data)
+        return found.hexdigest()
 
     def examples(self, client: int, split: Split) -> tuple[Tensor, Tensor]:
         """Return one split of one client as it sees it: inputs ``[n, ...]`` and targets ``[n]`` or ``[n, T]``."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import tomllib
 import zipfile
 import zlib
@@ -15,12 +14,20 @@ from typing import Any
 import numpy as np
 
 from fedclade.errors import RunError
+from fedclade.params import Layout
 from fedclade.similarity import Similarity
-from fedclade.store.tree_files import read_tree, write_tree
+from fedclade.store.files import appear, bring_to_disk, remove, take_place
+from fedclade.store.tree_files import read_layout, read_tree, write_tree
 from fedclade.tree import ParameterTree
 
-FORMAT = 1
+FORMAT = 2
 """Version of the run folder's layout, in ``summary.json``."""
+
+READABLE = (1, 2)
+"""Versions that are read. Folders of format 1 had no checkpoints and could not be unfinished, and are else the same."""
+
+CONFIG, _SUMMARY = "config.toml", "summary.json"
+"""The first file of a run folder, there from the start of the run; and the last, which only a finished run has."""
 
 Row = dict[str, Any]
 
@@ -72,6 +79,8 @@ class Run:
         Splits and the like, in order.
     similarities
         The latest of every cluster that had more than one answer.
+    layout
+        Where the entries of a model belong in the module; None in folders of before this was kept.
     """
 
     summary: Mapping[str, Any]
@@ -82,6 +91,7 @@ class Run:
     clients: Sequence[Row]
     events: Sequence[Row]
     similarities: Sequence[SimilarityMatrix] = field(default_factory=tuple[SimilarityMatrix, ...])
+    layout: Layout | None = None
 
     def save(self, folder: str | Path, extra: Callable[[Path], object] | None = None) -> Path:
         """Write the run folder; all of it or nothing.
@@ -99,19 +109,39 @@ class Run:
             If the folder exists already or cannot be written.
         """
         target = check_free(folder)
-        beside = target.with_name(f".{target.name}.writing")
-        try:
-            shutil.rmtree(beside, ignore_errors=True)
-            beside.mkdir(parents=True)
+
+        def write(beside: Path) -> None:
+            beside.mkdir()
             self._write(beside)
             if extra is not None:
                 extra(beside)
-            beside.rename(target)
+
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            appear(target, write)
         except OSError as error:
             raise RunError(f"cannot write the run folder {target}: {error}") from error
-        finally:
-            shutil.rmtree(beside, ignore_errors=True)
         return target
+
+    def finish(self, folder: Path) -> None:
+        """Write the result files into the folder of a run in progress; the last of them makes it a finished one.
+
+        Raises
+        ------
+        RunError
+            If they cannot be written.
+        """
+        beside = folder / ".results.writing"
+        try:
+            remove(beside)
+            beside.mkdir()
+            self._write(beside)
+            bring_to_disk(beside)
+            for path in sorted(beside.iterdir(), key=lambda path: path.name == _SUMMARY):
+                take_place(path, folder / path.name)
+            beside.rmdir()
+        except OSError as error:
+            raise RunError(f"cannot write the results of the run to {folder}: {error}") from error
 
     @classmethod
     def load(cls, folder: str | Path) -> Run:
@@ -120,38 +150,42 @@ class Run:
         Raises
         ------
         RunError
-            If it is not a run folder, is of another format, or is damaged.
+            If it is not a run folder, unfinished, of a format that this version does not read, or damaged.
         """
         source = Path(folder)
-        if not (source / "summary.json").is_file():
-            raise RunError(f"{source} is not a run folder: it has no summary.json")
+        if not is_finished(source):
+            if is_unfinished(source):
+                raise RunError(f"the run in {source} is unfinished; continue with: fedclade resume {source}")
+            raise RunError(f"{source} is not a run folder: it has no {_SUMMARY}")
         try:
-            summary = json.loads((source / "summary.json").read_text())
-            if summary.get("format") != FORMAT:
-                raise RunError(f"{source} has format {summary.get('format')}, this version reads format {FORMAT}")
+            summary = json.loads((source / _SUMMARY).read_text())
+            if summary.get("format") not in READABLE:
+                known = " and ".join(map(str, READABLE))
+                raise RunError(
+                    f"{source} has format {summary.get('format')}, this version of fedclade reads formats {known}"
+                )
             return cls(
                 summary=summary,
-                config=tomllib.loads((source / "config.toml").read_text()),
+                config=read_config(source),
                 tree=read_tree(source / "tree"),
                 metrics=_read_rows(source / "metrics.parquet"),
                 clusters=_read_rows(source / "clusters.parquet"),
                 clients=_read_rows(source / "clients.parquet"),
                 events=[json.loads(line) for line in (source / "events.jsonl").read_text().splitlines()],
                 similarities=_read_similarities(source / "similarities.npz"),
+                layout=read_layout(source / "tree"),
             )
         except _DAMAGES as error:
             raise RunError(f"the run folder {source} is damaged: {type(error).__name__}: {error}") from error
 
     def _write(self, folder: Path) -> None:
-        import tomli_w  # not needed to simulate, only to save
-
-        (folder / "config.toml").write_text(tomli_w.dumps(_without_none(self.config)))
-        (folder / "summary.json").write_text(json.dumps(self.summary, indent=2) + "\n")
+        write_config(folder / CONFIG, self.config)
+        (folder / _SUMMARY).write_text(json.dumps(self.summary, indent=2) + "\n")
         (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in self.events))
         _write_rows(folder / "metrics.parquet", self.metrics)
         _write_rows(folder / "clusters.parquet", self.clusters)
         _write_rows(folder / "clients.parquet", self.clients)
-        write_tree(self.tree, folder / "tree")
+        write_tree(self.tree, folder / "tree", self.layout)
         _write_similarities(folder / "similarities.npz", self.similarities)
 
 
@@ -164,17 +198,57 @@ def check_free(folder: str | Path) -> Path:
         If something is there already.
     """
     target = Path(folder)
+    if is_unfinished(target):
+        raise RunError(
+            f"{target} holds an unfinished run; continue it with: fedclade resume {target}, or name another folder"
+        )
     if target.exists():
         raise RunError(f"{target} exists already; name another folder with --out, or remove it")
     return target
 
 
-def _without_none(value: Any) -> Any:
+def is_finished(folder: Path) -> bool:
+    """Whether a folder holds a finished run."""
+    return (folder / _SUMMARY).is_file()
+
+
+def is_unfinished(folder: Path) -> bool:
+    """Whether a folder holds a run that has begun and not finished."""
+    return (folder / CONFIG).is_file() and not is_finished(folder)
+
+
+def reopen(folder: Path) -> None:
+    """Make a finished run an unfinished one, for further rounds."""
+    (folder / _SUMMARY).unlink(missing_ok=True)
+
+
+def read_config(folder: Path) -> Mapping[str, Any]:
+    """Read the config of a run folder.
+
+    Raises
+    ------
+    RunError
+        If it cannot be read.
+    """
+    try:
+        return tomllib.loads((folder / CONFIG).read_text())
+    except (OSError, ValueError) as error:
+        raise RunError(f"the run folder {folder} is damaged: {type(error).__name__}: {error}") from error
+
+
+def write_config(path: Path, config: Mapping[str, Any]) -> None:
+    """Write a config as TOML."""
+    import tomli_w  # not needed to simulate, only to save
+
+    path.write_text(tomli_w.dumps(without_none(config)))
+
+
+def without_none(value: Any) -> Any:
     """TOML has no null: a setting that is not set is left out."""
     if isinstance(value, Mapping):
-        return {key: _without_none(entry) for key, entry in value.items() if entry is not None}
+        return {key: without_none(entry) for key, entry in value.items() if entry is not None}
     if isinstance(value, tuple | list):
-        return [_without_none(entry) for entry in value]
+        return [without_none(entry) for entry in value]
     return value
 
 

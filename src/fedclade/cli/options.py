@@ -1,0 +1,67 @@
+"""Options that several commands share, and what they mean."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedclade.engine.auto import ENGINES
+from fedclade.engine.clients import choose_device
+from fedclade.engine.memory import memory_bytes
+from fedclade.errors import ConfigError
+from fedclade.store.run import check_free
+
+OutOption = Annotated[Path | None, typer.Option("--out", help="Folder to make for the results; it must not exist yet.")]
+DataDirOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--data-dir",
+        envvar="FEDCLADE_DATA_DIR",
+        help="Folder with <dataset>/<split>.parquet as on the Hugging Face Hub; without it data comes from the Hub.",
+    ),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override any key of the config; may be repeated."),
+]
+RoundsOption = Annotated[int | None, typer.Option("--rounds", help="Override the number of rounds.")]
+DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
+EngineOption = Annotated[
+    str | None, typer.Option("--engine", help=f"How clients are trained: {', '.join(ENGINES)}; overrides the config.")
+]
+MemoryOption = Annotated[
+    str | None,
+    typer.Option(
+        "--memory", metavar="SIZE", help="What training may take, such as 2GB; a quarter of what there is if left out."
+    ),
+]
+QuietOption = Annotated[bool, typer.Option("-q", "--quiet", help="No progress bars; only the result.")]
+
+
+def overrides(override: Sequence[str] | None, **settings: int | str | None) -> list[str]:
+    """Return what ``--set`` was given, and the options that stand for a key of the config, as overrides."""
+    given = [f"{key}={value}" for key, value in settings.items() if value is not None]
+    return [*(override or []), *given]
+
+
+def check_machine(device: str, memory: str | None) -> None:
+    """Find out before any data is loaded whether the device and the memory can be had."""
+    choose_device(device)
+    if memory is not None:
+        memory_bytes(memory)
+
+
+def target_folder(out: Path | None, name: str, *, resume: bool = False) -> Path:
+    """Return the folder to write: the one asked for, which must be free, or the first free one under ``runs``."""
+    if resume and out is None:
+        raise ConfigError("--resume needs the folder to continue in; name it with --out")
+    if out is not None:
+        return out if resume else check_free(out)
+    target, n = Path("runs") / name, 1
+    while target.exists():
+        n += 1
+        target = Path("runs") / f"{name}-{n}"
+    return target

@@ -1,0 +1,192 @@
+"""Checkpoints: all that a run needs to go on after a round, as a folder of safetensors and JSON.
+
+```
+round-000012/
+  checkpoint.json       format, and the SHA-256 of every other file
+  run.json              round, config, what the run is made with, the data's fingerprint, what belongs to the tensors
+  record/               the rows of all rounds so far: a table a file, a row a line
+  tensors.safetensors   the algorithm's memory, the similarity matrices
+  tree/                 the parameter tree, as in a run folder
+```
+
+JSON keeps a float64 to the last bit: Python writes the shortest decimal that reads back as the same number.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from fedclade.errors import CheckpointError, RunError
+from fedclade.store.files import sha256_of
+from fedclade.store.run import Row, SimilarityMatrix
+from fedclade.store.tree_files import read_tree, write_tree
+from fedclade.tree import ParameterTree
+
+FORMAT = 1
+"""Version of a checkpoint's layout. Checkpoints of other versions are not read: they live as long as a run."""
+
+_MANIFEST = "checkpoint.json"
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """A run after one of its rounds.
+
+    There is no random state in it: every draw is keyed by (seed, purpose, round, client), see :mod:`fedclade.rng`.
+
+    Parameters
+    ----------
+    round
+        The last finished round.
+    config
+        What is run, as in ``config.toml``, with the engine that was chosen.
+    made_with
+        What results depend on besides, by rounding: device, threads, versions of packages and so on.
+    fingerprint
+        Of the federation, see :attr:`Federation.fingerprint <fedclade.data.Federation.fingerprint>`.
+    tree, memory
+        The algorithm's state, as the server sees it.
+    on_cpu
+        Names of the memory that is on the CPU, wherever the models are.
+    rows
+        The rows of the record by the name of the table: ``metrics``, ``clusters``, ``clients``, ``events``.
+    similarities
+        The similarity matrices of the record.
+    """
+
+    round: int
+    config: Mapping[str, Any]
+    made_with: Mapping[str, Any]
+    fingerprint: str
+    tree: ParameterTree
+    memory: Mapping[str, Tensor]
+    on_cpu: frozenset[str]
+    rows: Mapping[str, list[Row]]
+    similarities: Sequence[SimilarityMatrix] = field(default_factory=tuple[SimilarityMatrix, ...])
+
+    def write(self, folder: Path, tables: Tables | None = None) -> None:
+        """Write the checkpoint into a new folder; its manifest last.
+
+        Parameters
+        ----------
+        folder
+            Must not exist yet.
+        tables
+            What earlier checkpoints of the same run were written with, which need not be done again.
+        """
+        folder.mkdir(parents=True)
+        write_tree(self.tree, folder / "tree")
+        tensors = {f"memory/{name}": tensor.detach().cpu().clone() for name, tensor in self.memory.items()}
+        tensors |= {f"similarity/{s.node}": torch.tensor(s.alpha) for s in self.similarities}
+        save_file(tensors, folder / "tensors.safetensors")
+        run = {
+            "round": self.round,
+            "config": self.config,
+            "made_with": self.made_with,
+            "fingerprint": self.fingerprint,
+            "on_cpu": sorted(self.on_cpu),
+            "similarities": [{"node": s.node, "round": s.round, "clients": s.clients} for s in self.similarities],
+        }
+        _write_json(folder / "run.json", run)
+        (folder / "record").mkdir()
+        for name, lines in (tables or Tables()).encoded(self.rows).items():
+            (folder / "record" / f"{name}.jsonl").write_bytes(lines)
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        sums = {path.relative_to(folder).as_posix(): sha256_of(path) for path in files}
+        _write_json(folder / _MANIFEST, {"format": FORMAT, "sha256": sums})
+
+    def moved(self, device: str) -> Checkpoint:
+        """Return the checkpoint with its tensors on a device, but for those that an algorithm keeps on the CPU."""
+        tree = self.tree.map_vectors(*[lambda tensor: tensor.to(device)] * 2)
+        memory = {name: t if name in self.on_cpu else t.to(device) for name, t in self.memory.items()}
+        return replace(self, tree=tree, memory=memory)
+
+    @classmethod
+    def read(cls, folder: Path) -> Checkpoint:
+        """Read a checkpoint, of which every byte is checked; its tensors are on the CPU.
+
+        Raises
+        ------
+        CheckpointError
+            If it is of another format, or not what was written.
+        """
+        _check(folder)
+        try:
+            run = json.loads((folder / "run.json").read_text())
+            rows = {path.stem: _read_lines(path) for path in sorted((folder / "record").iterdir())}
+            # Cloned, since what is read lies at any address in one piece of memory: rounding can depend on that.
+            tensors = {name: tensor.clone() for name, tensor in load_file(folder / "tensors.safetensors").items()}
+            similarities = [
+                SimilarityMatrix(s["node"], s["round"], tuple(s["clients"]), tensors[f"similarity/{s['node']}"].numpy())
+                for s in run["similarities"]
+            ]
+            memory = {name.removeprefix("memory/"): t for name, t in tensors.items() if name.startswith("memory/")}
+            return cls(
+                round=run["round"],
+                config=run["config"],
+                made_with=run["made_with"],
+                fingerprint=run["fingerprint"],
+                tree=read_tree(folder / "tree").map_vectors(torch.clone, torch.clone),
+                memory=memory,
+                on_cpu=frozenset(run["on_cpu"]),
+                rows=rows,
+                similarities=similarities,
+            )
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError, RunError) as error:
+            raise CheckpointError(f"{folder}: {type(error).__name__}: {error}") from error
+
+
+class Tables:
+    """Rows as lines of JSON. Those that were encoded before are not again: saving costs the same late in a run."""
+
+    def __init__(self) -> None:
+        self._lines: dict[str, bytearray] = {}
+        self._counts: dict[str, int] = {}
+
+    def encoded(self, rows: Mapping[str, Sequence[Row]]) -> Mapping[str, bytearray]:
+        """Return the lines of every table; its rows must begin with those of the call before."""
+        for name, table in rows.items():
+            new = table[self._counts.get(name, 0) :]
+            self._lines.setdefault(name, bytearray()).extend("".join(json.dumps(row) + "\n" for row in new).encode())
+            self._counts[name] = len(table)
+        return self._lines
+
+
+def _read_lines(path: Path) -> list[Row]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def _check(folder: Path) -> None:
+    """Check that the files of a checkpoint are those that were written.
+
+    Raises
+    ------
+    CheckpointError
+        If they are not; names the file.
+    """
+    try:
+        manifest = json.loads((folder / _MANIFEST).read_text())
+        version, sums = manifest["format"], dict[str, str](manifest["sha256"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{folder / _MANIFEST} cannot be read: {type(error).__name__}: {error}") from error
+    if version != FORMAT:
+        raise CheckpointError(f"{folder} has format {version!r}, this version reads format {FORMAT}")
+    for name, expected in sums.items():
+        path = folder / name
+        if not path.is_file():
+            raise CheckpointError(f"{path} is missing")
+        if sha256_of(path) != expected:
+            raise CheckpointError(f"{path} is damaged: its SHA-256 is not the one in {_MANIFEST}")
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(value) + "\n")

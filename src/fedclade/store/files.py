@@ -1,0 +1,72 @@
+"""Files that appear whole: a crash leaves what was there before or what was to be, and nothing in between."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+
+def appear(target: Path, write: Callable[[Path], object]) -> None:
+    """Let a file or a folder appear whole, in place of what may be there.
+
+    It is written beside, brought to the disk, and renamed. Only where a folder replaces a folder is there a moment with
+    neither.
+
+    Parameters
+    ----------
+    target
+        What is to appear; the folder that it lies in must exist.
+    write
+        Writes it under the name that it is given.
+    """
+    beside = target.with_name(f".{target.name}.writing")
+    remove(beside)
+    try:
+        write(beside)
+        bring_to_disk(beside)
+        take_place(beside, target)
+    finally:
+        remove(beside)
+
+
+def take_place(source: Path, target: Path) -> None:
+    """Rename a file or a folder that lies beside, in place of what may be there."""
+    if target.is_dir():  # which a rename would not replace
+        remove(target)
+    source.replace(target)
+    _sync(target.parent)
+
+
+def bring_to_disk(path: Path) -> None:
+    """Wait until a file, or a folder with all that it holds, is on the disk."""
+    if path.is_dir():
+        for each in path.iterdir():
+            bring_to_disk(each)
+    _sync(path)
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a folder with all that it holds, if it is there."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file's bytes, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    if path.is_dir() and os.name == "nt":  # where folders cannot be opened
+        return
+    opened = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)

@@ -1,0 +1,88 @@
+"""A run that is interrupted and resumed ends in the same bytes as one that is not, whatever it runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+from fedclade import CFL, LocalSpec, RunInterrupted, Signature, simulate
+from fedclade.algorithms import ALGORITHMS, build_algorithm
+from fedclade.store import Run
+from tests.tiny import FEATURES, LABELS, federation_of, perceptron
+
+ROUNDS = 4
+FEDERATION = federation_of([0, 1, 2, 3, 0, 1, 2, 3])
+
+OPTIONS = {
+    "cfl": {"eps2": 1e-3, "split_rounds": (2, 3), "fallback": True},
+    "fedgroup": {"groups": 2, "pretrain_scale": 2},
+    "fesem": {"clusters": 2},
+    "fl_hc": {"rounds_before": 2, "n_clusters": 3},
+    "ifca": {"clusters": 2, "restarts": 2, "restart_rounds": 2},
+    "pacfl": {"n_clusters": 3},
+}
+
+WAYS = {
+    "plain": {},
+    "some clients": {"client_fraction": 0.5, "evaluate_every": 2},
+    "permuted": {"permute": True},
+    "projected": {"signature": Signature(kind="projected", dim=16)},
+    "streamed": {"signature": Signature(kind="projected", dim=16), "stream": True},
+}
+
+
+def run_of(algorithm, folder: Path, **settings) -> None:
+    settings = {"local": LocalSpec(batch_size=10), "rounds": ROUNDS, "engine": "loop"} | settings
+    model = settings.pop("model", lambda seed: perceptron(seed))
+    simulate(algorithm, model, FEDERATION, folder=folder, **settings)
+
+
+def interrupted_run_of(algorithm, folder: Path, **settings) -> None:
+    """Run with an interrupt after every round."""
+    for number in range(1, ROUNDS):
+        with pytest.raises(RunInterrupted, match=f"interrupted after round {number}; the same call continues from"):
+            run_of(algorithm, folder, **settings, stop=lambda: True)
+    run_of(algorithm, folder, **settings, stop=lambda: True)
+
+
+def bytes_of(folder: Path) -> dict[str, bytes | str]:
+    """Return all that a run promises to be the same: everything but the seconds."""
+    run = Run.load(folder)
+    metrics = [{key: value for key, value in row.items() if not key.startswith("seconds")} for row in run.metrics]
+    summary = {key: value for key, value in run.summary.items() if key != "seconds"}
+    names = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
+    timed = {"metrics.parquet", "summary.json"}
+    files = {str(n): (folder / n).read_bytes() for n in names if str(n) not in timed and n.parts[0] != "checkpoints"}
+    return {**files, "metrics": json.dumps(metrics), "summary": json.dumps(summary)}
+
+
+def assert_same_end(algorithm, tmp_path: Path, **settings) -> dict[str, bytes | str]:
+    run_of(algorithm, tmp_path / "whole", **settings)
+    interrupted_run_of(algorithm, tmp_path / "resumed", **settings)
+    whole, resumed = bytes_of(tmp_path / "whole"), bytes_of(tmp_path / "resumed")
+    assert {"tree/tree.safetensors", "tree/tree.json", "events.jsonl", "clients.parquet"} <= whole.keys()
+    assert resumed.keys() == whole.keys()
+    assert [name for name in whole if resumed[name] != whole[name]] == []
+    return whole
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_every_algorithm_resumes_to_the_same_bytes(name, tmp_path):
+    algorithm = build_algorithm(name, OPTIONS.get(name, {}), FEDERATION.true_clusters)
+    assert_same_end(algorithm, tmp_path)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_run_that_splits_resumes_to_the_same_bytes_in_every_way(way, tmp_path):
+    whole = assert_same_end(CFL(**OPTIONS["cfl"]), tmp_path, **WAYS[way])
+    assert b'"kind": "split"' in whole["events.jsonl"]
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked", "workers"])
+def test_a_module_that_draws_and_has_buffers_resumes_to_the_same_bytes(engine, tmp_path):
+    """There is no random state in a checkpoint: dropout draws by round and client, too."""
+    module = nn.Sequential(nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, LABELS))
+    assert_same_end(CFL(**OPTIONS["cfl"]), tmp_path, engine=engine, model=module)

@@ -1,0 +1,165 @@
+"""One checkpoint: what is written is read, and what is not what was written is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fedclade import CheckpointError, ParameterTree
+from fedclade.store import Checkpoint, SimilarityMatrix
+from fedclade.store.checkpoint import FORMAT, Tables
+from fedclade.store.files import sha256_of
+
+FILES = [
+    *("checkpoint.json", "run.json", "record/metrics.jsonl", "record/events.jsonl", "tensors.safetensors"),
+    *("tree/tree.json", "tree/tree.safetensors"),
+]
+
+
+def a_checkpoint(number: int = 7) -> Checkpoint:
+    draw = torch.Generator().manual_seed(number)
+    tree = ParameterTree.root_only([0, 1, 2], torch.randn(5, generator=draw))
+    cached = [torch.randn(n, 5, generator=draw) for n in (2, 1)]
+    criteria = {"mean_norm": 0.1 + 0.2, "gamma_bound": 1 / 3}
+    split = tree.split(0, [[0, 2], [1]], params=tree.nodes[0].params, cached=cached, round_number=3, criteria=criteria)
+    return Checkpoint(
+        round=number,
+        config={"seed": 1, "rounds": 9, "algorithm": {"name": "cfl", "eps1": None}},
+        made_with={"engine": "workers, loop", "device": "cpu"},
+        fingerprint="ab12",
+        tree=split,
+        memory={"peaks": torch.randn(3, generator=draw, dtype=torch.float64), "leaves": torch.tensor([[1, 2]])},
+        on_cpu=frozenset({"peaks"}),
+        rows={"metrics": [{"round": 1, "ari": 0.1 + 0.2, "loss": math.inf, "gap": None}], "events": [{"node": 0}]},
+        similarities=(SimilarityMatrix(0, 3, (0, 1, 2), np.random.default_rng(0).random((3, 3))),),
+    )
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    folder = tmp_path / "round-000007"
+    a_checkpoint().write(folder)
+    return folder
+
+
+def test_a_checkpoint_reads_back_to_the_last_bit(written):
+    ours, theirs = a_checkpoint(), Checkpoint.read(written)
+    for name in ("round", "config", "made_with", "fingerprint", "on_cpu", "rows"):
+        assert getattr(theirs, name) == getattr(ours, name)
+    assert theirs.memory.keys() == ours.memory.keys()
+    for name, tensor in ours.memory.items():
+        assert theirs.memory[name].dtype == tensor.dtype
+        assert torch.equal(theirs.memory[name], tensor)
+    for a, b in zip(ours.tree.nodes, theirs.tree.nodes, strict=True):
+        assert torch.equal(a.params, b.params)
+        assert (a.members, a.born, a.split_in, dict(a.criteria)) == (b.members, b.born, b.split_in, dict(b.criteria))
+        assert (a.cached is None and b.cached is None) or torch.equal(a.cached, b.cached)
+    (before,), (after,) = ours.similarities, theirs.similarities
+    assert (after.node, after.round, after.clients) == (before.node, before.round, before.clients)
+    assert after.alpha.dtype == np.float64
+    np.testing.assert_array_equal(after.alpha, before.alpha)
+
+
+def test_a_checkpoint_is_safetensors_and_json_alone(written):
+    assert {str(path.relative_to(written)) for path in written.rglob("*") if path.is_file()} == set(FILES)
+    assert all(
+        json.loads((written / name).read_text()) for name in FILES if name.endswith(".json") or name.endswith(".jsonl")
+    )
+
+
+def test_tensors_that_share_memory_are_written(tmp_path):
+    """Models of a star are rows of one tensor, and the root's is its first leaf's."""
+    whole = torch.arange(6.0).view(2, 3)
+    tree = ParameterTree.star([[0], [1]], whole)
+    checkpoint = dataclasses.replace(a_checkpoint(), tree=tree, memory={"models": whole, "first": whole[0]})
+    checkpoint.write(tmp_path / "round-000001")
+    again = Checkpoint.read(tmp_path / "round-000001")
+    assert [node.params.tolist() for node in again.tree.nodes] == [[0, 1, 2], [0, 1, 2], [3, 4, 5]]
+    assert again.memory["first"].tolist() == [0, 1, 2]
+
+
+def test_what_is_kept_on_the_cpu_stays_there(written):
+    """The meta device stands for a GPU."""
+    moved = Checkpoint.read(written).moved("meta")
+    assert {name: tensor.device.type for name, tensor in moved.memory.items()} == {"peaks": "cpu", "leaves": "meta"}
+    assert {node.params.device.type for node in moved.tree.nodes} == {"meta"}
+    assert {node.cached.device.type for node in moved.tree.nodes if node.cached is not None} == {"meta"}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_missing_file_is_named(written, name):
+    (written / name).unlink()
+    with pytest.raises(CheckpointError, match=re.escape(str(written / name))):
+        Checkpoint.read(written)
+
+
+@pytest.mark.parametrize("name", FILES[1:])
+def test_a_file_cut_off_is_named(written, name):
+    whole = (written / name).read_bytes()
+    (written / name).write_bytes(whole[:-1])
+    text = f"{written / name} is damaged: its SHA-256 is not the one in checkpoint.json"
+    with pytest.raises(CheckpointError, match=re.escape(text)):
+        Checkpoint.read(written)
+
+
+@pytest.mark.parametrize("name", FILES[1:])
+@pytest.mark.parametrize("place", [0.0, 0.5, 0.99])
+def test_one_flipped_bit_is_found(written, name, place):
+    content = bytearray((written / name).read_bytes())
+    content[int(place * len(content))] ^= 1
+    (written / name).write_bytes(content)
+    with pytest.raises(CheckpointError, match=re.escape(f"{written / name} is damaged: its SHA-256 is not")):
+        Checkpoint.read(written)
+
+
+def test_every_flipped_byte_of_the_manifest_is_found(written):
+    """But for white space: whatever else it turns into, it is no manifest, or not of these files."""
+    path = written / "checkpoint.json"
+    whole = path.read_bytes()
+    for place in range(len(whole.rstrip())):
+        content = bytearray(whole)
+        content[place] ^= 1
+        path.write_bytes(content)
+        with pytest.raises(CheckpointError, match=re.escape(str(written))):
+            Checkpoint.read(written)
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"[]", b"3", b"{}", b'{"format": 1, "sha256": 5}'])
+def test_what_is_no_manifest_is_one_clear_error(written, content):
+    (written / "checkpoint.json").write_bytes(content)
+    with pytest.raises(CheckpointError, match=re.escape(f"{written / 'checkpoint.json'} cannot be read: ")):
+        Checkpoint.read(written)
+
+
+def test_a_format_of_the_future_is_refused(written):
+    manifest = json.loads((written / "checkpoint.json").read_text())
+    (written / "checkpoint.json").write_text(json.dumps({**manifest, "format": FORMAT + 1}))
+    text = f"{written} has format {FORMAT + 1}, this version reads format {FORMAT}"
+    with pytest.raises(CheckpointError, match=re.escape(text)):
+        Checkpoint.read(written)
+
+
+def test_files_that_are_whole_but_make_no_checkpoint_are_one_clear_error(written):
+    (written / "run.json").write_text("[]")
+    manifest = json.loads((written / "checkpoint.json").read_text())
+    manifest["sha256"]["run.json"] = sha256_of(written / "run.json")
+    (written / "checkpoint.json").write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match=re.escape(f"{written}: TypeError: ")):
+        Checkpoint.read(written)
+
+
+def test_rows_that_were_written_before_are_not_encoded_again(tmp_path, monkeypatch):
+    """Once the first row is written it could be anything; the file has it as it was."""
+    checkpoint, tables = a_checkpoint(), Tables()
+    checkpoint.write(tmp_path / "round-000001", tables)
+    rows = {"metrics": [object(), {"round": 2}], "events": [object()]}
+    dataclasses.replace(checkpoint, rows=rows).write(tmp_path / "round-000002", tables)
+    again = Checkpoint.read(tmp_path / "round-000002")
+    assert again.rows == {"metrics": [*checkpoint.rows["metrics"], {"round": 2}], "events": [{"node": 0}]}
