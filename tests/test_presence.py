@@ -12,6 +12,7 @@ import fedclade
 from fedclade import CFL, FLHC, IFCA, ConfigError, FedAvg, FedGroup, FeSEM, Local, LocalSpec, Run
 from fedclade.algorithms import PACFL, Ditto, FineTune, Oracle
 from fedclade.config import check_config
+from fedclade.errors import RunInterrupted
 from fedclade.presence import Presence
 from fedclade.tree import ParameterTree
 
@@ -134,3 +135,30 @@ def test_methods_that_have_no_place_for_newcomers_say_so(algorithm):
     )
     with pytest.raises(ConfigError, match=re.escape(told)):
         fedclade.simulate(algorithm, "mclr", digits(), rounds=3, presence=Presence(join_round=2))
+
+
+@pytest.mark.parametrize("stopped_after", [JOIN - 1, JOIN, LEAVE])
+@pytest.mark.parametrize("name", ["cfl", "ifca"])
+def test_a_run_that_is_continued_ends_like_one_that_was_not_interrupted(name, stopped_after, tmp_path):
+    rounds_seen: list[int] = []
+
+    def once_more(stop_after: int | None) -> Run:
+        return fedclade.simulate(
+            METHODS[name],
+            "mclr",
+            digits(),
+            local=LocalSpec(epochs=2, lr=0.2),
+            rounds=ROUNDS,
+            presence=Presence(join_round=JOIN, leave_round=LEAVE),
+            folder=tmp_path / "run",
+            on_round=lambda row, _: rounds_seen.append(row["round"]),
+            stop=lambda: rounds_seen[-1] == stop_after,
+        )
+
+    with pytest.raises(RunInterrupted):
+        once_more(stopped_after)
+    run, whole = once_more(None), run_of(name)
+    assert rounds_seen == list(range(1, ROUNDS + 1))
+    assert list(run.events) == list(whole.events)
+    assert [row["accuracy"] for row in run.clients] == [row["accuracy"] for row in whole.clients]
+    assert all(torch.equal(a.params, b.params) for a, b in zip(run.tree.nodes, whole.tree.nodes, strict=True))
