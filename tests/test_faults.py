@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from fedclade import CFL, ConfigError, LocalSpec, Signature, UpdateError, simulate
+from fedclade.attendance import AttendedClients
 from fedclade.clients import Round
 from fedclade.faults import CORRUPTIONS, Faults, FaultyClients, spoil
 from fedclade.meter import MeteredClients
 from fedclade.updates import DROPPED_OUT, TOO_LATE
-from tests.tiny import ScriptedClients, SpyClients, federation_of, linear
+from tests.tiny import ScriptedClients, SpyClients, federation_of, linear, simulated
 
 ROUND = Round(3, LocalSpec(), seed=1)
 N = 60
@@ -132,6 +133,16 @@ def test_who_drops_out_has_received_a_model_and_sent_nothing():
 
 
 TRUTH = [0, 1, 2, 3] * 4
+
+
+def test_an_answer_to_a_retry_is_the_one_that_would_have_come():
+    clients, params = simulated(federation_of(TRUTH), linear(1))
+    faulty = FaultyClients(clients, Faults(dropout=0.8), KEYS, clients.layout.n_parameters)
+    attended = AttendedClients(faulty, retries=50)
+    asked = (range(16), params[None], [0] * 16, replace(ROUND, insists=True))
+    updates = attended.train(*asked)
+    assert torch.equal(updates.deltas, clients.train(*asked).deltas)
+    assert sum(event.kind == "retried" for event in attended.closed(3)) > 3
 
 
 def run_of(faults=HALF, **settings):

@@ -110,11 +110,11 @@ class ParameterTree:
     def waiting(self) -> Mapping[int, tuple[int, ...]]:
         """The clients that no leaf holds, in ascending order, by the node that they have in the place of one."""
         leaves = {leaf.id for leaf in self.leaves}
-        found: dict[int, tuple[int, ...]] = {}
+        found: dict[int, list[int]] = {}
         for client, node in sorted(self.leaf_of.items()):
             if node not in leaves:
-                found[node] = (*found.get(node, ()), client)
-        return found
+                found.setdefault(node, []).append(client)
+        return {node: tuple(clients) for node, clients in found.items()}
 
     def children(self, node: int) -> tuple[Node, ...]:
         """Return the clusters that a node was split into."""

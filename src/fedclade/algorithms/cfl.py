@@ -105,7 +105,7 @@ class CFL(Algorithm):
         tree, events = place_waiting(tree, parts)
         for part in parts:
             node = state.tree.nodes[part.node]
-            if part.geometry.bipartition and self._calls_for_split(node, part, peaks, this_round):  # line 14
+            if self._calls_for_split(node, part, peaks, this_round) and part.geometry.bipartition:  # line 14
                 tree, event = self._split(tree, node, part, this_round.number)  # lines 15 to 19
                 events.append(event)
         phase = "split" if any(event.kind == "split" for event in events) else "train"
