@@ -11,6 +11,7 @@ import pytest
 from torch import nn
 
 from fedclade import CFL, CheckpointError, ConfigError, LocalSpec, Run, RunError, RunInterrupted, UpdateError, simulate
+from fedclade import rounds as rounds_module
 from fedclade.store import checkpoint as checkpoint_module
 from fedclade.store import files as files_module
 from fedclade.store import run as run_module
@@ -255,6 +256,16 @@ def test_a_run_that_fails_keeps_the_rounds_before_and_one_that_fails_at_once_not
     run_in(tmp_path / "run")
     run_in(tmp_path / "whole")
     assert end_of(tmp_path / "run") == end_of(tmp_path / "whole")
+
+
+def test_more_rounds_that_fail_at_once_leave_the_results_that_there_were(tmp_path, monkeypatch):
+    run_in(tmp_path / "run", rounds=3, checkpoint_every=0)
+    before = end_of(tmp_path / "run")
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left on device"):
+        patch.setattr(rounds_module, "run_round", full)
+        run_in(tmp_path / "run")
+    assert end_of(tmp_path / "run") == before
+    assert run_in(tmp_path / "run").summary["rounds"] == 5
 
 
 def test_a_failure_is_not_hidden_by_a_checkpoint_that_cannot_be_written(tmp_path, monkeypatch, caplog):
