@@ -202,13 +202,13 @@ def full(*_, **__):
     raise OSError(28, "No space left on device")
 
 
-@pytest.mark.parametrize("writer", ["write_tree", "save_file", "_write_json"])
+@pytest.mark.parametrize("writer", ["write_tree", "write_tensors", "_write_json"])
 def test_a_disk_that_fills_up_leaves_the_checkpoints_before(unfinished, tmp_path, monkeypatch, writer):
     before = snapshot(unfinished)
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint_module, writer, full)
         target = unfinished / "checkpoints/round-000004"
-        text = f"cannot write the checkpoint {target}: [Errno 28] No space left on device; the run can go on from the"
+        text = f"cannot write the checkpoint {target}: [Errno 28] No space left on device; those before it are kept"
         with pytest.raises(CheckpointError, match=re.escape(text)):
             run_in(unfinished)
     assert snapshot(unfinished) == before

@@ -135,9 +135,7 @@ class RunFolder:
             for old in (*self._checkpoints()[KEPT:], *half_written):
                 remove(old)
         except OSError as error:
-            raise CheckpointError(
-                f"cannot write the checkpoint {target}: {error}; the run can go on from the one before"
-            ) from error
+            raise CheckpointError(f"cannot write the checkpoint {target}: {error}; those before it are kept") from error
 
     @property
     def _taken(self) -> bool:
