@@ -23,8 +23,7 @@ from torch import Tensor
 
 from fedclade import ConfigError, LocalSpec
 from fedclade.engine.auto import build_engine, without_dropout
-from fedclade.engine.choice import Task
-from fedclade.engine.jobs import Job
+from fedclade.engine.jobs import Job, Task
 from fedclade.engine.loop import LoopEngine
 from fedclade.params import Layout
 
@@ -74,12 +73,12 @@ def main() -> None:
     for name in arguments.models:
         for dtype, limit in LIMITS.items():
             for kind, spec in SPECS.items():
-                expected, _ = task_of(name, spec, dtype, "cpu").done_by(LoopEngine())
+                expected, _ = LoopEngine().train(task_of(name, spec, dtype, "cpu"))
                 cells: list[str] = []
                 for engine in arguments.engines:
                     task = task_of(name, spec, dtype, arguments.device)
                     try:
-                        got, _ = replace(task, module=copy.deepcopy(task.module)).done_by(build_engine(engine))
+                        got, _ = build_engine(engine).train(replace(task, module=copy.deepcopy(task.module)))
                     except ConfigError as refused:
                         cells.append(f"[yellow]{str(refused).split(':')[0]}")
                         continue

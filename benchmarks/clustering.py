@@ -23,6 +23,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
@@ -31,6 +32,7 @@ from torch import Tensor
 
 from fedclade.clustering import LINKAGES, agglomerate, cut, optimal_bipartition
 from fedclade.similarity import METRICS, Similarity, cosine_similarity, distances
+from fedclade.ternary import k_means, ternary_similarity
 
 CLUSTERS = 4
 
@@ -69,6 +71,7 @@ METHODS: Mapping[str, Method] = {
         for linkage in LINKAGES
         if linkage != "ward" or metric == "l2"
     },
+    "ternary k-means": Method(ternary_similarity, lambda points: k_means(points, CLUSTERS, np.random.default_rng(0))),
 }
 
 

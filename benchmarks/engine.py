@@ -2,7 +2,7 @@
 
 Each client trains on batches of 10, on made-up data of the right shape. ``loop`` is the plain loop with all threads;
 ``central`` is the same module on one heap of examples, in batches of 32, 128 or 512 (on a GPU also 1,000), whichever is
-fastest: the practical limit of the machine. All are timed in turn, in one process; the table has the medians.
+fastest: the practical limit of the machine. All are timed by turns, in one process; the table has the medians.
 
     python benchmarks/engine.py --json engine.json
     python benchmarks/engine.py --quick
@@ -17,6 +17,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from statistics import median
 from time import perf_counter
 
@@ -28,8 +29,7 @@ from torch import Tensor, nn
 from fedclade import ConfigError, LocalSpec
 from fedclade.engine import loop
 from fedclade.engine.auto import ENGINES, build_engine
-from fedclade.engine.choice import Task
-from fedclade.engine.jobs import Job
+from fedclade.engine.jobs import Job, Task
 from fedclade.models import build_model
 from fedclade.params import Layout
 
@@ -113,12 +113,12 @@ def contestants(name: str, clients: int, steps: int, device: str) -> tuple[dict[
     for kind in (kind for kind in ENGINES if kind != "loop"):
         engine = build_engine(kind)
         try:
-            task().done_by(engine)
+            engine.train(task())
         except ConfigError as error:
             Console(stderr=True).print(f"{name}: {error}", style="yellow")
             continue
         taken = engine.name if kind == "auto" else taken
-        speeds[kind] = lambda engine=engine: timed(lambda: task().done_by(engine), clients * each)
+        speeds[kind] = lambda engine=engine: timed(lambda: engine.train(task()), clients * each)
     some = data[:10]  # one after another, so that ten tell as much as a hundred
     speeds["loop"] = lambda: timed(lambda: [plain(x, y, BATCH) for x, y in some], len(some) * each)
     for size in CENTRAL_BATCHES[device]:
@@ -139,7 +139,8 @@ def measured(speeds: Mapping[str, Speed], repeats: int, quick: bool) -> dict[str
     """Return the medians of interleaved repeats, and ``auto`` as a multiple of the two bounds."""
     seen: dict[str, list[float]] = {kind: [] for kind in speeds}
     for repeat in range(repeats):
-        for kind, speed in speeds.items():
+        # In another order each time: who comes after one that went through the same data finds it in the cache.
+        for kind, speed in Random(repeat).sample(sorted(speeds.items()), len(speeds)):
             if not (quick and kind == "vmap" and repeat):  # much the slowest, and nothing is compared with it
                 seen[kind].append(speed())
     found = {kind: median(values) for kind, values in seen.items()}

@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 
 from fedclade.aggregate import inter_group, weighted_mean
-from fedclade.clients import Sums, Updates
+from fedclade.updates import Sums, Updates
 
 
 def test_clients_weigh_as_much_as_they_have_examples():

@@ -4,8 +4,9 @@ import re
 
 import pytest
 
-from fedclade import ConfigError, Signature
-from fedclade.config import check_config
+from fedclade import ConfigError, Signature, load_federation
+from fedclade.config import Newcomers, check_config
+from fedclade.faults import Faults
 
 
 def test_signature_and_stream_have_their_defaults():
@@ -35,3 +36,61 @@ def test_signature_and_stream_are_read():
 def test_what_is_wrong_with_signature_and_stream_is_said(raw, told):
     with pytest.raises(ConfigError, match=re.escape(told)):
         check_config(raw)
+
+
+def test_there_are_no_faults_unless_they_are_asked_for():
+    config = check_config({})
+    assert config.faults == Faults()
+    assert config.top.min_clients == 1
+
+
+def test_faults_and_min_clients_are_read():
+    config = check_config({"min_clients": 3, "faults": {"dropout": 0.1, "slow": 0.02, "corrupt": 0.01}})
+    assert config.faults == Faults(dropout=0.1, slow=0.02, corrupt=0.01)
+    assert config.top.min_clients == 3
+    assert check_config(config.as_dict()) == config
+
+
+def test_newcomers_are_read_and_there_are_none_by_default():
+    assert check_config({}).newcomers == Newcomers(clients=0, samples_per_client=None)
+    config = check_config({"newcomers": {"clients": 3, "samples_per_client": 40}, "data": {"clients": 5}})
+    assert config.newcomers == Newcomers(clients=3, samples_per_client=40)
+    assert check_config(config.as_dict()) == config
+    late = config.federation().newcomers
+    assert late is not None
+    assert [len(client.train) for client in late.clients] == [40] * 3
+
+
+@pytest.mark.parametrize(
+    ("raw", "told"),
+    [
+        ({"faults": {"dropout": 1.5}}, "faults.dropout should be in [0, 1], got 1.5"),
+        ({"faults": {"dropout": 0.7, "corrupt": 0.5}}, "[faults] the sum of faults should be at most 1, got 1.2"),
+        ({"faults": {"drop_out": 0.1}}, "unknown key of [faults]: 'drop_out'; did you mean 'dropout'?"),
+        ({"min_clients": 0}, "min_clients should be at least 1, got 0"),
+    ],
+)
+def test_what_is_wrong_with_faults_and_min_clients_is_said(raw, told):
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        check_config(raw)
+
+
+@pytest.mark.parametrize(
+    ("raw", "told"),
+    [
+        ({"clients": -1}, "newcomers.clients should be at least 0, got -1"),
+        ({"samples_per_client": 0}, "newcomers.samples_per_client should be at least 1, got 0"),
+        ({"client": 3}, "unknown key of [newcomers]: 'client'; did you mean 'clients'?"),
+        ({"clients": "all"}, "clients of [newcomers] should be a whole number, got 'all'"),
+    ],
+)
+def test_what_is_wrong_with_newcomers_is_said(raw, told):
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        check_config({"newcomers": raw})
+
+
+def test_newcomers_need_a_number_of_others():
+    raw = {"data": {"name": "synthetic", "partition": "natural"}, "newcomers": {"clients": 2}}
+    with pytest.raises(ConfigError, match=r"newcomers\.clients should be 0 unless data\.clients says how many others"):
+        load_federation("synthetic", partition="natural", clients=None, newcomers=2)
+    assert check_config({**raw, "data": {**raw["data"], "clients": 4}}).newcomers.clients == 2

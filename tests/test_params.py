@@ -46,6 +46,22 @@ def test_tied_weights_have_one_place():
     assert layout.size == 4 * 4
     layout.load(torch.ones(16), module)
     assert module[1].weight.sum() == 16
+    assert layout.tied == (("1.weight", "0.weight"),)
+
+
+def test_a_state_dict_has_all_of_the_modules_names_and_is_a_copy():
+    module = batch_norm()
+    module.append(nn.Linear(2, 2, bias=False))
+    module.append(nn.Linear(2, 2, bias=False))
+    module[3].weight = module[2].weight
+    layout = Layout.of(module)
+    vector = torch.arange(layout.size, dtype=torch.float32)
+    state = layout.state_dict(vector)
+    assert set(state) == set(module.state_dict())
+    assert state["1.num_batches_tracked"].dtype == torch.int64
+    vector.zero_()
+    module.load_state_dict(state)
+    assert torch.equal(layout.flatten(module), torch.arange(layout.size, dtype=torch.float32))
 
 
 def test_frozen_parameters_lie_behind_the_trained_ones_and_are_not_compared():

@@ -8,7 +8,7 @@ import torch
 from scipy.spatial.distance import pdist, squareform
 
 from fedclade import ConfigError
-from fedclade.similarity import METRICS, cosine_similarity, distances, gamma_bound, separation_gap
+from fedclade.similarity import METRICS, cosine_similarity, cosines, distances, gamma_bound, separation_gap
 
 
 def in_float64(signatures: torch.Tensor) -> np.ndarray:
@@ -106,3 +106,14 @@ def test_one_row_has_no_distances(metric):
 def test_an_unknown_metric_suggests_the_nearest():
     with pytest.raises(ConfigError, match=r"unknown metric 'cosin'; did you mean 'cosine'\? \(known: cosine, l1, l2\)"):
         distances(torch.ones(2, 2), "cosin")
+
+
+def test_cosines_of_some_to_others_are_those_of_all():
+    rows = torch.randn(7, 30, generator=torch.Generator().manual_seed(0))
+    np.testing.assert_allclose(cosines(rows[:3], rows[3:]), cosine_similarity(rows)[:3, 3:], atol=1e-6)
+
+
+def test_a_row_of_zeros_has_cosine_0_to_all():
+    zeros = torch.tensor([[0.0, 0.0]])
+    assert cosines(zeros, torch.tensor([[1.0, 0.0], [0.0, 0.0]])).tolist() == [[0.0, 0.0]]
+    assert cosines(torch.tensor([[3.0, 0.0]]), zeros).tolist() == [[0.0]]

@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from fedclade import CFL, FedAvg, Local, LocalSpec, Oracle
 from fedclade.aggregate import weighted_mean
 from fedclade.algorithms import Algorithm
-from fedclade.clients import Clients, Round, Updates
+from fedclade.clients import Clients, Round
 from fedclade.signature import CountSketch, ProjectedClients
 from fedclade.streaming import StreamedClients
+from fedclade.updates import Updates
 from tests.tiny import ScriptedClients, SpyClients, federation_of, linear, play, simulated
 
 SIZES = {0: 4, 1: 9, 2: 9, 3: 2, 4: 5}
@@ -71,12 +74,16 @@ class Silent(ScriptedClients):
     """Clients of whom two do not answer."""
 
     def train(self, ids, models, assignment, this_round, anchors=None):
-        return super().train([client for client in ids if client not in (2, 3)], models, assignment, this_round)
+        updates = super().train(ids, models, assignment, this_round).of([i for i in ids if i not in (2, 3)])
+        return replace(updates, left_out={client: "asleep" for client in ids if client in (2, 3)})
 
 
-def test_who_does_not_answer_is_in_no_sum():
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_who_does_not_answer_is_in_no_sum(at_once):
+    """Be it that nobody of a slice does."""
     plain = scripted()
-    stream = asked(StreamedClients(Silent(plain.deltas, plain.sizes), 3))
+    stream = asked(StreamedClients(Silent(plain.deltas, plain.sizes), at_once))
+    assert stream.left_out == {2: "asleep", 3: "asleep"}
     assert stream.ids == (4, 1, 0)
     d = torch.tensor([plain.deltas[client] for client in range(5)])
     torch.testing.assert_close(stream.sums.groups, torch.stack([4 * d[0], 5 * d[4], 9 * d[1]]))

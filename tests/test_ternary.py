@@ -6,7 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedclade.ternary import closest, k_means, nearest_of_random, ternary_similarity
+from fedclade import ternary
+from fedclade.ternary import k_means, nearest_of_random, ternary_similarity
 from tests.reference.fedgroup import tightest, zeta
 
 
@@ -32,6 +33,13 @@ def test_equals_eqs_7_to_9_with_the_singular_value_decomposition_written_out(dir
     np.testing.assert_allclose(np.abs(1 - 2 * found), np.abs(1 - 2 * expected), atol=2e-5)
     for column, wanted in zip(found.T, expected.T, strict=True):
         assert np.allclose(column, wanted, atol=2e-5) or np.allclose(column, 1 - wanted, atol=2e-5)
+
+
+@pytest.mark.parametrize("clients", [updates(12), updates(3).repeat(4, 1), torch.zeros(12, 5)])
+def test_of_many_updates_only_the_directions_asked_for_are_computed_and_are_the_same(clients, monkeypatch):
+    whole = ternary_similarity(clients)
+    monkeypatch.setattr(ternary, "LARGEST_DECOMPOSED", 4)
+    np.testing.assert_allclose(ternary_similarity(clients), whole, atol=1e-5)
 
 
 def test_an_update_along_a_base_direction_is_0_against_it_1_and_across_it_half():
@@ -74,17 +82,6 @@ def test_the_order_of_entries_changes_nothing():
     """Permutation privacy: P·ΔW has the same products as ΔW."""
     shuffled = updates()[:, torch.randperm(40, generator=torch.Generator().manual_seed(2))]
     np.testing.assert_allclose(ternary_similarity(shuffled), ternary_similarity(updates()), atol=1.1e-5)
-
-
-def test_newcomers_are_closest_to_the_largest_cosine_not_the_largest_product():
-    """Eq. 10, argmin of (1 − cos)/2: the update (2, 1) against a short group along it and a long one off it."""
-    groups = torch.tensor([[9.0, 0.0], [0.2, 0.1], [-4.0, -2.0]])
-    assert closest(torch.tensor([[2.0, 1.0], [1.0, 0.0], [-1.0, -1.0]]), groups).tolist() == [1, 0, 2]
-
-
-def test_a_group_of_zeros_is_at_right_angles_and_the_first_of_equals_is_taken():
-    groups = torch.tensor([[0.0, 0.0], [1.0, 0.0], [2.0, 0.0]])
-    assert closest(torch.tensor([[1.0, 0.0], [-1.0, 0.0]]), groups).tolist() == [1, 0]
 
 
 POINTS = np.array([[0.0, 0], [5, 5], [0, 0.1], [5, 5.1], [9, 0], [0.1, 0], [9, 0.2]])

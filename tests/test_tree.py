@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
-from fedclade.tree import ParameterTree
+from fedclade import ParameterTree, TreeError
 
 
 def grown() -> ParameterTree:
@@ -58,6 +60,32 @@ def test_every_client_has_one_leaf_and_a_path_from_the_root_to_it():
     assert tree.leaf_of == {0: 3, 4: 3, 1: 4, 2: 2, 3: 2}
     assert [node.id for node in tree.path(4)] == [0, 1, 3]
     assert [node.id for node in tree.path(2)] == [0, 2]
+    assert [[node.id for node in tree.above(node)] for node in (3, 1, 0)] == [[0, 1, 3], [0, 1], [0]]
+
+
+@pytest.mark.parametrize(
+    ("client", "level", "node"),
+    [(4, 0, 0), (4, 1, 1), (4, 2, 3), (4, -1, 3), (4, -2, 1), (4, -3, 0), (2, 0, 0), (2, 1, 2), (2, -1, 2), (2, -2, 0)],
+)
+def test_a_client_has_a_model_of_every_level_of_its_path(client, level, node):
+    tree = grown()
+    assert tree.node_for(client, level).id == node
+    assert torch.equal(tree.model_for(client, level), tree.nodes[node].params)
+
+
+def test_the_model_of_a_client_is_its_leafs_unless_another_is_asked_for():
+    assert [float(grown().model_for(client)) for client in range(5)] == [11, 11, 10, 10, 11]
+
+
+@pytest.mark.parametrize(("level", "client", "ends"), [(3, 4, "2, or from the leaf, -1 to -3"), (-3, 2, "-1 to -2")])
+def test_a_level_that_the_path_has_not_is_refused(level, client, ends):
+    with pytest.raises(TreeError, match=rf"level {level} is not on the path of client {client}.* {re.escape(ends)}$"):
+        grown().model_for(client, level)
+
+
+def test_a_client_that_the_tree_has_not_is_refused():
+    with pytest.raises(TreeError, match="client 7 is not in the parameter tree, which holds 5 clients from 0 to 4"):
+        grown().model_for(7)
 
 
 def test_a_star_has_one_leaf_for_each_cluster():
@@ -141,3 +169,26 @@ def test_reassigned_in_a_grown_tree_keeps_the_inner_nodes_and_drops_cached_updat
 def test_reassigned_to_what_is_no_leaf_is_an_error():
     with pytest.raises(KeyError, match="1"):
         grown().reassigned({0: 1})
+
+
+def test_who_is_in_no_leaf_waits_at_the_deepest_node_that_holds_it():
+    """Node 1 of {0, 1, 4} is split into {0} and {1}; 5 is the root's alone."""
+    tree = ParameterTree.root_only([0, 1, 2, 3, 4, 5], torch.zeros(1))
+    tree = split(tree, 0, [(4, 0, 1), (2, 3)], params=0.0, number=3)
+    tree = split(tree, 1, [(0,), (1,)], params=0.0, number=5)
+    assert tree.leaf_of == {0: 3, 1: 4, 2: 2, 3: 2, 4: 1, 5: 0}
+    assert tree.waiting == {0: (5,), 1: (4,)}
+    assert [node.id for node in tree.path(4)] == [0, 1]
+    assert grown().waiting == {}
+
+
+def test_new_members_stand_in_order_and_so_do_their_signatures():
+    tree = grown().with_members(2, [9, 0], torch.tensor([[9.0], [0.0]]))
+    assert tree.nodes[2].members == (0, 2, 3, 9)
+    assert tree.nodes[2].cached.tolist() == [[0], [2], [3], [9]]
+    assert grown().nodes[2].members == (2, 3)
+
+
+def test_new_members_of_a_cluster_without_signatures_bring_theirs():
+    tree = ParameterTree.star([()], torch.zeros(1), unassigned=[3, 1]).with_members(1, [3, 1], torch.tensor([[3], [1]]))
+    assert (tree.nodes[1].members, tree.nodes[1].cached.tolist()) == ((1, 3), [[1], [3]])

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from fedclade import LocalSpec
 from fedclade.algorithms import Algorithm, RoundLog, State
-from fedclade.clients import Clients, Evaluation, Round, Split, Updates
+from fedclade.clients import Clients, Evaluation, Round, Split
 from fedclade.data.federation import ClientData, Federation, Pool
 from fedclade.engine import SimulatedClients
 from fedclade.models import build_model
+from fedclade.updates import Updates
 
 FEATURES, LABELS = 6, 4
 

@@ -30,6 +30,7 @@ from fedclade.algorithms import (
     Oracle,
 )
 from fedclade.data import Federation, Pool, load_federation, pool_from_torch
+from fedclade.ensemble import PathEnsemble, evaluate_paths, path_weights
 from fedclade.errors import (
     CheckpointError,
     ConfigError,
@@ -40,12 +41,15 @@ from fedclade.errors import (
     ModelError,
     RunError,
     RunInterrupted,
+    TreeError,
     UpdateError,
 )
+from fedclade.faults import Faults
 from fedclade.local import LocalSpec
+from fedclade.newcomers import Newcomers, assign
 from fedclade.rounds import simulate
 from fedclade.signature import Signature
-from fedclade.store import Run
+from fedclade.store import Run, export_model
 from fedclade.tree import Node, ParameterTree
 
 __all__ = [
@@ -59,6 +63,7 @@ __all__ = [
     "DataError",
     "Ditto",
     "EngineError",
+    "Faults",
     "FeSEM",
     "FedAvg",
     "FedGroup",
@@ -69,16 +74,23 @@ __all__ = [
     "LocalSpec",
     "MissingExtraError",
     "ModelError",
+    "Newcomers",
     "Node",
     "Oracle",
     "ParameterTree",
+    "PathEnsemble",
     "Pool",
     "Run",
     "RunError",
     "RunInterrupted",
     "Signature",
+    "TreeError",
     "UpdateError",
+    "assign",
+    "evaluate_paths",
+    "export_model",
     "load_federation",
+    "path_weights",
     "pool_from_torch",
     "simulate",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional
 
-from fedclade.clients import Updates
+from fedclade.updates import Updates
 
 
 def weighted_mean(updates: Updates) -> Tensor:

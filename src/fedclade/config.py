@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from fedclade.algorithms import ALGORITHMS, Algorithm, Oracle, build_algorithm
 from fedclade.arguments import check_arguments, defaults, known_arguments
-from fedclade.data import PARTITIONS, SOURCES, Federation, check_data_settings, load_federation
+from fedclade.data import PARTITIONS, SOURCES, Federation, check_data_settings, check_newcomers, load_federation
 from fedclade.errors import ConfigError, unknown
+from fedclade.faults import Faults
 from fedclade.keeper import Every
 from fedclade.local import LocalSpec
 from fedclade.models import FROM_DATA, model_factory
@@ -23,10 +24,10 @@ from fedclade.world import Stream, module_for
 T = TypeVar("T")
 Section = dict[str, Any]
 
-_NOT_IN_DATA = ("seed", "data_dir", "source_arguments", "partition_arguments")
+_NOT_IN_DATA = ("seed", "data_dir", "source_arguments", "partition_arguments", "newcomers", "newcomer_samples")
 """Arguments of ``load_federation`` that are no keys of the ``[data]`` section."""
 
-SECTIONS = ("data", "model", "local", "algorithm", "signature", "target", "privacy")
+SECTIONS = ("data", "model", "local", "algorithm", "signature", "target", "privacy", "faults", "newcomers")
 WRITTEN_ONLY = ("versions",)
 """What a run folder's config has besides, so that it can be run again as it is."""
 
@@ -39,6 +40,7 @@ class TopLevel:
     rounds: int = 20
     client_fraction: float = 1.0
     evaluate_every: int = 1
+    min_clients: int = 1
     engine: str = "auto"
     stream: Stream = "auto"
     checkpoint_every: Every = "auto"
@@ -59,13 +61,21 @@ class Privacy:
     permute: bool = False
 
 
+@dataclass(frozen=True, kw_only=True)
+class Newcomers:
+    """The ``[newcomers]`` section: clients who are held back from training; see :func:`fedclade.load_federation`."""
+
+    clients: int = 0
+    samples_per_client: int | None = None
+
+
 @dataclass(frozen=True)
 class Config:
     """A checked config.
 
     Parameters
     ----------
-    top, local, signature, target, privacy
+    top, local, signature, target, privacy, faults, newcomers
         Sections with fixed keys.
     data, model, algorithm
         Sections whose keys depend on ``name``; defaults filled in.
@@ -79,6 +89,8 @@ class Config:
     signature: Signature
     target: Target
     privacy: Privacy
+    faults: Faults
+    newcomers: Newcomers = field(default_factory=Newcomers)
 
     def as_dict(self) -> Section:
         """Return the config with every default filled in, as a TOML file has it."""
@@ -91,6 +103,8 @@ class Config:
             "signature": asdict(self.signature),
             "target": asdict(self.target),
             "privacy": asdict(self.privacy),
+            "faults": asdict(self.faults),
+            "newcomers": asdict(self.newcomers),
         }
 
     def federation(self, data_dir: str | Path | None = None) -> Federation:
@@ -101,6 +115,8 @@ class Config:
         return load_federation(
             self.data["name"],
             **settings,
+            newcomers=self.newcomers.clients,
+            newcomer_samples=self.newcomers.samples_per_client,
             seed=self.top.seed,
             data_dir=data_dir,
             partition_arguments={key: value for key, value in extra.items() if key in partition},
@@ -128,6 +144,7 @@ class Config:
             signature=self.signature,
             target=self.target.accuracy,
             permute=self.privacy.permute,
+            faults=self.faults,
             device=device,
             memory=memory,
             on_round=on_round,
@@ -204,6 +221,11 @@ def check_config(raw: Mapping[str, Any]) -> Config:
     signature = problems.building("signature", Signature, sections["signature"])
     target = problems.building("target", Target, sections["target"])
     privacy = problems.building("privacy", Privacy, sections["privacy"])
+    faults = problems.building("faults", Faults, sections["faults"])
+    newcomers = problems.building("newcomers", Newcomers, sections["newcomers"])
+    if newcomers is not None:
+        clients = data.get("clients", 0)
+        problems.collect("", check_newcomers, newcomers.clients, newcomers.samples_per_client, clients)
     if top is not None and target is not None:
         settings = {key: value for key, value in asdict(top).items() if key != "tf32"}  # which cannot be wrong
         problems.collect("", check_settings, **settings, target=target.accuracy)
@@ -216,7 +238,9 @@ def check_config(raw: Mapping[str, Any]) -> Config:
     assert signature is not None
     assert target is not None
     assert privacy is not None
-    return Config(top, data, model, local, algorithm, signature, target, privacy)
+    assert faults is not None
+    assert newcomers is not None
+    return Config(top, data, model, local, algorithm, signature, target, privacy, faults, newcomers)
 
 
 class _Problems:

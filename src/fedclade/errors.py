@@ -35,6 +35,10 @@ class RunError(FedcladeError):
     """A run folder is missing, exists already, or is damaged."""
 
 
+class TreeError(FedcladeError, LookupError):
+    """A client or a node is not in the parameter tree, or a level is not on a client's path."""
+
+
 class CheckpointError(RunError):
     """A checkpoint cannot be written, or there is none that a run can go on from."""
 

@@ -8,9 +8,9 @@ from functools import cached_property
 import torch
 
 from fedclade.aggregate import weighted_mean
-from fedclade.clients import Updates
 from fedclade.clustering import Bipartition, optimal_bipartition
 from fedclade.similarity import Similarity, cosine_similarity, gamma_bound
+from fedclade.updates import Updates
 
 LARGEST_COMPARED = 1000
 """Members whose similarities are computed in every round; those of more take more memory and time than all else."""
@@ -39,7 +39,9 @@ class Geometry:
 
     @classmethod
     def of(cls, updates: Updates, *, largest_compared: int = LARGEST_COMPARED) -> Geometry:
-        """Measure the updates of one cluster; the similarities of up to so many clients."""
+        """Measure the updates of one cluster, be it none; the similarities of up to so many clients."""
+        if not updates.ids:
+            return cls((), 0.0, 0.0, None)
         mean = weighted_mean(updates)[: updates.n_parameters]
         return cls(
             updates.ids,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -41,11 +42,14 @@ class Layout:
         The places, in the module's own order. Tied weights have one place.
     dtype
         Of the flat vector.
+    tied
+        The further names of tied weights, each with the name of the place.
     """
 
     parameters: tuple[Slot, ...]
     buffers: tuple[Slot, ...]
     dtype: torch.dtype
+    tied: tuple[tuple[str, str], ...] = ()
 
     @classmethod
     def of(cls, module: nn.Module) -> Layout:
@@ -65,7 +69,7 @@ class Layout:
             raise ModelError(f"parameters should share one type, got {sorted(map(str, dtypes))}; cast the model first")
         parameters, end = _slots(trained, 0)
         buffers, _ = _slots([*frozen, *_saved_buffers(module)], end)
-        return cls(parameters, buffers, dtypes.pop())
+        return cls(parameters, buffers, dtypes.pop(), _tied(module, [*parameters, *buffers]))
 
     @property
     def n_parameters(self) -> int:
@@ -117,6 +121,12 @@ class Layout:
             for s in (*self.parameters, *self.buffers)
         }
 
+    def state_dict(self, vector: Tensor) -> dict[str, Tensor]:
+        """Return a vector ``[S]`` as the module's ``load_state_dict`` takes it: copies on the CPU, by all its names."""
+        placed = self.unflatten(vector.cpu())
+        names = {**{name: name for name in placed}, **dict(self.tied)}
+        return {name: placed[place].clone() for name, place in names.items()}
+
 
 def _typed(value: Tensor, dtype: torch.dtype) -> Tensor:
     return value.to(dtype) if dtype.is_floating_point else value.round().to(dtype)
@@ -133,6 +143,14 @@ def _slots(named: Sequence[tuple[str, Tensor]], start: int) -> tuple[tuple[Slot,
 def _saved_buffers(module: nn.Module) -> list[tuple[str, Tensor]]:
     saved = module.state_dict(keep_vars=True)
     return [(name, buffer) for name, buffer in module.named_buffers() if name in saved]
+
+
+def _tied(module: nn.Module, slots: Sequence[Slot]) -> tuple[tuple[str, str], ...]:
+    tensors = _tensors(module)
+    place_of = {id(tensors[slot.name]): slot.name for slot in slots}
+    saved: dict[str, Any] = module.state_dict(keep_vars=True)
+    names = ((name, place_of.get(id(tensor))) for name, tensor in saved.items())
+    return tuple((name, place) for name, place in names if place is not None and place != name)
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:

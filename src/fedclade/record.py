@@ -8,11 +8,14 @@ from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+import torch
+
 from fedclade.algorithms import RoundLog, State
 from fedclade.clients import Evaluation
-from fedclade.data.federation import Federation
+from fedclade.data.federation import Federation, Pool
 from fedclade.geometry import Geometry
 from fedclade.metrics import SPREAD, cluster_scores, perplexity, share_at_target, spread
+from fedclade.params import Layout
 from fedclade.similarity import separation_gap
 from fedclade.store.run import FORMAT, Row, Run, SimilarityMatrix
 from fedclade.tree import ParameterTree
@@ -92,7 +95,7 @@ class Record:
         self.metrics.append(row)
         return row
 
-    def finish(self, config: Mapping[str, Any], tree: ParameterTree, device: str) -> Run:
+    def finish(self, config: Mapping[str, Any], tree: ParameterTree, device: str, layout: Layout | None = None) -> Run:
         """Close the book."""
         return Run(
             summary=self._summary(config, tree, device),
@@ -103,6 +106,7 @@ class Record:
             clients=self.clients,
             events=self.events,
             similarities=tuple(self.similarities.values()),
+            layout=layout,
         )
 
     def _summary(self, config: Mapping[str, Any], tree: ParameterTree, device: str) -> dict[str, Any]:
@@ -116,6 +120,7 @@ class Record:
             "format": FORMAT,
             "algorithm": config["algorithm"]["name"],
             "data": str(self.federation),
+            "inputs": _inputs(self.federation.pool),
             "model": config["model"]["name"],
             "seed": config["seed"],
             "rounds": len(self.metrics),
@@ -200,6 +205,12 @@ class Record:
             values = spread([perplexity(loss) for loss in losses], lower_is_better=True)
             columns |= {f"perplexity_{number}": value for number, value in values.items()}
         return columns
+
+
+def _inputs(pool: Pool) -> dict[str, Any]:
+    """Return what a model is given: the shape of an input, and mean and std by which pixels in [0, 1] are scaled."""
+    scaled = [pool.mean, pool.std] if pool.x.dtype == torch.uint8 else None
+    return {"shape": list(pool.input_shape), "scaled": scaled}
 
 
 def _sizes(tree: ParameterTree) -> list[int]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict, is_dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -16,6 +17,7 @@ from fedclade.data.federation import Federation
 from fedclade.engine.auto import check_engine
 from fedclade.engine.precision import float32_products
 from fedclade.errors import CheckpointError, ConfigError, RunInterrupted, require
+from fedclade.faults import Faults
 from fedclade.keeper import Every, Keeper, Progress
 from fedclade.local import LocalSpec
 from fedclade.record import Record
@@ -24,6 +26,8 @@ from fedclade.store import Run
 from fedclade.store.run import Row
 from fedclade.tree import ParameterTree
 from fedclade.world import Maker, Stream, World, model_name
+
+_log = logging.getLogger(__name__)
 
 OnRound = Callable[[Row, ParameterTree], None]
 
@@ -45,6 +49,8 @@ def simulate(
     signature: Signature | None = None,
     stream: Stream = "auto",
     memory: int | str | None = None,
+    min_clients: int = 1,
+    faults: Faults | None = None,
     tf32: bool = False,
     on_round: OnRound | None = None,
     config: Mapping[str, Any] | None = None,
@@ -94,6 +100,10 @@ def simulate(
     memory
         What the data and the training of a round may take, in bytes or as ``"2GB"``; by default a quarter of the
         machine's or the GPU's memory. Where clients need more, they train in several blocks.
+    min_clients
+        A cluster of which fewer clients answer in a round keeps its model, and is not split.
+    faults
+        How often clients drop out of a round, are too late, or send what cannot be used; never, if left out.
     tf32
         Let a GPU round the factors of float32 products to 10 bits, which is faster.
     on_round
@@ -122,7 +132,7 @@ def simulate(
     ModelError
         If the model does not fit the data.
     UpdateError
-        If a client's training diverges.
+        If nobody answers in a round, be it that all training diverged.
     RunError
         If the folder holds something else or a run of another config, or cannot be written.
     CheckpointError
@@ -130,7 +140,7 @@ def simulate(
     RunInterrupted
         If ``stop`` said so.
     """
-    check_settings(rounds, seed, client_fraction, evaluate_every, target, engine, stream, checkpoint_every)
+    check_settings(rounds, seed, client_fraction, evaluate_every, target, engine, stream, min_clients, checkpoint_every)
     local, signature = local or LocalSpec(), signature or Signature()
     if isinstance(algorithm, str):
         algorithm = build_algorithm(algorithm, true_clusters=federation.true_clusters)
@@ -138,6 +148,7 @@ def simulate(
     config = config or {
         **{"seed": seed, "rounds": rounds, "client_fraction": client_fraction, "evaluate_every": evaluate_every},
         **{"engine": engine, "stream": stream},
+        "min_clients": min_clients,
         "data": {"name": federation.pool.name, "description": str(federation)},
         "model": {"name": model_name(model, seed)},
         "local": asdict(local),
@@ -145,6 +156,7 @@ def simulate(
         "signature": asdict(signature),
         "target": {"accuracy": target},
         "privacy": {"permute": permute},
+        "faults": asdict(faults or Faults()),
     }
     config = {**config, "tf32": tf32}
     keeper = Keeper(folder, config, federation, checkpoint_every)
@@ -152,8 +164,24 @@ def simulate(
         return finished
     settings = keeper.settings(stream=stream, device=device, memory=memory)
     world = World.simulated_by(
-        federation, model, algorithm, seed=seed, permute=permute, engine=engine, signature=signature, **settings
+        federation,
+        model,
+        algorithm,
+        seed=seed,
+        permute=permute,
+        engine=engine,
+        signature=signature,
+        faults=faults,
+        **settings,
     )
+    if rounds < algorithm.rounds_needed:
+        _log.warning(
+            "%s needs %d rounds until it has clustered the clients, and this run has %d: it will be federated "
+            "averaging; set more rounds, or a smaller algorithm.rounds_before",
+            type(algorithm).__name__,
+            algorithm.rounds_needed,
+            rounds,
+        )
     progress = keeper.progress(world, target)
     if progress is None:
         progress = Progress(0, algorithm.init(world.initial, world.clients), Record(federation, target))
@@ -162,7 +190,7 @@ def simulate(
         with float32_products(tf32):
             for number in range(progress.number + 1, rounds + 1):
                 evaluated = number % evaluate_every == 0 or number == rounds
-                this_round = Round(number, local, seed, evaluated=evaluated)
+                this_round = Round(number, local, seed, evaluated=evaluated, min_clients=min_clients)
                 row = run_round(algorithm, world, progress, this_round, client_fraction)
                 if on_round is not None:
                     on_round(row, progress.state.tree)
@@ -174,7 +202,8 @@ def simulate(
     except Exception:
         keeper.rescue(progress, world)
         raise
-    run = progress.record.finish({**config, **world.settled}, world.opened(progress.state.tree), world.device)
+    tree, layout = world.opened(progress.state.tree), world.simulated.layout
+    run = progress.record.finish({**config, **world.settled}, tree, world.device, layout)
     keeper.finish(run)
     return run
 
@@ -191,6 +220,7 @@ def run_round(algorithm: Algorithm, world: World, progress: Progress, this_round
     start, before = perf_counter(), meter.readings()
     cohort = algorithm.cohort(progress.state, client_fraction, this_round.generator("cohort"))
     state, log = algorithm.step(progress.state, cohort, clients, this_round)
+    log = replace(log, events=(*world.attendance.closed(this_round.number), *log.events))
     evaluation, served = None, dict[int, int]()
     if this_round.evaluated:
         served = dict(algorithm.serve(state, clients))
@@ -210,6 +240,7 @@ def check_settings(
     target: float | None,
     engine: str,
     stream: Stream = "auto",
+    min_clients: int = 1,
     checkpoint_every: int | str = "auto",
 ) -> None:
     """Check the settings of the round loop.
@@ -225,6 +256,7 @@ def check_settings(
         ("client_fraction", client_fraction, 0 < client_fraction <= 1, "greater than 0 and at most 1"),
         ("evaluate_every", evaluate_every, evaluate_every >= 1, "at least 1"),
         ("target.accuracy", target, target is None or 0 < target <= 1, "greater than 0 and at most 1"),
+        ("min_clients", min_clients, min_clients >= 1, "at least 1"),
         ("stream", stream, stream in (True, False, "auto"), "true, false or 'auto'"),
         (
             *("checkpoint_every", checkpoint_every),

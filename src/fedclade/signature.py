@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from fedclade import rng
-from fedclade.clients import Clients, ClientsWrapper, Evaluation, Round, Split, Updates
+from fedclade.clients import Clients, ClientsWrapper, Evaluation, Round, Split
 from fedclade.errors import require
+from fedclade.updates import Updates
 
 
 @dataclass(frozen=True, kw_only=True)

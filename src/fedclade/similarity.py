@@ -57,6 +57,16 @@ def cosine_similarity(signatures: Tensor) -> Similarity:
     return alpha
 
 
+def cosines(some: Tensor, others: Tensor) -> Similarity:
+    """Return the cosine similarity of each row of ``[n, D]`` to each of ``[m, D]``: ``[n, m]`` float64 in [-1, 1].
+
+    A row of zeros is 0 to all.
+    """
+    norms = [torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64) for rows in (some, others)]
+    products = (some @ others.to(some).T).double() / torch.outer(*(norm.clamp(min=1e-150) for norm in norms))
+    return products.clamp(-1.0, 1.0).cpu().numpy()
+
+
 def distances(signatures: Tensor, metric: str) -> Distances:
     """Return the distance of every two rows.
 

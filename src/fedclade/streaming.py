@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedclade.clients import Clients, ClientsWrapper, Evaluation, Round, Split, Sums, Updates
+from fedclade.clients import Clients, ClientsWrapper, Evaluation, Round, Split
+from fedclade.updates import Sums, Updates
 
 Ask = Callable[[Sequence[int], Tensor, Sequence[int], Round], Updates]
 """``Clients.train`` or ``Clients.gradients``."""
@@ -65,9 +67,11 @@ class StreamedClients(ClientsWrapper):
         place_of = {client: place for place, client in enumerate(ids)}
         sums = Sums(torch.zeros_like(models), torch.full((len(ids),), -1))
         kept: Updates | None = None
+        left_out: dict[int, str] = {}
         for some in self._slices(ids):
             updates = ask(some, models, [row_of[client] for client in some], this_round)
             kept = kept or _room_for(ids, updates, sums)
+            left_out |= updates.left_out
             places = [place_of[client] for client in updates.ids]
             for name in ("sizes", "losses", "norms", "signatures"):
                 whole: Tensor = getattr(kept, name)
@@ -80,7 +84,8 @@ class StreamedClients(ClientsWrapper):
                 mine = updates.of(clients)
                 sums.groups[row] += mine.sizes.to(mine.each) @ mine.each
         assert kept is not None  # nobody asks no one
-        return kept.of([client for client, group in zip(ids, sums.group.tolist(), strict=True) if group >= 0])
+        answered = [client for client, group in zip(ids, sums.group.tolist(), strict=True) if group >= 0]
+        return replace(kept.of(answered), left_out=left_out)
 
     def _slices(self, ids: Sequence[int]) -> list[list[int]]:
         """Cut the asked clients into slices; clients of one size side by side, since they train together."""

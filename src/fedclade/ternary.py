@@ -8,15 +8,17 @@ from __future__ import annotations
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.sparse.linalg import eigsh
 from torch import Tensor
-
-from fedclade.similarity import cosine_similarity
 
 Labels = NDArray[np.int64]
 Points = NDArray[np.float64]
 
 DECIMALS = 5
 """Of a cosine: what lies behind is the rounding of float32 updates, and depends on the engine that trained them."""
+
+LARGEST_DECOMPOSED = 500
+"""Updates whose Gram matrix is decomposed as a whole; of more, only the directions that are asked for."""
 
 
 def ternary_similarity(signatures: Tensor, directions: int = 3) -> Points:
@@ -41,8 +43,7 @@ def ternary_similarity(signatures: Tensor, directions: int = 3) -> Points:
         zeros is at right angles to all, and all are to directions beyond the rank of ΔW.
     """
     gram = (signatures @ signatures.T).to("cpu", torch.float64).numpy()
-    squares, left = np.linalg.eigh((gram + gram.T) / 2)
-    squares, left = squares[::-1][:directions], left[:, ::-1][:, :directions]
+    squares, left = _largest_eigenpairs((gram + gram.T) / 2, directions)
     rounding = len(gram) * torch.finfo(signatures.dtype).eps * max(squares[0], 0.0)
     products = left * np.sqrt(np.where(squares > rounding, squares, 0.0))
     norms = np.sqrt(np.diagonal(gram))[:, None]
@@ -53,23 +54,15 @@ def ternary_similarity(signatures: Tensor, directions: int = 3) -> Points:
     return (1.0 - np.round(np.hstack([cosines, missing]), DECIMALS)) / 2.0
 
 
-def closest(updates: Tensor, directions: Tensor) -> Labels:
-    """Return the group whose update has the largest cosine with each of n updates (FedGroup eq. 10).
-
-    Parameters
-    ----------
-    updates
-        Of newcomers, ``[n, D]``.
-    directions
-        The groups' updates ``[m, D]``; one of zeros is at right angles to all.
-
-    Returns
-    -------
-    numpy.ndarray
-        ``[n]`` in 0 to m − 1; of equals the first.
-    """
-    n = len(updates)
-    return cosine_similarity(torch.cat([updates, directions]))[:n, n:].argmax(1)
+def _largest_eigenpairs(gram: Points, count: int) -> tuple[Points, Points]:
+    """Return the largest eigenvalues of a symmetric matrix, falling, and their vectors ``[n, count]``."""
+    if len(gram) <= LARGEST_DECOMPOSED or count >= len(gram) or not gram.any():
+        values, vectors = np.linalg.eigh(gram)
+    else:
+        # Where it starts does not show in what comes out; ones would be at right angles to updates that cancel.
+        values, vectors = eigsh(gram, count, v0=np.random.default_rng(0).standard_normal(len(gram)))
+    falling = np.argsort(values)[::-1][:count]
+    return values[falling], vectors[:, falling]
 
 
 def k_means(points: Points, n_clusters: int, draw: np.random.Generator) -> Labels:

@@ -9,6 +9,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from fedclade.errors import TreeError
+
 
 @dataclass(frozen=True, eq=False)
 class Node:
@@ -99,9 +101,20 @@ class ParameterTree:
 
     @cached_property
     def leaf_of(self) -> Mapping[int, int]:
-        """The leaf of each client; the root for those that no leaf holds."""
-        leaf_of = dict.fromkeys(self.nodes[0].members, 0)
-        return {**leaf_of, **{client: leaf.id for leaf in self.leaves for client in leaf.members}}
+        """The leaf of each client; for those that no leaf holds, the deepest node that does."""
+        leaves = {leaf.id for leaf in self.leaves}
+        above = {client: node.id for node in self.nodes if node.id not in leaves for client in node.members}
+        return {**above, **{client: leaf.id for leaf in self.leaves for client in leaf.members}}
+
+    @cached_property
+    def waiting(self) -> Mapping[int, tuple[int, ...]]:
+        """The clients that no leaf holds, in ascending order, by the node that they have in the place of one."""
+        leaves = {leaf.id for leaf in self.leaves}
+        found: dict[int, tuple[int, ...]] = {}
+        for client, node in sorted(self.leaf_of.items()):
+            if node not in leaves:
+                found[node] = (*found.get(node, ()), client)
+        return found
 
     def children(self, node: int) -> tuple[Node, ...]:
         """Return the clusters that a node was split into."""
@@ -109,10 +122,56 @@ class ParameterTree:
 
     def path(self, client: int) -> tuple[Node, ...]:
         """Return the nodes from the root to a client's leaf: its models, from the most general to the most special."""
-        path = [self.nodes[self.leaf_of[client]]]
+        return self.above(self.leaf_of[client])
+
+    def above(self, node: int) -> tuple[Node, ...]:
+        """Return the nodes from the root to a node, which is the last of them."""
+        path = [self.nodes[node]]
         while (parent := path[0].parent) is not None:
             path.insert(0, self.nodes[parent])
         return tuple(path)
+
+    def node_for(self, client: int, level: int = -1) -> Node:
+        """Return a node on a client's path.
+
+        Parameters
+        ----------
+        client
+            Its id.
+        level
+            0 for the root, 1 for its child, ...; or from the other end, -1 for the client's leaf.
+
+        Raises
+        ------
+        TreeError
+            If the tree does not know the client, or the path has no such level.
+        """
+        if client not in self.leaf_of:
+            known = sorted(self.leaf_of)
+            raise TreeError(
+                f"client {client} is not in the parameter tree, which holds {len(known)} clients from {known[0]} to "
+                f"{known[-1]}"
+            )
+        path = self.path(client)
+        if not -len(path) <= level < len(path):
+            raise TreeError(
+                f"level {level} is not on the path of client {client}, which has {len(path)} levels: from the root, 0 "
+                f"to {len(path) - 1}, or from the leaf, -1 to -{len(path)}"
+            )
+        return path[level]
+
+    def model_for(self, client: int, level: int = -1) -> Tensor:
+        """Return the model ``[S]`` of a node on a client's path: the more specific, the higher the level.
+
+        CFL, section V-C. Level 0 is the root, the model of plain federated learning; -1 is the client's leaf. The
+        models of inner nodes are those at which they were split, and were trained no further.
+
+        Raises
+        ------
+        TreeError
+            If the tree does not know the client, or its path has no such level.
+        """
+        return self.node_for(client, level).params
 
     def models(self, nodes: Sequence[int]) -> tuple[Tensor, list[int]]:
         """Return the distinct models of some nodes, ``[K, S]``, and for each of the nodes its row."""
@@ -137,7 +196,7 @@ class ParameterTree:
         leaf_of
             The new leaf of each client that changes it, or the root for none. Everybody else stays.
         """
-        members: dict[int, list[int]] = {0: [], **{leaf.id: [] for leaf in self.leaves}}
+        members: dict[int, list[int]] = {node: [] for node in (0, *self.waiting, *(leaf.id for leaf in self.leaves))}
         for client, leaf in sorted({**self.leaf_of, **leaf_of}.items()):
             members[leaf].append(client)
         tree = self
@@ -180,6 +239,24 @@ class ParameterTree:
         ]
         parent = replace(parent, params=params, split_in=round_number, criteria=dict(criteria))
         return ParameterTree((*self._with(parent).nodes, *children))
+
+    def with_members(self, node: int, clients: Sequence[int], signatures: Tensor) -> ParameterTree:
+        """Return the tree after clients joined a cluster that a split made.
+
+        Parameters
+        ----------
+        node
+            The cluster.
+        clients
+            Who joins it, ``[m]``; none of them is a member yet.
+        signatures
+            Those of their updates at its parent's model, ``[m, R]``, to be cached beside the others'.
+        """
+        cluster = self.nodes[node]
+        members = [*cluster.members, *clients]
+        cached = signatures if cluster.cached is None else torch.cat([cluster.cached, signatures])
+        order = sorted(range(len(members)), key=members.__getitem__)
+        return self._with(replace(cluster, members=tuple(members[i] for i in order), cached=cached[order]))
 
     def map_vectors(
         self, models: Callable[[Tensor], Tensor], signatures: Callable[[Tensor], Tensor] | None = None

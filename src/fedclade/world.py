@@ -13,11 +13,14 @@ from torch import Tensor, nn
 
 from fedclade import rng
 from fedclade.algorithms import Algorithm
-from fedclade.clients import Clients, MeteredClients
+from fedclade.attendance import AttendedClients
+from fedclade.clients import Clients
 from fedclade.data.federation import Federation
 from fedclade.engine.clients import SimulatedClients, choose_device
 from fedclade.engine.memory import default_memory, memory_bytes, updates_at_once
 from fedclade.errors import ConfigError
+from fedclade.faults import Faults, FaultyClients
+from fedclade.meter import MeteredClients
 from fedclade.models import build_model
 from fedclade.signature import CountSketch, Permutation, PermutedClients, ProjectedClients, Signature
 from fedclade.streaming import StreamedClients
@@ -48,6 +51,8 @@ class World:
         Those who do the work.
     meter
         What travels, and how long it takes.
+    attendance
+        Who answered, and who was left out.
     permutation
         The clients' secret P, if they have one.
     sketch
@@ -64,6 +69,7 @@ class World:
     initial: Tensor
     simulated: SimulatedClients
     meter: MeteredClients
+    attendance: AttendedClients
     permutation: Permutation | None
     sketch: CountSketch | None
     streams: bool
@@ -85,6 +91,7 @@ class World:
         stream: Stream = "auto",
         memory: int | str | None = None,
         taken: str | None = None,
+        faults: Faults | None = None,
     ) -> World:
         """Simulate the clients of a federation; see :func:`fedclade.simulate` for the settings.
 
@@ -100,18 +107,23 @@ class World:
         params = layout.flatten(module)
         secret = rng.torch_seed(seed, "the clients' secret")
         permutation = Permutation(secret, layout.size, layout.n_parameters) if permute else None
-        meter = MeteredClients(PermutedClients(simulated, permutation) if permutation else simulated)
+        there: Clients = PermutedClients(simulated, permutation) if permutation else simulated
+        if faults:
+            keys = {client.id: client.key for client in federation.clients}
+            there = FaultyClients(there, faults, keys, layout.n_parameters)
+        meter = MeteredClients(there)
         # From here on it is the server that works, on what it receives.
         sketch = signature.sketch(seed, layout.n_parameters)
         clients: Clients = ProjectedClients(meter, sketch) if sketch else meter
         streams = _streams(stream, algorithm, signature, len(federation) * params.nbytes, budget)
         if streams:
             clients = StreamedClients(clients, updates_at_once(params.nbytes, params.device, budget))
+        attendance = AttendedClients(clients)
         if algorithm.initial_models > 1:
             others = _other_models(model, federation, seed, algorithm)
             params = torch.stack([params, *(layout.flatten(other).to(params) for other in others)])
         initial = permutation.apply(params) if permutation else params
-        return cls(clients, initial, simulated, meter, permutation, sketch, streams, device, budget)
+        return cls(attendance, initial, simulated, meter, attendance, permutation, sketch, streams, device, budget)
 
     @property
     def settled(self) -> dict[str, Any]:
@@ -123,6 +135,12 @@ class World:
         if self.permutation is None:
             return tree
         return tree.map_vectors(self.permutation.invert, None if self.sketch else self.permutation.invert)
+
+    def closed(self, tree: ParameterTree) -> ParameterTree:
+        """Return a tree as the server sees it: what :meth:`opened` undoes."""
+        if self.permutation is None:
+            return tree
+        return tree.map_vectors(self.permutation.apply, None if self.sketch else self.permutation.apply)
 
 
 def model_name(model: nn.Module | str | Maker, seed: int) -> str:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+import numpy as np
 import pytest
 import torch
 
-from fedclade import ConfigError, FedAvg, FineTune, LocalSpec, rng, simulate
-from fedclade.clients import MeteredClients, Round
-from fedclade.engine import loop
-from fedclade.params import Layout
+from fedclade import ConfigError, FedAvg, FineTune, LocalSpec, simulate
+from fedclade.clients import Round
+from fedclade.meter import MeteredClients
+from tests.reference.fedavg import as_numpy
+from tests.reference.finetune import finetune
 from tests.tiny import ScriptedClients, SpyClients, federation_of, perceptron, play, simulated
 
 SPEC = LocalSpec(epochs=2, batch_size=10, lr=0.2, lr_decay=0.9)
@@ -21,19 +21,26 @@ def world():
     return federation_of([0, 1, 0, 1], SIZES, seed=2)
 
 
-def test_each_client_fine_tunes_the_global_model_that_the_round_led_to():
-    """As the plain loop does it, over the client's own training data, in an order of its own."""
+@pytest.mark.parametrize("epochs", [1, 3])
+@pytest.mark.parametrize("fraction", [1.0, 0.5])
+def test_equals_the_reference_round_by_round(epochs, fraction):
+    """The global model and every client's copy after each of 4 rounds, whoever takes part."""
     federation = world()
     clients, params = simulated(federation, perceptron())
-    tree = play(FineTune(epochs=3), clients, params, 2, spec=SPEC, seed=7).states[-1].tree
-    theta = play(FedAvg(), clients, params, 2, spec=SPEC, seed=7).states[-1].tree.nodes[0].params
-    assert torch.equal(tree.nodes[0].params, theta)
-    module, layout = perceptron(), Layout.of(perceptron())
-    for client, leaf in tree.leaf_of.items():
-        draw = rng.torch_generator(7, "finetune", 2, client)
-        examples = federation.examples(client, "train")
-        delta, _ = loop.train(module, layout, theta, examples, replace(SPEC, epochs=3), SPEC.lr_at(2), draw)
-        torch.testing.assert_close(tree.nodes[leaf].params, theta + delta, rtol=0, atol=1e-6)
+    played = play(FineTune(epochs=epochs), clients, params, 4, spec=SPEC, seed=7, fraction=fraction)
+    cohorts = [sorted(log.losses) for log in played.logs]
+    assert {len(cohort) for cohort in cohorts} == {4 * fraction}
+    expected = finetune(as_numpy(params), federation, perceptron(), SPEC, epochs=epochs, seed=7, cohorts=cohorts)
+    for state, (w, copies) in zip(played.states[1:], expected, strict=True):
+        np.testing.assert_allclose(state.tree.nodes[0].params.numpy(), w, atol=1e-5)
+        for client, copy in copies.items():
+            np.testing.assert_allclose(state.tree.nodes[1 + client].params.numpy(), copy, atol=1e-5)
+
+
+def test_the_global_model_is_fedavgs():
+    clients, params = simulated(world(), perceptron())
+    ours, fedavg = (play(each, clients, params, 3, spec=SPEC).states[-1].tree for each in (FineTune(), FedAvg()))
+    assert torch.equal(ours.nodes[0].params, fedavg.nodes[0].params)
 
 
 def test_copies_are_made_in_evaluated_rounds_only_and_anew_each_time():

@@ -9,7 +9,7 @@ import torch
 
 from fedclade import FLHC, ConfigError, LocalSpec, load_federation, simulate
 from fedclade.algorithms import build_algorithm
-from tests.tiny import ScriptedClients
+from tests.tiny import ScriptedClients, federation_of, linear
 
 LOCAL = LocalSpec(epochs=3, batch_size=20, lr=0.1)
 
@@ -78,3 +78,13 @@ def test_more_clusters_than_clients_are_refused():
     assert FLHC(n_clusters=3).init(torch.zeros(1), clients)
     with pytest.raises(ConfigError, match=r"algorithm\.n_clusters should be at most the number of clients, 3, got 4"):
         FLHC(n_clusters=4).init(torch.zeros(1), clients)
+
+
+@pytest.mark.parametrize(("rounds", "told"), [(3, True), (4, False)])
+def test_a_run_too_short_to_be_clustered_is_told_so(rounds, told, caplog):
+    simulate(FLHC(rounds_before=3), linear(), federation_of([0, 1]), rounds=rounds, engine="loop")
+    text = (
+        "FLHC needs 4 rounds until it has clustered the clients, and this run has 3: it will be federated averaging; "
+        "set more rounds, or a smaller algorithm.rounds_before"
+    )
+    assert (text in caplog.text) == told

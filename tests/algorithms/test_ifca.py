@@ -11,7 +11,8 @@ import torch
 
 from fedclade import IFCA, ConfigError, LocalSpec, simulate
 from fedclade.algorithms.ifca import estimate
-from fedclade.clients import Evaluation, MeteredClients, Round
+from fedclade.clients import Evaluation, Round
+from fedclade.meter import MeteredClients
 from tests.reference.fedavg import as_numpy
 from tests.reference.ifca import iterative_federated_clustering, risk
 from tests.tiny import ScriptedClients, federation_of, linear, play, simulated

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from fedclade import PACFL, ConfigError, LocalSpec, Oracle, load_federation, simulate
 from fedclade.algorithms.pacfl import angles
-from fedclade.clients import MeteredClients
+from fedclade.clients import ClientsWrapper
 from fedclade.data.federation import ClientData, Federation, Pool
+from fedclade.meter import MeteredClients
 from fedclade.report import facts
 from fedclade.report.dendrogram import dendrogram_figure
 from tests.reference.pacfl import angle_of_same_place, hierarchical_clustering, principal_vectors, smallest_angle
@@ -230,3 +231,46 @@ def test_permuted_clients_send_the_same_vectors():
 def test_an_option_out_of_range_is_refused(option, value, rule):
     with pytest.raises(ConfigError, match=re.escape(f"algorithm.{option} should be {rule}, got {value!r}")):
         PACFL(**{option: value})
+
+
+class Shy(ClientsWrapper):
+    """Clients of whom some do not send their vectors the first so many times that they are asked."""
+
+    def __init__(self, clients, times: dict[int, int]) -> None:
+        super().__init__(clients)
+        self.times, self.asked = dict(times), []
+        self.train, self.evaluate = clients.train, clients.evaluate
+
+    def subspaces(self, ids, n_vectors, per_label):
+        self.asked.append(tuple(ids))
+        vectors = super().subspaces(ids, n_vectors, per_label)
+        for place, client in enumerate(ids):
+            self.times[client] = self.times.get(client, 0) - 1
+            vectors[place] *= self.times[client] < 0
+        return vectors
+
+
+def shy(times: dict[int, int], rounds: int, **options):
+    world = federation("labels")
+    clients, params = simulated(world, torch.nn.Linear(D, LABELS))
+    shy = Shy(clients, times)
+    return play(PACFL(**options), shy, params, rounds, spec=SPEC, seed=2), shy
+
+
+def test_who_sends_no_vectors_waits_and_then_joins_whom_it_is_like():
+    played, clients = shy({0: 1, 3: 2}, 4)
+    assert clients.asked == [tuple(sorted(federation("labels").ids)), (0, 3), (3,)]
+    assert [state.tree.waiting for state in played.states[1:]] == [{0: (0, 3)}, {0: (3,)}, {}, {}]
+    assert played.logs[0].losses.keys() == set(federation("labels").ids) - {0, 3}
+    assert [event.kind for log in played.logs for event in log.events] == ["clustered", "joined", "joined"]
+    assert {frozenset(leaf.members) for leaf in played.states[-1].tree.leaves} == TRUE
+    assert [sorted(state.memory) for state in played.states[1:]] == [["clients", "vectors"]] * 2 + [[]] * 2
+
+
+def test_too_few_vectors_leave_the_clusters_to_the_next_round():
+    everybody = federation("labels").ids
+    played, _ = shy(dict.fromkeys(everybody[1:], 1), 2, n_clusters=2)
+    assert [(e.kind, e.details) for e in played.logs[0].events] == [("postponed", {"clients": 1, "needed": 2})]
+    assert len(played.states[1].tree.nodes) == 1
+    assert played.logs[0].losses.keys() == set(everybody)
+    assert {frozenset(leaf.members) for leaf in played.states[2].tree.leaves} == TRUE

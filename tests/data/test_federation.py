@@ -36,6 +36,10 @@ def client(number: int, **changes: Any) -> ClientData:
         ({"train": np.array([0, 6])}, "the train indices of pool 'six' should lie in 0 .. 5, got 0 .. 6"),
         ({"test": np.array([-1, 3])}, "the test indices of pool 'six' should lie in 0 .. 5, got -1 .. 3"),
         ({"outputs": 2}, "pool 'six' has 2 outputs, but a label 2"),
+        (
+            {"y": torch.tensor([0, -100, -1, 0, -7, 2])},
+            "labels of pool 'six' should be 0 or more, or -100 where there is none, got -1",
+        ),
     ],
 )
 def test_a_pool_that_does_not_fit_together_is_refused(changes: dict[str, Any], told: str):
@@ -71,6 +75,17 @@ def test_clients_see_the_pool_through_their_label_maps():
     assert targets.tolist() == [2, 1, 0]
 
 
+def test_targets_that_do_not_count_are_not_mapped():
+    """Mapped as an index from the end, or out of range, -100 would become a label or an error."""
+    tokens = torch.tensor([[0, 1, -100], [2, -100, -100]])
+    swapped = ClientData(0, "a", 0, np.arange(1), np.arange(0), np.arange(1, 2), torch.tensor([2, 1, 0]))
+    everyone = np.arange(2)
+    pool = Pool("text", tokens.clamp(min=0), tokens, np.zeros(2, dtype=np.int64), everyone, everyone[:0], 3, "language")
+    assert swapped.labels(pool.y).tolist() == [[2, 1, -100], [0, -100, -100]]
+    long_map = replace(swapped, label_map=torch.arange(199, -1, -1))
+    assert long_map.labels(tokens).tolist() == [[199, 198, -100], [197, -100, -100]]
+
+
 def test_images_reach_the_model_normalised_and_turned():
     x = torch.tensor([[[[0, 51], [102, 255]]]], dtype=torch.uint8)
     one = np.arange(1)
@@ -99,3 +114,10 @@ def test_a_fingerprint_is_that_of_all_that_training_depends_on():
         Federation(POOL, (client(0), client(1, quarter_turns=1))),
     ]
     assert len({federation.fingerprint, *(other.fingerprint for other in others)}) == 1 + len(others)
+
+
+def test_newcomers_have_ids_of_their_own():
+    late = Federation(POOL, (client(1), client(2)))
+    assert Federation(POOL, (client(0),), newcomers=late).newcomers is late
+    with pytest.raises(DataError, match=r"newcomers should have ids of their own, got these of other clients: \[2\]"):
+        Federation(POOL, (client(2), client(3)), newcomers=late)

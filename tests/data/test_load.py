@@ -35,6 +35,7 @@ def test_defaults() -> None:
 def test_shift_makes_known_clusters_that_share_their_view() -> None:
     federation = load_federation(clients=8, shift="label_swap")
     assert str(federation) == "digits, 8 clients, partition iid, shift label_swap, 4 clusters"
+    assert str(load_federation(clients=8, shift="label_swap", clusters=1)).endswith("shift label_swap, 1 cluster")
     assert federation.true_clusters == {0: 0, 1: 1, 2: 2, 3: 3, 4: 0, 5: 1, 6: 2, 7: 3}
     for client in federation.clients[:4]:
         assert client.label_map is federation.by_id[client.id + 4].label_map

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from fedclade.data import load_pool
+from fedclade.data.federation import IGNORED
 from fedclade.data.tables import HubTables
-from fedclade.data.words import IGNORED, PAD, UNKNOWN
+from fedclade.data.words import PAD, UNKNOWN
 from fedclade.errors import ConfigError, DataError
 
 Write = Callable[..., Path]

@@ -3,7 +3,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedclade.data.words import IGNORED, PAD, UNKNOWN, build_vocabulary, encode, next_words, pad, split_words, windows
+from fedclade.data.federation import IGNORED
+from fedclade.data.words import PAD, UNKNOWN, build_vocabulary, encode, next_words, pad, split_words, windows
 
 
 def test_split_words() -> None:

@@ -9,16 +9,18 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import pyarrow.parquet as pq
 import pytest
+from safetensors.torch import load_file
 
 from fedclade import Run
 from fedclade.algorithms import ALGORITHMS
 from fedclade.cli import main
-from fedclade.config import Config, find_configs
+from fedclade.config import Config, check_config, find_configs
 from fedclade.scenario import read_scenario
 
 
@@ -97,6 +99,23 @@ def small(tmp_path: Path) -> str:
 
 def files_in(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_export_writes_a_model_and_its_cards(fedclade: Callable[..., Outcome], small: str, tmp_path: Path):
+    assert fedclade("run", small, "--out", "result", "-q").code == 0
+    outcome = fedclade("export", "result", "--client", "3", "--level", "0", "--out", "models/three.safetensors")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert "model: models/three.safetensors; its card: models/three.json and models/three.md" in outcome.out
+    assert files_in(tmp_path / "models") == {"three.safetensors", "three.json", "three.md"}
+    assert set(load_file(tmp_path / "models" / "three.safetensors")) == {"1.weight", "1.bias"}
+    for name, asked, told in (
+        ("four", ("--client", "9"), "error: client 9 is not in the parameter tree"),
+        ("four", (), "error: export takes either --client or --node, got neither"),
+        ("three", ("--node", "0"), "error: models/three.safetensors exists already"),
+    ):
+        outcome = fedclade("export", "result", *asked, "--out", f"models/{name}.safetensors")
+        assert (outcome.code, outcome.out) == (2, "")
+        assert told in outcome.err
 
 
 def test_run_writes_the_whole_run_folder(fedclade: Callable[..., Outcome], small: str, tmp_path: Path):
@@ -207,6 +226,106 @@ def test_overrides_reach_every_section(fedclade: Callable[..., Outcome], small: 
 def test_runs_without_out_never_overwrite(fedclade: Callable[..., Outcome], small: str):
     assert "run folder: runs/small-seed0" in fedclade("run", small).out
     assert "run folder: runs/small-seed0-2" in fedclade("run", small).out
+
+
+HELD = """
+rounds = 4
+[data]
+clients = 6
+samples_per_client = 100
+shift = "label_swap"
+clusters = 2
+[model]
+name = "mclr"
+[local]
+epochs = 3
+[newcomers]
+clients = 3
+samples_per_client = 50
+[algorithm]
+name = "fl_hc"
+rounds_before = 2
+metric = "l2"
+n_clusters = 2
+"""
+
+
+@pytest.fixture(scope="module")
+def held_run() -> Run:
+    """Return a run of digits that finds both clusters and holds three clients back."""
+    config = check_config(tomllib.loads(HELD))
+    return config.run(config.federation())
+
+
+@pytest.fixture
+def with_newcomers(held_run: Run, fedclade: Callable[..., Outcome], tmp_path: Path) -> Path:
+    (tmp_path / "held.toml").write_text(HELD)
+    return held_run.save(tmp_path / "held")
+
+
+def test_assign_prints_one_table_and_keeps_it(fedclade: Callable[..., Outcome], with_newcomers: Path):
+    before = {path: path.read_bytes() for path in with_newcomers.rglob("*") if path.is_file()}
+    outcome = fedclade("assign", "held")
+    assert outcome.code == 0, outcome.err
+    for told in ("client-6", "client-8", "0 > 1", "0 > 2", "similarity", "assignment accuracy 1.00", "4 rounds"):
+        assert told in outcome.out
+    assert {path: path.read_bytes() for path in before} == before, "it touches nothing else"
+    with (with_newcomers / "newcomers.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["client"] for row in rows] == ["6", "7", "8"]
+    told = json.loads((with_newcomers / "newcomers.json").read_text())
+    assert told["summary"]["assignment_accuracy"] == 1.0
+    assert [row["path"] for row in told["newcomers"]] == [[int(n) for n in row["path"].split()] for row in rows]
+    assert fedclade("assign", "held", "--out", "again.json").code == 0
+    assert json.loads(Path("again.json").read_text()) == told, "the same again"
+    assert Run.load(with_newcomers).summary["rounds"] == 4, "the folder is still read"
+
+
+def test_assign_takes_the_clients_of_another_config(fedclade: Callable[..., Outcome], with_newcomers: Path):
+    strangers = '[data]\nclients = 2\nsamples_per_client = 50\nshift = "label_permutation"\nclusters = 2\n'
+    Path("strangers.toml").write_text(strangers)
+    outcome = fedclade("assign", "held", "--config", "strangers.toml")
+    assert outcome.code == 0, outcome.err
+    assert "2 newcomers of 2 fit nowhere, and got the deepest node that still fits" in outcome.out
+    assert "assignment accuracy" not in outcome.out, "their clusters are not those of the run"
+    Path("members.toml").write_text(Path("held.toml").read_text())
+    outcome = fedclade("assign", "held", "--config", "members.toml")
+    assert "assignment accuracy 1.00" in outcome.out
+    assert len(json.loads((with_newcomers / "newcomers.json").read_text())["newcomers"]) == 9
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("nowhere",), "nowhere is not a run folder: it has no summary.json"),
+        (("plain",), "plain held no clients back; name newcomers with --config NEW.toml, or run its config again"),
+        (("held", "--out", "table.txt"), "--out should end in .csv or .json, got table.txt"),
+        (("held", "--config", "missing.toml"), "there is no config missing.toml"),
+        (
+            ("held", "--config", "mlp.toml"),
+            "mlp.toml: [model] should be that of the run, {'name': 'mclr'}, or left out",
+        ),
+        (("held", "--config", "other.toml"), "the run's models have 650 entries, but a mclr for the newcomers' data"),
+        (("held", "--config", "mnist.toml", "--data-dir", "nowhere"), "nowhere"),
+        (("held", "--device", "tpu"), "device should be auto, cpu or cuda, got 'tpu'"),
+        (("python",), "python was not made from a config, so its clients cannot be loaded again; in Python, give them"),
+    ],
+)
+def test_assign_says_what_is_wrong(
+    fedclade: Callable[..., Outcome], with_newcomers: Path, arguments: tuple[str, ...], told: str
+):
+    (Path("mlp.toml")).write_text('[model]\nname = "mlp"\n')
+    (Path("other.toml")).write_text('[data]\nname = "synthetic"\nclients = 3\n')
+    (Path("mnist.toml")).write_text('[data]\nname = "mnist"\nclients = 3\n')
+    run = Run.load(with_newcomers)
+    replace(run, config={**run.config, "newcomers": {}}).save("plain")
+    replace(run, config={**run.config, "data": {"name": "digits", "description": "made by hand"}}).save("python")
+    before = files_in(Path())
+    outcome = fedclade("assign", *arguments)
+    assert outcome.code == 2
+    assert outcome.err.startswith("error: ")
+    assert told in outcome.err
+    assert files_in(Path()) == before
 
 
 def test_report_and_tree_read_a_run_folder(fedclade: Callable[..., Outcome], small: str, tmp_path: Path):
@@ -463,8 +582,8 @@ def test_validate_says_all_errors_at_once(fedclade: Callable[..., Outcome], tmp_
         ),
         (("run", "small.toml", "--set", "data.clients=2000"), "2000 clients"),
         (("run", "small.toml", "--set", "data.name=mnist", "--data-dir", "nowhere"), "nowhere"),
-        (("run", "small.toml", "--set", "local.lr=1e30"), "the update of client 0 has norm"),
-        (("run", "small.toml", "--set", "local.lr=1e38"), "entries that are NaN or infinite; its training diverged"),
+        (("run", "small.toml", "--set", "local.lr=1e30"), "nobody answered, though asked 3 times: client 0: norm"),
+        (("run", "small.toml", "--set", "local.lr=1e38"), "entries are NaN or infinite (and"),
         (("run", "small.toml", "--set", "algorithm.name=ifca"), "unknown key of [algorithm]: 'eps2'"),
         (("run", "small.toml", "--device", "tpu"), "device should be auto, cpu or cuda, got 'tpu'"),
         (("run", "small.toml", "--engine", "staked"), "unknown engine 'staked'; did you mean 'stacked'?"),

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedclade import ConfigError, DataError, LocalSpec, ModelError, UpdateError, rng
-from fedclade.clients import Round, Updates
+from fedclade import ConfigError, DataError, LocalSpec, ModelError, rng
+from fedclade.clients import Round
 from fedclade.data.federation import ClientData, Federation
 from fedclade.engine import SimulatedClients, auto, loop
 from fedclade.engine import clients as clients_module
@@ -18,6 +18,7 @@ from fedclade.engine.jobs import Engine
 from fedclade.engine.loop import LoopEngine
 from fedclade.engine.stacked import StackedEngine
 from fedclade.params import Layout
+from fedclade.updates import Updates
 from tests.tiny import FEATURES, LABELS, VIEWS, federation_of, linear, perceptron, simulated
 
 TRUTH, SIZES = [0, 1, 2], [12, 15, 9]
@@ -70,9 +71,9 @@ class Blocks(LoopEngine):
         super().__init__()
         self.seen: list[list[int]] = []
 
-    def train(self, module, layout, models, jobs, *rest):
-        self.seen.append([job.client for job in jobs])
-        return super().train(module, layout, models, jobs, *rest)
+    def train(self, task, into=None):
+        self.seen.append([job.client for job in task.jobs])
+        return super().train(task, into)
 
 
 def updates_within(memory: int | None, monkeypatch, engine: Engine) -> Updates:
@@ -104,10 +105,10 @@ def test_the_size_of_blocks_changes_nothing_but_rounding_where_clients_train_tog
 class OnlyOne(LoopEngine):
     name = "only one"
 
-    def train(self, module, layout, models, jobs, *rest):
-        if len(jobs) > 1:
+    def train(self, task, into=None):
+        if len(task.jobs) > 1:
             raise RuntimeError("too many at once")
-        return super().train(module, layout, models, jobs, *rest)
+        return super().train(task, into)
 
 
 def test_an_engine_that_fails_on_several_clients_is_named(monkeypatch):
@@ -227,12 +228,13 @@ def test_a_split_without_examples_is_an_error_that_names_the_client():
         clients.evaluate([1], params[None], [0], "validation")
 
 
-def test_training_that_diverges_names_client_and_round():
+def test_who_diverges_is_left_out():
     clients, params = simulated(federation_of(TRUTH, SIZES), linear())
     n = len(params)
-    text = f"round 4: the update of client 0 has {n} of {n} entries that are NaN or infinite"
-    with pytest.raises(UpdateError, match=text):
-        clients.train([0, 1], params[None], [0, 0], Round(4, LocalSpec(epochs=30, lr=1e38, weight_decay=0.1)))
+    models = torch.stack([params, torch.full_like(params, 1e30)])
+    updates = clients.train([0, 1], models, [0, 1], Round(4, LocalSpec(lr=1e10, weight_decay=0.1)))
+    assert updates.ids == (0,)
+    assert updates.left_out == {1: f"{n} of {n} entries are NaN or infinite"}
 
 
 class TrainsBadly(nn.Module):

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedclade import LocalSpec, rng
+from fedclade.data.federation import IGNORED
 from fedclade.engine import loop
 from fedclade.params import Layout
 
@@ -208,7 +209,7 @@ class Places(nn.Module):
 def test_padded_places_do_not_count():
     """Targets [0, 1, padding, padding]: the gradient at zero is the mean of (⅓ − onehot) over the first two."""
     module, layout = Places(), Layout.of(Places())
-    data = torch.zeros(1, 4), torch.tensor([[0, 1, loop.IGNORED, loop.IGNORED]])
+    data = torch.zeros(1, 4), torch.tensor([[0, 1, IGNORED, IGNORED]])
     expected = -torch.tensor([(1 / 3 - 1 + 1 / 3) / 2, (1 / 3 + 1 / 3 - 1) / 2, 1 / 3])
     torch.testing.assert_close(trained(torch.zeros(3), data, module, lr=1.0), expected)
     gradient, loss = loop.gradient(module, layout, torch.zeros(3), data, 1)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedclade import ConfigError
+from fedclade import ConfigError, LocalSpec
 from fedclade.engine import memory
 from fedclade.engine.memory import (
     RECEIVED,
@@ -61,10 +61,20 @@ def test_a_machine_that_does_not_tell_its_memory_is_taken_for_a_small_one(monkey
     assert default_memory(torch.device("cpu")) == SMALLEST // SHARE
 
 
-def test_a_client_takes_its_model_four_times_and_what_the_backward_pass_needs_twice():
+@pytest.mark.parametrize(
+    ("spec", "models"),
+    [
+        (LocalSpec(), 4),
+        (LocalSpec(momentum=0.9, weight_decay=0.1), 4),
+        (LocalSpec(mu=0.1), 5),
+        (LocalSpec(clip_norm=1.0), 5),
+        (LocalSpec(mu=0.1, clip_norm=1.0), 6),
+    ],
+)
+def test_a_client_takes_its_model_some_times_and_what_the_backward_pass_needs_twice(spec, models):
     """Linear(6, 4) on 10 examples: 28 parameters; the input [10, 6] is kept."""
     module = nn.Linear(6, 4)
-    assert bytes_per_client(module, Layout.of(module), torch.zeros(10, 6)) == 4 * (4 * 28 + 2 * (10 * 6))
+    assert bytes_per_client(module, Layout.of(module), torch.zeros(10, 6), spec) == 4 * (models * 28 + 2 * (10 * 6))
 
 
 def test_as_many_clients_as_have_their_parameters_in_the_cache():

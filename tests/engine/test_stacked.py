@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedclade import LocalSpec, rng
-from fedclade.engine import loop
-from fedclade.engine.jobs import Job
+from fedclade.data.federation import IGNORED
+from fedclade.engine.jobs import Job, Task
 from fedclade.engine.loop import LoopEngine
 from fedclade.engine.stacked import CannotStack, StackedEngine
 from fedclade.engine.stacking.batches import joined
@@ -159,7 +159,7 @@ def world(name: str, dtype: torch.dtype, sizes: Sequence[int] = SIZES, rows: Seq
 
 
 def by_loop(module, layout, models, jobs, spec: LocalSpec, lr: float) -> tuple[Tensor, Tensor]:
-    return LoopEngine().train(module, layout, models, jobs, spec, lr)
+    return LoopEngine().train(Task(module, layout, models, jobs, spec, lr))
 
 
 def assert_same(got: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> None:
@@ -176,7 +176,7 @@ def assert_as_the_loop(name: str, dtype: torch.dtype, **settings) -> None:
     module, layout, models, jobs = world(name, dtype)
     spec = LocalSpec(**{"epochs": 2, "batch_size": 5, "lr": 0.3, **settings})
     expected = by_loop(module, layout, models, jobs(), spec, 0.2)
-    assert_same(StackedEngine().train(module, layout, models, jobs(), spec, 0.2), expected)
+    assert_same(StackedEngine().train(Task(module, layout, models, jobs(), spec, 0.2)), expected)
 
 
 def test_every_model_of_the_library_is_tried():
@@ -210,7 +210,7 @@ def test_sizes_and_batches_may_be_anything(sizes, batch_size, epochs, name, seed
     module, layout, models, jobs = world(name, torch.float64, sizes, [c % 2 for c in range(len(sizes))])
     spec = LocalSpec(epochs=epochs, batch_size=batch_size, lr=0.1)
     expected = by_loop(module, layout, models, jobs(seed), spec, 0.1)
-    assert_same(StackedEngine().train(module, layout, models, jobs(seed), spec, 0.1), expected)
+    assert_same(StackedEngine().train(Task(module, layout, models, jobs(seed), spec, 0.1)), expected)
 
 
 @pytest.mark.parametrize("name", ["everything", "frozen", "lstm"])
@@ -219,7 +219,7 @@ def test_the_anchor_may_be_another_model(name, momentum):
     module, layout, models, jobs = world(name, torch.float64)
     spec = LocalSpec(epochs=2, batch_size=5, mu=0.5, momentum=momentum)
     expected = by_loop(module, layout, models, jobs(anchor=1), spec, 0.1)
-    assert_same(StackedEngine().train(module, layout, models, jobs(anchor=1), spec, 0.1), expected)
+    assert_same(StackedEngine().train(Task(module, layout, models, jobs(anchor=1), spec, 0.1)), expected)
     itself, _ = by_loop(module, layout, models, jobs(), spec, 0.1)
     pulled = [row != 1 for row in ROWS]
     assert torch.equal((itself != expected[0]).any(1), torch.tensor(pulled))
@@ -228,10 +228,10 @@ def test_the_anchor_may_be_another_model(name, momentum):
 def test_the_order_of_the_jobs_does_not_matter():
     module, layout, models, jobs = world("everything", torch.float64)
     spec = LocalSpec(epochs=2, batch_size=5)
-    expected, losses = StackedEngine().train(module, layout, models, jobs(), spec, 0.1)
+    expected, losses = StackedEngine().train(Task(module, layout, models, jobs(), spec, 0.1))
     order = [3, 0, 4, 2, 1]
     shuffled = jobs()
-    got = StackedEngine().train(module, layout, models, [shuffled[i] for i in order], spec, 0.1)
+    got = StackedEngine().train(Task(module, layout, models, [shuffled[i] for i in order], spec, 0.1))
     assert_same(got, (expected[order], losses[order]))
 
 
@@ -239,11 +239,11 @@ def test_an_engine_starts_every_round_afresh():
     """Other clients, another step size, with momentum before: nothing stays."""
     module, layout, models, jobs = world("everything", torch.float64)
     engine = StackedEngine()
-    engine.train(module, layout, models, jobs(), LocalSpec(batch_size=5, momentum=0.9), 0.3)
-    engine.train(module, layout, models, jobs()[:2], LocalSpec(batch_size=3, mu=1.0), 0.3)
+    engine.train(Task(module, layout, models, jobs(), LocalSpec(batch_size=5, momentum=0.9), 0.3))
+    engine.train(Task(module, layout, models, jobs()[:2], LocalSpec(batch_size=3, mu=1.0), 0.3))
     spec = LocalSpec(batch_size=5, momentum=0.5)
     expected = by_loop(module, layout, models, jobs(), spec, 0.1)
-    assert_same(engine.train(module, layout, models, jobs(), spec, 0.1), expected)
+    assert_same(engine.train(Task(module, layout, models, jobs(), spec, 0.1)), expected)
 
 
 def test_a_client_that_diverges_spoils_no_other():
@@ -255,10 +255,10 @@ def test_a_client_that_diverges_spoils_no_other():
     for spec in (LocalSpec(batch_size=5, weight_decay=0.1), LocalSpec(batch_size=5, momentum=0.5)):
         expected, losses = by_loop(module, layout, models, jobs(), spec, 0.1)
         broken = [replace(j, draw=fresh.draw) for j, fresh in zip(broken, jobs(), strict=True)]
-        got, got_losses = engine.train(module, layout, models, broken, spec, 0.1)
+        got, got_losses = engine.train(Task(module, layout, models, broken, spec, 0.1))
         assert got[2].isnan().any()
         assert_same((got[others], got_losses[others]), (expected[others], losses[others]))
-        assert_same(engine.train(module, layout, models, jobs(), spec, 0.1), (expected, losses))
+        assert_same(engine.train(Task(module, layout, models, jobs(), spec, 0.1)), (expected, losses))
 
 
 def test_padded_places_do_not_count():
@@ -268,11 +268,11 @@ def test_padded_places_do_not_count():
     def padded() -> list[Job]:
         lengths = torch.arange(30) % PLACES + 1
         masks = [torch.arange(PLACES) >= lengths[: len(job.targets), None] for job in jobs()]
-        return [replace(j, targets=j.targets.masked_fill(m, loop.IGNORED)) for j, m in zip(jobs(), masks, strict=True)]
+        return [replace(j, targets=j.targets.masked_fill(m, IGNORED)) for j, m in zip(jobs(), masks, strict=True)]
 
     spec = LocalSpec(batch_size=5)
     expected = by_loop(module, layout, models, padded(), spec, 0.1)
-    assert_same(StackedEngine().train(module, layout, models, padded(), spec, 0.1), expected)
+    assert_same(StackedEngine().train(Task(module, layout, models, padded(), spec, 0.1)), expected)
 
 
 def test_examples_that_lie_in_one_tensor_are_not_copied():
@@ -305,8 +305,8 @@ def test_dropout_belongs_to_each_client():
     """A client draws its own masks, whoever trains with it; and the global generator is left alone."""
     module, layout, models, jobs = world("dropout", torch.float64)
     before = torch.get_rng_state()
-    together, _ = StackedEngine().train(module, layout, models, jobs(), LocalSpec(batch_size=5), 0.1)
-    alone, _ = StackedEngine().train(module, layout, models, jobs()[2:3], LocalSpec(batch_size=5), 0.1)
+    together, _ = StackedEngine().train(Task(module, layout, models, jobs(), LocalSpec(batch_size=5), 0.1))
+    alone, _ = StackedEngine().train(Task(module, layout, models, jobs()[2:3], LocalSpec(batch_size=5), 0.1))
     torch.testing.assert_close(together[2:3], alone)
     assert torch.equal(torch.get_rng_state(), before)
 
@@ -317,10 +317,12 @@ def test_random_layers_that_are_not_stacked_draw_from_the_keys():
     _, _, _, jobs = world("mlp", torch.float32)
     models = layout.flatten(module).repeat(2, 1)
     torch.manual_seed(1)
-    first, _ = StackedEngine().train(module, layout, models, jobs(), LocalSpec(), 0.1)
+    first, _ = StackedEngine().train(Task(module, layout, models, jobs(), LocalSpec(), 0.1))
     torch.manual_seed(2)
-    assert torch.equal(StackedEngine().train(module, layout, models, jobs(), LocalSpec(), 0.1)[0], first)
-    assert not torch.equal(StackedEngine().train(module, layout, models, jobs(seed=1), LocalSpec(), 0.1)[0], first)
+    assert torch.equal(StackedEngine().train(Task(module, layout, models, jobs(), LocalSpec(), 0.1))[0], first)
+    assert not torch.equal(
+        StackedEngine().train(Task(module, layout, models, jobs(seed=1), LocalSpec(), 0.1))[0], first
+    )
 
 
 class Counting(nn.Module):
@@ -345,7 +347,7 @@ def trained(module: nn.Module, models: Tensor | None = None) -> tuple[tuple[Tens
     _, _, _, jobs = world("mlp", torch.float32)
     layout, spec = Layout.of(module), LocalSpec(batch_size=5)
     models = layout.flatten(module).repeat(2, 1) if models is None else models
-    got = StackedEngine().train(module, layout, models, jobs(), spec, 0.1)
+    got = StackedEngine().train(Task(module, layout, models, jobs(), spec, 0.1))
     return got, by_loop(module, layout, models, jobs(), spec, 0.1)
 
 
@@ -477,7 +479,7 @@ def test_nothing_is_drawn_where_the_module_cannot():
     given_jobs, module = jobs(), Holds()
     layout = Layout.of(module)
     with pytest.raises(CannotStack):
-        StackedEngine().train(module, layout, layout.flatten(module).repeat(2, 1), given_jobs, LocalSpec(), 0.1)
+        StackedEngine().train(Task(module, layout, layout.flatten(module).repeat(2, 1), given_jobs, LocalSpec(), 0.1))
     for job, fresh in zip(given_jobs, jobs(), strict=True):
         assert torch.equal(job.draw.get_state(), fresh.draw.get_state())
 
@@ -487,7 +489,7 @@ def test_a_token_out_of_range_is_an_error():
     module, layout, models, jobs = world("lstm", torch.float32)
     given_jobs = jobs()
     engine = StackedEngine()
-    engine.train(module, layout, models, jobs(), LocalSpec(), 0.1)
+    engine.train(Task(module, layout, models, jobs(), LocalSpec(), 0.1))
     given_jobs[0].inputs[0, 0] = WORDS
     with pytest.raises(RuntimeError, match="index out of range"):
-        engine.train(module, layout, models, given_jobs, LocalSpec(), 0.1)
+        engine.train(Task(module, layout, models, given_jobs, LocalSpec(), 0.1))

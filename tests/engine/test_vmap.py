@@ -16,8 +16,8 @@ from tests.engine.worlds import LABELS, SIZES, SPECS, TOKENS, Counts, Scaled, Ti
 
 def assert_same(task_twice, tolerance):
     """Both engines from fresh draws: relative error of the updates, and the losses."""
-    expected, losses = task_twice().done_by(LoopEngine())
-    got, mean_losses = task_twice().done_by(VmapEngine())
+    expected, losses = LoopEngine().train(task_twice())
+    got, mean_losses = VmapEngine().train(task_twice())
     error = torch.linalg.vector_norm(got - expected) / torch.linalg.vector_norm(expected)
     assert float(error) < tolerance
     torch.testing.assert_close(mean_losses, losses, rtol=tolerance, atol=tolerance)
@@ -75,7 +75,7 @@ def test_batch_norm_is_refused_by_name():
     module = perceptron(nn.BatchNorm1d(8))
     text = re.escape("layer '1' (BatchNorm1d) changes its buffers in training")
     with pytest.raises(CannotMapError, match=text):
-        task_of(module, features(), LABELS, SPECS["plain"]).done_by(VmapEngine())
+        VmapEngine().train(task_of(module, features(), LABELS, SPECS["plain"]))
 
 
 @pytest.mark.parametrize(
@@ -87,4 +87,4 @@ def test_batch_norm_is_refused_by_name():
 )
 def test_what_draws_or_keeps_a_state_is_refused(layer, told):
     with pytest.raises(CannotMapError, match=told):
-        task_of(perceptron(layer), features(), LABELS, SPECS["plain"]).done_by(VmapEngine())
+        VmapEngine().train(task_of(perceptron(layer), features(), LABELS, SPECS["plain"]))

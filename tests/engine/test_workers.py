@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from fedclade import ConfigError, EngineError
 from fedclade.engine import auto, workers
 from fedclade.engine.auto import build_engine
-from fedclade.engine.choice import Task
-from fedclade.engine.jobs import CannotTrainTogether
+from fedclade.engine.jobs import CannotTrainTogether, Task
 from fedclade.engine.loop import LoopEngine
 from fedclade.engine.workers import INSIDE, ChannelsLastLoop, WorkersEngine, cannot_fork
 from tests.engine.worlds import LABELS, SPECS, Counts, Tied, features, perceptron, task_of
@@ -70,15 +69,15 @@ def is_alive(process: int) -> bool:
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("module", [perceptron, Tied, lambda: convolutional(nn.Flatten())])
 def test_updates_are_those_of_the_loop(inside, spec, module):
-    expected, losses = task(module(), spec).done_by(LoopEngine())
-    got, mean_losses = task(module(), spec).done_by(WorkersEngine(inside))
+    expected, losses = LoopEngine().train(task(module(), spec))
+    got, mean_losses = WorkersEngine(inside).train(task(module(), spec))
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(mean_losses, losses, rtol=1e-5, atol=1e-6)
 
 
 def test_one_after_another_they_are_the_loop_to_the_last_bit_dropout_included():
-    expected, losses = task(perceptron(nn.Dropout(0.4))).done_by(LoopEngine())
-    got, mean_losses = task(perceptron(nn.Dropout(0.4))).done_by(WorkersEngine("loop"))
+    expected, losses = LoopEngine().train(task(perceptron(nn.Dropout(0.4))))
+    got, mean_losses = WorkersEngine("loop").train(task(perceptron(nn.Dropout(0.4))))
     assert torch.equal(got, expected)
     assert torch.equal(mean_losses, losses)
 
@@ -88,23 +87,23 @@ def test_anchors_reach_the_processes():
     pulled = replace(pulled, jobs=[replace(job, anchor=1 - job.row) for job in pulled.jobs])
     again = task(spec="proximal")
     again = replace(again, jobs=[replace(job, anchor=1 - job.row) for job in again.jobs])
-    expected, _ = pulled.done_by(LoopEngine())
-    assert torch.equal(again.done_by(WorkersEngine("loop"))[0], expected)
+    expected, _ = LoopEngine().train(pulled)
+    assert torch.equal(WorkersEngine("loop").train(again)[0], expected)
 
 
 def test_processes_are_kept_as_long_as_module_and_data_are_the_same():
     engine = WorkersEngine("loop")
     first = task()
-    expected, _ = task().done_by(LoopEngine())
-    updates, _ = first.done_by(engine)
+    expected, _ = LoopEngine().train(task())
+    updates, _ = engine.train(first)
     before = processes(engine)
     assert len(before) == 2
     fresh = [replace(job, draw=torch.Generator().manual_seed(job.draw.initial_seed())) for job in first.jobs]
-    some, _ = replace(first, jobs=fresh[1:4]).done_by(engine)
+    some, _ = engine.train(replace(first, jobs=fresh[1:4]))
     assert processes(engine) == before
     assert torch.equal(updates, expected), "what was given out stays as it was"
     assert torch.equal(some, expected[1:4])
-    task(Tied()).done_by(engine)
+    engine.train(task(Tied()))
     assert not set(processes(engine)) & set(before)
     assert not any(map(is_alive, before))
 
@@ -113,15 +112,15 @@ def test_more_clients_than_before_find_room():
     engine = WorkersEngine("loop")
     large = task_of(perceptron(), features((3,) * 30), LABELS, SPECS["plain"], (3,) * 30)
     draws = [torch.Generator().manual_seed(job.draw.initial_seed()) for job in large.jobs]
-    expected, _ = large.done_by(LoopEngine())
+    expected, _ = LoopEngine().train(large)
     fresh = [replace(job, draw=draw) for job, draw in zip(large.jobs, draws, strict=True)]
-    replace(large, jobs=large.jobs[:2]).done_by(engine)
-    assert torch.equal(replace(large, jobs=fresh).done_by(engine)[0], expected)
+    engine.train(replace(large, jobs=large.jobs[:2]))
+    assert torch.equal(engine.train(replace(large, jobs=fresh))[0], expected)
 
 
 def test_processes_end_with_their_engine():
     engine = WorkersEngine("loop")
-    task().done_by(engine)
+    engine.train(task())
     before = processes(engine)
     del engine
     assert not any(map(is_alive, before))
@@ -140,9 +139,9 @@ def test_a_process_that_dies_is_told_and_the_next_call_works(monkeypatch):
     monkeypatch.setenv("PARENT", str(os.getpid()))
     engine = WorkersEngine("loop")
     with pytest.raises(EngineError, match=r"a worker process died \(signal SIGKILL\) while it trained 1 clients; if"):
-        task(perceptron(Kills())).done_by(engine)
-    expected, _ = task().done_by(LoopEngine())
-    assert torch.equal(task().done_by(engine)[0], expected)
+        engine.train(task(perceptron(Kills())))
+    expected, _ = LoopEngine().train(task())
+    assert torch.equal(engine.train(task())[0], expected)
 
 
 def test_where_no_process_can_be_started_that_is_told(monkeypatch):
@@ -151,7 +150,7 @@ def test_where_no_process_can_be_started_that_is_told(monkeypatch):
 
     monkeypatch.setattr(os, "fork", none_left)
     with pytest.raises(EngineError, match=r"worker processes cannot be started: .* unavailable; use --engine loop"):
-        task().done_by(WorkersEngine("loop"))
+        WorkersEngine("loop").train(task())
 
 
 class Fails(nn.Module):
@@ -164,37 +163,37 @@ class Fails(nn.Module):
 def test_what_a_client_fails_of_comes_back():
     engine = WorkersEngine("loop")
     with pytest.raises(RuntimeError, match="KeyError: 'seven'"):
-        task(perceptron(Fails())).done_by(engine)
-    task().done_by(engine)
+        engine.train(task(perceptron(Fails())))
+    engine.train(task())
 
 
 def test_what_cannot_be_stacked_inside_is_told_as_the_stacked_engine_tells_it():
     with pytest.raises(CannotTrainTogether, match=r"'1.calls' .* is a buffer that"):
-        task(perceptron(Counts())).done_by(WorkersEngine("stacked"))
+        WorkersEngine("stacked").train(task(perceptron(Counts())))
 
 
 def test_the_user_can_ask_for_workers():
     engine = build_engine("workers")
-    expected, _ = task().done_by(LoopEngine())
-    torch.testing.assert_close(task().done_by(engine)[0], expected, rtol=1e-4, atol=1e-6)
+    expected, _ = LoopEngine().train(task())
+    torch.testing.assert_close(engine.train(task())[0], expected, rtol=1e-4, atol=1e-6)
     assert engine.name == "workers"
 
 
 def test_auto_takes_them_where_they_are_fastest(monkeypatch):
     monkeypatch.setattr(auto, "fastest", lambda engines, task: "workers, loop")
     engine = build_engine("auto")
-    task().done_by(engine)
+    engine.train(task())
     assert engine.name == "workers"
 
 
 def test_auto_does_not_fork_for_one_thread_or_one_client(monkeypatch):
     seen: list[list[str]] = []
     monkeypatch.setattr(auto, "fastest", lambda engines, task: seen.append(list(engines)) or "loop")
-    task().done_by(build_engine("auto"))
+    build_engine("auto").train(task())
     alone = task()
-    replace(alone, jobs=alone.jobs[:1]).done_by(build_engine("auto"))
+    build_engine("auto").train(replace(alone, jobs=alone.jobs[:1]))
     torch.set_num_threads(1)
-    task().done_by(build_engine("auto"))
+    build_engine("auto").train(task())
     assert seen == [["stacked", "workers, stacked", "workers, loop", "loop"], *[["stacked", "loop"]] * 2]
 
 
@@ -202,8 +201,8 @@ def test_auto_does_not_fork_for_one_thread_or_one_client(monkeypatch):
 def test_convolutions_keep_their_channels_last_unless_the_module_cannot(monkeypatch, flat, inside):
     seen: list[str] = []
     monkeypatch.setattr(auto, "fastest", lambda engines, task: seen.extend(engines) or seen[-1])
-    expected, _ = task(convolutional(flat())).done_by(LoopEngine())
-    got, _ = task(convolutional(flat())).done_by(build_engine("workers"))
+    expected, _ = LoopEngine().train(task(convolutional(flat())))
+    got, _ = build_engine("workers").train(task(convolutional(flat())))
     assert seen == ["workers, stacked", f"workers, {inside}"]
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-6)
 
@@ -216,7 +215,7 @@ def test_channels_come_last_in_memory_even_where_there_is_one():
 
 def test_the_users_module_stays_as_it_was():
     module = convolutional(nn.Flatten())
-    task(module).done_by(ChannelsLastLoop())
+    ChannelsLastLoop().train(task(module))
     assert module.get_parameter("1.weight").is_contiguous()
 
 
@@ -227,9 +226,9 @@ def test_where_processes_cannot_be_forked_safely_there_are_none(monkeypatch):
     assert "torch has started threads for an accelerator" in (cannot_fork(torch.device("cpu")) or "")
     monkeypatch.setattr(sys, "platform", "darwin")
     with pytest.raises(ConfigError, match=re.escape("engine 'workers' cannot train this model: workers need")):
-        task().done_by(build_engine("workers"))
+        build_engine("workers").train(task())
     engine = build_engine("auto")
-    task().done_by(engine)
+    engine.train(task())
     assert engine.name in ("stacked", "loop")
 
 
@@ -239,7 +238,7 @@ torch.set_num_threads(2)
 from tests.engine.test_workers import task
 from fedclade.engine.workers import WorkersEngine
 engine = WorkersEngine("loop")
-task().done_by(engine)
+engine.train(task())
 print(*engine._crew._processes.values(), flush=True)
 if "wait" in sys.argv:
     time.sleep(60)

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedclade import LocalSpec, rng
-from fedclade.engine.choice import Task
-from fedclade.engine.jobs import Job
+from fedclade.engine.jobs import Job, Task
 from fedclade.params import Layout
 
 FEATURES, LABELS, TOKENS = 6, 4, 9

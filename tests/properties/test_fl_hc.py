@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fedclade import FLHC, FedAvg, LocalSpec, Run, UpdateError, simulate
-from fedclade.clients import Round
+from fedclade import FLHC, FedAvg, LocalSpec, Run, simulate
 from tests.reference import fl_hc as reference
 from tests.reference.fedavg import as_numpy
 from tests.tiny import ScriptedClients, federation_of, linear, play, renamed, simulated
@@ -226,19 +225,6 @@ def test_buffers_are_neither_compared_nor_cached(permute):
     assert run.tree.nodes[0].params.shape == (parameters + 13,)
     assert len(run.tree.leaves) == 4
     assert all(leaf.cached.shape == (3, parameters) for leaf in run.tree.leaves)
-
-
-def test_a_client_that_does_not_answer_the_clustering_step_is_named():
-    class Deaf(ScriptedClients):
-        def train(self, ids, models, assignment, this_round):
-            heard = [(i, row) for i, row in zip(ids, assignment, strict=True) if i not in (3, 1)]
-            return super().train([i for i, _ in heard], models, [row for _, row in heard], this_round)
-
-    clients = Deaf(dict.fromkeys(range(5), (1.0, 0.0)))
-    algorithm = FLHC(rounds_before=0)
-    text = r"round 1: FL\+HC clusters all clients at once; no answer from \[1, 3\]"
-    with pytest.raises(UpdateError, match=text):
-        algorithm.step(algorithm.init(torch.zeros(2), clients), [0], clients, Round(1, SPEC))
 
 
 def test_two_clients_and_one_are_one_cluster():

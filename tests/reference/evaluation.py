@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedclade.clients import Split
-from fedclade.data.federation import Federation
-from fedclade.engine.loop import IGNORED
+from fedclade.data.federation import IGNORED, Federation
 from fedclade.params import Layout
 
 

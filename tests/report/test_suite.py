@@ -28,9 +28,29 @@ def test_every_scenario_has_a_table(suite):
     text = console.export_text()
     assert text.index("iid: comparison of 2") < text.index("swap: comparison of 3 configurations")
     markdown = suite.markdown()
-    assert markdown.startswith("**iid: comparison of 2 configurations**\n\n| config |")
+    assert "**iid: comparison of 2 configurations**\n\n| config |" in markdown
     (cfl,) = [line for line in markdown.splitlines() if line.startswith("| cfl | 2 |")]
     assert cfl == "| cfl | 2 | 80.0 ± 127.1 | 80.0 | – | 1 | 0.50 | 3 (1 of 2) | 1.5 kB | 3.0 kB | 1 min 01 s |"
+
+
+def test_the_overview_has_algorithms_by_scenarios(suite, summary_run):
+    known = {**summary_run("cfl", 0.8).summary["clusters"], "ari": 0.5}
+    rotation = Comparison({"cfl": [summary_run("cfl", 0.8, clusters=known)]}, "rotation")
+    suite = SuiteComparison({**suite.scenarios, "rotation": rotation})
+    lines = suite.markdown().splitlines()
+    assert lines[0].startswith("**Accuracy in percent")
+    assert lines[2:8] == [
+        "| config | iid | swap | rotation |",
+        "| :-- | --: | --: | --: |",
+        "| fedavg |  | 50.0 |  |",
+        "| oracle |  | 90.0 |  |",
+        "| cfl | 80.0 | 80.0 ± 127.1 | 80.0  0.50 |",
+        "| local | 70.0 |  |  |",
+    ]
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(suite.overview())
+    (cfl,) = [line.split() for line in console.export_text().splitlines() if line.lstrip().startswith("cfl")]
+    assert cfl == ["cfl", "80.0", "80.0", "80.0", "0.50"]
 
 
 def test_csv_and_json_have_the_scenario(suite):

@@ -41,6 +41,14 @@ def test_run_table_shows_every_number_of_the_summary(summary_run):
     assert "1 min 01 s: train 1 min 00 s, evaluate 0.5 s, server 0.5 s" in text
 
 
+def test_run_table_counts_answers_that_were_left_out(summary_run):
+    event = {"round": 1, "kind": "left_out", "node": 0, "query": "train"}
+    events = [{**event, "clients": {"0": "dropped out", "3": "too late"}}, {**event, "clients": {"1": "loss nan"}}]
+    for some, text in ((events, "3 answers: 2 absent, 1 unusable"), (events[1:], "1 answer: 0 absent, 1 unusable")):
+        assert ["left out", text] in [cells(line) for line in lines(run_table(replace(summary_run(), events=some)))]
+    assert "left out" not in "\n".join(lines(run_table(summary_run())))
+
+
 def test_run_table_leaves_out_what_is_not_known(summary_run):
     text = "\n".join(lines(run_table(summary_run())))
     assert "1 found; sizes 4" in text

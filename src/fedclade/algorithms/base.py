@@ -11,10 +11,12 @@ import numpy as np
 from torch import Tensor
 
 from fedclade.aggregate import weighted_mean
-from fedclade.clients import Clients, Round, Updates
+from fedclade.clients import Clients, Round
 from fedclade.clustering import Merges
 from fedclade.geometry import Geometry
+from fedclade.routing import Assignment, route
 from fedclade.tree import ParameterTree
+from fedclade.updates import Updates
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,6 +98,11 @@ class Algorithm(ABC):
         """How many initial models, each drawn by itself, ``init`` starts from."""
         return 1
 
+    @property
+    def rounds_needed(self) -> int:
+        """How many rounds it takes until it has done what sets it apart; a run of fewer is told so."""
+        return 1
+
     @abstractmethod
     def init(self, params: Tensor, clients: Clients) -> State:
         """Return the state before the first round, from the initial model ``[S]``, or ``[initial_models, S]``."""
@@ -107,14 +114,37 @@ class Algorithm(ABC):
     def cohort(self, state: State, fraction: float, draw: np.random.Generator) -> tuple[int, ...]:
         """Sample the clients of a round: this fraction of every cluster, and at least one of each.
 
-        Every cluster is a federation of its own (CFL Algorithm 3; FL+HC after its clustering step).
+        Every cluster is a federation of its own (CFL Algorithm 3; FL+HC after its clustering step). So are those who
+        wait at a node, as they did not answer when it was split.
         """
         clusters = [leaf.members for leaf in state.tree.leaves if leaf.members]
+        clusters += [members for _, members in sorted(state.tree.waiting.items())]
         return tuple(client for members in clusters for client in sample(members, fraction, draw))
 
     def serve(self, state: State, clients: Clients) -> Mapping[int, int]:
         """Return the node whose model each client is served with: its cluster's."""
         return state.tree.leaf_of
+
+    def assign(
+        self, tree: ParameterTree, ids: Sequence[int], clients: Clients, this_round: Round
+    ) -> Sequence[Assignment]:
+        """Find a place in the tree for newcomers; it changes nothing.
+
+        By what the tree has: where updates from before the splits are cached, down the tree by the newcomers' own (CFL
+        Algorithm 4); otherwise to the leaf whose model has the lowest loss on their training data.
+
+        Parameters
+        ----------
+        tree
+            Of a run, as the server sees it.
+        ids
+            The newcomers, all of them among the clients.
+        clients
+            Who can be asked.
+        this_round
+            What newcomers are asked to do.
+        """
+        return route(tree, ids, clients, this_round)
 
 
 class OneCohort(Algorithm):
@@ -133,55 +163,85 @@ def sample(members: Sequence[int], fraction: float, draw: np.random.Generator) -
 
 @dataclass(frozen=True, eq=False)
 class ClusterRound:
-    """One cluster's part of a round: who answered, with what, and what it shows."""
+    """One cluster's part of a round: who answered, with what, and what it shows.
+
+    Parameters
+    ----------
+    node, updates, geometry
+        The cluster, the updates of its members that answered, and their geometry.
+    enough
+        Whether so many answered that the cluster may move, and decide anything.
+    waits
+        Whether these are no cluster, but clients that wait where one was split, since they did not answer then.
+    """
 
     node: int
     updates: Updates
     geometry: Geometry
+    enough: bool
+    waits: bool = False
+
+    @classmethod
+    def of(cls, node: int, updates: Updates, this_round: Round, *, waits: bool = False) -> ClusterRound:
+        """Measure what came from a cluster."""
+        return cls(node, updates, Geometry.of(updates), len(updates.ids) >= this_round.min_clients, waits)
 
 
 def train_clusters(state: State, cohort: Sequence[int], clients: Clients, this_round: Round) -> list[ClusterRound]:
-    """Let the cohort train, each client from its cluster's model; return the clusters that had answers."""
+    """Let the cohort train, each client from its cluster's model; return the clusters that were asked."""
     leaf_of = state.tree.leaf_of
     models, assignment = state.tree.models([leaf_of[client] for client in cohort])
-    return by_cluster(state.tree, clients.train(cohort, models, assignment, this_round))
+    return by_cluster(state.tree, clients.train(cohort, models, assignment, this_round), this_round)
 
 
 def train_root(state: State, cohort: Sequence[int], clients: Clients, this_round: Round) -> ClusterRound:
     """Let the cohort train, each client from the root's model."""
     updates = clients.train(cohort, state.tree.nodes[0].params[None], [0] * len(cohort), this_round)
-    updates = updates.of(sorted(updates.ids))
-    return ClusterRound(0, updates, Geometry.of(updates))
+    return ClusterRound.of(0, updates.of(sorted(cohort)), this_round)
 
 
-def by_cluster(tree: ParameterTree, updates: Updates) -> list[ClusterRound]:
-    """Part the updates of clients that each started from its cluster's model; return the clusters that had answers."""
+def by_cluster(tree: ParameterTree, updates: Updates, this_round: Round) -> list[ClusterRound]:
+    """Part the updates of clients that each started from its cluster's model; return the clusters that were asked."""
     members: dict[int, list[int]] = {}
-    for client in sorted(updates.ids):
+    for client in sorted({*updates.ids, *updates.left_out}):
         members.setdefault(tree.leaf_of[client], []).append(client)
-    parts = [(node, updates.of(members[node])) for node in sorted(members)]
-    return [ClusterRound(node, mine, Geometry.of(mine)) for node, mine in parts]
+    # Where a split took place, that is: the root of a star, split in round 0, is no cluster that was parted.
+    waits = {node: bool(tree.nodes[node].split_in) for node in members}
+    return [ClusterRound.of(node, updates.of(members[node]), this_round, waits=waits[node]) for node in sorted(members)]
 
 
 def move_clusters(tree: ParameterTree, parts: Sequence[ClusterRound]) -> ParameterTree:
     """Move every cluster's model by the weighted mean of its updates (CFL eq. 2; Algorithm 2, line 7).
 
-    A cluster without an answer keeps its model.
+    A cluster with too few answers keeps its model, and so does a node at which clients wait.
     """
     for part in parts:
-        tree = tree.moved(part.node, weighted_mean(part.updates))
+        if part.enough and not part.waits:
+            tree = tree.moved(part.node, weighted_mean(part.updates))
     return tree
 
 
 def log_of(parts: Sequence[ClusterRound], events: Sequence[Event] = (), phase: str = "train") -> RoundLog:
-    """Gather what a round reports."""
+    """Gather what a round reports, and tell of clusters with too few answers."""
+    clusters = [part for part in parts if not part.waits]
+    too_few = [too_few_event(part.node, len(part.updates.ids)) for part in clusters if not part.enough]
     return RoundLog(
-        geometry={part.node: part.geometry for part in parts},
+        geometry={part.node: part.geometry for part in clusters if part.updates.ids},
         losses={c: loss for p in parts for c, loss in zip(p.updates.ids, p.updates.losses.tolist(), strict=True)},
         norms={c: norm for p in parts for c, norm in zip(p.updates.ids, p.updates.norms.tolist(), strict=True)},
-        events=tuple(events),
+        events=(*too_few, *events),
         phase=phase,
     )
+
+
+def too_few_event(node: int, answered: int) -> Event:
+    """Tell that fewer clients of a cluster answered than the round's ``min_clients``, so that it keeps its model."""
+    return Event("too_few", node, {"clients": answered})
+
+
+def postponed(part: ClusterRound, needed: int) -> Event:
+    """Tell that too few clients answered to be clustered, so that it is left to the next round."""
+    return Event("postponed", part.node, {"clients": len(part.updates.ids), "needed": needed})
 
 
 def clustering_event(

@@ -8,7 +8,7 @@ Where the paper leaves a choice, this file makes it:
   lines 7 and 8). The node itself keeps θ, at which the updates before the split were made (eq. 47).
 - With a client fraction below 1 the criteria are first looked at on the cohort. If they call for a split, the absent
   members are asked for their updates at the same model, and the updates of all members decide. No similarity is made
-  up.
+  up: members that do not answer even then wait at the node, and join a child when they do (Algorithm 4).
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from fedclade.algorithms.base import (
     move_clusters,
     train_clusters,
 )
+from fedclade.algorithms.waiting import place_waiting
 from fedclade.clients import Clients, Round
 from fedclade.errors import require
 from fedclade.geometry import Geometry
@@ -101,10 +102,10 @@ class CFL(Algorithm):
         parts = [self._completed(part, state, clients, this_round) for part in parts]
         peaks = _raised(state.memory["peaks"], parts)
         tree = move_clusters(state.tree, parts)  # line 13; line 7 of the next round
-        events: list[Event] = []
+        tree, events = place_waiting(tree, parts)
         for part in parts:
             node = state.tree.nodes[part.node]
-            if self._calls_for_split(node, part.geometry, peaks, this_round):  # line 14
+            if part.geometry.bipartition and self._calls_for_split(node, part, peaks, this_round):  # line 14
                 tree, event = self._split(tree, node, part, this_round.number)  # lines 15 to 19
                 events.append(event)
         phase = "split" if any(event.kind == "split" for event in events) else "train"
@@ -114,33 +115,37 @@ class CFL(Algorithm):
         """Return the node whose model each client is served with."""
         return best_on_validation(state.tree, clients) if self.fallback else super().serve(state, clients)
 
-    def _calls_for_split(self, node: Node, geometry: Geometry, peaks: Tensor, this_round: Round) -> bool:
-        if len(node.members) < 2:
+    def _calls_for_split(self, node: Node, part: ClusterRound, peaks: Tensor, this_round: Round) -> bool:
+        if len(node.members) < 2 or not part.enough or part.waits:
             return False
         eps1 = float(peaks[node.id]) / 10 if self.eps1 == "auto" else self.eps1
-        near = this_round.number in self.split_rounds if self.split_rounds else geometry.mean_norm < eps1  # eq. 32
-        return near and geometry.max_norm > self.eps2  # eq. 33
+        mean_norm, rounds = part.geometry.mean_norm, self.split_rounds
+        near = this_round.number in rounds if rounds else mean_norm < eps1  # eq. 32
+        return near and part.geometry.max_norm > self.eps2  # eq. 33
 
     def _completed(self, part: ClusterRound, state: State, clients: Clients, this_round: Round) -> ClusterRound:
         """Ask for what a split needs beyond the regular round: the absent members' updates, and gradients (eq. 50)."""
         node, updates = state.tree.nodes[part.node], part.updates
-        if not self._calls_for_split(node, part.geometry, state.memory["peaks"], this_round):
+        if not self._calls_for_split(node, part, state.memory["peaks"], this_round):
             return part
+        insisting = replace(this_round, insists=True)
         answered = set(updates.ids)
         absent = [member for member in node.members if member not in answered]
         models = node.params[None]
         if absent:
-            updates = updates.joined(clients.train(absent, models, [0] * len(absent), this_round)).of(node.members)
+            updates = updates.joined(clients.train(absent, models, [0] * len(absent), insisting)).of(node.members)
         geometry = Geometry.of(updates, largest_compared=len(updates.ids))
         if self.similarity == "gradients":
-            gradients = clients.gradients(updates.ids, models, [0] * len(updates.ids), this_round)
-            geometry = replace(geometry, similarity=cosine_similarity(gradients.signatures))
-        return ClusterRound(part.node, updates, geometry)
+            gradients = clients.gradients(updates.ids, models, [0] * len(updates.ids), insisting)
+            if len(gradients.ids) < 2:
+                return replace(part, updates=updates, geometry=replace(geometry, similarity=None))
+            geometry = replace(geometry, members=gradients.ids, similarity=cosine_similarity(gradients.signatures))
+        return replace(part, updates=updates, geometry=geometry)
 
     def _split(self, tree: ParameterTree, before: Node, part: ClusterRound, number: int) -> tuple[ParameterTree, Event]:
         """Split a cluster in two, unless the noise that γ_max allows for could explain it (eq. 39)."""
         bipartition = part.geometry.bipartition
-        assert bipartition is not None  # _calls_for_split has seen two members
+        assert bipartition is not None  # or step would not have come here
         clusters = (bipartition.first, bipartition.second)
         criteria = part.geometry.criteria
         details = {**criteria, "clusters": [list(cluster) for cluster in clusters]}

@@ -25,6 +25,7 @@ from torch import Tensor
 from fedclade.algorithms.base import OneCohort, RoundLog, State, log_of, move_clusters, train_root
 from fedclade.clients import Clients, Round
 from fedclade.errors import require
+from fedclade.routing import Assignment, to_root
 from fedclade.tree import ParameterTree
 
 
@@ -72,3 +73,9 @@ class Ditto(OneCohort):
         for client, delta in zip(updates.ids, updates.each, strict=True):
             tree = tree.with_model(leaf_of[client], state.tree.nodes[leaf_of[client]].params + delta)
         return State(tree.reassigned({client: leaf_of[client] for client in updates.ids})), log_of([part])
+
+    def assign(
+        self, tree: ParameterTree, ids: Sequence[int], clients: Clients, this_round: Round
+    ) -> Sequence[Assignment]:
+        """Give newcomers the global model; the other models are other clients' own."""
+        return to_root(ids)

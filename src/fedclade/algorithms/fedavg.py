@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch import Tensor
 from fedclade.algorithms.base import Algorithm, RoundLog, State, log_of, move_clusters, train_clusters
 from fedclade.clients import Clients, Round
 from fedclade.errors import ConfigError
+from fedclade.routing import Assignment, to_root
 from fedclade.tree import ParameterTree
 
 
@@ -39,11 +40,24 @@ class FedAvg(_FixedClusters):
 
 @dataclass(frozen=True)
 class Local(_FixedClusters):
-    """No federation: every client trains a model of its own, for as many rounds and epochs as the others."""
+    """No federation: every client trains a model of its own, for as many rounds and epochs as the others.
+
+    Nothing travels: the models stay with the clients.
+    """
 
     def init(self, params: Tensor, clients: Clients) -> State:
         """Put every client in a cluster of its own."""
         return State(ParameterTree.star([[client] for client in clients.ids], params))
+
+    def step(self, state: State, cohort: Sequence[int], clients: Clients, this_round: Round) -> tuple[State, RoundLog]:
+        """Train every client for one round, at home."""
+        return super().step(state, cohort, clients, replace(this_round, travels="nothing"))
+
+    def assign(
+        self, tree: ParameterTree, ids: Sequence[int], clients: Clients, this_round: Round
+    ) -> Sequence[Assignment]:
+        """Give newcomers the initial model; the other models are other clients' own."""
+        return to_root(ids)
 
 
 @dataclass(frozen=True)

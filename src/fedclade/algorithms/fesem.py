@@ -15,18 +15,18 @@ Where the paper leaves a choice, this file makes it:
 - With a client fraction below 1, both steps see the cohort alone: a local model of an earlier round belongs to centres
   that have moved on. Clients that no cohort has had yet are in no cluster; they start from, and are served with, the
   mean of the centres, weighted by their numbers of members.
-- A centre that no local model goes to stays where it is.
+- A centre that no local model goes to, or fewer than ``min_clients``, stays where it is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from fedclade.algorithms.base import OneCohort, RoundLog, State, by_cluster, log_of, membership_events
+from fedclade.algorithms.base import OneCohort, RoundLog, State, by_cluster, log_of, membership_events, too_few_event
 from fedclade.clients import Clients, Round
 from fedclade.clustering import agglomerate, cut
 from fedclade.errors import require
@@ -62,8 +62,9 @@ class FeSEM(OneCohort):
         """Run one round of Algorithm 1, beginning with its last step, the local updates."""
         tree = state.tree
         models, rows = tree.models([tree.leaf_of[client] for client in cohort])
-        updates = clients.train(cohort, models, rows, this_round)  # LocalUpdate
-        updates = updates.of(sorted(updates.ids))
+        updates = clients.train(cohort, models, rows, this_round).of(sorted(cohort))  # LocalUpdate
+        if not updates.ids:
+            return state, log_of([])
         start = dict(zip(cohort, rows, strict=True))
         local = models[[start[client] for client in updates.ids]] + updates.each
         sizes = updates.sizes.to(local)
@@ -76,19 +77,23 @@ class FeSEM(OneCohort):
         # E-step; exact distances, not those of a matrix product, which forgets small ones.
         apart = torch.cdist(local[:, :D], centres[:, :D], compute_mode="donot_use_mm_for_euclid_dist")
         nearest = apart.argmin(dim=1)
-        centres = _means(local, sizes, nearest, centres)  # M-step
+        centres = _means(local, sizes, nearest, centres, this_round.min_clients)  # M-step
         moved = tree.reassigned({client: 1 + k for client, k in zip(updates.ids, nearest.tolist(), strict=True)})
         for leaf, centre in zip(tree.leaves, centres, strict=True):
             moved = moved.with_model(leaf.id, centre)
         members = torch.tensor([len(leaf.members) for leaf in moved.leaves]).to(centres)
         moved = moved.with_model(0, members @ centres / members.sum())
-        return State(moved), log_of(by_cluster(tree, updates), membership_events(tree, moved))
+        came = by_cluster(tree, updates, replace(this_round, min_clients=0))  # where they went to counts
+        gone = nearest.bincount(minlength=len(centres)).tolist()
+        too_few = [too_few_event(k, n) for k, n in enumerate(gone, start=1) if 0 < n < this_round.min_clients]
+        return State(moved), log_of(came, [*too_few, *membership_events(tree, moved)])
 
 
-def _means(local: Tensor, sizes: Tensor, labels: Tensor, otherwise: Tensor) -> Tensor:
-    """Return the weighted mean of the models ``[n, S]`` of each label, ``[k, S]``; where there are none, another."""
+def _means(local: Tensor, sizes: Tensor, labels: Tensor, otherwise: Tensor, least: int = 1) -> Tensor:
+    """Return the weighted mean of the models ``[n, S]`` of each label, ``[k, S]``; where there are too few, another."""
     means = otherwise.clone()
     for k in labels.unique().tolist():
         mine = labels == k
-        means[k] = sizes[mine] @ local[mine] / sizes[mine].sum()
+        if int(mine.sum()) >= least:
+            means[k] = sizes[mine] @ local[mine] / sizes[mine].sum()
     return means

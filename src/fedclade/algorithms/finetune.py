@@ -1,7 +1,8 @@
 """FedAvg, and every client fine-tunes its own copy of the global model: the plainest personalisation.
 
 The global model never sees what the copies learn. Copies are made anew from it in every round that is evaluated, since
-they are what clients are served with; ``evaluate_every`` decides how often. Nothing travels for them: a client has the
+they are what clients are served with; ``evaluate_every`` decides how often. The copy of a client that does not answer
+is the global model as it is. Nothing travels for them: a client has the
 global model, and keeps its copy. Official code that has this baseline (of Ditto, Li et al. 2021) does it once, at the
 end; the last round's copies are the same either way.
 """
@@ -16,6 +17,7 @@ from torch import Tensor
 from fedclade.algorithms.base import OneCohort, RoundLog, State, log_of, move_clusters, train_root
 from fedclade.clients import Clients, Round
 from fedclade.errors import require
+from fedclade.routing import Assignment, to_root
 from fedclade.tree import ParameterTree
 
 
@@ -51,11 +53,18 @@ class FineTune(OneCohort):
             tree = self._fine_tuned(tree, clients, this_round)
         return State(tree), log_of([part])
 
+    def assign(
+        self, tree: ParameterTree, ids: Sequence[int], clients: Clients, this_round: Round
+    ) -> Sequence[Assignment]:
+        """Give newcomers the global model; the other models are other clients' own."""
+        return to_root(ids)
+
     def _fine_tuned(self, tree: ParameterTree, clients: Clients, this_round: Round) -> ParameterTree:
         root, ids = tree.nodes[0], clients.ids
         spec = replace(this_round.spec, epochs=self.epochs)
         at_home = replace(this_round, spec=spec, purpose="finetune", travels="nothing")
         updates = clients.train(ids, root.params[None], [0] * len(ids), at_home)
-        for client, delta in zip(updates.ids, updates.each, strict=True):
-            tree = tree.with_model(tree.leaf_of[client], root.params + delta)
+        deltas = dict(zip(updates.ids, updates.each, strict=True))
+        for client in ids:
+            tree = tree.with_model(tree.leaf_of[client], root.params + deltas.get(client, 0.0))
         return tree

@@ -4,6 +4,9 @@ Where the paper leaves a choice, this file makes it:
 
 - The round that asks all clients for Δw is a round of its own and moves no model: line 12 starts every cluster from the
   w at which the updates were made. With one cluster as the answer, FL+HC is FedAvg that paused for a round.
+- Clients that do not answer in it, though they are asked again, wait in no cluster, with the joint model w. When one
+  answers in a later round, from w as the others did, it joins the cluster with the update most like its own. With too
+  few answers to cluster, the round is held again.
 - Clients are compared by their updates Δw (line 8, section II), not by their parameters (section I-C).
 - Average linkage is the mean distance over all pairs (UPGMA). Section I-C compares the averages of the clusters, which
   is centroid linkage and can merge at falling distances, against the monotonicity that the same section counts on.
@@ -14,10 +17,11 @@ Where the paper leaves a choice, this file makes it:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from fedclade.algorithms.base import (
@@ -29,13 +33,19 @@ from fedclade.algorithms.base import (
     clustering_event,
     log_of,
     move_clusters,
+    postponed,
     train_clusters,
+    train_root,
 )
+from fedclade.algorithms.waiting import place_waiting
 from fedclade.clients import Clients, Round
 from fedclade.clustering import LINKAGES, agglomerate, cut, where_to_cut
-from fedclade.errors import ConfigError, UpdateError, require, unknown
+from fedclade.errors import ConfigError, require, unknown
 from fedclade.similarity import METRICS, distances
 from fedclade.tree import ParameterTree
+
+CLUSTERED = "clustered"
+"""In a state's memory, once the clustering step has been taken."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +97,11 @@ class FLHC(Algorithm):
             ("algorithm.n_clusters", self.n_clusters, self.n_clusters is None or self.n_clusters >= 1, "at least 1"),
         )
 
+    @property
+    def rounds_needed(self) -> int:
+        """Rounds until the clustering step."""
+        return self.rounds_before + 1
+
     def init(self, params: Tensor, clients: Clients) -> State:
         """Put all clients in one cluster (line 2).
 
@@ -100,21 +115,17 @@ class FLHC(Algorithm):
         return State(ParameterTree.root_only(clients.ids, params))
 
     def step(self, state: State, cohort: Sequence[int], clients: Clients, this_round: Round) -> tuple[State, RoundLog]:
-        """Run a round of federated learning in every cluster, or the clustering step.
-
-        Raises
-        ------
-        UpdateError
-            If a client does not answer in the round of the clustering step.
-        """
-        if this_round.number != self.rounds_before + 1:
+        """Run a round of federated learning in every cluster, or the clustering step."""
+        if this_round.number <= self.rounds_before or CLUSTERED in state.memory:
             parts = train_clusters(state, cohort, clients, this_round)  # lines 4 and 14, that is 19 to 23
-            return State(move_clusters(state.tree, parts)), log_of(parts)  # line 24
-        parts = train_clusters(state, clients.ids, clients, this_round)  # lines 7 to 9
-        if absent := sorted(set(clients.ids).difference(*(part.updates.ids for part in parts))):
-            raise UpdateError(f"round {this_round.number}: FL+HC clusters all clients at once; no answer from {absent}")
-        tree, events = self._clustered(state.tree, parts[0], this_round.number)
-        return State(tree), log_of(parts, events, phase="cluster")
+            tree, events = place_waiting(move_clusters(state.tree, parts), parts)  # line 24
+            return State(tree, state.memory), log_of(parts, events)
+        part = train_root(state, clients.ids, clients, replace(this_round, insists=True))  # lines 7 to 9
+        needed = min(len(clients.ids), max(2, self.n_clusters or 0))
+        if not part.enough or len(part.updates.ids) < needed:
+            return state, log_of([part], [postponed(part, needed)], phase="cluster")
+        tree, events = self._clustered(state.tree, part, this_round.number)
+        return State(tree, {CLUSTERED: torch.ones(1)}), log_of([part], events, phase="cluster")
 
     def _clustered(self, tree: ParameterTree, part: ClusterRound, number: int) -> tuple[ParameterTree, list[Event]]:
         """Cluster the updates (line 10); every cluster goes on from the joint model (lines 11 and 12)."""

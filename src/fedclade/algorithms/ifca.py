@@ -38,6 +38,7 @@ from fedclade.algorithms.base import (
 )
 from fedclade.clients import Clients, Round
 from fedclade.errors import ConfigError, require
+from fedclade.routing import training_losses
 from fedclade.tree import ParameterTree
 
 
@@ -120,10 +121,10 @@ class IFCA(OneCohort):
         models, rows = tree.models([tree.leaf_of[client] for client in cohort])
         ask = clients.train if self.average == "models" else clients.gradients
         updates = ask(cohort, models, rows, this_round)
-        parts = by_cluster(tree, updates)
+        parts = by_cluster(tree, updates, this_round)
         if self.average == "models":
             return move_clusters(tree, parts), parts
-        for part in parts:
+        for part in (part for part in parts if part.enough):
             share = float(part.updates.sizes.sum() / updates.sizes.sum())
             tree = tree.moved(part.node, this_round.lr * share * weighted_mean(part.updates))
         return tree, parts
@@ -131,10 +132,8 @@ class IFCA(OneCohort):
 
 def estimate(tree: ParameterTree, ids: Sequence[int], clients: Clients) -> tuple[ParameterTree, float]:
     """Put each client in the leaf whose model has the lowest loss on its training data; return their mean as well."""
-    leaves = [leaf.id for leaf in tree.leaves]
-    models, rows = tree.models(leaves)
-    losses = clients.evaluate([c for c in ids for _ in leaves], models, rows * len(ids), "train").losses
-    lowest, taken = losses.view(len(ids), len(leaves)).nan_to_num(torch.inf).min(dim=1)  # of a model that diverged
+    models, rows = tree.models(leaves := [leaf.id for leaf in tree.leaves])
+    lowest, taken = training_losses(models, rows, ids, clients).min(dim=1)
     return tree.reassigned({c: leaves[i] for c, i in zip(ids, taken.tolist(), strict=True)}), float(lowest.mean())
 
 

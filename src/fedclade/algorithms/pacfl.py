@@ -16,6 +16,7 @@ Where paper and official code differ or leave a choice, this file makes it:
 - Angles lie in [0°, 90°], since the sign of a singular vector means nothing (the official code keeps it), and the trace
   is divided by the number of vectors, so that a threshold means the same whatever p is.
 - Linkage is by the mean over pairs; the "average" of the official code weighs the two clusters that merge alike.
+- Clients that do not send their vectors wait in no cluster; when they do, they join that of the smallest mean angle.
 - The threshold is tuned by hand there. Here, without one, clusters are cut at the largest gap between merges, or not at
   all: :func:`~fedclade.clustering.n_clusters_by_gap`.
 """
@@ -39,6 +40,7 @@ from fedclade.algorithms.base import (
     State,
     clustering_event,
     log_of,
+    membership_events,
     move_clusters,
     train_clusters,
 )
@@ -113,20 +115,55 @@ class PACFL(Algorithm):
         """Cluster all clients, if that is still to be done; then run one round of FedAvg in every cluster."""
         events: list[Event] = []
         if len(state.tree.nodes) == 1:
-            clusters, event = self._clustered(clients)
-            state = State(ParameterTree.star(clusters, state.tree.nodes[0].params))
-            events.append(event)
-        parts = train_clusters(state, cohort, clients, this_round)
-        return State(move_clusters(state.tree, parts)), log_of(parts, events)
+            state, events = self._clustered(state.tree, clients)
+        elif back := [client for client in cohort if client in state.tree.waiting.get(0, ())]:
+            state, events = self._placed(state, back, clients)
+        leaves = {leaf.id for leaf in state.tree.leaves}
+        cohort = [client for client in cohort if state.tree.leaf_of[client] in leaves]
+        parts = train_clusters(state, cohort, clients, this_round) if cohort else []
+        return State(move_clusters(state.tree, parts), state.memory), log_of(parts, events)
 
-    def _clustered(self, clients: Clients) -> tuple[list[list[int]], Event]:
-        ids = sorted(clients.ids)
-        degrees = angles(clients.subspaces(ids, self.vectors, self.per_label), self.angle)
+    def _clustered(self, tree: ParameterTree, clients: Clients) -> tuple[State, list[Event]]:
+        """Cluster all clients that send their vectors; with too few of them go on with one model."""
+        everybody, needed = sorted(clients.ids), self.n_clusters or 1
+        ids, vectors = self._asked(everybody, clients)
+        if len(ids) < needed:
+            return State(tree), [Event("postponed", 0, {"clients": len(ids), "needed": needed})]
+        clusters, event = self._clusters(ids, vectors)
+        absent = [client for client in everybody if client not in ids]
+        star = ParameterTree.star(clusters, tree.nodes[0].params, unassigned=absent)
+        return _remembering(star, ids, vectors), [event]
+
+    def _placed(self, state: State, waiting: Sequence[int], clients: Clients) -> tuple[State, list[Event]]:
+        """Let each of those who wait, and now send their vectors, join the cluster of the smallest mean angle."""
+        tree, known = state.tree, [int(client) for client in state.memory["clients"]]
+        ids, new = self._asked(waiting, clients)
+        vectors = torch.cat([state.memory["vectors"], new])
+        apart = torch.from_numpy(angles(vectors, self.angle))[len(known) :, : len(known)]
+        leaves = torch.tensor([tree.leaf_of[client] for client in known])
+        means = [apart[:, leaves == leaf.id].mean(dim=1) for leaf in tree.leaves]
+        nearest = torch.stack(means).argmin(dim=0).tolist()
+        placed = tree.reassigned({client: tree.leaves[k].id for client, k in zip(ids, nearest, strict=True)})
+        return _remembering(placed, [*known, *ids], vectors), membership_events(tree, placed)
+
+    def _asked(self, ids: Sequence[int], clients: Clients) -> tuple[list[int], Tensor]:
+        """Return who sends its vectors, and these, ``[m, L, d, p]``."""
+        vectors = clients.subspaces(ids, self.vectors, self.per_label)
+        came = vectors.flatten(1).any(dim=1).tolist()
+        return [client for client, answers in zip(ids, came, strict=True) if answers], vectors[came]
+
+    def _clusters(self, ids: list[int], vectors: Tensor) -> tuple[list[list[int]], Event]:
+        degrees = angles(vectors, self.angle)
         merges = agglomerate(squareform(degrees, checks=False), "average")
         n_clusters, threshold = where_to_cut(merges[:, 2], self.threshold, self.n_clusters)
         labels = cut(merges, n_clusters)
         clusters = [[ids[i] for i in np.flatnonzero(labels == label)] for label in range(n_clusters)]
         return clusters, clustering_event("angle", "average", threshold, clusters, ids, merges)
+
+
+def _remembering(tree: ParameterTree, ids: Sequence[int], vectors: Tensor) -> State:
+    """Return a state that keeps the vectors for as long as somebody waits to be compared with them."""
+    return State(tree, {"clients": torch.tensor(ids), "vectors": vectors} if tree.waiting else {})
 
 
 def angles(vectors: Tensor, angle: Literal["smallest", "same_place"] = "smallest") -> Angles:

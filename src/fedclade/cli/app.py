@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from fedclade.cli import look, run
+from fedclade.cli import assign, look, run
+from fedclade.cli.export import export
 from fedclade.cli.resume import resume
 
 app = typer.Typer(
@@ -39,8 +40,10 @@ app.command()(run.demo)
 app.command("run")(run.run_config)
 app.command()(resume)
 app.command()(run.compare)
+app.command("assign")(assign.assign_newcomers)
 app.command()(look.report)
 app.command()(look.tree)
+app.command()(export)
 app.command()(look.validate)
 app.command("ls")(look.list_known)
 app.command()(look.cite)

@@ -2,7 +2,7 @@
 
 from fedclade.data.custom import pool_from_torch
 from fedclade.data.federation import ClientData, Federation, Indices, Pool, Split, Task
-from fedclade.data.load import check_data_settings, load_federation
+from fedclade.data.load import check_data_settings, check_newcomers, load_federation
 from fedclade.data.partition import PARTITIONS, Partition, Parts, partition_pool
 from fedclade.data.shift import SHIFTS, Shift, View, shift_views
 from fedclade.data.sources import SOURCES, Source, load_pool
@@ -23,6 +23,7 @@ __all__ = [
     "Task",
     "View",
     "check_data_settings",
+    "check_newcomers",
     "load_federation",
     "load_pool",
     "partition_pool",

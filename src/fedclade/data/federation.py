@@ -20,6 +20,9 @@ from fedclade.errors import DataError
 Task = Literal["classification", "language"]
 Indices = NDArray[np.int64]
 
+IGNORED = -100
+"""Target of a place that does not count, such as padding; what ``torch.nn.functional.cross_entropy`` ignores."""
+
 
 @dataclass(frozen=True, eq=False)
 class Pool:
@@ -81,6 +84,11 @@ class Pool:
                     f"the {split} indices of pool {self.name!r} should lie in 0 .. {len(self.x) - 1}, got "
                     f"{indices.min()} .. {indices.max()}"
                 )
+        if bool((odd := (self.y < 0) & (self.y != IGNORED)).any()):
+            raise DataError(
+                f"labels of pool {self.name!r} should be 0 or more, or {IGNORED} where there is none, got "
+                f"{int(self.y[odd][0])}"
+            )
         if len(self.y) and int(self.y.max()) >= self.outputs:
             raise DataError(f"pool {self.name!r} has {self.outputs} outputs, but a label {int(self.y.max())}")
 
@@ -128,8 +136,8 @@ class ClientData:
     quarter_turns: int = 0
 
     def labels(self, y: Tensor) -> Tensor:
-        """Return pool targets as this client sees them; same shape."""
-        return y if self.label_map is None else self.label_map[y]
+        """Return pool targets as this client sees them; same shape. Those that do not count stay as they are."""
+        return y if self.label_map is None else self.label_map[y.clamp(min=0)].where(y != IGNORED, IGNORED)
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,6 +154,8 @@ class Federation:
         Cluster of each client by id, where it is known. For scoring only: no algorithm sees it, but the ``oracle``.
     description
         What it is, for people: data, partition, shift.
+    newcomers
+        Clients who were held back from training, with ids of their own; None where there are none.
 
     Raises
     ------
@@ -157,6 +167,7 @@ class Federation:
     clients: tuple[ClientData, ...]
     true_clusters: Mapping[int, int] | None = None
     description: str = ""
+    newcomers: Federation | None = None
 
     def __post_init__(self) -> None:
         if not self.clients:
@@ -175,6 +186,8 @@ class Federation:
         if self.true_clusters is not None and set(self.true_clusters) != set(ids):
             odd = sorted(set(self.true_clusters) ^ set(ids))
             raise DataError(f"true_clusters should name every client exactly once; these do not match: {odd}")
+        if self.newcomers is not None and (both := sorted(set(ids) & set(self.newcomers.ids))):
+            raise DataError(f"newcomers should have ids of their own, got these of other clients: {both}")
 
     def __len__(self) -> int:
         return len(self.clients)

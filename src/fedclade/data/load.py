@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,11 @@ from torch.utils.data import Dataset
 from fedclade.arguments import known_arguments
 from fedclade.data.custom import pool_from_torch
 from fedclade.data.federation import ClientData, Federation, Pool
+from fedclade.data.held_back import share_out
 from fedclade.data.holdout import set_aside, train_and_test
-from fedclade.data.partition import PARTITIONS, partition_pool
-from fedclade.data.shift import SHIFTS, shift_views
+from fedclade.data.partition import PARTITIONS
+from fedclade.data.parts import Parts
+from fedclade.data.shift import SHIFTS, View, shift_views
 from fedclade.data.sources import SOURCES, load_pool
 from fedclade.errors import ConfigError, require, unknown
 
@@ -31,6 +33,8 @@ def load_federation(
     clusters: int | None = None,
     validation_fraction: float = 0.0,
     test_samples: int | None = None,
+    newcomers: int = 0,
+    newcomer_samples: int | None = None,
     seed: int = 0,
     data_dir: str | Path | None = None,
     source_arguments: Mapping[str, Any] | None = None,
@@ -65,6 +69,13 @@ def load_federation(
         least one example, but not all of several.
     test_samples
         Test each client on at most so many examples; None tests on as many as there are.
+    newcomers
+        How many clients there are besides, held back from training: ``Federation.newcomers``, spread evenly over the
+        true clusters. With ``samples_per_client`` they share out what the others leave, who so have the same data as
+        without them; otherwise it is drawn who is held back.
+    newcomer_samples
+        Keep at most so many examples of each newcomer; as many as of the others if left out. The others' data does not
+        depend on it.
     seed
         Same seed, same federation.
     data_dir
@@ -82,6 +93,7 @@ def load_federation(
         If an optional package is needed and not installed.
     """
     arguments = dict(partition_arguments or {})
+    check_newcomers(newcomers, newcomer_samples, clients)
     check_data_settings(
         clients=clients,
         samples_per_client=samples_per_client,
@@ -96,30 +108,50 @@ def load_federation(
         ("seed", seed, seed >= 0, "at least 0"),
         ("partition_arguments", arguments, not doubled, "without 'clusters', which is a setting of its own"),
     )
-    pool = _open(source, data_dir, seed, clients, source_arguments or {})
+    everyone = None if clients is None else clients + newcomers
+    pool = _open(source, data_dir, seed, everyone, source_arguments or {})
     if partition == "label_groups":
         labels = len(np.unique(pool.groups[pool.train]))
         clusters = arguments["clusters"] = clusters or min(DEFAULT_CLUSTERS, clients or 1, labels)
-    parts = partition_pool(
-        pool, partition, clients=clients, samples_per_client=samples_per_client, seed=seed, **arguments
+    elif shift != "none" and clients is not None:
+        clusters = clusters or min(DEFAULT_CLUSTERS, clients)
+    parts, places = share_out(
+        pool,
+        partition,
+        clients=clients,
+        newcomers=newcomers,
+        samples_per_client=samples_per_client,
+        newcomer_samples=newcomer_samples,
+        clusters=clusters or 1,
+        seed=seed,
+        arguments=arguments,
     )
-    n = len(parts.indices)
+    n = len(places) - newcomers
     if shift != "none":
         clusters = clusters or min(DEFAULT_CLUSTERS, n)
-    views, true_clusters = shift_views(pool, shift, clients=n, clusters=clusters or 1, seed=seed)
-    names = parts.names or [f"client-{i}" for i in range(n)]
+    views, _ = shift_views(pool, shift, clients=n, clusters=clusters or 1, seed=seed)
+    of_each = [views[place % len(views)] for place in places]
+    everybody = _client_data(pool, parts, of_each, validation_fraction, test_samples, seed)
+
+    def federation(members: tuple[ClientData, ...], newcomers: Federation | None = None) -> Federation:
+        truth = {client.id: places[client.id] % len(views) for client in members} if clusters else None
+        described = _describe(pool, len(members), partition, shift, clusters)
+        return Federation(pool, members, truth, described, newcomers)
+
+    return federation(everybody[:n], federation(everybody[n:]) if newcomers else None)
+
+
+def _client_data(
+    pool: Pool, parts: Parts, views: Sequence[View], validation_fraction: float, test_samples: int | None, seed: int
+) -> tuple[ClientData, ...]:
+    """Give every client its training, validation and test data, and its view of them."""
+    names = parts.names or [f"client-{i}" for i in range(len(parts.indices))]
     trains, tests = train_and_test(pool, parts, test_samples, seed)
     members: list[ClientData] = []
-    for i, cluster in enumerate(true_clusters):
+    for i, view in enumerate(views):
         train, validation = set_aside(trains[i], validation_fraction, "validation", seed, i)
-        view = views[cluster]
         members.append(ClientData(i, names[i], i, train, validation, tests[i], view.label_map, view.quarter_turns))
-    return Federation(
-        pool=pool,
-        clients=tuple(members),
-        true_clusters=dict(enumerate(true_clusters)) if clusters else None,
-        description=_describe(pool, n, partition, shift, clusters),
-    )
+    return tuple(members)
 
 
 def check_data_settings(
@@ -158,6 +190,28 @@ def check_data_settings(
     )
 
 
+def check_newcomers(newcomers: int, newcomer_samples: int | None, clients: int | None) -> None:
+    """Check the settings of newcomers; see :func:`load_federation`.
+
+    Raises
+    ------
+    ConfigError
+        If one is out of range, or it is not said how many clients train; one line for each.
+    """
+    counted = newcomers == 0 or clients is not None
+    rule = "0 unless data.clients says how many others there are"
+    require(
+        ("newcomers.clients", newcomers, newcomers >= 0, "at least 0"),
+        ("newcomers.clients", newcomers, counted, rule),
+        (
+            "newcomers.samples_per_client",
+            newcomer_samples,
+            newcomer_samples is None or newcomer_samples >= 1,
+            "at least 1",
+        ),
+    )
+
+
 def _open(
     source: str | Pool | Dataset[Any],
     data_dir: str | Path | None,
@@ -174,6 +228,10 @@ def _open(
 
 
 def _describe(pool: Pool, clients: int, partition: str, shift: str, clusters: int | None) -> str:
-    parts = [f"{pool.name}, {clients} clients", f"partition {partition}", f"shift {shift}" if shift != "none" else ""]
-    parts.append(f"{clusters} clusters" if clusters else "")
+    parts = [
+        f"{pool.name}, {clients} clients",
+        f"partition {partition}",
+        f"shift {shift}" if shift != "none" else "",
+    ]
+    parts.append(f"{clusters} cluster{'s' if clusters > 1 else ''}" if clusters else "")
     return ", ".join(part for part in parts if part)

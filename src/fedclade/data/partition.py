@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
-
-import numpy as np
 
 from fedclade import rng
 from fedclade.arguments import check_arguments
@@ -43,6 +41,7 @@ def partition_pool(
     *,
     clients: int | None,
     samples_per_client: int | None = None,
+    other_samples: Mapping[int, int] | None = None,
     seed: int = 0,
     **arguments: Any,
 ) -> Parts:
@@ -58,6 +57,8 @@ def partition_pool(
         How many. Only ``natural`` also takes None: everyone the data knows.
     samples_per_client
         Keep at most so many examples of each client, drawn at random; None keeps all.
+    other_samples
+        The same for some of the clients, by their number, in place of ``samples_per_client``.
     seed
         Of everything that is drawn.
     **arguments
@@ -76,37 +77,36 @@ def partition_pool(
         raise ConfigError(unknown("partition", name, PARTITIONS))
     kind = PARTITIONS[name]
     check_arguments(f"partition {name!r}", kind.split, arguments)
-    everyone = clients is None and name == "natural"
+    everyone, other = clients is None and name == "natural", other_samples or {}
     require(
         ("clients", clients, everyone or (clients is not None and clients >= 1), "at least 1"),
         ("samples_per_client", samples_per_client, samples_per_client is None or samples_per_client >= 1, "at least 1"),
     )
     if clients is not None and name != "natural":
-        needed = clients * (samples_per_client or 1)
+        needed = sum(other.get(client, samples_per_client) or 1 for client in range(clients))
         if needed > len(pool.train):
             raise DataError(
                 f"{clients} clients with {samples_per_client or 1} training examples each need {needed}, but "
                 f"{pool.name} has {len(pool.train)}; ask for fewer clients or a smaller samples_per_client"
             )
     parts = kind.split(pool, clients, seed, **arguments)
-    if samples_per_client is None:
-        return parts
+    limits = [other.get(client, samples_per_client) for client in range(len(parts.indices))]
     if kind.even:
-        _require_enough_each(parts, samples_per_client, name)
+        _require_enough_each(parts, limits, name)
     kept = [
-        rng.generator(seed, "samples_per_client", client).permutation(indices)[:samples_per_client]
-        for client, indices in enumerate(parts.indices)
+        indices if limit is None else rng.generator(seed, "samples_per_client", client).permutation(indices)[:limit]
+        for client, (indices, limit) in enumerate(zip(parts.indices, limits, strict=True))
     ]
     return Parts(kept, parts.names, parts.test)
 
 
-def _require_enough_each(parts: Parts, needed: int, name: str) -> None:
-    sizes = [len(indices) for indices in parts.indices]
-    if min(sizes) < needed:
-        raise DataError(
-            f"samples_per_client={needed} is more than partition {name!r} has for client {int(np.argmin(sizes))}: "
-            f"{min(sizes)}; ask for fewer clients (now {len(sizes)}) or a smaller samples_per_client"
-        )
+def _require_enough_each(parts: Parts, limits: Sequence[int | None], name: str) -> None:
+    for client, (indices, limit) in enumerate(zip(parts.indices, limits, strict=True)):
+        if limit is not None and len(indices) < limit:
+            raise DataError(
+                f"samples_per_client={limit} is more than partition {name!r} has for client {client}: {len(indices)}; "
+                f"ask for fewer clients (now {len(limits)}) or a smaller samples_per_client"
+            )
 
 
 PARTITIONS: Mapping[str, Partition] = MappingProxyType(

@@ -11,13 +11,13 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from fedclade.data.federation import IGNORED
+
 T = TypeVar("T")
 Tokens = NDArray[np.int64]
 
 PAD, UNKNOWN = 0, 1
 SPECIALS = ("<pad>", "<unk>")
-IGNORED = -100
-"""Target at a padded place: what ``torch.nn.functional.cross_entropy`` leaves out of the loss by default."""
 
 _WORD = re.compile(r"\w+(?:'\w+)*|[^\w\s]")
 

@@ -8,20 +8,16 @@ import logging
 import os
 import platform
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
 from pathlib import Path
 from time import perf_counter
 
 import torch
-from torch import Tensor, nn
 
 from fedclade.data.cache import cache_folder
-from fedclade.engine.jobs import Engine, Job
+from fedclade.engine.jobs import Engine, Task
 from fedclade.engine.loop import LoopEngine
 from fedclade.engine.workers import WorkersEngine
-from fedclade.local import LocalSpec
-from fedclade.params import Layout
 
 FORMAT = 4
 """Part of every key: raise it whenever an engine has become faster or slower."""
@@ -41,35 +37,6 @@ _log = logging.getLogger(__name__)
 
 _of_this_process: dict[str, str] = {}
 """Choices by key, so that they hold for the whole process even where no cache folder can be written."""
-
-
-@dataclass(frozen=True, eq=False)
-class Task:
-    """The arguments of one call of an engine, see :class:`~fedclade.engine.jobs.Engine`."""
-
-    module: nn.Module
-    layout: Layout
-    models: Tensor
-    jobs: Sequence[Job]
-    spec: LocalSpec
-    lr: float
-
-    def done_by(self, engine: Engine, into: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Let an engine do it."""
-        return engine.train(self.module, self.layout, self.models, self.jobs, self.spec, self.lr, into)
-
-    def cut(self, clients: int, examples: int) -> Task:
-        """Return a small copy: some clients, some examples of each, one epoch; the draws of this one stay unused."""
-        jobs = [
-            replace(
-                job,
-                inputs=job.inputs[:examples],
-                targets=job.targets[:examples],
-                draw=torch.Generator().manual_seed(job.draw.initial_seed()),
-            )
-            for job in self.jobs[:clients]
-        ]
-        return replace(self, jobs=jobs, spec=replace(self.spec, epochs=1))
 
 
 def fastest(engines: Mapping[str, Engine], task: Task) -> str:
@@ -128,7 +95,7 @@ def _seconds(engine: Engine, task: Task) -> float:
     if cuda:
         torch.cuda.synchronize()
     start = perf_counter()
-    task.done_by(engine)
+    engine.train(task)
     if cuda:
         torch.cuda.synchronize()
     return perf_counter() - start

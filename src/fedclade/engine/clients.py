@@ -10,18 +10,20 @@ import torch
 from torch import Tensor, nn
 
 from fedclade import rng
-from fedclade.clients import Evaluation, Round, Split, Updates
+from fedclade.clients import Evaluation, Round, Split
 from fedclade.data.federation import ClientData, Federation
 from fedclade.engine import loop
 from fedclade.engine.auto import build_engine
 from fedclade.engine.data import ClientsData
 from fedclade.engine.evaluation import Evaluator
-from fedclade.engine.jobs import CannotTrainTogether, Engine, Job
+from fedclade.engine.jobs import CannotTrainTogether, Engine, Job, Task
 from fedclade.engine.loop import LoopEngine
 from fedclade.engine.memory import bytes_per_client, default_memory
 from fedclade.engine.subspaces import left_singular_vectors
 from fedclade.errors import ConfigError, DataError, ModelError
+from fedclade.local import LocalSpec
 from fedclade.params import Layout
+from fedclade.updates import Updates
 
 Block = Sequence[tuple[int, int, int | None]]
 """Clients that train at the same time, each with the row of its model, and of its anchor if that is another."""
@@ -83,7 +85,7 @@ class SimulatedClients:
         self._memory = default_memory(self._device) if memory is None else memory
         self._data = ClientsData(federation, self._device, self._memory // 2)
         self._evaluator = Evaluator(federation, self._module, self.layout, self._data)
-        self._bytes_by_batch_size: dict[int, int] = {}
+        self._bytes_by_spec: dict[LocalSpec, int] = {}
         self._warned: set[str] = set()
 
     @property
@@ -95,6 +97,11 @@ class SimulatedClients:
     def engine_taken(self) -> str | None:
         """What rounding depends on of the engine: also the way inside worker processes. None before the first round."""
         return self._engine.taken
+
+    @property
+    def module(self) -> nn.Module:
+        """The model's structure; its parameters are whatever was computed last."""
+        return self._module
 
     @property
     def ids(self) -> Sequence[int]:
@@ -114,19 +121,17 @@ class SimulatedClients:
         this_round: Round,
         anchors: Sequence[int] | None = None,
     ) -> Updates:
-        """Let each client train from its model; return the updates Δθ_i.
+        """Let each client train from its model; return the updates Δθ_i, without those of who diverges.
 
         Raises
         ------
         ModelError
             If the model fails on a client's data.
-        UpdateError
-            If a client's training diverges.
         """
         deltas = torch.empty(len(ids), self.layout.size, dtype=self.layout.dtype, device=self._device)
         losses = torch.empty(len(ids), dtype=torch.float64)
         everyone = list(zip(ids, assignment, anchors or [None] * len(ids), strict=True))
-        blocks = self._blocks(ids, this_round.spec.batch_size)
+        blocks = self._blocks(ids, this_round.spec)
         if len(blocks) == 1:
             _, losses = self._train_block(everyone, models, this_round, into=deltas)
         else:
@@ -155,6 +160,28 @@ class SimulatedClients:
         """
         return self._evaluator.evaluate(ids, models, assignment, split)
 
+    def evaluate_module(self, module: nn.Module, ids: Sequence[int], split: Split) -> Evaluation:
+        """Let some clients evaluate another module, as it is, on a split of their own data.
+
+        Raises
+        ------
+        DataError
+            If a client has no examples in the split.
+        """
+        layout = Layout.of(module.to(self._device))
+        evaluator = Evaluator(self._federation, module, layout, self._data)
+        return evaluator.evaluate(ids, layout.flatten(module)[None], [0] * len(ids), split)
+
+    def likelihoods(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], split: Split) -> list[Tensor]:
+        """Return the probability that each client's model gives to each of its targets, float64 ``[t]``.
+
+        Raises
+        ------
+        DataError
+            If a client has no examples in the split.
+        """
+        return self._evaluator.likelihoods(ids, models, assignment, split)
+
     def subspaces(self, ids: Sequence[int], n_vectors: int, per_label: bool) -> Tensor:
         """Let each client decompose its training inputs; return their left singular vectors ``[n, L, d, p]``.
 
@@ -171,16 +198,16 @@ class SimulatedClients:
             )
         return torch.stack([left_singular_vectors(pool, self._client(i), n_vectors, per_label) for i in ids])
 
-    def _blocks(self, ids: Sequence[int], batch_size: int) -> Sequence[Sequence[int]]:
+    def _blocks(self, ids: Sequence[int], spec: LocalSpec) -> Sequence[Sequence[int]]:
         """Cut the places of the asked clients into blocks that fit the memory; clients of one size side by side."""
         sizes = [len(self._client(client).train) for client in ids]
         by_size = sorted(range(len(ids)), key=lambda place: -sizes[place])
-        if batch_size not in self._bytes_by_batch_size:
-            some = np.resize(self._federation.clients[0].train, batch_size)
+        if spec not in self._bytes_by_spec:
+            some = np.resize(self._federation.clients[0].train, spec.batch_size)
             batch = self._federation.pool.inputs(some).to(self._device)
-            self._bytes_by_batch_size[batch_size] = bytes_per_client(self._module, self.layout, batch)
+            self._bytes_by_spec[spec] = bytes_per_client(self._module, self.layout, batch, spec)
         own_data = 0 if self._data.bytes_kept else self._data.bytes_each * max(sizes)
-        each = self._bytes_by_batch_size[batch_size] + own_data
+        each = self._bytes_by_spec[spec] + own_data
         at_once = max(1, (self._memory - self._data.bytes_kept) // each)
         return [block.tolist() for block in np.array_split(by_size, -(-len(ids) // at_once))]
 
@@ -188,8 +215,7 @@ class SimulatedClients:
         self, block: Block, models: Tensor, this_round: Round, into: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         def trained_by(engine: Engine) -> tuple[Tensor, Tensor]:
-            jobs = self._jobs(block, this_round)
-            return engine.train(self._module, self.layout, models, jobs, this_round.spec, this_round.lr, into)
+            return engine.train(self._task(self._jobs(block, this_round), models, this_round), into)
 
         try:
             try:
@@ -207,6 +233,9 @@ class SimulatedClients:
             _log.warning(message)
             self._warned.add(message)
 
+    def _task(self, jobs: Sequence[Job], models: Tensor, this_round: Round) -> Task:
+        return Task(self._module, self.layout, models, jobs, this_round.spec, this_round.lr)
+
     def _jobs(self, block: Block, this_round: Round) -> list[Job]:
         keyed = this_round.seed, this_round.purpose, this_round.number
         return [
@@ -218,7 +247,7 @@ class SimulatedClients:
         """Find the client on whose data training fails, by itself, and name it."""
         for job in self._jobs(block, this_round):
             try:
-                LoopEngine().train(self._module, self.layout, models, [job], this_round.spec, this_round.lr)
+                LoopEngine().train(self._task([job], models, this_round))
             except TROUBLES as its_own:
                 return ModelError(
                     f"round {this_round.number}: the model fails on the data of client {job.client} "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -44,6 +44,49 @@ class Job:
         return self.row if self.anchor is None else self.anchor
 
 
+@dataclass(frozen=True, eq=False)
+class Task:
+    """The local training of n clients in one round.
+
+    Parameters
+    ----------
+    module
+        Any module of the layout, on the device of the models; its state may be overwritten.
+    layout
+        Of the module's tensors in a model.
+    models
+        What clients start from, ``[K, S]``.
+    jobs
+        n clients.
+    spec, lr
+        The local training, and the step size of this round.
+    """
+
+    module: nn.Module
+    layout: Layout
+    models: Tensor
+    jobs: Sequence[Job]
+    spec: LocalSpec
+    lr: float
+
+    def room(self, into: Tensor | None) -> Tensor:
+        """Return memory for the updates, ``[n, S]``: what was given, or new."""
+        return self.models.new_empty(len(self.jobs), self.models.shape[1]) if into is None else into
+
+    def cut(self, clients: int, examples: int) -> Task:
+        """Return a small copy: some clients, some examples of each, one epoch; the draws of this one stay unused."""
+        jobs = [
+            replace(
+                job,
+                inputs=job.inputs[:examples],
+                targets=job.targets[:examples],
+                draw=torch.Generator().manual_seed(job.draw.initial_seed()),
+            )
+            for job in self.jobs[:clients]
+        ]
+        return replace(self, jobs=jobs, spec=replace(self.spec, epochs=1))
+
+
 class CannotTrainTogether(Exception):  # noqa: N818  (not an error of the user's)
     """An engine cannot train these clients together; says what is in the way. The loop can, from fresh draws."""
 
@@ -51,28 +94,13 @@ class CannotTrainTogether(Exception):  # noqa: N818  (not an error of the user's
 class Engine(Protocol):
     """A way to train the clients of a round. All engines give the same updates, up to rounding."""
 
-    def train(
-        self,
-        module: nn.Module,
-        layout: Layout,
-        models: Tensor,
-        jobs: Sequence[Job],
-        spec: LocalSpec,
-        lr: float,
-        into: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
+    def train(self, task: Task, into: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Train every client from its model.
 
         Parameters
         ----------
-        module
-            Any module of this layout, on the device of the models; its state may be overwritten.
-        models
-            ``[K, S]``.
-        jobs
-            n clients.
-        spec, lr
-            The local training, and the step size of this round.
+        task
+            Clients, models, data.
         into
             Memory ``[n, S]`` for the updates; new if left out.
 
@@ -87,8 +115,3 @@ class Engine(Protocol):
             If the engine cannot train these clients together; the generators of the jobs may be spent then.
         """
         ...
-
-
-def room(models: Tensor, jobs: Sequence[Job], into: Tensor | None) -> Tensor:
-    """Return memory for the updates of the jobs, ``[n, S]``: what was given, or new."""
-    return models.new_empty(len(jobs), models.shape[1]) if into is None else into

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from fedclade import rng
-from fedclade.engine.jobs import Job, room
+from fedclade.data.federation import IGNORED
+from fedclade.engine.jobs import Job, Task
 from fedclade.engine.threads import threads_for, using_threads
 from fedclade.local import LocalSpec
 from fedclade.params import Layout
-
-IGNORED = -100
-"""Target of a place that does not count, such as padding."""
 
 
 class LoopEngine:
@@ -24,24 +20,15 @@ class LoopEngine:
     def __init__(self) -> None:
         self._threads: dict[tuple[int, ...], int] = {}
 
-    def train(
-        self,
-        module: nn.Module,
-        layout: Layout,
-        models: Tensor,
-        jobs: Sequence[Job],
-        spec: LocalSpec,
-        lr: float,
-        into: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
+    def train(self, task: Task, into: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Train every client from its model; see :class:`~fedclade.engine.jobs.Engine`."""
-        updates = room(models, jobs, into)
-        losses = torch.empty(len(jobs), dtype=torch.float64)
-        with using_threads(self._threads_for(module, jobs[0], spec.batch_size)):
-            for k, job in enumerate(jobs):
-                examples = job.inputs, job.targets
-                anchor = models[job.anchor_row]
-                _, losses[k] = train(module, layout, models[job.row], examples, spec, lr, job.draw, anchor, updates[k])
+        module, models = task.module, task.models
+        updates, losses = task.room(into), torch.empty(len(task.jobs), dtype=torch.float64)
+        with using_threads(self._threads_for(module, task.jobs[0], task.spec.batch_size)):
+            for k, job in enumerate(task.jobs):
+                start, anchor, examples = models[job.row], models[job.anchor_row], (job.inputs, job.targets)
+                of_all = module, task.layout, start, examples, task.spec, task.lr
+                _, losses[k] = train(*of_all, job.draw, anchor, updates[k])
         return updates, losses
 
     def _threads_for(self, module: nn.Module, job: Job, batch_size: int) -> int:

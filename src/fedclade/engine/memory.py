@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedclade.errors import ConfigError
+from fedclade.local import LocalSpec
 from fedclade.params import Layout
 
 SHARE = 4
@@ -86,16 +87,19 @@ def updates_at_once(size: int, device: torch.device, budget: int) -> int:
     return max(1, min(largest, budget // 8) // size)
 
 
-def bytes_per_client(module: nn.Module, layout: Layout, batch: Tensor) -> int:
+def bytes_per_client(module: nn.Module, layout: Layout, batch: Tensor, spec: LocalSpec) -> int:
     """Return about how many bytes it takes to train one client at the same time as others.
 
-    Its parameters, their gradients, momentum and update; and what a step keeps for the backward pass, twice, since the
-    backward pass makes as much again.
+    Its parameters, their gradients, momentum and update; the model that a proximal term pulls it towards; the gradients
+    before they are clipped; and what a step keeps for the backward pass, twice, since the backward pass makes as much
+    again.
 
     Parameters
     ----------
     batch
         Inputs of one step, ``[B, ...]``.
+    spec
+        The local training.
     """
     kept: dict[int, int] = {}
 
@@ -106,4 +110,5 @@ def bytes_per_client(module: nn.Module, layout: Layout, batch: Tensor) -> int:
     module.eval()
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         module(batch)
-    return 4 * layout.size * layout.dtype.itemsize + 2 * sum(kept.values())
+    vectors = 4 + (spec.mu > 0) + (spec.clip_norm is not None)
+    return vectors * layout.size * layout.dtype.itemsize + 2 * sum(kept.values())

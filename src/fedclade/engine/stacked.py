@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from fedclade import rng
-from fedclade.engine.jobs import Job, room
-from fedclade.engine.loop import IGNORED, cross_entropy
+from fedclade.data.federation import IGNORED
+from fedclade.engine.jobs import Job, Task
+from fedclade.engine.loop import cross_entropy
 from fedclade.engine.memory import clients_in_cache
 from fedclade.engine.stacking.batches import Batches
 from fedclade.engine.stacking.check import check
@@ -34,16 +35,7 @@ class StackedEngine:
     def __init__(self) -> None:
         self._folds: weakref.WeakKeyDictionary[nn.Module, Fold] = weakref.WeakKeyDictionary()
 
-    def train(
-        self,
-        module: nn.Module,
-        layout: Layout,
-        models: Tensor,
-        jobs: Sequence[Job],
-        spec: LocalSpec,
-        lr: float,
-        into: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
+    def train(self, task: Task, into: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Train every client from its model; see :meth:`fedclade.engine.jobs.Engine.train`.
 
         Raises
@@ -52,18 +44,19 @@ class StackedEngine:
             If the module cannot be folded, which is found before any job's generator is drawn from; or if training
             changes a buffer that clients share.
         """
+        module, layout, models, jobs = task.module, task.layout, task.models, task.jobs
         fold = self._folds.get(module)
         if fold is None or fold.layout != layout:
             fold = Fold(module, layout)
             check(fold, module, layout, models, jobs)
             self._folds[module] = fold
-        updates = room(models, jobs, into)
+        updates = task.room(into)
         losses = torch.empty(len(jobs), dtype=torch.float64)
         for places in _blocks(module, layout, jobs, models.device):
             block = [jobs[place] for place in places]
             rows = torch.tensor([job.row for job in block], device=models.device)
             fold.load(models, rows)
-            losses[places] = _train(fold, models, block, spec, lr)
+            losses[places] = _train(fold, models, block, task.spec, task.lr)
             fold.updates(models, rows, updates, places)
         return updates, losses
 

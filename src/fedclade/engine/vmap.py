@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from fedclade.engine.clip import clipping, per_client
-from fedclade.engine.jobs import CannotTrainTogether, Job, room
+from fedclade.engine.jobs import CannotTrainTogether, Job, Task
 from fedclade.engine.loop import cross_entropy
 from fedclade.local import LocalSpec
 from fedclade.params import Layout
@@ -36,16 +36,7 @@ class VmapEngine:
     It refuses what has a state or draws in the forward pass: BatchNorm, dropout, and the like.
     """
 
-    def train(
-        self,
-        module: nn.Module,
-        layout: Layout,
-        models: Tensor,
-        jobs: Sequence[Job],
-        spec: LocalSpec,
-        lr: float,
-        into: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
+    def train(self, task: Task, into: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Train every client from its model; see :class:`~fedclade.engine.jobs.Engine`.
 
         Raises
@@ -53,13 +44,16 @@ class VmapEngine:
         CannotMapError
             If the module cannot be mapped over clients.
         """
+        module, layout, models, jobs, spec = task.module, task.layout, task.models, task.jobs, task.spec
         refuse_what_cannot_be_mapped(module)
         plans = [batches_of(job, spec) for job in jobs]
         order = sorted(range(len(jobs)), key=lambda k: -len(plans[k]))  # those who train longest come first
         ordered, plans = [jobs[k] for k in order], [plans[k] for k in order]
         start = models[torch.tensor([job.row for job in ordered], device=models.device)]
         anchors = models[torch.tensor([job.anchor_row for job in ordered], device=models.device)] if spec.mu else start
-        clients = _Stacked(module, layout, start, anchors, spec, lr, _reached(module, layout, start[0], ordered[0]))
+        clients = _Stacked(
+            module, layout, start, anchors, spec, task.lr, _reached(module, layout, start[0], ordered[0])
+        )
         module.train()
         examples = _Examples.of(ordered)
         totals = torch.zeros(len(jobs), dtype=torch.float64, device=models.device)
@@ -67,7 +61,7 @@ class VmapEngine:
             for places, batch in _by_length(plans, step):
                 inputs, targets = examples.drawn(places, batch)
                 totals[places] += clients.step(places, inputs, targets).to(torch.float64) * batch.shape[1]
-        updates = room(models, jobs, into)
+        updates = task.room(into)
         updates[torch.tensor(order)] = clients.models - start
         seen = torch.tensor([spec.epochs * len(job.inputs) for job in ordered], dtype=torch.float64)
         losses = torch.empty(len(jobs), dtype=torch.float64)

@@ -16,14 +16,14 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 
 import torch
 from torch import Tensor, nn
 
-from fedclade.engine.jobs import CannotTrainTogether, Engine, Job, room
+from fedclade.engine.jobs import CannotTrainTogether, Engine, Job, Task
 from fedclade.engine.loop import LoopEngine
 from fedclade.engine.memory import clients_in_cache
 from fedclade.engine.stacked import StackedEngine
@@ -83,16 +83,7 @@ class WorkersEngine:
         self.inside = inside
         self._crew: _Crew | None = None
 
-    def train(
-        self,
-        module: nn.Module,
-        layout: Layout,
-        models: Tensor,
-        jobs: Sequence[Job],
-        spec: LocalSpec,
-        lr: float,
-        into: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
+    def train(self, task: Task, into: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Train every client from its model; see :class:`~fedclade.engine.jobs.Engine`. The draws should be fresh.
 
         Raises
@@ -104,23 +95,24 @@ class WorkersEngine:
         RuntimeError
             If a client's training fails.
         """
+        jobs, models = task.jobs, task.models
         if reason := cannot_fork(models.device):
             raise CannotTrainTogether(reason)
         largest_first = sorted(range(len(jobs)), key=lambda i: -len(jobs[i].inputs))
-        ordered = [jobs[i] for i in largest_first]
-        if self._crew is None or not self._crew.serves(module, layout, models, ordered):
+        ordered = replace(task, jobs=[jobs[i] for i in largest_first])
+        if self._crew is None or not self._crew.serves(ordered):
             self.stop()
             try:
-                self._crew = _Crew(torch.get_num_threads(), self.inside, module, layout, models, ordered)
+                self._crew = _Crew(torch.get_num_threads(), self.inside, ordered)
             except OSError as error:  # too little memory, or too many processes
                 raise EngineError(f"worker processes cannot be started: {error}; use --engine loop") from error
         try:
-            updates, losses = self._crew.train(models, ordered, spec, lr)  # shared memory, so not to be given away
+            updates, losses = self._crew.train(ordered)  # shared memory, so not to be given away
         except BaseException:  # some processes may still be at it, and answer late
             self.stop()
             raise
         back = torch.tensor(largest_first).argsort()
-        return torch.index_select(updates, 0, back, out=room(models, jobs, into)), losses[back]
+        return torch.index_select(updates, 0, back, out=task.room(into)), losses[back]
 
     def stop(self) -> None:
         """End the processes; the next call makes new ones."""
@@ -143,9 +135,8 @@ def cannot_fork(device: torch.device) -> str | None:
 class _Crew:
     """The processes, and the memory that they share with this one."""
 
-    def __init__(
-        self, count: int, inside: str, module: nn.Module, layout: Layout, models: Tensor, jobs: Sequence[Job]
-    ) -> None:
+    def __init__(self, count: int, inside: str, task: Task) -> None:
+        module, layout, models, jobs = task.module, task.layout, task.models, task.jobs
         self._module, self._layout = module, layout
         # By address. The tensors are held, so that nothing else can come to lie there.
         self._storages = {_address(t): t for job in jobs for t in (job.inputs, job.targets)}
@@ -165,22 +156,22 @@ class _Crew:
             self._processes[ours] = process
         self.stop = weakref.finalize(self, _stop, os.getpid(), self._processes)
 
-    def serves(self, module: nn.Module, layout: Layout, models: Tensor, jobs: Sequence[Job]) -> bool:
+    def serves(self, task: Task) -> bool:
         """Whether the processes have seen this module and this data, and have room for so many clients."""
         return (
-            self._module is module
-            and self._layout == layout
+            self._module is task.module
+            and self._layout == task.layout
             and len(self._connections) == torch.get_num_threads()
-            and len(models) <= len(self._models)
-            and len(jobs) <= len(self._updates)
-            and all(_address(t) in self._number for job in jobs for t in (job.inputs, job.targets))
+            and len(task.models) <= len(self._models)
+            and len(task.jobs) <= len(self._updates)
+            and all(_address(t) in self._number for job in task.jobs for t in (job.inputs, job.targets))
         )
 
-    def train(self, models: Tensor, jobs: Sequence[Job], spec: LocalSpec, lr: float) -> tuple[Tensor, Tensor]:
+    def train(self, task: Task) -> tuple[Tensor, Tensor]:
         """Hand out the clients, and return their updates and losses in order."""
-        self._models[: len(models)] = models
-        losses = torch.empty(len(jobs), dtype=torch.float64)
-        waiting = deque(self._orders(len(models), jobs, spec, lr))
+        self._models[: len(task.models)] = task.models
+        losses = torch.empty(len(task.jobs), dtype=torch.float64)
+        waiting = deque(self._orders(task))
         at_work: dict[Connection, _Order] = {}
         free = list(self._connections)
         while waiting or at_work:
@@ -194,18 +185,19 @@ class _Crew:
                 answer = self._answer(connection, order)
                 losses[order.rows] = answer
                 free.append(connection)
-        return self._updates[: len(jobs)], losses
+        return self._updates[: len(task.jobs)], losses
 
-    def _orders(self, n_models: int, jobs: Sequence[Job], spec: LocalSpec, lr: float) -> list[_Order]:
-        n, processes = len(jobs), len(self._connections)
+    def _orders(self, task: Task) -> list[_Order]:
+        n, processes = len(task.jobs), len(self._connections)
         rounds = ORDERS_EACH if self._at_once is None else -(-n // (processes * self._at_once))
         count = min(n, processes * rounds)
         clients = [
             _Client(job.row, job.anchor, self._place(job.inputs), self._place(job.targets), job.draw.initial_seed())
-            for job in jobs
+            for job in task.jobs
         ]
+        common = len(task.models), task.spec, task.lr
         # Every so-many-th client of the sorted ones, so that no order has all the large ones.
-        return [_Order(range(i, n, count), clients[i::count], n_models, spec, lr) for i in range(count)]
+        return [_Order(range(i, n, count), clients[i::count], *common) for i in range(count)]
 
     def _place(self, tensor: Tensor) -> _Place:
         return _Place(
@@ -275,7 +267,7 @@ class _Worker:
         ]
         try:
             into = self.updates[order.rows.start : order.rows.stop : order.rows.step]
-            _, losses = engine.train(self.module, self.layout, models, jobs, order.spec, order.lr, into)
+            _, losses = engine.train(Task(self.module, self.layout, models, jobs, order.spec, order.lr), into)
         except CannotTrainTogether as reason:
             return CannotTrainTogether(str(reason))
         except Exception as error:  # whatever a user's module raises, in a class that the other side knows
@@ -296,20 +288,11 @@ class ChannelsLastLoop(LoopEngine):
         super().__init__()
         self._copies: weakref.WeakKeyDictionary[nn.Module, nn.Module] = weakref.WeakKeyDictionary()
 
-    def train(
-        self,
-        module: nn.Module,
-        layout: Layout,
-        models: Tensor,
-        jobs: Sequence[Job],
-        spec: LocalSpec,
-        lr: float,
-        into: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
+    def train(self, task: Task, into: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Train every client from its model; see :class:`~fedclade.engine.jobs.Engine`."""
-        if module not in self._copies:
-            self._copies[module] = channels_last(module)
-        return super().train(self._copies[module], layout, models, jobs, spec, lr, into)
+        if task.module not in self._copies:
+            self._copies[task.module] = channels_last(task.module)
+        return super().train(replace(task, module=self._copies[task.module]), into)
 
 
 def channels_last(module: nn.Module) -> nn.Module:

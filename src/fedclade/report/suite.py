@@ -8,16 +8,25 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING
 
+from rich import box
 from rich.console import Group
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
 
 from fedclade.errors import ConfigError
 from fedclade.report.comparison import Comparison, save_comparison
-from fedclade.report.suite_figure import suite_figure
+from fedclade.report.estimates import BASELINES, ComparisonRow, write_mean, write_with_interval
+from fedclade.report.formats import number
+from fedclade.report.suite_figure import all_labels, suite_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+OVERVIEW = "Accuracy in percent, mean of the clients and seeds; ARI where the true clusters are known"
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,12 +51,37 @@ class SuiteComparison:
             raise ConfigError("a suite should have at least 1 scenario, got 0")
 
     def table(self, width: int | None = None) -> Group:
-        """Return the table of every scenario for the terminal; see :meth:`Comparison.table`."""
-        return Group(*(comparison.table(width) for comparison in self.scenarios.values()))
+        """Return the table of every scenario for the terminal, and the overview last; see :meth:`Comparison.table`."""
+        return Group(*(comparison.table(width) for comparison in self.scenarios.values()), self.overview())
+
+    def overview(self) -> Table:
+        """Return algorithms by scenarios for the terminal: mean accuracy in percent, and ARI where it is known."""
+        table = Table(
+            title=Text(OVERVIEW, style="bold"),
+            title_justify="left",
+            header_style="bold cyan",
+            box=box.SIMPLE_HEAD,
+            pad_edge=False,
+            collapse_padding=True,
+        )
+        table.add_column("config", no_wrap=True)
+        for name in self.scenarios:
+            table.add_column(fill(name, 9, break_long_words=False), justify="right", no_wrap=True)
+        for label, rows in self._by_label().items():
+            dim = next(row for row in rows if row is not None).algorithm in BASELINES
+            cells = ["" if row is None else _accuracy_and_ari(row, write_mean(row.accuracy, 1, 100)) for row in rows]
+            table.add_row(escape(label), *cells, style="dim" if dim else None)
+        return table
 
     def markdown(self) -> str:
-        """Return the Markdown table of every scenario."""
-        return "\n".join(comparison.markdown() for comparison in self.scenarios.values())
+        """Return the overview and the table of every scenario as Markdown."""
+        lines = [["config", *self.scenarios], [":--", *["--:"] * len(self.scenarios)]]
+        for label, rows in self._by_label().items():
+            cells = ["" if r is None else _accuracy_and_ari(r, write_with_interval(r.accuracy, 100)) for r in rows]
+            lines.append([label.replace("|", "\\|"), *cells])
+        overview = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        each = "\n".join(comparison.markdown() for comparison in self.scenarios.values())
+        return f"**{OVERVIEW}**\n\n{overview}\n\n{each}"
 
     def csv(self) -> str:
         """Return one CSV table whose first column is the scenario; see :meth:`Comparison.csv` for the others."""
@@ -68,7 +102,17 @@ class SuiteComparison:
         """Draw a panel for each scenario; see :func:`suite_figure`."""
         return suite_figure({name: comparison.rows for name, comparison in self.scenarios.items()})
 
+    def _by_label(self) -> dict[str, list[ComparisonRow | None]]:
+        """Return for each configuration its row in every scenario; None where it has none."""
+        rows = [{row.label: row for row in comparison.rows} for comparison in self.scenarios.values()]
+        labels = all_labels(comparison.rows for comparison in self.scenarios.values())
+        return {label: [each.get(label) for each in rows] for label in labels}
+
     def save(self, folder: str | Path, *, figure: bool = True) -> Path:
         """Write ``comparison.md``, ``.csv``, ``.json`` and the figure ``.png``; see :meth:`Comparison.save`."""
         texts = {"md": self.markdown(), "csv": self.csv(), "json": self.json()}
         return save_comparison(Path(folder), texts, self.figure() if figure else None)
+
+
+def _accuracy_and_ari(row: ComparisonRow, accuracy: str) -> str:
+    return accuracy if row.ari is None else f"{accuracy}  {number(row.ari.mean)}"

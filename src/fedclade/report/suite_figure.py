@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from fedclade.report import style
@@ -27,8 +27,7 @@ def suite_figure(scenarios: Mapping[str, Sequence[ComparisonRow]]) -> Figure:
     scenarios
         By the scenario's name: its rows. An algorithm is on the same line in all panels.
     """
-    longest_first = sorted(scenarios.values(), key=len, reverse=True)  # others leave the oracle out, amid the labels
-    labels = list(dict.fromkeys(row.label for rows in longest_first for row in rows))
+    labels = all_labels(scenarios.values())
     columns = min(COLUMNS, len(scenarios))
     lines = -(-len(scenarios) // columns)
     height = style.HEADER + lines * (0.75 + 0.23 * len(labels))
@@ -47,6 +46,12 @@ def suite_figure(scenarios: Mapping[str, Sequence[ComparisonRow]]) -> Figure:
     title = f"{count(len(labels), 'algorithm')} in {count(len(scenarios), 'scenario')}"
     style.set_title(figure, title, "test accuracy, mean of the clients; 95 % interval over seeds; grey: baselines")
     return figure
+
+
+def all_labels(scenarios: Iterable[Sequence[ComparisonRow]]) -> list[str]:
+    """Return every label that a scenario has, in the order of the longest: others leave the oracle out, amid them."""
+    longest_first = sorted(scenarios, key=len, reverse=True)
+    return list(dict.fromkeys(row.label for rows in longest_first for row in rows))
 
 
 def _draw(axes: Axes, name: str, rows: Sequence[ComparisonRow], labels: Sequence[str]) -> None:

@@ -18,6 +18,7 @@ from fedclade.report.facts import Outcome
 from fedclade.report.formats import count, duration, number, percent, shortened, traffic
 from fedclade.store.run import Row, Run
 from fedclade.tree import Node, ParameterTree
+from fedclade.updates import DROPPED_OUT, TOO_LATE
 
 LIMIT = 40
 """So many clusters are listed; of the rest only the number is told."""
@@ -143,6 +144,9 @@ def _facts(run: Run) -> Iterator[tuple[str, str]]:
         yield "recovery", f"ARI {number(clusters['ari'])}, NMI {number(clusters['nmi'])}"
     if s["target"]["accuracy"] is not None:
         yield f"target {percent(s['target']['accuracy'], 0)}", _target(s["target"])
+    if lost := [why for event in run.events if event["kind"] == "left_out" for why in event["clients"].values()]:
+        absent = sum(why in (DROPPED_OUT, TOO_LATE) for why in lost)
+        yield "left out", f"{count(len(lost), 'answer')}: {absent:,} absent, {len(lost) - absent:,} unusable"
     yield "traffic", f"{traffic(s['bytes_up'])} up, {traffic(s['bytes_down'])} down"
     phases = ", ".join(f"{phase} {duration(seconds[phase])}" for phase in ("train", "evaluate", "server"))
     yield "time", f"{duration(seconds['total'])}: {phases}"

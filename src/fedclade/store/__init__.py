@@ -1,7 +1,8 @@
 """What a run leaves behind, in memory and on disk."""
 
 from fedclade.store.checkpoint import Checkpoint
+from fedclade.store.export import export_model
 from fedclade.store.folder import RunFolder
 from fedclade.store.run import Run, SimilarityMatrix
 
-__all__ = ["Checkpoint", "Run", "RunFolder", "SimilarityMatrix"]
+__all__ = ["Checkpoint", "Run", "RunFolder", "SimilarityMatrix", "export_model"]

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 
 from fedclade.errors import RunError
+from fedclade.params import Layout
 from fedclade.similarity import Similarity
 from fedclade.store.files import appear, bring_to_disk, remove, take_place
-from fedclade.store.tree_files import read_tree, write_tree
+from fedclade.store.tree_files import read_layout, read_tree, write_tree
 from fedclade.tree import ParameterTree
 
 FORMAT = 2
@@ -78,6 +79,8 @@ class Run:
         Splits and the like, in order.
     similarities
         The latest of every cluster that had more than one answer.
+    layout
+        Where the entries of a model belong in the module; None in folders of before this was kept.
     """
 
     summary: Mapping[str, Any]
@@ -88,6 +91,7 @@ class Run:
     clients: Sequence[Row]
     events: Sequence[Row]
     similarities: Sequence[SimilarityMatrix] = field(default_factory=tuple[SimilarityMatrix, ...])
+    layout: Layout | None = None
 
     def save(self, folder: str | Path, extra: Callable[[Path], object] | None = None) -> Path:
         """Write the run folder; all of it or nothing.
@@ -170,6 +174,7 @@ class Run:
                 clients=_read_rows(source / "clients.parquet"),
                 events=[json.loads(line) for line in (source / "events.jsonl").read_text().splitlines()],
                 similarities=_read_similarities(source / "similarities.npz"),
+                layout=read_layout(source / "tree"),
             )
         except _DAMAGES as error:
             raise RunError(f"the run folder {source} is damaged: {type(error).__name__}: {error}") from error
@@ -181,7 +186,7 @@ class Run:
         _write_rows(folder / "metrics.parquet", self.metrics)
         _write_rows(folder / "clusters.parquet", self.clusters)
         _write_rows(folder / "clients.parquet", self.clients)
-        write_tree(self.tree, folder / "tree")
+        write_tree(self.tree, folder / "tree", self.layout)
         _write_similarities(folder / "similarities.npz", self.similarities)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from fedclade.engine import auto
 from fedclade.engine.auto import build_engine
-from fedclade.engine.choice import Task
+from fedclade.engine.jobs import Task
 from fedclade.engine.loop import LoopEngine
 from fedclade.engine.stacked import CannotStack, StackedEngine
 from tests.engine.worlds import LABELS, SIZES, SPECS, TOKENS, task_of
@@ -136,8 +137,8 @@ def task(build: Callable[[], nn.Module], spec: str = "plain", dtype: torch.dtype
 
 
 def assert_as_the_loop(build: Callable[[], nn.Module], spec: str, dtype: torch.dtype) -> None:
-    expected, losses = task(build, spec, dtype).done_by(LoopEngine())
-    got, mean_losses = task(build, spec, dtype).done_by(StackedEngine())
+    expected, losses = LoopEngine().train(task(build, spec, dtype))
+    got, mean_losses = StackedEngine().train(task(build, spec, dtype))
     errors = (got - expected).norm(dim=1) / expected.norm(dim=1)
     assert errors.max() < (1e-4 if dtype == torch.float32 else 1e-10)
     torch.testing.assert_close(mean_losses, losses, rtol=1e-5, atol=0)
@@ -168,13 +169,11 @@ def test_a_transformer_is_that_of_the_loop(name, spec, dtype):
 
 def test_dropout_of_a_transformer_belongs_to_each_client():
     """It is not that of the loop, where attention leaves its output in another order in memory; but no one else's."""
-    together, _ = task(lambda: Text(dropout=0.3)).done_by(StackedEngine())
+    together, _ = StackedEngine().train(task(lambda: Text(dropout=0.3)))
     alone = task(lambda: Text(dropout=0.3))
-    one, _ = Task(alone.module, alone.layout, alone.models, alone.jobs[1:2], alone.spec, alone.lr).done_by(
-        StackedEngine()
-    )
+    one, _ = StackedEngine().train(replace(alone, jobs=alone.jobs[1:2]))
     torch.testing.assert_close(together[1:2], one)
-    without, _ = task(Text).done_by(StackedEngine())
+    without, _ = StackedEngine().train(task(Text))
     assert (together - without).norm() > 0.1 * without.norm()
 
 
@@ -191,19 +190,19 @@ def test_dropout_of_a_transformer_belongs_to_each_client():
 )
 def test_what_cannot_be_stacked_is_refused(build, message):
     with pytest.raises(CannotStack, match=message):
-        task(build).done_by(StackedEngine())
+        StackedEngine().train(task(build))
 
 
 @pytest.mark.parametrize("build", [lambda: Attends(output, batch_first=False), lambda: Text(expand=False)])
 def test_auto_trains_it_all_the_same(build, monkeypatch):
     monkeypatch.setattr(auto, "fastest", lambda engines, task: next(iter(engines)))
     engine = build_engine("auto")
-    got, _ = task(build).done_by(engine)
-    expected, _ = task(build).done_by(LoopEngine())
+    got, _ = engine.train(task(build))
+    expected, _ = LoopEngine().train(task(build))
     assert engine.name in ("vmap", "loop")
     torch.testing.assert_close(got, expected)
 
 
 def test_the_shortcut_of_transformers_stays_as_it_was():
-    task(Text).done_by(StackedEngine())
+    StackedEngine().train(task(Text))
     assert torch.backends.mha.get_fastpath_enabled()

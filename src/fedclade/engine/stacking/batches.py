@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from fedclade.data.federation import IGNORED
 from fedclade.engine.jobs import Job
-from fedclade.engine.loop import IGNORED
 from fedclade.engine.stacking.plan import Plan, Step
 
 

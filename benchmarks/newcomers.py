@@ -1,0 +1,122 @@
+"""Whether newcomers go where they belong, strangers are told, and sketches send them the same way.
+
+Runs each algorithm on MNIST with four label swaps, holds newcomers back, and sends them down its tree: with 300 images
+and with 40; then the same clients as strangers, each with a permutation of all labels of its own; and once more by
+signatures that are projected to 1024 numbers. Last come the ranges of what fitting is judged by: those of newcomers'
+steps to a branch of their own true cluster, and of strangers' first steps.
+
+    python benchmarks/newcomers.py --data-dir DIR --algorithms cfl ifca --seeds 3
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from fedclade import Federation, Run, Signature
+from fedclade.config import find_config, read_config
+from fedclade.newcomers import place
+from fedclade.routing import Assignment, least_similarity
+
+ALGORITHMS = ("cfl", "fl_hc", "fedgroup", "ifca")
+SAMPLES = (300, 40)
+PROJECTED = {"kind": "projected", "dim": 1024}
+
+
+def strangers(newcomers: Federation, seed: int) -> Federation:
+    """Return the same clients, each with labels permuted at random."""
+    draw = np.random.default_rng(seed)
+    clients = [replace(c, label_map=torch.tensor(draw.permutation(newcomers.pool.outputs))) for c in newcomers.clients]
+    return replace(newcomers, clients=tuple(clients))
+
+
+def projected(run: Run, n_parameters: int) -> Run:
+    """Return the run with sketches of the signatures that it cached."""
+    sketch = Signature(**PROJECTED).sketch(run.summary["seed"], n_parameters)
+    assert sketch is not None
+    return replace(
+        run, tree=run.tree.map_vectors(lambda m: m, sketch.apply), config={**run.config, "signature": PROJECTED}
+    )
+
+
+def right(run: Run, members: Federation, newcomers: Federation, found: Sequence[Assignment]) -> list[bool]:
+    """Tell of each newcomer whether it fits a leaf of which most members are of its true cluster."""
+    truth, theirs = members.true_clusters, newcomers.true_clusters
+    assert truth is not None
+    assert theirs is not None
+    majority = {leaf.id: Counter(truth[c] for c in leaf.members).most_common(1) for leaf in run.tree.leaves}
+    return [a.fits and majority[a.leaf][0][0] == theirs[a.client] for a in found]
+
+
+def ranges(newcomers: str, found: Iterable[Assignment], run: Run, seen: dict[tuple[str, str], list[float]]) -> None:
+    """Note the scores of newcomers, and beside similarities the least that fits."""
+    for each in found:
+        for step in each.steps if newcomers == "honest" else each.steps[:1]:
+            seen[newcomers, step.by].append(step.score)
+            if step.by == "similarity" and run.tree.nodes[step.taken].cached is not None:
+                seen["least that fits", step.by].append(least_similarity(run.tree.nodes[step.taken]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--algorithms", nargs="+", choices=ALGORITHMS, default=ALGORITHMS)
+    parser.add_argument("--data-dir", type=Path)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--newcomers", type=int, default=20)
+    arguments = parser.parse_args()
+
+    table = Table(title=f"{arguments.newcomers} newcomers to MNIST label swap, seeds 0 to {arguments.seeds - 1}")
+    table.add_column("algorithm")
+    table.add_column("ARI", justify="right")
+    for samples in SAMPLES:
+        table.add_column(f"{samples} images: right", justify="right")
+        for column in ("fit nowhere", "strangers told", "sketches agree"):
+            table.add_column(column, justify="right")
+    for algorithm in arguments.algorithms:
+        seen: dict[tuple[str, str], list[float]] = defaultdict(list)
+        counts: dict[tuple[int, str], list[bool]] = defaultdict(list)
+        found_clusters: list[float] = []
+        for seed in range(arguments.seeds):
+            run: Run | None = None
+            for samples in SAMPLES:
+                settings = {"clients": arguments.newcomers, "samples_per_client": samples}
+                changes = [f"seed={seed}", *(f"newcomers.{key}={value}" for key, value in settings.items())]
+                config = read_config(find_config(f"{algorithm}-mnist-label-swap"), changes)
+                config = replace(config, top=replace(config.top, evaluate_every=config.top.rounds))
+                federation = config.federation(arguments.data_dir)
+                run = run or config.run(federation)  # the members' data is the same, whatever newcomers have
+                newcomers = federation.newcomers
+                assert newcomers is not None
+                honest = place(run, newcomers)
+                alien = place(run, strangers(newcomers, seed))
+                counts[samples, "right"] += right(run, federation, newcomers, honest)
+                counts[samples, "fit nowhere"] += [not each.fits for each in honest]
+                counts[samples, "told"] += [not each.fits for each in alien]
+                if run.tree.nodes[-1].cached is not None:
+                    by_sketch = place(projected(run, run.tree.nodes[-1].cached.shape[1]), newcomers)
+                    counts[samples, "agree"] += [a.path == b.path for a, b in zip(honest, by_sketch, strict=True)]
+                ranges("honest", honest, run, seen)
+                ranges("strangers", alien, run, seen)
+            assert run is not None
+            found_clusters.append(run.summary["clusters"]["ari"])
+        cells = [algorithm, " ".join(f"{ari:.2f}" for ari in found_clusters)]
+        for samples in SAMPLES:
+            for column in ("right", "fit nowhere", "told", "agree"):
+                each = counts[samples, column]
+                cells.append(f"{np.mean(each):.3f}" if each else "–")
+        table.add_row(*cells)
+        for (who, by), scores in seen.items():
+            print(f"{algorithm}: {by} of {who}: {min(scores):.3f} to {max(scores):.3f}", flush=True)
+    Console(width=160).print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""The command ``assign``: newcomers to a finished run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedclade.cli.console import new_console
+from fedclade.cli.look import RunFolder
+from fedclade.cli.options import DataDirOption, DeviceOption, EngineOption, MemoryOption, check_machine
+from fedclade.config import Config, check_config, find_config, read_config, read_toml
+from fedclade.data import Federation
+from fedclade.errors import ConfigError, RunError
+from fedclade.newcomers import assign
+from fedclade.report.newcomers import newcomer_table
+from fedclade.store import Run
+
+SAME_VIEWS = ("name", "partition", "shift", "clusters")
+"""Keys of ``[data]`` that, with the seed, say what a true cluster is."""
+
+
+def assign_newcomers(
+    folder: RunFolder,
+    config: Annotated[
+        str | None,
+        typer.Option("--config", help="A TOML file whose clients are all newcomers, in place of those held back."),
+    ] = None,
+    data_dir: DataDirOption = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="Write the table to this .csv or .json; RUN/newcomers.csv and .json if left out."),
+    ] = None,
+    device: DeviceOption = "auto",
+    engine: EngineOption = None,
+    memory: MemoryOption = None,
+) -> None:
+    """Send newcomers down the tree of a finished run, and measure what the model that each gets is worth.
+
+    Newcomers are the clients that the run's config held back ([newcomers] clients = 10), or those of another config.
+    """
+    if out is not None and out.suffix not in (".csv", ".json"):
+        raise RunError(f"--out should end in .csv or .json, got {out}")
+    check_machine(device, memory)
+    console, run = new_console(), Run.load(folder)
+    own = _config_of(run, folder)
+    federation = _held_back(own, folder, data_dir) if config is None else _all_of(find_config(config), own, data_dir)
+    found = assign(run, federation, device=device, engine=engine, memory=memory)
+    written = [found.save(path) for path in ([out] if out else [folder / f"newcomers{s}" for s in (".csv", ".json")])]
+    console.print(newcomer_table(found))
+    console.print(f"written: {', '.join(str(path) for path in written)}", soft_wrap=True)
+
+
+def _config_of(run: Run, folder: Path) -> Config:
+    """Return the config of a run that was made from one."""
+    try:
+        return check_config(run.config)
+    except ConfigError as error:
+        raise RunError(
+            f"{folder} was not made from a config, so its clients cannot be loaded again; in Python, give them to "
+            f"fedclade.assign ({str(error).splitlines()[0]})"
+        ) from error
+
+
+def _held_back(config: Config, folder: Path, data_dir: Path | None) -> Federation:
+    if config.newcomers.clients == 0:
+        raise RunError(
+            f"{folder} held no clients back; name newcomers with --config NEW.toml, or run its config again with --set "
+            "newcomers.clients=10"
+        )
+    newcomers = config.federation(data_dir).newcomers
+    assert newcomers is not None  # as there are more than none
+    return newcomers
+
+
+def _all_of(path: Path, own: Config, data_dir: Path | None) -> Federation:
+    """Return all clients of another config; their true clusters only if they are numbered as those of the run."""
+    config, raw = read_config(path), read_toml(path)
+    _require_same_model(path, raw, config, own)
+    trained = config.federation(data_dir)
+    late = trained.newcomers
+    everybody = trained if late is None else _joined(trained, late)
+    known = config.top.seed == own.top.seed and all(config.data.get(key) == own.data.get(key) for key in SAME_VIEWS)
+    return everybody if known else replace(everybody, true_clusters=None)
+
+
+def _require_same_model(path: Path, raw: dict[str, Any], config: Config, own: Config) -> None:
+    if "model" in raw and config.model != own.model:
+        raise ConfigError(
+            f"{path}: [model] should be that of the run, {own.model}, or left out, got {config.model}: newcomers get "
+            "one of the run's models"
+        )
+
+
+def _joined(some: Federation, others: Federation) -> Federation:
+    truth = None
+    if some.true_clusters is not None and others.true_clusters is not None:
+        truth = {**some.true_clusters, **others.true_clusters}
+    return replace(some, clients=(*some.clients, *others.clients), true_clusters=truth, newcomers=None)

@@ -1,0 +1,94 @@
+"""Newcomers: clients who are held back from training, and the data that they get."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from fedclade import rng
+from fedclade.data.federation import Pool
+from fedclade.data.partition import partition_pool
+from fedclade.data.parts import Parts
+from fedclade.errors import DataError
+
+BY_PLACE = ("natural", "label_groups")
+"""Partitions whose clients differ by their place, so that newcomers must be drawn from among all."""
+
+
+def share_out(
+    pool: Pool,
+    partition: str,
+    *,
+    clients: int | None,
+    newcomers: int,
+    samples_per_client: int | None,
+    newcomer_samples: int | None,
+    clusters: int,
+    seed: int,
+    arguments: Mapping[str, Any],
+) -> tuple[Parts, list[int]]:
+    """Share out a pool among clients and newcomers.
+
+    If clients keep ``samples_per_client`` examples each, newcomers share out what they leave, and the clients have the
+    same data with newcomers as without. Otherwise nothing is left: the data is shared out among all, and it is drawn
+    who of them is held back.
+
+    Parameters
+    ----------
+    pool, partition, clients, samples_per_client, seed, arguments
+        See :func:`~fedclade.data.partition.partition_pool`.
+    newcomers, newcomer_samples
+        How many there are besides the clients, and how many examples they keep; as many as the clients if left out.
+    clusters
+        Number of true clusters, 1 where none are known.
+
+    Returns
+    -------
+    parts
+        Of the clients, then of the newcomers.
+    places
+        For each of them a number that modulo ``clusters`` is its true cluster; the numbers of newcomers in two clusters
+        differ by one at most.
+
+    Raises
+    ------
+    DataError
+        If there are not enough examples.
+    """
+
+    def parted(pool: Pool, n: int | None, seed: int, samples: int | None, other: Mapping[int, int]) -> Parts:
+        limits = {"samples_per_client": samples, "other_samples": other}
+        return partition_pool(pool, partition, clients=n, seed=seed, **limits, **arguments)
+
+    if clients is None or newcomers == 0:
+        parts = parted(pool, clients, seed, samples_per_client, {})
+        return parts, [*range(len(parts.indices))]
+    few = samples_per_client if newcomer_samples is None else newcomer_samples
+    if samples_per_client is None or partition in BY_PLACE:
+        places = _newcomers_last(clients, newcomers, clusters, seed)
+        other = {} if few is None else dict.fromkeys(places[clients:], few)
+        parts = parted(pool, clients + newcomers, seed, samples_per_client, other)
+        names = None if parts.names is None else [parts.names[place] for place in places]
+        return Parts([parts.indices[place] for place in places], names, parts.test), places
+    parts = parted(pool, clients, seed, samples_per_client, {})
+    left = replace(pool, train=np.setdiff1d(pool.train, np.concatenate(parts.indices)))
+    if newcomers * (few or 1) > len(left.train):
+        raise DataError(
+            f"{newcomers} newcomers with {few} training examples each need {newcomers * (few or 1)}, but the other "
+            f"clients leave {len(left.train)} of {pool.name}; ask for fewer newcomers, or for a smaller "
+            "newcomers.samples_per_client or data.samples_per_client"
+        )
+    late = parted(left, newcomers, rng.torch_seed(seed, "newcomers"), few, {})
+    return Parts([*parts.indices, *late.indices], None, parts.test), [*range(clients), *range(newcomers)]
+
+
+def _newcomers_last(clients: int, newcomers: int, clusters: int, seed: int) -> list[int]:
+    """Draw who is held back of all clients, from each true cluster in turn; return them all, the newcomers last."""
+    everyone = range(clients + newcomers)
+    draw = rng.generator(seed, "newcomers")
+    of_cluster = [draw.permutation(everyone[cluster::clusters]).tolist() for cluster in range(clusters)]
+    late = [of_cluster[i % clusters][i // clusters] for i in range(newcomers)]
+    return sorted(set(everyone) - set(late)) + late

@@ -1,0 +1,71 @@
+"""Newcomers in the terminal: where each went, by what, and what it is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from fedclade.newcomers import ACCURACIES, Newcomers
+from fedclade.report.formats import count, number, percent
+
+
+def newcomer_table(newcomers: Newcomers) -> Table:
+    """Return a line for each newcomer, and their means in the last."""
+    table = Table(
+        title=Text("Newcomers", style="bold"),
+        title_justify="left",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        header_style="bold cyan",
+        pad_edge=False,
+        show_footer=True,
+    )
+    summary = newcomers.summary
+    by = next((row["by"] for row in newcomers.rows if row["by"]), "similarity")
+    truth = summary["assignment_accuracy"] is not None
+    table.add_column("client", footer="mean", no_wrap=True)
+    table.add_column("path", footer=_assigned(summary["assignment_accuracy"]) if truth else "")
+    for column in (by, "other side", "margin"):
+        table.add_column(column, justify="right")
+    for column, score in zip(("accuracy", "root", "own", "tuned"), ACCURACIES, strict=True):
+        table.add_column(column, justify="right", no_wrap=True, footer=percent(summary[score]))
+    for row in newcomers.rows:
+        cells = [escape(row["name"]), _path(row), _numbers(row["scores"]), _numbers(row["others"])]
+        table.add_row(*cells, number(row["margin"]), *(percent(row[score]) for score in ACCURACIES))
+    table.caption = "\n".join(_captions(newcomers))
+    return table
+
+
+def _path(row: dict[str, object]) -> Text:
+    path = row["path"]
+    assert isinstance(path, list)
+    text = Text(" > ".join(str(node) for node in path))
+    if not row["fits"]:
+        text.append(" fits nowhere", style="bold yellow")
+    elif row["right"] is False:
+        text.append(" wrong", style="bold red")
+    return text
+
+
+def _numbers(values: Sequence[float | None]) -> str:
+    return " ".join(number(value) for value in values) if values else number(None)
+
+
+def _assigned(share: float) -> str:
+    return f"assignment accuracy {number(share)}"
+
+
+def _captions(newcomers: Newcomers) -> list[str]:
+    summary = newcomers.summary
+    alone = count(summary["rounds_alone"], "round")
+    lines = [
+        f"own: trained alone for {alone}, as many as the run's; tuned: the model it got after one epoch on its data",
+    ]
+    if summary["fit_nowhere"]:
+        who = count(summary["fit_nowhere"], "newcomer")
+        lines.append(f"{who} of {summary['newcomers']} fit nowhere, and got the deepest node that still fits")
+    return lines

@@ -1,0 +1,248 @@
+"""Where newcomers go: down the parameter tree by their updates, or to the leaf whose model has the lowest loss.
+
+When a newcomer fits nowhere. The papers do not say; these rules were chosen on MNIST with four label swaps, 20 members
+with 300 images each, seeds 0 to 2 (``benchmarks/newcomers.py``), where honest newcomers had 300 or 40 images and the
+strangers permuted all labels:
+
+- By similarity, the range seen inside a branch is: for each member, its largest similarity to another member. Newcomers
+  are less similar to members than these are to each other (0.23 to 0.58 against 0.34 to 0.57): the model at which the
+  members' updates were made had learnt their examples, not the newcomer's. A range taken to the letter turned honest
+  newcomers away. Strangers are at right angles to everybody (at the root at most 0.16), whatever the number of their
+  examples. So a newcomer fits down to half of the range's lower end: midway between a member and a stranger.
+- By loss, members are no measure: they have learnt their own examples (0.002), which no newcomer can match (0.02 to
+  1.5). A leaf fits a newcomer whose labels it predicts better than all labels alike would, as a model of zeros does
+  (2.3; strangers 6.7 and more). Models that overfit can be worse than that where they are wrong, however often they
+  are right; so a leaf fits as well if its loss is at most half of the next leaf's (honest ones at most a third where
+  each true cluster had a leaf; strangers at least two thirds).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedclade.clients import Clients, Round
+from fedclade.similarity import cosine_similarity, cosines
+from fedclade.tree import Node, ParameterTree
+
+MIDWAY = 0.5
+"""How far down, from a member's similarity to a stranger's, which is 0, a newcomer still fits."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One choice on a newcomer's way down the tree.
+
+    Parameters
+    ----------
+    node
+        Where it stood.
+    by
+        What it went by: cosine ``similarity``, the larger the better, or training ``loss`` in nats, the smaller.
+    scores
+        Of each branch, by the node that it leads to.
+    taken
+        The branch it took.
+    fits
+        Whether it fits there.
+    """
+
+    node: int
+    by: Literal["similarity", "loss"]
+    scores: Mapping[int, float]
+    taken: int
+    fits: bool
+
+    @property
+    def score(self) -> float:
+        """Score of the branch that was taken."""
+        return self.scores[self.taken]
+
+    @property
+    def other(self) -> float | None:
+        """Score of the best of the other branches; None if there was none."""
+        others = [score for branch, score in self.scores.items() if branch != self.taken]
+        best = max if self.by == "similarity" else min
+        return best(others) if others else None
+
+    @property
+    def margin(self) -> float | None:
+        """By how much the branch taken was better than the best of the others."""
+        if self.other is None:
+            return None
+        return self.score - self.other if self.by == "similarity" else self.other - self.score
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """Where one newcomer goes.
+
+    Parameters
+    ----------
+    client
+        The newcomer.
+    path
+        The nodes from the root to the deepest that fits it.
+    steps
+        Its choices down to a leaf, whether or not it fits there.
+    """
+
+    client: int
+    path: tuple[int, ...]
+    steps: tuple[Step, ...] = ()
+
+    @property
+    def node(self) -> int:
+        """The node whose model it gets: the deepest that fits it."""
+        return self.path[-1]
+
+    @property
+    def leaf(self) -> int:
+        """Where its choices lead, whether or not it fits there."""
+        return self.steps[-1].taken if self.steps else self.node
+
+    @property
+    def fits(self) -> bool:
+        """Whether it fits all the way down."""
+        return all(step.fits for step in self.steps)
+
+    @property
+    def margin(self) -> float | None:
+        """The smallest margin on its way; None where there was nothing to choose."""
+        return min((step.margin for step in self.steps if step.margin is not None), default=None)
+
+    @classmethod
+    def along(cls, tree: ParameterTree, client: int, steps: Sequence[Step]) -> Assignment:
+        """Return the assignment that some choices make."""
+        node = 0
+        for step in steps:
+            if not step.fits:
+                break
+            node = step.taken
+        return cls(client, tuple(each.id for each in tree.above(node)), tuple(steps))
+
+
+def to_root(ids: Sequence[int]) -> list[Assignment]:
+    """Assign every newcomer to the root: there is nothing else that it could share."""
+    return [Assignment(client, (0,)) for client in ids]
+
+
+def route(tree: ParameterTree, ids: Sequence[int], clients: Clients, this_round: Round) -> list[Assignment]:
+    """Assign newcomers by what the tree has: cached updates, or else the models of its leaves.
+
+    Parameters
+    ----------
+    tree
+        As the server sees it.
+    ids
+        The newcomers, all of them among the clients.
+    clients
+        Who can be asked, as those were whose updates are cached.
+    this_round
+        What newcomers are asked to do; where updates are cached, in the round in which these were made.
+    """
+    if len(tree.nodes) == 1:
+        return to_root(ids)
+    if all(node.cached is not None for node in tree.nodes[1:]):
+        return by_similarity(tree, ids, clients, this_round)
+    return by_loss(tree, ids, clients)
+
+
+def by_similarity(tree: ParameterTree, ids: Sequence[int], clients: Clients, this_round: Round) -> list[Assignment]:
+    """Let newcomers traverse the tree (CFL Algorithm 4), with any number of branches at a node.
+
+    All newcomers at a node train together. They do so as in the round in which the members' updates were made.
+    """
+    steps: dict[int, list[Step]] = {client: [] for client in ids}
+    pending = {0: list(ids)}  # line 2
+    while pending:  # line 3
+        here, standing = pending.popitem()
+        node, branches = tree.nodes[here], tree.children(here)  # line 4
+        asked = replace(this_round, number=node.split_in or this_round.number)
+        updates = clients.train(standing, node.params[None], [0] * len(standing), asked)  # line 5
+        best = np.stack([cosines(updates.signatures, _cached(b)).max(axis=1) for b in branches], axis=1)  # lines 6, 7
+        least = {branch.id: least_similarity(branch) for branch in branches}
+        for client, similar in zip(updates.ids, best.tolist(), strict=True):
+            scores = {branch.id: alpha for branch, alpha in zip(branches, similar, strict=True)}
+            taken = max(scores, key=lambda branch: (scores[branch], branch))  # line 8: of equals the last
+            steps[client].append(Step(here, "similarity", scores, taken, scores[taken] >= least[taken]))
+            if tree.children(taken):
+                pending.setdefault(taken, []).append(client)  # lines 9 and 11
+    return [Assignment.along(tree, client, steps[client]) for client in ids]  # line 14
+
+
+def least_similarity(branch: Node) -> float:
+    """Return how similar a newcomer must be to some member of a branch to fit there; see the top of this file.
+
+    One member alone shows no range: there a newcomer must not be at right angles to it, or farther.
+    """
+    if len(branch.members) < 2:
+        return 0.0
+    alpha = cosine_similarity(_cached(branch))
+    np.fill_diagonal(alpha, -1.0)
+    lowest = float(alpha.max(axis=1).min())
+    return min(lowest, MIDWAY * lowest)
+
+
+def by_loss(tree: ParameterTree, ids: Sequence[int], clients: Clients) -> list[Assignment]:
+    """Assign every newcomer to the leaf whose model has the lowest loss on its training data; of equals the first.
+
+    A leaf without members is no choice: nobody has trained its model.
+    """
+    losses = leaf_losses(tree, ids, clients)
+    steps = {client: Step(0, "loss", mine, min(mine, key=mine.__getitem__), False) for client, mine in losses.items()}
+    fitting = fits_by_loss(losses, {client: step.taken for client, step in steps.items()}, tree, clients)
+    return [Assignment.along(tree, c, [replace(step, fits=fitting[c])]) for c, step in steps.items()]
+
+
+def leaf_losses(tree: ParameterTree, ids: Sequence[int], clients: Clients) -> dict[int, dict[int, float]]:
+    """Return each newcomer's training loss with the model of each leaf that has members, by client and leaf."""
+    leaves = [leaf.id for leaf in tree.leaves if leaf.members]
+    models, rows = tree.models(leaves)
+    losses = training_losses(models, rows, ids, clients).tolist()
+    return {client: dict(zip(leaves, mine, strict=True)) for client, mine in zip(ids, losses, strict=True)}
+
+
+def fits_by_loss(
+    losses: Mapping[int, Mapping[int, float]], taken: Mapping[int, int], tree: ParameterTree, clients: Clients
+) -> dict[int, bool]:
+    """Tell for each newcomer whether the leaf that it takes fits it; see the top of this file.
+
+    Parameters
+    ----------
+    losses
+        As :func:`leaf_losses` returns them.
+    taken
+        The leaf that each newcomer takes.
+    tree, clients
+        As there.
+    """
+    zeros = torch.zeros_like(tree.nodes[0].params)[None]
+    guessed = dict(zip(losses, training_losses(zeros, [0], [*losses], clients).flatten().tolist(), strict=True))
+
+    def fits(client: int) -> bool:
+        mine = losses[client]
+        others = [loss for leaf, loss in mine.items() if leaf != taken[client]]
+        return mine[taken[client]] <= max(guessed[client], MIDWAY * min(others, default=0.0))
+
+    return {client: fits(client) for client in losses}
+
+
+def training_losses(models: Tensor, rows: Sequence[int], ids: Sequence[int], clients: Clients) -> Tensor:
+    """Return the loss of each of k models, rows of ``[K, S]``, on each client's training data, ``[n, k]`` in nats.
+
+    That of a model that diverged is infinite.
+    """
+    each = [client for client in ids for _ in rows]
+    losses = clients.evaluate(each, models, [*rows] * len(ids), "train").losses
+    return losses.view(len(ids), len(rows)).nan_to_num(torch.inf)
+
+
+def _cached(branch: Node) -> Tensor:
+    assert branch.cached is not None  # route has looked
+    return branch.cached

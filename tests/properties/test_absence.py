@@ -1,0 +1,120 @@
+"""Any subset of clients may answer any query: no algorithm may lose a client or a model over it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedclade import CFL, FLHC, IFCA, PACFL, Ditto, FedAvg, FedGroup, FeSEM, FineTune, Local, LocalSpec, Oracle
+from fedclade.algorithms import State
+from fedclade.attendance import AttendedClients
+from fedclade.clients import ClientsWrapper, Round
+from fedclade.updates import DROPPED_OUT, Updates
+from tests.tiny import federation_of, linear, simulated
+
+TRUTH = [0, 1, 2, 3] * 3
+N, ROUNDS = len(TRUTH), 6
+SPEC = LocalSpec(epochs=2, batch_size=10, lr=0.2)
+
+ALGORITHMS = [
+    FedAvg(),
+    Local(),
+    Oracle(dict(enumerate(TRUTH))),
+    CFL(eps2=0.3, split_rounds=(2, 4)),
+    CFL(eps2=0.3, split_rounds=(2, 4), similarity="gradients"),
+    FLHC(rounds_before=2, metric="l2", linkage="ward", n_clusters=4),
+    FedGroup(groups=3, pretrain_scale=2),
+    FedGroup(groups=3, pretrain_scale=2, rac=True),
+    IFCA(clusters=3),
+    IFCA(clusters=2, average="gradients", restarts=2),
+    PACFL(per_label=True, n_clusters=4),
+    FeSEM(clusters=3),
+    Ditto(),
+    FineTune(),
+]
+
+
+class Flaky(ClientsWrapper):
+    """Clients of whom in each query another subset answers: each client with a probability of its own."""
+
+    def __init__(self, clients, present: list[float], seed: int) -> None:
+        super().__init__(clients)
+        self.present, self.draw = np.array(present), np.random.default_rng(seed)
+
+    def train(self, ids, models, assignment, this_round, anchors=None):
+        return self.some(self._clients.train, ids, models, assignment, this_round, anchors)
+
+    def gradients(self, ids, models, assignment, this_round):
+        return self.some(lambda i, m, a, r, _: self._clients.gradients(i, m, a, r), ids, models, assignment, this_round)
+
+    def evaluate(self, ids, models, assignment, split):
+        return self._clients.evaluate(ids, models, assignment, split)
+
+    def subspaces(self, ids, n_vectors, per_label):
+        vectors = self._clients.subspaces(ids, n_vectors, per_label)
+        return vectors * torch.from_numpy(self.draw.random(len(ids)) < self.present[list(ids)])[:, None, None, None]
+
+    def some(self, ask, ids, models, assignment, this_round, anchors=None) -> Updates:
+        answers = self.draw.random(len(ids)) < self.present[list(ids)]
+        there = np.flatnonzero(answers)
+        left_out = {client: DROPPED_OUT for client, answers in zip(ids, answers, strict=True) if not answers}
+        if not len(there):
+            return Updates.of_nobody(left_out, models, models.shape[1])
+        some, rows = [ids[i] for i in there], [assignment[i] for i in there]
+        pulled_to = anchors and [anchors[i] for i in there]
+        return replace(ask(some, models, rows, this_round, pulled_to), left_out=left_out)
+
+
+def check(state: State) -> None:
+    """Every client is in one leaf or waits at one node, children share out their parent's, and models are finite."""
+    tree = state.tree
+    held = [client for leaf in tree.leaves for client in leaf.members]
+    waiting = [client for clients in tree.waiting.values() for client in clients]
+    assert sorted(held + waiting) == list(range(N))
+    assert tree.nodes[0].members == tuple(range(N))
+    for node in tree.nodes:
+        assert torch.isfinite(node.params).all()
+        children = [client for child in tree.children(node.id) for client in child.members]
+        assert len(children) == len(set(children))
+        assert set(children) <= set(node.members)
+        if node.cached is not None:
+            assert len(node.cached) == len(node.members)
+            assert torch.isfinite(node.cached).all()
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=str)
+@settings(max_examples=15, deadline=None)
+@given(
+    present=st.one_of(
+        st.lists(st.sampled_from([0.0, 0.3, 0.9, 1.0]), min_size=N, max_size=N),
+        st.sampled_from([[0.0] * N, [0.5] * N, [0.1] * N]),
+    ),
+    seed=st.integers(0, 1000),
+    fraction=st.sampled_from([1.0, 0.5]),
+    min_clients=st.sampled_from([1, 1, 3]),
+    attended=st.booleans(),
+)
+def test_whoever_answers_no_client_is_lost_and_no_model(algorithm, present, seed, fraction, min_clients, attended):
+    clients, params = simulated(federation_of(TRUTH, seed=1), linear(1))
+    flaky = Flaky(clients, present, seed)
+    world = AttendedClients(flaky) if attended else flaky
+    if algorithm.initial_models > 1:
+        params = torch.stack([params + 0.1 * i for i in range(algorithm.initial_models)])
+    state = algorithm.init(params, world)
+    for number in range(1, ROUNDS + 1):
+        this_round = Round(number, SPEC, seed, min_clients=min_clients)
+        cohort = algorithm.cohort(state, fraction, this_round.generator("cohort"))
+        before = state
+        state, log = algorithm.step(state, cohort, world, this_round)
+        check(state)
+        assert set(algorithm.serve(state, world)) == set(range(N))
+        assert all(np.isfinite(loss) for loss in log.losses.values())
+        if not any(present) and getattr(algorithm, "restarts", 1) == 1:  # IFCA may take up another set of models
+            assert not log.losses
+            for ours, theirs in zip(before.tree.nodes, state.tree.nodes, strict=False):
+                torch.testing.assert_close(theirs.params, ours.params, rtol=0, atol=1e-6)
