@@ -72,7 +72,7 @@ def test_what_was_taken_before_is_taken_again_without_a_look(taken, kind, monkey
     if kind is WorkersEngine:
         assert f"workers, {engine._engine.inside}" == taken
     else:
-        task(perceptron()).done_by(engine)
+        engine.train(task(perceptron()))
 
 
 def test_auto_measures_by_itself():

@@ -280,10 +280,10 @@ def test_processes_end_with_a_parent_that_was_killed(tmp_path):
 def test_a_signal_sent_to_everybody_is_left_to_the_parent(sent):
     """By a terminal or a scheduler: the parent finishes the round, for which it needs the processes."""
     engine, work = WorkersEngine("loop"), task()
-    work.done_by(engine)
+    engine.train(work)
     before = processes(engine)
     for process in before:
         os.kill(process, sent)
-    work.done_by(engine)
+    engine.train(work)
     assert processes(engine) == before
     engine.stop()
