@@ -17,6 +17,7 @@ from fedclade.data.federation import Federation
 from fedclade.errors import CheckpointError, ConfigError, RunInterrupted
 from fedclade.record import Record, versions
 from fedclade.store import Checkpoint, Run, RunFolder
+from fedclade.store.files import remove
 from fedclade.world import Stream, World
 
 Every = int | Literal["auto"]
@@ -116,6 +117,8 @@ class Keeper:
         self._pace = Pace(every)
         self._saved = 0
         """The round of the newest checkpoint."""
+        self._empty = False
+        """Whether the folder holds nothing but the beginning of this run."""
         self._found: Checkpoint | None = None
         if self._folder is not None:
             self._folder.check(config)
@@ -181,7 +184,7 @@ class Keeper:
             If it cannot be written.
         """
         if self._folder is not None:
-            self._folder.begin(self._config)
+            self._empty = self._folder.begin(self._config)
 
     def after_round(self, progress: Progress, world: World) -> None:
         """Save a checkpoint if it is time for one.
@@ -207,9 +210,10 @@ class Keeper:
         raise RunInterrupted(f"interrupted after round {progress.number}", then)
 
     def rescue(self, progress: Progress, world: World) -> None:
-        """Save what there is of a run that fails; of one that has finished no round nothing is left."""
-        if self._folder is not None and progress.number == 0:
-            self._folder.abandon()
+        """Save what there is of a run that fails; of one that fails in its first round nothing is left."""
+        if progress.number == 0:
+            if self._folder is not None and self._empty:
+                remove(self._folder.path)
             return
         try:
             self._save(progress, world)

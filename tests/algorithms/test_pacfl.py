@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedclade import PACFL, ConfigError, LocalSpec, Oracle, load_federation, simulate
-from fedclade.algorithms.pacfl import angles
+from fedclade.angles import angles
 from fedclade.clients import ClientsWrapper
 from fedclade.data.federation import ClientData, Federation, Pool
 from fedclade.meter import MeteredClients

@@ -96,6 +96,26 @@ def test_images_reach_the_model_normalised_and_turned():
     assert pool.x.flatten().tolist() == [0, 51, 102, 255]
 
 
+def test_a_fingerprint_is_that_of_all_that_training_depends_on():
+    federation = Federation(POOL, (client(0), client(1)))
+    same = Federation(replace(POOL, name="renamed"), (client(0), client(1)), {0: 0, 1: 1}, "described")
+    assert same.fingerprint == federation.fingerprint
+    others = [
+        Federation(replace(POOL, x=POOL.x + 1), federation.clients),
+        Federation(replace(POOL, x=POOL.x.double()), federation.clients),
+        Federation(replace(POOL, y=POOL.y.flip(0)), federation.clients),
+        Federation(POOL, (client(0), client(2))),
+        Federation(POOL, (client(0),)),
+        Federation(POOL, (client(0), replace(client(1), key=7))),
+        Federation(POOL, (client(0), client(1, train=np.arange(1, 3)))),
+        Federation(POOL, (client(0), client(1, train=np.arange(1), validation=np.arange(1, 2)))),
+        Federation(POOL, (client(0), client(1, test=np.array([5, 4])))),
+        Federation(POOL, (client(0), client(1, label_map=torch.tensor([1, 0, 2])))),
+        Federation(POOL, (client(0), client(1, quarter_turns=1))),
+    ]
+    assert len({federation.fingerprint, *(other.fingerprint for other in others)}) == 1 + len(others)
+
+
 def test_newcomers_have_ids_of_their_own():
     late = Federation(POOL, (client(1), client(2)))
     assert Federation(POOL, (client(0),), newcomers=late).newcomers is late

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -16,7 +17,7 @@ import pytest
 from tests.properties.test_resume import bytes_of
 from tests.tiny import federation_of, linear
 
-from fedclade import CFL, LocalSpec, simulate
+from fedclade import CFL, LocalSpec, RunError, simulate
 from fedclade.config import Config, read_config
 from fedclade.data import Federation
 
@@ -100,8 +101,8 @@ def test_a_run_killed_at_20_random_moments_ends_in_the_same_bytes(digits, tmp_pa
         assert bytes_of(each) == bytes_of(whole)
 
 
-def tiny_run(folder: Path) -> None:
-    settings = {"local": LocalSpec(batch_size=10), "rounds": 3, "engine": "loop", "checkpoint_every": 1}
+def tiny_run(folder: Path, **changes) -> None:
+    settings = {"local": LocalSpec(batch_size=10), "rounds": 3, "engine": "loop", "checkpoint_every": 1} | changes
     simulate(CFL(eps2=1e-3, split_rounds=(2,)), linear(), federation_of([0, 1, 0, 1]), folder=folder, **settings)
 
 
@@ -136,6 +137,26 @@ def test_a_run_killed_at_any_file_it_touches_resumes_to_the_same_bytes(tmp_path)
         at += 5
     assert stages >= {0, 1, 2}
     assert at > 100
+
+
+@pytest.mark.parametrize("largest", [100, 1100, 1600, 2500, 4000])
+def test_files_that_the_system_refuses_are_one_clear_error_and_the_run_resumes(tmp_path, largest):
+    """A process may write no file of more than so many bytes after round 2, which stands for a full disk."""
+
+    def limit(row, tree):
+        if row["round"] == 2:
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (largest, resource.RLIM_INFINITY))
+
+    def work():
+        with pytest.raises(RunError, match=rf"cannot write the .* {tmp_path / 'run'}.*File too large"):
+            tiny_run(tmp_path / "run", on_round=limit)
+
+    assert signalled(forked(work)) is None
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {"config.toml", "checkpoints"}
+    tiny_run(tmp_path / "run")
+    tiny_run(tmp_path / "whole")
+    assert bytes_of(tmp_path / "run") == bytes_of(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])

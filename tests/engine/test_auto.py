@@ -13,6 +13,8 @@ from fedclade.engine import auto
 from fedclade.engine.auto import ENGINES, TOGETHER, build_engine, check_engine, objection
 from fedclade.engine.loop import LoopEngine
 from fedclade.engine.stacked import StackedEngine
+from fedclade.engine.vmap import VmapEngine
+from fedclade.engine.workers import WorkersEngine
 from tests.engine.worlds import LABELS, SPECS, Counts, Mixes, Scaled, Tied, features, perceptron, task_of
 
 
@@ -48,6 +50,29 @@ def test_auto_tells_what_it_has_taken(batched_is_fastest):
     assert engine.name == "auto"
     engine.train(task(perceptron()))
     assert engine.name == "stacked"
+
+
+@pytest.mark.parametrize(
+    ("taken", "kind"),
+    [
+        ("stacked", StackedEngine),
+        ("vmap", VmapEngine),
+        ("loop", LoopEngine),
+        ("workers, stacked", WorkersEngine),
+        ("workers, channels last", WorkersEngine),
+    ],
+)
+def test_what_was_taken_before_is_taken_again_without_a_look(taken, kind, monkeypatch):
+    """A run that is resumed has other models than at its start, and perhaps no remembered choice."""
+    for look in ("_chosen", "_asked_for", "objection", "fastest"):
+        monkeypatch.setattr(auto, look, lambda *_, **__: pytest.fail("it was looked at again"))
+    engine = build_engine("auto", taken)
+    assert (engine.name, engine.taken) == (taken.split(",")[0], taken)
+    assert type(engine._engine) is kind
+    if kind is WorkersEngine:
+        assert f"workers, {engine._engine.inside}" == taken
+    else:
+        engine.train(task(perceptron()))
 
 
 def test_auto_measures_by_itself():

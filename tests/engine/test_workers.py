@@ -274,3 +274,16 @@ def test_processes_end_with_a_parent_that_was_killed(tmp_path):
             break
         time.sleep(0.05)
     assert not any(map(is_alive, left))
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_sent_to_everybody_is_left_to_the_parent(sent):
+    """By a terminal or a scheduler: the parent finishes the round, for which it needs the processes."""
+    engine, work = WorkersEngine("loop"), task()
+    engine.train(work)
+    before = processes(engine)
+    for process in before:
+        os.kill(process, sent)
+    engine.train(work)
+    assert processes(engine) == before
+    engine.stop()

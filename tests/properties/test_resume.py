@@ -10,6 +10,7 @@ from torch import nn
 
 from fedclade import CFL, LocalSpec, RunInterrupted, Signature, simulate
 from fedclade.algorithms import ALGORITHMS, build_algorithm
+from fedclade.faults import Faults
 from fedclade.store import Run
 from tests.tiny import FEATURES, LABELS, federation_of, perceptron
 
@@ -30,6 +31,7 @@ WAYS = {
     "some clients": {"client_fraction": 0.5, "evaluate_every": 2},
     "permuted": {"permute": True},
     "projected": {"signature": Signature(kind="projected", dim=16)},
+    "faulty": {"faults": Faults(dropout=0.2, corrupt=0.05)},
     "streamed": {"signature": Signature(kind="projected", dim=16), "stream": True},
 }
 

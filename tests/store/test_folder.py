@@ -11,6 +11,7 @@ import pytest
 from torch import nn
 
 from fedclade import CFL, CheckpointError, ConfigError, LocalSpec, Run, RunError, RunInterrupted, UpdateError, simulate
+from fedclade import rounds as rounds_module
 from fedclade.store import checkpoint as checkpoint_module
 from fedclade.store import files as files_module
 from fedclade.store import run as run_module
@@ -201,13 +202,13 @@ def full(*_, **__):
     raise OSError(28, "No space left on device")
 
 
-@pytest.mark.parametrize("writer", ["write_tree", "save_file", "_write_json"])
+@pytest.mark.parametrize("writer", ["write_tree", "write_tensors", "_write_json"])
 def test_a_disk_that_fills_up_leaves_the_checkpoints_before(unfinished, tmp_path, monkeypatch, writer):
     before = snapshot(unfinished)
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint_module, writer, full)
         target = unfinished / "checkpoints/round-000004"
-        text = f"cannot write the checkpoint {target}: [Errno 28] No space left on device; the run can go on from the"
+        text = f"cannot write the checkpoint {target}: [Errno 28] No space left on device; those before it are kept"
         with pytest.raises(CheckpointError, match=re.escape(text)):
             run_in(unfinished)
     assert snapshot(unfinished) == before
@@ -255,6 +256,17 @@ def test_a_run_that_fails_keeps_the_rounds_before_and_one_that_fails_at_once_not
     run_in(tmp_path / "run")
     run_in(tmp_path / "whole")
     assert end_of(tmp_path / "run") == end_of(tmp_path / "whole")
+
+
+def test_more_rounds_that_fail_at_once_leave_the_results_that_there_were(tmp_path, monkeypatch):
+    run_in(tmp_path / "run", rounds=3, checkpoint_every=0)
+    before = end_of(tmp_path / "run")
+    with monkeypatch.context() as patch:
+        patch.setattr(rounds_module, "run_round", full)
+        with pytest.raises(OSError, match="No space left on device"):
+            run_in(tmp_path / "run")
+    assert end_of(tmp_path / "run") == before
+    assert run_in(tmp_path / "run").summary["rounds"] == 5
 
 
 def test_a_failure_is_not_hidden_by_a_checkpoint_that_cannot_be_written(tmp_path, monkeypatch, caplog):

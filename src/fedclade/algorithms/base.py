@@ -12,7 +12,6 @@ from torch import Tensor
 
 from fedclade.aggregate import weighted_mean
 from fedclade.clients import Clients, Round
-from fedclade.clustering import Merges
 from fedclade.geometry import Geometry
 from fedclade.routing import Assignment, route
 from fedclade.tree import ParameterTree
@@ -263,36 +262,6 @@ def too_few_event(node: int, answered: int) -> Event:
 def postponed(part: ClusterRound, needed: int) -> Event:
     """Tell that too few clients answered to be clustered, so that it is left to the next round."""
     return Event("postponed", part.node, {"clients": len(part.updates.ids), "needed": needed})
-
-
-def clustering_event(
-    metric: str,
-    linkage: str,
-    threshold: float | None,
-    clusters: Sequence[Sequence[int]],
-    clients: Sequence[int],
-    merges: Merges,
-) -> Event:
-    """Tell of a step of hierarchical clustering of all clients, with all that a dendrogram needs.
-
-    Parameters
-    ----------
-    metric, linkage, threshold
-        How clients are compared, and clusters; where the merges were cut, if they were.
-    clusters
-        The members of each cluster found.
-    clients, merges
-        The clients in the order in which they were compared, ``[m]``; how they merged, ``[m-1, 4]``.
-    """
-    details = {
-        "metric": metric,
-        "linkage": linkage,
-        "threshold": threshold,
-        "sizes": [len(cluster) for cluster in clusters],
-        "clients": list(clients),
-        "merges": [[int(a), int(b), height] for a, b, height, _ in merges.tolist()],
-    }
-    return Event("clustered", 0, details)
 
 
 def membership_events(before: ParameterTree, after: ParameterTree) -> list[Event]:

@@ -20,7 +20,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,16 +29,16 @@ from fedclade.algorithms.base import (
     Event,
     RoundLog,
     State,
-    clustering_event,
     log_of,
     move_clusters,
     postponed,
     train_clusters,
     train_root,
 )
+from fedclade.algorithms.hierarchical import check_enough, cut_rules, merged
 from fedclade.algorithms.waiting import place_waiting
 from fedclade.clients import Clients, Round
-from fedclade.clustering import LINKAGES, agglomerate, cut, where_to_cut
+from fedclade.clustering import LINKAGES
 from fedclade.errors import ConfigError, require, unknown
 from fedclade.similarity import METRICS, distances
 from fedclade.tree import ParameterTree
@@ -87,14 +86,10 @@ class FLHC(Algorithm):
             if name not in known:
                 raise ConfigError(unknown(kind, name, known))
         fits = self.linkage != "ward" or self.metric == "l2"
-        holds = self.threshold > 0 if isinstance(self.threshold, int | float) else self.threshold in (None, "auto")
-        either = self.threshold is None or self.n_clusters is None
         require(
             ("algorithm.rounds_before", self.rounds_before, self.rounds_before >= 0, "at least 0"),
             ("algorithm.metric", self.metric, fits, "'l2' with linkage 'ward'"),
-            ("algorithm.threshold", self.threshold, holds, "greater than 0, or 'auto'"),
-            ("algorithm.threshold", self.threshold, either, "left out where n_clusters is given"),
-            ("algorithm.n_clusters", self.n_clusters, self.n_clusters is None or self.n_clusters >= 1, "at least 1"),
+            *cut_rules(self.threshold, self.n_clusters),
         )
 
     @property
@@ -110,8 +105,7 @@ class FLHC(Algorithm):
         ConfigError
             If more clusters are asked for than there are clients.
         """
-        n, most = self.n_clusters, len(clients.ids)
-        require(("algorithm.n_clusters", n, n is None or n <= most, f"at most the number of clients, {most}"))
+        check_enough(self.n_clusters, clients.ids)
         return State(ParameterTree.root_only(clients.ids, params))
 
     def step(self, state: State, cohort: Sequence[int], clients: Clients, this_round: Round) -> tuple[State, RoundLog]:
@@ -130,12 +124,11 @@ class FLHC(Algorithm):
     def _clustered(self, tree: ParameterTree, part: ClusterRound, number: int) -> tuple[ParameterTree, list[Event]]:
         """Cluster the updates (line 10); every cluster goes on from the joint model (lines 11 and 12)."""
         root, updates = tree.nodes[part.node], part.updates
-        merges = agglomerate(distances(updates.signatures, self.metric), self.linkage)
-        n_clusters, threshold = where_to_cut(merges[:, 2], self.threshold, self.n_clusters)
-        labels = cut(merges, n_clusters)
-        clusters = [[updates.ids[i] for i in np.flatnonzero(labels == label)] for label in range(n_clusters)]
-        events = [clustering_event(self.metric, self.linkage, threshold, clusters, updates.ids, merges)]
-        if n_clusters > 1:
+        apart = distances(updates.signatures, self.metric)
+        how = self.metric, self.linkage, self.threshold, self.n_clusters
+        clusters, threshold, event = merged(updates.ids, apart, *how)
+        events = [event]
+        if len(clusters) > 1:
             assert threshold is not None  # as merges are undone
             cached = [updates.signatures_of(cluster) for cluster in clusters]
             height = {"threshold": threshold}

@@ -27,9 +27,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from scipy.spatial.distance import squareform
 from torch import Tensor
 
@@ -38,18 +36,16 @@ from fedclade.algorithms.base import (
     Event,
     RoundLog,
     State,
-    clustering_event,
     log_of,
     membership_events,
     move_clusters,
     train_clusters,
 )
+from fedclade.algorithms.hierarchical import check_enough, cut_rules, merged
+from fedclade.angles import angles
 from fedclade.clients import Clients, Round
-from fedclade.clustering import agglomerate, cut, where_to_cut
 from fedclade.errors import require
 from fedclade.tree import ParameterTree
-
-Angles = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,16 +84,10 @@ class PACFL(Algorithm):
 
     def __post_init__(self) -> None:
         known = ("smallest", "same_place")
-        holds = (
-            0 < self.threshold <= 90 if isinstance(self.threshold, int | float) else self.threshold in (None, "auto")
-        )
-        either = self.threshold is None or self.n_clusters is None
         require(
             ("algorithm.vectors", self.vectors, self.vectors >= 1, "at least 1"),
             ("algorithm.angle", self.angle, self.angle in known, "'smallest' or 'same_place'"),
-            ("algorithm.threshold", self.threshold, holds, "greater than 0 and at most 90 degrees, or 'auto'"),
-            ("algorithm.threshold", self.threshold, either, "left out where n_clusters is given"),
-            ("algorithm.n_clusters", self.n_clusters, self.n_clusters is None or self.n_clusters >= 1, "at least 1"),
+            *cut_rules(self.threshold, self.n_clusters, largest=90),
         )
 
     def init(self, params: Tensor, clients: Clients) -> State:
@@ -108,8 +98,7 @@ class PACFL(Algorithm):
         ConfigError
             If more clusters are asked for than there are clients.
         """
-        n, most = self.n_clusters, len(clients.ids)
-        require(("algorithm.n_clusters", n, n is None or n <= most, f"at most the number of clients, {most}"))
+        check_enough(self.n_clusters, clients.ids)
         return State(ParameterTree.root_only(clients.ids, params))
 
     def step(self, state: State, cohort: Sequence[int], clients: Clients, this_round: Round) -> tuple[State, RoundLog]:
@@ -130,7 +119,8 @@ class PACFL(Algorithm):
         ids, vectors = self._asked(everybody, clients)
         if len(ids) < needed:
             return State(tree), [Event("postponed", 0, {"clients": len(ids), "needed": needed})]
-        clusters, event = self._clusters(ids, vectors)
+        apart = squareform(angles(vectors, self.angle), checks=False)
+        clusters, _, event = merged(ids, apart, "angle", "average", self.threshold, self.n_clusters)
         absent = [client for client in everybody if client not in ids]
         star = ParameterTree.star(clusters, tree.nodes[0].params, unassigned=absent)
         return _remembering(star, ids, vectors), [event]
@@ -153,35 +143,7 @@ class PACFL(Algorithm):
         came = vectors.flatten(1).any(dim=1).tolist()
         return [client for client, answers in zip(ids, came, strict=True) if answers], vectors[came]
 
-    def _clusters(self, ids: list[int], vectors: Tensor) -> tuple[list[list[int]], Event]:
-        degrees = angles(vectors, self.angle)
-        merges = agglomerate(squareform(degrees, checks=False), "average")
-        n_clusters, threshold = where_to_cut(merges[:, 2], self.threshold, self.n_clusters)
-        labels = cut(merges, n_clusters)
-        clusters = [[ids[i] for i in np.flatnonzero(labels == label)] for label in range(n_clusters)]
-        return clusters, clustering_event("angle", "average", threshold, clusters, ids, merges)
-
 
 def _remembering(tree: ParameterTree, ids: Sequence[int], vectors: Tensor) -> State:
     """Return a state that keeps the vectors for as long as somebody waits to be compared with them."""
     return State(tree, {"clients": torch.tensor(ids), "vectors": vectors} if tree.waiting else {})
-
-
-def angles(vectors: Tensor, angle: Literal["smallest", "same_place"] = "smallest") -> Angles:
-    """Return the angle between every two clients in degrees, ``[n, n]``, from their vectors ``[n, L, d, p]``."""
-    vectors = vectors.cpu().double()
-    held = vectors[..., 0].any(dim=2)
-    degrees = torch.zeros(len(vectors), len(vectors), dtype=torch.float64)
-    for i, mine in enumerate(vectors):
-        products = mine.mT @ vectors
-        if angle == "smallest":  # its cosine is the largest singular value of UᵀV
-            each = _degrees(torch.linalg.matrix_norm(products, 2))
-        else:
-            each = _degrees(products.diagonal(dim1=-2, dim2=-1)).mean(dim=2)
-        counted = held[i] | held
-        degrees[i] = (each * counted).sum(dim=1) / counted.sum(dim=1)
-    return degrees.fill_diagonal_(0.0).numpy()
-
-
-def _degrees(cosines: Tensor) -> Tensor:
-    return torch.rad2deg(cosines.abs().clamp(max=1.0).arccos())

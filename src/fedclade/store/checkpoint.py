@@ -22,11 +22,11 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from fedclade.errors import CheckpointError, RunError
-from fedclade.store.files import sha256_of
+from fedclade.store.files import sha256_of, write_tensors
 from fedclade.store.run import Row, SimilarityMatrix
 from fedclade.store.tree_files import read_tree, write_tree
 from fedclade.tree import ParameterTree
@@ -87,7 +87,7 @@ class Checkpoint:
         write_tree(self.tree, folder / "tree")
         tensors = {f"memory/{name}": tensor.detach().cpu().clone() for name, tensor in self.memory.items()}
         tensors |= {f"similarity/{s.node}": torch.tensor(s.alpha) for s in self.similarities}
-        save_file(tensors, folder / "tensors.safetensors")
+        write_tensors(folder / "tensors.safetensors", tensors)
         run = {
             "round": self.round,
             "config": self.config,

@@ -5,8 +5,12 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
 
 
 def appear(target: Path, write: Callable[[Path], object]) -> None:
@@ -54,6 +58,20 @@ def remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write tensors that share no memory as safetensors.
+
+    Raises
+    ------
+    OSError
+        If they cannot be written, as of any other file.
+    """
+    try:
+        save_file(dict(tensors), path)
+    except SafetensorError as error:
+        raise OSError(str(error)) from error
 
 
 def sha256_of(path: Path) -> str:

@@ -61,8 +61,13 @@ class RunFolder:
         elif self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
             raise RunError(f"{self.path} exists already and holds no run; name another folder, or remove it")
 
-    def begin(self, config: Mapping[str, Any]) -> None:
+    def begin(self, config: Mapping[str, Any]) -> bool:
         """Make the folder; one that holds a run already is made ready for more rounds if it is given them.
+
+        Returns
+        -------
+        bool
+            Whether it holds nothing but this beginning.
 
         Raises
         ------
@@ -73,9 +78,11 @@ class RunFolder:
             if not self._taken:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 appear(self.path, lambda beside: _begin(beside, config))
-            elif config["rounds"] > (kept := read_config(self.path))["rounds"]:
+                return True
+            if config["rounds"] > (kept := read_config(self.path))["rounds"]:
+                reopen(self.path)  # first, since a finished run has had all the rounds of its config
                 appear(self.path / CONFIG, lambda beside: write_config(beside, {**kept, "rounds": config["rounds"]}))
-                reopen(self.path)
+            return False
         except OSError as error:
             raise RunError(f"cannot write the run folder {self.path}: {error}") from error
 
@@ -128,14 +135,7 @@ class RunFolder:
             for old in (*self._checkpoints()[KEPT:], *half_written):
                 remove(old)
         except OSError as error:
-            raise CheckpointError(
-                f"cannot write the checkpoint {target}: {error}; the run can go on from the one before"
-            ) from error
-
-    def abandon(self) -> None:
-        """Remove the folder of a run that failed before there was anything worth keeping."""
-        if not is_finished(self.path) and not self._checkpoints():
-            remove(self.path)
+            raise CheckpointError(f"cannot write the checkpoint {target}: {error}; those before it are kept") from error
 
     @property
     def _taken(self) -> bool:

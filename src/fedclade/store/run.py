@@ -139,9 +139,10 @@ class Run:
             bring_to_disk(beside)
             for path in sorted(beside.iterdir(), key=lambda path: path.name == _SUMMARY):
                 take_place(path, folder / path.name)
-            beside.rmdir()
         except OSError as error:
             raise RunError(f"cannot write the results of the run to {folder}: {error}") from error
+        finally:
+            remove(beside)
 
     @classmethod
     def load(cls, folder: str | Path) -> Run:

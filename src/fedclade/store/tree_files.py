@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from fedclade.errors import RunError
 from fedclade.params import Layout, Slot
+from fedclade.store.files import write_tensors
 from fedclade.tree import Node, ParameterTree
 
 
@@ -28,7 +29,7 @@ def write_tree(tree: ParameterTree, folder: Path, layout: Layout | None = None) 
         tensors[f"{node.id}/params"] = node.params.cpu().clone()
         if node.cached is not None:
             tensors[f"{node.id}/cached"] = node.cached.cpu().contiguous()
-    save_file(tensors, folder / "tree.safetensors")
+    write_tensors(folder / "tree.safetensors", tensors)
     described = [
         {
             "id": node.id,
