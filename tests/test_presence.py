@@ -10,11 +10,13 @@ import torch
 
 import fedclade
 from fedclade import CFL, FLHC, IFCA, ConfigError, FedAvg, FedGroup, FeSEM, Local, LocalSpec, Run
-from fedclade.algorithms import PACFL, Ditto, FineTune, Oracle
+from fedclade.algorithms import PACFL, Ditto, FineTune, Oracle, State
+from fedclade.clients import Round
 from fedclade.config import check_config
 from fedclade.errors import RunInterrupted
 from fedclade.presence import Presence
 from fedclade.tree import ParameterTree
+from tests.tiny import ScriptedClients
 
 JOIN, LEAVE, ROUNDS = 9, 13, 16
 METHODS = {
@@ -162,3 +164,17 @@ def test_a_run_that_is_continued_ends_like_one_that_was_not_interrupted(name, st
     assert list(run.events) == list(whole.events)
     assert [row["accuracy"] for row in run.clients] == [row["accuracy"] for row in whole.clients]
     assert all(torch.equal(a.params, b.params) for a, b in zip(run.tree.nodes, whole.tree.nodes, strict=True))
+
+
+def test_nobody_goes_where_everybody_has_left():
+    """Not even the client whose update is the opposite of all that are cached in the other branch."""
+    tree = ParameterTree.root_only(range(3), torch.zeros(2))
+    cached = [torch.tensor([[1.0, 0.0]]), torch.tensor([[-1.0, 0.0], [-1.0, 0.0]])]
+    tree = tree.split(0, [[0], [1, 2]], params=torch.zeros(2), cached=cached, round_number=1, criteria={})
+    state = State(tree.without([0]).with_newcomers([7]))
+    clients = ScriptedClients({1: [0.0, 1.0], 2: [0.0, 1.0], 7: [1.0, 0.0]})
+    (found,) = CFL().assign(state.tree, [7], clients, Round(2, LocalSpec()))
+    assert found.leaf == 2
+    state = State(state.tree, {"peaks": torch.zeros(3, dtype=torch.float64)})
+    after, _ = CFL().step(state, [1, 2, 7], clients, Round(2, LocalSpec()))
+    assert after.tree.leaf_of[7] == 2

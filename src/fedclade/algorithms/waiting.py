@@ -20,7 +20,7 @@ def place_waiting(tree: ParameterTree, parts: Sequence[ClusterRound]) -> tuple[P
     """
     events: list[Event] = []
     for part in parts:
-        children = [child for child in tree.children(part.node) if child.cached is not None]
+        children = [child for child in tree.children(part.node) if child.cached is not None and child.members]
         if not part.waits or not part.updates.ids or not children:
             continue
         signatures = part.updates.signatures
