@@ -28,7 +28,7 @@ from torch import Tensor
 
 from fedclade.clients import Clients, Round
 from fedclade.errors import UpdateError
-from fedclade.similarity import cosine_similarity, cosines
+from fedclade.similarity import Similarity, cosine_similarity, cosines
 from fedclade.tree import Node, ParameterTree
 from fedclade.updates import DROPPED_OUT, Updates
 
@@ -167,7 +167,7 @@ def by_similarity(tree: ParameterTree, ids: Sequence[int], clients: Clients, thi
         node, branches = tree.nodes[here], _peopled(tree, here)  # line 4
         asked = replace(this_round, number=node.split_in or this_round.number)
         updates = all_of(standing, clients.train(standing, node.params[None], [0] * len(standing), asked))  # line 5
-        best = np.stack([cosines(updates.signatures, _cached(b)).max(axis=1) for b in branches], axis=1)  # lines 6, 7
+        best = likeness(updates.signatures, branches)  # lines 6 and 7
         least = {branch.id: least_similarity(branch) for branch in branches}
         for client, similar in zip(updates.ids, best.tolist(), strict=True):
             scores = {branch.id: alpha for branch, alpha in zip(branches, similar, strict=True)}
@@ -190,6 +190,11 @@ def all_of(ids: Sequence[int], updates: Updates) -> Updates:
         why = "; ".join(f"newcomer {client}: {updates.left_out.get(client, DROPPED_OUT)}" for client in absent)
         raise UpdateError(f"a newcomer without an update cannot be assigned: {why}; take it out, or lower local.lr")
     return updates
+
+
+def likeness(signatures: Tensor, branches: Sequence[Node]) -> Similarity:
+    """Return the largest cosine of each of n signatures with those cached for each of k branches, ``[n, k]``."""
+    return np.stack([cosines(signatures, _cached(branch)).max(axis=1) for branch in branches], axis=1)
 
 
 def least_similarity(branch: Node) -> float:
@@ -247,6 +252,13 @@ def fits_by_loss(
         return mine[taken[client]] <= max(guessed[client], MIDWAY * min(others, default=0.0))
 
     return {client: fits(client) for client in losses}
+
+
+def to_lowest_loss(tree: ParameterTree, ids: Sequence[int], clients: Clients) -> tuple[ParameterTree, float]:
+    """Put each client in the leaf whose model has the lowest loss on its training data; return their mean as well."""
+    models, rows = tree.models(leaves := [leaf.id for leaf in tree.leaves])
+    lowest, taken = training_losses(models, rows, ids, clients).min(dim=1)
+    return tree.reassigned({c: leaves[i] for c, i in zip(ids, taken.tolist(), strict=True)}), float(lowest.mean())
 
 
 def training_losses(models: Tensor, rows: Sequence[int], ids: Sequence[int], clients: Clients) -> Tensor:

@@ -38,7 +38,7 @@ from fedclade.algorithms.base import (
 )
 from fedclade.clients import Clients, Round
 from fedclade.errors import ConfigError, require
-from fedclade.routing import training_losses
+from fedclade.routing import to_lowest_loss
 from fedclade.tree import ParameterTree
 
 
@@ -99,7 +99,7 @@ class IFCA(OneCohort):
 
     def step(self, state: State, cohort: Sequence[int], clients: Clients, this_round: Round) -> tuple[State, RoundLog]:
         """Run one round of Algorithm 1 for every set of models that is still in the running."""
-        estimates = [estimate(tree, cohort, clients) for tree in _unpacked(state, clients.ids)]
+        estimates = [to_lowest_loss(tree, cohort, clients) for tree in _unpacked(state, clients.ids)]
         sets, losses = [tree for tree, _ in estimates], [loss for _, loss in estimates]
         best = losses.index(min(losses))
         events = membership_events(state.tree, sets[best])
@@ -112,7 +112,7 @@ class IFCA(OneCohort):
     def serve(self, state: State, clients: Clients) -> Mapping[int, int]:
         """Return the node that each client is served with: the one it took, or would take now."""
         unseen = [client for client, node in state.tree.leaf_of.items() if node == 0]
-        return estimate(state.tree, unseen, clients)[0].leaf_of if unseen else state.tree.leaf_of
+        return to_lowest_loss(state.tree, unseen, clients)[0].leaf_of if unseen else state.tree.leaf_of
 
     def _moved(
         self, tree: ParameterTree, cohort: Sequence[int], clients: Clients, this_round: Round
@@ -128,13 +128,6 @@ class IFCA(OneCohort):
             share = float(part.updates.sizes.sum() / updates.sizes.sum())
             tree = tree.moved(part.node, this_round.lr * share * weighted_mean(part.updates))
         return tree, parts
-
-
-def estimate(tree: ParameterTree, ids: Sequence[int], clients: Clients) -> tuple[ParameterTree, float]:
-    """Put each client in the leaf whose model has the lowest loss on its training data; return their mean as well."""
-    models, rows = tree.models(leaves := [leaf.id for leaf in tree.leaves])
-    lowest, taken = training_losses(models, rows, ids, clients).min(dim=1)
-    return tree.reassigned({c: leaves[i] for c, i in zip(ids, taken.tolist(), strict=True)}), float(lowest.mean())
 
 
 def _packed(sets: Sequence[ParameterTree], best: int, ids: Sequence[int]) -> State:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-from torch import Tensor
-from torch.nn import functional
+import numpy as np
 
 from fedclade.algorithms.base import ClusterRound, Event
-from fedclade.tree import Node, ParameterTree
+from fedclade.routing import likeness
+from fedclade.tree import ParameterTree
 
 
 def place_waiting(tree: ParameterTree, parts: Sequence[ClusterRound]) -> tuple[ParameterTree, list[Event]]:
@@ -20,22 +19,14 @@ def place_waiting(tree: ParameterTree, parts: Sequence[ClusterRound]) -> tuple[P
     """
     events: list[Event] = []
     for part in parts:
-        children = [child for child in tree.children(part.node) if child.cached is not None and child.members]
+        children = [child for child in tree.children(part.node) if child.members]
         if not part.waits or not part.updates.ids or not children:
             continue
         signatures = part.updates.signatures
-        likeness = torch.stack([_most_like(signatures, child) for child in children])
+        nearest = likeness(signatures, children).argmax(axis=1)
         for k, child in enumerate(children):
-            mine = (likeness.argmax(dim=0) == k).nonzero().flatten().tolist()
-            if mine:
+            if mine := np.flatnonzero(nearest == k).tolist():
                 joined = [part.updates.ids[i] for i in mine]
                 tree = tree.with_members(child.id, joined, signatures[mine])
                 events.append(Event("joined", child.id, {"clients": joined}))
     return tree, events
-
-
-def _most_like(signatures: Tensor, node: Node) -> Tensor:
-    """Return each signature's cosine similarity to the one most like it of those cached for a node, ``[n]``."""
-    assert node.cached is not None
-    theirs = functional.normalize(node.cached.double(), dim=1)
-    return (functional.normalize(signatures.double(), dim=1) @ theirs.T).amax(dim=1)

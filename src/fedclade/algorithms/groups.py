@@ -1,0 +1,81 @@
+"""FedGroup's groups (Duan et al. 2020, Algorithms 3 and 4, eq. 10): how clients come into them, how they move."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from fedclade.aggregate import inter_group, weighted_mean
+from fedclade.clients import Clients, Round
+from fedclade.routing import Assignment, Step, all_of, fits_by_loss, leaf_losses
+from fedclade.similarity import Similarity, cosines
+from fedclade.ternary import Labels
+from fedclade.tree import ParameterTree
+from fedclade.updates import Updates
+
+
+def pretrain(ids: Sequence[int], tree: ParameterTree, clients: Clients, this_round: Round) -> Updates:
+    """Let clients train for one epoch from the current global model (Algorithm 3, lines 11 to 16)."""
+    asked = replace(this_round, spec=replace(this_round.spec, epochs=1, mu=0.0), purpose="pretrain")
+    return clients.train(ids, *tree.models([0] * len(ids)), asked)
+
+
+def with_groups(tree: ParameterTree, updates: Updates, groups: Labels) -> ParameterTree:
+    """Return the tree with its groups' members and first models: w_0 and the mean of pre-training updates (line 7).
+
+    Parameters
+    ----------
+    tree
+        A star whose leaves are empty groups.
+    updates
+        Of the n clients that pre-trained.
+    groups
+        The group of each, ``[n]`` from 0.
+    """
+    tree = tree.reassigned(dict(zip(updates.ids, (1 + groups).tolist(), strict=True)))
+    for leaf in (leaf for leaf in tree.leaves if leaf.members):
+        tree = tree.moved(leaf.id, weighted_mean(updates.of(leaf.members)))
+    return tree
+
+
+def moved_together(tree: ParameterTree, eta_g: float, n_parameters: int) -> ParameterTree:
+    """Return the tree with groups moved by each other, and the global model with them (Algorithm 2, lines 10 and 11).
+
+    Parameters
+    ----------
+    tree
+        A star with the groups' own steps done.
+    eta_g
+        η_g.
+    n_parameters
+        D: buffers, which stand behind, are left alone.
+    """
+    models = inter_group(torch.stack([leaf.params for leaf in tree.leaves]), eta_g, n_parameters)
+    for leaf, model in zip(tree.leaves, models, strict=True):
+        tree = tree.with_model(leaf.id, model)
+    return tree.with_model(0, models.mean(0))
+
+
+def directions_to_groups(updates: Updates, tree: ParameterTree) -> Similarity:
+    """Return the cosine of each pre-training update with each group's update (eq. 10), ``[n, m]``."""
+    of_groups = torch.stack([leaf.params - tree.nodes[0].params for leaf in tree.leaves])
+    return cosines(updates.each[:, : updates.n_parameters], of_groups[:, : updates.n_parameters])
+
+
+def assigned(tree: ParameterTree, ids: Sequence[int], clients: Clients, this_round: Round) -> list[Assignment]:
+    """Assign newcomers as cold clients are (eq. 10), from the last global model; a group without members is no choice.
+
+    Whether they fit is told by their losses. The largest cosine of a newcomer with 40 images can be smaller than a
+    stranger's: 0.04 and 0.12, measured as in :mod:`fedclade.routing`.
+    """
+    updates, losses = all_of(ids, pretrain(ids, tree, clients, this_round)), leaf_losses(tree, ids, clients)
+    places = [place for place, leaf in enumerate(tree.leaves) if leaf.members]
+    peopled = [tree.leaves[place].id for place in places]
+    similar = directions_to_groups(updates, tree)[:, places].tolist()
+    scores = {c: dict(zip(peopled, mine, strict=True)) for c, mine in zip(updates.ids, similar, strict=True)}
+    taken = {client: max(mine, key=mine.__getitem__) for client, mine in scores.items()}
+    fits = fits_by_loss(losses, taken, tree, clients)
+    steps = {c: Step(0, "similarity", mine, taken[c], fits[c]) for c, mine in scores.items()}
+    return [Assignment.along(tree, client, [steps[client]]) for client in ids]
