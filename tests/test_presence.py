@@ -26,6 +26,11 @@ METHODS = {
     "fedgroup": FedGroup(groups=2),
     "ifca": IFCA(clusters=2, restarts=2, restart_rounds=10),
     "fesem": FeSEM(clusters=2),
+    "pacfl": PACFL(n_clusters=2),
+    "local": Local(),
+    "ditto": Ditto(),
+    "finetune": FineTune(),
+    "oracle": "oracle",
 }
 
 
@@ -71,7 +76,7 @@ def test_until_somebody_comes_or_goes_the_run_is_the_same(name):
             assert run.metrics[number][column] == plain.metrics[number][column]
 
 
-@pytest.mark.parametrize("name", ["cfl", "fl_hc", "fesem"])
+@pytest.mark.parametrize("name", ["cfl", "fl_hc", "fesem", "pacfl", "oracle"])
 def test_newcomers_find_their_true_clusters(name):
     before, after = (run_of(name).metrics[number - 1] for number in (JOIN - 1, LEAVE - 1))
     assert before["ari"] == 1.0, "or there would be nothing to find"
@@ -130,13 +135,12 @@ def test_a_config_says_what_cannot_be(newcomers, told):
     ).newcomers.presence == Presence(join_round=9, leave_round=12)
 
 
-@pytest.mark.parametrize("algorithm", [Local(), Ditto(), FineTune(), PACFL(), Oracle({})])
-def test_methods_that_have_no_place_for_newcomers_say_so(algorithm):
-    told = (
-        f"{type(algorithm).__name__} cannot take clients in or let them go during a run; leave join_round and leave_r"
-    )
-    with pytest.raises(ConfigError, match=re.escape(told)):
-        fedclade.simulate(algorithm, "mclr", digits(), rounds=3, presence=Presence(join_round=2))
+def test_an_oracle_that_was_not_told_of_newcomers_says_so():
+    truth = {client.id: client.id % 2 for client in digits().clients}
+    with pytest.raises(
+        ConfigError, match=r"oracle: newcomers \[8, 9, 10, 11\] are in no cluster that the run began with"
+    ):
+        fedclade.simulate(Oracle(truth), "mclr", digits(), rounds=3, presence=Presence(join_round=2))
 
 
 @pytest.mark.parametrize("stopped_after", [JOIN - 1, JOIN, LEAVE])

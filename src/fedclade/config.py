@@ -147,7 +147,7 @@ class Config:
         """Run it over a federation; see :func:`fedclade.simulate` for the rest, and for what it raises."""
         arguments = {key: value for key, value in self.model.items() if key != "name"}
         return simulate(
-            self._algorithm(federation),
+            self._algorithm(self.newcomers.presence.everybody(federation)),
             lambda seed: module_for(self.model["name"], federation, seed, arguments),
             federation,
             local=self.local,
@@ -239,9 +239,8 @@ def check_config(raw: Mapping[str, Any]) -> Config:
         clients = data.get("clients", 0)
         problems.collect("", check_newcomers, newcomers.clients, newcomers.samples_per_client, clients)
         presence = problems.collect("", lambda: newcomers.presence)
-        if presence is not None and top is not None and algorithm.get("name") in ALGORITHMS:
-            kind = ALGORITHMS[algorithm["name"]].algorithm
-            problems.collect("", presence.check, kind, newcomers.clients, clients or 0, top.rounds)
+        if presence is not None and top is not None:
+            problems.collect("", presence.check, newcomers.clients, clients or 0, top.rounds)
     if top is not None and target is not None:
         settings = {key: value for key, value in asdict(top).items() if key != "tf32"}  # which cannot be wrong
         problems.collect("", check_settings, **settings, target=target.accuracy)

@@ -12,7 +12,7 @@ from fedclade.algorithms import Algorithm
 from fedclade.algorithms.base import Event, State
 from fedclade.clients import Clients, ClientsWrapper, Evaluation, Round, Split
 from fedclade.data.federation import Federation
-from fedclade.errors import ConfigError, require
+from fedclade.errors import require
 from fedclade.updates import Updates
 
 
@@ -44,13 +44,11 @@ class Presence:
             holds = self.leave_round > self.join_round
             require(("newcomers.leave_round", self.leave_round, holds, f"after join_round, {self.join_round}"))
 
-    def check(self, algorithm: type[Algorithm], newcomers: int, clients: int, rounds: int) -> None:
+    def check(self, newcomers: int, clients: int, rounds: int) -> None:
         """Check that a run can have clients come and go.
 
         Parameters
         ----------
-        algorithm
-            Of the run.
         newcomers, clients
             How many there are.
         rounds
@@ -59,8 +57,7 @@ class Presence:
         Raises
         ------
         ConfigError
-            If there are no newcomers, a round is after the last, all clients would leave, or the algorithm has no place
-            for newcomers.
+            If there are no newcomers, a round is after the last, or all clients would leave.
         """
         for name, number in (("join_round", self.join_round), ("leave_round", self.leave_round)):
             if number is not None:
@@ -68,11 +65,6 @@ class Presence:
                 require((f"newcomers.{name}", number, number <= rounds and newcomers > 0, rule))
         if self.leave_round is not None and self.join_round is None:
             require(("newcomers.clients", newcomers, newcomers < clients, f"below {clients}, or all would leave"))
-        if (self.join_round or self.leave_round) and not algorithm.open_to_newcomers:
-            raise ConfigError(
-                f"{algorithm.__name__} cannot take clients in or let them go during a run; leave join_round and "
-                "leave_round out of [newcomers]"
-            )
 
     def everybody(self, federation: Federation) -> Federation:
         """Return all who are there at some time: the clients, and the newcomers if they join."""

@@ -146,13 +146,13 @@ def simulate(
     """
     check_settings(rounds, seed, client_fraction, evaluate_every, target, engine, stream, min_clients, checkpoint_every)
     local, signature = local or LocalSpec(), signature or Signature()
-    if isinstance(algorithm, str):
-        algorithm = build_algorithm(algorithm, true_clusters=federation.true_clusters)
-    check_stream(stream, type(algorithm), signature)
     presence = presence or Presence()
     newcomers = 0 if federation.newcomers is None else len(federation.newcomers)
-    presence.check(type(algorithm), newcomers, len(federation), rounds)
+    presence.check(newcomers, len(federation), rounds)
     everybody = presence.everybody(federation)
+    if isinstance(algorithm, str):
+        algorithm = build_algorithm(algorithm, true_clusters=everybody.true_clusters)
+    check_stream(stream, type(algorithm), signature)
     config = config or {
         **{"seed": seed, "rounds": rounds, "client_fraction": client_fraction, "evaluate_every": evaluate_every},
         **{"engine": engine, "stream": stream},

@@ -263,6 +263,21 @@ class ParameterTree:
         root = self.nodes[0]
         return self._with(replace(root, members=tuple(sorted({*root.members, *clients}))))
 
+    def with_leaves(self, clusters: Sequence[Sequence[int]], born: int) -> ParameterTree:
+        """Return the tree after newcomers came who make clusters of their own: leaves of the root, with its model.
+
+        Parameters
+        ----------
+        clusters
+            The members of each.
+        born
+            The round after which they come into being.
+        """
+        tree = self.with_newcomers([client for members in clusters for client in members])
+        new = enumerate(clusters, start=len(tree.nodes))
+        leaves = [Node(i, 0, tuple(sorted(members)), tree.nodes[0].params, born) for i, members in new]
+        return ParameterTree((*tree.nodes, *leaves))
+
     def without(self, clients: Sequence[int]) -> ParameterTree:
         """Return the tree after clients left: no node has them as members, and no updates of theirs are cached.
 

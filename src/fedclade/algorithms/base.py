@@ -13,7 +13,7 @@ from torch import Tensor
 from fedclade.aggregate import weighted_mean
 from fedclade.clients import Clients, Round
 from fedclade.geometry import Geometry
-from fedclade.routing import Assignment, route
+from fedclade.routing import Assignment, route, to_root
 from fedclade.tree import ParameterTree
 from fedclade.updates import Updates
 
@@ -88,12 +88,9 @@ class Algorithm(ABC):
     needs_updates
         Whether a step works on the updates of single clients. One that does with their signatures, and with sums over
         all clients of a model, says False, and can stream.
-    open_to_newcomers
-        Whether clients can come and go during a run.
     """
 
     needs_updates: ClassVar[bool] = True
-    open_to_newcomers: ClassVar[bool] = True
 
     @property
     def initial_models(self) -> int:
@@ -165,6 +162,21 @@ class Algorithm(ABC):
             What newcomers are asked to do.
         """
         return route(tree, ids, clients, this_round)
+
+
+class OwnModels(Algorithm):
+    """An algorithm that gives every client a model of its own, in a leaf of the root."""
+
+    def join(self, state: State, ids: Sequence[int], clients: Clients, this_round: Round) -> tuple[State, list[Event]]:
+        """Give each newcomer a leaf, with the root's model."""
+        tree = state.tree.with_leaves([[client] for client in ids], this_round.number - 1)
+        return replace(state, tree=tree), [Event("joined", 0, {"clients": list(ids)})]
+
+    def assign(
+        self, tree: ParameterTree, ids: Sequence[int], clients: Clients, this_round: Round
+    ) -> Sequence[Assignment]:
+        """Give newcomers the root's model; the other models are other clients' own."""
+        return to_root(ids)
 
 
 class OneCohort(Algorithm):

@@ -6,8 +6,8 @@ FedAvg.
 
 Where paper and official code leave a choice, this file makes it:
 
-- v_k starts from the initial model (official code), and moves only in rounds in which k is in the cohort. A client that
-  has not trained yet is served with the global model.
+- v_k starts from the initial model (official code), that of a client who joins later from w; it moves only in rounds in
+  which k is in the cohort. A client that has not trained yet is served with the global model.
 - w is solved for by local training as it is configured. v_k moves by as many epochs of the same, over the same batches
   (official code), unless ``epochs`` says otherwise: the s local iterations of the algorithm.
 - The global mean is weighted by |D_i| as in FedAvg; the official code's is not. With equal sizes it is the same.
@@ -18,20 +18,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from fedclade.algorithms.base import OneCohort, RoundLog, State, log_of, move_clusters, train_root
+from fedclade.algorithms.base import Event, OneCohort, OwnModels, RoundLog, State, log_of, move_clusters, train_root
 from fedclade.clients import Clients, Round
 from fedclade.errors import require
-from fedclade.routing import Assignment, to_root
 from fedclade.tree import ParameterTree
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ditto(OneCohort):
+class Ditto(OwnModels, OneCohort):
     """Ditto (Li et al. 2021): a personal model beside the global one; the root is w, and each client's leaf its v_k.
 
     Parameters
@@ -48,8 +46,6 @@ class Ditto(OneCohort):
         If a value is out of range; one line for each.
     """
 
-    open_to_newcomers: ClassVar[bool] = False
-
     lam: float = 1.0
     epochs: int | None = None
 
@@ -61,13 +57,14 @@ class Ditto(OneCohort):
 
     def init(self, params: Tensor, clients: Clients) -> State:
         """Keep a leaf for every client; it has the global model alone until it has trained."""
-        return State(ParameterTree.star([()] * len(clients.ids), params, unassigned=clients.ids, split_in=None))
+        tree = ParameterTree.star([()] * len(clients.ids), params, unassigned=clients.ids, split_in=None)
+        return State(tree, {"owners": torch.tensor(clients.ids)})
 
     def step(self, state: State, cohort: Sequence[int], clients: Clients, this_round: Round) -> tuple[State, RoundLog]:
         """Run one round of Algorithm 1: both models start from what w was before it."""
         part = train_root(state, cohort, clients, this_round)
         tree = move_clusters(state.tree, [part])
-        leaf_of = {client: leaf for leaf, client in enumerate(clients.ids, start=1)}
+        leaf_of = {client: leaf for leaf, client in enumerate(state.memory["owners"].tolist(), start=1)}
         personal = torch.stack([state.tree.nodes[leaf_of[client]].params for client in cohort])
         models = torch.cat([personal, state.tree.nodes[0].params[None]])
         spec = replace(this_round.spec, mu=self.lam, epochs=self.epochs or this_round.spec.epochs)
@@ -75,10 +72,10 @@ class Ditto(OneCohort):
         updates = clients.train(cohort, models, range(len(cohort)), at_home, anchors=[len(cohort)] * len(cohort))
         for client, delta in zip(updates.ids, updates.each, strict=True):
             tree = tree.with_model(leaf_of[client], state.tree.nodes[leaf_of[client]].params + delta)
-        return State(tree.reassigned({client: leaf_of[client] for client in updates.ids})), log_of([part])
+        return State(tree.reassigned({client: leaf_of[client] for client in updates.ids}), state.memory), log_of([part])
 
-    def assign(
-        self, tree: ParameterTree, ids: Sequence[int], clients: Clients, this_round: Round
-    ) -> Sequence[Assignment]:
-        """Give newcomers the global model; the other models are other clients' own."""
-        return to_root(ids)
+    def join(self, state: State, ids: Sequence[int], clients: Clients, this_round: Round) -> tuple[State, list[Event]]:
+        """Give each newcomer a leaf, whose model starts from the global one."""
+        state, events = super().join(state, ids, clients, this_round)
+        owners = torch.cat([state.memory["owners"], torch.tensor(ids)])
+        return State(state.tree, {"owners": owners}), events

@@ -6,12 +6,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
-from fedclade.algorithms.base import Algorithm, RoundLog, State, log_of, move_clusters, train_clusters
+from fedclade.algorithms.base import (
+    Algorithm,
+    Event,
+    OwnModels,
+    RoundLog,
+    State,
+    log_of,
+    membership_events,
+    move_clusters,
+    train_clusters,
+)
 from fedclade.clients import Clients, Round
 from fedclade.errors import ConfigError
-from fedclade.routing import Assignment, to_root
 from fedclade.tree import ParameterTree
 
 
@@ -23,7 +33,7 @@ class _FixedClusters(Algorithm):
     def step(self, state: State, cohort: Sequence[int], clients: Clients, this_round: Round) -> tuple[State, RoundLog]:
         """Train every cluster for one round."""
         parts = train_clusters(state, cohort, clients, this_round)
-        return State(move_clusters(state.tree, parts)), log_of(parts)
+        return State(move_clusters(state.tree, parts), state.memory), log_of(parts)
 
 
 @dataclass(frozen=True)
@@ -39,13 +49,11 @@ class FedAvg(_FixedClusters):
 
 
 @dataclass(frozen=True)
-class Local(_FixedClusters):
+class Local(OwnModels, _FixedClusters):
     """No federation: every client trains a model of its own, for as many rounds and epochs as the others.
 
     Nothing travels: the models stay with the clients.
     """
-
-    open_to_newcomers: ClassVar[bool] = False
 
     def init(self, params: Tensor, clients: Clients) -> State:
         """Put every client in a cluster of its own."""
@@ -54,12 +62,6 @@ class Local(_FixedClusters):
     def step(self, state: State, cohort: Sequence[int], clients: Clients, this_round: Round) -> tuple[State, RoundLog]:
         """Train every client for one round, at home."""
         return super().step(state, cohort, clients, replace(this_round, travels="nothing"))
-
-    def assign(
-        self, tree: ParameterTree, ids: Sequence[int], clients: Clients, this_round: Round
-    ) -> Sequence[Assignment]:
-        """Give newcomers the initial model; the other models are other clients' own."""
-        return to_root(ids)
 
 
 @dataclass(frozen=True)
@@ -71,8 +73,6 @@ class Oracle(_FixedClusters):
     true_clusters
         By client. No other algorithm is told it.
     """
-
-    open_to_newcomers: ClassVar[bool] = False
 
     true_clusters: Mapping[int, int]
 
@@ -91,4 +91,19 @@ class Oracle(_FixedClusters):
             )
         labels = sorted({self.true_clusters[client] for client in clients.ids})
         members = [[client for client in clients.ids if self.true_clusters[client] == label] for label in labels]
-        return State(ParameterTree.star(members, params))
+        return State(ParameterTree.star(members, params), {"labels": torch.tensor(labels)})
+
+    def join(self, state: State, ids: Sequence[int], clients: Clients, this_round: Round) -> tuple[State, list[Event]]:
+        """Put newcomers in their true clusters.
+
+        Raises
+        ------
+        ConfigError
+            If one is in a cluster that nobody was in at the start, or in none that is known.
+        """
+        leaf_of = {label: leaf for leaf, label in enumerate(state.memory["labels"].tolist(), start=1)}
+        if lost := [client for client in ids if self.true_clusters.get(client) not in leaf_of]:
+            raise ConfigError(f"oracle: newcomers {lost} are in no cluster that the run began with")
+        state, events = super().join(state, ids, clients, this_round)
+        placed = state.tree.reassigned({client: leaf_of[self.true_clusters[client]] for client in ids})
+        return replace(state, tree=placed), [*events, *membership_events(state.tree, placed)]

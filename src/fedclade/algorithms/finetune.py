@@ -11,19 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from torch import Tensor
 
-from fedclade.algorithms.base import OneCohort, RoundLog, State, log_of, move_clusters, train_root
+from fedclade.algorithms.base import OneCohort, OwnModels, RoundLog, State, log_of, move_clusters, train_root
 from fedclade.clients import Clients, Round
 from fedclade.errors import require
-from fedclade.routing import Assignment, to_root
 from fedclade.tree import ParameterTree
 
 
 @dataclass(frozen=True, kw_only=True)
-class FineTune(OneCohort):
+class FineTune(OwnModels, OneCohort):
     """FedAvg with local fine-tuning: the root is the global model, and each client's leaf its own copy.
 
     Parameters
@@ -36,8 +34,6 @@ class FineTune(OneCohort):
     ConfigError
         If it is below 1.
     """
-
-    open_to_newcomers: ClassVar[bool] = False
 
     epochs: int = 1
 
@@ -55,12 +51,6 @@ class FineTune(OneCohort):
         if this_round.evaluated:
             tree = self._fine_tuned(tree, clients, this_round)
         return State(tree), log_of([part])
-
-    def assign(
-        self, tree: ParameterTree, ids: Sequence[int], clients: Clients, this_round: Round
-    ) -> Sequence[Assignment]:
-        """Give newcomers the global model; the other models are other clients' own."""
-        return to_root(ids)
 
     def _fine_tuned(self, tree: ParameterTree, clients: Clients, this_round: Round) -> ParameterTree:
         root, ids = tree.nodes[0], clients.ids

@@ -74,7 +74,6 @@ class PACFL(Algorithm):
     """
 
     needs_updates: ClassVar[bool] = False
-    open_to_newcomers: ClassVar[bool] = False
 
     vectors: int = 3
     per_label: bool = True
@@ -103,47 +102,48 @@ class PACFL(Algorithm):
 
     def step(self, state: State, cohort: Sequence[int], clients: Clients, this_round: Round) -> tuple[State, RoundLog]:
         """Cluster all clients, if that is still to be done; then run one round of FedAvg in every cluster."""
-        events: list[Event] = []
-        if len(state.tree.nodes) == 1:
-            state, events = self._clustered(state.tree, clients)
-        elif back := [client for client in cohort if client in state.tree.waiting.get(0, ())]:
-            state, events = self._placed(state, back, clients)
-        leaves = {leaf.id for leaf in state.tree.leaves}
-        cohort = [client for client in cohort if state.tree.leaf_of[client] in leaves]
-        parts = train_clusters(state, cohort, clients, this_round) if cohort else []
-        return State(move_clusters(state.tree, parts), state.memory), log_of(parts, events)
+        tree, events = state.tree, list[Event]()
+        if len(tree.nodes) == 1:
+            tree, events = self._clustered(tree, clients)
+        elif back := [client for client in cohort if client in tree.waiting.get(0, ())]:
+            tree, events = self._placed(tree, back, clients)
+        leaves = {leaf.id for leaf in tree.leaves}
+        cohort = [client for client in cohort if tree.leaf_of[client] in leaves]
+        parts = train_clusters(State(tree), cohort, clients, this_round) if cohort else []
+        return State(move_clusters(tree, parts)), log_of(parts, events)
 
-    def _clustered(self, tree: ParameterTree, clients: Clients) -> tuple[State, list[Event]]:
+    def _clustered(self, tree: ParameterTree, clients: Clients) -> tuple[ParameterTree, list[Event]]:
         """Cluster all clients that send their vectors; with too few of them go on with one model."""
         everybody, needed = sorted(clients.ids), self.n_clusters or 1
         ids, vectors = self._asked(everybody, clients)
         if len(ids) < needed:
-            return State(tree), [Event("postponed", 0, {"clients": len(ids), "needed": needed})]
+            return tree, [Event("postponed", 0, {"clients": len(ids), "needed": needed})]
         apart = squareform(angles(vectors, self.angle), checks=False)
         clusters, _, event = merged(ids, apart, "angle", "average", self.threshold, self.n_clusters)
-        absent = [client for client in everybody if client not in ids]
-        star = ParameterTree.star(clusters, tree.nodes[0].params, unassigned=absent)
-        return _remembering(star, ids, vectors), [event]
+        absent = sorted(set(everybody) - set(ids))
+        return ParameterTree.star(clusters, tree.nodes[0].params, unassigned=absent), [event]
 
-    def _placed(self, state: State, waiting: Sequence[int], clients: Clients) -> tuple[State, list[Event]]:
-        """Let each of those who wait, and now send their vectors, join the cluster of the smallest mean angle."""
-        tree, known = state.tree, [int(client) for client in state.memory["clients"]]
-        ids, new = self._asked(waiting, clients)
-        vectors = torch.cat([state.memory["vectors"], new])
-        apart = torch.from_numpy(angles(vectors, self.angle))[len(known) :, : len(known)]
-        leaves = torch.tensor([tree.leaf_of[client] for client in known])
-        means = [apart[:, leaves == leaf.id].mean(dim=1) for leaf in tree.leaves]
-        nearest = torch.stack(means).argmin(dim=0).tolist()
-        placed = tree.reassigned({client: tree.leaves[k].id for client, k in zip(ids, nearest, strict=True)})
-        return _remembering(placed, [*known, *ids], vectors), membership_events(tree, placed)
+    def _placed(
+        self, tree: ParameterTree, waiting: Sequence[int], clients: Clients
+    ) -> tuple[ParameterTree, list[Event]]:
+        """Let each of those who wait, and now send their vectors, join the cluster of the smallest mean angle.
+
+        Members send theirs again: the server keeps none, since they show what the data looks like.
+        """
+        members = sorted(client for leaf in tree.leaves for client in leaf.members)
+        late, new = self._asked(waiting, clients)
+        known, old = self._asked(members, clients) if late else ([], new)
+        if not known:
+            return tree, []
+        apart = torch.from_numpy(angles(torch.cat([old, new]), self.angle))[len(known) :, : len(known)]
+        leaf_of = torch.tensor([tree.leaf_of[client] for client in known])
+        leaves = leaf_of.unique().tolist()
+        nearest = torch.stack([apart[:, leaf_of == leaf].mean(dim=1) for leaf in leaves]).argmin(dim=0).tolist()
+        placed = tree.reassigned({client: leaves[k] for client, k in zip(late, nearest, strict=True)})
+        return placed, membership_events(tree, placed)
 
     def _asked(self, ids: Sequence[int], clients: Clients) -> tuple[list[int], Tensor]:
         """Return who sends its vectors, and these, ``[m, L, d, p]``."""
         vectors = clients.subspaces(ids, self.vectors, self.per_label)
         came = vectors.flatten(1).any(dim=1).tolist()
         return [client for client, answers in zip(ids, came, strict=True) if answers], vectors[came]
-
-
-def _remembering(tree: ParameterTree, ids: Sequence[int], vectors: Tensor) -> State:
-    """Return a state that keeps the vectors for as long as somebody waits to be compared with them."""
-    return State(tree, {"clients": torch.tensor(ids), "vectors": vectors} if tree.waiting else {})
