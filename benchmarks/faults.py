@@ -18,7 +18,8 @@ from rich.console import Console
 from rich.table import Table
 
 from fedclade import Run
-from fedclade.config import Config, find_config, read_config
+from fedclade.config import Config, read_config
+from fedclade.config_files import find_config
 from fedclade.faults import Faults
 
 CONFIGS = tuple(f"{name}-mnist-label-swap" for name in ("cfl", "fl_hc", "fedgroup", "ifca"))

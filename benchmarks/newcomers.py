@@ -22,7 +22,8 @@ from rich.console import Console
 from rich.table import Table
 
 from fedclade import Federation, Run, Signature
-from fedclade.config import find_config, read_config
+from fedclade.config import read_config
+from fedclade.config_files import find_config
 from fedclade.newcomers import place
 from fedclade.routing import Assignment, least_similarity
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any, TypeVar
 
 from fedclade.algorithms import ALGORITHMS, Algorithm, Oracle, build_algorithm
 from fedclade.arguments import check_arguments, defaults, known_arguments
+from fedclade.config_files import Section, apply_overrides, read_toml
 from fedclade.data import PARTITIONS, SOURCES, Federation, check_data_settings, check_newcomers, load_federation
 from fedclade.errors import ConfigError, unknown
 from fedclade.faults import Faults
@@ -23,7 +23,6 @@ from fedclade.store import Run
 from fedclade.world import Stream, module_for
 
 T = TypeVar("T")
-Section = dict[str, Any]
 
 _NOT_IN_DATA = ("seed", "data_dir", "source_arguments", "partition_arguments", "newcomers", "newcomer_samples")
 """Arguments of ``load_federation`` that are no keys of the ``[data]`` section."""
@@ -195,22 +194,6 @@ def read_config(path: Path, overrides: Sequence[str] = ()) -> Config:
         raise ConfigError("\n".join(f"{path}: {line}" for line in str(error).splitlines())) from error
 
 
-def read_toml(path: Path) -> Section:
-    """Read a TOML file.
-
-    Raises
-    ------
-    ConfigError
-        If it is missing or no TOML.
-    """
-    try:
-        return tomllib.loads(path.read_text())
-    except OSError as error:
-        raise ConfigError(f"cannot read the config {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not a TOML file: {error}") from error
-
-
 def check_config(raw: Mapping[str, Any]) -> Config:
     """Check a config and fill in its defaults.
 
@@ -339,76 +322,3 @@ def _algorithm(section: Section, problems: _Problems) -> Section:
     if fitted is not None and kind is not Oracle:
         problems.collect("algorithm", kind, **fitted)
     return {"name": name, **defaults(kind), **(fitted or {})}
-
-
-def apply_overrides(raw: Section, overrides: Sequence[str]) -> None:
-    """Change a config as read from a file by each ``section.key=value``.
-
-    Raises
-    ------
-    ConfigError
-        If one is written wrongly, or names no section.
-    """
-    for override in overrides:
-        _set(raw, override)
-
-
-def _set(raw: Section, override: str) -> None:
-    """Apply one ``section.key=value``; the value is TOML, or else a string."""
-    path, equals, text = override.partition("=")
-    *sections, key = path.strip().split(".")
-    if not equals or not key or len(sections) > 1:
-        raise ConfigError(f"--set takes section.key=value, got {override!r}")
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text.strip()
-    target = raw
-    for section in sections:
-        target = target.setdefault(section, {})
-    if not isinstance(target, dict):
-        raise ConfigError(f"--set {override!r}: {sections[0]!r} is not a section")
-    target[key] = value
-
-
-def config_folder() -> Path:
-    """Return the folder of the configs that come with fedclade: inside the package, or beside it in a checkout."""
-    packaged = Path(__file__).parent / "configs"
-    return packaged if packaged.is_dir() else Path(__file__).parents[2] / "configs"
-
-
-def find_config(name: str) -> Path:
-    """Return the path of a config: a file, or the name of one that comes with fedclade.
-
-    Raises
-    ------
-    ConfigError
-        If there is neither.
-    """
-    path = Path(name)
-    if path.is_file():
-        return path
-    shipped = {file.stem: file for file in sorted(config_folder().glob("*.toml"))}
-    if path.stem in shipped and path.suffix in ("", ".toml") and path.parent in (Path(), Path("configs")):
-        return shipped[path.stem]
-    if path.suffix == ".toml" or len(path.parts) > 1:
-        raise ConfigError(f"there is no config {name}; 'fedclade ls configs' lists those that come with fedclade")
-    raise ConfigError(unknown("config", name, shipped))
-
-
-def find_configs(name: str) -> list[Path]:
-    """Return the paths of all configs of a folder, or of the one config that :func:`find_config` finds.
-
-    A folder is the user's, or one that comes with fedclade, such as ``suite``.
-
-    Raises
-    ------
-    ConfigError
-        If there is nothing of that name.
-    """
-    folder = next((each for each in (Path(name), config_folder() / name) if each.is_dir()), None)
-    if folder is None:
-        return [find_config(name)]
-    if not (found := sorted(folder.glob("*.toml"))):
-        raise ConfigError(f"the folder {folder} holds no config: no file ends in .toml")
-    return found

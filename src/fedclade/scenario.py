@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedclade.config import Config, apply_overrides, check_config, read_toml
+from fedclade.config import Config, check_config
+from fedclade.config_files import apply_overrides, read_toml
 from fedclade.errors import ConfigError, unknown
 
 

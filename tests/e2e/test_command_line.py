@@ -20,7 +20,8 @@ from safetensors.torch import load_file
 from fedclade import Run
 from fedclade.algorithms import ALGORITHMS
 from fedclade.cli import main
-from fedclade.config import Config, check_config, find_configs
+from fedclade.config import Config, check_config
+from fedclade.config_files import find_configs
 from fedclade.scenario import read_scenario
 
 

@@ -11,7 +11,8 @@ import typer
 from fedclade.cli.console import new_console
 from fedclade.cli.look import RunFolder
 from fedclade.cli.options import DataDirOption, DeviceOption, EngineOption, MemoryOption, check_machine
-from fedclade.config import Config, check_config, find_config, read_config, read_toml
+from fedclade.config import Config, check_config, read_config
+from fedclade.config_files import find_config, read_toml
 from fedclade.data import Federation
 from fedclade.errors import ConfigError, RunError
 from fedclade.newcomers import assign

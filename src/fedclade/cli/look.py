@@ -13,7 +13,8 @@ from rich.table import Table
 from fedclade.algorithms import ALGORITHMS
 from fedclade.citations import cite_name
 from fedclade.cli.console import new_console
-from fedclade.config import config_folder, find_config, read_config
+from fedclade.config import read_config
+from fedclade.config_files import config_folder, find_config
 from fedclade.data import PARTITIONS, SHIFTS, SOURCES
 from fedclade.models import MODELS
 from fedclade.report import cluster_table, event_table, has_splits, run_table, save_figures, tree_view

@@ -26,7 +26,8 @@ from fedclade.cli.options import (
     target_folder,
 )
 from fedclade.cli.progress import RunProgress
-from fedclade.config import Config, find_config, find_configs, read_config
+from fedclade.config import Config, read_config
+from fedclade.config_files import find_config, find_configs
 from fedclade.errors import ConfigError, FedcladeError, MissingExtraError, RunError, RunInterrupted
 from fedclade.report import (
     Comparison,
