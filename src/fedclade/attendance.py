@@ -10,7 +10,7 @@ from typing import TypeVar
 from torch import Tensor
 
 from fedclade.algorithms.base import Event
-from fedclade.clients import Clients, ClientsWrapper, Evaluation, Round, Split
+from fedclade.clients import Clients, ClientsWrapper, Round
 from fedclade.errors import UpdateError
 from fedclade.updates import DROPPED_OUT, TOO_LATE, Updates
 
@@ -62,10 +62,6 @@ class AttendedClients(ClientsWrapper):
             return self._clients.gradients(some, models, _of(some, ids, assignment), this_query)
 
         return self._answers(gradients, ids, this_round, "gradients")
-
-    def evaluate(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], split: Split) -> Evaluation:
-        """Let each client evaluate its model on a split of its own data."""
-        return self._clients.evaluate(ids, models, assignment, split)
 
     def subspaces(self, ids: Sequence[int], n_vectors: int, per_label: bool) -> Tensor:
         """Let each client decompose its training inputs, and ask those again who do not answer; ``[n, L, d, p]``."""

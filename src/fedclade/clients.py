@@ -149,7 +149,7 @@ class Clients(Protocol):
 
 
 class ClientsWrapper:
-    """Clients around other clients; subclasses say what happens on the way.
+    """Clients around other clients that pass everything on; subclasses say what happens on the way.
 
     Parameters
     ----------
@@ -169,6 +169,25 @@ class ClientsWrapper:
     def sizes(self) -> Mapping[int, int]:
         """Number of training examples of each client."""
         return self._clients.sizes
+
+    def train(
+        self,
+        ids: Sequence[int],
+        models: Tensor,
+        assignment: Sequence[int],
+        this_round: Round,
+        anchors: Sequence[int] | None = None,
+    ) -> Updates:
+        """Let each client train from its model; return the updates Δθ_i."""
+        return self._clients.train(ids, models, assignment, this_round, anchors)
+
+    def gradients(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], this_round: Round) -> Updates:
+        """Return the negative full-batch gradients at each client's model."""
+        return self._clients.gradients(ids, models, assignment, this_round)
+
+    def evaluate(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], split: Split) -> Evaluation:
+        """Let each client evaluate its model on a split of its own data."""
+        return self._clients.evaluate(ids, models, assignment, split)
 
     def subspaces(self, ids: Sequence[int], n_vectors: int, per_label: bool) -> Tensor:
         """Let each client decompose its training inputs; return their left singular vectors ``[n, L, d, p]``."""

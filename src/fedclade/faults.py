@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from fedclade import rng
-from fedclade.clients import Clients, ClientsWrapper, Evaluation, Round, Split
+from fedclade.clients import Clients, ClientsWrapper, Round
 from fedclade.errors import require
 from fedclade.updates import DROPPED_OUT, LARGEST_NORM, TOO_LATE, Updates
 
@@ -117,10 +117,6 @@ class FaultyClients(ClientsWrapper):
             return self._clients.gradients(some, models, rows, this_round)
 
         return self._arriving(gradients, ids, models, this_round)
-
-    def evaluate(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], split: Split) -> Evaluation:
-        """Let each client evaluate its model on a split of its own data."""
-        return self._clients.evaluate(ids, models, assignment, split)
 
     def _arriving(
         self, ask: Callable[[Sequence[int]], Updates], ids: Sequence[int], models: Tensor, this_round: Round

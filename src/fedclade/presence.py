@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from torch import Tensor
-
 from fedclade import rng
 from fedclade.algorithms import Algorithm
 from fedclade.algorithms.base import Event, State
-from fedclade.clients import Clients, ClientsWrapper, Evaluation, Round, Split
+from fedclade.clients import Clients, ClientsWrapper, Round
 from fedclade.data.federation import Federation
 from fedclade.errors import require
-from fedclade.updates import Updates
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,25 +128,6 @@ class PresentClients(ClientsWrapper):
             state, more = algorithm.join(state, joined, self, this_round)
             events += more
         return state, events
-
-    def train(
-        self,
-        ids: Sequence[int],
-        models: Tensor,
-        assignment: Sequence[int],
-        this_round: Round,
-        anchors: Sequence[int] | None = None,
-    ) -> Updates:
-        """Let each client train from its model; return the updates Δθ_i."""
-        return self._clients.train(ids, models, assignment, this_round, anchors)
-
-    def gradients(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], this_round: Round) -> Updates:
-        """Return the negative full-batch gradients at each client's model."""
-        return self._clients.gradients(ids, models, assignment, this_round)
-
-    def evaluate(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], split: Split) -> Evaluation:
-        """Let each client evaluate its model on a split of its own data."""
-        return self._clients.evaluate(ids, models, assignment, split)
 
     def _gone(self, client: int) -> bool:
         return client in self._leaves and self._number >= self._leaves[client]

@@ -118,10 +118,6 @@ class ProjectedClients(ClientsWrapper):
         """Return the negative full-batch gradients with their sketches."""
         return self._projected(self._clients.gradients(ids, models, assignment, this_round))
 
-    def evaluate(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], split: Split) -> Evaluation:
-        """Let each client evaluate its model on a split of its own data."""
-        return self._clients.evaluate(ids, models, assignment, split)
-
     def _projected(self, updates: Updates) -> Updates:
         return replace(updates, sketches=self._sketch.apply(updates.signatures))
 

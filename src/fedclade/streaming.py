@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedclade.clients import Clients, ClientsWrapper, Evaluation, Round, Split
+from fedclade.clients import Clients, ClientsWrapper, Round
 from fedclade.updates import Sums, Updates
 
 Ask = Callable[[Sequence[int], Tensor, Sequence[int], Round], Updates]
@@ -55,10 +55,6 @@ class StreamedClients(ClientsWrapper):
     def gradients(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], this_round: Round) -> Updates:
         """Return sums of the negative full-batch gradients."""
         return self._summed(self._clients.gradients, ids, models, assignment, this_round)
-
-    def evaluate(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], split: Split) -> Evaluation:
-        """Let each client evaluate its model on a split of its own data."""
-        return self._clients.evaluate(ids, models, assignment, split)
 
     def _summed(
         self, ask: Ask, ids: Sequence[int], models: Tensor, assignment: Sequence[int], this_round: Round
