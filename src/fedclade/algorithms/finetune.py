@@ -2,9 +2,9 @@
 
 The global model never sees what the copies learn. Copies are made anew from it in every round that is evaluated, since
 they are what clients are served with; ``evaluate_every`` decides how often. The copy of a client that does not answer
-is the global model as it is. Nothing travels for them: a client has the
-global model, and keeps its copy. Official code that has this baseline (of Ditto, Li et al. 2021) does it once, at the
-end; the last round's copies are the same either way.
+is the global model as it is. Nothing travels for them: a client has the global model, and keeps its copy. Official code
+that has this baseline (of Ditto, Li et al. 2021) does it once, at the end; the last round's copies are the same either
+way.
 """
 
 from __future__ import annotations
