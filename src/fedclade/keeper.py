@@ -15,9 +15,9 @@ import torch
 from fedclade.algorithms import State
 from fedclade.data.federation import Federation
 from fedclade.errors import CheckpointError, ConfigError, RunInterrupted
+from fedclade.files import remove
 from fedclade.record import Record, versions
 from fedclade.store import Checkpoint, Run, RunFolder
-from fedclade.store.files import remove
 from fedclade.world import Stream, World
 
 Every = int | Literal["auto"]

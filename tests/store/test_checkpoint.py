@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from fedclade import CheckpointError, ParameterTree
+from fedclade.files import sha256_of
 from fedclade.store import Checkpoint, SimilarityMatrix
 from fedclade.store.checkpoint import FORMAT, Tables
-from fedclade.store.files import sha256_of
 
 FILES = [
     *("checkpoint.json", "run.json", "record/metrics.jsonl", "record/events.jsonl", "tensors.safetensors"),

@@ -26,7 +26,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from fedclade.errors import CheckpointError, RunError
-from fedclade.store.files import sha256_of, write_tensors
+from fedclade.files import sha256_of, write_tensors
 from fedclade.store.run import Row, SimilarityMatrix
 from fedclade.store.tree_files import read_tree, write_tree
 from fedclade.tree import ParameterTree

@@ -11,9 +11,9 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from fedclade.errors import ConfigError, RunError, TreeError
+from fedclade.files import appear, remove
 from fedclade.params import Layout
 from fedclade.store.card import as_markdown, model_card
-from fedclade.store.files import appear, remove
 from fedclade.store.run import Run
 from fedclade.tree import Node
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from fedclade.data.federation import Federation
 from fedclade.errors import CheckpointError, RunError
+from fedclade.files import appear, remove
 from fedclade.store.checkpoint import Checkpoint, Tables
-from fedclade.store.files import appear, remove
 from fedclade.store.run import CONFIG, is_finished, is_unfinished, read_config, reopen, without_none, write_config
 
 KEPT = 2

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from fedclade.errors import RunError
+from fedclade.files import appear, bring_to_disk, remove, take_place
 from fedclade.params import Layout
 from fedclade.similarity import Similarity
-from fedclade.store.files import appear, bring_to_disk, remove, take_place
 from fedclade.store.tree_files import read_layout, read_tree, write_tree
 from fedclade.tree import ParameterTree
 

@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from fedclade.errors import RunError
+from fedclade.files import write_tensors
 from fedclade.params import Layout, Slot
-from fedclade.store.files import write_tensors
 from fedclade.tree import Node, ParameterTree
 
 

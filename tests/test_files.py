@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fedclade.store.files import appear, remove, sha256_of
+from fedclade.files import appear, remove, sha256_of
 
 
 def write(text: str):
