@@ -47,6 +47,13 @@ def test_the_seed_alone_decides():
     assert not torch.equal(Permutation(1, 1000, 900).apply(v), Permutation(2, 1000, 900).apply(v))
 
 
+@pytest.mark.parametrize("bit", [32, 63, 64, 127, 255])
+def test_every_bit_of_the_secret_counts(bit):
+    """A generator that takes 32 bits of its seed would leave the server few enough secrets to try them all."""
+    v = torch.arange(1000)
+    assert not torch.equal(Permutation(1, 1000, 900).apply(v), Permutation(1 + 2**bit, 1000, 900).apply(v))
+
+
 def test_anchors_are_undone_as_all_models_are():
     P = Permutation(3, 4, 4)
     inside = SpyClients(ScriptedClients({0: [1, 2, 3, 4], 1: [1, 2, 3, 4]}))

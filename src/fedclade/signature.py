@@ -131,15 +131,16 @@ class Permutation:
     Parameters
     ----------
     seed
-        The clients' secret. The server never holds it.
+        The clients' secret, of any number of bits; against a server that tries them all it takes 128 random ones. The
+        server never holds it.
     size, n_parameters
         Length S of a model vector, and how many of its first entries are parameters.
     """
 
     def __init__(self, seed: int, size: int, n_parameters: int) -> None:
-        draw = rng.torch_generator(seed, "permutation")
-        parameters = torch.randperm(n_parameters, generator=draw)
-        buffers = n_parameters + torch.randperm(size - n_parameters, generator=draw)
+        draw = rng.generator(seed, "permutation")  # torch's own takes no more than 32 bits of a seed
+        parameters = torch.from_numpy(draw.permutation(n_parameters))
+        buffers = n_parameters + torch.from_numpy(draw.permutation(size - n_parameters))
         self._forward = torch.cat([parameters, buffers])
         self._inverse = torch.argsort(self._forward)
 
