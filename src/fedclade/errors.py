@@ -31,6 +31,10 @@ class UpdateError(FedcladeError):
     """A client answered with something that is not a usable update."""
 
 
+class PrivacyError(FedcladeError):
+    """An update may not leave a client: its privacy budget is spent, or what it has released is not known."""
+
+
 class RunError(FedcladeError):
     """A run folder is missing, exists already, or is damaged."""
 

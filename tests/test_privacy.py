@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedclade import ConfigError, LocalSpec, UpdateError
+from fedclade.clients import Round
+from fedclade.errors import PrivacyError
+from fedclade.ledger import Budget, Ledger, epsilon_of
+from fedclade.privacy import DifferentialPrivacy, PrivateClients, keyed_noise, private_client, system_noise
+from tests.tiny import ScriptedClients, federation_of, linear, simulated
+
+ROUND = Round(3, LocalSpec(), seed=1)
+PRIVACY = DifferentialPrivacy(clip_norm=2.0, noise_multiplier=0.5)
+N, S = 6, 400
+
+
+def scripted(magnitude: float = 1.0) -> ScriptedClients:
+    deltas = magnitude * torch.randn(N, S, generator=torch.Generator().manual_seed(0))
+    return ScriptedClients(dict(enumerate(deltas.tolist())))
+
+
+def asked(clients, what="train", ids=range(N), this_round=ROUND):
+    return getattr(clients, what)(list(ids), torch.zeros(1, S), [0] * len(ids), this_round)
+
+
+def private(privacy=PRIVACY, keys=None, magnitude=1.0) -> PrivateClients:
+    return PrivateClients(scripted(magnitude), privacy, keyed_noise(keys or {client: client for client in range(N)}))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "rule"),
+    [
+        ("clip_norm", 0.0, "greater than 0 and finite"),
+        ("clip_norm", math.inf, "greater than 0 and finite"),
+        ("noise_multiplier", -0.1, "at least 0 and finite"),
+        ("noise_multiplier", math.nan, "at least 0 and finite"),
+        ("delta", 0.0, "greater than 0 and less than 1"),
+        ("delta", 1.0, "greater than 0 and less than 1"),
+    ],
+)
+def test_a_setting_out_of_range_is_named(name, value, rule):
+    with pytest.raises(ConfigError, match=f"privacy.{name} should be {rule}, got {value}"):
+        DifferentialPrivacy(**{"clip_norm": 1.0, name: value})
+
+
+@given(st.integers(0, 1000), st.floats(1e-6, 1e12), st.floats(1e-3, 1e3))
+def test_clipping_bounds_the_norm_and_keeps_the_direction(seed, magnitude, clip):
+    """And leaves an update that is short enough as it is, to the last bit. Float32 rounds by 2^-24 of an entry."""
+    update = magnitude * torch.randn(50, generator=torch.Generator().manual_seed(seed))
+    clipped = DifferentialPrivacy(clip_norm=clip).released(update, torch.zeros(50))
+    assert float(clipped.double().norm()) <= clip * (1 + 2.0**-23)
+    if float(update.double().norm()) <= clip:
+        assert torch.equal(clipped, update)
+    else:
+        expected = update.double() * clip / update.double().norm()
+        torch.testing.assert_close(clipped.double(), expected, rtol=1e-6, atol=0)
+
+
+def test_two_clipped_updates_lie_two_clip_norms_apart_at_most():
+    """The sensitivity that ε is computed with: reached by opposite updates."""
+    update = torch.randn(50, generator=torch.Generator().manual_seed(0))
+    sent = [DifferentialPrivacy(clip_norm=0.1).released(u, torch.zeros(50)).double() for u in (update, -update)]
+    assert float((sent[0] - sent[1]).norm()) == pytest.approx(2 * 0.1)
+
+
+def test_noise_is_that_of_the_numbers_given_times_multiplier_and_clip_norm():
+    normal = torch.tensor([1.0, -2.0, 0.0], dtype=torch.float64)
+    assert PRIVACY.released(torch.tensor([0.0, 0.5, 1.0]), normal).tolist() == [1.0, -1.5, 1.0]
+
+
+def test_what_is_not_finite_cannot_be_released():
+    with pytest.raises(UpdateError, match="an update of norm nan cannot be clipped"):
+        PRIVACY.released(torch.tensor([1.0, math.nan]), torch.zeros(2))
+
+
+@pytest.mark.parametrize("noise", [keyed_noise({0: 5}), system_noise])
+def test_noise_is_standard_normal(noise):
+    """Of 200,000 numbers mean, variance and kurtosis are within 5 standard errors of 0, 1 and 3."""
+    n = 200_000
+    numbers = noise(n, 0, ROUND, "updates")
+    assert numbers.dtype == torch.float64
+    assert abs(float(numbers.mean())) < 5 / math.sqrt(n)
+    assert abs(float(numbers.square().mean()) - 1) < 5 * math.sqrt(2 / n)
+    assert abs(float(numbers.pow(4).mean()) - 3) < 5 * math.sqrt(96 / n)
+    assert len(numbers.unique()) == n
+
+
+def test_the_systems_noise_is_never_the_same():
+    assert not torch.isin(system_noise(1000, 0, ROUND, "updates"), system_noise(1000, 0, ROUND, "updates")).any()
+
+
+@pytest.mark.parametrize("what", ["train", "gradients"])
+def test_clients_send_clipped_and_noisy_updates_only(what):
+    """Over 6 × 400 entries the noise's standard deviation of 0.5 · 2 is met within 5 standard errors 1/√(2·2400)."""
+    updates = asked(private(), what)
+    clipped = torch.tensor(list(scripted().deltas.values()))
+    clipped *= 2 / clipped.norm(dim=1, keepdim=True)
+    assert float((updates.each - clipped).std()) == pytest.approx(1.0, abs=5 / math.sqrt(2 * N * S))
+    assert updates.ids == tuple(range(N))
+    torch.testing.assert_close(updates.norms, updates.each.double().norm(dim=1))
+    assert updates.losses.isnan().all()
+
+
+def test_without_noise_updates_are_clipped_only():
+    updates = asked(private(replace(PRIVACY, noise_multiplier=0.0)))
+    assert updates.norms.tolist() == pytest.approx([2.0] * N)
+
+
+def test_noise_belongs_to_the_client_whoever_else_is_asked():
+    everybody = asked(private())
+    for some in ([3], [5, 1], range(N)[::-1]):
+        assert torch.equal(asked(private(), ids=some).each, everybody.each[list(some)])
+
+
+def test_noise_belongs_to_the_key_not_to_the_name():
+    moved = {client: (client + 2) % N for client in range(N)}
+    tiny = private(magnitude=1e-12)  # so that the noise is all there is, but for rounding
+    there = asked(private(keys=moved, magnitude=1e-12)).each
+    torch.testing.assert_close(there, asked(tiny).each[[moved[client] for client in range(N)]], atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize("change", [{"number": 4}, {"query": 1}, {"purpose": "pretrain"}, {"seed": 2}])
+def test_each_query_has_noise_of_its_own(change):
+    first, second = (asked(private(), this_round=r).each for r in (ROUND, replace(ROUND, **change)))
+    assert (first != second).all()
+
+
+def test_updates_and_gradients_of_one_query_have_noise_of_their_own():
+    assert (asked(private()).each != asked(private(), "gradients").each).all()
+
+
+def test_what_does_not_travel_is_left_as_it_is():
+    at_home = asked(private(), this_round=replace(ROUND, travels="nothing"))
+    assert torch.equal(at_home.each, torch.tensor(list(scripted().deltas.values())))
+    assert not at_home.losses.isnan().any()
+
+
+def test_who_is_left_out_before_stays_left_out():
+    clients = ScriptedClients({0: [1.0, math.nan], 1: [1.0, 1.0]})
+    updates = PrivateClients(clients, PRIVACY, keyed_noise({0: 0, 1: 1})).train(
+        [0, 1], torch.zeros(1, 2), [0, 0], ROUND
+    )
+    assert updates.ids == (1,)
+    assert updates.left_out == {0: "1 of 2 entries are NaN or infinite"}
+
+
+def test_training_losses_are_refused_and_other_scores_are_not():
+    clients, params = simulated(federation_of([0, 1]), linear())
+    behind = PrivateClients(clients, PRIVACY, keyed_noise({0: 0, 1: 1}))
+    for split in ("validation", "test"):
+        told = behind.evaluate([0, 1], params[None], [0, 0], split)
+        assert torch.equal(told.losses, clients.evaluate([0, 1], params[None], [0, 0], split).losses)
+    with pytest.raises(ConfigError, match="clients with differential privacy do not tell training losses"):
+        behind.evaluate([0, 1], params[None], [0, 0], "train")
+    with pytest.raises(ConfigError, match="do not tell subspaces of their data"):
+        behind.subspaces([0, 1], 2, False)
+
+
+# A real client
+
+
+def test_a_real_client_books_every_release(tmp_path):
+    ledger = Ledger(tmp_path / "ledger.json")
+    client = private_client(scripted(), PRIVACY, ledger, "run 7")
+    sent = [asked(client, ids=[4]).each, asked(client, ids=[4]).each, asked(client, "gradients", [4]).each]
+    asked(client, ids=[4], this_round=replace(ROUND, travels="nothing"))
+    assert len(torch.cat(sent).unique()) == 3 * S
+    assert [(e.run, e.round, e.releases) for e in ledger.entries()] == [("run 7", 3, 3)]
+    assert ledger.spent(PRIVACY.delta) == PRIVACY.epsilon(3) == epsilon_of({0.5: 3}, 1e-5)
+
+
+def test_a_real_client_whose_budget_is_spent_sends_nothing(tmp_path):
+    ledger = Ledger(tmp_path / "ledger.json", Budget(epsilon=1.1 * PRIVACY.epsilon(1)))
+    client = private_client(scripted(), PRIVACY, ledger, "run")
+    asked(client, ids=[4])
+    with pytest.raises(PrivacyError, match="more than its budget of"):
+        asked(client, ids=[4])
+
+
+def test_a_real_client_with_a_damaged_ledger_sends_nothing(tmp_path):
+    (tmp_path / "ledger.json").write_text('{"format": 1, "entries": [{"run":')
+    client = private_client(scripted(), PRIVACY, Ledger(tmp_path / "ledger.json"), "run")
+    with pytest.raises(PrivacyError, match="is damaged"):
+        asked(client, ids=[4])
