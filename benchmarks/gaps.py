@@ -25,8 +25,8 @@ from fedclade.clustering import agglomerate, cut, largest_gap, n_clusters_by_gap
 from fedclade.data import SHIFTS
 from fedclade.engine import SimulatedClients
 from fedclade.metrics import cluster_scores
-from fedclade.rounds import module_for
 from fedclade.similarity import distances
+from fedclade.world import module_for
 
 WAYS = (("l1", "complete"), ("l2", "ward"), ("l2", "average"), ("cosine", "average"), ("cosine", "complete"))
 SPEC = LocalSpec(epochs=3, batch_size=20, lr=0.1)
@@ -34,7 +34,7 @@ SPEC = LocalSpec(epochs=3, batch_size=20, lr=0.1)
 
 def updates_after(federation: Federation, model: str, rounds: Sequence[int], seed: int) -> Iterator[tuple[int, Tensor]]:
     """Yield the updates of all clients ``[m, D]`` at the joint model, after so many rounds of FedAvg."""
-    module = module_for(model, federation, seed)
+    module = module_for(model, federation.pool.schema, seed)
     clients = SimulatedClients(federation, module)
     algorithm = FedAvg()
     state = algorithm.init(clients.layout.flatten(module), clients)

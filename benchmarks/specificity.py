@@ -49,7 +49,7 @@ def measured(federation: Federation, eps2: float, seed: int) -> tuple[list[Evalu
     algorithm = CFL(eps2=eps2, split_rounds=SPLIT_ROUNDS)
     settings = {"rounds": ROUNDS, "evaluate_every": ROUNDS, "seed": seed, "engine": "stacked"}
     run = simulate(algorithm, "mlp", federation, local=SPEC, **settings)
-    clients = SimulatedClients(federation, module_for("mlp", federation, seed))
+    clients = SimulatedClients(federation, module_for("mlp", federation.pool.schema, seed))
     weights = [float(each[-1]) for each in path_weights(run.tree, clients).values()]
     return list(evaluations(run.tree, clients)), run.summary["clusters"]["ari"], sum(weights) / len(weights)
 

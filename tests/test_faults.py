@@ -122,12 +122,12 @@ def test_what_does_not_travel_does_not_arrive_corrupt():
 
 def test_who_drops_out_has_received_a_model_and_sent_nothing():
     """A model of 4 float32 entries; what is late or corrupt was sent."""
-    meter = MeteredClients(FaultyClients(scripted(), HALF, KEYS, 4))
+    metered = MeteredClients(FaultyClients(scripted(), HALF, KEYS, 4))
     for what, down in (("train", N * 16), ("gradients", 0)):
-        before = meter.readings()
-        updates = getattr(meter, what)(list(range(N)), torch.zeros(1, 4), [0] * N, ROUND)
+        before = metered.meter.readings()
+        updates = getattr(metered, what)(list(range(N)), torch.zeros(1, 4), [0] * N, ROUND)
         dropped = sum(why == DROPPED_OUT for why in updates.left_out.values())
-        used = meter.since(before, 1.0)
+        used = metered.meter.since(before, 1.0)
         assert (used["bytes_down"], used["bytes_up"]) == (down, (N - dropped) * 16)
         assert 0 < dropped < len(updates.left_out)
 

@@ -47,8 +47,8 @@ from fedclade.errors import (
 from fedclade.faults import Faults
 from fedclade.local import LocalSpec
 from fedclade.newcomers import Newcomers, assign
-from fedclade.rounds import simulate
 from fedclade.signature import Signature
+from fedclade.simulation import simulate
 from fedclade.store import Run, export_model
 from fedclade.tree import Node, ParameterTree
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
 from torch import Tensor
 
 from fedclade.algorithms.base import Event
-from fedclade.clients import Clients, ClientsWrapper, Round
+from fedclade.clients import Clients, ClientsWrapper, Evaluation, Round, Split
 from fedclade.errors import UpdateError
 from fedclade.updates import DROPPED_OUT, TOO_LATE, Updates
 
@@ -63,6 +63,18 @@ class AttendedClients(ClientsWrapper):
 
         return self._answers(gradients, ids, this_round, "gradients")
 
+    def evaluate(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], split: Split) -> Evaluation:
+        """Let each client evaluate its model on a split of its own data; tell of those that do not answer."""
+        evaluation = self._clients.evaluate(ids, models, assignment, split)
+        if evaluation.left_out:
+            self._events.append(_left_out(f"evaluate on {split} data", evaluation.left_out))
+        if split == "train":  # which a round is made of; scores only tell of it
+            self._evaluations += 1
+            self._awaited = True
+            self._heard |= {True} if evaluation.ids else set()
+            self._left_out |= evaluation.left_out
+        return evaluation
+
     def subspaces(self, ids: Sequence[int], n_vectors: int, per_label: bool) -> Tensor:
         """Let each client decompose its training inputs, and ask those again who do not answer; ``[n, L, d, p]``."""
         vectors = self._clients.subspaces(ids, n_vectors, per_label)
@@ -72,8 +84,7 @@ class AttendedClients(ClientsWrapper):
             vectors = vectors.clone()
             vectors[absent] = self._clients.subspaces([ids[i] for i in absent], n_vectors, per_label)
         if absent := _silent(vectors):
-            why = {str(client): DROPPED_OUT for client in sorted(ids[i] for i in absent)}
-            self._events.append(Event("left_out", 0, {"query": "subspaces", "clients": why}))
+            self._events.append(_left_out("subspaces", dict.fromkeys((ids[i] for i in absent), DROPPED_OUT)))
         return vectors
 
     def closed(self, number: int) -> tuple[Event, ...]:
@@ -84,8 +95,8 @@ class AttendedClients(ClientsWrapper):
         UpdateError
             If clients were asked, and none answered; names the round, the query and the reasons.
         """
-        events, silent = tuple(self._events), self._queries > 0 and self._awaited not in self._heard
-        queries, left_out = self._queries, self._left_out
+        queries, left_out = self._queries + self._evaluations, self._left_out
+        events, silent = tuple(self._events), queries > 0 and self._awaited not in self._heard
         self._begin()
         if silent:
             raise UpdateError(f"round {number}: nobody answered, though asked {queries} times: {_told(left_out)}")
@@ -93,7 +104,7 @@ class AttendedClients(ClientsWrapper):
 
     def _begin(self) -> None:
         self._events: list[Event] = []
-        self._queries = 0
+        self._queries = self._evaluations = 0  # apart, since the number of a query keys its faults
         self._awaited = False
         self._heard: set[bool] = set()
         self._left_out: dict[int, str] = {}
@@ -112,8 +123,7 @@ class AttendedClients(ClientsWrapper):
             )
             updates = updates.joined(more).of(ids)
         if updates.left_out:
-            why = {str(client): updates.left_out[client] for client in sorted(updates.left_out)}  # as JSON has it
-            self._events.append(Event("left_out", 0, {"query": query, "clients": why}))
+            self._events.append(_left_out(query, updates.left_out))
         # What clients do at home is no answer to a server that awaits one; where nothing travels, it is all there is.
         travels = this_round.travels != "nothing"
         self._awaited |= travels
@@ -128,6 +138,11 @@ class AttendedClients(ClientsWrapper):
         known = {*updates.ids, *updates.left_out}
         silent = {client: DROPPED_OUT for client in ids if client not in known}
         return replace(updates, left_out={**updates.left_out, **silent}) if silent else updates
+
+
+def _left_out(query: str, why: Mapping[int, str]) -> Event:
+    named = {str(client): why[client] for client in sorted(why)}  # as JSON has it
+    return Event("left_out", 0, {"query": query, "clients": named})
 
 
 def _silent(vectors: Tensor) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import numpy as np
@@ -78,12 +78,15 @@ class Evaluation:
         Mean cross-entropy, float64 ``[n]``, in nats; its exponential is the perplexity.
     examples
         Number of targets, int64 ``[n]``.
+    left_out
+        Why each client that was asked, and is not among ``ids``, is left out.
     """
 
     ids: tuple[int, ...]
     accuracies: Tensor
     losses: Tensor
     examples: Tensor
+    left_out: Mapping[int, str] = field(default_factory=dict[int, str])
 
 
 class Clients(Protocol):
@@ -123,7 +126,10 @@ class Clients(Protocol):
         ...
 
     def evaluate(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], split: Split) -> Evaluation:
-        """Let each client evaluate its model on a split of its own data; with several models it is asked repeatedly."""
+        """Let each client evaluate its model on a split of its own data; return the scores of those that answer.
+
+        A client with several models to evaluate is named once for each, and answers for all of them or for none.
+        """
         ...
 
     def subspaces(self, ids: Sequence[int], n_vectors: int, per_label: bool) -> Tensor:

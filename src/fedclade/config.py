@@ -17,8 +17,9 @@ from fedclade.keeper import Every
 from fedclade.local import LocalSpec
 from fedclade.models import FROM_DATA, model_factory
 from fedclade.presence import Presence
-from fedclade.rounds import OnRound, check_settings, check_stream, simulate
+from fedclade.rounds import OnRound, check_settings, check_stream
 from fedclade.signature import Signature
+from fedclade.simulation import simulate
 from fedclade.store import Run
 from fedclade.world import Stream, module_for
 
@@ -147,7 +148,7 @@ class Config:
         arguments = {key: value for key, value in self.model.items() if key != "name"}
         return simulate(
             self._algorithm(self.newcomers.presence.everybody(federation)),
-            lambda seed: module_for(self.model["name"], federation, seed, arguments),
+            lambda seed: module_for(self.model["name"], federation.pool.schema, seed, arguments),
             federation,
             local=self.local,
             **asdict(self.top),

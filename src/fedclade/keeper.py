@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal, NoReturn
@@ -13,7 +13,6 @@ from typing import Any, Literal, NoReturn
 import torch
 
 from fedclade.algorithms import State
-from fedclade.data.federation import Federation
 from fedclade.errors import CheckpointError, ConfigError, RunInterrupted
 from fedclade.files import remove
 from fedclade.record import Record, versions
@@ -95,10 +94,10 @@ class Keeper:
         The run's, or None.
     config
         What is run.
-    federation
-        The data.
     every
         See :class:`Pace`.
+    fingerprint
+        Tells of what data the run is, see :attr:`Federation.fingerprint <fedclade.data.Federation.fingerprint>`.
 
     Raises
     ------
@@ -109,11 +108,11 @@ class Keeper:
     """
 
     def __init__(
-        self, folder: str | Path | None, config: Mapping[str, Any], federation: Federation, every: Every
+        self, folder: str | Path | None, config: Mapping[str, Any], every: Every, fingerprint: Callable[[], str]
     ) -> None:
         self._folder = None if folder is None else RunFolder(Path(folder))
-        self._config = config
-        self._federation = federation
+        self.config = config
+        self._fingerprint = fingerprint
         self._pace = Pace(every)
         self._saved = 0
         """The round of the newest checkpoint."""
@@ -123,11 +122,11 @@ class Keeper:
         if self._folder is not None:
             self._folder.check(config)
             if not self._folder.holds_all(config):
-                self._found = self._folder.newest(config, federation)
+                self._found = self._folder.newest(config, fingerprint())
 
     def finished(self) -> Run | None:
         """Return the run that the folder holds, if that has had all its rounds."""
-        if self._folder is None or not self._folder.holds_all(self._config):
+        if self._folder is None or not self._folder.holds_all(self.config):
             return None
         return Run.load(self._folder.path)
 
@@ -151,7 +150,7 @@ class Keeper:
             "taken": before["engine"],
         }
 
-    def progress(self, world: World, target: float | None) -> Progress | None:
+    def progress(self, world: World, record: Record) -> Progress | None:
         """Return how far the run has come that is continued; None if there is none.
 
         Raises
@@ -172,7 +171,7 @@ class Keeper:
         if changed := [f"{key} {was!r} is now {now[key]!r}" for key, was in found.made_with.items() if was != now[key]]:
             _log.warning("the run may end in other bits than without the interruption: %s", ", ".join(changed))
         self._saved = found.round
-        record = Record(self._federation, target, **found.rows, similarities={s.node: s for s in found.similarities})
+        record = replace(record, **found.rows, similarities={s.node: s for s in found.similarities})
         return Progress(found.round, State(found.tree, found.memory), record)
 
     def begin(self) -> None:
@@ -184,7 +183,7 @@ class Keeper:
             If it cannot be written.
         """
         if self._folder is not None:
-            self._empty = self._folder.begin(self._config)
+            self._empty = self._folder.begin(self.config)
 
     def after_round(self, progress: Progress, world: World) -> None:
         """Save a checkpoint if it is time for one.
@@ -242,9 +241,9 @@ class Keeper:
         memory, record = progress.state.memory, progress.record
         return Checkpoint(
             round=progress.number,
-            config={**self._config, **world.settled},
+            config={**self.config, **world.settled},
             made_with=_made_with(world),
-            fingerprint=self._federation.fingerprint,
+            fingerprint=self._fingerprint(),
             tree=progress.state.tree,
             memory=memory,
             on_cpu=frozenset(name for name, tensor in memory.items() if tensor.device.type == "cpu"),
@@ -256,7 +255,7 @@ class Keeper:
 def _made_with(world: World) -> dict[str, Any]:
     """Return what rounding depends on besides the config."""
     return {
-        "engine": world.simulated.engine_taken,
+        "engine": world.workers.engine_taken,
         "device": world.device,
         "memory": world.memory,
         "threads": torch.get_num_threads(),

@@ -185,7 +185,7 @@ class _Setting:
         arguments = {key: value for key, value in config["model"].items() if key != "name"}
         world = World.simulated_by(
             newcomers,
-            model or (lambda seed: module_for(config["model"]["name"], newcomers, seed, arguments)),
+            model or (lambda seed: module_for(config["model"]["name"], newcomers.pool.schema, seed, arguments)),
             algorithm,
             seed=seed,
             permute=config.get("privacy", {}).get("permute", False),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from fedclade import rng
 from fedclade.algorithms import Algorithm
@@ -11,6 +12,14 @@ from fedclade.algorithms.base import Event, State
 from fedclade.clients import Clients, ClientsWrapper, Round
 from fedclade.data.federation import Federation
 from fedclade.errors import require
+
+
+class ComingAndGoing(Clients, Protocol):
+    """Clients of whom some join late, and some leave early; those who are there in the round are all there are."""
+
+    def begin(self, algorithm: Algorithm, state: State, this_round: Round) -> tuple[State, list[Event]]:
+        """Begin a round: let clients come and go; return the next state and what there is to tell."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
+from math import isfinite
 from typing import Any
-
-import torch
 
 from fedclade.algorithms import RoundLog, State
 from fedclade.clients import Evaluation
-from fedclade.data.federation import Federation, Pool
 from fedclade.geometry import Geometry
 from fedclade.metrics import SPREAD, cluster_scores, perplexity, share_at_target, spread
 from fedclade.params import Layout
+from fedclade.roster import Roster, Schema
 from fedclade.similarity import separation_gap
 from fedclade.store.run import FORMAT, Row, Run, SimilarityMatrix
 from fedclade.tree import ParameterTree
@@ -30,13 +29,13 @@ class Record:
 
     Parameters
     ----------
-    federation
-        Names, sizes and true clusters of the clients.
+    roster
+        Who takes part.
     target
         Accuracy that clients should reach, or None.
     """
 
-    federation: Federation
+    roster: Roster
     target: float | None = None
     metrics: list[Row] = field(default_factory=list[Row])
     clusters: list[Row] = field(default_factory=list[Row])
@@ -75,14 +74,14 @@ class Record:
         if evaluation is not None:
             self.clients += self._client_rows(number, state.tree, evaluation, served)
         leaf_of = state.tree.leaf_of
-        present = {client: leaf_of[client] for client in self.federation.ids if client in leaf_of}
-        scores = cluster_scores(present, self.federation.true_clusters)
+        present = {client: leaf_of[client] for client in self.roster.ids if client in leaf_of}
+        scores = cluster_scores(present, self.roster.true_clusters)
         row: Row = {
             "round": number,
             "phase": log.phase,
             **self._evaluation_columns(evaluation),
             "accuracy_weighted": None if evaluation is None else _accuracy_weighted(evaluation, state.tree),
-            "train_loss": sum(log.losses.values()) / len(log.losses) if log.losses else None,
+            "train_loss": _mean_loss(log.losses.values()),
             "discrepancy": sum(log.norms.values()) if log.norms else None,
             "clusters": len(_sizes(state.tree)),
             **scores,
@@ -114,19 +113,19 @@ class Record:
     def _summary(self, config: Mapping[str, Any], tree: ParameterTree, device: str) -> dict[str, Any]:
         last = self.metrics[-1]
         final = [row for row in self.clients if row["round"] == last["round"]]
-        truth = self.federation.true_clusters
+        truth = self.roster.true_clusters
         phases = ("train", "evaluate", "server")
         reached = [r for r in self.metrics if self.target is not None and (r["accuracy_mean"] or 0.0) >= self.target]
         until = [r for r in self.metrics if reached and r["round"] <= reached[0]["round"]]
         summary: dict[str, Any] = {
             "format": FORMAT,
             "algorithm": config["algorithm"]["name"],
-            "data": str(self.federation),
-            "inputs": _inputs(self.federation.pool),
+            "data": self.roster.description,
+            "inputs": _inputs(self.roster.schema),
             "model": config["model"]["name"],
             "seed": config["seed"],
             "rounds": len(self.metrics),
-            "clients": len(self.federation),
+            "clients": len(self.roster),
             "accuracy": spread([row["accuracy"] for row in final]),
             "clusters": {
                 "found": len(_sizes(tree)),
@@ -151,7 +150,7 @@ class Record:
             "engine": config["engine"],
             "versions": versions(),
         }
-        if self.federation.pool.task == "language":
+        if self.roster.schema.task == "language":
             summary["perplexity"] = {number: last[f"perplexity_{number}"] for number in SPREAD}
         return summary
 
@@ -159,12 +158,11 @@ class Record:
         row: Row = {"round": number, "node": node, "clients": len(geometry.members)}
         row |= dict.fromkeys(("mean_norm", "max_norm", "alpha_cross_max", "gamma_bound", "separation_gap"), None)
         row |= geometry.criteria
-        truth, bipartition = self.federation.true_clusters, geometry.bipartition
+        truth, bipartition = self.roster.true_clusters, geometry.bipartition
         if truth is not None and bipartition is not None and geometry.similarity is not None:
             labels = [truth[client] for client in geometry.members]
             row["separation_gap"] = separation_gap(geometry.similarity, labels, bipartition.alpha_cross_max)
-        losses = [log.losses[client] for client in geometry.members]
-        row["train_loss"] = sum(losses) / len(losses)
+        row["train_loss"] = _mean_loss(log.losses[client] for client in geometry.members)
         return row
 
     def _keep_similarities(self, number: int, log: RoundLog) -> None:
@@ -175,17 +173,17 @@ class Record:
     def _client_rows(
         self, number: int, tree: ParameterTree, evaluation: Evaluation, served: Mapping[int, int]
     ) -> list[Row]:
-        truth = self.federation.true_clusters
+        truth = self.roster.true_clusters
         scores = zip(evaluation.ids, evaluation.accuracies.tolist(), evaluation.losses.tolist(), strict=True)
         return [
             {
                 "round": number,
                 "client": client,
-                "name": self.federation.by_id[client].name,
+                "name": self.roster.names[client],
                 "cluster": tree.leaf_of[client],
                 "true_cluster": None if truth is None else truth[client],
                 "served_by": served[client],
-                "n_train": len(self.federation.by_id[client].train),
+                "n_train": self.roster.sizes[client],
                 "accuracy": accuracy,
                 "loss": loss,
             }
@@ -194,7 +192,7 @@ class Record:
 
     def _evaluation_columns(self, evaluation: Evaluation | None) -> Row:
         """Return the columns of an evaluation; a round without one has the same, empty."""
-        language = self.federation.pool.task == "language"
+        language = self.roster.schema.task == "language"
         scores = ("accuracy", "perplexity") if language else ("accuracy",)
         names = [f"{score}_{number}" for score in scores for number in SPREAD]
         columns: Row = dict.fromkeys([*names, "loss_mean", "share_at_target"], None)
@@ -209,15 +207,20 @@ class Record:
         return columns
 
 
-def _inputs(pool: Pool) -> dict[str, Any]:
+def _inputs(schema: Schema) -> dict[str, Any]:
     """Return what a model is given: the shape of an input, and mean and std by which pixels in [0, 1] are scaled."""
-    scaled = [pool.mean, pool.std] if pool.x.dtype == torch.uint8 else None
-    return {"shape": list(pool.input_shape), "scaled": scaled}
+    return {"shape": list(schema.input_shape), "scaled": None if schema.scaled is None else list(schema.scaled)}
 
 
 def _sizes(tree: ParameterTree) -> list[int]:
     """Return how many members each current cluster has, in descending order; one without members is none."""
     return sorted((len(leaf.members) for leaf in tree.leaves if leaf.members), reverse=True)
+
+
+def _mean_loss(losses: Iterable[float]) -> float | None:
+    """Return the mean of the losses that clients tell; NaN is that of a client that keeps it to itself."""
+    told = [loss for loss in losses if isfinite(loss)]
+    return sum(told) / len(told) if told else None
 
 
 def _accuracy_weighted(evaluation: Evaluation, tree: ParameterTree) -> float | None:

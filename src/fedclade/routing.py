@@ -211,9 +211,9 @@ def least_similarity(branch: Node) -> float:
 
 
 def by_loss(tree: ParameterTree, ids: Sequence[int], clients: Clients) -> list[Assignment]:
-    """Assign every newcomer to the leaf whose model has the lowest loss on its training data; of equals the first.
+    """Assign newcomers to the leaf whose model has the lowest loss on their training data; of equals the first.
 
-    A leaf without members is no choice: nobody has trained its model.
+    A leaf without members is no choice: nobody has trained its model. Who does not answer is not assigned.
     """
     losses = leaf_losses(tree, ids, clients)
     steps = {client: Step(0, "loss", mine, min(mine, key=mine.__getitem__), False) for client, mine in losses.items()}
@@ -225,8 +225,8 @@ def leaf_losses(tree: ParameterTree, ids: Sequence[int], clients: Clients) -> di
     """Return each newcomer's training loss with the model of each leaf that has members, by client and leaf."""
     leaves = [leaf.id for leaf in tree.leaves if leaf.members]
     models, rows = tree.models(leaves)
-    losses = training_losses(models, rows, ids, clients).tolist()
-    return {client: dict(zip(leaves, mine, strict=True)) for client, mine in zip(ids, losses, strict=True)}
+    losses = training_losses(models, rows, ids, clients)
+    return {client: dict(zip(leaves, mine.tolist(), strict=True)) for client, mine in losses.items()}
 
 
 def fits_by_loss(
@@ -244,7 +244,7 @@ def fits_by_loss(
         As there.
     """
     zeros = torch.zeros_like(tree.nodes[0].params)[None]
-    guessed = dict(zip(losses, training_losses(zeros, [0], [*losses], clients).flatten().tolist(), strict=True))
+    guessed = {client: float(loss) for client, loss in training_losses(zeros, [0], [*losses], clients).items()}
 
     def fits(client: int) -> bool:
         mine = losses[client]
@@ -255,20 +255,27 @@ def fits_by_loss(
 
 
 def to_lowest_loss(tree: ParameterTree, ids: Sequence[int], clients: Clients) -> tuple[ParameterTree, float]:
-    """Put each client in the leaf whose model has the lowest loss on its training data; return their mean as well."""
+    """Put each client in the leaf whose model has the lowest loss on its training data; return their mean as well.
+
+    Who does not answer stays where it is; if nobody does, the mean is infinite.
+    """
     models, rows = tree.models(leaves := [leaf.id for leaf in tree.leaves])
-    lowest, taken = training_losses(models, rows, ids, clients).min(dim=1)
-    return tree.reassigned({c: leaves[i] for c, i in zip(ids, taken.tolist(), strict=True)}), float(lowest.mean())
+    losses = training_losses(models, rows, ids, clients)
+    if not losses:
+        return tree, float("inf")
+    lowest, taken = torch.stack(list(losses.values())).min(dim=1)
+    return tree.reassigned({c: leaves[i] for c, i in zip(losses, taken.tolist(), strict=True)}), float(lowest.mean())
 
 
-def training_losses(models: Tensor, rows: Sequence[int], ids: Sequence[int], clients: Clients) -> Tensor:
-    """Return the loss of each of k models, rows of ``[K, S]``, on each client's training data, ``[n, k]`` in nats.
+def training_losses(models: Tensor, rows: Sequence[int], ids: Sequence[int], clients: Clients) -> dict[int, Tensor]:
+    """Return the loss of each of k models, rows of ``[K, S]``, on the training data of each client that answers.
 
-    That of a model that diverged is infinite.
+    ``[k]`` in nats; that of a model that diverged is infinite.
     """
     each = [client for client in ids for _ in rows]
-    losses = clients.evaluate(each, models, [*rows] * len(ids), "train").losses
-    return losses.view(len(ids), len(rows)).nan_to_num(torch.inf)
+    evaluation = clients.evaluate(each, models, [*rows] * len(ids), "train")
+    losses = evaluation.losses.view(-1, len(rows)).nan_to_num(torch.inf)
+    return dict(zip(evaluation.ids[:: len(rows)], losses, strict=True))
 
 
 def _peopled(tree: ParameterTree, node: int) -> list[Node]:

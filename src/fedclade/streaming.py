@@ -60,28 +60,10 @@ class StreamedClients(ClientsWrapper):
         self, ask: Ask, ids: Sequence[int], models: Tensor, assignment: Sequence[int], this_round: Round
     ) -> Updates:
         row_of = dict(zip(ids, assignment, strict=True))
-        place_of = {client: place for place, client in enumerate(ids)}
-        sums = Sums(torch.zeros_like(models), torch.full((len(ids),), -1))
-        kept: Updates | None = None
-        left_out: dict[int, str] = {}
+        tally = Tally(ids, models, assignment)
         for some in self._slices(ids):
-            updates = ask(some, models, [row_of[client] for client in some], this_round)
-            kept = kept or _room_for(ids, updates, sums)
-            left_out |= updates.left_out
-            places = [place_of[client] for client in updates.ids]
-            for name in ("sizes", "losses", "norms", "signatures"):
-                whole: Tensor = getattr(kept, name)
-                whole[places] = getattr(updates, name).to(whole)
-            members: dict[int, list[int]] = defaultdict(list)
-            for client, place in zip(updates.ids, places, strict=True):
-                sums.group[place] = row_of[client]
-                members[row_of[client]].append(client)
-            for row, clients in members.items():
-                mine = updates.of(clients)
-                sums.groups[row] += mine.sizes.to(mine.each) @ mine.each
-        assert kept is not None  # nobody asks no one
-        answered = [client for client, group in zip(ids, sums.group.tolist(), strict=True) if group >= 0]
-        return replace(kept.of(answered), left_out=left_out)
+            tally.add(ask(some, models, [row_of[client] for client in some], this_round))
+        return tally.total()
 
     def _slices(self, ids: Sequence[int]) -> list[list[int]]:
         """Cut the asked clients into slices; clients of one size side by side, since they train together."""
@@ -90,18 +72,62 @@ class StreamedClients(ClientsWrapper):
         return [some.tolist() for some in np.array_split(by_size, -(-len(ids) // self._at_once))]
 
 
-def _room_for(ids: Sequence[int], some: Updates, sums: Sums) -> Updates:
-    """Return updates like some others, for all clients that were asked, to be filled in.
+class Tally:
+    """Sums and signatures of updates that come some at a time, and need not stay.
 
-    In one piece before the slices come and go: small tensors made in between would scatter the memory that these free,
-    so that the next could not use it.
+    Parameters
+    ----------
+    ids
+        The clients that were asked, ``[n]``.
+    models
+        What they were sent, ``[K, S]``.
+    assignment
+        Which of them each was sent, ``[n]``.
     """
-    numbers = torch.zeros(3, len(ids), dtype=torch.float64)
-    sketches = some.signatures.new_zeros(len(ids), some.signatures.shape[1])
-    return Updates(
-        ids=tuple(ids),
-        **dict(zip(("sizes", "losses", "norms"), numbers, strict=True)),
-        n_parameters=some.n_parameters,
-        sums=sums,
-        sketches=sketches,
-    )
+
+    def __init__(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int]) -> None:
+        self._ids = ids
+        self._row_of = dict(zip(ids, assignment, strict=True))
+        self._place_of = {client: place for place, client in enumerate(ids)}
+        self._sums = Sums(torch.zeros_like(models), torch.full((len(ids),), -1))
+        self._kept: Updates | None = None
+        self._left_out: dict[int, str] = {}
+
+    def add(self, updates: Updates) -> None:
+        """Add the updates of some clients, in the order in which sums should round."""
+        self._kept = self._kept or self._room_like(updates)
+        self._left_out |= updates.left_out
+        places = [self._place_of[client] for client in updates.ids]
+        for name in ("sizes", "losses", "norms", "signatures"):
+            whole: Tensor = getattr(self._kept, name)
+            whole[places] = getattr(updates, name).to(whole)
+        members: dict[int, list[int]] = defaultdict(list)
+        for client, place in zip(updates.ids, places, strict=True):
+            self._sums.group[place] = self._row_of[client]
+            members[self._row_of[client]].append(client)
+        for row, clients in members.items():
+            mine = updates.of(clients)
+            self._sums.groups[row] += mine.sizes.to(mine.each) @ mine.each
+
+    def total(self) -> Updates:
+        """Return the sums and signatures of all who answered; at least one slice must have been added."""
+        assert self._kept is not None  # nobody asks no one
+        groups = self._sums.group.tolist()
+        answered = [client for client, group in zip(self._ids, groups, strict=True) if group >= 0]
+        return replace(self._kept.of(answered), left_out=self._left_out)
+
+    def _room_like(self, some: Updates) -> Updates:
+        """Return updates like some others, for all clients that were asked, to be filled in.
+
+        In one piece before the slices come and go: small tensors made in between would scatter the memory that these
+        free, so that the next could not use it.
+        """
+        numbers = torch.zeros(3, len(self._ids), dtype=torch.float64)
+        sketches = some.signatures.new_zeros(len(self._ids), some.signatures.shape[1])
+        return Updates(
+            ids=tuple(self._ids),
+            **dict(zip(("sizes", "losses", "norms"), numbers, strict=True)),
+            n_parameters=some.n_parameters,
+            sums=self._sums,
+            sketches=sketches,
+        )

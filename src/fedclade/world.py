@@ -1,12 +1,12 @@
-"""The simulated world that an algorithm is given: clients in this process, and all that stands before them."""
+"""The world that an algorithm is given: clients, all that stands before them, and how to look behind it."""
 
 from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -20,8 +20,10 @@ from fedclade.engine.clients import SimulatedClients, choose_device
 from fedclade.engine.memory import default_memory, memory_bytes, updates_at_once
 from fedclade.errors import ConfigError
 from fedclade.faults import Faults, FaultyClients
-from fedclade.meter import MeteredClients
+from fedclade.meter import Meter, MeteredClients
 from fedclade.models import build_model
+from fedclade.params import Layout
+from fedclade.roster import Schema
 from fedclade.signature import CountSketch, Permutation, PermutedClients, ProjectedClients, Signature
 from fedclade.streaming import StreamedClients
 from fedclade.tree import ParameterTree
@@ -37,6 +39,25 @@ SHARE_OF_UPDATES = 4
 _log = logging.getLogger(__name__)
 
 
+class Workers(Clients, Protocol):
+    """Those who do the work: in this process, or behind a network."""
+
+    @property
+    def layout(self) -> Layout:
+        """Where each tensor of the model lies in a vector."""
+        ...
+
+    @property
+    def engine(self) -> str:
+        """How clients are trained; ``auto`` until that is settled, or where every client settles it for itself."""
+        ...
+
+    @property
+    def engine_taken(self) -> str | None:
+        """What rounding depends on of the engine, as far as it is known here."""
+        ...
+
+
 @dataclass(frozen=True, eq=False)
 class World:
     """What an algorithm is given, and how to look behind it.
@@ -47,14 +68,14 @@ class World:
         The clients as the server sees them, through all that wraps them.
     initial
         The initial model ``[S]``, or ``[initial_models, S]``, as the server sees it.
-    simulated
+    workers
         Those who do the work.
     meter
         What travels, and how long it takes.
     attendance
         Who answered, and who was left out.
     permutation
-        The clients' secret P, if they have one.
+        The clients' secret P, if they have one and it is known here: in a simulation, not in a network.
     sketch
         What the server projects updates with, if it does.
     streams
@@ -67,8 +88,8 @@ class World:
 
     clients: Clients
     initial: Tensor
-    simulated: SimulatedClients
-    meter: MeteredClients
+    workers: Workers
+    meter: Meter
     attendance: AttendedClients
     permutation: Permutation | None
     sketch: CountSketch | None
@@ -101,34 +122,33 @@ class World:
         device = choose_device(device)
         signature = signature or Signature()
         budget = default_memory(torch.device(device)) if memory is None else memory_bytes(memory)
-        module = _module(model, federation, seed)
+        module, initial = initial_models(model, federation.pool.schema, seed, algorithm)
         simulated = SimulatedClients(federation, module, device, engine, budget, taken)
-        layout = simulated.layout
-        params = layout.flatten(module)
+        layout, initial = simulated.layout, initial.to(device)
         secret = rng.torch_seed(seed, "the clients' secret")
         permutation = Permutation(secret, layout.size, layout.n_parameters) if permute else None
         there: Clients = PermutedClients(simulated, permutation) if permutation else simulated
         if faults:
             keys = {client.id: client.key for client in federation.clients}
             there = FaultyClients(there, faults, keys, layout.n_parameters)
-        meter = MeteredClients(there)
+        metered = MeteredClients(there)
         # From here on it is the server that works, on what it receives.
         sketch = signature.sketch(seed, layout.n_parameters)
-        clients: Clients = ProjectedClients(meter, sketch) if sketch else meter
-        streams = _streams(stream, algorithm, signature, len(federation) * params.nbytes, budget)
+        clients: Clients = ProjectedClients(metered, sketch) if sketch else metered
+        bytes_each = layout.size * initial.itemsize
+        streams = decide_stream(stream, algorithm, signature, len(federation) * bytes_each, budget)
         if streams:
-            clients = StreamedClients(clients, updates_at_once(params.nbytes, params.device, budget))
+            clients = StreamedClients(clients, updates_at_once(bytes_each, initial.device, budget))
         attendance = AttendedClients(clients)
-        if algorithm.initial_models > 1:
-            others = _other_models(model, federation, seed, algorithm)
-            params = torch.stack([params, *(layout.flatten(other).to(params) for other in others)])
-        initial = permutation.apply(params) if permutation else params
-        return cls(attendance, initial, simulated, meter, attendance, permutation, sketch, streams, device, budget)
+        initial = permutation.apply(initial) if permutation else initial
+        return cls(
+            attendance, initial, simulated, metered.meter, attendance, permutation, sketch, streams, device, budget
+        )
 
     @property
     def settled(self) -> dict[str, Any]:
         """What a config may leave to ``auto``, as it was done: rounding depends on it, and it should repeat the run."""
-        return {"engine": self.simulated.engine, "stream": self.streams}
+        return {"engine": self.workers.engine, "stream": self.streams}
 
     def opened(self, tree: ParameterTree) -> ParameterTree:
         """Return a tree as the clients see it: they open what only they can read, but no sketch can be opened."""
@@ -150,40 +170,60 @@ def model_name(model: nn.Module | str | Maker, seed: int) -> str:
     return type(model if isinstance(model, nn.Module) else model(seed)).__name__
 
 
-def _module(model: nn.Module | str | Maker, federation: Federation, seed: int) -> nn.Module:
-    if isinstance(model, str):
-        return module_for(model, federation, seed)
-    return copy.deepcopy(model) if isinstance(model, nn.Module) else model(seed)
+def initial_models(
+    model: nn.Module | str | Maker, schema: Schema, seed: int, algorithm: Algorithm
+) -> tuple[nn.Module, Tensor]:
+    """Return a module of a run's own, and its initial models ``[S]`` or ``[initial_models, S]``, not permuted.
 
+    Parameters
+    ----------
+    model
+        As :func:`fedclade.simulate` takes it.
+    schema
+        What the model is for.
+    seed
+        Of the run.
+    algorithm
+        Says how many it starts from; each after the first is drawn from a seed of its own.
 
-def _other_models(
-    model: nn.Module | str | Maker, federation: Federation, seed: int, algorithm: Algorithm
-) -> Iterator[nn.Module]:
-    """Yield the initial models after the first, each drawn from a seed of its own."""
+    Raises
+    ------
+    ConfigError
+        If the model is unknown, or several are needed and the one given cannot be made anew.
+    """
+    module = _module(model, schema, seed)
+    first = (layout := Layout.of(module)).flatten(module)
+    if algorithm.initial_models == 1:
+        return module, first
     if isinstance(model, nn.Module):
         raise ConfigError(
             f"{type(algorithm).__name__} starts from {algorithm.initial_models} different models, and a module is only "
             "one; give the model's name, or a function that makes a module from a seed"
         )
-    for number in range(1, algorithm.initial_models):
-        yield _module(model, federation, rng.torch_seed(seed, "initial model", number))
+    seeds = (rng.torch_seed(seed, "initial model", number) for number in range(1, algorithm.initial_models))
+    return module, torch.stack([first, *(layout.flatten(_module(model, schema, each)).to(first) for each in seeds)])
 
 
-def module_for(name: str, federation: Federation, seed: int, arguments: Mapping[str, Any] | None = None) -> nn.Module:
-    """Build a model by name for a federation's data; see :func:`fedclade.models.build_model`."""
-    pool = federation.pool
+def _module(model: nn.Module | str | Maker, schema: Schema, seed: int) -> nn.Module:
+    if isinstance(model, str):
+        return module_for(model, schema, seed)
+    return copy.deepcopy(model) if isinstance(model, nn.Module) else model(seed)
+
+
+def module_for(name: str, schema: Schema, seed: int, arguments: Mapping[str, Any] | None = None) -> nn.Module:
+    """Build a model by name for some data; see :func:`fedclade.models.build_model`."""
     return build_model(
         name,
-        input_shape=pool.input_shape,
-        outputs=pool.outputs,
-        task=pool.task,
-        vocabulary_size=len(pool.vocabulary),
+        input_shape=schema.input_shape,
+        outputs=schema.outputs,
+        task=schema.task,
+        vocabulary_size=schema.vocabulary_size,
         seed=seed,
         arguments=arguments,
     )
 
 
-def _streams(stream: Stream, algorithm: Algorithm, signature: Signature, size: int, budget: int) -> bool:
+def decide_stream(stream: Stream, algorithm: Algorithm, signature: Signature, size: int, budget: int) -> bool:
     """Decide whether to stream, given the bytes of all clients' updates and those that may be taken."""
     if stream != "auto":
         return stream

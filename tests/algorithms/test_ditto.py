@@ -104,9 +104,9 @@ def test_who_has_not_trained_yet_is_served_with_the_global_model():
 
 def test_nothing_travels_for_personal_models():
     meters = [MeteredClients(ScriptedClients({0: [1.0, 2.0], 1: [1.0, 2.0]})) for _ in range(2)]
-    for meter, algorithm in zip(meters, (Ditto(), FedAvg()), strict=True):
-        play(algorithm, meter, torch.zeros(2), 2)
-    ours, fedavg = ({k: v for k, v in meter.readings().items() if "bytes" in k} for meter in meters)
+    for metered, algorithm in zip(meters, (Ditto(), FedAvg()), strict=True):
+        play(algorithm, metered, torch.zeros(2), 2)
+    ours, fedavg = ({k: v for k, v in metered.meter.readings().items() if "bytes" in k} for metered in meters)
     assert ours == fedavg == {"bytes_up": 2 * 2 * 2 * 4, "bytes_down": 2 * 2 * 2 * 4}
 
 

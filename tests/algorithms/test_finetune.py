@@ -81,9 +81,9 @@ def test_the_rounds_of_simulate_that_are_evaluated_are_those_with_copies():
 
 
 def test_nothing_travels_for_the_copies():
-    meter = MeteredClients(ScriptedClients({0: [1.0, 2.0], 1: [1.0, 2.0]}))
-    play(FineTune(), meter, torch.zeros(2), 2)
-    assert (meter.readings()["bytes_up"], meter.readings()["bytes_down"]) == (2 * 2 * 2 * 4,) * 2
+    metered = MeteredClients(ScriptedClients({0: [1.0, 2.0], 1: [1.0, 2.0]}))
+    play(FineTune(), metered, torch.zeros(2), 2)
+    assert (metered.meter.readings()["bytes_up"], metered.meter.readings()["bytes_down"]) == (2 * 2 * 2 * 4,) * 2
 
 
 def test_epochs_below_1_are_refused():

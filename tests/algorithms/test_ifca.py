@@ -158,18 +158,18 @@ def test_during_restarts_the_state_shows_the_set_with_the_lowest_loss():
 
 
 def test_traffic_is_k_models_down_and_one_up_for_each_set_and_client():
-    meter = MeteredClients(choosers())
+    metered = MeteredClients(choosers())
     algorithm = IFCA(clusters=3, restarts=2, restart_rounds=1)
-    state = algorithm.init(torch.tensor([[0.0], [10.0], [50.0], [1.0], [2.0], [3.0]]), meter)
-    state, _ = algorithm.step(state, [0, 2], meter, Round(1, SPEC))
-    assert (meter.readings()["bytes_down"], meter.readings()["bytes_up"]) == (2 * 2 * 3 * 4, 2 * 2 * 4)
-    before = meter.readings()
-    state, _ = algorithm.step(state, [0, 2], meter, Round(2, SPEC))
-    used = meter.since(before, 1.0)
+    state = algorithm.init(torch.tensor([[0.0], [10.0], [50.0], [1.0], [2.0], [3.0]]), metered)
+    state, _ = algorithm.step(state, [0, 2], metered, Round(1, SPEC))
+    assert (metered.meter.readings()["bytes_down"], metered.meter.readings()["bytes_up"]) == (2 * 2 * 3 * 4, 2 * 2 * 4)
+    before = metered.meter.readings()
+    state, _ = algorithm.step(state, [0, 2], metered, Round(2, SPEC))
+    used = metered.meter.since(before, 1.0)
     assert (used["bytes_down"], used["bytes_up"]) == (2 * 2 * 3 * 4, 2 * 4)  # both sets compete, one is trained
-    before = meter.readings()
-    algorithm.step(state, [0, 2], meter, Round(3, SPEC))
-    used = meter.since(before, 1.0)
+    before = metered.meter.readings()
+    algorithm.step(state, [0, 2], metered, Round(3, SPEC))
+    used = metered.meter.since(before, 1.0)
     assert (used["bytes_down"], used["bytes_up"]) == (2 * 3 * 4, 2 * 4)
 
 

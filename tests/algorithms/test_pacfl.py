@@ -200,11 +200,11 @@ def test_clients_with_few_examples_of_a_label_are_compared_by_what_they_have():
 
 def test_the_meter_counts_the_vectors():
     world = federation("labels")
-    meter = MeteredClients(simulated(world, torch.nn.Linear(D, LABELS))[0])
-    meter.subspaces(world.ids, P, per_label=True)
-    assert meter.readings()["bytes_up"] == 8 * LABELS * D * P * 4
-    assert meter.readings()["bytes_down"] == 0
-    assert meter.readings()["seconds_train"] > 0
+    metered = MeteredClients(simulated(world, torch.nn.Linear(D, LABELS))[0])
+    metered.subspaces(world.ids, P, per_label=True)
+    assert metered.meter.readings()["bytes_up"] == 8 * LABELS * D * P * 4
+    assert metered.meter.readings()["bytes_down"] == 0
+    assert metered.meter.readings()["seconds_train"] > 0
 
 
 def test_permuted_clients_send_the_same_vectors():

@@ -294,12 +294,12 @@ def best_on_validation(tree: ParameterTree, clients: Clients) -> dict[int, int]:
     So nobody fares worse than with an ancestor's model, as far as validation data can tell (CFL, end of section II-A).
     """
     paths = {client: tree.path(client) for client in clients.ids}
-    best: dict[int, tuple[float, int]] = dict.fromkeys(paths, (-1.0, 0))
+    best = {client: (-1.0, path[-1].id) for client, path in paths.items()}
     for depth in range(max(map(len, paths.values()))):
         at = {client: path[depth].id for client, path in paths.items() if depth < len(path)}
         models, rows = tree.models(list(at.values()))
-        accuracies = clients.evaluate(list(at), models, rows, "validation").accuracies.tolist()
-        for (client, node), accuracy in zip(at.items(), accuracies, strict=True):
+        evaluation = clients.evaluate(list(at), models, rows, "validation")
+        for client, accuracy in zip(evaluation.ids, evaluation.accuracies.tolist(), strict=True):
             if accuracy >= best[client][0]:
-                best[client] = (accuracy, node)
+                best[client] = (accuracy, at[client])
     return {client: node for client, (_, node) in best.items()}

@@ -118,6 +118,9 @@ class IFCA(OneCohort):
         self, tree: ParameterTree, cohort: Sequence[int], clients: Clients, this_round: Round
     ) -> tuple[ParameterTree, list[ClusterRound]]:
         """Move every model by what those who took it answer (options II and I); one that nobody took stays."""
+        cohort = [client for client in cohort if tree.leaf_of[client]]  # who never told its losses took none
+        if not cohort:
+            return tree, []
         models, rows = tree.models([tree.leaf_of[client] for client in cohort])
         ask = clients.train if self.average == "models" else clients.gradients
         updates = ask(cohort, models, rows, this_round)

@@ -7,7 +7,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
 
 import numpy as np
 import torch
@@ -16,8 +15,8 @@ from torch import Tensor
 
 from fedclade.clients import Split
 from fedclade.errors import DataError
+from fedclade.roster import Roster, Schema, Task
 
-Task = Literal["classification", "language"]
 Indices = NDArray[np.int64]
 
 IGNORED = -100
@@ -96,6 +95,12 @@ class Pool:
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one input, without the batch dimension."""
         return tuple(self.x.shape[1:])
+
+    @property
+    def schema(self) -> Schema:
+        """What the examples look like, to whom does not have them."""
+        scaled = (self.mean, self.std) if self.x.dtype == torch.uint8 else None
+        return Schema(self.name, self.input_shape, self.outputs, self.task, len(self.vocabulary), scaled)
 
     def inputs(self, indices: Indices, quarter_turns: int = 0) -> Tensor:
         """Return inputs as a model takes them, ``[n, ...]``: normalised floats, or tokens; turned by 90° each."""
@@ -204,6 +209,26 @@ class Federation:
     def by_id(self) -> Mapping[int, ClientData]:
         """The clients by their ids."""
         return {client.id: client for client in self.clients}
+
+    @property
+    def roster(self) -> Roster:
+        """What a server knows of the clients."""
+        names = {client.id: client.name for client in self.clients}
+        sizes = {client.id: len(client.train) for client in self.clients}
+        return Roster(self.pool.schema, str(self), names, sizes, self.true_clusters)
+
+    def alone(self, client: int) -> Federation:
+        """Return a federation of one client.
+
+        Raises
+        ------
+        DataError
+            If there is no such client.
+        """
+        if client not in self.by_id:
+            raise DataError(f"there is no client {client}; {self} has clients {min(self.ids)} to {max(self.ids)}")
+        truth = None if self.true_clusters is None else {client: self.true_clusters[client]}
+        return replace(self, clients=(self.by_id[client],), true_clusters=truth, newcomers=None, description=str(self))
 
     def joined(self, others: Federation) -> Federation:
         """Return these clients and those of another federation over the same pool; no newcomers are left."""

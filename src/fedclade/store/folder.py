@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedclade.data.federation import Federation
 from fedclade.errors import CheckpointError, RunError
 from fedclade.files import appear, remove
 from fedclade.store.checkpoint import Checkpoint, Tables
@@ -86,14 +85,14 @@ class RunFolder:
         except OSError as error:
             raise RunError(f"cannot write the run folder {self.path}: {error}") from error
 
-    def newest(self, config: Mapping[str, Any], federation: Federation) -> Checkpoint | None:
+    def newest(self, config: Mapping[str, Any], fingerprint: str) -> Checkpoint | None:
         """Return the newest checkpoint that this run can go on from; None if there is no checkpoint.
 
         Each one that cannot be used is told in a warning, and set aside under another name once an older one is found.
 
         Parameters
         ----------
-        config, federation
+        config, fingerprint
             What the checkpoint must be of.
 
         Raises
@@ -105,7 +104,7 @@ class RunFolder:
         for folder in self._checkpoints():
             try:
                 checkpoint = Checkpoint.read(folder)
-                _check_origin(folder, checkpoint, config, federation)
+                _check_origin(folder, checkpoint, config, fingerprint)
             except CheckpointError as error:
                 unusable[folder] = str(error)
                 continue
@@ -178,10 +177,10 @@ def first_difference(kept: Mapping[str, Any], config: Mapping[str, Any]) -> str 
     return None
 
 
-def _check_origin(folder: Path, checkpoint: Checkpoint, config: Mapping[str, Any], federation: Federation) -> None:
+def _check_origin(folder: Path, checkpoint: Checkpoint, config: Mapping[str, Any], fingerprint: str) -> None:
     if difference := first_difference(checkpoint.config, config):
         raise CheckpointError(f"{folder} is of another run: {difference}")
-    if checkpoint.fingerprint != federation.fingerprint:
+    if checkpoint.fingerprint != fingerprint:
         raise CheckpointError(
             f"{folder} was made with other data than was loaded now; give the run the data that it began with"
         )
