@@ -98,7 +98,7 @@ def main() -> None:
     parser.add_argument("--rounds-before", type=int, default=2, help="of FL+HC, before it clusters")
     parser.add_argument("--clip", type=float, default=2.0, metavar="C")
     parser.add_argument(
-        "--noise", type=level, nargs="*", default=NOISE, metavar="z", help="or 'off': no clipping either"
+        "--noise", type=level, nargs="*", default=NOISE, metavar="z", help="multipliers; off: no clipping either"
     )
     parser.add_argument("--methods", nargs="*", default=METHODS)
     arguments = parser.parse_args()
