@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from torch import nn
+
 from fedclade.algorithms import ALGORITHMS, Algorithm, Oracle, build_algorithm
 from fedclade.arguments import check_arguments, defaults, known_arguments
 from fedclade.config_files import Section, apply_overrides, read_toml
@@ -18,6 +20,7 @@ from fedclade.local import LocalSpec
 from fedclade.models import FROM_DATA, model_factory
 from fedclade.presence import Presence
 from fedclade.privacy import DifferentialPrivacy
+from fedclade.roster import Schema
 from fedclade.rounds import OnRound, check_privacy, check_settings, check_stream
 from fedclade.signature import Signature
 from fedclade.simulation import simulate
@@ -30,8 +33,8 @@ _NOT_IN_DATA = ("seed", "data_dir", "source_arguments", "partition_arguments", "
 """Arguments of ``load_federation`` that are no keys of the ``[data]`` section."""
 
 SECTIONS = ("data", "model", "local", "algorithm", "signature", "target", "privacy", "faults", "newcomers")
-WRITTEN_ONLY = ("versions",)
-"""What a run folder's config has besides, so that it can be run again as it is."""
+WRITTEN_ONLY = ("versions", "network")
+"""What a run folder's config has besides, so that it can be run again as it is: in a simulation, if it was not one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,10 +155,9 @@ class Config:
         stop: Callable[[], bool] | None = None,
     ) -> Run:
         """Run it over a federation; see :func:`fedclade.simulate` for the rest, and for what it raises."""
-        arguments = {key: value for key, value in self.model.items() if key != "name"}
         return simulate(
-            self._algorithm(self.newcomers.presence.everybody(federation)),
-            lambda seed: module_for(self.model["name"], federation.pool.schema, seed, arguments),
+            self.built_algorithm(self.newcomers.presence.everybody(federation).true_clusters),
+            lambda seed: self.built_model(federation.pool.schema, seed),
             federation,
             local=self.local,
             **asdict(self.top),
@@ -173,9 +175,15 @@ class Config:
             stop=stop,
         )
 
-    def _algorithm(self, federation: Federation) -> Algorithm:
+    def built_algorithm(self, true_clusters: Mapping[int, int] | None) -> Algorithm:
+        """Build the algorithm; the oracle needs the true clusters, and raises a ConfigError without them."""
         options = {key: value for key, value in self.algorithm.items() if key != "name"}
-        return build_algorithm(self.algorithm["name"], options, federation.true_clusters)
+        return build_algorithm(self.algorithm["name"], options, true_clusters)
+
+    def built_model(self, schema: Schema, seed: int) -> nn.Module:
+        """Build the model for some data, drawn from a seed; raises what :func:`fedclade.models.build_model` raises."""
+        arguments = {key: value for key, value in self.model.items() if key != "name"}
+        return module_for(self.model["name"], schema, seed, arguments)
 
 
 def read_config(path: Path, overrides: Sequence[str] = ()) -> Config:

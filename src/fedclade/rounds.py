@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, is_dataclass, replace
 from time import perf_counter
 from typing import Any
@@ -142,6 +142,24 @@ def run_round(
     row = progress.record.add(number, state, log, cost, evaluation, served)
     progress.number, progress.state = number, state
     return row
+
+
+def config_of(
+    schedule: Schedule, algorithm: Algorithm, settled: Mapping[str, Any], **sections: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Put together what to note as the config of a run that came without one.
+
+    Parameters
+    ----------
+    schedule, algorithm
+        What is run.
+    settled
+        Settings that the schedule does not have.
+    **sections
+        Sections by name.
+    """
+    top = {key: value for key, value in asdict(schedule).items() if key not in ("local", "tf32")}
+    return {**top, **settled, "local": asdict(schedule.local), "algorithm": describe(algorithm), **sections}
 
 
 def check_settings(

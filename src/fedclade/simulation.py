@@ -17,7 +17,7 @@ from fedclade.local import LocalSpec
 from fedclade.presence import Presence
 from fedclade.privacy import DifferentialPrivacy
 from fedclade.record import Record
-from fedclade.rounds import OnRound, Schedule, check_privacy, check_settings, check_stream, describe, run_rounds
+from fedclade.rounds import OnRound, Schedule, check_privacy, check_settings, check_stream, config_of, run_rounds
 from fedclade.signature import Signature
 from fedclade.store import Run
 from fedclade.world import Maker, Stream, World, model_name
@@ -149,20 +149,19 @@ def simulate(
         algorithm = build_algorithm(algorithm, true_clusters=everybody.true_clusters)
     check_stream(stream, type(algorithm), signature)
     check_privacy(privacy, type(algorithm))
-    config = config or {
-        **{"seed": seed, "rounds": rounds, "client_fraction": client_fraction, "evaluate_every": evaluate_every},
-        **{"engine": engine, "stream": stream},
-        "min_clients": min_clients,
-        "data": {"name": federation.pool.name, "description": str(federation)},
-        "model": {"name": model_name(model, seed)},
-        "local": asdict(local),
-        "algorithm": describe(algorithm),
-        "signature": asdict(signature),
-        "target": {"accuracy": target},
-        "privacy": {"permute": permute, **(asdict(privacy) if privacy else {})},
-        "faults": asdict(faults or Faults()),
-        "newcomers": {"clients": newcomers, **asdict(presence)},
-    }
+    schedule = Schedule(rounds, local, seed, client_fraction, evaluate_every, min_clients, tf32)
+    config = config or config_of(
+        schedule,
+        algorithm,
+        {"engine": engine, "stream": stream},
+        data={"name": federation.pool.name, "description": str(federation)},
+        model={"name": model_name(model, seed)},
+        signature=asdict(signature),
+        target={"accuracy": target},
+        privacy={"permute": permute, **(asdict(privacy) if privacy else {})},
+        faults=asdict(faults or Faults()),
+        newcomers={"clients": newcomers, **asdict(presence)},
+    )
     config = {**config, "tf32": tf32}
     keeper = Keeper(folder, config, checkpoint_every, lambda: everybody.fingerprint)
     if (finished := keeper.finished()) is not None:
@@ -186,7 +185,7 @@ def simulate(
         presence.among(world.clients, federation, seed),
         keeper,
         Record(everybody.roster, target),
-        Schedule(rounds, local, seed, client_fraction, evaluate_every, min_clients, tf32),
+        schedule,
         on_round,
         stop,
     )

@@ -29,15 +29,7 @@ from fedclade.cli.progress import RunProgress
 from fedclade.config import Config, read_config
 from fedclade.config_files import find_config, find_configs
 from fedclade.errors import ConfigError, FedcladeError, MissingExtraError, RunError, RunInterrupted
-from fedclade.report import (
-    Comparison,
-    SuiteComparison,
-    event_table,
-    has_splits,
-    run_table,
-    save_figures,
-    tree_view,
-)
+from fedclade.report import Comparison, SuiteComparison, add_figures, event_table, show_run, tree_view
 from fedclade.report.formats import shortened
 from fedclade.scenario import is_scenario, read_scenario
 from fedclade.store import Run
@@ -132,10 +124,7 @@ def run_and_show(
         run = config.run(federation, device=device, memory=memory, on_round=on_round, folder=folder, stop=stop)
     add_figures(run, folder, console)
     if not progress.quiet:
-        console.print(run_table(run))
-        if has_splits(run):
-            console.print(event_table(run))
-        console.print(tree_view(run.tree, run))
+        show_run(run, console)
     console.print(f"run folder: {folder}", soft_wrap=True)
 
 
@@ -205,14 +194,6 @@ def compare(
         console.print(comparison.table(console.width))
         console.print(f"comparison folder: {target}", soft_wrap=True)
     runner.raise_failures()
-
-
-def add_figures(run: Run, folder: Path, console: Console) -> None:
-    """Draw the figures of a run folder; without matplotlib it goes without them, and that is said."""
-    try:
-        save_figures(run, folder / "figures")
-    except MissingExtraError as error:
-        console.print(f"[yellow]no figures:[/] {error}", soft_wrap=True)
 
 
 def _save_comparison(comparison: Comparison | SuiteComparison, target: Path) -> None:

@@ -8,6 +8,7 @@ from fedclade.report.dendrogram import dendrogram_figure
 from fedclade.report.estimates import ComparisonRow, Estimate
 from fedclade.report.figures import accuracy_figure, norms_figure, save_figures
 from fedclade.report.heat_maps import similarity_figure
+from fedclade.report.show import add_figures, show_run
 from fedclade.report.suite import SuiteComparison
 from fedclade.report.tables import cluster_table, event_table, has_splits, run_table, tree_view
 
@@ -17,6 +18,7 @@ __all__ = [
     "Estimate",
     "SuiteComparison",
     "accuracy_figure",
+    "add_figures",
     "cluster_table",
     "dendrogram_figure",
     "event_table",
@@ -24,6 +26,7 @@ __all__ = [
     "norms_figure",
     "run_table",
     "save_figures",
+    "show_run",
     "similarity_figure",
     "tree_view",
 ]

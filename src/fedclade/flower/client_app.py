@@ -1,0 +1,157 @@
+"""A Flower ``ClientApp`` around one client's data."""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypedDict
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+from torch import nn
+
+from fedclade.data.federation import Federation
+from fedclade.engine.clients import choose_device
+from fedclade.errors import ConfigError, FedcladeError
+from fedclade.flower.respondent import Respondent, read_secret
+from fedclade.flower.wire import Content, refusal
+from fedclade.ledger import Budget
+from fedclade.privacy import DifferentialPrivacy
+from fedclade.world import Maker
+
+KEPT = 256
+"""Clients that one process keeps ready; in a simulation it may be many in turn."""
+
+DataFn = Callable[[Context], Federation]
+"""Returns a federation of one: the client's own data."""
+
+
+class Own(TypedDict):
+    """What belongs to one client alone."""
+
+    folder: Path | None
+    secret: str | None
+
+
+_log = logging.getLogger(__name__)
+
+
+def client_app(
+    model: nn.Module | str | Maker,
+    data_fn: DataFn,
+    *,
+    engine: str = "loop",
+    device: str = "auto",
+    encoding: str = "float32",
+    privacy: DifferentialPrivacy | None = None,
+    budget: Budget | None = None,
+) -> ClientApp:
+    """Make the app that every SuperNode runs.
+
+    What belongs to one client alone is in its node config: ``folder``, where it keeps what must last; ``secret-file``,
+    the secret that clients share and the server does not know, by which all that travels is permuted (CFL eqs. 45, 46);
+    and ``partition-id``, the number by which the server should know it, where it has one.
+
+    Parameters
+    ----------
+    model
+        A module, or a name of ``fedclade ls models``, or a function that makes a module from a seed. Only its structure
+        counts; with a secret also how it is drawn.
+    data_fn
+        Takes Flower's context and returns a federation of one client, such as ``federation.alone(number)`` or
+        :func:`fedclade.one_client`.
+    engine, device
+        How it trains, see :func:`fedclade.simulate`; engines that train clients together gain nothing with one.
+    encoding
+        How updates travel: ``float32``, ``float16`` or ``int8``, the last two with error feedback.
+    privacy
+        Differential privacy, see :mod:`fedclade.privacy`; needs a ``folder``.
+    budget
+        What a client may spend in its life.
+
+    Returns
+    -------
+    ClientApp
+        It answers every question; what it cannot answer it refuses, with the reason.
+    """
+    return app_for(
+        lambda context: Respondent(
+            data_fn(context),
+            model,
+            number=partition_of(context),
+            engine=engine,
+            device=choose_device(device),
+            encoding=encoding,
+            privacy=privacy,
+            budget=budget,
+            **own_of(context),
+        )
+    )
+
+
+def app_for(make: Callable[[Context], Respondent]) -> ClientApp:
+    """Return a ClientApp around what makes a client of a context; a process keeps those that it made ready."""
+    ready: OrderedDict[object, Respondent] = OrderedDict()
+
+    def respondent(context: Context) -> Respondent:
+        key = (context.node_id, *sorted({**context.run_config, **context.node_config}.items()))
+        if key not in ready:
+            ready[key] = make(context)
+        ready.move_to_end(key)
+        while len(ready) > KEPT:
+            ready.popitem(last=False)
+        return ready[key]
+
+    def answer(message: Message, context: Context) -> Message:
+        try:
+            content = respondent(context).answer(Content.of(message.content))
+        except FedcladeError as error:
+            _log.warning("refused %s: %s", message.metadata.message_type, error)
+            content = refusal(str(error))
+        return Message(content, reply_to=message)
+
+    app = ClientApp()
+    for decorate in (app.train(), app.evaluate(), app.query()):
+        decorate(answer)
+    return app
+
+
+def partition_of(context: Context) -> int | None:
+    """Return the number that a node's config gives its client, or None.
+
+    Raises
+    ------
+    ConfigError
+        If it is no number.
+    """
+    number = context.node_config.get("partition-id")
+    if number is None:
+        return None
+    if not isinstance(number, int) or number < 0:
+        raise ConfigError(f"partition-id in the node config should be a number of at least 0, got {number!r}")
+    return number
+
+
+def own_of(context: Context) -> Own:
+    """Return what belongs to one client alone, from its node's config.
+
+    Raises
+    ------
+    ConfigError
+        If its folder cannot be made, or its secret not be read.
+    """
+    folder, secret = context.node_config.get("folder"), context.node_config.get("secret-file")
+    return {
+        "folder": None if folder is None else _made(Path(str(folder))),
+        "secret": None if secret is None else read_secret(Path(str(secret))),
+    }
+
+
+def _made(folder: Path) -> Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot make the client's folder {folder}: {error.strerror}") from error
+    return folder

@@ -1,0 +1,63 @@
+"""Clients of a network, as an algorithm sees them: who joins is taken in, who is gone is missed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedclade.algorithms import Algorithm
+from fedclade.algorithms.base import Event, State
+from fedclade.clients import Clients, ClientsWrapper, Round
+from fedclade.flower.members import Members
+
+
+class ConnectedClients(ClientsWrapper):
+    """Clients who may join before any round, and who may be gone for a while or for good.
+
+    Who is gone stays in its cluster: it is left out of a round without being waited for, and takes part again as soon
+    as it is back. If nobody at all is connected, the round waits.
+
+    Parameters
+    ----------
+    clients
+        All who ever joined, through all that wraps them.
+    members
+        Who is connected.
+    folder
+        Of the run, where it is written down who is who; None for a run without one.
+    wait
+        Seconds to wait for the first, if nobody is connected.
+    """
+
+    def __init__(self, clients: Clients, members: Members, folder: Path | None, wait: float) -> None:
+        super().__init__(clients)
+        self._members = members
+        self._folder = folder
+        self._wait = wait
+
+    def begin(self, algorithm: Algorithm, state: State, this_round: Round) -> tuple[State, list[Event]]:
+        """Begin a round: take in who has joined; return the next state and what there is to tell.
+
+        Raises
+        ------
+        UpdateError
+            If nobody is connected, and nobody comes in time.
+        RunError
+            If it cannot be written down who is who.
+        """
+        changes = self._members.look()
+        if not self._members.connected:
+            self._members.wait(1, self._wait)
+        if self._folder is not None:
+            self._members.save(self._folder)
+        events = [
+            Event(kind, 0, {"clients": clients})
+            for kind, clients in (("disconnected", changes.disconnected), ("reconnected", changes.reconnected))
+            if clients
+        ]
+        if changes.refused:
+            events.append(Event("refused", 0, {"nodes": {str(node): why for node, why in changes.refused.items()}}))
+        known = state.tree.leaf_of
+        if new := [client for client in self.ids if client not in known]:
+            state, joined = algorithm.join(state, new, self, this_round)
+            events += joined
+        return state, events

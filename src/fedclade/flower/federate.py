@@ -1,0 +1,233 @@
+"""Run a federated algorithm over the clients of a Flower grid: the network's counterpart of ``simulate``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.serverapp import Grid
+from torch import Tensor, nn
+
+from fedclade.algorithms import Algorithm, build_algorithm
+from fedclade.attendance import AttendedClients
+from fedclade.engine.memory import default_memory, memory_bytes
+from fedclade.errors import require
+from fedclade.flower import wire
+from fedclade.flower.connected import ConnectedClients
+from fedclade.flower.exchange import Exchange
+from fedclade.flower.grid_clients import GridClients
+from fedclade.flower.members import Identity, Members
+from fedclade.keeper import Every, Keeper
+from fedclade.local import LocalSpec
+from fedclade.meter import Meter
+from fedclade.params import Layout
+from fedclade.privacy import DifferentialPrivacy
+from fedclade.record import Record
+from fedclade.roster import Schema
+from fedclade.rounds import OnRound, Schedule, check_privacy, check_settings, check_stream, config_of, run_rounds
+from fedclade.signature import Signature
+from fedclade.store import Run
+from fedclade.world import Maker, Stream, World, decide_stream, initial_models, model_name
+
+MakeAlgorithm = Callable[[Mapping[int, int] | None], Algorithm]
+"""Makes an algorithm, given the true clusters where clients tell them: the oracle needs them."""
+
+
+@dataclass(frozen=True)
+class ModelFor:
+    """A model that depends on what the clients' examples look like.
+
+    Parameters
+    ----------
+    make
+        Makes it, drawn from a seed.
+    name
+        To note in the run's config.
+    """
+
+    make: Callable[[Schema, int], nn.Module]
+    name: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """The ``[network]`` section: how long a server waits, and for whom.
+
+    Parameters
+    ----------
+    clients
+        So many must be connected before the first round.
+    wait
+        Seconds to wait for them, and later for anybody, should all be gone.
+    deadline
+        Seconds that clients have for an answer; what comes later is too late for its round.
+    identity
+        What tells that a client has come back: the ``node`` id, which lasts where SuperNodes have keys, or the
+        ``number`` (partition-id) that it says it has.
+
+    Raises
+    ------
+    ConfigError
+        If a value is out of range; one line for each.
+    """
+
+    clients: int = 2
+    wait: float = 300.0
+    deadline: float = 600.0
+    identity: Identity = "node"
+
+    def __post_init__(self) -> None:
+        require(
+            ("network.clients", self.clients, self.clients >= 1, "at least 1"),
+            ("network.wait", self.wait, self.wait > 0, "greater than 0"),
+            ("network.deadline", self.deadline, self.deadline > 0, "greater than 0"),
+            ("network.identity", self.identity, self.identity in ("node", "number"), "'node' or 'number'"),
+        )
+
+
+def federate(
+    grid: Grid,
+    algorithm: Algorithm | str | MakeAlgorithm,
+    model: nn.Module | str | Maker | ModelFor,
+    *,
+    network: Network | None = None,
+    local: LocalSpec | None = None,
+    rounds: int = 20,
+    seed: int = 0,
+    client_fraction: float = 1.0,
+    evaluate_every: int = 1,
+    target: float | None = None,
+    signature: Signature | None = None,
+    stream: Stream = "auto",
+    memory: int | str | None = None,
+    min_clients: int = 1,
+    permute: bool = False,
+    privacy: DifferentialPrivacy | None = None,
+    on_round: OnRound | None = None,
+    config: Mapping[str, Any] | None = None,
+    folder: str | Path | None = None,
+    checkpoint_every: Every = "auto",
+) -> Run:
+    """Run a federated algorithm over the clients of a grid, by the same round loop as :func:`fedclade.simulate`.
+
+    With a ``folder`` the run survives its server: called again, it goes on after the last checkpoint, with the clients
+    that come back and those that are new.
+
+    Parameters
+    ----------
+    grid
+        Flower's, whose nodes run :func:`fedclade.flower.client_app`.
+    algorithm
+        An algorithm, or its name for its defaults, or a function of the true clusters that makes one.
+    model
+        As :func:`fedclade.simulate` takes it. Where clients share a secret, only its structure counts: they draw it.
+    network
+        Whom to wait for, and how long.
+    local, rounds, seed, client_fraction, evaluate_every, target, signature, stream, memory, min_clients, on_round
+        See :func:`fedclade.simulate`. ``memory`` is that of the updates, which it decides to keep or to stream.
+    permute
+        Whether the clients share a secret, by which all that travels is permuted (CFL eqs. 45, 46).
+    privacy
+        What the clients were told to do to their updates, which only they can do; the run notes it.
+    config
+        What to note as the run's config; by default it is put together from the arguments.
+    folder, checkpoint_every
+        See :func:`fedclade.simulate`.
+
+    Returns
+    -------
+    Run
+        As of a simulation. If clients share a secret, its models are permuted: the server cannot read them.
+
+    Raises
+    ------
+    ConfigError
+        If an argument is out of range or a name is unknown.
+    ModelError
+        If the model cannot be built for the clients' data.
+    UpdateError
+        If too few clients connect in time, their model is another, or nobody answers in a round.
+    RunError, CheckpointError
+        If the folder holds something else or damaged, or cannot be written.
+    """
+    check_settings(rounds, seed, client_fraction, evaluate_every, target, "auto", stream, min_clients, checkpoint_every)
+    local, signature, network = local or LocalSpec(), signature or Signature(), network or Network()
+    path = None if folder is None else Path(folder)
+    exchange = Exchange(grid, meter := Meter(), network.deadline)
+    members = _gathered(exchange, network, path)
+    if permute != bool(members.secret):
+        rule = "false, as no client has a secret" if permute else "true, as the clients share a secret"
+        require(("privacy.permute", permute, False, rule))
+    roster = members.roster
+    algorithm = _built(algorithm, roster.true_clusters)
+    check_stream(stream, type(algorithm), signature)
+    check_privacy(privacy, type(algorithm))
+    name, model = _known(model, roster.schema, seed)
+    module, initial = initial_models(model, roster.schema, seed, algorithm)
+    layout = Layout.of(module)
+    members.check_layout(wire.layout_digest(layout))
+    schedule = Schedule(rounds, local, seed, client_fraction, evaluate_every, min_clients)
+    config = config or config_of(
+        schedule,
+        algorithm,
+        {"engine": "auto", "stream": stream},
+        data={"name": roster.schema.data, "description": roster.description},
+        model={"name": name},
+        signature=asdict(signature),
+        target={"accuracy": target},
+        privacy={"permute": permute, **(asdict(privacy) if privacy else {})},
+    )
+    config = {"network": asdict(network), **config}
+    keeper = Keeper(path, config, checkpoint_every, lambda: _fingerprint(roster.schema, layout))
+    if (finished := keeper.finished()) is not None:
+        return finished
+    settings = keeper.settings(stream=stream, device="cpu", memory=memory)
+    budget = default_memory(torch.device("cpu")) if settings["memory"] is None else memory_bytes(settings["memory"])
+    size = len(roster) * layout.size * initial.itemsize
+    streams = decide_stream(settings["stream"], algorithm, signature, size, budget)
+    sketch = signature.sketch(seed, layout.n_parameters)
+    there = GridClients(exchange, members, layout, meter, sketch, streams)
+    attendance = AttendedClients(there, tells_releases=privacy is not None)
+    if members.secret:
+        initial = _drawn_by_clients(there, algorithm)
+    world = World(attendance, initial, there, meter, attendance, None, sketch, streams, "cpu", budget)
+    clients = ConnectedClients(attendance, members, path, network.wait)
+    return run_rounds(algorithm, world, clients, keeper, Record(roster, target), schedule, on_round)
+
+
+def _gathered(exchange: Exchange, network: Network, folder: Path | None) -> Members:
+    """Return the members of the run, with enough of them connected."""
+    members = Members(exchange, network.identity)
+    if folder is not None:
+        members.load(folder)
+    members.wait(network.clients, network.wait)
+    return members
+
+
+def _built(algorithm: Algorithm | str | MakeAlgorithm, truth: Mapping[int, int] | None) -> Algorithm:
+    if isinstance(algorithm, Algorithm):
+        return algorithm
+    return build_algorithm(algorithm, true_clusters=truth) if isinstance(algorithm, str) else algorithm(truth)
+
+
+def _known(model: nn.Module | str | Maker | ModelFor, schema: Schema, seed: int) -> tuple[str, nn.Module | str | Maker]:
+    """Return a model's name, and the model as a simulation takes it, now that the data is known."""
+    if isinstance(model, ModelFor):
+        make = model.make
+        return model.name, lambda seed: make(schema, seed)
+    return model_name(model, seed), model
+
+
+def _drawn_by_clients(clients: GridClients, algorithm: Algorithm) -> Tensor:
+    """Return the initial models as the clients draw them, permuted: those of the server's own seed are no secret."""
+    models = clients.initial(algorithm.initial_models)
+    return models[0] if algorithm.initial_models == 1 else models
+
+
+def _fingerprint(schema: Schema, layout: Layout) -> str:
+    """Tell of what data a run is, as far as a server knows."""
+    return wire.digest(json.dumps([asdict(schema), wire.layout_digest(layout)]).encode())

@@ -1,0 +1,177 @@
+"""Apps whose settings are Flower's run config: a config of fedclade's, with a section ``[network]``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from fedclade.arguments import check_arguments
+from fedclade.config import Config, check_config
+from fedclade.data import Federation
+from fedclade.encoding import check_encoding
+from fedclade.engine.clients import choose_device
+from fedclade.errors import ConfigError, DataError
+from fedclade.flower.client_app import app_for, own_of, partition_of
+from fedclade.flower.federate import ModelFor, Network, federate
+from fedclade.flower.respondent import Respondent
+from fedclade.flower.server_app import app_of, tell
+from fedclade.ledger import Budget
+from fedclade.privacy import DifferentialPrivacy
+from fedclade.store import Run
+
+UserConfig = Mapping[str, bool | float | int | str]
+"""Flower's: values by ``section.key``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Apps:
+    """What the ``[network]`` section has besides :class:`~fedclade.flower.Network`.
+
+    Parameters
+    ----------
+    out
+        The run folder, as the server sees it; started again with the same, a run goes on.
+    encoding
+        How updates travel: ``float32``, ``float16`` or ``int8``.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such encoding.
+    """
+
+    out: str = "runs/federation"
+    encoding: str = "float32"
+
+    def __post_init__(self) -> None:
+        check_encoding(self.encoding)
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """A checked run config: what to run, and the two parts of its ``[network]`` section."""
+
+    config: Config
+    network: Network
+    apps: Apps
+
+    @classmethod
+    def read(cls, run_config: UserConfig) -> RunConfig:
+        """Check what Flower has as the run config: ``rounds``, ``algorithm.name``, ``network.clients`` and so on.
+
+        Raises
+        ------
+        ConfigError
+            With all problems at once, a line for each.
+        """
+        raw: dict[str, Any] = {}
+        for key, value in run_config.items():
+            *sections, name = key.split(".")
+            if len(sections) > 1:
+                raise ConfigError(f"the run config takes section.key, got {key!r}")
+            (raw.setdefault(sections[0], {}) if sections else raw)[name] = value
+        section = raw.pop("network", {})
+        problems: list[str] = []
+        found: list[Any] = []
+        for check in (lambda: check_config(raw), lambda: _network(section)):
+            try:
+                found.append(check())
+            except ConfigError as error:
+                problems.append(str(error))
+        if problems:
+            raise ConfigError("\n".join(problems))
+        return cls(found[0], *found[1])
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the config with every default filled in, as a run folder has it."""
+        return {**self.config.as_dict(), "network": {**asdict(self.network), **asdict(self.apps)}}
+
+
+def _network(section: Mapping[str, Any]) -> tuple[Network, Apps]:
+    fitted = check_arguments("[network]", (Network, Apps), dict(section))
+    ours = {field.name for field in fields(Apps)}
+    return (
+        Network(**{key: value for key, value in fitted.items() if key not in ours}),
+        Apps(**{key: value for key, value in fitted.items() if key in ours}),
+    )
+
+
+def server_app_from_config() -> ServerApp:
+    """Make a ServerApp that runs what the run config says; see :func:`fedclade.flower.server_app`."""
+
+    def run(grid: Grid, context: Context) -> tuple[Run, Path]:
+        read = RunConfig.read(context.run_config)
+        config, folder = read.config, Path(read.apps.out)
+        top = {key: value for key, value in asdict(config.top).items() if key not in ("engine", "tf32")}
+        run = federate(
+            grid,
+            config.built_algorithm,
+            ModelFor(config.built_model, config.model["name"]),
+            network=read.network,
+            local=config.local,
+            **top,
+            signature=config.signature,
+            target=config.target.accuracy,
+            permute=config.privacy.permute,
+            privacy=DifferentialPrivacy.of(asdict(config.privacy)),
+            on_round=tell,
+            config=read.as_dict(),
+            folder=folder,
+        )
+        return run, folder
+
+    return app_of(run)
+
+
+def client_app_from_config() -> ClientApp:
+    """Make a ClientApp that does what the run config says; see :func:`fedclade.flower.client_app`.
+
+    The data is the run config's, shared out among its ``data.clients``; a node's ``partition-id`` says whose part it
+    has. Where the data is: ``data-dir`` in the node config, or the variable FEDCLADE_DATA_DIR of its environment. What
+    a client with differential privacy may spend: ``epsilon`` in the node config, at the run's ``privacy.delta``.
+    """
+
+    def respondent(context: Context) -> Respondent:
+        read = RunConfig.read(context.run_config)
+        folder = context.node_config.get("data-dir")
+        federation = _federation(tuple(context.run_config.items()), None if folder is None else str(folder))
+        number = partition_of(context)
+        if number is None:
+            raise DataError("a node of this app needs partition-id in its node config, to know whose data it has")
+        mine = federation.alone(number)
+        return Respondent(
+            mine,
+            lambda seed: read.config.built_model(mine.pool.schema, seed),
+            number=number,
+            engine="loop" if read.config.top.engine == "auto" else read.config.top.engine,
+            device=choose_device("auto"),
+            encoding=read.apps.encoding,
+            privacy=DifferentialPrivacy.of(asdict(read.config.privacy)),
+            budget=_budget(context, read.config.privacy.delta),
+            **own_of(context),
+        )
+
+    return app_for(respondent)
+
+
+def _budget(context: Context, delta: float) -> Budget | None:
+    """Return what a client may spend, which is its own to say: ``epsilon`` in the node config."""
+    epsilon = context.node_config.get("epsilon")
+    if epsilon is None:
+        return None
+    if not isinstance(epsilon, int | float):
+        raise ConfigError(f"epsilon in the node config should be a number, got {epsilon!r}")
+    return Budget(epsilon=float(epsilon), delta=delta)
+
+
+@lru_cache(maxsize=2)
+def _federation(items: tuple[tuple[str, Any], ...], data_dir: str | None) -> Federation:
+    """Return the whole data; a process that is many clients in turn, as in a simulation, loads it once."""
+    return RunConfig.read(dict(items)).config.federation(data_dir)

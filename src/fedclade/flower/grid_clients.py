@@ -1,0 +1,295 @@
+"""The ``Clients`` protocol over a Flower grid: what an algorithm asks becomes messages, and what comes is checked."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from flwr.app import Array, MessageType, RecordDict
+from torch import Tensor
+
+from fedclade.clients import Evaluation, Round, Split
+from fedclade.errors import UpdateError
+from fedclade.flower import wire
+from fedclade.flower.exchange import Exchange
+from fedclade.flower.members import Members
+from fedclade.flower.wire import Content
+from fedclade.meter import Meter
+from fedclade.params import Layout
+from fedclade.signature import CountSketch
+from fedclade.streaming import Tally
+from fedclade.updates import DROPPED_OUT, Updates
+
+_log = logging.getLogger(__name__)
+
+
+class GridClients:
+    """Clients behind a Flower grid: one message to each node, with its own cluster's model.
+
+    Every answer is checked as it comes: it must be of the round, the query and the model that were asked about, of the
+    right length, and finite. Who sends something else, or nothing in time, is left out of the round, by name and with
+    the reason. Late answers are nobody's.
+
+    Parameters
+    ----------
+    exchange
+        Asks the nodes.
+    members
+        Which client is behind which node, and which nodes are there.
+    layout
+        Of the model.
+    meter
+        Of the exchange.
+    sketch
+        What the server compares clients by, if not by the whole update.
+    streams
+        Whether only sums and signatures of updates are kept: an update is forgotten before the next is read.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        members: Members,
+        layout: Layout,
+        meter: Meter,
+        sketch: CountSketch | None = None,
+        streams: bool = False,
+    ) -> None:
+        self._exchange = exchange
+        self._members = members
+        self._layout = layout
+        self._meter = meter
+        self._sketch = sketch
+        self._streams = streams
+        self._warned = False
+
+    @property
+    def layout(self) -> Layout:
+        """Where each tensor of the model lies in a vector."""
+        return self._layout
+
+    @property
+    def engine(self) -> str:
+        """How clients are trained: every one settles that for itself."""
+        return "auto"
+
+    @property
+    def engine_taken(self) -> str | None:
+        """Nothing that is known here."""
+        return None
+
+    @property
+    def ids(self) -> Sequence[int]:
+        """All clients that ever joined, in a fixed order."""
+        return self._members.roster.ids
+
+    @property
+    def sizes(self) -> Mapping[int, int]:
+        """Number of training examples of each client, as it said when it joined."""
+        return self._members.roster.sizes
+
+    def train(
+        self,
+        ids: Sequence[int],
+        models: Tensor,
+        assignment: Sequence[int],
+        this_round: Round,
+        anchors: Sequence[int] | None = None,
+    ) -> Updates:
+        """Let each client train from its model; return the updates Δθ_i of those that answer."""
+        if this_round.travels == "nothing" and not self._warned:
+            self._warned = True
+            _log.warning(
+                "this algorithm lets clients keep models of their own: in a simulation these do not travel, over a "
+                "network they are kept by the server, which sends and receives them"
+            )
+        return self._updates("train", ids, models, assignment, this_round, anchors)
+
+    def gradients(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], this_round: Round) -> Updates:
+        """Return the negative full-batch gradients of those that answer."""
+        return self._updates("gradients", ids, models, assignment, this_round, None)
+
+    def evaluate(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], split: Split) -> Evaluation:
+        """Let each client evaluate its models on a split of its own data, all of them in one message."""
+        rows: dict[int, list[int]] = {}
+        for client, row in zip(ids, assignment, strict=True):
+            rows.setdefault(client, []).append(row)
+        arrays = _arrays(models, assignment)
+        words = {"what": "evaluate", "split": split, "layout": wire.layout_digest(self._layout)}
+        questions = {
+            client: wire.record(words, {str(place): arrays[row] for place, row in enumerate(mine)})
+            for client, mine in rows.items()
+        }
+        scores: dict[int, list[Scores]] = {}
+        left_out: dict[int, str] = {}
+        with self._meter.evaluating():
+            for client, answer in self._ask(questions, MessageType.EVALUATE, f"evaluate {split}"):
+                try:
+                    scores[client] = _scores(_content(answer), len(rows[client]))
+                except UpdateError as error:
+                    left_out[client] = str(error)
+        answered = [(client, scores[client].pop(0)) for client in ids if client in scores]
+        columns = zip(*(score for _, score in answered), strict=True) if answered else ((), (), ())
+        accuracies, losses, examples = columns
+        return Evaluation(
+            ids=tuple(client for client, _ in answered),
+            accuracies=torch.tensor(accuracies, dtype=torch.float64),
+            losses=torch.tensor(losses, dtype=torch.float64),
+            examples=torch.tensor(examples, dtype=torch.int64),
+            left_out=left_out,
+        )
+
+    def subspaces(self, ids: Sequence[int], n_vectors: int, per_label: bool) -> Tensor:
+        """Let each client decompose its training inputs; all zeros are those of a client that does not answer."""
+        schema = self._members.roster.schema
+        shape = (schema.outputs if per_label else 1, math.prod(schema.input_shape), n_vectors)
+        words = {"what": "subspaces", "vectors": n_vectors, "per_label": per_label}
+        words["layout"] = wire.layout_digest(self._layout)
+        found = torch.zeros(len(ids), *shape)
+        place_of = {client: place for place, client in enumerate(ids)}
+        with self._meter.training():
+            for client, answer in self._ask({c: wire.record(words) for c in ids}, MessageType.QUERY, "subspaces"):
+                try:
+                    data = _content(answer).vector("subspaces")
+                    vectors = wire.read_vector(data, shape, torch.float32, "subspaces")
+                except UpdateError:  # who does not answer is asked again, and told of then
+                    continue
+                if bool(torch.isfinite(vectors).all()):
+                    found[place_of[client]] = vectors
+        return found
+
+    def initial(self, count: int) -> Tensor:
+        """Return the initial models ``[count, S]`` that clients draw from the secret that they share.
+
+        Raises
+        ------
+        UpdateError
+            If none of them answers.
+        """
+        words = {"what": "initial", "models": count, "layout": wire.layout_digest(self._layout)}
+        why: dict[int, str] = {}
+        for client in self.ids:
+            for _, answer in self._ask({client: wire.record(words)}, MessageType.QUERY, "initial models"):
+                try:
+                    content = _content(answer)
+                    return torch.stack([self._model(content.vector(str(k)), f"model {k}") for k in range(count)])
+                except UpdateError as error:
+                    why[client] = str(error)
+        told = "; ".join(f"client {client}: {reason}" for client, reason in why.items())
+        raise UpdateError(f"no client sent the initial model: {told}")
+
+    def _updates(
+        self,
+        what: str,
+        ids: Sequence[int],
+        models: Tensor,
+        assignment: Sequence[int],
+        this_round: Round,
+        anchors: Sequence[int] | None,
+    ) -> Updates:
+        pulled = anchors if anchors is not None and this_round.spec.mu else assignment
+        arrays = _arrays(models, [*assignment, *pulled])
+        names = {row: wire.digest(array.data) for row, array in arrays.items()}
+        same = {"what": what, "round": this_round.number, "query": this_round.query, "purpose": this_round.purpose}
+        words = {
+            **same,
+            **{"seed": this_round.seed, "spec": wire.to_json(this_round.spec)},
+            "layout": wire.layout_digest(self._layout),
+        }
+        questions: dict[int, RecordDict] = {}
+        for client, row, anchor in zip(ids, assignment, pulled, strict=True):
+            vectors = {"model": arrays[row]} | ({"anchor": arrays[anchor]} if anchor != row else {})
+            questions[client] = wire.record(words, vectors)
+        expected = {client: {**same, "model": names[row]} for client, row in zip(ids, assignment, strict=True)}
+        with self._meter.training():
+            answers = self._ask(questions, MessageType.TRAIN, str(this_round.number))
+            pieces = (
+                self._received(client, answer, expected[client], models, this_round) for client, answer in answers
+            )
+            if not self._streams:
+                return _joined(list(pieces), ids, models, self._layout.n_parameters)
+            tally = Tally(ids, models, assignment)
+            for piece in pieces:
+                tally.add(piece)
+                del piece
+            return tally.total()
+
+    def _received(
+        self, client: int, answer: Content | str, expected: Mapping[str, object], models: Tensor, this_round: Round
+    ) -> Updates:
+        """Return the update of one client; who sent none that can be used is left out."""
+        try:
+            read = wire.read_answer(_content(answer), self._layout, expected)
+        except UpdateError as error:
+            updates = Updates.of_nobody({client: str(error)}, models, self._layout.n_parameters)
+        else:
+            loss = torch.tensor([0.0 if read.loss is None else read.loss], dtype=torch.float64)
+            delta = read.update.to(models)[None]
+            updates = Updates.received([client], [read.size], delta, self._layout.n_parameters, loss, this_round.number)
+            if read.loss is None and updates.ids:
+                updates = replace(updates, losses=torch.full_like(loss, torch.nan))
+        return replace(updates, sketches=self._sketch.apply(updates.signatures)) if self._sketch else updates
+
+    def _ask(self, questions: Mapping[int, RecordDict], kind: str, group: str) -> Iterator[tuple[int, Content | str]]:
+        """Ask clients, and yield what comes; who is not connected is not waited for."""
+        node_of = {client: self._members.node(client) for client in questions}
+        yield from ((client, DROPPED_OUT) for client, node in node_of.items() if node is None)
+        client_of = {node: client for client, node in node_of.items() if node is not None}
+        asked = {node: questions[client] for node, client in client_of.items()}
+        for node, answer in self._exchange.ask(asked, kind, group):
+            yield client_of[node], answer
+
+    def _model(self, data: bytes, name: str) -> Tensor:
+        return wire.read_vector(data, (self._layout.size,), self._layout.dtype, name)
+
+
+Scores = tuple[float, float, int]
+"""Accuracy, loss, examples."""
+
+
+def _arrays(models: Tensor, rows: Sequence[int]) -> dict[int, Array]:
+    """Return each model that is sent to somebody, once for all who are sent it."""
+    return {row: wire.raw_vector(models[row]) for row in dict.fromkeys(rows)}
+
+
+def _content(answer: Content | str) -> Content:
+    if isinstance(answer, str):
+        raise UpdateError(answer)
+    return answer
+
+
+def _scores(content: Content, count: int) -> list[Scores]:
+    """Read the scores of so many models."""
+    values = content.words.values
+    columns = [values.get(name) for name in ("accuracies", "losses", "examples")]
+    kinds = (float, float, int)
+    for column, kind in zip(columns, kinds, strict=True):
+        if not isinstance(column, list) or len(column) != count or not all(type(value) is kind for value in column):
+            raise UpdateError(f"expected {count} accuracies, losses and numbers of examples, got {columns}")
+    scores: list[Scores] = list(zip(*columns, strict=True))  # pyright: ignore[reportArgumentType]  (they are lists)
+    for accuracy, _, examples in scores:
+        if not 0 <= accuracy <= 1 or examples < 1:
+            raise UpdateError(f"expected an accuracy in [0, 1] of at least 1 example, got {accuracy} of {examples}")
+    return scores
+
+
+def _joined(pieces: Sequence[Updates], ids: Sequence[int], models: Tensor, n_parameters: int) -> Updates:
+    """Return the updates of single clients as one, in the order in which they were asked."""
+    left_out = {client: why for piece in pieces for client, why in piece.left_out.items()}
+    piece_of = {piece.ids[0]: piece for piece in pieces if piece.ids}
+    mine = [piece_of[client] for client in ids if client in piece_of]
+    if not mine:
+        return Updates.of_nobody(left_out, models, n_parameters)
+    return Updates(
+        ids=tuple(piece.ids[0] for piece in mine),
+        sizes=torch.cat([piece.sizes for piece in mine]),
+        losses=torch.cat([piece.losses for piece in mine]),
+        norms=torch.cat([piece.norms for piece in mine]),
+        n_parameters=n_parameters,
+        deltas=torch.cat([piece.each for piece in mine]),
+        sketches=None if mine[0].sketches is None else torch.cat([piece.signatures for piece in mine]),
+        left_out=left_out,
+    )

@@ -1,0 +1,118 @@
+"""A grid whose nodes live in this process: for tests, and to try an app without a SuperLink."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from uuid import uuid4
+
+from flwr.app import Context, Message, RecordDict
+from flwr.app.error import Error
+from flwr.clientapp import ClientApp
+from flwr.common.constant import SUPERLINK_NODE_ID
+from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+
+from fedclade.flower.exchange import GONE
+
+APP_FAILED = 2
+"""Flower's code of the error reply that is sent for a client app that raises."""
+
+
+@dataclass
+class LocalNode:
+    """A node of a :class:`LocalGrid`.
+
+    Parameters
+    ----------
+    app
+        What answers.
+    config
+        The node config.
+    connected
+        Whether it is there.
+    """
+
+    app: ClientApp | Callable[[Message, Context], Message]
+    config: Mapping[str, str | int | float | bool] = field(default_factory=dict[str, str | int | float | bool])
+    connected: bool = True
+
+
+class LocalGrid(Grid):
+    """Flower's grid protocol without a network: every message goes through Flower's own serialisation.
+
+    A node answers when its answer is pulled for, one after the other, so that answers take memory one at a time.
+
+    Parameters
+    ----------
+    nodes
+        By node id.
+    run_config
+        Of the run, as every node's context has it.
+    """
+
+    def __init__(
+        self, nodes: Mapping[int, LocalNode], run_config: Mapping[str, str | int | float | bool] | None = None
+    ):
+        self.nodes = dict(nodes)
+        self._run_config = dict(run_config or {})
+        self._run = Run.create_empty(1)
+        # Messages note who sends them, which Flower knows once a process serves it.
+        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, self._run.run_id, SUPERLINK_NODE_ID
+        self._waiting: dict[str, Message] = {}
+        self._states: dict[int, RecordDict] = {}
+
+    def set_run(self, run: Run) -> None:
+        """Set the run."""
+        self._run = run
+
+    @property
+    def run(self) -> Run:
+        """The run."""
+        return self._run
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        """Return a message; Flower keeps this for old apps."""
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the nodes that are connected."""
+        return [node for node, each in self.nodes.items() if each.connected]
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Send messages."""
+        ids: list[str] = []
+        for message in messages:
+            message.metadata.__dict__["_message_id"] = str(uuid4())  # as Flower's own grids do
+            ids.append(message.metadata.message_id)
+            self._waiting[ids[-1]] = message
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Return the answers to messages, each made now."""
+        return [self._answer(self._waiting.pop(each)) for each in list(message_ids) if each in self._waiting]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        """Send messages and return the answers."""
+        return self.pull_messages(self.push_messages(messages))
+
+    def _answer(self, message: Message) -> Message:
+        node = message.metadata.dst_node_id
+        there = self.nodes.get(node)
+        if there is None or not there.connected:
+            return Message(Error(GONE, "the node is not connected"), reply_to=message)
+        state = self._states.setdefault(node, RecordDict())
+        context = Context(self._run.run_id, node, dict(there.config), state, dict(self._run_config))
+        try:
+            return _sent(there.app(_sent(message), context))
+        except Exception as error:  # of whatever kind: it is the app's, and a SuperNode survives it too
+            return Message(Error(APP_FAILED, f"{type(error).__name__}: {error}"), reply_to=message)
+
+
+def _sent(message: Message) -> Message:
+    """Return a message as it arrives."""
+    return message_from_proto(message_to_proto(message))

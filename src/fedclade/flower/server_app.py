@@ -1,0 +1,87 @@
+"""A Flower ``ServerApp`` that runs a clustered algorithm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+from rich.console import Console
+from torch import nn
+
+from fedclade.algorithms import Algorithm
+from fedclade.flower.federate import MakeAlgorithm, federate
+from fedclade.report import add_figures, show_run
+from fedclade.store import Run
+from fedclade.store.run import Row
+from fedclade.tree import ParameterTree
+from fedclade.world import Maker
+
+WIDTH = 100
+"""Of the tables: the output of a ServerApp is a log, which no terminal tells its width."""
+
+
+def server_app(
+    algorithm: Algorithm | str | MakeAlgorithm, model: nn.Module | str | Maker, **settings: Any
+) -> ServerApp:
+    """Make the app that the server runs; it tells of every round, and ends with the tables and figures of a simulation.
+
+    Parameters
+    ----------
+    algorithm
+        Such as ``CFL(eps2=0.8)`` or ``"cfl"``.
+    model
+        As :func:`fedclade.simulate` takes it, and the same as in :func:`fedclade.flower.client_app`.
+    **settings
+        Of :func:`fedclade.flower.federate`; name a ``folder`` for a run that outlives its server.
+
+    Returns
+    -------
+    ServerApp
+        Started again with the same folder, it goes on where it stood.
+    """
+    settings.setdefault("on_round", tell)
+
+    def run(grid: Grid, context: Context) -> tuple[Run, Path | None]:
+        folder = settings.get("folder")
+        run = federate(grid, algorithm, model, **settings)
+        return run, None if folder is None else Path(folder)
+
+    return app_of(run)
+
+
+def app_of(run: Callable[[Grid, Context], tuple[Run, Path | None]]) -> ServerApp:
+    """Return a ServerApp around a function that runs a federation, and says in which folder."""
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:  # pyright: ignore[reportUnusedFunction]  (Flower calls it)
+        show(*run(grid, context))
+
+    return app
+
+
+def show(run: Run, folder: Path | None = None) -> None:
+    """Print what came out of a run, and draw its figures in its folder."""
+    console = Console(width=WIDTH, highlight=False)
+    if folder is not None:
+        add_figures(run, folder, console)
+    show_run(run, console)
+    if folder is not None:
+        console.print(f"run folder: {folder}", soft_wrap=True)
+
+
+def tell(row: Row, tree: ParameterTree) -> None:
+    """Print a line about a round."""
+    accuracy, ari = row["accuracy_mean"], row["ari"]
+    parts = [
+        f"round {row['round']}",
+        f"{row['clients_trained']} clients trained",
+        f"{row['clusters']} clusters",
+        *([] if accuracy is None else [f"accuracy {accuracy:.1%}"]),
+        *([] if ari is None else [f"ARI {ari:.2f}"]),
+        f"{row['seconds']:.1f} s",
+    ]
+    print(", ".join(parts), flush=True)

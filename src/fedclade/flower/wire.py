@@ -1,0 +1,233 @@
+"""What travels between server and clients: questions and answers, each checked where it arrives. No pickle anywhere.
+
+A message holds a ``ConfigRecord`` named ``fedclade``, of plain values, and an ``ArrayRecord`` named ``vectors``, whose
+arrays are raw little-endian bytes. How long they must be is known to the receiver beforehand, so that nothing is
+allocated by what a message claims.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, TypeVar, cast
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from torch import Tensor
+
+from fedclade.encoding import ENCODINGS, decode
+from fedclade.errors import UpdateError
+from fedclade.params import Layout
+
+PROTOCOL = 1
+"""Of these messages; both sides must speak the same."""
+
+RAW = "fedclade.raw"
+"""Flower's ``stype`` of an array that is raw little-endian bytes, in place of NumPy's own format."""
+
+T = TypeVar("T", str, int, float, bool)
+
+_WORDS, _VECTORS = "fedclade", "vectors"
+
+
+@dataclass(frozen=True)
+class Words:
+    """The plain values of a message.
+
+    Parameters
+    ----------
+    values
+        By name.
+    """
+
+    values: Mapping[str, Any]
+
+    def get(self, name: str, kind: type[T]) -> T:
+        """Return a value, which must be there and of a kind.
+
+        Raises
+        ------
+        UpdateError
+            If it is not.
+        """
+        value = self.values.get(name)
+        if type(value) is not kind:  # True is an int, to isinstance
+            raise UpdateError(f"{name!r} should be of type {kind.__name__}, got {value!r}")
+        return cast(T, value)
+
+    def json(self, name: str) -> dict[str, Any]:
+        """Return a value that is a JSON object.
+
+        Raises
+        ------
+        UpdateError
+            If it is none.
+        """
+        text = self.get(name, str)
+        try:
+            found = json.loads(text)
+        except ValueError as error:
+            raise UpdateError(f"{name!r} is not JSON: {error}") from error
+        if not isinstance(found, dict):
+            raise UpdateError(f"{name!r} should be a JSON object, got {text}")
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class Content:
+    """What a message says.
+
+    Parameters
+    ----------
+    words
+        Plain values.
+    vectors
+        Bytes by name.
+    """
+
+    words: Words
+    vectors: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
+
+    @classmethod
+    def of(cls, record: RecordDict) -> Content:
+        """Read a message.
+
+        Raises
+        ------
+        UpdateError
+            If it is none of fedclade's, or speaks another version of the protocol.
+        """
+        words, vectors = record.get(_WORDS), record.get(_VECTORS, ArrayRecord())
+        if not isinstance(words, ConfigRecord) or not isinstance(vectors, ArrayRecord):
+            raise UpdateError(f"a message of fedclade has the record {_WORDS!r}, this one has {sorted(record)}")
+        if words.get("protocol") != PROTOCOL:
+            raise UpdateError(
+                f"version {words.get('protocol')!r} of the protocol is spoken there, and {PROTOCOL} here; install the "
+                "same version of fedclade on both sides"
+            )
+        return cls(Words(dict(words)), {name: array.data for name, array in vectors.items()})
+
+    def vector(self, name: str) -> bytes:
+        """Return the bytes of a vector.
+
+        Raises
+        ------
+        UpdateError
+            If it is not there.
+        """
+        if name not in self.vectors:
+            raise UpdateError(f"there is no vector {name!r}, only {sorted(self.vectors)}")
+        return self.vectors[name]
+
+    @property
+    def size(self) -> int:
+        """How many bytes the vectors take."""
+        return sum(map(len, self.vectors.values()))
+
+
+def record(values: Mapping[str, Any], vectors: Mapping[str, Array] | None = None) -> RecordDict:
+    """Return what a message of plain values and vectors holds."""
+    content = RecordDict({_WORDS: ConfigRecord({"protocol": PROTOCOL, **values})})
+    if vectors:
+        content[_VECTORS] = ArrayRecord(dict(vectors))
+    return content
+
+
+def refusal(why: str) -> RecordDict:
+    """Return the answer of a client that does not answer, and says why."""
+    return record({"refused": why})
+
+
+def raw(data: bytes, kind: str, entries: int) -> Array:
+    """Return bytes as an array of Flower's."""
+    return Array(kind, (entries,), RAW, data)
+
+
+def raw_vector(vector: Tensor) -> Array:
+    """Return a vector as it is, of float32 or float64."""
+    array = vector.detach().cpu().numpy()
+    return raw(array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes(), array.dtype.name, len(array))
+
+
+def read_vector(data: bytes, shape: tuple[int, ...], dtype: torch.dtype, name: str) -> Tensor:
+    """Return a vector, or several in a row, of known shape.
+
+    Raises
+    ------
+    UpdateError
+        If the bytes are more or fewer.
+    """
+    expected = math.prod(shape) * dtype.itemsize
+    if len(data) != expected:
+        raise UpdateError(f"{name} of {len(data)} bytes, expected {expected} for shape {shape} of {dtype}")
+    little = torch.empty((), dtype=dtype).numpy().dtype.newbyteorder("<")
+    return torch.from_numpy(np.frombuffer(data, little).astype(little.newbyteorder("="))).view(shape)
+
+
+def digest(data: bytes) -> str:
+    """Return a short name of some bytes, by which a client says which model it trained from."""
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def layout_digest(layout: Layout) -> str:
+    """Return a short name of a model's structure: the names, shapes and types of its tensors."""
+    slots = [[s.name, list(s.shape), str(s.dtype)] for s in (*layout.parameters, *layout.buffers)]
+    return digest(json.dumps([slots, layout.n_parameters, str(layout.dtype)]).encode())
+
+
+def to_json(value: Any) -> str:
+    """Return a dataclass as a JSON object."""
+    return json.dumps(asdict(value))
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """A client's update, as it came and was found to be one.
+
+    Parameters
+    ----------
+    size
+        Training examples |D_i|.
+    loss
+        Mean training loss; None if the client keeps it to itself.
+    update
+        Δθ_i, ``[S]``.
+    """
+
+    size: int
+    loss: float | None
+    update: Tensor
+
+
+def read_answer(content: Content, layout: Layout, expected: Mapping[str, Any]) -> Answer:
+    """Check and read the answer to a question for an update.
+
+    Parameters
+    ----------
+    content
+        The message.
+    layout
+        Of the model.
+    expected
+        What the answer must repeat of the question: the round, the query, the model.
+
+    Raises
+    ------
+    UpdateError
+        If it is the answer to another question, from another model, of a wrong size, or malformed.
+    """
+    words = content.words
+    for name, asked in expected.items():
+        if (got := words.values.get(name)) != asked:
+            raise UpdateError(f"answer of {name} {got!r}, expected {asked!r}")
+    if (size := words.get("size", int)) < 1:
+        raise UpdateError(f"answer of {size} training examples, expected at least 1")
+    encoding = words.get("encoding", str)
+    if encoding not in ENCODINGS:
+        raise UpdateError(f"update in the unknown encoding {encoding!r}")
+    update = decode(content.vector("update"), layout.size, encoding, layout.n_parameters).to(layout.dtype)
+    return Answer(size, words.get("loss", float) if "loss" in words.values else None, update)
