@@ -174,3 +174,16 @@ def test_who_sends_no_subspaces_is_asked_again_and_then_left_out(last, events):
     told = Event("left_out", 0, {"query": "subspaces", "clients": {"9": DROPPED_OUT}})
     attended.train((2,), torch.zeros(1, 1), [0], ROUND)
     assert attended.closed(3) == (told,) * events
+
+
+def test_an_evaluation_after_the_step_is_told_of_in_its_own_round():
+    class Absent(Moody):
+        def evaluate(self, ids, models, assignment, split):
+            return replace(super().evaluate(ids[1:], models, assignment[1:], split), left_out={ids[0]: "asleep"})
+
+    attended, _ = attending(Absent(DELTAS))
+    attended.evaluate([5, 2], MODELS, [0, 0], "test")
+    assert attended.told() == (
+        Event("left_out", 0, {"query": "evaluate on test data", "clients": {"5": "asleep"}}),
+    )
+    assert attended.told() == ()
