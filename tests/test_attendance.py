@@ -183,7 +183,5 @@ def test_an_evaluation_after_the_step_is_told_of_in_its_own_round():
 
     attended, _ = attending(Absent(DELTAS))
     attended.evaluate([5, 2], MODELS, [0, 0], "test")
-    assert attended.told() == (
-        Event("left_out", 0, {"query": "evaluate on test data", "clients": {"5": "asleep"}}),
-    )
+    assert attended.told() == (Event("left_out", 0, {"query": "evaluate on test data", "clients": {"5": "asleep"}}),)
     assert attended.told() == ()

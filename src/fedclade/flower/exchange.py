@@ -64,9 +64,7 @@ class Exchange:
         self.clock = clock
         self.sleep = sleep
 
-    def ask(
-        self, questions: Mapping[int, RecordDict], kind: str, group: str, deadline: float | None = None
-    ) -> Iterator[tuple[int, Content | str]]:
+    def ask(self, questions: Mapping[int, RecordDict], kind: str, group: str) -> Iterator[tuple[int, Content | str]]:
         """Ask nodes, and yield what each answers as it comes, or why it does not.
 
         Parameters
@@ -77,13 +75,10 @@ class Exchange:
             Flower's message type.
         group
             Flower's group: the round, for its logs.
-        deadline
-            Seconds; the exchange's own if left out.
         """
-        seconds = self._deadline if deadline is None else deadline
-        pending, lost = self.send(questions, kind, group, seconds)
+        pending, lost = self.send(questions, kind, group, self._deadline)
         yield from ((node, UNREACHED) for node in lost)
-        end = self.clock() + seconds
+        end = self.clock() + self._deadline
         pause, told = FIRST_PAUSE, self.clock()
         while pending:
             asked = len(pending)
@@ -93,8 +88,9 @@ class Exchange:
             if self.clock() - told >= TOLD_EVERY:
                 told = self.clock()
                 _log.info("%s: %d of %d have answered", kind, len(questions) - len(pending), len(questions))
-            pause = FIRST_PAUSE if len(pending) < asked else min(2 * pause, LONGEST_PAUSE)
+            pause = FIRST_PAUSE if len(pending) < asked else pause
             self.sleep(min(pause, max(0.0, end - self.clock())))
+            pause = min(2 * pause, LONGEST_PAUSE)
         yield from ((node, TOO_LATE) for node in pending.values())
 
     def send(
