@@ -81,24 +81,24 @@ def _numbers(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_every_algorithm_runs_over_a_grid_as_in_a_simulation(name: str) -> None:
+def test_every_algorithm_runs_over_a_grid_as_in_a_simulation(name: str):
     same(*both(ALGORITHMS[name]))
 
 
 @pytest.mark.parametrize("name", ["cfl", "fedgroup", "ifca", "ditto"])
-def test_a_client_fraction_draws_the_same_clients(name: str) -> None:
+def test_a_client_fraction_draws_the_same_clients(name: str):
     same(*both(ALGORITHMS[name], client_fraction=0.5))
 
 
 @pytest.mark.parametrize("name", ["cfl", "fl_hc", "fedavg"])
-def test_so_do_projected_signatures_and_a_stream(name: str) -> None:
+def test_so_do_projected_signatures_and_a_stream(name: str):
     same(*both(ALGORITHMS[name], signature=Signature(kind="projected", dim=16)))
     here, there = both(ALGORITHMS[name], signature=Signature(kind="projected", dim=16), stream=True)
     same(here, there)
     assert there.config["stream"] is True
 
 
-def test_the_proximal_term_pulls_to_the_same_anchor() -> None:
+def test_the_proximal_term_pulls_to_the_same_anchor():
     same(*both(FedAvg(), local=LocalSpec(epochs=2, batch_size=8, lr=0.1, mu=0.5)))
 
 
@@ -119,14 +119,14 @@ def normed(seed: int = 0) -> nn.Module:
         return Normed()
 
 
-def test_buffers_travel_too() -> None:
+def test_buffers_travel_too():
     here, there = both(ALGORITHMS["cfl"], normed)
     same(here, there)
     assert not torch.equal(there.tree.nodes[0].params[-8:], torch.ones(8))  # the running variance has moved
 
 
 @pytest.mark.parametrize("name", ["cfl", "fl_hc", "fedgroup"])
-def test_clients_with_a_secret_find_the_same_clusters(name: str, tmp_path: Path) -> None:
+def test_clients_with_a_secret_find_the_same_clusters(name: str, tmp_path: Path):
     """The server's models are those of a simulation that begins with the secret model, once P is undone."""
     (tmp_path / "secret").write_text(SECRET)
     federation, algorithm = federation_of(TRUTH), ALGORITHMS[name]

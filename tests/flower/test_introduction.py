@@ -28,7 +28,7 @@ def with_schema(**changes: Any) -> dict[str, str]:
     return {"schema": json.dumps({**SCHEMA, **changes})}
 
 
-def test_a_client_says_who_it_is_and_what_its_examples_look_like() -> None:
+def test_a_client_says_who_it_is_and_what_its_examples_look_like():
     one = read()
     assert (one.number, one.member) == (1, Member(101, "c1", 24, 1))
     assert one.schema == Schema("tiny", (6,), 4)
@@ -37,7 +37,7 @@ def test_a_client_says_who_it_is_and_what_its_examples_look_like() -> None:
     assert one.kind == (one.layout, one.shape, "")
 
 
-def test_what_it_keeps_to_itself_is_none() -> None:
+def test_what_it_keeps_to_itself_is_none():
     one = read(number=-1, true_cluster=-1)
     assert one.number is None
     assert one.member.true_cluster is None
@@ -75,13 +75,13 @@ def test_what_it_keeps_to_itself_is_none() -> None:
         (with_schema(scaled=[math.nan, 1]), r"scaled \[nan, 1\], expected two finite numbers"),
     ],
 )
-def test_what_cannot_be_is_refused(changes: dict[str, Any], why: str) -> None:
+def test_what_cannot_be_is_refused(changes: dict[str, Any], why: str):
     with pytest.raises(UpdateError, match=why) as raised:
         read(**changes)
     assert len(str(raised.value)) < 400
 
 
-def test_texts_are_made_fit_to_be_shown() -> None:
+def test_texts_are_made_fit_to_be_shown():
     hostile = "\x1b[2J\u202eevil\n" + 5_000 * "x"
     one = read(name=hostile, description=hostile, **with_schema(data=hostile))
     for text, longest in ((one.member.name, 60), (one.description, 200), (one.schema.data, 60)):
@@ -94,7 +94,7 @@ def test_texts_are_made_fit_to_be_shown() -> None:
 @given(
     st.dictionaries(st.sampled_from([*SCHEMA, "scaled"]), st.one_of(st.integers(), st.text(), st.lists(st.floats())))
 )
-def test_no_schema_raises_anything_else(changes: dict[str, Any]) -> None:
+def test_no_schema_raises_anything_else(changes: dict[str, Any]):
     try:
         schema = read_schema({**SCHEMA, **changes})
     except (TypeError, ValueError):

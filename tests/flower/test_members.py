@@ -31,7 +31,7 @@ def moved(grid: LocalGrid, client: int, to: int) -> None:
     grid.nodes[to] = grid.nodes.pop(node_of(client))
 
 
-def test_all_who_connect_are_taken_in_by_number() -> None:
+def test_all_who_connect_are_taken_in_by_number():
     grid = four()
     grid.nodes = dict(reversed(grid.nodes.items()))
     members = members_of(grid)
@@ -44,7 +44,7 @@ def test_all_who_connect_are_taken_in_by_number() -> None:
     assert members.news() == News()  # that they have joined is no news: they are new
 
 
-def test_who_says_no_number_is_given_the_next_by_node() -> None:
+def test_who_says_no_number_is_given_the_next_by_node():
     grid = four()
     for client in (0, 2, 3):
         spoil(grid, client, "hello", worded(number=-1))
@@ -54,7 +54,7 @@ def test_who_says_no_number_is_given_the_next_by_node() -> None:
     assert [members.node(client) for client in (1, 2, 3, 4)] == [101, 100, 102, 103]
 
 
-def test_the_true_clusters_are_known_if_all_tell_theirs() -> None:
+def test_the_true_clusters_are_known_if_all_tell_theirs():
     grid = four()
     spoil(grid, 2, "hello", worded(true_cluster=-1))
     members = members_of(grid)
@@ -62,7 +62,7 @@ def test_the_true_clusters_are_known_if_all_tell_theirs() -> None:
     assert members.roster.true_clusters is None
 
 
-def test_too_few_are_named_and_so_is_who_was_refused(caplog: pytest.LogCaptureFixture) -> None:
+def test_too_few_are_named_and_so_is_who_was_refused(caplog: pytest.LogCaptureFixture):
     grid, clock = four(), Clock()
     grid.nodes[node_of(0)].app = app_of(federation_of(FOUR), linear)
     with (
@@ -90,7 +90,7 @@ def test_too_few_are_named_and_so_is_who_was_refused(caplog: pytest.LogCaptureFi
         ({"refused": "no data here"}, "it did not introduce itself: no data here"),
     ],
 )
-def test_one_that_is_unlike_the_others_shuts_out_itself_alone(what: dict[str, Any], why: str) -> None:
+def test_one_that_is_unlike_the_others_shuts_out_itself_alone(what: dict[str, Any], why: str):
     """Be it the first: what clients have in common is what most have."""
     grid = four()
     spoil(grid, 0, "hello", worded(**what))
@@ -105,7 +105,7 @@ def test_one_that_is_unlike_the_others_shuts_out_itself_alone(what: dict[str, An
     assert members.news() == News()  # told once
 
 
-def test_who_was_refused_is_asked_again_after_a_while() -> None:
+def test_who_was_refused_is_asked_again_after_a_while():
     grid, clock = four(), Clock()
     honest = grid.nodes[node_of(2)].app
     spoil(grid, 2, "hello", worded(secret="0" * 64))
@@ -120,7 +120,7 @@ def test_who_was_refused_is_asked_again_after_a_while() -> None:
     assert members.connected == [0, 1, 2, 3]
 
 
-def test_a_number_that_somebody_has_is_nobody_elses() -> None:
+def test_a_number_that_somebody_has_is_nobody_elses():
     grid = four()
     spoil(grid, 2, "hello", worded(number=1))
     for identity in ("node", "number"):
@@ -133,7 +133,7 @@ def test_a_number_that_somebody_has_is_nobody_elses() -> None:
         assert told == {102: "it says it is client 1, which node 101 is, and that is connected"}
 
 
-def test_nobody_waits_for_a_node_that_does_not_introduce_itself() -> None:
+def test_nobody_waits_for_a_node_that_does_not_introduce_itself():
     """It is taken in when it has answered."""
     grid, clock = four(), Clock()
     pull, silent = grid.pull_messages, {node_of(3)}
@@ -152,7 +152,7 @@ def test_nobody_waits_for_a_node_that_does_not_introduce_itself() -> None:
     assert members.connected == [0, 1, 2, 3]
 
 
-def test_who_goes_and_comes_back_is_the_same_client() -> None:
+def test_who_goes_and_comes_back_is_the_same_client():
     grid = four()
     members = members_of(grid)
     members.wait(4, 1.0)
@@ -169,7 +169,7 @@ def test_who_goes_and_comes_back_is_the_same_client() -> None:
     assert len(members.roster) == 4
 
 
-def test_by_its_node_a_client_is_recognised_only_with_its_key() -> None:
+def test_by_its_node_a_client_is_recognised_only_with_its_key():
     grid = four()
     members = members_of(grid)
     members.wait(4, 1.0)
@@ -185,7 +185,7 @@ def test_by_its_node_a_client_is_recognised_only_with_its_key() -> None:
     )
 
 
-def test_by_its_number_it_is_recognised_wherever_it_is() -> None:
+def test_by_its_number_it_is_recognised_wherever_it_is():
     """Also if the old node seems to be there for a while, as a SuperLink notices its end with a delay."""
     grid, clock = four(), Clock()
     members = members_of(grid, "number", clock)
@@ -202,17 +202,17 @@ def test_by_its_number_it_is_recognised_wherever_it_is() -> None:
     assert list(members.news().refused) == [777]
 
 
-def test_a_model_that_is_not_the_clients_is_said() -> None:
+def test_a_model_that_is_not_the_clients_is_said():
     members = members_of(four())
     members.check_layout("0" * 32)  # nobody is there who could object
     members.wait(4, 1.0)
     with pytest.raises(
-        ModelError, match="server's model is not built like the clients'.*give server_app and client_app"
+        ModelError, match=r"server's model is not built like the clients'.*give server_app and client_app"
     ):
         members.check_layout("0" * 32)
 
 
-def test_another_server_goes_on_with_the_same_clients(tmp_path: Path) -> None:
+def test_another_server_goes_on_with_the_same_clients(tmp_path: Path):
     grid = four()
     members = members_of(grid)
     members.wait(4, 1.0)
@@ -235,14 +235,14 @@ def test_another_server_goes_on_with_the_same_clients(tmp_path: Path) -> None:
     assert again.news() == News(reconnected=[3])
 
 
-def test_a_folder_without_clients_is_a_beginning(tmp_path: Path) -> None:
+def test_a_folder_without_clients_is_a_beginning(tmp_path: Path):
     members = members_of(four())
     members.load(tmp_path)
     assert not members.known
     assert members.secret == ""
 
 
-def test_clients_are_written_down_only_if_something_changed(tmp_path: Path) -> None:
+def test_clients_are_written_down_only_if_something_changed(tmp_path: Path):
     members = members_of(four())
     members.wait(4, 1.0)
     members.news()
@@ -250,7 +250,7 @@ def test_clients_are_written_down_only_if_something_changed(tmp_path: Path) -> N
     before = (tmp_path / "clients.json").stat().st_ino
     members.save(tmp_path)
     assert (tmp_path / "clients.json").stat().st_ino == before
-    with pytest.raises(RunError, match="cannot write .*nowhere.*clients.json: .*No such file"):
+    with pytest.raises(RunError, match=r"cannot write .*nowhere.*clients.json: .*No such file"):
         members.save(tmp_path / "nowhere")
 
 
@@ -270,7 +270,7 @@ def test_clients_are_written_down_only_if_something_changed(tmp_path: Path) -> N
         lambda kept: json.dumps({name: value for name, value in kept.items() if name != "layout"}),
     ],
 )
-def test_damaged_clients_are_one_clear_error(damage: Any, tmp_path: Path) -> None:
+def test_damaged_clients_are_one_clear_error(damage: Any, tmp_path: Path):
     members = members_of(four())
     members.wait(4, 1.0)
     members.save(tmp_path)
@@ -280,7 +280,7 @@ def test_damaged_clients_are_one_clear_error(damage: Any, tmp_path: Path) -> Non
         members_of(four()).load(tmp_path)
 
 
-def test_a_node_that_cannot_be_sent_a_message_is_asked_the_next_time() -> None:
+def test_a_node_that_cannot_be_sent_a_message_is_asked_the_next_time():
     grid = four()
     push = grid.push_messages
     grid.push_messages = lambda messages: [None for _ in messages]  # type: ignore[method-assign,misc]
@@ -292,7 +292,7 @@ def test_a_node_that_cannot_be_sent_a_message_is_asked_the_next_time() -> None:
     assert members.connected == [0, 1, 2, 3]
 
 
-def test_what_is_no_introduction_is_none() -> None:
+def test_what_is_no_introduction_is_none():
     grid = four()
     spoil(grid, 1, "hello", lambda honest: RecordDict())
     spoil(grid, 2, "hello", lambda honest: wire.record({"number": 2}))
