@@ -19,7 +19,7 @@ import argparse
 import json
 import multiprocessing
 import platform
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -65,12 +65,15 @@ class Herd:
 
     Parameters
     ----------
+    count
+        How many there are.
     encoding
         Of their updates.
     seconds
         What they took so far.
     """
 
+    count: int
     encoding: str
     seconds: float = 0.0
     layout: Layout = field(default_factory=lambda: Layout.of(model()))
@@ -80,7 +83,7 @@ class Herd:
         size = self.layout.size
         pairs, own = torch.randn(2, CLUSTERS, size, generator=draw) / size**0.5
         self._directions = pairs.repeat_interleave(2, 0)[:CLUSTERS] + own  # two pairs, that split first
-        self._noise = torch.randn(size + 8 * CLIENTS, generator=draw) / size**0.5
+        self._noise = torch.randn(size + 8 * self.count, generator=draw) / size**0.5
         self._structure = wire.layout_digest(self.layout)
 
     def __call__(self, message: Message, context: Context) -> Message:
@@ -145,12 +148,14 @@ def status(name: str) -> int:
     return 1024 * int(line.split()[1])
 
 
-def play(herd: Herd, grid: TimedGrid, stream: bool, rounds: int) -> tuple[Run, list[tuple[float, float, float]]]:
+def play(
+    herd: Herd, grid: TimedGrid, stream: bool, rounds: int, splits: Sequence[int]
+) -> tuple[Run, list[tuple[float, float, float]]]:
     """Run CFL; return the run, and the CPU seconds so far after every round: of all, of the grid, of the clients."""
     seen: list[tuple[float, float, float]] = []
     run = federate(
         grid,
-        CFL(eps2=0.1, split_rounds=SPLITS, min_cluster_size=2),
+        CFL(eps2=0.1, split_rounds=tuple(splits), min_cluster_size=2),
         model,
         network=Network(clients=len(grid.nodes)),
         rounds=rounds,
@@ -161,18 +166,18 @@ def play(herd: Herd, grid: TimedGrid, stream: bool, rounds: int) -> tuple[Run, l
     return run, seen
 
 
-def measure(stream: bool, encoding: str, clients: int, rounds: int) -> dict[str, Any]:
+def measure(stream: bool, encoding: str, clients: int, rounds: int, splits: Sequence[int]) -> dict[str, Any]:
     """Run one case; return medians over its rounds but the first, and the memory at its peak."""
     torch.set_num_threads(1)
-    herd = Herd(encoding)
+    herd = Herd(max(clients, 2 * CLUSTERS), encoding)
 
     def grid(clients: int) -> TimedGrid:
         return TimedGrid({1 + k: LocalNode(herd, {"partition-id": k}) for k in range(clients)})
 
-    play(herd, grid(2 * CLUSTERS), stream, max(SPLITS))
+    play(herd, grid(2 * CLUSTERS), stream, 3, splits)
     Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
     before = status("VmRSS")
-    run, seen = play(herd, grid(clients), stream, rounds)
+    run, seen = play(herd, grid(clients), stream, rounds, splits)
     each = [[now - was for now, was in zip(*pair, strict=True)] for pair in zip(seen[1:], seen, strict=False)]
     total, in_grid, own = (median(column) for column in zip(*each, strict=True))
     return {
@@ -202,6 +207,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, default=CLIENTS)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--splits", nargs="*", type=int, default=SPLITS, help="rounds; none for no split at all")
     parser.add_argument("--encodings", nargs="+", choices=ENCODINGS, default=list(ENCODINGS))
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     arguments = parser.parse_args()
@@ -211,7 +217,7 @@ def main() -> None:
     results: list[dict[str, Any]] = []
     for stream in (False, True):
         for encoding in arguments.encodings:
-            results.append(in_a_process(stream, encoding, arguments.clients, arguments.rounds))
+            results.append(in_a_process(stream, encoding, arguments.clients, arguments.rounds, arguments.splits))
             print(row(results[-1]), flush=True)
     found = results[0]
     print(
