@@ -174,3 +174,20 @@ def test_who_sends_no_subspaces_is_asked_again_and_then_left_out(last, events):
     told = Event("left_out", 0, {"query": "subspaces", "clients": {"9": DROPPED_OUT}})
     attended.train((2,), torch.zeros(1, 1), [0], ROUND)
     assert attended.closed(3) == (told,) * events
+
+
+def test_a_round_tells_who_sent_how_many_updates_where_that_is_asked_for():
+    """At first 9 drops out; a retry brings its update. What a client trains for itself is not sent."""
+    clients = Moody(DELTAS).hear({9}, why=DROPPED_OUT)
+    attended = AttendedClients(clients, tells_releases=True)
+    attended.train((5, 2, 9), MODELS, [0, 1, 0], replace(ROUND, insists=True))
+    attended.gradients((5,), MODELS, [0], ROUND)
+    attended.train((2,), MODELS, [0], replace(ROUND, travels="nothing"))
+    assert attended.closed(3)[-1] == Event("released", 0, {"clients": {"2": 1, "5": 2, "9": 1}})
+    assert attended.closed(4) == ()
+
+
+def test_an_answer_that_is_not_used_was_sent_all_the_same():
+    attended = AttendedClients(Moody(DELTAS).hear({9}, why="too late"), tells_releases=True)
+    attended.train((5, 2, 9), MODELS, [0, 1, 0], ROUND)
+    assert attended.closed(3)[-1] == Event("released", 0, {"clients": {"2": 1, "5": 1, "9": 1}})

@@ -51,6 +51,34 @@ def test_faults_and_min_clients_are_read():
     assert check_config(config.as_dict()) == config
 
 
+def test_privacy_is_read_and_there_is_none_by_default():
+    assert check_config({}).as_dict()["privacy"] == {
+        **{"permute": False, "clip_norm": None, "noise_multiplier": 0.0, "delta": 1e-5}
+    }
+    section = {"permute": True, "clip_norm": 2, "noise_multiplier": 0.5, "delta": 1e-6}
+    assert check_config({"privacy": section}).as_dict()["privacy"] == {**section, "clip_norm": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("raw", "told"),
+    [
+        ({"privacy": {"clip_norm": -1.0}}, "privacy.clip_norm should be greater than 0 and finite, got -1.0"),
+        (
+            {"privacy": {"noise_multiplier": 2.0}},
+            "privacy.noise_multiplier should be 0 where privacy.clip_norm is not set",
+        ),
+        ({"privacy": {"clip": 1.0}}, "unknown key of [privacy]: 'clip'; did you mean 'clip_norm'?"),
+        (
+            {"privacy": {"clip_norm": 1.0}, "algorithm": {"name": "ifca"}},
+            "clients with differential privacy do not tell training losses that IFCA asks for",
+        ),
+    ],
+)
+def test_what_is_wrong_with_privacy_is_said(raw, told):
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        check_config(raw)
+
+
 def test_newcomers_are_read_and_there_are_none_by_default():
     assert check_config({}).newcomers == Newcomers(clients=0, samples_per_client=None)
     config = check_config({"newcomers": {"clients": 3, "samples_per_client": 40}, "data": {"clients": 5}})

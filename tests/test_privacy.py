@@ -1,19 +1,23 @@
 from __future__ import annotations
 
 import math
+import sys
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
-from fedclade import ConfigError, LocalSpec, UpdateError
+from fedclade import CFL, ConfigError, FedGroup, LocalSpec, MissingExtraError, Run, UpdateError, assign, simulate
 from fedclade.clients import Round
 from fedclade.errors import PrivacyError
+from fedclade.faults import Faults
 from fedclade.ledger import Budget, Ledger, epsilon_of
 from fedclade.privacy import DifferentialPrivacy, PrivateClients, keyed_noise, private_client, system_noise
-from tests.tiny import ScriptedClients, federation_of, linear, simulated
+from tests.tiny import FEATURES, LABELS, ScriptedClients, federation_of, linear, renamed, simulated
 
 ROUND = Round(3, LocalSpec(), seed=1)
 PRIVACY = DifferentialPrivacy(clip_norm=2.0, noise_multiplier=0.5)
@@ -188,3 +192,96 @@ def test_a_real_client_with_a_damaged_ledger_sends_nothing(tmp_path):
     client = private_client(scripted(), PRIVACY, Ledger(tmp_path / "ledger.json"), "run")
     with pytest.raises(PrivacyError, match="is damaged"):
         asked(client, ids=[4])
+
+
+# A whole run
+
+TRUTH = [0, 3] * 4
+
+
+def run_of(algorithm=None, privacy=PRIVACY, federation=None, rounds=3, **settings):
+    federation = federation or federation_of(TRUTH, [20 + 3 * i for i in range(8)], seed=1)
+    model = settings.pop("model", linear(1))
+    return simulate(algorithm or CFL(), model, federation, rounds=rounds, engine="loop", privacy=privacy, **settings)
+
+
+def without_seconds(rows):
+    return [{key: value for key, value in row.items() if "seconds" not in key} for row in rows]
+
+
+def test_a_run_states_what_its_clients_spent():
+    run = run_of()
+    assert run.summary["privacy"] == {
+        **{"epsilon": PRIVACY.epsilon(3), "delta": 1e-5, "clip_norm": 2.0, "noise_multiplier": 0.5, "releases": 3}
+    }
+    assert run.config["privacy"] == {"permute": False, "clip_norm": 2.0, "noise_multiplier": 0.5, "delta": 1e-5}
+    assert [row["train_loss"] for row in run.metrics] == [None] * 3
+    assert "privacy" not in run_of(privacy=None).summary
+
+
+def test_without_noise_a_run_states_no_epsilon(tmp_path):
+    run = run_of(privacy=DifferentialPrivacy(clip_norm=2.0))
+    assert run.summary["privacy"]["epsilon"] is None
+    run.save(tmp_path / "run")
+    assert Run.load(tmp_path / "run").summary["privacy"] == run.summary["privacy"]
+
+
+def test_the_client_that_sent_most_counts():
+    """Half of the clients in a round; FedGroup's pre-training is a release besides."""
+    run = run_of(FedGroup(groups=2, pretrain_scale=2), client_fraction=0.5, rounds=4)
+    sent = Counter(client for e in run.events if e["kind"] == "released" for client in Counter(e["clients"]).elements())
+    assert run.summary["privacy"]["releases"] == max(sent.values())
+    assert len(set(sent.values())) > 1
+
+
+def test_without_noise_and_with_a_large_norm_a_run_is_as_without_privacy():
+    """But for the losses, which are withheld."""
+    plain, clipped = run_of(privacy=None), run_of(privacy=DifferentialPrivacy(clip_norm=1e9))
+    for ours, theirs in zip(plain.tree.nodes, clipped.tree.nodes, strict=True):
+        assert torch.equal(ours.params, theirs.params)
+
+
+def test_a_private_run_does_not_depend_on_blocks_or_names():
+    run, small = run_of(), run_of(memory=1)
+    assert without_seconds(run.metrics) == without_seconds(small.metrics)
+    federation = federation_of(TRUTH, [20 + 3 * i for i in range(8)], seed=1)
+    names = {client: 7 - client for client in range(8)}
+    other = run_of(federation=renamed(federation, names))
+    torch.testing.assert_close(other.tree.nodes[0].params, run.tree.nodes[0].params, rtol=0, atol=1e-5)
+
+
+def test_privacy_goes_with_permutation_and_faults():
+    run = run_of(permute=True, faults=Faults(dropout=0.1, slow=0.1, corrupt=0.2), rounds=6)
+    released = [event for event in run.events if event["kind"] == "released"]
+    lost = [why for event in run.events if event["kind"] == "left_out" for why in event["clients"].values()]
+    assert sum(why == "dropped out" for why in lost) > 0
+    assert sum(sum(event["clients"].values()) for event in released) == 6 * 8 - lost.count("dropped out")
+
+
+@pytest.mark.parametrize(("algorithm", "what"), [("ifca", "training losses that IFCA"), ("pacfl", "subspaces.*PACFL")])
+def test_an_algorithm_that_asks_for_more_is_refused_before_the_run(algorithm, what):
+    with pytest.raises(ConfigError, match=f"clients with differential privacy do not tell {what}"):
+        run_of(algorithm)
+
+
+def test_without_dp_accounting_a_run_does_not_begin(monkeypatch):
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    with pytest.raises(MissingExtraError, match="stating ε needs the package 'dp-accounting'"):
+        run_of()
+
+
+def test_a_model_with_buffers_is_warned_of(caplog):
+    norm = nn.Sequential(nn.Linear(FEATURES, 4), nn.BatchNorm1d(4), nn.Linear(4, LABELS))
+    run_of(model=norm, rounds=1, federation=federation_of(TRUTH), local=LocalSpec(batch_size=12))
+    assert "noise is put on 9 buffers of the model too" in caplog.text
+
+
+def test_newcomers_to_a_private_run_are_private():
+    """To the tree of FedGroup they come by their losses, which they do not tell."""
+    federation = federation_of(TRUTH)
+    newcomers = replace(federation, clients=federation.clients[:2], true_clusters=None)
+    run = run_of(FedGroup(groups=2, pretrain_scale=2), federation=federation)
+    with pytest.raises(ConfigError, match="do not tell training losses"):
+        assign(run, newcomers, model=linear(1))
+    single = run_of(federation=federation)
+    assert [each.node for each in assign(single, newcomers, model=linear(1)).assignments] == [0, 0]

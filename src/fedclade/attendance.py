@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
@@ -32,11 +33,14 @@ class AttendedClients(ClientsWrapper):
         Those who do the work, through all that wraps them.
     retries
         How often a query is put again.
+    tells_releases
+        Whether a round tells who sent how many updates, usable or not: what private clients spend.
     """
 
-    def __init__(self, clients: Clients, retries: int = RETRIES) -> None:
+    def __init__(self, clients: Clients, retries: int = RETRIES, tells_releases: bool = False) -> None:
         super().__init__(clients)
         self._retries = retries
+        self._tells_releases = tells_releases
         self._begin()
 
     def train(
@@ -96,7 +100,7 @@ class AttendedClients(ClientsWrapper):
             If clients were asked, and none answered; names the round, the query and the reasons.
         """
         queries, left_out = self._queries + self._evaluations, self._left_out
-        events, silent = tuple(self._events), queries > 0 and self._awaited not in self._heard
+        events, silent = (*self._events, *self._releases()), queries > 0 and self._awaited not in self._heard
         self._begin()
         if silent:
             raise UpdateError(f"round {number}: nobody answered, though asked {queries} times: {_told(left_out)}")
@@ -104,10 +108,16 @@ class AttendedClients(ClientsWrapper):
 
     def _begin(self) -> None:
         self._events: list[Event] = []
+        self._sent: Counter[int] = Counter()
         self._queries = self._evaluations = 0  # apart, since the number of a query keys its faults
         self._awaited = False
         self._heard: set[bool] = set()
         self._left_out: dict[int, str] = {}
+
+    def _releases(self) -> list[Event]:
+        if not (self._tells_releases and self._sent):
+            return []
+        return [Event("released", 0, {"clients": {str(client): self._sent[client] for client in sorted(self._sent)}})]
 
     def _answers(
         self, ask: Callable[[Sequence[int], Round], Updates], ids: Sequence[int], this_round: Round, query: str
@@ -135,6 +145,8 @@ class AttendedClients(ClientsWrapper):
         """Put one query; who neither answers nor is said to be left out has dropped out."""
         updates = ask(ids, replace(this_round, query=self._queries))
         self._queries += 1
+        if this_round.travels != "nothing":
+            self._sent.update(updates.senders)
         known = {*updates.ids, *updates.left_out}
         silent = {client: DROPPED_OUT for client in ids if client not in known}
         return replace(updates, left_out={**updates.left_out, **silent}) if silent else updates

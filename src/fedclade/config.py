@@ -19,8 +19,9 @@ from fedclade.keeper import Every
 from fedclade.local import LocalSpec
 from fedclade.models import FROM_DATA, model_factory
 from fedclade.presence import Presence
+from fedclade.privacy import DifferentialPrivacy
 from fedclade.roster import Schema
-from fedclade.rounds import OnRound, check_settings, check_stream
+from fedclade.rounds import OnRound, check_privacy, check_settings, check_stream
 from fedclade.signature import Signature
 from fedclade.simulation import simulate
 from fedclade.store import Run
@@ -63,6 +64,12 @@ class Privacy:
     """The ``[privacy]`` section: what clients do to an update before they send it."""
 
     permute: bool = False
+    clip_norm: float | None = None
+    noise_multiplier: float = 0.0
+    delta: float = 1e-5
+
+    def __post_init__(self) -> None:
+        DifferentialPrivacy.of(asdict(self))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,6 +164,7 @@ class Config:
             signature=self.signature,
             target=self.target.accuracy,
             permute=self.privacy.permute,
+            privacy=DifferentialPrivacy.of(asdict(self.privacy)),
             presence=self.newcomers.presence,
             faults=self.faults,
             device=device,
@@ -239,6 +247,8 @@ def check_config(raw: Mapping[str, Any]) -> Config:
     if top is not None and signature is not None and algorithm.get("name") in ALGORITHMS:
         kind = ALGORITHMS[algorithm["name"]].algorithm
         problems.collect("", check_stream, top.stream, kind, signature)
+        if privacy is not None:
+            problems.collect("", check_privacy, DifferentialPrivacy.of(asdict(privacy)), kind)
     problems.report()
     assert top is not None  # as all others: what could not be built has been reported
     assert local is not None

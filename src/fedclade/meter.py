@@ -9,7 +9,7 @@ from time import perf_counter
 from torch import Tensor
 
 from fedclade.clients import Clients, ClientsWrapper, Evaluation, Round, Split
-from fedclade.updates import DROPPED_OUT, Updates
+from fedclade.updates import Updates
 
 
 class Meter:
@@ -92,14 +92,14 @@ class MeteredClients(ClientsWrapper):
             sent = len(ids) + sum(anchor != row for anchor, row in zip(pulled_to, assignment, strict=True))
             self.meter.bytes_down += sent * models[0].nbytes
         if this_round.travels != "nothing":
-            self.meter.bytes_up += _senders(updates) * models[0].nbytes
+            self.meter.bytes_up += len(updates.senders) * models[0].nbytes
         return updates
 
     def gradients(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], this_round: Round) -> Updates:
         """Return the negative full-batch gradients at each client's model."""
         with self.meter.training():
             updates = self._clients.gradients(ids, models, assignment, this_round)
-        self.meter.bytes_up += _senders(updates) * models[0].nbytes
+        self.meter.bytes_up += len(updates.senders) * models[0].nbytes
         return updates
 
     def evaluate(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], split: Split) -> Evaluation:
@@ -116,8 +116,3 @@ class MeteredClients(ClientsWrapper):
             vectors = self._clients.subspaces(ids, n_vectors, per_label)
         self.meter.bytes_up += vectors[vectors.flatten(1).any(dim=1)].nbytes  # of who does not answer all are zeros
         return vectors
-
-
-def _senders(updates: Updates) -> int:
-    """Return how many clients sent an update, usable or not."""
-    return len(updates.ids) + sum(why != DROPPED_OUT for why in updates.left_out.values())

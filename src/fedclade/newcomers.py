@@ -20,6 +20,7 @@ from fedclade.data.federation import Federation
 from fedclade.engine.precision import float32_products
 from fedclade.errors import RunError
 from fedclade.local import LocalSpec
+from fedclade.privacy import DifferentialPrivacy
 from fedclade.routing import Assignment, all_of
 from fedclade.signature import Signature
 from fedclade.store import Run
@@ -189,6 +190,7 @@ class _Setting:
             algorithm,
             seed=seed,
             permute=config.get("privacy", {}).get("permute", False),
+            privacy=DifferentialPrivacy.of(config.get("privacy", {})),
             device=device,
             engine=engine or config.get("engine", "auto"),
             signature=Signature(**config.get("signature", {})),
@@ -216,7 +218,7 @@ class _Setting:
         """Return the columns of :data:`ACCURACIES`."""
         clients, ids = self.world.clients, [each.client for each in assignments]
         models, rows = self.tree.models([each.node for each in assignments])
-        tuning = replace(self.last, spec=replace(self.last.spec, epochs=1), purpose="finetune")
+        tuning = replace(self.last, spec=replace(self.last.spec, epochs=1), purpose="finetune", travels="nothing")
         tuned = models[rows] + all_of(ids, clients.train(ids, models, rows, tuning)).each
         each_its_own = list(range(len(ids)))
         cases = [

@@ -13,8 +13,8 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import NoReturn
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -66,6 +66,21 @@ class DifferentialPrivacy:
             ("privacy.delta", self.delta, 0 < self.delta < 1, "greater than 0 and less than 1"),
         )
 
+    @classmethod
+    def of(cls, section: Mapping[str, Any]) -> DifferentialPrivacy | None:
+        """Return what the ``[privacy]`` section of a config asks for: None without ``clip_norm``.
+
+        Raises
+        ------
+        ConfigError
+            If a value is out of range, or there is noise without a norm that it is measured by; one line for each.
+        """
+        if section.get("clip_norm") is not None:
+            return cls(**{field.name: section[field.name] for field in fields(cls) if field.name in section})
+        noise = section.get("noise_multiplier", 0.0)
+        require(("privacy.noise_multiplier", noise, noise == 0, "0 where privacy.clip_norm is not set"))
+        return None
+
     def released(self, update: Tensor, normal: Tensor) -> Tensor:
         """Return what leaves the client of an update ``[S]``, given as many standard normal numbers, float64.
 
@@ -84,6 +99,11 @@ class DifferentialPrivacy:
     def epsilon(self, releases: int) -> float:
         """Return ε after so many releases of one client; raises as :func:`~fedclade.ledger.epsilon_of`."""
         return epsilon_of({self.noise_multiplier: releases}, self.delta)
+
+    def spent(self, releases: int) -> dict[str, Any]:
+        """Return what a run's summary tells of its client that released most, so many times: ε None is no bound."""
+        epsilon = self.epsilon(releases)
+        return {"epsilon": epsilon if math.isfinite(epsilon) else None, **asdict(self), "releases": releases}
 
 
 class PrivateClients(ClientsWrapper):
@@ -137,7 +157,7 @@ class PrivateClients(ClientsWrapper):
             If it is asked for training losses.
         """
         if split == "train":
-            _refuse("training losses")
+            raise refusal("training losses")
         return self._clients.evaluate(ids, models, assignment, split)
 
     def subspaces(self, ids: Sequence[int], n_vectors: int, per_label: bool) -> Tensor:
@@ -148,7 +168,7 @@ class PrivateClients(ClientsWrapper):
         ConfigError
             Always.
         """
-        _refuse("subspaces of their data")
+        raise refusal("subspaces of their data")
 
     def _released(self, updates: Updates, this_round: Round, what: str) -> Updates:
         sent = torch.empty_like(updates.each)
@@ -207,8 +227,9 @@ def private_client(clients: Clients, privacy: DifferentialPrivacy, ledger: Ledge
     return PrivateClients(clients, privacy, system_noise, book)
 
 
-def _refuse(what: str) -> NoReturn:
-    raise ConfigError(
-        f"clients with differential privacy do not tell {what}, which no noise is put on; take an algorithm that "
+def refusal(what: str) -> ConfigError:
+    """Return the error of asking private clients for what no noise is put on."""
+    return ConfigError(
+        f"clients with differential privacy do not tell {what}, since no noise is put on that; take an algorithm that "
         "goes by updates alone (cfl, fl_hc, fedgroup), or leave out privacy.clip_norm"
     )

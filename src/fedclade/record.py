@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -14,6 +15,7 @@ from fedclade.clients import Evaluation
 from fedclade.geometry import Geometry
 from fedclade.metrics import SPREAD, cluster_scores, perplexity, share_at_target, spread
 from fedclade.params import Layout
+from fedclade.privacy import DifferentialPrivacy
 from fedclade.roster import Roster, Schema
 from fedclade.similarity import separation_gap
 from fedclade.store.run import FORMAT, Row, Run, SimilarityMatrix
@@ -150,9 +152,18 @@ class Record:
             "engine": config["engine"],
             "versions": versions(),
         }
+        if privacy := DifferentialPrivacy.of(config.get("privacy", {})):
+            summary["privacy"] = privacy.spent(self._most_releases())
         if self.roster.schema.task == "language":
             summary["perplexity"] = {number: last[f"perplexity_{number}"] for number in SPREAD}
         return summary
+
+    def _most_releases(self) -> int:
+        """Return how many updates the client sent that sent most."""
+        sent: Counter[str] = Counter()
+        for event in self.events:
+            sent.update(event["clients"] if event["kind"] == "released" else {})
+        return max(sent.values(), default=0)
 
     def _cluster_row(self, number: int, node: int, geometry: Geometry, log: RoundLog) -> Row:
         row: Row = {"round": number, "node": node, "clients": len(geometry.members)}

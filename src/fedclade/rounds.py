@@ -16,6 +16,7 @@ from fedclade.errors import CheckpointError, ConfigError, RunInterrupted, requir
 from fedclade.keeper import Keeper, Progress
 from fedclade.local import LocalSpec
 from fedclade.presence import ComingAndGoing
+from fedclade.privacy import DifferentialPrivacy, refusal
 from fedclade.record import Record
 from fedclade.signature import Signature
 from fedclade.store import Run
@@ -216,6 +217,23 @@ def check_stream(stream: Stream, algorithm: type[Algorithm], signature: Signatur
         )
     if problems:
         raise ConfigError("\n".join(problems))
+
+
+def check_privacy(privacy: DifferentialPrivacy | None, algorithm: type[Algorithm]) -> None:
+    """Check that a run with private clients can do, and can state its ε in the end.
+
+    Raises
+    ------
+    ConfigError
+        If the algorithm asks clients for more than updates.
+    MissingExtraError
+        If ``dp-accounting`` is not installed.
+    """
+    if privacy is None:
+        return
+    if algorithm.asks_for:
+        raise refusal(f"{algorithm.asks_for} that {algorithm.__name__} asks for")
+    privacy.epsilon(1)
 
 
 def describe(algorithm: Algorithm) -> dict[str, Any]:

@@ -15,8 +15,9 @@ from fedclade.faults import Faults
 from fedclade.keeper import Every, Keeper
 from fedclade.local import LocalSpec
 from fedclade.presence import Presence
+from fedclade.privacy import DifferentialPrivacy
 from fedclade.record import Record
-from fedclade.rounds import OnRound, Schedule, check_settings, check_stream, config_of, run_rounds
+from fedclade.rounds import OnRound, Schedule, check_privacy, check_settings, check_stream, config_of, run_rounds
 from fedclade.signature import Signature
 from fedclade.store import Run
 from fedclade.world import Maker, Stream, World, model_name
@@ -41,6 +42,7 @@ def simulate(
     memory: int | str | None = None,
     min_clients: int = 1,
     faults: Faults | None = None,
+    privacy: DifferentialPrivacy | None = None,
     presence: Presence | None = None,
     tf32: bool = False,
     on_round: OnRound | None = None,
@@ -95,6 +97,8 @@ def simulate(
         A cluster of which fewer clients answer in a round keeps its model, and is not split.
     faults
         How often clients drop out of a round, are too late, or send what cannot be used; never, if left out.
+    privacy
+        How clients clip their updates, and how much noise they put on; not at all, if left out.
     presence
         When the federation's newcomers join, and when clients leave; never, if left out.
     tf32
@@ -120,8 +124,10 @@ def simulate(
     Raises
     ------
     ConfigError
-        If an argument is out of range, a name is unknown, a run that cannot stream is asked to, or the algorithm
-        starts from several models, and the one given cannot be made anew.
+        If an argument is out of range, a name is unknown, a run that cannot stream is asked to, the algorithm starts
+        from several models, and the one given cannot be made anew, or it asks private clients for more than updates.
+    MissingExtraError
+        If clients are private and ``dp-accounting`` is not installed.
     ModelError
         If the model does not fit the data.
     UpdateError
@@ -142,6 +148,7 @@ def simulate(
     if isinstance(algorithm, str):
         algorithm = build_algorithm(algorithm, true_clusters=everybody.true_clusters)
     check_stream(stream, type(algorithm), signature)
+    check_privacy(privacy, type(algorithm))
     schedule = Schedule(rounds, local, seed, client_fraction, evaluate_every, min_clients, tf32)
     config = config or config_of(
         schedule,
@@ -151,7 +158,7 @@ def simulate(
         model={"name": model_name(model, seed)},
         signature=asdict(signature),
         target={"accuracy": target},
-        privacy={"permute": permute},
+        privacy={"permute": permute, **(asdict(privacy) if privacy else {})},
         faults=asdict(faults or Faults()),
         newcomers={"clients": newcomers, **asdict(presence)},
     )
@@ -169,6 +176,7 @@ def simulate(
         engine=engine,
         signature=signature,
         faults=faults,
+        privacy=privacy,
         **settings,
     )
     return run_rounds(

@@ -172,6 +172,11 @@ class Updates:
         return self.deltas
 
     @property
+    def senders(self) -> tuple[int, ...]:
+        """Who sent an update, usable or not."""
+        return (*self.ids, *(client for client, why in self.left_out.items() if why != DROPPED_OUT))
+
+    @property
     def signatures(self) -> Tensor:
         """What clients are compared by, ``[n, R]``: by default the update without its buffers, ``[n, D]``."""
         return self.each[:, : self.n_parameters] if self.sketches is None else self.sketches

@@ -23,6 +23,7 @@ from fedclade.faults import Faults, FaultyClients
 from fedclade.meter import Meter, MeteredClients
 from fedclade.models import build_model
 from fedclade.params import Layout
+from fedclade.privacy import DifferentialPrivacy, PrivateClients, keyed_noise
 from fedclade.roster import Schema
 from fedclade.signature import CountSketch, Permutation, PermutedClients, ProjectedClients, Signature
 from fedclade.streaming import StreamedClients
@@ -113,6 +114,7 @@ class World:
         memory: int | str | None = None,
         taken: str | None = None,
         faults: Faults | None = None,
+        privacy: DifferentialPrivacy | None = None,
     ) -> World:
         """Simulate the clients of a federation; see :func:`fedclade.simulate` for the settings.
 
@@ -127,10 +129,16 @@ class World:
         layout, initial = simulated.layout, initial.to(device)
         secret = rng.torch_seed(seed, "the clients' secret")
         permutation = Permutation(secret, layout.size, layout.n_parameters) if permute else None
-        there: Clients = PermutedClients(simulated, permutation) if permutation else simulated
-        if faults:
-            keys = {client.id: client.key for client in federation.clients}
-            there = FaultyClients(there, faults, keys, layout.n_parameters)
+        keys = {client.id: client.key for client in federation.clients}
+        if privacy and layout.size > layout.n_parameters:
+            _log.warning(
+                "noise is put on %d buffers of the model too, and can turn BatchNorm's variances negative; take a "
+                "model without buffers, such as one with GroupNorm",
+                layout.size - layout.n_parameters,
+            )
+        there: Clients = PrivateClients(simulated, privacy, keyed_noise(keys)) if privacy else simulated
+        there = PermutedClients(there, permutation) if permutation else there
+        there = FaultyClients(there, faults, keys, layout.n_parameters) if faults else there
         metered = MeteredClients(there)
         # From here on it is the server that works, on what it receives.
         sketch = signature.sketch(seed, layout.n_parameters)
@@ -139,7 +147,7 @@ class World:
         streams = decide_stream(stream, algorithm, signature, len(federation) * bytes_each, budget)
         if streams:
             clients = StreamedClients(clients, updates_at_once(bytes_each, initial.device, budget))
-        attendance = AttendedClients(clients)
+        attendance = AttendedClients(clients, tells_releases=privacy is not None)
         initial = permutation.apply(initial) if permutation else initial
         return cls(
             attendance, initial, simulated, metered.meter, attendance, permutation, sketch, streams, device, budget

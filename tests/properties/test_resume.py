@@ -11,6 +11,7 @@ from torch import nn
 from fedclade import CFL, LocalSpec, RunInterrupted, Signature, simulate
 from fedclade.algorithms import ALGORITHMS, build_algorithm
 from fedclade.faults import Faults
+from fedclade.privacy import DifferentialPrivacy
 from fedclade.store import Run
 from tests.tiny import FEATURES, LABELS, federation_of, perceptron
 
@@ -32,6 +33,7 @@ WAYS = {
     "permuted": {"permute": True},
     "projected": {"signature": Signature(kind="projected", dim=16)},
     "faulty": {"faults": Faults(dropout=0.2, corrupt=0.05)},
+    "private": {"privacy": DifferentialPrivacy(clip_norm=1.0, noise_multiplier=0.01), "client_fraction": 0.5},
     "streamed": {"signature": Signature(kind="projected", dim=16), "stream": True},
 }
 

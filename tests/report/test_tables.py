@@ -3,6 +3,7 @@ import subprocess
 import sys
 from dataclasses import replace
 
+import pytest
 import torch
 from rich.console import Console
 
@@ -47,6 +48,22 @@ def test_run_table_counts_answers_that_were_left_out(summary_run):
     for some, text in ((events, "3 answers: 2 absent, 1 unusable"), (events[1:], "1 answer: 0 absent, 1 unusable")):
         assert ["left out", text] in [cells(line) for line in lines(run_table(replace(summary_run(), events=some)))]
     assert "left out" not in "\n".join(lines(run_table(summary_run())))
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "text"),
+    [
+        (12.3456, "ε = 12.35 at δ = 1e-05; 60 updates of the client that sent most"),
+        (None, "clipped, without noise; 60 updates of the client that sent most"),
+    ],
+)
+def test_run_table_tells_what_private_clients_spent(summary_run, epsilon, text):
+    run = summary_run()
+    spent = {"epsilon": epsilon, "delta": 1e-5, "clip_norm": 1.0, "noise_multiplier": 2.0, "releases": 60}
+    assert ["privacy", text] in [
+        cells(line) for line in lines(run_table(replace(run, summary=run.summary | {"privacy": spent})))
+    ]
+    assert "privacy" not in "\n".join(lines(run_table(run)))
 
 
 def test_run_table_leaves_out_what_is_not_known(summary_run):

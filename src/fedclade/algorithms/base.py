@@ -88,9 +88,13 @@ class Algorithm(ABC):
     needs_updates
         Whether a step works on the updates of single clients. One that does with their signatures, and with sums over
         all clients of a model, says False, and can stream.
+    asks_for
+        What else of their data clients must tell besides updates and scores, in words; differential privacy does not
+        cover it.
     """
 
     needs_updates: ClassVar[bool] = True
+    asks_for: ClassVar[str] = ""
 
     @property
     def initial_models(self) -> int:

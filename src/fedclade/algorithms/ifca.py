@@ -64,6 +64,7 @@ class IFCA(OneCohort):
     """
 
     needs_updates: ClassVar[bool] = False
+    asks_for: ClassVar[str] = "training losses"
 
     clusters: int = 2
     average: Literal["models", "gradients"] = "models"

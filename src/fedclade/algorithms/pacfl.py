@@ -74,6 +74,7 @@ class PACFL(Algorithm):
     """
 
     needs_updates: ClassVar[bool] = False
+    asks_for: ClassVar[str] = "subspaces of their data"
 
     vectors: int = 3
     per_label: bool = True

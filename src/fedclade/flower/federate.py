@@ -25,9 +25,10 @@ from fedclade.keeper import Every, Keeper
 from fedclade.local import LocalSpec
 from fedclade.meter import Meter
 from fedclade.params import Layout
+from fedclade.privacy import DifferentialPrivacy
 from fedclade.record import Record
 from fedclade.roster import Schema
-from fedclade.rounds import OnRound, Schedule, check_settings, check_stream, config_of, run_rounds
+from fedclade.rounds import OnRound, Schedule, check_privacy, check_settings, check_stream, config_of, run_rounds
 from fedclade.signature import Signature
 from fedclade.store import Run
 from fedclade.world import Maker, Stream, World, decide_stream, initial_models, model_name
@@ -105,6 +106,7 @@ def federate(
     memory: int | str | None = None,
     min_clients: int = 1,
     permute: bool = False,
+    privacy: DifferentialPrivacy | None = None,
     on_round: OnRound | None = None,
     config: Mapping[str, Any] | None = None,
     folder: str | Path | None = None,
@@ -129,6 +131,8 @@ def federate(
         See :func:`fedclade.simulate`. ``memory`` is that of the updates, which it decides to keep or to stream.
     permute
         Whether the clients share a secret, by which all that travels is permuted (CFL eqs. 45, 46).
+    privacy
+        What the clients were told to do to their updates, which only they can do; the run notes it.
     config
         What to note as the run's config; by default it is put together from the arguments.
     folder, checkpoint_every
@@ -161,6 +165,7 @@ def federate(
     roster = members.roster
     algorithm = _built(algorithm, roster.true_clusters)
     check_stream(stream, type(algorithm), signature)
+    check_privacy(privacy, type(algorithm))
     name, model = _known(model, roster.schema, seed)
     module, initial = initial_models(model, roster.schema, seed, algorithm)
     layout = Layout.of(module)
@@ -174,7 +179,7 @@ def federate(
         model={"name": name},
         signature=asdict(signature),
         target={"accuracy": target},
-        privacy={"permute": permute},
+        privacy={"permute": permute, **(asdict(privacy) if privacy else {})},
     )
     config = {"network": asdict(network), **config}
     keeper = Keeper(path, config, checkpoint_every, lambda: _fingerprint(roster.schema, layout))
@@ -186,7 +191,7 @@ def federate(
     streams = decide_stream(settings["stream"], algorithm, signature, size, budget)
     sketch = signature.sketch(seed, layout.n_parameters)
     there = GridClients(exchange, members, layout, meter, sketch, streams)
-    attendance = AttendedClients(there)
+    attendance = AttendedClients(there, tells_releases=privacy is not None)
     if members.secret:
         initial = _drawn_by_clients(there, algorithm)
     world = World(attendance, initial, there, meter, attendance, None, sketch, streams, "cpu", budget)

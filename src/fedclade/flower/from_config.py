@@ -22,6 +22,8 @@ from fedclade.flower.client_app import app_for, own_of, partition_of
 from fedclade.flower.federate import ModelFor, Network, federate
 from fedclade.flower.respondent import Respondent
 from fedclade.flower.server_app import app_of, tell
+from fedclade.ledger import Budget
+from fedclade.privacy import DifferentialPrivacy
 from fedclade.store import Run
 
 UserConfig = Mapping[str, bool | float | int | str]
@@ -118,6 +120,7 @@ def server_app_from_config() -> ServerApp:
             signature=config.signature,
             target=config.target.accuracy,
             permute=config.privacy.permute,
+            privacy=DifferentialPrivacy.of(asdict(config.privacy)),
             on_round=tell,
             config=read.as_dict(),
             folder=folder,
@@ -131,7 +134,8 @@ def client_app_from_config() -> ClientApp:
     """Make a ClientApp that does what the run config says; see :func:`fedclade.flower.client_app`.
 
     The data is the run config's, shared out among its ``data.clients``; a node's ``partition-id`` says whose part it
-    has. Where the data is: ``data-dir`` in the node config, or the variable FEDCLADE_DATA_DIR of its environment.
+    has. Where the data is: ``data-dir`` in the node config, or the variable FEDCLADE_DATA_DIR of its environment. What
+    a client with differential privacy may spend: ``epsilon`` in the node config, at the run's ``privacy.delta``.
     """
 
     def respondent(context: Context) -> Respondent:
@@ -149,10 +153,22 @@ def client_app_from_config() -> ClientApp:
             engine="loop" if read.config.top.engine == "auto" else read.config.top.engine,
             device=choose_device("auto"),
             encoding=read.apps.encoding,
+            privacy=DifferentialPrivacy.of(asdict(read.config.privacy)),
+            budget=_budget(context, read.config.privacy.delta),
             **own_of(context),
         )
 
     return app_for(respondent)
+
+
+def _budget(context: Context, delta: float) -> Budget | None:
+    """Return what a client may spend, which is its own to say: ``epsilon`` in the node config."""
+    epsilon = context.node_config.get("epsilon")
+    if epsilon is None:
+        return None
+    if not isinstance(epsilon, int | float):
+        raise ConfigError(f"epsilon in the node config should be a number, got {epsilon!r}")
+    return Budget(epsilon=float(epsilon), delta=delta)
 
 
 @lru_cache(maxsize=2)

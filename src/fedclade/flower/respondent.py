@@ -91,6 +91,11 @@ class Respondent:
         self._workers = SimulatedClients(federation, module, device, engine)
         self._layout: Layout = self._workers.layout
         clients: Clients = self._workers
+        if budget is not None and privacy is None:  # or whoever writes the run's config could turn the noise off
+            raise ConfigError(
+                f"this client may spend ε = {budget.epsilon:g}, and an update without noise has no bound; set "
+                "privacy.clip_norm and privacy.noise_multiplier"
+            )
         if privacy is not None:
             if folder is None:
                 raise ConfigError("a private client needs a folder for its ledger; set folder in its node config")

@@ -147,9 +147,16 @@ def _facts(run: Run) -> Iterator[tuple[str, str]]:
     if lost := [why for event in run.events if event["kind"] == "left_out" for why in event["clients"].values()]:
         absent = sum(why in (DROPPED_OUT, TOO_LATE) for why in lost)
         yield "left out", f"{count(len(lost), 'answer')}: {absent:,} absent, {len(lost) - absent:,} unusable"
+    if privacy := s.get("privacy"):
+        yield "privacy", _privacy(**privacy)
     yield "traffic", f"{traffic(s['bytes_up'])} up, {traffic(s['bytes_down'])} down"
     phases = ", ".join(f"{phase} {duration(seconds[phase])}" for phase in ("train", "evaluate", "server"))
     yield "time", f"{duration(seconds['total'])}: {phases}"
+
+
+def _privacy(epsilon: float | None, delta: float, releases: int, **_: float) -> str:
+    spent = "clipped, without noise" if epsilon is None else f"ε = {epsilon:.4g} at δ = {delta:g}"
+    return f"{spent}; {count(releases, 'update')} of the client that sent most"
 
 
 def _accuracy_facts(accuracy: Mapping[str, float]) -> Iterator[tuple[str, str]]:
