@@ -1,0 +1,178 @@
+"""Federations of real processes: what starts them, and what becomes of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from credentials import make_certificates, make_node_key
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization.ssh import load_ssh_private_key, load_ssh_public_key
+from deployment import HOST, Deployment, free_ports
+from processes import DeploymentError, Process
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "flower"
+needs_proc = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="processes are looked up in /proc")
+
+
+def processes_of(folder: Path) -> list[str]:
+    """Return the command lines of all living processes whose Flower home is in a folder."""
+    marker, found = f"FLWR_HOME={folder}".encode(), list[str]()
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if marker in (process / "environ").read_bytes():
+                found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+        except OSError:  # which has ended meanwhile, or is another user's
+            continue
+    return found
+
+
+def eventually(holds: Callable[[], bool], seconds: float = 5) -> None:
+    """Wait for what the system does in its own time."""
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def handshake(server: ssl.SSLContext, client: ssl.SSLContext, name: str) -> str | None:
+    """Connect over TLS; return the protocol."""
+    with socket.create_server((HOST, 0)) as listening:
+
+        def answer() -> None:
+            connection, _ = listening.accept()
+            with connection, suppress(OSError):  # the client has told what it does not like
+                server.wrap_socket(connection, server_side=True).close()
+
+        answering = threading.Thread(target=answer)
+        answering.start()
+        try:
+            with (
+                socket.create_connection(listening.getsockname()) as connection,
+                client.wrap_socket(connection, server_hostname=name) as secured,
+            ):
+                return secured.version()
+        finally:
+            answering.join()
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Path:
+    make_certificates(tmp_path, (HOST, "localhost"))
+    return tmp_path
+
+
+def test_a_client_accepts_the_certificate_under_its_names_and_no_other(keys):
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(keys / "server.pem", keys / "server.key")
+    client = ssl.create_default_context(cafile=keys / "ca.crt")
+    client.verify_flags |= ssl.VERIFY_X509_STRICT
+    assert handshake(server, client, HOST) == "TLSv1.3"
+    assert handshake(server, client, "localhost") == "TLSv1.3"
+    with pytest.raises(ssl.SSLCertVerificationError, match=r"not valid for 'example\.org'"):
+        handshake(server, client, "example.org")
+    with pytest.raises(ssl.SSLCertVerificationError, match="certificate verify failed: unable to get"):
+        handshake(server, ssl.create_default_context(), HOST)
+
+
+def test_keys_are_private_of_the_right_curve_and_never_overwritten(keys):
+    public = make_node_key(keys / "node")
+    key = load_ssh_private_key((keys / "node").read_bytes(), None)
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    assert key.curve.name == "secp384r1"
+    assert key.public_key() == load_ssh_public_key(public.read_bytes())
+    assert [oct((keys / name).stat().st_mode)[-3:] for name in ("node", "server.key")] == ["600", "600"]
+    before = (keys / "node").read_bytes()
+    with pytest.raises(FileExistsError, match="node"):
+        make_node_key(keys / "node")
+    with pytest.raises(FileExistsError, match=r"server\.key"):
+        make_certificates(keys, (HOST,))
+    assert (keys / "node").read_bytes() == before
+
+
+def test_free_ports_are_free_and_differ():
+    ports = free_ports(20)
+    assert len(set(ports)) == 20
+    for port in ports:
+        with socket.socket() as listening:
+            listening.bind((HOST, port))
+
+
+def python(script: str, log: Path) -> Process:
+    return Process("the script", [sys.executable, "-c", script], log, os.environ)
+
+
+def test_a_process_that_ends_too_early_shows_the_end_of_its_log(tmp_path):
+    process = python("print('\\x1b[91mno port\\x1b[0m is free'); raise SystemExit(3)", tmp_path / "log")
+    with pytest.raises(
+        DeploymentError, match=r"the script ended with exit status 3 before it answers; .*log:\n  no port is"
+    ):
+        process.wait_until(lambda: False, "answers", 30)
+
+
+def test_a_process_that_is_never_ready_is_told(tmp_path):
+    process = python("import time; time.sleep(60)", tmp_path / "log")
+    try:
+        with pytest.raises(DeploymentError, match=r"started 0\.2 seconds ago, and still not: answers"):
+            process.wait_until(lambda: False, "answers", 0.2)
+        assert process.running
+        assert not process.wait(0.01)
+    finally:
+        process.kill()
+    assert not process.running
+
+
+def test_a_process_ends_with_all_that_it_started_even_if_that_outlives_it(tmp_path):
+    script = (
+        "import subprocess, sys\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import signal, time\\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\\nprint(1, flush=True)\\ntime.sleep(60)'])\n"
+        "print(child.pid, flush=True)\nchild.wait()"
+    )
+    process = python(script, tmp_path / "log")
+    process.wait_until(lambda: len(process.output().split()) == 2, "starts its child", 30)
+    child = next(int(number) for number in process.output().split() if number != "1")
+    process.terminate()
+    assert process.wait(10)
+    os.kill(child, 0)  # it is still there
+    process.kill()
+    eventually(lambda: state(child) in ("gone", "Z"))
+
+
+def state(process: int) -> str:
+    """Return the state of a process as Linux names it, or ``gone``; a zombie (Z) only waits to be forgotten."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return "gone"
+
+
+@needs_proc
+def test_the_command_stops_every_process_when_it_is_told_to_end(tmp_path):
+    command = [sys.executable, str(EXAMPLE / "federation.py"), "--nodes", "1", "--out", str(tmp_path / "it")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as federation:
+        assert federation.stdout is not None
+        line = next(line for line in federation.stdout if "joined" in line or not line)
+        assert "1 SuperNodes have joined over TLS" in line
+        running = " ".join(processes_of(tmp_path / "it"))
+        assert all(name in running for name in ("flower-superlink", "flower-superexec", "flower-supernode"))
+        federation.send_signal(signal.SIGTERM)
+        _, errors = federation.communicate(timeout=60)
+    assert federation.returncode == 128 + signal.SIGTERM, errors
+    eventually(lambda: not processes_of(tmp_path / "it"))
+
+
+def test_a_command_of_flower_that_fails_tells_why(tmp_path):
+    deployment = Deployment(tmp_path, EXAMPLE)
+    with pytest.raises(DeploymentError, match="supernode register"):
+        deployment.flwr("supernode", "register", str(tmp_path / "missing.pub"))
