@@ -17,7 +17,6 @@ from deployment import Deployment
 from processes import DeploymentError
 
 from fedclade.cli.console import new_console
-from fedclade.cli.look import report
 from fedclade.cli.options import target_folder
 from fedclade.errors import FedcladeError
 
@@ -27,7 +26,7 @@ DATA = {"digits": {}, "mnist": {"data.name": "mnist", "data.samples_per_client":
 
 
 def main() -> int:
-    """Start a federation, run the app, show what came out, and stop everything; return the exit status."""
+    """Start a federation, run the app, and stop everything; return the exit status."""
     arguments = parse()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, leave)
@@ -49,7 +48,7 @@ def main() -> int:
 
 
 def federate(folder: Path, nodes: int, settings: dict[str, Any]) -> None:
-    """Run the app on a federation of so many nodes, and show the run.
+    """Run the app on a federation of so many nodes; the ServerApp's log, which is shown, ends with the run's tables.
 
     Raises
     ------
@@ -64,8 +63,6 @@ def federate(folder: Path, nodes: int, settings: dict[str, Any]) -> None:
     run = Path(settings["network.out"])
     if not (run / "summary.json").exists():
         raise DeploymentError(f"the run ended, but wrote no results to {run}; see the logs in {deployment.logs}")
-    report(run)
-    console.print(f"run folder: {run}", soft_wrap=True)
 
 
 def leave(number: int, frame: FrameType | None) -> None:
