@@ -130,6 +130,15 @@ class Deployment:
         """Return the folder in which a node keeps what must last."""
         return self.folder / f"node-{node}"
 
+    def node_ids(self) -> dict[int, int]:
+        """Return the id by which the SuperLink knows each node that has joined."""
+        found = {node: _NODE_ID.search(self.log(_node_name(node))) for node in range(self.nodes)}
+        return {node: int(match[1]) for node, match in found.items() if match is not None}
+
+    def log(self, name: str) -> str:
+        """Return what a process has written since it was started: ``superlink``, ``superexec`` or ``node-0``."""
+        return self._processes[name].output()
+
     def start_node(self, node: int, key: Path | None = None) -> int:
         """Start a node that does not run; return the id by which the SuperLink knows it.
 
@@ -311,9 +320,7 @@ class Deployment:
     def _wait_for_node(self, node: int) -> int:
         process = self._processes[_node_name(node)]
         process.wait_until(lambda: _NODE_ID.search(process.output()) is not None, "joined the SuperLink", START)
-        found = _NODE_ID.search(process.output())
-        assert found is not None  # or the wait had raised
-        return int(found[1])
+        return self.node_ids()[node]
 
 
 _NODE_ID = re.compile(r"SuperNode ID: (\d+)")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
 import socket
 import ssl
@@ -10,16 +12,22 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+import tomllib
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import torch
 from credentials import make_certificates, make_node_key
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization.ssh import load_ssh_private_key, load_ssh_public_key
 from deployment import HOST, Deployment, free_ports
 from processes import DeploymentError, Process
+from safetensors.torch import load_file
+
+from fedclade import Run
+from fedclade.flower.from_config import RunConfig
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower"
 needs_proc = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="processes are looked up in /proc")
@@ -176,3 +184,77 @@ def test_a_command_of_flower_that_fails_tells_why(tmp_path):
     deployment = Deployment(tmp_path, EXAMPLE)
     with pytest.raises(DeploymentError, match="supernode register"):
         deployment.flwr("supernode", "register", str(tmp_path / "missing.pub"))
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """Four clients who are connected to a SuperLink over TLS; they can be told to hold or to spoil an answer."""
+    folder = tmp_path_factory.mktemp("federation")
+    app = folder / "app"
+    app.mkdir()
+    shutil.copy(EXAMPLE / "pyproject.toml", app)
+    shutil.copy(Path(__file__).with_name("faulty_app.py"), app / "fedclade_app.py")
+    with Deployment(folder / "it", app) as deployment:
+        yield deployment
+    if Path("/proc/self/environ").exists():
+        eventually(lambda: not processes_of(deployment.folder))
+
+
+def test_a_federation_of_processes_ends_as_its_simulation_does(federation, tmp_path):
+    """The same clusters, and the same models but for rounding. CFL splits in round 1 here, and each cluster goes on."""
+    settings = {"rounds": 2, "evaluate_every": 2, "algorithm.eps1": 10.0}
+    federation.run({**settings, "network.out": str(tmp_path / "real")})
+    config = RunConfig.read({**run_config(federation.app), **settings}).config
+    config.run(config.federation(), folder=tmp_path / "simulated", device="cpu")
+    real, simulated = Run.load(tmp_path / "real"), Run.load(tmp_path / "simulated")
+    assert real.tree.leaf_of == simulated.tree.leaf_of == {0: 1, 2: 1, 1: 2, 3: 2}
+    models = [load_file(tmp_path / name / "tree" / "tree.safetensors") for name in ("real", "simulated")]
+    assert len(models[0]) > 0
+    torch.testing.assert_close(*models, rtol=0, atol=1e-5)
+    assert (tmp_path / "real/figures/accuracy.png").is_file()
+
+
+def run_config(app: Path) -> dict[str, bool | float | int | str]:
+    """Return the run config of an app, as Flower gives it to a ServerApp."""
+    sections = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    flat = {key: value for key, value in sections.items() if not isinstance(value, dict)}
+    return flat | {f"{s}.{key}": value for s, keys in sections.items() if s not in flat for key, value in keys.items()}
+
+
+def test_a_federation_outlives_what_befalls_its_processes(federation, tmp_path):
+    """In round 1 a client answers NaN, in round 2 one is killed, in round 3 the server; a stranger wants to join."""
+    out, settings = tmp_path / "run", {"rounds": 4, "evaluate_every": 4, "network.out": str(tmp_path / "run")}
+    (federation.node_folder(3) / "spoil-1").touch()
+    held = [federation.node_folder(1) / "hold-2", federation.node_folder(2) / "hold-3"]
+    for file in held:
+        file.touch()
+    known = federation.node_ids()
+    first = federation.submit(settings)
+
+    eventually(held[0].with_name("holding-2").exists, 120)
+    federation.kill_node(1)
+    held[0].unlink()
+    stranger = tmp_path / "stranger"
+    make_node_key(stranger)
+    with pytest.raises(
+        DeploymentError, match=r"node-1 ended with exit status 1 before it joined(.|\n)*Failed to activate"
+    ):
+        federation.start_node(1, key=stranger)
+    assert "No SuperNode found with the given public key" in federation.log("superlink")
+    assert federation.start_node(1) == known[1]
+
+    eventually(held[1].with_name("holding-3").exists, 120)
+    federation.kill_server_app()
+    assert not (out / "summary.json").exists()
+    held[1].unlink()
+    federation.flwr("stop", first, "deployment")
+    federation.run(settings)
+
+    run = Run.load(out)
+    assert run.tree.leaf_of == {0: 1, 2: 1, 1: 2, 3: 2}
+    assert [(row["round"], row["clients_trained"]) for row in run.metrics] == [(1, 3), (2, 3), (3, 4), (4, 4)]
+    events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
+    left_out = {event["round"]: event["clients"] for event in events if event["kind"] == "left_out"}
+    assert left_out == {1: {"3": "9610 of 9610 entries are NaN or infinite"}, 2: {"1": "dropped out"}}
+    members = json.loads((out / "clients.json").read_text())["clients"]
+    assert {int(client): member["node"] for client, member in members.items()} == known == federation.node_ids()
