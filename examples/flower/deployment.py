@@ -8,7 +8,6 @@ import re
 import secrets
 import socket
 import ssl
-import subprocess
 import sys
 import time
 import urllib.error
@@ -20,6 +19,7 @@ from types import TracebackType
 from typing import Any
 
 from credentials import make_certificates, make_node_key, write_private
+from flower_command import FlowerCommand, program
 from processes import DeploymentError, Process
 
 HOST = "127.0.0.1"
@@ -73,6 +73,7 @@ class Deployment:
             "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",  # seconds, instead of 1
             **(environment or {}),
         }
+        self.flwr = FlowerCommand(CONNECTION, self.environment)
         self._processes: dict[str, Process] = {}
         self._ports: list[int] = []
 
@@ -101,7 +102,7 @@ class Deployment:
         self._make_folder()
         self._start_superlink()
         for node in range(self.nodes):
-            self._register(node)
+            self.flwr.register(self.key(node).with_suffix(".pub"))
             self._launch_node(node, self.key(node))
         for node in range(self.nodes):
             self._insist(node)
@@ -175,27 +176,11 @@ class Deployment:
         self._processes.pop("superexec").kill()
         self._start_superexec()
 
-    def submit(self, settings: Mapping[str, Any] | None = None) -> str:
-        """Start the app; return the id of its run.
+    def submit(self, settings: Mapping[str, Any]) -> str:
+        """Start the app; return the id of its run. See :meth:`FlowerCommand.submit`."""
+        return self.flwr.submit(self.app, settings)
 
-        Parameters
-        ----------
-        settings
-            Settings that win over those in the app's ``pyproject.toml``: ``{"local.lr": 0.1}``.
-        """
-        chosen = " ".join(f"{key}={json.dumps(value)}" for key, value in (settings or {}).items())
-        answer = self.flwr("run", str(self.app), CONNECTION, *(["--run-config", chosen] if chosen else []))
-        return str(answer["run-id"])
-
-    def follow(self, run: str) -> None:
-        """Show the log of a run until it has ended."""
-        subprocess.run([_program("flwr"), "log", run, CONNECTION, "--stream"], env=self.environment, check=False)
-
-    def status(self, run: str) -> str:
-        """Return the state of a run, as Flower names it: ``running``, ``finished:completed``, ``finished:failed``."""
-        return str(self.flwr("list", CONNECTION, "--run-id", run)["runs"][0]["status"])
-
-    def run(self, settings: Mapping[str, Any] | None = None) -> None:
+    def run(self, settings: Mapping[str, Any]) -> None:
         """Run the app to its end, and show its log meanwhile.
 
         Raises
@@ -204,29 +189,12 @@ class Deployment:
             If it does not end well, which the exit status of ``flwr run --stream`` does not tell.
         """
         run = self.submit(settings)
-        self.follow(run)
-        status = self.status(run)
+        self.flwr.follow(run)
+        status = self.flwr.status(run)
         if status != "finished:completed":
             raise DeploymentError(
                 f"run {run} ended as {status!r}; its log is above, those of the nodes are in {self.logs}"
             )
-
-    def flwr(self, *arguments: str) -> dict[str, Any]:
-        """Call the command ``flwr`` and return what it answers.
-
-        Raises
-        ------
-        DeploymentError
-            If it fails.
-        """
-        command = [_program("flwr"), *arguments, "--format", "json"]
-        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, check=False)
-        answer = _json_in(done.stdout)
-        if done.returncode != 0 or not answer.get("success"):
-            raise DeploymentError(
-                f"{' '.join(command[1:])}: {answer.get('error-message') or done.stdout + done.stderr}"
-            )
-        return answer
 
     def _make_folder(self) -> None:
         for folder in (self.keys, self.logs, self.folder / "flower"):
@@ -249,7 +217,7 @@ class Deployment:
         return f"{HOST}:{self._ports[-1]}"
 
     def _start(self, name: str, *command: str) -> Process:
-        process = Process(name, [_program(command[0]), *command[1:]], self.logs / f"{name}.log", self.environment)
+        process = Process(name, [program(command[0]), *command[1:]], self.logs / f"{name}.log", self.environment)
         self._processes[name] = process
         return process
 
@@ -288,13 +256,6 @@ class Deployment:
                 raise
             return False
 
-    def _register(self, node: int) -> None:
-        try:
-            self.flwr("supernode", "register", str(self.key(node).with_suffix(".pub")), CONNECTION)
-        except DeploymentError as error:
-            if "already" not in str(error):  # which it is if the folder was used before
-                raise
-
     def _launch_node(self, node: int, key: Path) -> None:
         config = f'partition-id={node} num-partitions={self.nodes} folder="{self.node_folder(node)}"'
         self._start(
@@ -314,7 +275,7 @@ class Deployment:
             except DeploymentError as error:
                 if _REFUSED not in str(error) or time.monotonic() > end:
                     raise
-            time.sleep(2)  # each attempt starts a process
+            time.sleep(5)  # each attempt starts a process
             self._launch_node(node, self.key(node))
 
     def _wait_for_node(self, node: int) -> int:
@@ -339,17 +300,3 @@ def free_ports(count: int) -> list[int]:
         for each in sockets:
             each.bind((HOST, 0))
         return [each.getsockname()[1] for each in sockets]
-
-
-def _program(name: str) -> str:
-    """Return the program of the environment that this runs in, whether or not that is activated."""
-    return str(Path(sys.executable).parent / name)
-
-
-def _json_in(text: str) -> dict[str, Any]:
-    """Return the JSON in what ``flwr`` prints, or nothing."""
-    begin = text.find("{")
-    try:
-        return json.JSONDecoder().raw_decode(text[begin:])[0] if begin >= 0 else {}
-    except json.JSONDecodeError:
-        return {}

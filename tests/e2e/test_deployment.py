@@ -30,6 +30,8 @@ from fedclade import Run
 from fedclade.flower.from_config import RunConfig
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower"
+SPLITS_AT_ONCE = {"rounds": 2, "evaluate_every": 2, "algorithm.eps1": 10.0}
+"""CFL looks for clusters as soon as all answer, and each goes on by itself; every question takes seconds."""
 needs_proc = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="processes are looked up in /proc")
 
 
@@ -180,12 +182,6 @@ def test_the_command_stops_every_process_when_it_is_told_to_end(tmp_path):
     eventually(lambda: not processes_of(tmp_path / "it"))
 
 
-def test_a_command_of_flower_that_fails_tells_why(tmp_path):
-    deployment = Deployment(tmp_path, EXAMPLE)
-    with pytest.raises(DeploymentError, match="supernode register"):
-        deployment.flwr("supernode", "register", str(tmp_path / "missing.pub"))
-
-
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     """Four clients who are connected to a SuperLink over TLS; they can be told to hold or to spoil an answer."""
@@ -201,10 +197,9 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
 
 
 def test_a_federation_of_processes_ends_as_its_simulation_does(federation, tmp_path):
-    """The same clusters, and the same models but for rounding. CFL splits in round 1 here, and each cluster goes on."""
-    settings = {"rounds": 2, "evaluate_every": 2, "algorithm.eps1": 10.0}
-    federation.run({**settings, "network.out": str(tmp_path / "real")})
-    config = RunConfig.read({**run_config(federation.app), **settings}).config
+    """The same clusters, and the same models but for rounding."""
+    federation.run({**SPLITS_AT_ONCE, "network.out": str(tmp_path / "real")})
+    config = RunConfig.read({**run_config(federation.app), **SPLITS_AT_ONCE}).config
     config.run(config.federation(), folder=tmp_path / "simulated", device="cpu")
     real, simulated = Run.load(tmp_path / "real"), Run.load(tmp_path / "simulated")
     assert real.tree.leaf_of == simulated.tree.leaf_of == {0: 1, 2: 1, 1: 2, 3: 2}
@@ -212,6 +207,20 @@ def test_a_federation_of_processes_ends_as_its_simulation_does(federation, tmp_p
     assert len(models[0]) > 0
     torch.testing.assert_close(*models, rtol=0, atol=1e-5)
     assert (tmp_path / "real/figures/accuracy.png").is_file()
+
+
+def test_a_run_that_fails_is_told_though_flower_ends_well(federation, capfd):
+    with pytest.raises(DeploymentError, match=r"run \d+ ended as 'finished:failed'; its log is above"):
+        federation.run({"rounds": 0})
+    assert "rounds should be at least 1, got 0" in capfd.readouterr().out
+
+
+def test_a_key_is_registered_once_and_a_key_that_is_none_is_refused(federation, tmp_path):
+    federation.flwr.register(federation.key(0).with_suffix(".pub"))
+    (tmp_path / "bad.pub").write_text("no key")
+    with pytest.raises(DeploymentError, match=r"flwr supernode register .*bad.pub deployment: "):
+        federation.flwr.register(tmp_path / "bad.pub")
+    assert len(federation.flwr("supernode", "list", "deployment")["nodes"]) == 4
 
 
 def run_config(app: Path) -> dict[str, bool | float | int | str]:
@@ -222,16 +231,16 @@ def run_config(app: Path) -> dict[str, bool | float | int | str]:
 
 
 def test_a_federation_outlives_what_befalls_its_processes(federation, tmp_path):
-    """In round 1 a client answers NaN, in round 2 one is killed, in round 3 the server; a stranger wants to join."""
-    out, settings = tmp_path / "run", {"rounds": 4, "evaluate_every": 4, "network.out": str(tmp_path / "run")}
+    """In round 1 a client answers NaN, and another is killed; in round 2 the server is. A stranger wants to join."""
+    out, settings = tmp_path / "run", {**SPLITS_AT_ONCE, "network.out": str(tmp_path / "run")}
     (federation.node_folder(3) / "spoil-1").touch()
-    held = [federation.node_folder(1) / "hold-2", federation.node_folder(2) / "hold-3"]
+    held = [federation.node_folder(1) / "hold-1", federation.node_folder(2) / "hold-2"]
     for file in held:
         file.touch()
     known = federation.node_ids()
     first = federation.submit(settings)
 
-    eventually(held[0].with_name("holding-2").exists, 120)
+    eventually(held[0].with_name("holding-1").exists, 240)
     federation.kill_node(1)
     held[0].unlink()
     stranger = tmp_path / "stranger"
@@ -243,18 +252,18 @@ def test_a_federation_outlives_what_befalls_its_processes(federation, tmp_path):
     assert "No SuperNode found with the given public key" in federation.log("superlink")
     assert federation.start_node(1) == known[1]
 
-    eventually(held[1].with_name("holding-3").exists, 120)
+    eventually(held[1].with_name("holding-2").exists, 240)
     federation.kill_server_app()
     assert not (out / "summary.json").exists()
     held[1].unlink()
-    federation.flwr("stop", first, "deployment")
+    federation.flwr.stop(first)
     federation.run(settings)
 
     run = Run.load(out)
     assert run.tree.leaf_of == {0: 1, 2: 1, 1: 2, 3: 2}
-    assert [(row["round"], row["clients_trained"]) for row in run.metrics] == [(1, 3), (2, 3), (3, 4), (4, 4)]
+    assert [(row["round"], row["clients_trained"]) for row in run.metrics] == [(1, 2), (2, 4)]
     events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
     left_out = {event["round"]: event["clients"] for event in events if event["kind"] == "left_out"}
-    assert left_out == {1: {"3": "9610 of 9610 entries are NaN or infinite"}, 2: {"1": "dropped out"}}
+    assert left_out == {1: {"1": "dropped out", "3": "9610 of 9610 entries are NaN or infinite"}}
     members = json.loads((out / "clients.json").read_text())["clients"]
     assert {int(client): member["node"] for client, member in members.items()} == known == federation.node_ids()
