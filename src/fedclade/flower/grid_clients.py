@@ -17,7 +17,7 @@ from fedclade.flower import wire
 from fedclade.flower.arrivals import Arrivals
 from fedclade.flower.exchange import AT_ONCE, Exchange
 from fedclade.flower.members import Members
-from fedclade.flower.wire import Content
+from fedclade.flower.wire import Content, shown
 from fedclade.meter import Meter
 from fedclade.params import Layout
 from fedclade.signature import CountSketch
@@ -301,9 +301,12 @@ def _scores(content: Content, count: int) -> list[Scores]:
     kinds = (float, float, int)
     for column, kind in zip(columns, kinds, strict=True):
         if not isinstance(column, list) or len(column) != count or not all(type(value) is kind for value in column):
-            raise UpdateError(f"expected {count} accuracies, losses and numbers of examples, got {columns}")
+            raise UpdateError(f"expected {count} accuracies, losses and numbers of examples, got {shown(columns)}")
     scores: list[Scores] = list(zip(*columns, strict=True))  # pyright: ignore[reportArgumentType]  (they are lists)
-    for accuracy, _, examples in scores:
-        if not 0 <= accuracy <= 1 or examples < 1:
-            raise UpdateError(f"expected an accuracy in [0, 1] of at least 1 example, got {accuracy} of {examples}")
+    for accuracy, loss, examples in scores:
+        if not (0 <= accuracy <= 1 and 0 <= loss < math.inf and 1 <= examples <= wire.MOST_EXAMPLES):
+            raise UpdateError(
+                f"accuracy {accuracy:g} and loss {loss:g} of {examples} examples, expected an accuracy in [0, 1] and a "
+                "finite loss of at least 1 example"
+            )
     return scores
