@@ -78,6 +78,7 @@ class Members:
         self._exchange = exchange
         self._identity = identity
         self._members: dict[int, Member] = {}
+        self._truth: dict[int, int] = {}
         self._connected: set[int] = set()
         self._asked: dict[str, int] = {}
         """Nodes that have not answered yet, by the message that asks them to introduce themselves."""
@@ -298,11 +299,12 @@ class Members:
     def _enter(self, client: int, member: Member) -> None:
         self._members[client] = member
         self._members = dict(sorted(self._members.items()))
-        roster, truth = self._roster, {c: m.true_cluster for c, m in self._members.items()}
+        roster = self._roster
         roster.names = {c: m.name for c, m in self._members.items()}
         roster.sizes = {c: m.size for c, m in self._members.items()}
-        told = {c: cluster for c, cluster in truth.items() if cluster is not None}
-        roster.true_clusters = told if len(told) == len(truth) else None
+        # One mapping that grows: the oracle is made of it, and looks newcomers up there.
+        self._truth |= {} if member.true_cluster is None else {client: member.true_cluster}
+        roster.true_clusters = self._truth if self._truth.keys() == self._members.keys() else None
 
 
 def _member(kept: dict[str, Any]) -> Member:
