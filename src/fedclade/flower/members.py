@@ -7,7 +7,7 @@ import logging
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from flwr.app import MessageType
 
@@ -15,7 +15,7 @@ from fedclade.errors import ModelError, RunError, UpdateError
 from fedclade.files import appear
 from fedclade.flower import wire
 from fedclade.flower.exchange import Exchange
-from fedclade.flower.introduction import Introduction, Member, read_schema
+from fedclade.flower.introduction import Introduction, Member, read_member, read_schema
 from fedclade.roster import Roster
 
 Identity = Literal["node", "number"]
@@ -219,7 +219,7 @@ class Members:
         path = folder / CLIENTS
         try:
             kept = json.loads(path.read_text())
-            members = {int(client): _member(member) for client, member in kept["clients"].items()}
+            members = {int(client): read_member(member) for client, member in kept["clients"].items()}
             told = set[int](kept["connected"]) & set(members)
             first = Introduction(
                 number=None,
@@ -305,11 +305,3 @@ class Members:
         # One mapping that grows: the oracle is made of it, and looks newcomers up there.
         self._truth |= {} if member.true_cluster is None else {client: member.true_cluster}
         roster.true_clusters = self._truth if self._truth.keys() == self._members.keys() else None
-
-
-def _member(kept: dict[str, Any]) -> Member:
-    """Return a client as JSON has it."""
-    member = Member(**kept)
-    if type(member.node) is not int or type(member.size) is not int or type(member.name) is not str:
-        raise TypeError(f"{kept} is no client")
-    return member
