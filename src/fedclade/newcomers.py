@@ -145,7 +145,7 @@ def assign(
     ConfigError
         If the run's algorithm or model must be given, or a name or a value is unknown.
     RunError
-        If the run's models do not fit the newcomers' data.
+        If the run's models do not fit the newcomers' data, or are permuted by a secret of a network's clients.
     UpdateError
         If a newcomer's training diverges.
     """
@@ -181,6 +181,7 @@ class _Setting:
         engine: str | None,
         memory: int | str | None,
     ) -> _Setting:
+        run.check_readable()
         config, seed = run.config, run.summary["seed"]
         algorithm = algorithm or _algorithm(config["algorithm"])
         arguments = {key: value for key, value in config["model"].items() if key != "name"}

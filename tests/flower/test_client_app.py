@@ -17,7 +17,7 @@ from fedclade.flower import LocalGrid, LocalNode, client_app, wire
 from fedclade.flower.client_app import KEPT, app_for, own_of, partition_of
 from fedclade.flower.server_app import show
 from fedclade.flower.wire import Content
-from fedclade.ledger import Budget
+from fedclade.ledger import Budget, Ledger
 from fedclade.privacy import DifferentialPrivacy
 from fedclade.store import Run
 from tests.flower.worlds import FOUR, app_of, federated, grid_of, network_of, node_of, reasons, respondent_of
@@ -155,6 +155,16 @@ def test_a_run_of_private_clients_is_reported_without_their_losses(tmp_path: Pat
     assert [row["train_loss"] for row in kept.metrics] == [None] * 3
     show(kept, folder)
     assert list((folder / "figures").iterdir())
+
+
+def test_what_the_server_says_was_spent_is_what_the_ledgers_say(tmp_path: Path):
+    """The ledger of the client that sent most; CFL asks for updates only, and all are asked in every round."""
+    privacy = DifferentialPrivacy(clip_norm=0.5, noise_multiplier=8.0)
+    run = federated(private_grid(tmp_path, noise=8.0), CFL(eps1=1e-9), rounds=3, privacy=privacy)
+    ledgers = [Ledger(tmp_path / f"client-{client}" / "privacy.json") for client in range(4)]
+    assert {sum(entry.releases for entry in ledger.entries()) for ledger in ledgers} == {3}
+    assert run.summary["privacy"]["releases"] == 3
+    assert run.summary["privacy"]["epsilon"] == ledgers[0].spent(privacy.delta)
 
 
 def test_who_has_spent_its_budget_is_left_out_and_says_so(tmp_path: Path):

@@ -73,6 +73,20 @@ def test_whatever_the_algorithm_who_connects_later_takes_part(algorithm: Algorit
     assert 3 in {row["client"] for row in run.clients}
 
 
+def test_an_oracle_learns_of_them_too_as_far_as_they_tell():
+    grid = grid_of(federation_of(FOUR))
+    connect(grid, 3, connected=False)
+    run = federated(grid, "oracle", on_round=at(2, lambda: connect(grid, 3)))
+    assert clusters(run) == {frozenset({0, 2}), frozenset({1, 3})}
+    connect(grid, 3, connected=False)
+    spoil(grid, 3, "hello", worded(true_cluster=-1))
+    with pytest.raises(ConfigError, match=r"oracle: newcomers \[3\] are in no cluster that the run began with"):
+        federated(grid, "oracle", on_round=at(2, lambda: connect(grid, 3)))
+    connect(grid, 3, connected=False)
+    run = federated(grid, "fedavg", on_round=at(2, lambda: connect(grid, 3)))
+    assert [row["ari"] for row in run.metrics] == [0.0, 0.0, None, None]  # what is not known is not scored
+
+
 def test_who_disconnects_is_left_out_at_once_and_its_cluster_goes_on():
     grid = grid_of(federation_of(FOUR))
     seconds: list[float] = []

@@ -21,6 +21,7 @@ from fedclade.algorithms import CFL, IFCA, PACFL, Ditto, FedAvg
 from fedclade.encoding import ENCODINGS, encoded_bytes
 from fedclade.errors import UpdateError
 from fedclade.flower import wire
+from fedclade.flower.grid_clients import _scores
 from fedclade.flower.wire import RAW, Content
 from fedclade.params import Layout
 from fedclade.updates import LARGEST_NORM
@@ -218,6 +219,24 @@ def test_whatever_comes_is_left_out_or_can_be_used(words: dict[str, Any], data: 
         assert 1 <= answer.size <= 2**53
     assert len(why) < 400
     assert why.isprintable()
+
+
+NUMBERS = st.one_of(st.floats(), st.integers(-(2**63), 2**63 - 1), st.text(max_size=5), st.booleans())
+COLUMN = st.one_of(NUMBERS, st.lists(st.floats(-0.5, 1.5), max_size=3), st.lists(st.integers(-1, 9), max_size=3))
+
+
+@settings(max_examples=100)
+@given(accuracies=COLUMN, losses=COLUMN, examples=COLUMN, count=st.integers(1, 3))
+def test_whatever_scores_come_they_are_scores_or_none(accuracies: Any, losses: Any, examples: Any, count: int):
+    values = {"accuracies": accuracies, "losses": losses, "examples": examples}
+    why, scores = "", list[tuple[float, float, int]]()
+    try:
+        scores = _scores(Content.of(worded(**values)(wire.record({}))), count)
+    except UpdateError as error:
+        why = str(error)
+    assert len(scores) == (0 if why else count)
+    assert all(0 <= accuracy <= 1 and 0 <= loss < math.inf and n >= 1 for accuracy, loss, n in scores)
+    assert len(why) < 400
 
 
 def test_an_error_by_the_superlink_belongs_to_the_question_that_it_answers():

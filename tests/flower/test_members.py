@@ -264,6 +264,7 @@ def test_clients_are_written_down_only_if_something_changed(tmp_path: Path):
         lambda kept: json.dumps({**kept, "clients": {}}),
         lambda kept: json.dumps({**kept, "clients": {"zero": kept["clients"]["0"]}}),
         lambda kept: json.dumps({**kept, "clients": {"0": {**kept["clients"]["0"], "size": "many"}}}),
+        lambda kept: json.dumps({**kept, "clients": {"0": {**kept["clients"]["0"], "true_cluster": "x"}}}),
         lambda kept: json.dumps({**kept, "clients": {"0": {**kept["clients"]["0"], "extra": 1}}}),
         lambda kept: json.dumps({**kept, "schema": {}}),
         lambda kept: json.dumps({**kept, "connected": 5}),

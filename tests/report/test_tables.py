@@ -50,6 +50,20 @@ def test_run_table_counts_answers_that_were_left_out(summary_run):
     assert "left out" not in "\n".join(lines(run_table(summary_run())))
 
 
+def test_run_table_tells_who_came_and_went_and_who_was_kept_out(summary_run):
+    events = [
+        {"round": 2, "kind": "disconnected", "node": 0, "clients": [0, 3]},
+        {"round": 3, "kind": "reconnected", "node": 0, "clients": [3]},
+        {"round": 3, "kind": "refused", "node": 0, "nodes": {"77": "it has no secret", "78": "it has [no] model"}},
+    ]
+    shown = [cells(line) for line in lines(run_table(replace(summary_run(), events=events)))]
+    assert ["connections", "2 lost, 1 back"] in shown
+    assert ["refused", "2 nodes, the last 78: it has [no] model"] in shown
+    nothing = "\n".join(lines(run_table(summary_run())))
+    assert "connections" not in nothing
+    assert "refused" not in nothing
+
+
 @pytest.mark.parametrize(
     ("epsilon", "text"),
     [

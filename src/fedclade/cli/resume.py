@@ -12,6 +12,7 @@ from fedclade.cli.options import DataDirOption, DeviceOption, MemoryOption, Quie
 from fedclade.cli.progress import RunProgress
 from fedclade.cli.run import run_and_show
 from fedclade.config import read_config
+from fedclade.config_files import read_toml
 from fedclade.errors import ConfigError, RunError
 from fedclade.store.run import CONFIG, Run, is_finished, is_unfinished
 
@@ -36,6 +37,11 @@ def resume(
     if is_finished(folder) and (done := Run.load(folder).summary["rounds"]) >= (rounds or 0):
         console.print(f"{folder} is finished after {done} rounds; there is nothing to continue", soft_wrap=True)
         return
+    if "network" in read_toml(folder / CONFIG):
+        raise RunError(
+            f"{folder} is the run of a network, which only its clients can continue: start its ServerApp again with "
+            "the same run config, and it goes on after the last checkpoint"
+        )
     try:
         config = read_config(folder / CONFIG, overrides(None, rounds=rounds))
     except ConfigError as error:

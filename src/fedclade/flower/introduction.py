@@ -114,6 +114,21 @@ class Introduction:
         return schema.input_shape, schema.outputs, schema.task, schema.vocabulary_size
 
 
+def read_member(kept: Mapping[str, Any]) -> Member:
+    """Check and read a client as JSON has it.
+
+    Raises
+    ------
+    TypeError
+        If it is none.
+    """
+    member = Member(**kept)
+    numbers = (member.node, member.size, 0 if member.true_cluster is None else member.true_cluster)
+    if any(type(number) is not int for number in numbers) or type(member.name) is not str:
+        raise TypeError(f"{shown(kept)} is no client")
+    return member
+
+
 def read_schema(kept: Mapping[str, Any]) -> Schema:
     """Check and read a schema as JSON has it: tuples are lists there.
 

@@ -7,7 +7,7 @@ import logging
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from flwr.app import MessageType
 
@@ -15,7 +15,7 @@ from fedclade.errors import ModelError, RunError, UpdateError
 from fedclade.files import appear
 from fedclade.flower import wire
 from fedclade.flower.exchange import Exchange
-from fedclade.flower.introduction import Introduction, Member, read_schema
+from fedclade.flower.introduction import Introduction, Member, read_member, read_schema
 from fedclade.roster import Roster
 
 Identity = Literal["node", "number"]
@@ -78,6 +78,7 @@ class Members:
         self._exchange = exchange
         self._identity = identity
         self._members: dict[int, Member] = {}
+        self._truth: dict[int, int] = {}
         self._connected: set[int] = set()
         self._asked: dict[str, int] = {}
         """Nodes that have not answered yet, by the message that asks them to introduce themselves."""
@@ -218,7 +219,7 @@ class Members:
         path = folder / CLIENTS
         try:
             kept = json.loads(path.read_text())
-            members = {int(client): _member(member) for client, member in kept["clients"].items()}
+            members = {int(client): read_member(member) for client, member in kept["clients"].items()}
             told = set[int](kept["connected"]) & set(members)
             first = Introduction(
                 number=None,
@@ -298,16 +299,9 @@ class Members:
     def _enter(self, client: int, member: Member) -> None:
         self._members[client] = member
         self._members = dict(sorted(self._members.items()))
-        roster, truth = self._roster, {c: m.true_cluster for c, m in self._members.items()}
+        roster = self._roster
         roster.names = {c: m.name for c, m in self._members.items()}
         roster.sizes = {c: m.size for c, m in self._members.items()}
-        told = {c: cluster for c, cluster in truth.items() if cluster is not None}
-        roster.true_clusters = told if len(told) == len(truth) else None
-
-
-def _member(kept: dict[str, Any]) -> Member:
-    """Return a client as JSON has it."""
-    member = Member(**kept)
-    if type(member.node) is not int or type(member.size) is not int or type(member.name) is not str:
-        raise TypeError(f"{kept} is no client")
-    return member
+        # One mapping that grows: the oracle is made of it, and looks newcomers up there.
+        self._truth |= {} if member.true_cluster is None else {client: member.true_cluster}
+        roster.true_clusters = self._truth if self._truth.keys() == self._members.keys() else None

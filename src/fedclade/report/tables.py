@@ -144,6 +144,7 @@ def _facts(run: Run) -> Iterator[tuple[str, str]]:
         yield "recovery", f"ARI {number(clusters['ari'])}, NMI {number(clusters['nmi'])}"
     if s["target"]["accuracy"] is not None:
         yield f"target {percent(s['target']['accuracy'], 0)}", _target(s["target"])
+    yield from _connections(run.events)
     if lost := [why for event in run.events if event["kind"] == "left_out" for why in event["clients"].values()]:
         absent = sum(why in (DROPPED_OUT, TOO_LATE) for why in lost)
         yield "left out", f"{count(len(lost), 'answer')}: {absent:,} absent, {len(lost) - absent:,} unusable"
@@ -160,6 +161,18 @@ def _privacy(epsilon: float | None, delta: float, releases: int, **_: float) -> 
         spent = f"ε = {epsilon:,.0f}" if epsilon >= 100 else f"ε = {epsilon:.3g}"
         spent += f" at δ = {delta:g}"
     return f"{spent}; {count(releases, 'update')} of the client that sent most"
+
+
+def _connections(events: Sequence[Row]) -> Iterator[tuple[str, str]]:
+    """Yield the lines about clients that came and went over a network, and about nodes that were kept out."""
+    told = {
+        kind: sum(len(e["clients"]) for e in events if e["kind"] == kind) for kind in ("disconnected", "reconnected")
+    }
+    if any(told.values()):
+        yield "connections", f"{told['disconnected']:,} lost, {told['reconnected']:,} back"
+    if refused := {node: why for event in events if event["kind"] == "refused" for node, why in event["nodes"].items()}:
+        *_, (node, why) = refused.items()
+        yield "refused", f"{count(len(refused), 'node')}, the last {node}: {why}"
 
 
 def _accuracy_facts(accuracy: Mapping[str, float]) -> Iterator[tuple[str, str]]:

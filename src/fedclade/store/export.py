@@ -50,9 +50,10 @@ def export_model(
     TreeError
         If the tree has no such client, node or level.
     RunError
-        If the run was saved without the layout of its model or is damaged, or a file exists already or cannot be
-        written.
+        If the run was saved without the layout of its model or is damaged, its models are permuted by its clients, or a
+        file exists already or cannot be written.
     """
+    run.check_readable()
     target = _target(out)
     chosen = _chosen(run, client, node, level)
     if run.layout is None:

@@ -93,6 +93,21 @@ class Run:
     similarities: Sequence[SimilarityMatrix] = field(default_factory=tuple[SimilarityMatrix, ...])
     layout: Layout | None = None
 
+    def check_readable(self) -> None:
+        """Check that its models can be used as they are.
+
+        Raises
+        ------
+        RunError
+            If they are permuted still: in a simulation they are opened at the end, but the clients of a network keep
+            their secret from the server.
+        """
+        if "network" in self.config and self.config.get("privacy", {}).get("permute"):
+            raise RunError(
+                "the models of this run are permuted by a secret that only its clients have, and nobody else can use "
+                "them; clients are served over the network, where newcomers join too"
+            )
+
     def save(self, folder: str | Path, extra: Callable[[Path], object] | None = None) -> Path:
         """Write the run folder; all of it or nothing.
 

@@ -1,0 +1,201 @@
+"""Apps whose settings are Flower's run config; and what the command line does with the run folder that they leave."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import Context, Message, RecordDict
+
+from fedclade.cli import main
+from fedclade.errors import ConfigError
+from fedclade.flower import LocalGrid, LocalNode, Network, client_app_from_config, server_app_from_config, wire
+from fedclade.flower.from_config import Apps, RunConfig
+from fedclade.flower.wire import Content
+from fedclade.store import Run
+from fedclade.store.run import without_none
+
+RUN_CONFIG: dict[str, bool | float | int | str] = {
+    "rounds": 3,
+    "seed": 1,
+    "data.name": "digits",
+    "data.clients": 4,
+    "data.samples_per_client": 60,
+    "data.shift": "label_swap",
+    "data.clusters": 2,
+    "model.name": "mclr",
+    "algorithm.name": "fl_hc",
+    "algorithm.rounds_before": 1,
+    "algorithm.n_clusters": 2,
+    "local.epochs": 2,
+    "network.clients": 4,
+    "network.wait": 1.0,
+}
+
+
+def grid_of(run_config: dict[str, Any], config: dict[str, Any] | None = None) -> LocalGrid:
+    app = client_app_from_config()
+    nodes = {100 + i: LocalNode(app, {"partition-id": i, "num-partitions": 4, **(config or {})}) for i in range(4)}
+    return LocalGrid(nodes, run_config)
+
+
+def serve(run_config: dict[str, Any], config: dict[str, Any] | None = None) -> None:
+    server_app_from_config()(grid_of(run_config, config), Context(1, 0, {}, RecordDict(), run_config))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run folder of a network."""
+    out = tmp_path_factory.mktemp("network") / "run"
+    serve({**RUN_CONFIG, "network.out": str(out)})
+    return out
+
+
+def test_one_config_gives_the_same_run_over_a_grid_and_in_a_simulation(folder: Path):
+    there = Run.load(folder)
+    config = RunConfig.read(RUN_CONFIG).config
+    here = config.run(config.federation(), device="cpu")
+    assert [node.members for node in there.tree.nodes] == [node.members for node in here.tree.nodes]
+    for ours, theirs in zip(here.tree.nodes, there.tree.nodes, strict=True):
+        assert float((ours.params - theirs.params).abs().max()) < 1e-6
+    assert there.summary["accuracy"] == pytest.approx(here.summary["accuracy"])
+    assert there.summary["data"] == here.summary["data"]
+    assert there.config["network"] == {
+        "clients": 4,
+        "wait": 1.0,
+        "deadline": 600.0,
+        "identity": "node",
+        "out": str(folder),
+        "encoding": "float32",
+    }
+    assert there.config["algorithm"] == without_none(here.config["algorithm"])
+    assert (folder / "figures").is_dir()
+
+
+def test_its_rounds_and_tables_are_told(capsys: pytest.CaptureFixture[str], folder: Path):
+    serve({**RUN_CONFIG, "network.out": str(folder), "rounds": 4})  # one round more
+    told = capsys.readouterr().out
+    assert "round 4, 4 clients trained, 2 clusters, accuracy " in told
+    assert "round 3" not in told.splitlines()[0]
+    assert "clusters" in told
+    assert f"run folder: {folder}" in told.splitlines()[-1]
+
+
+@pytest.fixture
+def fedclade(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
+    """Call the command line; return its exit status and all that it says."""
+    monkeypatch.setenv("COLUMNS", "300")
+
+    def call(*arguments: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["fedclade", *arguments])
+        code = 0
+        try:
+            main()
+        except SystemExit as leaving:
+            code = int(leaving.code or 0)
+        said = capsys.readouterr()
+        return code, said.out + said.err
+
+    return call
+
+
+def test_the_command_line_does_not_resume_the_run_of_a_network(
+    fedclade: Callable[..., tuple[int, str]], tmp_path: Path
+):
+    out = tmp_path / "run"
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    grid = grid_of(RUN_CONFIG)
+    pull, pulls = grid.pull_messages, iter(range(1000))
+    grid.pull_messages = lambda ids: stop() if next(pulls) > 4 else pull(ids)  # type: ignore[method-assign]
+    context = Context(1, 0, {}, RecordDict(), {**RUN_CONFIG, "network.out": str(out)})
+    with pytest.raises(KeyboardInterrupt):
+        server_app_from_config()(grid, context)
+    assert (out / "config.toml").exists()
+    assert not (out / "summary.json").exists()
+    before = sorted(out.rglob("*"))
+    code, said = fedclade("resume", str(out))
+    assert code == 2
+    assert f"{out} is the run of a network, which only its clients can continue: start its ServerApp again" in said
+    assert sorted(out.rglob("*")) == before
+
+
+def test_nor_gives_it_more_rounds(fedclade: Callable[..., tuple[int, str]], folder: Path):
+    assert fedclade("resume", str(folder))[1].strip().endswith("there is nothing to continue")
+    code, said = fedclade("resume", str(folder), "--rounds", "9")
+    assert (code, "start its ServerApp again" in said) == (2, True)
+
+
+def test_newcomers_are_assigned_to_the_run_of_a_network(
+    fedclade: Callable[..., tuple[int, str]], folder: Path, tmp_path: Path
+):
+    (tmp_path / "new.toml").write_text(
+        'seed = 1\n[data]\nname = "digits"\nclients = 8\nsamples_per_client = 40\nshift = "label_swap"\nclusters = 2\n'
+    )
+    code, said = fedclade("assign", str(folder), "--config", str(tmp_path / "new.toml"), "--device", "cpu")
+    assert code == 0, said
+    assert (folder / "newcomers.json").exists()
+
+
+def test_a_permuted_run_is_nobodys_but_its_clients(fedclade: Callable[..., tuple[int, str]], tmp_path: Path):
+    (tmp_path / "secret").write_text("ab" * 32)
+    out, new = tmp_path / "run", tmp_path / "new.toml"
+    run_config = {**RUN_CONFIG, "rounds": 2, "privacy.permute": True, "network.out": str(out)}
+    serve(run_config, {"secret-file": str(tmp_path / "secret")})
+    new.write_text('[data]\nname = "digits"\nclients = 4\n')
+    why = "the models of this run are permuted by a secret that only its clients have"
+    for command in (
+        ("assign", str(out), "--config", str(new)),
+        ("export", str(out), "--client", "1", "--out", "m.safetensors"),
+    ):
+        code, said = fedclade(*command)
+        assert (code, why in said) == (2, True), said
+    code, said = fedclade("report", str(out))
+    assert code == 0, said
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"a.b.c": 1}, "the run config takes section.key, got 'a.b.c'"),
+        ({"network.clients": 0}, "network.clients should be at least 1, got 0"),
+        ({"network.wait": 0.0}, "network.wait should be greater than 0, got 0.0"),
+        ({"network.deadline": -1.0}, "network.deadline should be greater than 0, got -1.0"),
+        ({"network.identity": "name"}, "identity of .network. should be 'node' or 'number', got 'name'"),
+        ({"network.encoding": "zip"}, "unknown encoding 'zip'"),
+        ({"network.clocks": 3}, "'clocks'"),
+        ({"network.clients": "four"}, "clients"),
+        ({"algorithm.name": "clf"}, "unknown algorithm in .algorithm.: 'clf'; did you mean 'cfl'?"),
+        ({"algorithm.name": "clf", "network.clients": 0}, "(?s)'clf'.*network.clients"),
+    ],
+)
+def test_a_run_config_is_checked(changes: dict[str, Any], why: str):
+    with pytest.raises(ConfigError, match=why):
+        RunConfig.read({**RUN_CONFIG, **changes})
+
+
+def test_sections_have_defaults():
+    read = RunConfig.read({})
+    assert (read.network, read.apps) == (Network(), Apps())
+    assert read.config.algorithm["name"] == "fedavg"
+
+
+def refusal_of(config: dict[str, Any], run_config: dict[str, Any] | None = None) -> str:
+    grid = LocalGrid({5: LocalNode(client_app_from_config(), config)}, run_config or RUN_CONFIG)
+    (reply,) = grid.send_and_receive([Message(wire.record({"what": "hello"}), 5, "query")])
+    return Content.of(reply.content).words.values["refused"]
+
+
+def test_a_node_says_what_is_wrong_with_its_config():
+    assert refusal_of({}) == "a node of this app needs partition-id in its node config, to know whose data it has"
+    assert "there is no client 4" in refusal_of({"partition-id": 4})
+    assert "epsilon in the node config should be a number, got 'much'" in refusal_of(
+        {"partition-id": 0, "epsilon": "much"}
+    )
+    assert "budget.epsilon should be greater than 0, got 0.0" in refusal_of({"partition-id": 0, "epsilon": 0})
+    assert "unknown algorithm" in refusal_of({"partition-id": 0}, {**RUN_CONFIG, "algorithm.name": "clf"})
