@@ -39,6 +39,7 @@ from fedclade.errors import (
     FedcladeError,
     MissingExtraError,
     ModelError,
+    PrivacyError,
     RunError,
     RunInterrupted,
     TreeError,
@@ -47,6 +48,7 @@ from fedclade.errors import (
 from fedclade.faults import Faults
 from fedclade.local import LocalSpec
 from fedclade.newcomers import Newcomers, assign
+from fedclade.privacy import DifferentialPrivacy
 from fedclade.signature import Signature
 from fedclade.simulation import simulate
 from fedclade.store import Run, export_model
@@ -61,6 +63,7 @@ __all__ = [
     "CheckpointError",
     "ConfigError",
     "DataError",
+    "DifferentialPrivacy",
     "Ditto",
     "EngineError",
     "Faults",
@@ -80,6 +83,7 @@ __all__ = [
     "ParameterTree",
     "PathEnsemble",
     "Pool",
+    "PrivacyError",
     "Run",
     "RunError",
     "RunInterrupted",
