@@ -1,0 +1,198 @@
+"""How many clusters are there, and are they real? What two replicates of every client's update say.
+
+Every client makes two updates, A and B, at the same model, from two halves of its training data. What the draw of its
+examples adds to them is independent between the halves; what its distribution adds is not. So a partition that was
+found on A can be judged on B, which had no part in finding it, and the other way round.
+
+*Worth it.* The members of a cluster share the mean of their updates. In a smaller cluster it is less biased for each of
+them, and noisier. With unit updates u_i, the mean similarity of two members of a cluster c, less that of any two
+clients, estimates ‖μ_c − μ‖², the bias that its members are rid of; and every cluster more costs the noise of one
+update, shared out among all n. The gain of a partition into k clusters is
+
+    G = (1/n) · [Σ_c |c| · (mean similarity within c − mean similarity of all) − (k − 1) · σ²],
+
+with σ² the noise of a whole update. No client is compared with itself: what a model has learnt by heart of a client's
+examples is in both of its halves, and gives no two clients anything in common. So a cluster of one has no gain.
+
+*Real.* If all clients have one distribution, the clients of B are exchangeable: shuffled among the clusters that A
+found, they gain as much as often as not. The p-value is the share of shuffles, the true order among them, for which the
+best of all cuts of A's dendrogram gains at least as much. That is exact, whatever the distribution of updates, and
+counts the choice of the number of clusters.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import permutations
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.spatial.distance import squareform
+from torch import Tensor
+
+from fedclade.clustering import agglomerate, cut
+from fedclade.similarity import Similarity, cosine_similarity
+
+Labels = NDArray[np.int64]
+
+MOST_CLUSTERS = 32
+"""That a dendrogram is cut into."""
+
+DRAWS_TO_RESOLVE = 20
+"""A sample of shuffles is so many times as large as one over the level: a p-value at it is known within a quarter."""
+
+MOST_DRAWS = 100_000
+
+ENTRIES_AT_ONCE = 2**22
+"""Of similarities that are shuffled together: 32 MiB."""
+
+ENOUGH = 100
+"""Shuffles that gain as much: whatever more would be drawn, the p-value is not small (Besag and Clifford 1991)."""
+
+LARGEST_TESTED = 500
+"""Clients whose similarities are shuffled; of more, so many are drawn for the test."""
+
+
+@dataclass(frozen=True, eq=False)
+class Replicates:
+    """Two updates of each of n clients, made at the same model from halves of their data.
+
+    Parameters
+    ----------
+    first, second
+        Signatures ``[n, R]``.
+    """
+
+    first: Tensor
+    second: Tensor
+
+    @property
+    def agreement(self) -> NDArray[np.float64]:
+        """Cosine of the two updates of each client, ``[n]``; it estimates 1/(1 + γ²) of a half update."""
+        dots = (self.first * self.second).sum(1)
+        norms = self.first.norm(dim=1) * self.second.norm(dim=1)
+        return (dots / norms.clamp(min=1e-30)).double().clamp(-1, 1).cpu().numpy()
+
+    @property
+    def gammas(self) -> NDArray[np.float64]:
+        """γ_i of CFL's eq. 39 for whole updates, which have half the noise of halves, ``[n]``; it may be infinite."""
+        agreement = self.agreement
+        with np.errstate(divide="ignore"):
+            return np.where(agreement > 0, np.sqrt(np.maximum(1 / agreement - 1, 0) / 2), np.inf)
+
+
+@dataclass(frozen=True, eq=False)
+class Finding:
+    """What the replicates say about clusters.
+
+    Parameters
+    ----------
+    labels
+        The best partition ``[n]``, found on both halves; zeros where one cluster is best.
+    gain
+        G of it, judged across halves; 0 for one cluster.
+    p_value
+        That there is only one distribution; 1 where one cluster is best.
+    noise
+        σ².
+    similarity
+        ``[n, n]``, the mean of both halves'.
+    """
+
+    labels: Labels
+    gain: float
+    p_value: float
+    noise: float
+    similarity: Similarity
+
+
+def find_clusters(replicates: Replicates, level: float, draw: np.random.Generator) -> Finding:
+    """Find the clusters that gain most, and test whether there are any.
+
+    Both directions are tested, A's partitions on B and B's on A, and the smaller p-value counts twice (Bonferroni).
+
+    Parameters
+    ----------
+    replicates
+        Of n clients.
+    level
+        At which the p-value should be told apart; it says how many shuffles are drawn where there are too many for all.
+    draw
+        Draws them.
+    """
+    halves = [cosine_similarity(half) for half in (replicates.first, replicates.second)]
+    noise = max(0.0, 1 - float(replicates.agreement.mean())) / 2
+    cuts = [_cuts(similarity) for similarity in halves]
+    gains = (_gains(halves[1], cuts[0], noise) + _gains(halves[0], cuts[1], noise)) / 2
+    best = int(gains.argmax())
+    both = (halves[0] + halves[1]) / 2
+    if best == 0:
+        return Finding(np.zeros(len(both), dtype=np.int64), 0.0, 1.0, noise, both)
+    p_values = [
+        _p_value(judged, partitions, noise, level / 2, draw)
+        for judged, partitions in ((halves[1], cuts[0]), (halves[0], cuts[1]))
+    ]
+    return Finding(_cuts(both)[best], float(gains[best]), min(1.0, 2 * min(p_values)), noise, both)
+
+
+def gain(similarity: Similarity, labels: Labels, noise: float) -> float:
+    """Return G of a partition ``[n]`` that these similarities ``[n, n]`` had no part in finding."""
+    return float(_gains(similarity, labels[None], noise)[0])
+
+
+def _cuts(similarity: Similarity) -> Labels:
+    """Return the partitions of average linkage into 1, 2, ... clusters, ``[K, n]``."""
+    merges = agglomerate(squareform(1 - similarity, checks=False), "average")
+    return np.stack([cut(merges, k) for k in range(1, min(len(similarity), MOST_CLUSTERS) + 1)])
+
+
+def _gains(similarity: Similarity, partitions: Labels, noise: float) -> NDArray[np.float64]:
+    """Return G of each of K partitions, ``[K]``."""
+    weights, costs = _weights(partitions, noise)
+    return np.einsum("kij,ij->k", weights, similarity) - costs
+
+
+def _weights(partitions: Labels, noise: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return what similarities are multiplied by in G of each partition, ``[K, n, n]``, and what is taken off."""
+    n = partitions.shape[1]
+    same = (partitions[:, :, None] == partitions[:, None, :]).astype(np.float64)
+    others = same.sum(2, keepdims=True) - 1  # of each client in its cluster
+    off = 1 - np.eye(n)
+    # Of a cluster |c| times the mean over its |c|(|c| − 1) ordered pairs; of all as many times that over n(n − 1).
+    inside = np.divide(same, others, out=np.zeros_like(same), where=others > 0)
+    shared = (others[:, :, 0] > 0).sum(1)[:, None, None] / (n * max(n - 1, 1))
+    return (inside - shared) * off / n, noise * partitions.max(1) / n
+
+
+def _p_value(
+    similarity: Similarity, partitions: Labels, noise: float, level: float, draw: np.random.Generator
+) -> float:
+    """Return the share of shuffles of the clients for which the best partition gains at least as much."""
+    if len(similarity) > LARGEST_TESTED:
+        some = np.sort(draw.choice(len(similarity), LARGEST_TESTED, replace=False))
+        similarity, partitions = similarity[np.ix_(some, some)], _renumbered(partitions[:, some])
+    n = len(similarity)
+    weights, costs = _weights(partitions, noise)
+    flat = weights.reshape(len(weights), -1)
+
+    def best(orders: Labels) -> NDArray[np.float64]:
+        shuffled = similarity[orders[:, :, None], orders[:, None, :]].reshape(len(orders), -1)
+        return (shuffled @ flat.T - costs).max(axis=1)
+
+    seen = float(best(np.arange(n)[None])[0]) - 1e-12  # rounding counts against it
+    draws = min(MOST_DRAWS, math.ceil(DRAWS_TO_RESOLVE / level))
+    if math.factorial(n) <= draws:
+        every = np.array(list(permutations(range(n))))
+        return float((best(every) >= seen).mean())
+    at_least, drawn, at_once = 0, 0, max(1, ENTRIES_AT_ONCE // n**2)
+    while drawn < draws and at_least < ENOUGH:
+        orders = np.argsort(draw.random((min(at_once, draws - drawn), n)), axis=1)
+        at_least += int((best(orders) >= seen).sum())
+        drawn += len(orders)
+    return (at_least + 1) / (drawn + 1)  # the true order is one of them
+
+
+def _renumbered(partitions: Labels) -> Labels:
+    """Return partitions of some of the clients with clusters numbered without gaps."""
+    return np.stack([np.unique(labels, return_inverse=True)[1] for labels in partitions])
