@@ -14,15 +14,17 @@ update, shared out among all n. The gain of a partition into k clusters is
 with σ² the noise of a whole update. No client is compared with itself: what a model has learnt by heart of a client's
 examples is in both of its halves, and gives no two clients anything in common. So a cluster of one has no gain.
 
-*Real.* If all clients have one distribution, the clients of B are exchangeable: shuffled among the clusters that A
-found, they gain as much as often as not. The p-value is the share of shuffles, the true order among them, for which the
-best of all cuts of A's dendrogram gains at least as much. That is exact, whatever the distribution of updates, and
-counts the choice of the number of clusters.
+*Real.* A's partitions are judged on B and B's on A, and the cut is taken where the mean of both gains is largest. If
+all clients have one distribution, it does not matter which of B's updates is whose: with B's clients shuffled, A and B
+fit each other as well as before. The p-value is the share of shuffles, the true order among them, for which the best of
+all cuts gains at least as much. That is exact, whatever the distribution of updates is, and counts both directions and
+the choice of the number of clusters.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import permutations
 
@@ -110,8 +112,6 @@ class Finding:
 def find_clusters(replicates: Replicates, level: float, draw: np.random.Generator) -> Finding:
     """Find the clusters that gain most, and test whether there are any.
 
-    Both directions are tested, A's partitions on B and B's on A, and the smaller p-value counts twice (Bonferroni).
-
     Parameters
     ----------
     replicates
@@ -124,33 +124,28 @@ def find_clusters(replicates: Replicates, level: float, draw: np.random.Generato
     halves = [cosine_similarity(half) for half in (replicates.first, replicates.second)]
     noise = max(0.0, 1 - float(replicates.agreement.mean())) / 2
     cuts = [_cuts(similarity) for similarity in halves]
-    gains = (_gains(halves[1], cuts[0], noise) + _gains(halves[0], cuts[1], noise)) / 2
-    best = int(gains.argmax())
-    both = (halves[0] + halves[1]) / 2
+    across = Across.of(halves, cuts, noise)
+    gains = across.gains(np.arange(len(halves[0]))[None])[0]
+    best, both = int(gains.argmax()), (halves[0] + halves[1]) / 2
     if best == 0:
         return Finding(np.zeros(len(both), dtype=np.int64), 0.0, 1.0, noise, both)
-    p_values = [
-        _p_value(judged, partitions, noise, level / 2, draw)
-        for judged, partitions in ((halves[1], cuts[0]), (halves[0], cuts[1]))
-    ]
-    return Finding(_cuts(both)[best], float(gains[best]), min(1.0, 2 * min(p_values)), noise, both)
+    if len(both) > LARGEST_TESTED:
+        some = np.sort(draw.choice(len(both), LARGEST_TESTED, replace=False))
+        fewer = [half[np.ix_(some, some)] for half in halves]
+        across = Across.of(fewer, [_renumbered(partitions[:, some]) for partitions in cuts], noise)
+    return Finding(_cuts(both)[best], float(gains[best]), _p_value(across, level, draw), noise, both)
 
 
 def gain(similarity: Similarity, labels: Labels, noise: float) -> float:
     """Return G of a partition ``[n]`` that these similarities ``[n, n]`` had no part in finding."""
-    return float(_gains(similarity, labels[None], noise)[0])
+    weights, costs = _weights(labels[None], noise)
+    return float((weights[0] * similarity).sum() - costs[0])
 
 
 def _cuts(similarity: Similarity) -> Labels:
     """Return the partitions of average linkage into 1, 2, ... clusters, ``[K, n]``."""
     merges = agglomerate(squareform(1 - similarity, checks=False), "average")
     return np.stack([cut(merges, k) for k in range(1, min(len(similarity), MOST_CLUSTERS) + 1)])
-
-
-def _gains(similarity: Similarity, partitions: Labels, noise: float) -> NDArray[np.float64]:
-    """Return G of each of K partitions, ``[K]``."""
-    weights, costs = _weights(partitions, noise)
-    return np.einsum("kij,ij->k", weights, similarity) - costs
 
 
 def _weights(partitions: Labels, noise: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -165,30 +160,65 @@ def _weights(partitions: Labels, noise: float) -> tuple[NDArray[np.float64], NDA
     return (inside - shared) * off / n, noise * partitions.max(1) / n
 
 
-def _p_value(
-    similarity: Similarity, partitions: Labels, noise: float, level: float, draw: np.random.Generator
-) -> float:
-    """Return the share of shuffles of the clients for which the best partition gains at least as much."""
-    if len(similarity) > LARGEST_TESTED:
-        some = np.sort(draw.choice(len(similarity), LARGEST_TESTED, replace=False))
-        similarity, partitions = similarity[np.ix_(some, some)], _renumbered(partitions[:, some])
-    n = len(similarity)
-    weights, costs = _weights(partitions, noise)
-    flat = weights.reshape(len(weights), -1)
+@dataclass(frozen=True, eq=False)
+class Across:
+    """Partitions of each half, ready to be judged on the other in many orders of the clients.
 
-    def best(orders: Labels) -> NDArray[np.float64]:
-        shuffled = similarity[orders[:, :, None], orders[:, None, :]].reshape(len(orders), -1)
-        return (shuffled @ flat.T - costs).max(axis=1)
+    Parameters
+    ----------
+    halves
+        Similarities ``[n, n]`` of A and of B.
+    weights
+        Of A's partitions, for B, and of B's, for A, ``[K, n²]``.
+    costs
+        Of partitions into 1 to K clusters, ``[K]``.
+    """
 
-    seen = float(best(np.arange(n)[None])[0]) - 1e-12  # rounding counts against it
+    halves: Sequence[Similarity]
+    weights: Sequence[NDArray[np.float64]]
+    costs: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, halves: Sequence[Similarity], cuts: Sequence[Labels], noise: float) -> Across:
+        """Make ready the partitions ``[K, n]`` that were found on each half."""
+        found = [_weights(partitions, noise) for partitions in cuts]
+        return cls(halves, [weights.reshape(len(weights), -1) for weights, _ in found], found[0][1])
+
+    def gains(self, orders: Labels) -> NDArray[np.float64]:
+        """Return G of each number of clusters, the mean of both directions, with B's clients in each of some orders.
+
+        Parameters
+        ----------
+        orders
+            Permutations ``[m, n]``.
+
+        Returns
+        -------
+        numpy.ndarray
+            ``[m, K]``.
+        """
+        backwards = np.argsort(orders, axis=1)
+        on_b = _shuffled(self.halves[1], orders) @ self.weights[0].T
+        on_a = _shuffled(self.halves[0], backwards) @ self.weights[1].T
+        return (on_b + on_a) / 2 - self.costs
+
+
+def _shuffled(similarity: Similarity, orders: Labels) -> NDArray[np.float64]:
+    return similarity[orders[:, :, None], orders[:, None, :]].reshape(len(orders), -1)
+
+
+def _p_value(across: Across, level: float, draw: np.random.Generator) -> float:
+    """Return the share of orders of B's clients in which some partition gains as much as the best in the true one."""
+    n = len(across.halves[0])
+    seen = float(across.gains(np.arange(n)[None]).max()) - 1e-12  # rounding counts against it
     draws = min(MOST_DRAWS, math.ceil(DRAWS_TO_RESOLVE / level))
     if math.factorial(n) <= draws:
         every = np.array(list(permutations(range(n))))
-        return float((best(every) >= seen).mean())
+        return float((across.gains(every).max(axis=1) >= seen).mean())
     at_least, drawn, at_once = 0, 0, max(1, ENTRIES_AT_ONCE // n**2)
     while drawn < draws and at_least < ENOUGH:
         orders = np.argsort(draw.random((min(at_once, draws - drawn), n)), axis=1)
-        at_least += int((best(orders) >= seen).sum())
+        at_least += int((across.gains(orders).max(axis=1) >= seen).sum())
         drawn += len(orders)
     return (at_least + 1) / (drawn + 1)  # the true order is one of them
 
