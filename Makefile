@@ -3,10 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help install demo test check format clean
+.PHONY: help install demo federation test check format clean
 
 help:  ## list the targets
-	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(VENV)/installed  ## set up .venv with everything
 
@@ -19,6 +19,9 @@ $(VENV)/installed: pyproject.toml constraints.txt
 
 demo: install  ## the main job on handwritten digits: FedAvg, CFL, oracle and local in one table
 	$(BIN)/fedclade demo
+
+federation: install  ## a server and NODES=4 clients as processes on this machine, over TLS; DATA=digits or mnist
+	$(BIN)/python examples/flower/federation.py --nodes $(or $(NODES),4) --data $(or $(DATA),digits)
 
 test: install  ## all tests
 	$(BIN)/python -m pytest

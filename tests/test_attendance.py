@@ -176,6 +176,17 @@ def test_who_sends_no_subspaces_is_asked_again_and_then_left_out(last, events):
     assert attended.closed(3) == (told,) * events
 
 
+def test_an_evaluation_after_the_step_is_told_of_in_its_own_round():
+    class Absent(Moody):
+        def evaluate(self, ids, models, assignment, split):
+            return replace(super().evaluate(ids[1:], models, assignment[1:], split), left_out={ids[0]: "asleep"})
+
+    attended, _ = attending(Absent(DELTAS))
+    attended.evaluate([5, 2], MODELS, [0, 0], "test")
+    assert attended.told() == (Event("left_out", 0, {"query": "evaluate on test data", "clients": {"5": "asleep"}}),)
+    assert attended.told() == ()
+
+
 def test_a_round_tells_who_sent_how_many_updates_where_that_is_asked_for():
     """At first 9 drops out; a retry brings its update. What a client trains for itself is not sent."""
     clients = Moody(DELTAS).hear({9}, why=DROPPED_OUT)

@@ -4,6 +4,7 @@ import math
 import sys
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -285,3 +286,20 @@ def test_newcomers_to_a_private_run_are_private():
         assign(run, newcomers, model=linear(1))
     single = run_of(federation=federation)
     assert [each.node for each in assign(single, newcomers, model=linear(1)).assignments] == [0, 0]
+
+
+def test_the_budget_on_a_network_is_the_clients_own():
+    """The run's config, which another may have written, has no say in it: at a δ near 1 nothing would cost anything."""
+    budget_of = pytest.importorskip("fedclade.flower.from_config").budget_of
+
+    def given(**node_config):
+        return budget_of(SimpleNamespace(node_config=node_config, run_config={"privacy.delta": 0.99}))
+
+    assert given() is None
+    assert given(delta=1e-6) is None
+    assert given(epsilon=3) == Budget(epsilon=3.0, delta=1e-5)
+    assert given(epsilon=3.5, delta=1e-6) == Budget(epsilon=3.5, delta=1e-6)
+    with pytest.raises(ConfigError, match="epsilon in the node config should be a number, got 'much'"):
+        given(epsilon="much")
+    with pytest.raises(ConfigError, match=r"budget\.delta should be greater than 0 and less than 1, got 1\.0"):
+        given(epsilon=1, delta=1)

@@ -29,7 +29,7 @@ from fedclade.algorithms import (
     Local,
     Oracle,
 )
-from fedclade.data import Federation, Pool, load_federation, pool_from_torch
+from fedclade.data import Federation, Pool, load_federation, one_client, pool_from_torch
 from fedclade.ensemble import PathEnsemble, evaluate_paths, path_weights
 from fedclade.errors import (
     CheckpointError,
@@ -90,6 +90,7 @@ __all__ = [
     "evaluate_paths",
     "export_model",
     "load_federation",
+    "one_client",
     "path_weights",
     "pool_from_torch",
     "simulate",

@@ -92,7 +92,7 @@ class AttendedClients(ClientsWrapper):
         return vectors
 
     def closed(self, number: int) -> tuple[Event, ...]:
-        """End a round; return what there is to tell of who was left out of it, and begin the next.
+        """End the step of a round; return what there is to tell of who was left out of it.
 
         Raises
         ------
@@ -100,10 +100,16 @@ class AttendedClients(ClientsWrapper):
             If clients were asked, and none answered; names the round, the query and the reasons.
         """
         queries, left_out = self._queries + self._evaluations, self._left_out
-        events, silent = (*self._events, *self._releases()), queries > 0 and self._awaited not in self._heard
-        self._begin()
+        silent = queries > 0 and self._awaited not in self._heard
+        events = self.told()
         if silent:
             raise UpdateError(f"round {number}: nobody answered, though asked {queries} times: {_told(left_out)}")
+        return events
+
+    def told(self) -> tuple[Event, ...]:
+        """Return what there is to tell since the last time, as of an evaluation after the step, and begin anew."""
+        events = (*self._events, *self._releases())
+        self._begin()
         return events
 
     def _begin(self) -> None:

@@ -131,13 +131,14 @@ def run_round(
     state, came_and_went = clients.begin(algorithm, progress.state, this_round)
     cohort = algorithm.cohort(state, schedule.client_fraction, this_round.generator("cohort"))
     state, log = algorithm.step(state, cohort, clients, this_round)
-    log = replace(log, events=(*came_and_went, *world.attendance.closed(number), *log.events))
+    events = (*came_and_went, *world.attendance.closed(number), *log.events)
     evaluation, served = None, dict[int, int]()
     if evaluated:
         served = dict(algorithm.serve(state, clients))
         models, rows = state.tree.models([served[client] for client in clients.ids])
         answered = clients.evaluate(clients.ids, models, rows, "test")
         evaluation = answered if answered.ids else None
+    log = replace(log, events=(*events, *world.attendance.told()))
     cost = meter.since(before, perf_counter() - start)
     row = progress.record.add(number, state, log, cost, evaluation, served)
     progress.number, progress.state = number, state

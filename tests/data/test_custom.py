@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset, TensorDataset
 
-from fedclade.data import load_federation, pool_from_torch
+from fedclade import LocalSpec, simulate
+from fedclade.data import load_federation, one_client, pool_from_torch
 from fedclade.errors import DataError
 
 
@@ -85,7 +86,7 @@ def test_test_data_that_looks_different() -> None:
     with pytest.raises(DataError) as caught:
         pool_from_torch(Pairs((torch.zeros(3), 0)), Pairs((torch.zeros(4), 0)))
     assert str(caught.value) == (
-        "test data of 'custom' should look like its training data (float32 [3]), got float32 [4]"
+        "test data of 'custom' should look like data set 'custom' (float32 [3]), got float32 [4]"
     )
 
 
@@ -93,3 +94,68 @@ def test_federation_of_a_torch_data_set_holds_back_a_fifth() -> None:
     dataset = TensorDataset(torch.rand(40, 3), torch.arange(40) % 2)
     federation = load_federation(dataset, clients=4)
     assert [(len(client.train), len(client.test)) for client in federation.clients] == [(8, 2)] * 4
+
+
+def examples(n: int, label: int) -> TensorDataset:
+    return TensorDataset(torch.full((n, 3), float(label)), torch.full((n,), label))
+
+
+def test_one_client_keeps_every_example_where_it_was_given() -> None:
+    federation = one_client(examples(5, 0), examples(3, 1), labels=4, validation=examples(2, 2), name="mine", key=7)
+    (client,) = federation.clients
+    assert (client.id, client.name, client.key) == (0, "mine", 7)
+    for split, n, label in (("train", 5, 0), ("test", 3, 1), ("validation", 2, 2)):
+        x, y = federation.examples(0, split)
+        assert y.tolist() == [label] * n
+        assert x.tolist() == [[label] * 3] * n
+    assert federation.pool.outputs == 4
+    assert federation.roster.true_clusters is None
+
+
+def test_one_client_without_validation_data_trains() -> None:
+    federation = one_client(examples(5, 0), examples(3, 0), labels=2)
+    assert len(federation.clients[0].validation) == 0
+    run = simulate("fedavg", "mclr", federation, rounds=2, local=LocalSpec(lr=0.5), engine="loop")
+    assert run.summary["accuracy"]["mean"] == 1.0
+
+
+def test_bytes_of_one_client_are_scaled() -> None:
+    picture = Pairs((np.full((1, 2, 2), 255, np.uint8), 0))
+    pool = one_client(picture, picture, labels=1, mean=0.5, std=0.25).pool
+    assert pool.inputs(pool.train).flatten().tolist() == [2.0] * 4
+    assert pool.schema.scaled == (0.5, 0.25)
+
+
+def test_the_keys_of_clients_set_their_draws_apart() -> None:
+    data = TensorDataset(torch.arange(24.0).reshape(8, 3) / 24, torch.arange(8) % 2)
+    runs = [
+        simulate("fedavg", "mclr", one_client(data, data, labels=2, key=k), rounds=1, local=LocalSpec(batch_size=2))
+        for k in (0, 0, 1)
+    ]
+    same, again, other = (run.tree.nodes[0].params for run in runs)
+    assert torch.equal(same, again)
+    assert not torch.equal(same, other)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"labels": 2}, "client 'mine' has examples of label 2, so labels should be above that, got 2"),
+        ({"key": -1}, "the key of client 'mine' should be at least 0, got -1"),
+        ({"test": Pairs()}, "test data of 'mine' is empty"),
+        ({"validation": Pairs((0.5, "cat"))}, "labels of validation data of 'mine' should be whole numbers from 0 on"),
+        (
+            {"test": Pairs((torch.zeros(4), 0))},
+            "test data of 'mine' should look like training data of 'mine' (float32 [3]), got float32 [4]",
+        ),
+        (
+            {"validation": Pairs((torch.zeros(3, dtype=torch.uint8), 0))},
+            "validation data of 'mine' should look like training data of 'mine' (float32 [3]), got uint8 [3]",
+        ),
+    ],
+)
+def test_data_of_one_client_that_cannot_be_used(given: dict[str, Any], message: str) -> None:
+    usable: dict[str, Any] = {"train": examples(2, 2), "test": examples(2, 1), "labels": 3, "name": "mine"}
+    with pytest.raises(DataError) as caught:
+        one_client(**{**usable, **given})
+    assert message in str(caught.value)

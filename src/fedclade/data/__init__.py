@@ -1,6 +1,6 @@
 """Data: sources, partitions and shifts, and the federation that they make."""
 
-from fedclade.data.custom import pool_from_torch
+from fedclade.data.custom import one_client, pool_from_torch
 from fedclade.data.federation import ClientData, Federation, Indices, Pool, Split, Task
 from fedclade.data.load import check_data_settings, check_newcomers, load_federation
 from fedclade.data.partition import PARTITIONS, Partition, Parts, partition_pool
@@ -26,6 +26,7 @@ __all__ = [
     "check_newcomers",
     "load_federation",
     "load_pool",
+    "one_client",
     "partition_pool",
     "pool_from_torch",
     "shift_views",

@@ -1,7 +1,8 @@
-"""Any torch data set as a pool."""
+"""Any torch data set as a pool, or as all that one client has."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from fedclade.data.federation import Indices, Pool
+from fedclade.data.federation import ClientData, Federation, Indices, Pool
 from fedclade.errors import DataError
 
 
@@ -31,24 +32,87 @@ def pool_from_torch(dataset: Dataset[Any], test: Dataset[Any] | None = None, nam
     DataError
         If there are no examples, they are not pairs, inputs differ in shape or kind, or a label is no whole number ≥ 0.
     """
-    x, y = _read(dataset, f"data set {name!r}")
-    train, tested = len(y), 0
-    if test is not None:
-        x_test, y_test = _read(test, f"test data of {name!r}")
-        if x_test.shape[1:] != x.shape[1:] or x_test.dtype != x.dtype:
-            raise DataError(
-                f"test data of {name!r} should look like its training data ({_look(x[0])}), got {_look(x_test[0])}"
-            )
-        x, y, tested = torch.cat([x, x_test]), np.concatenate([y, y_test]), len(y_test)
+    given = {f"data set {name!r}": dataset} | ({} if test is None else {f"test data of {name!r}": test})
+    x, y, (train, *tested) = _read_alike(given)
     return Pool(
         name=name,
         x=x,
         y=torch.from_numpy(y),
         groups=y,
-        train=np.arange(train),
-        test=np.arange(train, train + tested),
+        train=train,
+        test=tested[0] if tested else train[:0],
         outputs=int(y.max()) + 1,
     )
+
+
+def one_client(
+    train: Dataset[Any],
+    test: Dataset[Any],
+    *,
+    labels: int,
+    validation: Dataset[Any] | None = None,
+    name: str = "client",
+    key: int = 0,
+    mean: float = 0.0,
+    std: float = 1.0,
+) -> Federation:
+    """Read the data sets of one client into a federation of this client alone, as an app for Flower takes it.
+
+    Parameters
+    ----------
+    train, test, validation
+        Map-style torch data sets of ``(x, label)`` pairs, as :func:`pool_from_torch` takes them.
+    labels
+        How many labels there are among all clients: a client that has never seen the last of them needs the same model
+        as the others.
+    name
+        What people call the client.
+    key
+        Its own number for its random draws, such as the order of its batches; at least 0.
+    mean, std
+        Of the pixels in [0, 1], where ``x`` are bytes: the same for all clients.
+
+    Returns
+    -------
+    Federation
+        Of one client; to a Flower server the name of its data is ``custom``.
+
+    Raises
+    ------
+    DataError
+        If a data set cannot be read, or does not look like ``train``; if a label is not below ``labels``, or
+        the key is negative.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from torch.utils.data import TensorDataset
+    >>> mine = TensorDataset(torch.rand(20, 1, 8, 8), torch.arange(20) % 10)
+    >>> len(one_client(mine, mine, labels=10, name="hospital-1"))
+    1
+    """
+    given = {f"training data of {name!r}": train, f"test data of {name!r}": test}
+    given |= {} if validation is None else {f"validation data of {name!r}": validation}
+    x, y, (trained, tested, *validated) = _read_alike(given)
+    if (last := int(y.max())) >= labels:
+        raise DataError(f"client {name!r} has examples of label {last}, so labels should be above that, got {labels}")
+    if key < 0:
+        raise DataError(f"the key of client {name!r} should be at least 0, got {key}")
+    pool = Pool("custom", x, torch.from_numpy(y), y, trained, tested, labels, mean=mean, std=std)
+    client = ClientData(0, name, key, trained, validated[0] if validated else trained[:0], tested)
+    return Federation(pool, (client,), description="clients with data of their own")
+
+
+def _read_alike(given: Mapping[str, Dataset[Any]]) -> tuple[Tensor, Indices, list[Indices]]:
+    """Read data sets, by what to call them, into inputs and labels; return which of these are each one's."""
+    parts = {what: _read(dataset, what) for what, dataset in given.items()}
+    (first, (like, _)), *_ = parts.items()
+    for what, (x, _) in parts.items():
+        if x.shape[1:] != like.shape[1:] or x.dtype != like.dtype:
+            raise DataError(f"{what} should look like {first} ({_look(like[0])}), got {_look(x[0])}")
+    ends = np.cumsum([len(y) for _, y in parts.values()])
+    x, y = torch.cat([x for x, _ in parts.values()]), np.concatenate([y for _, y in parts.values()])
+    return x, y, np.split(np.arange(len(y)), ends[:-1])
 
 
 def _read(dataset: Any, what: str) -> tuple[Tensor, Indices]:

@@ -20,6 +20,8 @@ def threads_for(module: nn.Module, batch: Tensor) -> int:
     more time than they save. The work is counted, not timed, so that the choice, on which rounding depends, is the same
     in every run.
     """
+    if torch.get_num_threads() == 1:  # nothing to choose, and the counter takes a second to import what it needs
+        return 1
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         module(batch)
     return torch.get_num_threads() if counter.get_total_flops() >= WORTH_SHARING else 1

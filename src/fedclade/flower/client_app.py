@@ -14,7 +14,7 @@ from torch import nn
 
 from fedclade.data.federation import Federation
 from fedclade.engine.clients import choose_device
-from fedclade.errors import ConfigError, FedcladeError
+from fedclade.errors import ConfigError, DataError, FedcladeError
 from fedclade.flower.respondent import Respondent, read_secret
 from fedclade.flower.wire import Content, refusal
 from fedclade.ledger import Budget
@@ -78,7 +78,7 @@ def client_app(
     """
     return app_for(
         lambda context: Respondent(
-            data_fn(context),
+            _federation(data_fn(context)),
             model,
             number=partition_of(context),
             engine=engine,
@@ -107,7 +107,7 @@ def app_for(make: Callable[[Context], Respondent]) -> ClientApp:
     def answer(message: Message, context: Context) -> Message:
         try:
             content = respondent(context).answer(Content.of(message.content))
-        except FedcladeError as error:
+        except (FedcladeError, OSError) as error:  # such as data that is not there, or a full disk
             _log.warning("refused %s: %s", message.metadata.message_type, error)
             content = refusal(str(error))
         return Message(content, reply_to=message)
@@ -116,6 +116,13 @@ def app_for(make: Callable[[Context], Respondent]) -> ClientApp:
     for decorate in (app.train(), app.evaluate(), app.query()):
         decorate(answer)
     return app
+
+
+def _federation(data: object) -> Federation:
+    """Check what a ``data_fn`` returned, which is the user's."""
+    if not isinstance(data, Federation):
+        raise DataError(f"data_fn should return a federation of one client, got a {type(data).__name__}")
+    return data
 
 
 def partition_of(context: Context) -> int | None:
@@ -129,7 +136,7 @@ def partition_of(context: Context) -> int | None:
     number = context.node_config.get("partition-id")
     if number is None:
         return None
-    if not isinstance(number, int) or number < 0:
+    if type(number) is not int or number < 0:  # True is an int, to isinstance
         raise ConfigError(f"partition-id in the node config should be a number of at least 0, got {number!r}")
     return number
 

@@ -44,18 +44,19 @@ class ConnectedClients(ClientsWrapper):
         RunError
             If it cannot be written down who is who.
         """
-        changes = self._members.look()
+        self._members.look()
         if not self._members.connected:
             self._members.wait(1, self._wait)
+        news = self._members.news()
         if self._folder is not None:
             self._members.save(self._folder)
         events = [
             Event(kind, 0, {"clients": clients})
-            for kind, clients in (("disconnected", changes.disconnected), ("reconnected", changes.reconnected))
+            for kind, clients in (("disconnected", news.disconnected), ("reconnected", news.reconnected))
             if clients
         ]
-        if changes.refused:
-            events.append(Event("refused", 0, {"nodes": {str(node): why for node, why in changes.refused.items()}}))
+        if news.refused:
+            events.append(Event("refused", 0, {"nodes": {str(node): why for node, why in news.refused.items()}}))
         known = state.tree.leaf_of
         if new := [client for client in self.ids if client not in known]:
             state, joined = algorithm.join(state, new, self, this_round)

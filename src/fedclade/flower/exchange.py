@@ -11,7 +11,7 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedclade.errors import UpdateError
-from fedclade.flower.wire import Content
+from fedclade.flower.wire import Content, clean
 from fedclade.meter import Meter
 from fedclade.updates import DROPPED_OUT, TOO_LATE
 
@@ -26,6 +26,9 @@ TOLD_EVERY = 30.0
 
 GONE = 5
 """Flower's code of the error reply that a SuperLink makes for a node that is no longer there."""
+
+UNREACHED = "could not be sent a message"
+"""Why a client is left out whose message the grid did not take."""
 
 T = TypeVar("T")
 
@@ -44,7 +47,7 @@ class Exchange:
     deadline
         Seconds until an answer is too late.
     clock, sleep
-        Tell the time in seconds, and let it pass.
+        Tell the time in seconds, and let it pass; for all that waits for nodes.
     """
 
     def __init__(
@@ -58,12 +61,10 @@ class Exchange:
         self.grid = grid
         self._meter = meter
         self._deadline = deadline
-        self._clock = clock
-        self._sleep = sleep
+        self.clock = clock
+        self.sleep = sleep
 
-    def ask(
-        self, questions: Mapping[int, RecordDict], kind: str, group: str, deadline: float | None = None
-    ) -> Iterator[tuple[int, Content | str]]:
+    def ask(self, questions: Mapping[int, RecordDict], kind: str, group: str) -> Iterator[tuple[int, Content | str]]:
         """Ask nodes, and yield what each answers as it comes, or why it does not.
 
         Parameters
@@ -74,35 +75,36 @@ class Exchange:
             Flower's message type.
         group
             Flower's group: the round, for its logs.
-        deadline
-            Seconds; the exchange's own if left out.
         """
-        seconds = self._deadline if deadline is None else deadline
-        pending, lost = self._push(questions, kind, group, seconds)
-        yield from ((node, "could not be sent a message") for node in lost)
-        end = self._clock() + seconds
-        pause, told = FIRST_PAUSE, self._clock()
+        pending, lost = self.send(questions, kind, group, self._deadline)
+        yield from ((node, UNREACHED) for node in lost)
+        end = self.clock() + self._deadline
+        pause, told = FIRST_PAUSE, self.clock()
         while pending:
-            heard = 0
-            for reply in self._pull(list(pending)):
-                node = pending.pop(reply.metadata.reply_to_message_id, None)
-                if node is not None:  # else it is nobody's that was asked
-                    heard += 1
-                    yield node, self._read(reply, node)
-                del reply  # or it would stay in memory until the next comes
-            if not pending or self._clock() >= end:
+            asked = len(pending)
+            yield from self.hear(pending)
+            if not pending or self.clock() >= end:
                 break
-            if self._clock() - told >= TOLD_EVERY:
-                told = self._clock()
+            if self.clock() - told >= TOLD_EVERY:
+                told = self.clock()
                 _log.info("%s: %d of %d have answered", kind, len(questions) - len(pending), len(questions))
-            pause = FIRST_PAUSE if heard else min(2 * pause, LONGEST_PAUSE)
-            self._sleep(min(pause, max(0.0, end - self._clock())))
+            pause = FIRST_PAUSE if len(pending) < asked else pause
+            self.sleep(min(pause, max(0.0, end - self.clock())))
+            pause = min(2 * pause, LONGEST_PAUSE)
         yield from ((node, TOO_LATE) for node in pending.values())
 
-    def _push(
+    def send(
         self, questions: Mapping[int, RecordDict], kind: str, group: str, seconds: float
     ) -> tuple[dict[str, int], list[int]]:
-        """Send all questions; return the node of each message by its id, and to whom none could be sent."""
+        """Send questions, to be answered within so many seconds; wait for none.
+
+        Returns
+        -------
+        dict of str to int
+            The node of each message by its id.
+        list of int
+            The nodes to whom none could be sent.
+        """
         pending: dict[str, int] = {}
         for some in _slices(list(questions), AT_ONCE):
             messages = [Message(questions[n], n, kind, ttl=seconds + LONGEST_PAUSE, group_id=group) for n in some]
@@ -114,24 +116,30 @@ class Exchange:
         reached = set(pending.values())
         return pending, [node for node in questions if node not in reached]
 
-    def _pull(self, ids: Sequence[str]) -> Iterator[Message]:
-        for some in _slices(ids, AT_ONCE):
+    def hear(self, pending: dict[str, int]) -> Iterator[tuple[int, Content | str]]:
+        """Yield the answers that have come by now, or why they are none, and take them off what is pending."""
+        for some in _slices(list(pending), AT_ONCE):
             replies = list(self.grid.pull_messages(some))
             replies.reverse()
             while replies:  # each is let go as soon as it is read
-                yield replies.pop()
+                reply = replies.pop()
+                node = pending.pop(reply.metadata.reply_to_message_id, None)
+                if node is not None:  # else it is nobody's that was asked
+                    yield node, self._read(reply, node)
+                del reply  # or it would stay in memory until the next comes
 
     def _read(self, reply: Message, node: int) -> Content | str:
-        if reply.has_error():
-            return DROPPED_OUT if reply.error.code == GONE else f"error {reply.error.code}: {reply.error.reason}"
+        if reply.has_error():  # which a SuperLink makes in its own name
+            code, reason = reply.error.code, clean(reply.error.reason or "")
+            return DROPPED_OUT if code == GONE else f"error {code}: {reason}"
         if reply.metadata.src_node_id != node:
             return f"answered by another node, {reply.metadata.src_node_id}"
         try:
             content = Content.of(reply.content)
+            self._meter.bytes_up += content.size
+            return clean(content.words.get("refused", str)) if "refused" in content.words.values else content
         except UpdateError as error:
             return str(error)
-        self._meter.bytes_up += content.size
-        return content.words.values.get("refused", content) if "refused" in content.words.values else content
 
 
 def _slices(values: Sequence[T], at_once: int) -> Iterable[Sequence[T]]:

@@ -158,7 +158,7 @@ def federate(
     local, signature, network = local or LocalSpec(), signature or Signature(), network or Network()
     path = None if folder is None else Path(folder)
     exchange = Exchange(grid, meter := Meter(), network.deadline)
-    members = _gathered(exchange, network, path)
+    members = _members(exchange, network, path)
     if permute != bool(members.secret):
         rule = "false, as no client has a secret" if permute else "true, as the clients share a secret"
         require(("privacy.permute", permute, False, rule))
@@ -185,6 +185,7 @@ def federate(
     keeper = Keeper(path, config, checkpoint_every, lambda: _fingerprint(roster.schema, layout))
     if (finished := keeper.finished()) is not None:
         return finished
+    members.wait(network.clients, network.wait)  # also for those of the folder, who need not be back yet
     settings = keeper.settings(stream=stream, device="cpu", memory=memory)
     budget = default_memory(torch.device("cpu")) if settings["memory"] is None else memory_bytes(settings["memory"])
     size = len(roster) * layout.size * initial.itemsize
@@ -199,12 +200,13 @@ def federate(
     return run_rounds(algorithm, world, clients, keeper, Record(roster, target), schedule, on_round)
 
 
-def _gathered(exchange: Exchange, network: Network, folder: Path | None) -> Members:
-    """Return the members of the run, with enough of them connected."""
+def _members(exchange: Exchange, network: Network, folder: Path | None) -> Members:
+    """Return the members of the run: those of its folder, or the first to connect."""
     members = Members(exchange, network.identity)
     if folder is not None:
         members.load(folder)
-    members.wait(network.clients, network.wait)
+    if not members.known:
+        members.wait(network.clients, network.wait)
     return members
 
 

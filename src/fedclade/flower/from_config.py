@@ -135,7 +135,7 @@ def client_app_from_config() -> ClientApp:
 
     The data is the run config's, shared out among its ``data.clients``; a node's ``partition-id`` says whose part it
     has. Where the data is: ``data-dir`` in the node config, or the variable FEDCLADE_DATA_DIR of its environment. What
-    a client with differential privacy may spend: ``epsilon`` in the node config, at the run's ``privacy.delta``.
+    a client with differential privacy may spend: ``epsilon`` and ``delta`` in the node config.
     """
 
     def respondent(context: Context) -> Respondent:
@@ -154,21 +154,31 @@ def client_app_from_config() -> ClientApp:
             device=choose_device("auto"),
             encoding=read.apps.encoding,
             privacy=DifferentialPrivacy.of(asdict(read.config.privacy)),
-            budget=_budget(context, read.config.privacy.delta),
+            budget=budget_of(context),
             **own_of(context),
         )
 
     return app_for(respondent)
 
 
-def _budget(context: Context, delta: float) -> Budget | None:
-    """Return what a client may spend, which is its own to say: ``epsilon`` in the node config."""
-    epsilon = context.node_config.get("epsilon")
-    if epsilon is None:
+def budget_of(context: Context) -> Budget | None:
+    """Return what a client may spend: ``epsilon`` in its node config, at ``delta`` (1e-5 if left out).
+
+    Both are its own to say. With the δ of the run's config, whoever writes that could set it near 1, where any number
+    of releases costs next to no ε.
+
+    Raises
+    ------
+    ConfigError
+        If they are no numbers, or out of range.
+    """
+    budget = {name: context.node_config[name] for name in ("epsilon", "delta") if name in context.node_config}
+    for name, value in budget.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ConfigError(f"{name} in the node config should be a number, got {value!r}")
+    if "epsilon" not in budget:
         return None
-    if not isinstance(epsilon, int | float):
-        raise ConfigError(f"epsilon in the node config should be a number, got {epsilon!r}")
-    return Budget(epsilon=float(epsilon), delta=delta)
+    return Budget(**{name: float(value) for name, value in budget.items()})
 
 
 @lru_cache(maxsize=2)

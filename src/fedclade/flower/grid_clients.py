@@ -14,9 +14,10 @@ from torch import Tensor
 from fedclade.clients import Evaluation, Round, Split
 from fedclade.errors import UpdateError
 from fedclade.flower import wire
-from fedclade.flower.exchange import Exchange
+from fedclade.flower.arrivals import Arrivals
+from fedclade.flower.exchange import AT_ONCE, Exchange
 from fedclade.flower.members import Members
-from fedclade.flower.wire import Content
+from fedclade.flower.wire import Content, shown
 from fedclade.meter import Meter
 from fedclade.params import Layout
 from fedclade.signature import CountSketch
@@ -61,6 +62,7 @@ class GridClients:
         self._exchange = exchange
         self._members = members
         self._layout = layout
+        self._structure = wire.layout_digest(layout)
         self._meter = meter
         self._sketch = sketch
         self._streams = streams
@@ -118,7 +120,7 @@ class GridClients:
         for client, row in zip(ids, assignment, strict=True):
             rows.setdefault(client, []).append(row)
         arrays = _arrays(models, assignment)
-        words = {"what": "evaluate", "split": split, "layout": wire.layout_digest(self._layout)}
+        words = {"what": "evaluate", "split": split, "layout": self._structure}
         questions = {
             client: wire.record(words, {str(place): arrays[row] for place, row in enumerate(mine)})
             for client, mine in rows.items()
@@ -147,7 +149,7 @@ class GridClients:
         schema = self._members.roster.schema
         shape = (schema.outputs if per_label else 1, math.prod(schema.input_shape), n_vectors)
         words = {"what": "subspaces", "vectors": n_vectors, "per_label": per_label}
-        words["layout"] = wire.layout_digest(self._layout)
+        words["layout"] = self._structure
         found = torch.zeros(len(ids), *shape)
         place_of = {client: place for place, client in enumerate(ids)}
         with self._meter.training():
@@ -169,7 +171,7 @@ class GridClients:
         UpdateError
             If none of them answers.
         """
-        words = {"what": "initial", "models": count, "layout": wire.layout_digest(self._layout)}
+        words = {"what": "initial", "models": count, "layout": self._structure}
         why: dict[int, str] = {}
         for client in self.ids:
             for _, answer in self._ask({client: wire.record(words)}, MessageType.QUERY, "initial models"):
@@ -197,7 +199,7 @@ class GridClients:
         words = {
             **same,
             **{"seed": this_round.seed, "spec": wire.to_json(this_round.spec)},
-            "layout": wire.layout_digest(self._layout),
+            "layout": self._structure,
         }
         questions: dict[int, RecordDict] = {}
         for client, row, anchor in zip(ids, assignment, pulled, strict=True):
@@ -205,32 +207,63 @@ class GridClients:
             questions[client] = wire.record(words, vectors)
         expected = {client: {**same, "model": names[row]} for client, row in zip(ids, assignment, strict=True)}
         with self._meter.training():
-            answers = self._ask(questions, MessageType.TRAIN, str(this_round.number))
-            pieces = (
-                self._received(client, answer, expected[client], models, this_round) for client, answer in answers
-            )
+            left_out: dict[int, str] = {}
+            answers = self._read(self._ask(questions, MessageType.TRAIN, str(this_round.number)), expected, left_out)
             if not self._streams:
-                return _joined(list(pieces), ids, models, self._layout.n_parameters)
-            tally = Tally(ids, models, assignment)
-            for piece in pieces:
-                tally.add(piece)
-                del piece
-            return tally.total()
+                return self._kept(answers, ids, models, this_round, left_out)
+            return self._summed(answers, Tally(ids, models, assignment), models, this_round, left_out)
 
-    def _received(
-        self, client: int, answer: Content | str, expected: Mapping[str, object], models: Tensor, this_round: Round
+    def _read(
+        self,
+        answers: Iterator[tuple[int, Content | str]],
+        expected: Mapping[int, Mapping[str, object]],
+        left_out: dict[int, str],
+    ) -> Iterator[tuple[int, wire.Answer]]:
+        """Yield the updates among the answers, and note why the others are left out."""
+        for client, answer in answers:
+            try:
+                read = wire.read_answer(_content(answer), self._layout, expected[client])
+            except UpdateError as error:
+                left_out[client] = str(error)
+            else:
+                yield client, read
+
+    def _kept(
+        self,
+        answers: Iterator[tuple[int, wire.Answer]],
+        ids: Sequence[int],
+        models: Tensor,
+        this_round: Round,
+        left_out: Mapping[int, str],
     ) -> Updates:
-        """Return the update of one client; who sent none that can be used is left out."""
-        try:
-            read = wire.read_answer(_content(answer), self._layout, expected)
-        except UpdateError as error:
-            updates = Updates.of_nobody({client: str(error)}, models, self._layout.n_parameters)
-        else:
-            loss = torch.tensor([0.0 if read.loss is None else read.loss], dtype=torch.float64)
-            delta = read.update.to(models)[None]
-            updates = Updates.received([client], [read.size], delta, self._layout.n_parameters, loss, this_round.number)
-            if read.loss is None and updates.ids:
-                updates = replace(updates, losses=torch.full_like(loss, torch.nan))
+        """Return all updates, in the order in which they were asked for: results must not depend on who was first."""
+        place_of = {client: place for place, client in enumerate(ids)}
+        arrivals = Arrivals(len(ids), models)
+        for client, answer in answers:
+            arrivals.put(client, answer, place_of[client])
+        return self._checked(arrivals, this_round, left_out)
+
+    def _summed(
+        self,
+        answers: Iterator[tuple[int, wire.Answer]],
+        tally: Tally,
+        models: Tensor,
+        this_round: Round,
+        left_out: Mapping[int, str],
+    ) -> Updates:
+        """Return sums and signatures, in the order in which updates come: no more than a few are there at a time."""
+        arrivals = Arrivals(AT_ONCE, models)
+        for client, answer in answers:
+            arrivals.put(client, answer)
+            if arrivals.full:
+                tally.add(self._checked(arrivals, this_round, {}))
+                arrivals = Arrivals(AT_ONCE, models)
+        tally.add(self._checked(arrivals, this_round, left_out))  # be it nobody
+        return tally.total()
+
+    def _checked(self, arrivals: Arrivals, this_round: Round, left_out: Mapping[int, str]) -> Updates:
+        updates = arrivals.checked(self._layout.n_parameters, this_round.number)
+        updates = replace(updates, left_out={**left_out, **updates.left_out})
         return replace(updates, sketches=self._sketch.apply(updates.signatures)) if self._sketch else updates
 
     def _ask(self, questions: Mapping[int, RecordDict], kind: str, group: str) -> Iterator[tuple[int, Content | str]]:
@@ -268,28 +301,12 @@ def _scores(content: Content, count: int) -> list[Scores]:
     kinds = (float, float, int)
     for column, kind in zip(columns, kinds, strict=True):
         if not isinstance(column, list) or len(column) != count or not all(type(value) is kind for value in column):
-            raise UpdateError(f"expected {count} accuracies, losses and numbers of examples, got {columns}")
+            raise UpdateError(f"expected {count} accuracies, losses and numbers of examples, got {shown(columns)}")
     scores: list[Scores] = list(zip(*columns, strict=True))  # pyright: ignore[reportArgumentType]  (they are lists)
-    for accuracy, _, examples in scores:
-        if not 0 <= accuracy <= 1 or examples < 1:
-            raise UpdateError(f"expected an accuracy in [0, 1] of at least 1 example, got {accuracy} of {examples}")
+    for accuracy, loss, examples in scores:
+        if not (0 <= accuracy <= 1 and 0 <= loss < math.inf and 1 <= examples <= wire.MOST_EXAMPLES):
+            raise UpdateError(
+                f"accuracy {accuracy:g} and loss {loss:g} of {examples} examples, expected an accuracy in [0, 1] and a "
+                "finite loss of at least 1 example"
+            )
     return scores
-
-
-def _joined(pieces: Sequence[Updates], ids: Sequence[int], models: Tensor, n_parameters: int) -> Updates:
-    """Return the updates of single clients as one, in the order in which they were asked."""
-    left_out = {client: why for piece in pieces for client, why in piece.left_out.items()}
-    piece_of = {piece.ids[0]: piece for piece in pieces if piece.ids}
-    mine = [piece_of[client] for client in ids if client in piece_of]
-    if not mine:
-        return Updates.of_nobody(left_out, models, n_parameters)
-    return Updates(
-        ids=tuple(piece.ids[0] for piece in mine),
-        sizes=torch.cat([piece.sizes for piece in mine]),
-        losses=torch.cat([piece.losses for piece in mine]),
-        norms=torch.cat([piece.norms for piece in mine]),
-        n_parameters=n_parameters,
-        deltas=torch.cat([piece.each for piece in mine]),
-        sketches=None if mine[0].sketches is None else torch.cat([piece.signatures for piece in mine]),
-        left_out=left_out,
-    )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-import time
-from dataclasses import asdict, dataclass, field, replace
+from collections import Counter
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,13 +15,16 @@ from fedclade.errors import ModelError, RunError, UpdateError
 from fedclade.files import appear
 from fedclade.flower import wire
 from fedclade.flower.exchange import Exchange
-from fedclade.flower.wire import Content
-from fedclade.roster import Roster, Schema
+from fedclade.flower.introduction import Introduction, Member, read_schema
+from fedclade.roster import Roster
 
 Identity = Literal["node", "number"]
 
-HELLO_SECONDS = 60.0
-"""How long a node may take to introduce itself; it is asked again before the next round."""
+HELLO_SECONDS = 600.0
+"""How long a node may take to introduce itself. Nobody waits for it: it takes part from the round after."""
+
+ASKED_AGAIN = 30.0
+"""Seconds after which a node that was refused is asked again: what kept it out may be mended, or be over."""
 
 LOOK_EVERY = 0.5
 """Seconds between two looks at who is connected, while not enough are."""
@@ -33,93 +36,34 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Member:
-    """A client, as it introduced itself.
+class News:
+    """What is new since the last news: numbers of clients, and why nodes were refused. Who has joined is in the roster.
 
     Parameters
     ----------
-    node
-        Flower's id of its node.
-    name
-        What people call it.
-    size
-        Training examples.
-    true_cluster
-        Where it says so, which only experiments do. For scoring only.
+    disconnected, reconnected
+        Clients that were known before.
+    refused
+        Why, by node.
     """
 
-    node: int
-    name: str
-    size: int
-    true_cluster: int | None = None
-
-
-@dataclass(frozen=True)
-class Introduction:
-    """What a node says of its client.
-
-    Parameters
-    ----------
-    number
-        Of the client; None lets the server number it.
-    member
-        The client.
-    schema
-        What its examples look like.
-    description
-        What its data is, for people.
-    layout
-        Digest of its model's structure.
-    secret
-        What it tells of the secret that clients share: enough to see who has the same, and no more. Empty for none.
-    """
-
-    number: int | None
-    member: Member
-    schema: Schema
-    description: str
-    layout: str
-    secret: str
-
-    @classmethod
-    def read(cls, content: Content, node: int) -> Introduction:
-        """Check and read an introduction.
-
-        Raises
-        ------
-        UpdateError
-            If it is malformed.
-        """
-        words = content.words
-        number, truth, size = words.get("number", int), words.get("true_cluster", int), words.get("size", int)
-        if size < 1:
-            raise UpdateError(f"it has {size} training examples, expected at least 1")
-        try:
-            schema = _schema(words.json("schema"))
-        except (TypeError, ValueError) as error:
-            raise UpdateError(f"its schema is malformed: {error}") from error
-        return cls(
-            number=None if number < 0 else number,
-            member=Member(node, words.get("name", str), size, None if truth < 0 else truth),
-            schema=schema,
-            description=words.get("description", str),
-            layout=words.get("layout", str),
-            secret=words.get("secret", str),
-        )
-
-
-@dataclass(frozen=True)
-class Changes:
-    """What changed since the last look: numbers of clients, and why nodes were refused."""
-
-    joined: list[int] = field(default_factory=list[int])
     disconnected: list[int] = field(default_factory=list[int])
     reconnected: list[int] = field(default_factory=list[int])
     refused: dict[int, str] = field(default_factory=dict[int, str])
 
 
+@dataclass(frozen=True)
+class _Refusal:
+    why: str
+    at: float
+    """On the exchange's clock."""
+
+
 class Members:
     """The clients of a run, and the nodes that they are behind.
+
+    What clients of a run have in common (the model's structure, what examples look like, the secret) is what most of
+    the first have, so that one which is set up wrongly shuts out nobody but itself.
 
     Parameters
     ----------
@@ -135,8 +79,20 @@ class Members:
         self._identity = identity
         self._members: dict[int, Member] = {}
         self._connected: set[int] = set()
-        self._refused: dict[int, str] = {}
+        self._asked: dict[str, int] = {}
+        """Nodes that have not answered yet, by the message that asks them to introduce themselves."""
+        self._introduced: list[Introduction] = []
+        """Who waits for enough others, so that it is known what most have in common."""
+        self._refused: dict[int, _Refusal] = {}
+        self._untold: dict[int, str] = {}
+        self._told: set[int] = set()
+        self._known: set[int] = set()
         self._expected: Introduction | None = None
+
+    @property
+    def known(self) -> bool:
+        """Whether it is settled what the clients of the run have in common."""
+        return self._expected is not None
 
     @property
     def roster(self) -> Roster:
@@ -180,46 +136,54 @@ class Members:
         UpdateError
             If that takes too long; says how many there are, and who was refused.
         """
-        end, told = time.monotonic() + seconds, -1
+        end, told, late = self._exchange.clock() + seconds, -1, False
         while True:
-            self.look()
+            self.look(1 if late else count)
             here = len(self.connected)
             if here >= count:
                 return
-            if here != told:
-                _log.info("%d of %d clients are connected", here, count)
-                told = here
-            if time.monotonic() >= end:
-                refused = "".join(f"; node {node} was refused: {why}" for node, why in self._refused.items())
+            if late:
+                refused = "".join(f"; node {node} was refused: {no.why}" for node, no in self._refused.items())
                 raise UpdateError(
                     f"{here} of {count} clients connected within {seconds:g} s; start more SuperNodes, or lower "
                     f"network.clients{refused}"
                 )
-            time.sleep(LOOK_EVERY)
+            if (coming := here + len(self._introduced)) != told:
+                _log.info("%d of %d clients are connected", coming, count)
+                told = coming
+            self._exchange.sleep(LOOK_EVERY)
+            late = self._exchange.clock() >= end
 
-    def look(self) -> Changes:
-        """See who is connected, and let new nodes introduce themselves."""
+    def look(self, enough: int = 1) -> None:
+        """See who is connected, ask new nodes to introduce themselves, and take in who has; wait for nobody.
+
+        Parameters
+        ----------
+        enough
+            The first are taken in once so many have introduced themselves.
+        """
         nodes = set(self._exchange.grid.get_node_ids())
-        known = {member.node: client for client, member in self._members.items()}
-        gone = [known[node] for node in sorted(self._connected - nodes) if node in known]
-        back = [known[node] for node in sorted(nodes - self._connected) if node in known]
-        self._refused = {node: why for node, why in self._refused.items() if node in nodes}
-        self._connected = {node for node in nodes if node in known}
-        new = sorted(nodes - set(known) - set(self._refused))
-        changes = Changes(disconnected=gone, reconnected=back)
-        question = wire.record({"what": "hello"})
-        introduced: list[Introduction] = []
-        for node, answer in self._exchange.ask(dict.fromkeys(new, question), MessageType.QUERY, "hello", HELLO_SECONDS):
+        self._connected = nodes & {member.node for member in self._members.values()}
+        self._refused = {node: refusal for node, refusal in self._refused.items() if node in nodes}
+        self._introduced = [one for one in self._introduced if one.member.node in nodes]
+        self._ask(nodes)
+        for node, answer in self._exchange.hear(self._asked):
             try:
                 if isinstance(answer, str):
                     raise UpdateError(answer)
-                introduced.append(Introduction.read(answer, node))
-            except UpdateError as error:  # it is asked again the next time
-                _log.warning("node %d did not introduce itself: %s", node, error)
-        # In the order of their numbers: results should not depend on who was first.
-        for each in sorted(introduced, key=lambda one: (one.number is None, one.number, one.member.node)):
-            self._take(each, changes)
-        return changes
+                self._introduced.append(Introduction.read(answer, node))
+            except UpdateError as error:
+                self._refuse(node, f"it did not introduce itself: {error}")
+        if self._introduced and (self.known or len(self._introduced) >= enough):
+            self._take_in()
+
+    def news(self) -> News:
+        """Return what is new since the last news."""
+        here = set(self.connected)
+        back = (here - self._told) & self._known
+        news = News(sorted(self._told - here), sorted(back), self._untold)
+        self._told, self._known, self._untold = here, set(self._members), {}
+        return news
 
     def save(self, folder: Path) -> None:
         """Write down which client is behind which node.
@@ -232,6 +196,7 @@ class Members:
         assert self._expected is not None  # nobody saves before the first has joined
         kept = {
             "clients": {str(client): asdict(member) for client, member in self._members.items()},
+            "connected": sorted(self._told),
             **{"schema": asdict(self._expected.schema), "description": self._roster.description},
             **{"layout": self._expected.layout, "secret": self._expected.secret},
         }
@@ -253,30 +218,55 @@ class Members:
         path = folder / CLIENTS
         try:
             kept = json.loads(path.read_text())
-            members = {int(client): Member(**member) for client, member in kept["clients"].items()}
-            schema = _schema(kept["schema"])
-            first = Introduction(0, next(iter(members.values())), schema, *(kept[k] for k in _OF_ALL))
+            members = {int(client): _member(member) for client, member in kept["clients"].items()}
+            told = set[int](kept["connected"]) & set(members)
+            first = Introduction(
+                number=None,
+                member=next(iter(members.values())),
+                schema=read_schema(kept["schema"]),
+                **{name: str(kept[name]) for name in ("description", "layout", "secret")},
+            )
         except FileNotFoundError:
             return
-        except (OSError, ValueError, KeyError, TypeError, StopIteration) as error:
-            raise RunError(f"{path} cannot be read: {error}; restore it, or name another run folder") from error
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, StopIteration) as error:
+            why = f"{type(error).__name__}: {error}"
+            raise RunError(f"{path} is damaged ({why}); restore it, or name another run folder") from error
         self._begin(first)
         for client, member in members.items():
             self._enter(client, member)
+        self._told, self._known = told, set(members)
 
-    def _take(self, one: Introduction, changes: Changes) -> None:
-        """Take a client in, or refuse its node."""
-        if self._expected is None:
-            self._begin(one)
-        client = one.number if one.number is not None else max(self._members, default=-1) + 1
-        returning = client in self._members
-        if why := self._objection(one, client):
-            self._refused[one.member.node] = changes.refused[one.member.node] = why
-            _log.warning("node %d is refused: %s", one.member.node, why)
-            return
-        self._enter(client, one.member)
-        self._connected.add(one.member.node)
-        (changes.reconnected if returning else changes.joined).append(client)
+    def _ask(self, nodes: set[int]) -> None:
+        """Ask those of some nodes to introduce themselves who have not, and do not wait for something."""
+        now = self._exchange.clock()
+        self._asked = {message: node for message, node in self._asked.items() if node in nodes}
+        busy = self._connected | set(self._asked.values()) | {one.member.node for one in self._introduced}
+        busy |= {node for node, refusal in self._refused.items() if now - refusal.at < ASKED_AGAIN}
+        questions = dict.fromkeys(sorted(nodes - busy), wire.record({"what": "hello"}))
+        asked, _ = self._exchange.send(questions, MessageType.QUERY, "hello", HELLO_SECONDS)
+        self._asked |= asked
+
+    def _take_in(self) -> None:
+        if not self.known:
+            (most, _), *_ = Counter(one.kind for one in self._introduced).most_common(1)
+            self._begin(next(one for one in self._introduced if one.kind == most))
+        # In the order of their numbers: results should not depend on who was first.
+        self._introduced.sort(key=lambda one: (one.number is None, one.number, one.member.node))
+        for one in self._introduced:
+            client = one.number if one.number is not None else max(self._members, default=-1) + 1
+            if why := self._objection(one, client):
+                self._refuse(one.member.node, why)
+            else:
+                self._refused.pop(one.member.node, None)
+                self._enter(client, one.member)
+                self._connected.add(one.member.node)
+        self._introduced = []
+
+    def _refuse(self, node: int, why: str) -> None:
+        if node not in self._refused or self._refused[node].why != why:
+            _log.warning("node %d is refused: %s", node, why)
+            self._untold[node] = why
+        self._refused[node] = _Refusal(why, self._exchange.clock())
 
     def _objection(self, one: Introduction, client: int) -> str | None:
         """Say why a node cannot be taken; None if it can."""
@@ -284,15 +274,11 @@ class Members:
         assert expected is not None  # at least this one's own
         if one.layout != expected.layout:
             return "its model is not built like the others'"
-        if _shape(one.schema) != _shape(expected.schema):
-            return (
-                f"its examples look like {_shape(one.schema)}, and those of the others like {_shape(expected.schema)}"
-            )
+        if one.shape != expected.shape:
+            return f"its examples look like {one.shape}, and those of the others like {expected.shape}"
         if one.secret != expected.secret:
             return "it does not share the secret of the others; give all clients the same file, or none"
-        if client in self._members and (why := self._is_another(one, client)):
-            return why
-        return None
+        return self._is_another(one, client) if client in self._members else None
 
     def _is_another(self, one: Introduction, client: int) -> str | None:
         before = self._members[client].node
@@ -319,16 +305,9 @@ class Members:
         roster.true_clusters = told if len(told) == len(truth) else None
 
 
-_OF_ALL = ("description", "layout", "secret")
-
-
-def _schema(kept: dict[str, Any]) -> Schema:
-    """Return a schema as JSON has it: tuples are lists there."""
-    schema = Schema(**kept)
-    mean, std = schema.scaled or (None, None)
-    scaled = None if mean is None or std is None else (float(mean), float(std))
-    return replace(schema, input_shape=tuple(int(length) for length in schema.input_shape), scaled=scaled)
-
-
-def _shape(schema: Schema) -> tuple[object, ...]:
-    return (schema.input_shape, schema.outputs, schema.task, schema.vocabulary_size)
+def _member(kept: dict[str, Any]) -> Member:
+    """Return a client as JSON has it."""
+    member = Member(**kept)
+    if type(member.node) is not int or type(member.size) is not int or type(member.name) is not str:
+        raise TypeError(f"{kept} is no client")
+    return member

@@ -21,7 +21,7 @@ from fedclade.encoding import ErrorFeedback, check_encoding, encode
 from fedclade.engine.clients import SimulatedClients
 from fedclade.errors import ConfigError, DataError, UpdateError
 from fedclade.flower import wire
-from fedclade.flower.wire import Content
+from fedclade.flower.wire import Content, shown
 from fedclade.ledger import Budget, Ledger
 from fedclade.local import LocalSpec
 from fedclade.params import Layout
@@ -124,7 +124,7 @@ class Respondent:
         }
         what = content.words.get("what", str)
         if what not in answers:
-            raise UpdateError(f"asked for {what!r}, which is none of {', '.join(answers)}")
+            raise UpdateError(f"asked for {shown(what)}, which is none of {', '.join(answers)}")
         mine = wire.layout_digest(self._layout)
         if what != "hello" and (theirs := content.words.get("layout", str)) != mine:
             raise UpdateError(f"asked about a model of structure {theirs}, and has one of structure {mine}")
@@ -158,7 +158,7 @@ class Respondent:
         words, what = content.words, content.words.get("what", str)
         this_round = Round(
             number=words.get("round", int),
-            spec=LocalSpec(**words.json("spec")),
+            spec=_spec(words.json("spec")),
             seed=words.get("seed", int),
             purpose=words.get("purpose", str),
             query=words.get("query", int),
@@ -188,7 +188,8 @@ class Respondent:
         split = content.words.get("split", str)
         if split not in get_args(Split):
             raise UpdateError(f"asked for the scores on {split!r} data, which is none of {', '.join(get_args(Split))}")
-        count = len(content.vectors)
+        if (count := len(content.vectors)) == 0:
+            raise UpdateError("asked for the scores of no model")
         models = torch.stack([self._model(content, str(k)) for k in range(count)])
         scores = self._clients.evaluate([self._data.id] * count, models, list(range(count)), split)  # pyright: ignore[reportArgumentType]  (checked)
         lists = {"accuracies": scores.accuracies, "losses": scores.losses, "examples": scores.examples}
@@ -222,6 +223,13 @@ class Respondent:
 
     def _model(self, content: Content, name: str) -> Tensor:
         return wire.read_vector(content.vector(name), (self._layout.size,), self._layout.dtype, f"model {name!r}")
+
+
+def _spec(kept: Mapping[str, Any]) -> LocalSpec:
+    try:
+        return LocalSpec(**kept)
+    except TypeError as error:  # a key that another version has, or a value of another type
+        raise UpdateError(f"asked for local training that is not known here: {error}") from error
 
 
 def maker(model: nn.Module | str | Maker, federation: Federation) -> Maker:

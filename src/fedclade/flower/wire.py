@@ -2,7 +2,7 @@
 
 A message holds a ``ConfigRecord`` named ``fedclade``, of plain values, and an ``ArrayRecord`` named ``vectors``, whose
 arrays are raw little-endian bytes. How long they must be is known to the receiver beforehand, so that nothing is
-allocated by what a message claims.
+allocated by what a message claims. What is told of a message that is refused is short and printable, whatever it held.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from reprlib import repr as shown
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -28,6 +29,15 @@ PROTOCOL = 1
 
 RAW = "fedclade.raw"
 """Flower's ``stype`` of an array that is raw little-endian bytes, in place of NumPy's own format."""
+
+LONGEST_JSON = 10_000
+"""Characters of a value that is JSON; a schema and a local training take a few hundred."""
+
+LONGEST_REASON = 300
+"""Characters of what somebody else gives as a reason."""
+
+MOST_EXAMPLES = 2**53
+"""That a client may say it has: beyond it float64, in which updates are weighted, cannot count."""
 
 T = TypeVar("T", str, int, float, bool)
 
@@ -56,7 +66,7 @@ class Words:
         """
         value = self.values.get(name)
         if type(value) is not kind:  # True is an int, to isinstance
-            raise UpdateError(f"{name!r} should be of type {kind.__name__}, got {value!r}")
+            raise UpdateError(f"{name!r} should be of type {kind.__name__}, got {shown(value)}")
         return cast(T, value)
 
     def json(self, name: str) -> dict[str, Any]:
@@ -68,12 +78,14 @@ class Words:
             If it is none.
         """
         text = self.get(name, str)
+        if len(text) > LONGEST_JSON:
+            raise UpdateError(f"{name!r} has {len(text)} characters, more than {LONGEST_JSON}")
         try:
             found = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UpdateError(f"{name!r} is not JSON: {error}") from error
         if not isinstance(found, dict):
-            raise UpdateError(f"{name!r} should be a JSON object, got {text}")
+            raise UpdateError(f"{name!r} should be a JSON object, got {shown(found)}")
         return found
 
 
@@ -99,16 +111,19 @@ class Content:
         Raises
         ------
         UpdateError
-            If it is none of fedclade's, or speaks another version of the protocol.
+            If it is none of fedclade's, speaks another version of the protocol, or holds arrays of another kind.
         """
         words, vectors = record.get(_WORDS), record.get(_VECTORS, ArrayRecord())
         if not isinstance(words, ConfigRecord) or not isinstance(vectors, ArrayRecord):
-            raise UpdateError(f"a message of fedclade has the record {_WORDS!r}, this one has {sorted(record)}")
-        if words.get("protocol") != PROTOCOL:
+            raise UpdateError(f"a message of fedclade has the record {_WORDS!r}, this one has {shown(sorted(record))}")
+        if (theirs := words.get("protocol")) != PROTOCOL:
             raise UpdateError(
-                f"version {words.get('protocol')!r} of the protocol is spoken there, and {PROTOCOL} here; install the "
-                "same version of fedclade on both sides"
+                f"version {shown(theirs)} of the protocol is spoken there, and {PROTOCOL} here; install the same "
+                "version of fedclade on both sides"
             )
+        for name, array in vectors.items():
+            if array.stype != RAW:
+                raise UpdateError(f"array {shown(name)} is of type {shown(array.stype)}, expected {RAW!r}")
         return cls(Words(dict(words)), {name: array.data for name, array in vectors.items()})
 
     def vector(self, name: str) -> bytes:
@@ -120,7 +135,7 @@ class Content:
             If it is not there.
         """
         if name not in self.vectors:
-            raise UpdateError(f"there is no vector {name!r}, only {sorted(self.vectors)}")
+            raise UpdateError(f"there is no vector {name!r}, only {shown(sorted(self.vectors))}")
         return self.vectors[name]
 
     @property
@@ -140,6 +155,12 @@ def record(values: Mapping[str, Any], vectors: Mapping[str, Array] | None = None
 def refusal(why: str) -> RecordDict:
     """Return the answer of a client that does not answer, and says why."""
     return record({"refused": why})
+
+
+def clean(text: str, longest: int = LONGEST_REASON) -> str:
+    """Return a text that somebody else wrote as one for tables and logs: cut short, without control characters."""
+    kept = text if len(text) <= longest else f"{text[: longest - 1]}…"
+    return "".join(letter if letter.isprintable() else " " for letter in kept)
 
 
 def raw(data: bytes, kind: str, entries: int) -> Array:
@@ -203,6 +224,20 @@ class Answer:
     update: Tensor
 
 
+def examples(words: Words, name: str) -> int:
+    """Return a number of examples.
+
+    Raises
+    ------
+    UpdateError
+        If there are none, or too many to be counted.
+    """
+    count = words.get(name, int)
+    if not 1 <= count <= MOST_EXAMPLES:
+        raise UpdateError(f"{name} of {count} examples, expected 1 to 2**53")
+    return count
+
+
 def read_answer(content: Content, layout: Layout, expected: Mapping[str, Any]) -> Answer:
     """Check and read the answer to a question for an update.
 
@@ -222,12 +257,11 @@ def read_answer(content: Content, layout: Layout, expected: Mapping[str, Any]) -
     """
     words = content.words
     for name, asked in expected.items():
-        if (got := words.values.get(name)) != asked:
-            raise UpdateError(f"answer of {name} {got!r}, expected {asked!r}")
-    if (size := words.get("size", int)) < 1:
-        raise UpdateError(f"answer of {size} training examples, expected at least 1")
+        if (got := words.get(name, type(asked))) != asked:
+            raise UpdateError(f"answer of {name} {shown(got)}, expected {asked!r}")
     encoding = words.get("encoding", str)
     if encoding not in ENCODINGS:
-        raise UpdateError(f"update in the unknown encoding {encoding!r}")
+        raise UpdateError(f"update in the unknown encoding {shown(encoding)}")
+    size = examples(words, "size")
     update = decode(content.vector("update"), layout.size, encoding, layout.n_parameters).to(layout.dtype)
     return Answer(size, words.get("loss", float) if "loss" in words.values else None, update)

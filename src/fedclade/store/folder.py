@@ -18,8 +18,8 @@ from fedclade.store.run import CONFIG, is_finished, is_unfinished, read_config, 
 KEPT = 2
 """Checkpoints: should the last one be damaged, there is the one before."""
 
-FREE_TO_CHANGE = ("rounds", "checkpoint_every", "versions")
-"""What a run can be continued with another of; but it cannot be made shorter."""
+FREE_TO_CHANGE = ("rounds", "checkpoint_every", "versions", "network")
+"""What a run can be continued with another of (of sections, any key); but it cannot be made shorter."""
 
 CHOSEN = ("engine", "stream")
 """What a run that leaves it to ``auto`` settles in its first round, and keeps."""

@@ -1,0 +1,154 @@
+"""What smaller encodings of updates cost: ARI, accuracy and bytes of clustered methods by the encoding.
+
+Runs each config with every seed; what clients answer is encoded and decoded on the way, with error feedback or without.
+Permuted clients send P times their update, so that a block of entries with one scale is a draw from the whole model.
+
+    python benchmarks/encoding.py --data-dir DIR
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import mean
+
+import torch
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from fedclade import Run
+from fedclade.algorithms import build_algorithm
+from fedclade.attendance import AttendedClients
+from fedclade.clients import Clients, ClientsWrapper, Round
+from fedclade.config import Config, read_config
+from fedclade.config_files import find_config
+from fedclade.encoding import ErrorFeedback, decode, encode
+from fedclade.keeper import Keeper
+from fedclade.presence import Presence
+from fedclade.record import Record
+from fedclade.rounds import Schedule, run_rounds
+from fedclade.signature import PermutedClients
+from fedclade.updates import Updates
+from fedclade.world import World
+
+CONFIGS = tuple(f"{name}-mnist-label-swap" for name in ("cfl", "fl_hc", "fedgroup"))
+
+
+@dataclass(frozen=True)
+class Way:
+    """How updates travel."""
+
+    encoding: str
+    feedback: bool = False
+    permuted: bool = False
+
+    def __str__(self) -> str:
+        return self.encoding + ", error feedback" * self.feedback + ", permuted" * self.permuted
+
+
+WAYS = (
+    Way("float32"),
+    Way("float16"),
+    Way("float16", feedback=True),
+    Way("int8"),
+    Way("int8", feedback=True),
+    Way("int8", feedback=True, permuted=True),
+)
+
+
+class EncodedClients(ClientsWrapper):
+    """Clients whose updates are encoded, counted and decoded."""
+
+    def __init__(self, clients: Clients, way: Way, n_parameters: int) -> None:
+        super().__init__(clients)
+        self._way = way
+        self._n_parameters = n_parameters
+        self._feedback: dict[tuple[int, str], ErrorFeedback] = {}
+        self.bytes_up = 0
+
+    def train(
+        self,
+        ids: Sequence[int],
+        models: Tensor,
+        assignment: Sequence[int],
+        this_round: Round,
+        anchors: Sequence[int] | None = None,
+    ) -> Updates:
+        """Let each client train; return its update as it arrives."""
+        updates = self._clients.train(ids, models, assignment, this_round, anchors)
+        pairs = zip(updates.ids, updates.each, strict=True)
+        rows = torch.stack([self._sent(client, this_round.purpose, row) for client, row in pairs])
+        sizes = [int(size) for size in updates.sizes.tolist()]
+        return Updates.received(updates.ids, sizes, rows, self._n_parameters, updates.losses, this_round.number)
+
+    def _sent(self, client: int, purpose: str, update: Tensor) -> Tensor:
+        """Send an update there; return what arrives."""
+        size, way = len(update), self._way
+        key = client, purpose
+        if way.feedback and key not in self._feedback:
+            self._feedback[key] = ErrorFeedback(way.encoding, size, self._n_parameters)
+        data = self._feedback[key].encode(update) if way.feedback else encode(update, way.encoding, self._n_parameters)
+        self.bytes_up += len(data)
+        return decode(data, size, way.encoding, self._n_parameters)
+
+
+def run(config: Config, seed: int, way: Way, data_dir: Path | None) -> tuple[Run, int]:
+    """Run a config with a seed; return the run and the bytes that all clients sent."""
+    config = replace(config, top=replace(config.top, seed=seed, evaluate_every=config.top.rounds))
+    federation = config.federation(data_dir)
+    name, options = config.algorithm["name"], {k: v for k, v in config.algorithm.items() if k != "name"}
+    algorithm = build_algorithm(name, options, federation.true_clusters)
+    world = World.simulated_by(
+        federation, config.model["name"], algorithm, seed=seed, permute=way.permuted, device="cpu"
+    )
+    at_home = PermutedClients(world.workers, world.permutation) if world.permutation else world.workers
+    encoded = EncodedClients(at_home, way, world.workers.layout.n_parameters)
+    attendance = AttendedClients(encoded)
+    found = run_rounds(
+        algorithm,
+        replace(world, clients=attendance, attendance=attendance),
+        Presence().among(attendance, federation, seed),
+        Keeper(None, config.as_dict(), 0, lambda: ""),
+        Record(federation.roster),
+        Schedule(config.top.rounds, config.local, seed, evaluate_every=config.top.rounds),
+    )
+    return found, encoded.bytes_up
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("configs", nargs="*", default=CONFIGS)
+    parser.add_argument("--data-dir", type=Path)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as of fedclade run")
+    arguments = parser.parse_args()
+
+    table = Table(box=box.MARKDOWN)
+    for column in ("config", "encoding", "ARI by seed", "accuracy by seed, %", "mean, %", "MB up"):
+        table.add_column(column, justify="left" if column in ("config", "encoding") else "right")
+    for name in arguments.configs:
+        config = read_config(find_config(name), arguments.set)
+        for way in WAYS:
+            runs = [run(config, seed, way, arguments.data_dir) for seed in range(arguments.seeds)]
+            aris = [each.summary["clusters"]["ari"] for each, _ in runs]
+            accuracies = [100 * each.summary["accuracy"]["mean"] for each, _ in runs]
+            table.add_row(
+                config.algorithm["name"],
+                str(way),
+                " ".join(f"{ari:.2f}" for ari in aris),
+                " ".join(f"{accuracy:.2f}" for accuracy in accuracies),
+                f"{mean(accuracies):.2f}",
+                f"{mean(sent for _, sent in runs) / 1e6:.1f}",
+            )
+    console = Console(width=120)
+    console.print(table)
+    console.print(f"{torch.get_num_threads()} thread(s), torch {torch.__version__}, Python {platform.python_version()}")
+
+
+if __name__ == "__main__":
+    main()

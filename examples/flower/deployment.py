@@ -1,0 +1,302 @@
+"""A federation of real processes on this machine: a SuperLink, and SuperNodes that connect to it over TLS."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import socket
+import ssl
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from credentials import make_certificates, make_node_key, write_private
+from flower_command import FlowerCommand, program
+from processes import DeploymentError, Process
+
+HOST = "127.0.0.1"
+CONNECTION = "deployment"
+"""The name of the SuperLink among the connections of the command ``flwr``."""
+START = 60.0
+"""Seconds within which a process must be ready."""
+STOP = 8.0
+"""Seconds that processes are given to end by themselves."""
+HEARTBEATS = 75.0
+"""Seconds after which a SuperLink has noticed that a killed node is gone: two heartbeats of 30 s, and some more."""
+OFFLINE = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+}
+"""What keeps Flower from asking the network for anything."""
+
+
+class Deployment:
+    """A SuperLink and its nodes; as a context it starts them all, and stops whatever was started, come what may.
+
+    Each process has its own session, and its log in ``folder/logs``. ServerApps are run by a SuperExec that stands
+    beside the SuperLink (Flower's isolation by processes), so that no process escapes its parent's group, and only
+    who knows a secret can take a ServerApp's place.
+
+    Parameters
+    ----------
+    folder
+        Where everything is kept: keys, logs, the SuperLink's database, the clients' own folders. What is there from an
+        earlier deployment is used again, so that every node keeps its id.
+    app
+        The folder of the Flower app.
+    nodes
+        How many SuperNodes.
+    environment
+        Environment variables for all processes, besides those of this one.
+    """
+
+    def __init__(self, folder: Path, app: Path, nodes: int = 4, environment: Mapping[str, str] | None = None) -> None:
+        self.folder, self.app, self.nodes = folder.resolve(), app.resolve(), nodes
+        self.keys, self.logs = self.folder / "keys", self.folder / "logs"
+        programs = Path(sys.executable).parent
+        self.environment = {
+            **os.environ,
+            **OFFLINE,
+            "FLWR_HOME": str(self.folder / "flower"),
+            "PATH": f"{programs}{os.pathsep}{os.environ.get('PATH', '')}",  # Flower starts its programs by name
+            "PYTHONUNBUFFERED": "1",
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),  # the nodes share this machine's cores
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",  # seconds, instead of 1
+            **(environment or {}),
+        }
+        self.flwr = FlowerCommand(CONNECTION, self.environment)
+        self._processes: dict[str, Process] = {}
+        self._ports: list[int] = []
+
+    def __enter__(self) -> Deployment:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Make what is missing of the keys, start the SuperLink and all nodes, and wait until every node is in.
+
+        Raises
+        ------
+        DeploymentError
+            If a process ends, or is not ready in time.
+        """
+        self._ports = free_ports(self.nodes + 1)
+        self._make_folder()
+        self._start_superlink()
+        for node in range(self.nodes):
+            self.flwr.register(self.key(node).with_suffix(".pub"))
+            self._launch_node(node, self.key(node))
+        for node in range(self.nodes):
+            self._insist(node)
+
+    def stop(self) -> None:
+        """Stop every process that was started: those that do not end when they are asked to are killed."""
+        nodes = [process for name, process in self._processes.items() if name.startswith("node-")]
+        others = [process for process in self._processes.values() if process not in nodes]
+        try:
+            for processes in (nodes, others):  # nodes first: they tell the SuperLink that they leave
+                for process in processes:
+                    process.terminate()
+                end = time.monotonic() + STOP
+                for process in processes:
+                    process.wait(max(0.0, end - time.monotonic()))
+        finally:  # also when somebody loses patience
+            for process in self._processes.values():
+                process.kill()
+            self._processes.clear()
+
+    def key(self, node: int) -> Path:
+        """Return where a node's private key is."""
+        return self.keys / f"node-{node}"
+
+    def node_folder(self, node: int) -> Path:
+        """Return the folder in which a node keeps what must last."""
+        return self.folder / f"node-{node}"
+
+    def node_ids(self) -> dict[int, int]:
+        """Return the id by which the SuperLink knows each node that has joined."""
+        found = {node: _NODE_ID.search(self.log(_node_name(node))) for node in range(self.nodes)}
+        return {node: int(match[1]) for node, match in found.items() if match is not None}
+
+    def log(self, name: str) -> str:
+        """Return what a process has written since it was started: ``superlink``, ``superexec`` or ``node-0``."""
+        return self._processes[name].output()
+
+    def start_node(self, node: int, key: Path | None = None) -> int:
+        """Start a node that does not run; return the id by which the SuperLink knows it.
+
+        While the SuperLink believes a killed node to be there, it refuses it; the node is tried again until then.
+
+        Parameters
+        ----------
+        node
+            Its number, from 0.
+        key
+            A private key in place of its own; it is tried once.
+
+        Raises
+        ------
+        DeploymentError
+            If the SuperLink refuses it.
+        """
+        self._launch_node(node, key or self.key(node))
+        return self._wait_for_node(node) if key else self._insist(node)
+
+    def kill_node(self, node: int) -> None:
+        """Kill a node and all that it has started, as a power cut would."""
+        self._processes.pop(_node_name(node)).kill()
+
+    def stop_node(self, node: int) -> None:
+        """Stop a node so that it can tell the SuperLink."""
+        process = self._processes[_node_name(node)]
+        process.terminate()
+        process.wait(STOP)
+        self.kill_node(node)
+
+    def kill_server_app(self) -> None:
+        """Kill the ServerApp that is running, with the SuperExec that started it, and start another SuperExec."""
+        self._processes.pop("superexec").kill()
+        self._start_superexec()
+
+    def submit(self, settings: Mapping[str, Any]) -> str:
+        """Start the app; return the id of its run. See :meth:`FlowerCommand.submit`."""
+        return self.flwr.submit(self.app, settings)
+
+    def run(self, settings: Mapping[str, Any]) -> None:
+        """Run the app to its end, and show its log meanwhile.
+
+        Raises
+        ------
+        DeploymentError
+            If it does not end well, which the exit status of ``flwr run --stream`` does not tell.
+        """
+        run = self.submit(settings)
+        self.flwr.follow(run)
+        status = self.flwr.status(run)
+        if status != "finished:completed":
+            raise DeploymentError(
+                f"run {run} ended as {status!r}; its log is above, those of the nodes are in {self.logs}"
+            )
+
+    def _make_folder(self) -> None:
+        for folder in (self.keys, self.logs, self.folder / "flower"):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if not (self.keys / "ca.crt").exists():
+            make_certificates(self.keys, (HOST, "localhost"))
+            write_private(self.keys / "superexec.secret", secrets.token_bytes(32))
+        for node in range(self.nodes):
+            self.node_folder(node).mkdir(exist_ok=True, mode=0o700)
+            if not self.key(node).exists():
+                make_node_key(self.key(node))
+        connection = {"address": self._address, "root-certificates": str(self.keys / "ca.crt")}
+        (self.folder / "flower" / "config.toml").write_text(
+            f"[superlink]\ndefault = {CONNECTION!r}\n\n[superlink.{CONNECTION}]\n"
+            + "".join(f"{key} = {json.dumps(value)}\n" for key, value in connection.items())
+        )
+
+    @property
+    def _address(self) -> str:
+        return f"{HOST}:{self._ports[-1]}"
+
+    def _start(self, name: str, *command: str) -> Process:
+        process = Process(name, [program(command[0]), *command[1:]], self.logs / f"{name}.log", self.environment)
+        self._processes[name] = process
+        return process
+
+    def _start_superlink(self) -> None:
+        superlink = self._start(
+            "superlink",
+            "flower-superlink",
+            *("--host", HOST, "--port", str(self._ports[-1])),
+            *("--ssl-ca-certfile", str(self.keys / "ca.crt")),
+            *("--ssl-certfile", str(self.keys / "server.pem"), "--ssl-keyfile", str(self.keys / "server.key")),
+            *("--enable-supernode-auth", "--database", str(self.folder / "superlink.db")),
+            *("--isolation", "process", "--superexec-auth-secret-file", str(self.keys / "superexec.secret")),
+            "--disable-runtime-dependency-installation",
+        )
+        superlink.wait_until(self._superlink_answers, "answers", START)
+        self._start_superexec()
+
+    def _start_superexec(self) -> None:
+        self._start(
+            "superexec",
+            "flower-superexec",
+            *("--runtime-api-address", self._address, "--root-certificates", str(self.keys / "ca.crt")),
+            *("--superexec-auth-secret-file", str(self.keys / "superexec.secret")),
+        )
+
+    def _superlink_answers(self) -> bool:
+        """Ask over TLS, so that a certificate that does not fit is found out here."""
+        context = ssl.create_default_context(cafile=str(self.keys / "ca.crt"))
+        try:
+            with urllib.request.urlopen(f"https://{self._address}/health", context=context, timeout=5):
+                return True
+        except urllib.error.HTTPError:
+            return True
+        except (urllib.error.URLError, ConnectionError, TimeoutError) as error:
+            if isinstance(getattr(error, "reason", None), ssl.SSLCertVerificationError):
+                raise
+            return False
+
+    def _launch_node(self, node: int, key: Path) -> None:
+        config = f'partition-id={node} num-partitions={self.nodes} folder="{self.node_folder(node)}"'
+        self._start(
+            _node_name(node),
+            "flower-supernode",
+            *("--superlink", self._address, "--root-certificates", str(self.keys / "ca.crt")),
+            *("--auth-supernode-private-key", str(key), "--port", str(self._ports[node])),
+            *("--node-config", config),
+        )
+
+    def _insist(self, node: int) -> int:
+        """Wait for a node that was launched, and launch it again while the SuperLink believes it to be there."""
+        end = time.monotonic() + HEARTBEATS
+        while True:
+            try:
+                return self._wait_for_node(node)
+            except DeploymentError as error:
+                if _REFUSED not in str(error) or time.monotonic() > end:
+                    raise
+            time.sleep(5)  # each attempt starts a process
+            self._launch_node(node, self.key(node))
+
+    def _wait_for_node(self, node: int) -> int:
+        process = self._processes[_node_name(node)]
+        process.wait_until(lambda: _NODE_ID.search(process.output()) is not None, "joined the SuperLink", START)
+        return self.node_ids()[node]
+
+
+_NODE_ID = re.compile(r"SuperNode ID: (\d+)")
+_REFUSED = "Failed to activate SuperNode"
+"""What a SuperLink answers to an unknown key, and to a known one whose node it believes to be online."""
+
+
+def _node_name(node: int) -> str:
+    return f"node-{node}"
+
+
+def free_ports(count: int) -> list[int]:
+    """Return so many ports of this machine that nobody listens on, no two the same."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind((HOST, 0))
+        return [each.getsockname()[1] for each in sockets]

@@ -1,0 +1,88 @@
+"""A whole federation on this machine: one server and several clients, each its own process, talking over TLS.
+
+Run it by ``make federation``, or ``python examples/flower/federation.py --help``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from deployment import Deployment
+from processes import DeploymentError
+
+from fedclade.cli.console import new_console
+from fedclade.cli.options import target_folder
+from fedclade.errors import FedcladeError
+
+APP = Path(__file__).parent
+DATA = {"digits": {}, "mnist": {"data.name": "mnist", "data.samples_per_client": 500}}
+"""By the name of the data: what it changes in the app's config."""
+
+
+def main() -> int:
+    """Start a federation, run the app, and stop everything; return the exit status."""
+    arguments = parse()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, leave)
+    start = time.monotonic()
+    try:
+        folder = target_folder(arguments.out, "federation")
+        settings = {
+            **DATA[arguments.data],
+            "data.clients": arguments.nodes,
+            "network.clients": arguments.nodes,
+            "network.out": str((folder / "run").resolve()),
+        }
+        federate(folder, arguments.nodes, settings)
+    except FedcladeError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(f"took {time.monotonic() - start:.0f} s, from the first process to the last")
+    return 0
+
+
+def federate(folder: Path, nodes: int, settings: dict[str, Any]) -> None:
+    """Run the app on a federation of so many nodes; the ServerApp's log, which is shown, ends with the run's tables.
+
+    Raises
+    ------
+    DeploymentError
+        If a process does not start, or the run does not end well.
+    """
+    console = new_console()
+    console.print(f"starting a SuperLink and {nodes} SuperNodes; keys and logs are in {folder}", soft_wrap=True)
+    with Deployment(folder, APP, nodes) as deployment:
+        console.print(f"all {nodes} SuperNodes have joined over TLS, each by its own key\n")
+        deployment.run(settings)
+    run = Path(settings["network.out"])
+    if not (run / "summary.json").exists():
+        raise DeploymentError(f"the run ended, but wrote no results to {run}; see the logs in {deployment.logs}")
+
+
+def leave(number: int, frame: FrameType | None) -> None:
+    """End by a signal, once: what was started is stopped on the way out, and no second signal gets in between."""
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, signal.SIG_IGN)
+    print("\nstopping every process", file=sys.stderr)
+    raise SystemExit(128 + number)
+
+
+def parse() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nodes", type=int, default=4, help="SuperNodes, each one client (default: 4)")
+    parser.add_argument(
+        "--data", choices=tuple(DATA), default="digits", help="mnist is read from FEDCLADE_DATA_DIR (default: digits)"
+    )
+    parser.add_argument("--out", type=Path, help="folder to make for keys, logs and results (default: one under runs)")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

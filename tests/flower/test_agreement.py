@@ -1,0 +1,142 @@
+"""The same config and seed give the same clusters and parameters in a simulation and over a grid."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fedclade import LocalSpec, Run, Signature, simulate
+from fedclade.algorithms import (
+    CFL,
+    FLHC,
+    IFCA,
+    PACFL,
+    Algorithm,
+    Ditto,
+    FedAvg,
+    FedGroup,
+    FeSEM,
+    FineTune,
+    Local,
+    build_algorithm,
+)
+from fedclade.flower.respondent import secret_model, seed_of
+from fedclade.params import Layout
+from fedclade.signature import Permutation
+from tests.tiny import FEATURES, LABELS, federation_of, perceptron
+
+from .worlds import LOCAL, federated, grid_of
+
+TRUTH = (0, 1, 0, 1, 0, 1)
+SECRET = "0123456789abcdef" * 4
+
+ALGORITHMS: dict[str, Algorithm] = {
+    "fedavg": FedAvg(),
+    "local": Local(),
+    "oracle": build_algorithm("oracle", true_clusters=dict(enumerate(TRUTH))),
+    "cfl": CFL(split_rounds=(2, 3), eps2=1e-6),
+    "cfl by gradients": CFL(split_rounds=(2,), eps2=1e-6, similarity="gradients", fallback=True),
+    "fl_hc": FLHC(rounds_before=2, n_clusters=2),
+    "fedgroup": FedGroup(groups=2),
+    "ifca": IFCA(clusters=2, restarts=2),
+    "ifca by gradients": IFCA(clusters=2, average="gradients"),
+    "fesem": FeSEM(clusters=2),
+    "pacfl": PACFL(n_clusters=2),
+    "ditto": Ditto(),
+    "finetune": FineTune(),
+}
+
+
+def both(algorithm: Algorithm, model: Any = perceptron, **settings: Any) -> tuple[Run, Run]:
+    """Run a simulation and the same over a grid."""
+    settings = {"local": LOCAL, "rounds": 4, "signature": Signature(), **settings}
+    federation = federation_of(TRUTH)
+    there = federated(grid_of(federation, model), algorithm, model, **settings)
+    return simulate(algorithm, model, federation, engine="loop", device="cpu", **settings), there
+
+
+def same(here: Run, there: Run) -> None:
+    """Check that two runs found the same clusters by the same steps, with the same models."""
+    assert [(n.members, n.parent, n.born, n.split_in) for n in there.tree.nodes] == [
+        (n.members, n.parent, n.born, n.split_in) for n in here.tree.nodes
+    ]
+    for ours, theirs in zip(here.tree.nodes, there.tree.nodes, strict=True):
+        torch.testing.assert_close(theirs.params, ours.params, rtol=0, atol=1e-6)
+    assert there.events == _numbers(here.events)
+    assert there.summary["accuracy"] == here.summary["accuracy"]
+
+
+def _numbers(value: Any) -> Any:
+    """Return an event, or a part of it, whose numbers may differ by rounding."""
+    if isinstance(value, dict):
+        return {key: _numbers(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_numbers(entry) for entry in value]
+    return pytest.approx(value, abs=1e-5) if isinstance(value, float) else value
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_runs_over_a_grid_as_in_a_simulation(name: str):
+    same(*both(ALGORITHMS[name]))
+
+
+@pytest.mark.parametrize("name", ["cfl", "fedgroup", "ifca", "ditto"])
+def test_a_client_fraction_draws_the_same_clients(name: str):
+    same(*both(ALGORITHMS[name], client_fraction=0.5))
+
+
+@pytest.mark.parametrize("name", ["cfl", "fl_hc", "fedavg"])
+def test_so_do_projected_signatures_and_a_stream(name: str):
+    same(*both(ALGORITHMS[name], signature=Signature(kind="projected", dim=16)))
+    here, there = both(ALGORITHMS[name], signature=Signature(kind="projected", dim=16), stream=True)
+    same(here, there)
+    assert there.config["stream"] is True
+
+
+def test_the_proximal_term_pulls_to_the_same_anchor():
+    same(*both(FedAvg(), local=LocalSpec(epochs=2, batch_size=8, lr=0.1, mu=0.5)))
+
+
+class Normed(nn.Module):
+    """A model with buffers, which travel but are not compared."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.norm, self.output = nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.Linear(8, LABELS)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.output(self.norm(self.hidden(x)).relu())
+
+
+def normed(seed: int = 0) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return Normed()
+
+
+def test_buffers_travel_too():
+    here, there = both(ALGORITHMS["cfl"], normed)
+    same(here, there)
+    assert not torch.equal(there.tree.nodes[0].params[-8:], torch.ones(8))  # the running variance has moved
+
+
+@pytest.mark.parametrize("name", ["cfl", "fl_hc", "fedgroup"])
+def test_clients_with_a_secret_find_the_same_clusters(name: str, tmp_path: Path):
+    """The server's models are those of a simulation that begins with the secret model, once P is undone."""
+    (tmp_path / "secret").write_text(SECRET)
+    federation, algorithm = federation_of(TRUTH), ALGORITHMS[name]
+    grid = grid_of(federation, config={"secret-file": str(tmp_path / "secret")})
+    there = federated(grid, algorithm, permute=True)
+
+    module, seed = perceptron(), seed_of(SECRET)
+    layout = Layout.of(module)
+    layout.load(secret_model(perceptron, layout, seed), module)
+    here = simulate(algorithm, module, federation, local=LOCAL, rounds=4, engine="loop", device="cpu")
+    permutation = Permutation(seed, layout.size, layout.n_parameters)
+    same(here, replace(there, tree=there.tree.map_vectors(permutation.invert, permutation.invert)))
+    assert not torch.allclose(there.tree.nodes[0].params, here.tree.nodes[0].params, atol=0.1)  # but for P, they differ

@@ -1,0 +1,175 @@
+"""What a SuperNode runs: every error becomes a refusal that says why, and a run goes on without it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import Context, Message, RecordDict
+
+from fedclade.algorithms import CFL, IFCA, FedAvg
+from fedclade.encoding import ENCODINGS
+from fedclade.errors import ConfigError, UpdateError
+from fedclade.flower import LocalGrid, LocalNode, client_app, wire
+from fedclade.flower.client_app import KEPT, app_for, own_of, partition_of
+from fedclade.flower.server_app import show
+from fedclade.flower.wire import Content
+from fedclade.ledger import Budget
+from fedclade.privacy import DifferentialPrivacy
+from fedclade.store import Run
+from tests.flower.worlds import FOUR, app_of, federated, grid_of, network_of, node_of, reasons, respondent_of
+from tests.tiny import federation_of, perceptron
+
+CFL_OF_TWO = CFL(split_rounds=(2,), eps2=1e-6)
+
+
+def context_of(**config: Any) -> Context:
+    return Context(1, 100, config, RecordDict(), {})
+
+
+def hello_of(app: Callable[[Message, Context], Message], **config: Any) -> dict[str, Any]:
+    """Return what a node says of itself."""
+    grid = LocalGrid({100: LocalNode(app, config)})
+    (reply,) = grid.send_and_receive([Message(wire.record({"what": "hello"}), 100, "query")])
+    return dict(Content.of(reply.content).words.values)
+
+
+def missing(context: Context) -> Any:
+    raise FileNotFoundError(2, "No such file or directory", "/data/mine.csv")
+
+
+@pytest.mark.parametrize(
+    ("data_fn", "why"),
+    [
+        (lambda context: [1, 2], "data_fn should return a federation of one client, got a list"),
+        (lambda context: None, "data_fn should return a federation of one client, got a NoneType"),
+        (lambda context: federation_of(FOUR), "data_fn should return a federation of one client, got 4; see alone()"),
+        (lambda context: federation_of(FOUR).alone(9), "there is no client 9; tiny has clients 0 to 3"),
+        (missing, "[Errno 2] No such file or directory: '/data/mine.csv'"),
+    ],
+)
+def test_data_that_is_not_there_is_refused_with_the_reason(data_fn: Any, why: str, caplog: pytest.LogCaptureFixture):
+    with caplog.at_level(logging.WARNING, "fedclade"):
+        assert hello_of(client_app(perceptron, data_fn))["refused"] == why
+    assert caplog.messages == [f"refused query: {why}"]
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        ({"secret-file": "SECRET"}, "the clients' secret .*secret has 5 characters, expected at least 32"),
+        ({"secret-file": "/nowhere/secret"}, "cannot read the clients' secret /nowhere/secret: .*No such file"),
+        ({"folder": "SECRET"}, "cannot make the client's folder .*secret: File exists"),
+        ({"folder": "SECRET/below"}, "cannot make the client's folder .*secret/below: Not a directory"),
+        ({"partition-id": "two"}, "partition-id in the node config should be a number of at least 0, got 'two'"),
+        ({"partition-id": -1}, "partition-id in the node config should be a number of at least 0, got -1"),
+        ({"partition-id": True}, "partition-id in the node config should be a number of at least 0, got True"),
+    ],
+)
+def test_so_is_a_node_config_that_is_wrong(config: dict[str, Any], why: str, tmp_path: Path):
+    (tmp_path / "secret").write_text("short")
+    config = {k: v.replace("SECRET", str(tmp_path / "secret")) if isinstance(v, str) else v for k, v in config.items()}
+    app = client_app(perceptron, lambda context: federation_of(FOUR).alone(1))
+    refused = hello_of(app, **config)["refused"]
+    with pytest.raises(ConfigError, match=why):
+        raise ConfigError(refused)
+
+
+def test_so_is_a_model_that_is_unknown_and_a_private_client_without_a_folder():
+    alone = federation_of(FOUR).alone(1)
+    assert "unknown model 'mpl'; did you mean 'mlp'?" in hello_of(client_app("mpl", lambda context: alone))["refused"]
+    private = client_app(perceptron, lambda context: alone, privacy=DifferentialPrivacy(clip_norm=1.0))
+    assert hello_of(private)["refused"] == (
+        "a private client needs a folder for its ledger; set folder in its node config"
+    )
+
+
+def test_what_a_node_config_leaves_out_is_none(tmp_path: Path):
+    assert partition_of(context_of()) is None
+    assert partition_of(context_of(**{"partition-id": 3})) == 3
+    assert own_of(context_of()) == {"folder": None, "secret": None}
+    assert own_of(context_of(folder=str(tmp_path / "a" / "b")))["folder"] == tmp_path / "a" / "b"
+    assert (tmp_path / "a" / "b").is_dir()
+    assert hello_of(client_app(perceptron, lambda context: federation_of(FOUR).alone(2)))["number"] == -1
+
+
+def test_a_client_is_made_once_and_the_oldest_of_very_many_let_go():
+    made: list[int] = []
+
+    def make(context: Context) -> Any:
+        made.append(context.node_id)
+        return respondent_of(0)
+
+    app = app_for(make)
+    question = Message(wire.record({"what": "hello"}), 1, "query")
+    for node in (1, 1, *range(2, KEPT + 2), 1, KEPT + 1):
+        app(question, Context(1, node, {}, RecordDict(), {}))
+    assert made == [1, *range(2, KEPT + 2), 1]
+
+
+def test_a_broken_client_does_not_keep_the_others_from_running():
+    federation = federation_of(FOUR)
+    grid = grid_of(federation)
+    grid.nodes[node_of(1)].app = client_app(perceptron, lambda context: [])  # type: ignore[arg-type,return-value]
+    run = federated(grid, FedAvg(), rounds=2, network=network_of(grid, clients=3))
+    assert run.tree.leaf_of.keys() == {0, 2, 3}
+    (event,) = run.events
+    assert event["nodes"] == {
+        "101": "it did not introduce itself: data_fn should return a federation of one client, got a list"
+    }
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_however_updates_travel_the_clusters_are_the_right_ones(encoding: str, tmp_path: Path):
+    federation = federation_of(FOUR, sizes=[80] * 4)
+    grid = grid_of(federation, encoding=encoding)
+    for client in range(4):
+        grid.nodes[node_of(client)].config = {"partition-id": client, "folder": str(tmp_path / str(client))}
+    run = federated(grid, CFL_OF_TWO, rounds=4)
+    assert {frozenset(leaf.members) for leaf in run.tree.leaves} == {frozenset({0, 2}), frozenset({1, 3})}
+    kept = {path.parent.name: path.name for path in tmp_path.rglob("*.safetensors")}
+    assert kept == ({} if encoding == "float32" else dict.fromkeys("0123", "residual-train-train.safetensors"))
+
+
+def private_grid(tmp_path: Path, budget: Budget | None = None, noise: float = 0.0) -> LocalGrid:
+    federation, privacy = federation_of(FOUR), DifferentialPrivacy(clip_norm=0.5, noise_multiplier=noise)
+    app = app_of(federation, privacy=privacy, budget=budget)
+    return LocalGrid(
+        {
+            node_of(client): LocalNode(app, {"partition-id": client, "folder": str(tmp_path / f"client-{client}")})
+            for client in range(4)
+        }
+    )
+
+
+def test_a_run_of_private_clients_is_reported_without_their_losses(tmp_path: Path):
+    folder = tmp_path / "run"
+    run = federated(private_grid(tmp_path), CFL_OF_TWO, rounds=3, folder=folder)
+    assert [row["train_loss"] for row in run.metrics] == [None] * 3
+    assert {row["train_loss"] for row in run.clusters} == {None}
+    assert reasons(run) == {}
+    kept = Run.load(folder)
+    assert [row["train_loss"] for row in kept.metrics] == [None] * 3
+    show(kept, folder)
+    assert list((folder / "figures").iterdir())
+
+
+def test_who_has_spent_its_budget_is_left_out_and_says_so(tmp_path: Path):
+    noise = 4.0
+    once = DifferentialPrivacy(clip_norm=0.5, noise_multiplier=noise).epsilon(2)
+    grid = private_grid(tmp_path, noise=noise)
+    grid.nodes[node_of(1)].app = private_grid(tmp_path, Budget(epsilon=1.01 * once), noise).nodes[node_of(1)].app
+    run = federated(grid, FedAvg(), rounds=4)
+    assert {event["round"] for event in run.events if event["kind"] == "left_out"} == {3, 4}
+    assert list(reasons(run)) == [1]
+    assert reasons(run)[1].startswith("with this update the client would have spent ε = ")
+
+
+def test_algorithms_that_ask_private_clients_for_training_losses_are_told(tmp_path: Path):
+    run = federated(private_grid(tmp_path), FedAvg(), rounds=1)
+    assert reasons(run) == {}
+    with pytest.raises(UpdateError, match=r"nobody answered.*do not tell training losses.*cfl, fl_hc, fedgroup"):
+        federated(private_grid(tmp_path), IFCA(clusters=2), rounds=2)

@@ -1,0 +1,298 @@
+"""Clients behind a grid that answer wrongly: left out by name and with the reason, while the run goes on."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app.error import Error
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fedclade import Signature
+from fedclade.algorithms import CFL, IFCA, PACFL, Ditto, FedAvg
+from fedclade.encoding import ENCODINGS, encoded_bytes
+from fedclade.errors import UpdateError
+from fedclade.flower import wire
+from fedclade.flower.wire import RAW, Content
+from fedclade.params import Layout
+from fedclade.updates import LARGEST_NORM
+from tests.flower.worlds import FOUR, app_of, federated, grid_of, node_of, reasons, spoil, worded
+from tests.tiny import federation_of, perceptron
+
+LAYOUT = Layout.of(perceptron())
+BAD = 2
+"""The client that answers wrongly."""
+
+CFL_OF_TWO = CFL(split_rounds=(2,), eps2=1e-6)
+
+Change = Callable[[RecordDict], RecordDict | None]
+
+
+def vectors(**arrays: Array) -> Change:
+    def change(honest: RecordDict) -> RecordDict:
+        return RecordDict({**honest, "vectors": ArrayRecord(arrays)})
+
+    return change
+
+
+def updated(data: bytes) -> Change:
+    return vectors(update=Array("float32", (LAYOUT.size,), RAW, data))
+
+
+def with_entry(value: float) -> Change:
+    def change(honest: RecordDict) -> RecordDict:
+        update = bytearray(honest.array_records["vectors"]["update"].data)
+        update[:4] = torch.tensor([value], dtype=torch.float32).numpy().tobytes()
+        return updated(bytes(update))(honest)
+
+    return change
+
+
+WRONG: dict[str, tuple[Change, str]] = {
+    "one entry too few": (updated(bytes(4 * LAYOUT.size - 4)), "update of 364 bytes, expected 368"),
+    "far too long": (updated(bytes(4000 * LAYOUT.size)), "update of 368000 bytes, expected 368"),
+    "another encoding than said": (worded(encoding="int8"), "update of 368 bytes, expected 96: int8 of 92 entries"),
+    "an unknown encoding": (worded(encoding="zip"), "update in the unknown encoding 'zip'"),
+    "no encoding": (worded(encoding=None), "'encoding' should be of type str, got None"),
+    "NaN": (with_entry(math.nan), "1 of 92 entries are NaN or infinite"),
+    "infinite": (with_entry(-math.inf), "1 of 92 entries are NaN or infinite"),
+    "huge": (with_entry(10 * LARGEST_NORM), "norm 1e+19, more than 1e+18"),
+    "no example": (worded(size=0), "size of 0 examples, expected 1 to 2**53"),
+    "negative": (worded(size=-5), "size of -5 examples"),
+    "more examples than can be counted": (worded(size=2**53 + 1), "size of 9007199254740993 examples"),
+    "true": (worded(size=True), "'size' should be of type int, got True"),
+    "a fraction": (worded(size=24.0), "'size' should be of type int, got 24.0"),
+    "another round": (worded(round=9), "answer of round 9, expected 1"),
+    "the round as true": (worded(round=True), "'round' should be of type int, got True"),
+    "another query": (worded(query=5), "answer of query 5, expected 0"),
+    "another purpose": (worded(purpose="attack"), "answer of purpose 'attack', expected 'train'"),
+    "another question": (worded(what="gradients"), "answer of what 'gradients', expected 'train'"),
+    "another model": (worded(model="0" * 32), "answer of model '000000000000...0000000000000', expected '"),
+    "a loss that is NaN": (worded(loss=math.nan), "loss nan"),
+    "a loss that is text": (worded(loss="0.1"), "'loss' should be of type float, got '0.1'"),
+    "no update": (vectors(), "there is no vector 'update', only []"),
+    "a foreign array": (
+        vectors(update=Array("float32", (LAYOUT.size,), "numpy.ndarray", bytes(4 * LAYOUT.size))),
+        "array 'update' is of type 'numpy.ndarray', expected 'fedclade.raw'",
+    ),
+    "another protocol": (worded(protocol=2), "version 2 of the protocol is spoken there, and 1 here"),
+    "nothing": (lambda honest: RecordDict(), "a message of fedclade has the record 'fedclade', this one has []"),
+    "records of other kinds": (
+        lambda honest: RecordDict({"fedclade": MetricRecord({"size": 3}), "vectors": ConfigRecord()}),
+        "this one has ['fedclade', 'vectors']",
+    ),
+    "a refusal": (lambda honest: wire.refusal("my budget is spent"), "my budget is spent"),
+    "a refusal without a reason": (worded(refused=[1, 2]), "'refused' should be of type str, got [1, 2]"),
+    "a refusal that would spoil the log": (
+        lambda honest: wire.refusal("\x1b[2Jgone\n" + 10_000 * "!"),
+        " [2Jgone " + 290 * "!" + "…",
+    ),
+    "a long text for a number": (worded(size=100_000 * "9"), "'size' should be of type int, got '999999999999"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_answer_is_left_out_and_the_run_goes_on(name: str):
+    change, why = WRONG[name]
+    grid = grid_of(federation_of(FOUR))
+    spoil(grid, BAD, "train", change)
+    run = federated(grid, CFL_OF_TWO, rounds=3)
+    assert list(reasons(run)) == [BAD]
+    assert why in reasons(run)[BAD]
+    assert len(reasons(run)[BAD]) < 400
+    assert reasons(run)[BAD].isprintable()
+    assert {frozenset(leaf.members) for leaf in run.tree.leaves} == {frozenset({0}), frozenset({1, 3})}
+    assert run.tree.waiting == {0: (BAD,)}
+
+
+def test_what_is_left_out_is_in_the_run_folder(tmp_path: Path):
+    grid = grid_of(federation_of(FOUR))
+    spoil(grid, BAD, "train", with_entry(math.nan))
+    federated(grid, FedAvg(), rounds=2, folder=tmp_path / "run")
+    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    assert [(event["round"], event["kind"], event["clients"]) for event in events] == [
+        (number, "left_out", {"2": "1 of 92 entries are NaN or infinite"}) for number in (1, 2)
+    ]
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_an_update_that_is_too_large_is_refused_before_it_is_decoded(encoding: str):
+    """What is read has the length that the server knows beforehand; ``decode`` allocates nothing by what came."""
+    expected = encoded_bytes(LAYOUT.size, encoding, LAYOUT.n_parameters)
+    words = {"what": "train", "size": 3, "encoding": encoding, "loss": 0.5}
+    data = bytes(1000 * expected)
+    content = Content.of(wire.record(words, {"update": wire.raw(data, encoding, LAYOUT.size)}))
+    with pytest.raises(UpdateError, match=f"update of {1000 * expected} bytes, expected {expected}"):
+        wire.read_answer(content, LAYOUT, {"what": "train"})
+
+
+EVALUATIONS: dict[str, tuple[Change, str]] = {
+    "an accuracy above 1": (worded(accuracies=[1.5]), "accuracy 1.5 and loss"),
+    "a negative accuracy": (worded(accuracies=[-0.5]), "accuracy -0.5 and loss"),
+    "an accuracy that is NaN": (worded(accuracies=[math.nan]), "accuracy nan and loss"),
+    "a loss that is NaN": (worded(losses=[math.nan]), "and loss nan of 20 examples"),
+    "a negative loss": (worded(losses=[-1e9]), "and loss -1e+09 of 20 examples"),
+    "negative examples": (worded(examples=[-3]), "of -3 examples"),
+    "more than can be counted": (worded(examples=[2**60]), "of 1152921504606846976 examples"),
+    "too many": (worded(accuracies=[0.5, 0.5]), "expected 1 accuracies, losses and numbers of examples, got [[0.5, 0"),
+    "none": (worded(examples=[]), "expected 1 accuracies, losses and numbers of examples"),
+    "no list": (worded(losses=0.3), "expected 1 accuracies, losses and numbers of examples"),
+    "of another type": (worded(accuracies=["0.5"]), "expected 1 accuracies, losses and numbers of examples"),
+}
+
+
+@pytest.mark.parametrize("name", EVALUATIONS)
+def test_so_is_a_wrong_evaluation(name: str):
+    change, why = EVALUATIONS[name]
+    grid = grid_of(federation_of(FOUR))
+    spoil(grid, BAD, "evaluate", change)
+    run = federated(grid, FedAvg(), rounds=1)
+    assert list(reasons(run)) == [BAD]
+    assert why in reasons(run)[BAD]
+    assert [row["client"] for row in run.clients] == [0, 1, 3]
+    assert math.isfinite(run.metrics[-1]["loss_mean"])
+
+
+def test_subspaces_that_are_none_are_asked_for_again_and_then_left_out():
+    for change in (
+        vectors(subspaces=Array("float32", (3,), RAW, bytes(12))),
+        vectors(),
+        lambda honest: vectors(
+            subspaces=Array("float32", (1,), RAW, torch.full((4 * 6 * 3,), math.nan).numpy().tobytes())
+        )(honest),
+    ):
+        grid = grid_of(federation_of(FOUR))
+        spoil(grid, BAD, "subspaces", change)
+        run = federated(grid, PACFL(n_clusters=2), rounds=2)
+        assert reasons(run) == {BAD: "dropped out"}
+        assert sorted(client for leaf in run.tree.leaves for client in leaf.members) == [0, 1, 3]
+
+
+def test_nobody_who_answers_in_a_round_ends_the_run_and_says_why(tmp_path: Path):
+    grid = grid_of(federation_of(FOUR))
+    for client in range(4):
+        spoil(grid, client, "train", worded(size=0))
+    with pytest.raises(UpdateError, match=r"round 1: nobody answered, .* client 0: size of 0 examples.*3 more like it"):
+        federated(grid, FedAvg(), folder=tmp_path / "run")
+    assert not (tmp_path / "run").exists()  # nothing is half-written
+
+
+WORDS = st.dictionaries(
+    st.sampled_from(["what", "round", "query", "purpose", "model", "size", "encoding", "loss", "refused", "protocol"]),
+    st.one_of(
+        st.integers(-(2**63), 2**63 - 1),
+        st.floats(),
+        st.text(max_size=30),
+        st.booleans(),
+        st.binary(max_size=9),
+        st.lists(st.integers(-9, 9), min_size=1, max_size=3),
+        st.sampled_from(["float32", "float16", "int8"]),
+    ),
+    min_size=1,
+)
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+@given(words=WORDS, data=st.one_of(st.binary(max_size=64), st.binary(min_size=368, max_size=368)))
+def test_whatever_comes_is_left_out_or_can_be_used(words: dict[str, Any], data: bytes):
+    honest = wire.record(
+        {"what": "train", "round": 1, "query": 0, "purpose": "train", "size": 9, "encoding": "float32", "loss": 0.5},
+        {"update": wire.raw(data, "float32", LAYOUT.size)},
+    )
+    expected = {"what": "train", "round": 1, "query": 0, "purpose": "train"}
+    why = ""
+    try:
+        answer = wire.read_answer(Content.of(worded(**words)(honest)), LAYOUT, expected)
+    except UpdateError as error:
+        why = str(error)
+    else:
+        assert answer.update.shape == (LAYOUT.size,)
+        assert 1 <= answer.size <= 2**53
+    assert len(why) < 400
+    assert why.isprintable()
+
+
+def test_an_error_by_the_superlink_belongs_to_the_question_that_it_answers():
+    """Its source is the SuperLink's own node id, which is nobody's."""
+    grid = grid_of(federation_of(FOUR))
+    honest = grid.nodes[node_of(BAD)].app
+
+    def failing(message: Message, context: Any) -> Message:
+        reply = honest(message, context)
+        if Content.of(message.content).words.values["what"] != "train":
+            return reply
+        error = Message(Error(3, "the message is no longer there"), reply_to=message)
+        error.metadata.__dict__["_src_node_id"] = 1
+        return error
+
+    grid.nodes[node_of(BAD)].app = failing
+    assert reasons(federated(grid, FedAvg(), rounds=1)) == {BAD: "error 3: the message is no longer there"}
+
+
+def test_a_client_app_that_breaks_is_left_out():
+    grid = grid_of(federation_of(FOUR))
+    honest = grid.nodes[node_of(BAD)].app
+
+    def breaking(message: Message, context: Any) -> Message:
+        if Content.of(message.content).words.values["what"] == "train":
+            raise OSError("disk full\x07")
+        return honest(message, context)
+
+    grid.nodes[node_of(BAD)].app = breaking
+    assert reasons(federated(grid, FedAvg(), rounds=1)) == {BAD: "error 2: OSError: disk full "}
+
+
+def test_a_client_that_shares_no_secret_sends_no_initial_model(tmp_path: Path):
+    (tmp_path / "secret").write_text("ab" * 32)
+    grid = grid_of(federation_of(FOUR), config={"secret-file": str(tmp_path / "secret")})
+    for client in range(4):
+        spoil(grid, client, "initial", vectors())
+    with pytest.raises(
+        UpdateError, match=r"no client sent the initial model: client 0: there is no vector '0'.*client 3"
+    ):
+        federated(grid, FedAvg(), permute=True)
+
+
+def test_the_first_that_sends_an_initial_model_is_enough(tmp_path: Path):
+    (tmp_path / "secret").write_text("ab" * 32)
+    grid = grid_of(federation_of(FOUR), config={"secret-file": str(tmp_path / "secret")})
+    spoil(grid, 0, "initial", lambda honest: wire.refusal("not by me"))
+    assert federated(grid, IFCA(clusters=2), permute=True, rounds=2).summary["clusters"]["found"] >= 1
+
+
+def test_a_server_that_keeps_its_clients_models_says_so(caplog: pytest.LogCaptureFixture):
+    with caplog.at_level(logging.WARNING, "fedclade"):
+        federated(grid_of(federation_of(FOUR)), Ditto(), rounds=2)
+    assert [message for message in caplog.messages if "kept by the server" in message] == [
+        "this algorithm lets clients keep models of their own: in a simulation these do not travel, over a "
+        "network they are kept by the server, which sends and receives them"
+    ]
+
+
+def test_a_stream_leaves_out_whom_it_must_too():
+    grid = grid_of(federation_of(FOUR))
+    spoil(grid, BAD, "train", with_entry(math.nan))
+    run = federated(grid, CFL_OF_TWO, rounds=3, signature=Signature(kind="projected", dim=LAYOUT.size), stream=True)
+    assert list(reasons(run)) == [BAD]
+    assert {frozenset(leaf.members) for leaf in run.tree.leaves} == {frozenset({0}), frozenset({1, 3})}
+
+
+def test_what_travels_is_counted():
+    """Down: to train and to evaluate, each a model to each client and round; up: an update of each, encoded."""
+    federation = federation_of(FOUR)
+    run = federated(grid_of(federation), FedAvg(), rounds=2)
+    assert run.summary["bytes_down"] == 2 * 2 * 4 * 4 * LAYOUT.size
+    assert run.summary["bytes_up"] == 2 * 4 * 4 * LAYOUT.size
+    grid = grid_of(federation)
+    for node in grid.nodes.values():
+        node.app = app_of(federation, encoding="int8")
+    small = federated(grid, FedAvg(), rounds=2)
+    assert small.summary["bytes_up"] == 2 * 4 * encoded_bytes(LAYOUT.size, "int8", LAYOUT.n_parameters)

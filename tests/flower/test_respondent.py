@@ -1,0 +1,273 @@
+"""One client that answers, or says why it does not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedclade import LocalSpec
+from fedclade.clients import Round
+from fedclade.encoding import decode, encoded_bytes
+from fedclade.errors import ConfigError, DataError, PrivacyError, UpdateError
+from fedclade.flower import wire
+from fedclade.flower.respondent import Respondent, read_secret, secret_model, seed_of
+from fedclade.flower.wire import Content
+from fedclade.ledger import Budget
+from fedclade.params import Layout
+from fedclade.privacy import DifferentialPrivacy
+from fedclade.signature import Permutation
+from tests.flower.worlds import FOUR, LOCAL, respondent_of
+from tests.tiny import federation_of, perceptron, simulated
+
+LAYOUT = Layout.of(perceptron())
+MODEL = LAYOUT.flatten(perceptron())
+SECRET = "f00d" * 16
+
+
+def ask(client: Respondent, what: str = "train", sent: dict[str, torch.Tensor] | None = None, **words: Any) -> Content:
+    values = {
+        "what": what,
+        "round": 2,
+        "query": 0,
+        "purpose": "train",
+        "seed": 3,
+        "spec": wire.to_json(LOCAL),
+        "split": "test",
+        "layout": wire.layout_digest(LAYOUT),
+        **words,
+    }
+    sent = {"model": MODEL} if sent is None else sent
+    vectors = {name: wire.raw_vector(model) for name, model in sent.items()}
+    return Content.of(client.answer(Content.of(wire.record(values, vectors))))
+
+
+def update_of(content: Content, encoding: str = "float32") -> torch.Tensor:
+    return decode(content.vector("update"), LAYOUT.size, encoding, LAYOUT.n_parameters)
+
+
+@pytest.mark.parametrize("what", ["train", "gradients"])
+def test_it_trains_as_a_simulated_client_does(what: str):
+    federation = federation_of(FOUR)
+    clients, _ = simulated(federation, perceptron())
+    here = getattr(clients, what)([2], MODEL[None], [0], Round(2, LOCAL, 3))
+    there = ask(respondent_of(2, federation), what)
+    assert torch.equal(update_of(there), here.each[0])
+    told = there.words.values
+    assert told["loss"] == float(here.losses[0])
+    assert (told["what"], told["round"], told["query"], told["purpose"], told["size"]) == (what, 2, 0, "train", 24)
+    assert told["model"] == wire.digest(wire.raw_vector(MODEL).data)
+
+
+def test_it_is_pulled_to_the_anchor_that_it_is_sent():
+    federation = federation_of(FOUR)
+    clients, _ = simulated(federation, perceptron())
+    spec, models = LocalSpec(mu=0.5), torch.stack([MODEL, MODEL + 1])
+    here = clients.train([2], models, [0], Round(2, spec, 3), [1])
+    there = ask(respondent_of(2, federation), sent={"model": models[0], "anchor": models[1]}, spec=wire.to_json(spec))
+    assert torch.equal(update_of(there), here.each[0])
+    assert not torch.equal(update_of(ask(respondent_of(2, federation), spec=wire.to_json(spec))), here.each[0])
+
+
+def test_it_evaluates_all_models_that_it_is_sent():
+    federation = federation_of(FOUR)
+    clients, _ = simulated(federation, perceptron())
+    models = torch.stack([MODEL, -MODEL])
+    here = clients.evaluate([1, 1], models, [0, 1], "validation")
+    there = ask(respondent_of(1, federation), "evaluate", {"0": models[0], "1": models[1]}, split="validation")
+    assert there.words.values["accuracies"] == here.accuracies.tolist()
+    assert there.words.values["losses"] == here.losses.tolist()
+    assert there.words.values["examples"] == [10, 10]
+
+
+@pytest.mark.parametrize(
+    ("question", "why"),
+    [
+        (
+            {"what": "steal"},
+            "asked for 'steal', which is none of hello, initial, train, gradients, evaluate, sub",
+        ),
+        ({"layout": "0" * 32}, "asked about a model of structure 0{32}, and has one of structure [0-9a-f]{32}"),
+        ({"what": "initial", "models": 1}, "asked for initial models, which only clients with a secret draw"),
+        ({"round": "2"}, "'round' should be of type int, got '2'"),
+        ({"sent": {}}, r"there is no vector 'model', only \[\]"),
+        ({"sent": {"model": MODEL[:-1]}}, r"model 'model' of 364 bytes, expected 368 for shape \(92,\)"),
+        ({"sent": {"model": MODEL, "anchor": MODEL[:1]}}, "model 'anchor' of 4 bytes, expected 368"),
+        ({"spec": "{"}, "'spec' is not JSON"),
+        ({"spec": '{"speed": 3}'}, "asked for local training that is not known here: .* argument 'speed'"),
+        ({"spec": '{"epochs": "x"}'}, "asked for local training that is not known here: '>=' not supported"),
+        ({"spec": '{"epochs": 0}'}, "local.epochs should be at least 1, got 0"),
+        (
+            {"what": "evaluate", "split": "secrets"},
+            "asked for the scores on 'secrets' data, which is none of train, val",
+        ),
+        ({"what": "evaluate", "sent": {}}, "asked for the scores of no model"),
+        ({"what": "evaluate", "sent": {"1": MODEL}}, r"there is no vector '0', only \['1'\]"),
+        ({"what": "subspaces", "vectors": "all"}, "'vectors' should be of type int, got 'all'"),
+    ],
+)
+def test_what_it_cannot_answer_it_refuses(question: dict[str, Any], why: str):
+    with pytest.raises((UpdateError, ConfigError), match=why):
+        ask(respondent_of(), **question)
+
+
+def test_training_that_diverges_is_said():
+    with pytest.raises(UpdateError, match="entries are NaN or infinite"):
+        ask(respondent_of(), spec=wire.to_json(LocalSpec(lr=1e30, epochs=5)))
+
+
+def test_it_is_one_client():
+    with pytest.raises(DataError, match="data_fn should return a federation of one client, got 4; see alone"):
+        Respondent(federation_of(FOUR), perceptron)
+    with pytest.raises(ConfigError, match="unknown encoding 'zip'"):
+        respondent_of(encoding="zip")
+
+
+def test_with_a_secret_all_vectors_travel_permuted():
+    client, plain = respondent_of(secret=SECRET), respondent_of()
+    permutation = Permutation(seed_of(SECRET), LAYOUT.size, LAYOUT.n_parameters)
+    sent = update_of(ask(client, sent={"model": permutation.apply(MODEL)}))
+    assert torch.equal(permutation.invert(sent), update_of(ask(plain)))
+    scores = ask(client, "evaluate", {"0": permutation.apply(MODEL)}).words.values
+    assert scores["accuracies"] == ask(plain, "evaluate", {"0": MODEL}).words.values["accuracies"]
+
+
+def test_initial_models_are_the_secrets():
+    found = [ask(respondent_of(c, secret=SECRET), "initial", {}, models=2) for c in (0, 1)]
+    assert found[0].vectors == found[1].vectors
+    permutation = Permutation(seed_of(SECRET), LAYOUT.size, LAYOUT.n_parameters)
+    for number, data in found[0].vectors.items():
+        model = permutation.invert(wire.read_vector(data, (LAYOUT.size,), torch.float32, "it"))
+        assert torch.equal(model, secret_model(perceptron, LAYOUT, seed_of(SECRET), int(number)))
+    assert found[0].vector("0") != found[0].vector("1")
+
+
+def test_a_secret_model_is_drawn_as_others_are_but_for_the_order():
+    model = secret_model(perceptron, LAYOUT, seed := seed_of(SECRET))
+    drawn = LAYOUT.flatten(perceptron(0))
+    for slot in LAYOUT.parameters:
+        mine, usual = model[slot.start : slot.stop], drawn[slot.start : slot.stop]
+        assert float(mine.abs().max()) <= 1.5 * float(usual.abs().max())
+    assert not torch.equal(model, secret_model(perceptron, LAYOUT, seed + 1))
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (b"too short", "has 9 characters, expected at least 32; make one with: python -c 'import secrets"),
+        (b"\xff" * 40, "cannot read the clients' secret .*: 'utf-8' codec"),
+        (None, "cannot read the clients' secret .*No such file"),
+    ],
+)
+def test_a_secret_that_is_none_is_refused(text: bytes | None, why: str, tmp_path: Path):
+    path = tmp_path / "secret"
+    if text is not None:
+        path.write_bytes(text)
+    with pytest.raises(ConfigError, match=why):
+        read_secret(path)
+    path.write_text(f"  {SECRET}\n")
+    assert read_secret(path) == SECRET
+
+
+@pytest.mark.parametrize("encoding", ["float16", "int8"])
+def test_what_an_encoding_loses_is_sent_later_even_by_another_process(encoding: str, tmp_path: Path):
+    """Two updates, decoded and added up, differ from the true sum by the last residual only."""
+    exact = [update_of(ask(respondent_of(), round=number)) for number in (1, 2)]
+    sent = []
+    for number in (1, 2):  # a process each: what one kept, the other reads
+        answer = ask(respondent_of(encoding=encoding, folder=tmp_path), round=number)
+        assert len(answer.vector("update")) == encoded_bytes(LAYOUT.size, encoding, LAYOUT.n_parameters)
+        assert answer.words.values["encoding"] == encoding
+        sent.append(update_of(answer, encoding))
+    assert [path.name for path in tmp_path.iterdir()] == ["residual-train-train.safetensors"]
+    forgetful = [update_of(ask(respondent_of(encoding=encoding), round=n), encoding) for n in (1, 2)]
+    assert torch.equal(sent[0], forgetful[0])
+    assert not torch.equal(sent[1], forgetful[1])
+    whole = sum(exact)
+    step = float(exact[1].abs().max()) / (127 if encoding == "int8" else 2048)
+    assert float((sum(sent) - whole).abs().max()) <= 0.51 * step * 1.1
+
+
+def test_without_a_folder_residuals_last_as_long_as_the_process():
+    client = respondent_of(encoding="int8")
+    first, second = (update_of(ask(client, round=1), "int8") for _ in range(2))
+    assert not torch.equal(first, second)
+
+
+def test_residuals_of_gradients_are_kept_apart(tmp_path: Path):
+    client = respondent_of(encoding="int8", folder=tmp_path)
+    ask(client)
+    ask(client, "gradients")
+    ask(client, purpose="pretrain")
+    assert sorted(path.stem for path in tmp_path.iterdir()) == [
+        "residual-gradients-train",
+        "residual-train-pretrain",
+        "residual-train-train",
+    ]
+
+
+CLIPPED = DifferentialPrivacy(clip_norm=0.01)
+
+
+def test_a_private_client_needs_a_folder():
+    with pytest.raises(ConfigError, match="a private client needs a folder for its ledger; set folder in its node"):
+        respondent_of(privacy=CLIPPED)
+
+
+def test_a_private_client_clips_and_withholds_its_loss(tmp_path: Path):
+    answer = ask(respondent_of(privacy=CLIPPED, folder=tmp_path))
+    assert float(torch.linalg.vector_norm(update_of(answer))) == pytest.approx(0.01, rel=1e-5)
+    assert "loss" not in answer.words.values
+    read = wire.read_answer(answer, LAYOUT, {"round": 2})
+    assert read.loss is None
+
+
+def test_its_noise_is_its_own_and_never_the_same(tmp_path: Path):
+    client = respondent_of(privacy=DifferentialPrivacy(clip_norm=0.01, noise_multiplier=1.0), folder=tmp_path)
+    first, second = update_of(ask(client)), update_of(ask(client))
+    assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize(
+    ("question", "what"),
+    [
+        ({"what": "evaluate", "split": "train", "sent": {"0": MODEL}}, "training losses"),
+        ({"what": "subspaces", "vectors": 2, "per_label": True}, "subspaces of their data"),
+    ],
+)
+def test_a_private_client_does_not_tell(question: dict[str, Any], what: str, tmp_path: Path):
+    with pytest.raises(ConfigError, match=f"clients with differential privacy do not tell {what}"):
+        ask(respondent_of(privacy=CLIPPED, folder=tmp_path), **question)
+
+
+def test_a_release_is_booked_before_the_update_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """So that a crash on the way counts one too many, and never one too few."""
+    privacy = DifferentialPrivacy(clip_norm=0.01, noise_multiplier=2.0)
+
+    def crash(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    client = respondent_of(privacy=privacy, folder=tmp_path)
+    monkeypatch.setattr(client, "_encoded", crash)
+    with pytest.raises(KeyboardInterrupt):
+        ask(client)
+    (entry,) = json.loads((tmp_path / "privacy.json").read_text())["entries"]
+    assert (entry["round"], entry["noise_multiplier"], entry["releases"]) == (2, 2.0, 1)
+
+
+def test_beyond_its_budget_it_sends_nothing(tmp_path: Path):
+    """Not even as another process, in another run."""
+    privacy = DifferentialPrivacy(clip_norm=0.01, noise_multiplier=4.0)
+    budget = Budget(epsilon=1.2 * privacy.epsilon(1), delta=privacy.delta)
+    ask(respondent_of(privacy=privacy, budget=budget, folder=tmp_path))
+    with pytest.raises(PrivacyError, match=r"with this update the client would have spent ε = .* more than its budget"):
+        ask(respondent_of(privacy=privacy, budget=budget, folder=tmp_path))
+
+
+def test_a_damaged_ledger_keeps_everything_back(tmp_path: Path):
+    (tmp_path / "privacy.json").write_text("{")
+    with pytest.raises(PrivacyError, match=r"the privacy ledger .*privacy.json is damaged"):
+        ask(respondent_of(privacy=CLIPPED, folder=tmp_path))

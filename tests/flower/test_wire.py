@@ -1,0 +1,214 @@
+"""What travels: checked values, raw bytes, and nothing that the server should not know."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, Message, RecordDict
+from flwr.common.serde import message_to_proto
+from torch import Tensor, nn
+
+import fedclade
+from fedclade.algorithms import CFL
+from fedclade.errors import UpdateError
+from fedclade.flower import LocalGrid, wire
+from fedclade.flower.respondent import secret_model, seed_of
+from fedclade.flower.wire import Content, Words
+from fedclade.local import LocalSpec
+from fedclade.params import Layout
+from fedclade.signature import Permutation
+from tests.flower.worlds import FOUR, federated, grid_of
+from tests.tiny import FEATURES, LABELS, federation_of
+
+SECRET = "0123456789abcdef" * 4
+
+CFL_OF_TWO = CFL(split_rounds=(2,), eps2=1e-6)
+
+
+def wide(seed: int = 0) -> nn.Module:
+    """Return a model whose permutation is long enough to look for parts of it."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Linear(FEATURES, 32), nn.ReLU(), nn.BatchNorm1d(32), nn.Linear(32, LABELS))
+
+
+class Recording(LocalGrid):
+    """A grid that keeps all that passes it: the bytes of every message, and its arrays."""
+
+    @classmethod
+    def of(cls, grid: LocalGrid) -> Recording:
+        return cls(grid.nodes)
+
+    def _answer(self, message: Message) -> Message:
+        reply = super()._answer(message)
+        for each in (message, reply):
+            self.__dict__.setdefault("bytes", []).append(message_to_proto(each).SerializeToString())
+            for record in each.content.array_records.values():
+                self.__dict__.setdefault("arrays", []).extend(record.values())
+        return reply
+
+
+@pytest.fixture(scope="module")
+def permuted(tmp_path_factory: pytest.TempPathFactory) -> Recording:
+    """All messages of a run whose clients share a secret."""
+    secret = tmp_path_factory.mktemp("client") / "secret"
+    secret.write_text(SECRET)
+    grid = Recording.of(grid_of(federation_of(FOUR), wide, {"secret-file": str(secret)}))
+    federated(grid, CFL_OF_TWO, wide, permute=True, rounds=3)
+    assert len(grid.bytes) > 50
+    return grid
+
+
+def appears(data: bytes, messages: Iterable[bytes]) -> bool:
+    return any(data in message for message in messages)
+
+
+def test_the_secret_does_not_travel_nor_what_is_made_of_it(permuted: Recording):
+    seed = seed_of(SECRET)
+    digest = hashlib.sha256(SECRET.encode())
+    for told in (
+        SECRET.encode(),
+        bytes.fromhex(SECRET),
+        digest.digest(),
+        digest.hexdigest().encode(),
+        seed.to_bytes(32, "little"),
+        str(seed).encode(),
+    ):
+        assert not appears(told, permuted.bytes)
+
+
+def test_only_that_they_share_one_is_told(permuted: Recording):
+    """An HMAC with the secret as its key: who has it can say so, and nobody else learns anything of it."""
+    hellos = [Message(wire.record({"what": "hello"}), node, "query") for node in permuted.nodes]
+    answers = [Content.of(LocalGrid._answer(permuted, hello).content) for hello in hellos]
+    (told,) = {answer.words.values["secret"] for answer in answers}
+    assert len(told) == 64
+    assert appears(told.encode(), permuted.bytes)
+    assert told not in (hashlib.sha256(SECRET.encode()).hexdigest(), SECRET)
+
+
+def test_no_part_of_the_permutation_travels(permuted: Recording):
+    layout = Layout.of(wide())
+    permutation = Permutation(seed_of(SECRET), layout.size, layout.n_parameters)
+    assert layout.n_parameters >= 2 * 64
+    for order in (permutation._forward, permutation._inverse):
+        for kind in (np.int32, np.int64):
+            entries = order.numpy().astype(kind)
+            for start in range(len(entries) - 63):
+                assert not appears(entries[start : start + 64].tobytes(), permuted.bytes)
+
+
+def test_no_vector_travels_as_it_is(permuted: Recording):
+    """Neither the initial model, nor an update: the sorted entries of an array are known, their places are not."""
+    layout, seed = Layout.of(wide()), seed_of(SECRET)
+    initial = secret_model(wide, layout, seed)
+    permutation = Permutation(seed, layout.size, layout.n_parameters)
+    assert appears(raw(permutation.apply(initial)), permuted.bytes)  # this is what does
+    for model in (initial, layout.flatten(wide(0))):
+        parameters = model[: layout.n_parameters]
+        for start in range(0, len(parameters) - 8):
+            assert not appears(raw(parameters[start : start + 8]), permuted.bytes)
+    for array in permuted.arrays:
+        vector = torch.from_numpy(np.frombuffer(array.data, "<f4").copy())
+        in_order = permutation.invert(vector)[: layout.n_parameters]
+        runs = [raw(in_order[start : start + 8]) for start in range(0, len(in_order) - 8, 8)]
+        # A run of zeros (biases that start there) is the same in any order.
+        assert not appears_any([run for run in runs if any(run)], permuted.bytes)
+
+
+def appears_any(parts: list[bytes], messages: list[bytes]) -> bool:
+    return any(appears(part, messages) for part in parts)
+
+
+def raw(vector: Tensor) -> bytes:
+    return vector.numpy().astype("<f4").tobytes()
+
+
+def test_every_array_is_raw_bytes(permuted: Recording):
+    assert {array.stype for array in permuted.arrays} == {"fedclade.raw"}
+    layout = Layout.of(wide())
+    assert {len(array.data) for array in permuted.arrays} == {4 * layout.size}
+
+
+PICKLING = {"pickle", "cloudpickle", "dill", "shelve", "joblib", "marshal"}
+SOURCES = sorted(Path(fedclade.__file__).parent.rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
+def test_nothing_is_pickled(path: Path):
+    """No module imports what pickles, and none reads with what may unpickle."""
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [node.module or ""]
+        assert not PICKLING & {name.split(".")[0] for name in names}
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            called = ast.unparse(node.func)
+            assert called not in ("torch.load", "torch.save", "pd.read_pickle", "pandas.read_pickle")
+            pickles = [ast.unparse(keyword.value) for keyword in node.keywords if keyword.arg == "allow_pickle"]
+            assert pickles in ([], ["False"])
+
+
+def test_values_are_of_the_kind_that_is_asked_for():
+    words = Words({"number": 3, "yes": True, "text": "{}"})
+    assert words.get("number", int) == 3
+    assert words.get("yes", bool) is True
+    assert words.json("text") == {}
+    with pytest.raises(UpdateError, match="'yes' should be of type int, got True"):
+        words.get("yes", int)
+    with pytest.raises(UpdateError, match="'nothing' should be of type str, got None"):
+        words.get("nothing", str)
+
+
+def test_vectors_arrive_as_they_were_sent():
+    for dtype in (torch.float32, torch.float64):
+        vector = torch.randn(7, dtype=dtype)
+        sent = Content.of(wire.record({"a": 1}, {"v": wire.raw_vector(vector)}))
+        assert sent.size == 7 * dtype.itemsize
+        assert torch.equal(wire.read_vector(sent.vector("v"), (7,), dtype, "it"), vector)
+        assert wire.read_vector(sent.vector("v"), (7, 1), dtype, "it").shape == (7, 1)
+    with pytest.raises(UpdateError, match=r"it of 56 bytes, expected 28 for shape \(7,\) of torch.float32"):
+        wire.read_vector(sent.vector("v"), (7,), torch.float32, "it")
+    with pytest.raises(UpdateError, match=r"there is no vector 'w', only \['v'\]"):
+        sent.vector("w")
+
+
+def test_big_endian_hosts_send_little_endian_bytes():
+    assert wire.raw_vector(torch.tensor([1.0])).data == b"\x00\x00\x80\x3f"
+
+
+def test_models_of_other_structures_have_other_digests():
+    models = [
+        wide(0),
+        nn.Sequential(nn.Linear(6, 4)),
+        nn.Sequential(nn.Linear(6, 4, bias=False), nn.Linear(4, 1)),
+        wide(0).double(),
+    ]
+    assert len({wire.layout_digest(Layout.of(model)) for model in models}) == 4
+    assert wire.layout_digest(Layout.of(wide(0))) == wire.layout_digest(Layout.of(wide(1)))
+
+
+def test_a_message_must_be_one_of_fedclades():
+    with pytest.raises(UpdateError, match=r"has the record 'fedclade', this one has \['vectors'\]"):
+        Content.of(RecordDict({"vectors": ArrayRecord()}))
+
+
+def test_texts_of_others_are_cut_and_cleaned():
+    assert wire.clean("all is well, Zoë") == "all is well, Zoë"
+    assert wire.clean("a\x00b\r\nc\u200bd\ud800") == "a b  c d "
+    assert wire.clean("x" * 11, 10) == "x" * 9 + "…"
+    assert wire.clean("x" * 10, 10) == "x" * 10
+
+
+def test_a_local_training_goes_there_and_back():
+    spec = LocalSpec(epochs=3, lr=0.25, clip_norm=2.0)
+    assert LocalSpec(**Words({"spec": wire.to_json(spec)}).json("spec")) == spec

@@ -1,0 +1,126 @@
+"""A small federation over a grid in this process, as tests need it: its nodes, and what answers wrongly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from fedclade import LocalSpec
+from fedclade.data.federation import Federation
+from fedclade.flower import LocalGrid, LocalNode, Network, client_app, federate
+from fedclade.flower.respondent import Respondent
+from fedclade.flower.wire import Content
+from fedclade.store import Run
+from tests.tiny import federation_of, perceptron
+
+FIRST_NODE = 100
+"""Node ids begin here, so that they are no client's number."""
+
+FOUR = (0, 1, 0, 1)
+"""Four clients in two true clusters."""
+
+LOCAL = LocalSpec(epochs=3, batch_size=8, lr=0.3)
+
+
+def node_of(client: int) -> int:
+    return FIRST_NODE + client
+
+
+def app_of(federation: Federation, model: Any = perceptron, **settings: Any) -> ClientApp:
+    """Return the app of all nodes, each of which holds the data of its ``partition-id``."""
+    return client_app(model, lambda context: federation.alone(int(context.node_config["partition-id"])), **settings)
+
+
+def grid_of(
+    federation: Federation, model: Any = perceptron, config: Mapping[str, Any] | None = None, **settings: Any
+) -> LocalGrid:
+    """Return a grid with a node for each client; ``config`` is added to every node's."""
+    app = app_of(federation, model, **settings)
+    return LocalGrid({node_of(c): LocalNode(app, {"partition-id": c, **(config or {})}) for c in federation.ids})
+
+
+def federated(grid: LocalGrid, algorithm: Any, model: Any = perceptron, **settings: Any) -> Run:
+    """Run over a grid, whose nodes all have to be there at the start unless ``network`` says otherwise."""
+    network = settings.pop("network", None) or network_of(grid)
+    settings = {"local": LOCAL, "rounds": 4, **settings}
+    return federate(grid, algorithm, model, network=network, **settings)
+
+
+def network_of(grid: LocalGrid, **settings: Any) -> Network:
+    return Network(**{"clients": len(list(grid.get_node_ids())), "wait": 0.5, "deadline": 0.5, **settings})
+
+
+@dataclass
+class Spoilt:
+    """The app of a node whose answers are spoilt before they leave.
+
+    ``spoil`` gets the question and the honest answer, and returns another, or None for the honest one.
+    """
+
+    app: Callable[[Message, Context], Message]
+    spoil: Callable[[Content, RecordDict], RecordDict | None]
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        honest = self.app(message, context)
+        spoilt = self.spoil(Content.of(message.content), honest.content)
+        return honest if spoilt is None else Message(spoilt, reply_to=message)
+
+
+def only(what: str, change: Callable[[RecordDict], RecordDict | None]) -> Callable[[Content, RecordDict], Any]:
+    """Return a ``spoil`` that changes the answers to one kind of question alone."""
+
+    def spoil(question: Content, honest: RecordDict) -> RecordDict | None:
+        return change(honest) if question.words.values["what"] == what else None
+
+    return spoil
+
+
+def worded(**values: Any) -> Callable[[RecordDict], RecordDict]:
+    """Return a change of an answer's plain values; None takes one away."""
+
+    def change(honest: RecordDict) -> RecordDict:
+        words = {**dict(honest.config_records["fedclade"]), **values}
+        kept = ConfigRecord({name: value for name, value in words.items() if value is not None})
+        return RecordDict({**honest, "fedclade": kept})
+
+    return change
+
+
+def spoil(grid: LocalGrid, client: int, what: str, change: Callable[[RecordDict], RecordDict | None]) -> None:
+    """Let a client answer one kind of question wrongly."""
+    node = grid.nodes[node_of(client)]
+    node.app = Spoilt(node.app, only(what, change))
+
+
+def reasons(run: Run) -> dict[int, str]:
+    """Return why clients were left out of a run: the first reason of each."""
+    found: dict[int, str] = {}
+    for event in run.events:
+        if event["kind"] == "left_out":
+            for client, why in event["clients"].items():
+                found.setdefault(int(client), why)
+    return found
+
+
+def respondent_of(client: int = 0, federation: Federation | None = None, **settings: Any) -> Respondent:
+    """Return one client, to be asked without a grid."""
+    return Respondent((federation or federation_of(FOUR)).alone(client), perceptron, number=client, **settings)
+
+
+@dataclass
+class Clock:
+    """A clock that moves when somebody sleeps."""
+
+    now: float = 0.0
+    slept: list[float] = field(default_factory=list)
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now += seconds

@@ -1,0 +1,117 @@
+"""What docs/federation.md shows works as shown, and what it says of settings and messages is so."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+
+from fedclade import CFL, Ditto, LocalSpec, Run
+from fedclade.flower import LocalGrid, LocalNode, Network, client_app_from_config, federate
+from fedclade.flower.from_config import Apps, RunConfig
+
+PAGE = (Path(__file__).parents[1] / "docs" / "federation.md").read_text()
+DATA = {"data.name": "digits", "data.clients": 4, "data.samples_per_client": 20, "model.name": "mclr"}
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", PAGE, flags=re.DOTALL)
+
+
+def table(first: str) -> list[list[str]]:
+    """Return the cells of a table by its first header."""
+    (found,) = re.findall(rf"^\| {re.escape(first)} \|.*\n\|[:|-]+\n((?:\|.*\n)+)", PAGE, flags=re.MULTILINE)
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in found.splitlines()]
+
+
+def names(cell: str) -> set[str]:
+    return set(re.findall(r"`(\w+)`", cell))
+
+
+def test_the_apps_of_the_page_find_the_clusters_and_run_as_server_and_clients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    seen: dict[str, Any] = {}
+    for block in blocks("python"):
+        exec(compile(block, "federation.md", "exec"), seen)
+    assert "[(0, 2), (1, 3)]" in capsys.readouterr().out
+    seen["server"](LocalGrid(seen["nodes"]), Context(1, 0, {}, RecordDict(), {}))
+    run = Run.load(tmp_path / "runs/federation")
+    assert run.tree.leaf_of == seen["run"].tree.leaf_of
+    assert set(run.tree.leaf_of) == {0, 1, 2, 3}
+    assert [row["client"] for row in run.clients[-4:]] == [0, 1, 2, 3]
+
+
+def flat(section: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return a config as Flower hands it over."""
+    found: dict[str, Any] = {}
+    for key, value in section.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return found
+
+
+def test_the_run_config_of_the_page_is_one():
+    (block,) = blocks("toml")
+    read = RunConfig.read(flat(tomllib.loads(block)["tool"]["flwr"]["app"]["config"]))
+    assert read.network == Network(clients=4)
+    assert read.apps == Apps(out="runs/flower")
+    assert read.config.top.rounds == 6
+
+
+def test_the_page_has_every_network_setting_with_its_default():
+    told = {key.strip("`"): tomllib.loads(f"x = {default.strip('`')}")["x"] for key, default, _ in table("`[network]`")}
+    assert told == {**asdict(Network()), **asdict(Apps())}
+
+
+class Overheard:
+    """An app whose messages are noted: by question, the names of its values and vectors, and those of the answers."""
+
+    def __init__(self, app: Callable[[Message, Context], Message]) -> None:
+        self._app = app
+        self.heard: dict[str, list[set[str]]] = defaultdict(lambda: [set(), set(), set(), set()])
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        answer = self._app(message, context)
+        noted = self.heard[str(message.content["fedclade"]["what"])]  # pyright: ignore[reportIndexIssue]
+        for place, record in enumerate((message.content, answer.content)):
+            words, vectors = record["fedclade"], record.get("vectors", ArrayRecord())
+            assert isinstance(words, ConfigRecord)
+            noted[2 * place] |= set(words)
+            noted[2 * place + 1] |= set(vectors)
+        return answer
+
+
+def test_messages_have_what_the_page_says(tmp_path: Path):
+    """With everything that can be asked: gradients, several models at once, subspaces, a shared secret, an anchor."""
+    secret = tmp_path / "secret"
+    secret.write_text("0123456789abcdef" * 2)
+    app = Overheard(client_app_from_config())
+    for algorithm, shares in (
+        (CFL(similarity="gradients", split_rounds=(1,), eps2=1e-9), True),
+        ("pacfl", False),
+        (Ditto(), False),
+        ("ifca", False),
+    ):
+        config = {"secret-file": str(secret)} if shares else {}
+        nodes = {10 + k: LocalNode(app, {"partition-id": k, **config}) for k in range(4)}
+        grid = LocalGrid(nodes, DATA)
+        local = LocalSpec(epochs=1)
+        federate(grid, algorithm, "mclr", rounds=1, local=local, network=Network(clients=4), permute=shares)
+    told = {row[0].split()[0]: [names(cell) for cell in row[1:]] for row in table("question")}
+    assert set(app.heard) == set(told)
+    for question, (says, carries, answers, gives) in told.items():
+        heard = app.heard[question]
+        assert heard[0] == says | {"protocol"}, question
+        assert heard[2] == answers | {"protocol"}, question
+        assert {name for name in heard[1] if not name.isdigit()} == {name for name in carries if not name.isdigit()}
+        assert {name for name in heard[3] if not name.isdigit()} == {name for name in gives if not name.isdigit()}
+        assert bool(heard[1]) == bool(carries)
+        assert bool(heard[3]) == bool(gives)
