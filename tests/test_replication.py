@@ -31,7 +31,11 @@ def grouped(truth: list[int], dim: int = 60) -> torch.Tensor:
 
 
 def same_partition(one, other) -> bool:
-    return len(set(zip(one, other, strict=True))) == len(set(one)) == len(set(other))
+    return replication.same_partition(np.asarray(one), np.asarray(other))
+
+
+def p_value_of(finding, level: float) -> float:
+    return finding.p_value(level, np.random.default_rng(0))
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -56,11 +60,11 @@ def test_choice_and_p_value_are_those_of_the_definition(seed):
     """Five clients: 120 orders, all of them looked at."""
     replicates = replicates_of(grouped([0, 0, 1, 1, 1], 12), 0.8, seed)
     halves = [cosine_similarity(half) for half in (replicates.first, replicates.second)]
-    found = find_clusters(replicates, 0.05, np.random.default_rng(0))
+    found = find_clusters(replicates)
     k, most = written_out.best(*halves, found.noise)
     assert found.labels.max() + 1 == k
     assert found.gain == pytest.approx(most)
-    assert found.p_value == pytest.approx(written_out.p_value(*halves, found.noise) if k > 1 else 1.0)
+    assert p_value_of(found, 0.05) == pytest.approx(written_out.p_value(*halves, found.noise) if k > 1 else 1.0)
 
 
 @pytest.mark.parametrize(("noise", "heavy"), [(0.3, False), (1.5, False), (1.0, True)])
@@ -68,7 +72,7 @@ def test_clients_of_one_distribution_are_told_apart_no_more_often_than_the_level
     """Type-I error: 200 federations of 8 clients; at level 0.1, 20 are expected at most, 34 with probability 0.001."""
     mean = torch.ones(8, 20)
     found = [
-        find_clusters(replicates_of(mean, noise, seed, heavy), 0.1, np.random.default_rng(seed)).p_value
+        find_clusters(replicates_of(mean, noise, seed, heavy)).p_value(0.1, np.random.default_rng(seed))
         for seed in range(200)
     ]
     assert sum(p <= 0.1 for p in found) < 34
@@ -78,7 +82,7 @@ def test_p_values_are_uniform_or_larger_even_where_noise_is_thought_to_be_none(m
     """Without the price of a cluster some partition always gains, so that the test alone decides."""
     monkeypatch.setattr(Replicates, "agreement", property(lambda self: np.ones(len(self.first))))
     replicates = (replicates_of(torch.zeros(6, 30), 1.0, seed) for seed in range(300))
-    p = np.array([find_clusters(each, 0.05, np.random.default_rng(0)).p_value for each in replicates])
+    p = np.array([find_clusters(each).p_value(0.05, np.random.default_rng(0)) for each in replicates])
     assert p.min() < 0.05  # it can be small
     for level in (0.05, 0.1, 0.25, 0.5):
         assert (p <= level).mean() <= level + 3.1 * np.sqrt(level * (1 - level) / len(p))
@@ -89,8 +93,8 @@ def test_power_falls_as_noise_grows():
     truth = [0, 1, 2, 3] * 4
 
     def found(noise: float, seed: int) -> bool:
-        finding = find_clusters(replicates_of(grouped(truth), noise, seed), 0.01, np.random.default_rng(seed))
-        return finding.p_value <= 0.01 and same_partition(finding.labels.tolist(), truth)
+        finding = find_clusters(replicates_of(grouped(truth), noise, seed))
+        return p_value_of(finding, 0.01) <= 0.01 and same_partition(finding.labels.tolist(), truth)
 
     power = [np.mean([found(noise, seed) for seed in range(20)]) for noise in (0.5, 1.0, 2.0, 6.0)]
     assert power[0] == 1.0
@@ -100,16 +104,16 @@ def test_power_falls_as_noise_grows():
 
 @pytest.mark.parametrize("truth", [[0] * 17 + [1] * 3, [0] * 9 + [1] * 5 + [2] * 3, [0, 1, 2, 3, 4, 5, 6, 7] * 3])
 def test_unequal_and_many_clusters_are_found(truth):
-    finding = find_clusters(replicates_of(grouped(truth), 0.7, 3), 0.005, np.random.default_rng(0))
+    finding = find_clusters(replicates_of(grouped(truth), 0.7, 3))
     assert same_partition(finding.labels.tolist(), truth)
-    assert finding.p_value <= 0.005
+    assert p_value_of(finding, 0.005) <= 0.005
 
 
 def test_the_order_of_clients_changes_nothing_but_the_order():
     replicates = replicates_of(grouped([0, 0, 0, 1, 1, 1, 2, 2]), 0.6, 1)
     order = [5, 2, 7, 0, 1, 6, 3, 4]
     shuffled = Replicates(replicates.first[order], replicates.second[order])
-    one, other = (find_clusters(each, 0.01, np.random.default_rng(0)) for each in (replicates, shuffled))
+    one, other = (find_clusters(each) for each in (replicates, shuffled))
     assert same_partition(one.labels[order].tolist(), other.labels.tolist())
     assert one.gain == pytest.approx(other.gain)
 
@@ -127,8 +131,8 @@ def test_gamma_is_measured():
 def test_of_many_clients_a_sample_is_tested(monkeypatch):
     monkeypatch.setattr(replication, "LARGEST_TESTED", 12)
     truth = [0, 1] * 15
-    finding = find_clusters(replicates_of(grouped(truth), 0.5, 1), 0.01, np.random.default_rng(0))
+    finding = find_clusters(replicates_of(grouped(truth), 0.5, 1))
     assert same_partition(finding.labels.tolist(), truth)
-    assert finding.p_value <= 0.01
-    nothing = find_clusters(replicates_of(torch.ones(30, 20), 1.0, 1), 0.01, np.random.default_rng(0))
-    assert (nothing.p_value, nothing.gain, nothing.labels.max()) == (1.0, 0.0, 0)
+    assert p_value_of(finding, 0.01) <= 0.01
+    nothing = find_clusters(replicates_of(torch.ones(30, 20), 1.0, 1))
+    assert (p_value_of(nothing, 0.01), nothing.gain, nothing.labels.max()) == (1.0, 0.0, 0)

@@ -26,6 +26,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import permutations
 
 import numpy as np
@@ -85,6 +86,55 @@ class Replicates:
 
 
 @dataclass(frozen=True, eq=False)
+class Across:
+    """Partitions of each half, ready to be judged on the other in many orders of the clients.
+
+    Parameters
+    ----------
+    halves
+        Similarities ``[n, n]`` of A and of B.
+    cuts
+        The partitions ``[K, n]`` that were found on each, into 1 to K clusters.
+    noise
+        σ².
+    """
+
+    halves: Sequence[Similarity]
+    cuts: Sequence[Labels]
+    noise: float
+
+    def of_some(self, rows: Labels) -> Across:
+        """Return the same for some of the clients, in the partitions of all."""
+        halves = [half[np.ix_(rows, rows)] for half in self.halves]
+        numbered = [np.stack([np.unique(cut[rows], return_inverse=True)[1] for cut in cuts]) for cuts in self.cuts]
+        return Across(halves, numbered, self.noise)
+
+    @cached_property
+    def _weighted(self) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
+        """Weights ``[K, n²]`` and costs ``[K]`` of A's partitions, for B, and of B's, for A."""
+        found = [_weights(partitions, self.noise) for partitions in self.cuts]
+        return [(weights.reshape(len(weights), -1), costs) for weights, costs in found]
+
+    def gains(self, orders: Labels) -> NDArray[np.float64]:
+        """Return G of each number of clusters, the mean of both directions, with B's clients in each of some orders.
+
+        Parameters
+        ----------
+        orders
+            Permutations ``[m, n]``.
+
+        Returns
+        -------
+        numpy.ndarray
+            ``[m, K]``.
+        """
+        (of_a, costs_a), (of_b, costs_b) = self._weighted
+        on_b = _shuffled(self.halves[1], orders) @ of_a.T - costs_a
+        on_a = _shuffled(self.halves[0], np.argsort(orders, axis=1)) @ of_b.T - costs_b
+        return (on_b + on_a) / 2
+
+
+@dataclass(frozen=True, eq=False)
 class Finding:
     """What the replicates say about clusters.
 
@@ -94,46 +144,46 @@ class Finding:
         The best partition ``[n]``, found on both halves; zeros where one cluster is best.
     gain
         G of it, judged across halves; 0 for one cluster.
-    p_value
-        That there is only one distribution; 1 where one cluster is best.
     noise
         σ².
     similarity
         ``[n, n]``, the mean of both halves'.
+    across
+        What the test shuffles.
     """
 
     labels: Labels
     gain: float
-    p_value: float
     noise: float
     similarity: Similarity
+    across: Across
+
+    def p_value(self, level: float, draw: np.random.Generator) -> float:
+        """Return the p-value of there being one distribution only; 1 where one cluster is best.
+
+        Parameters
+        ----------
+        level
+            From which it should be told apart; it says how many orders are drawn where there are too many for all.
+        draw
+            Draws them.
+        """
+        if not self.labels.any():
+            return 1.0
+        across, n = self.across, len(self.labels)
+        if n > LARGEST_TESTED:
+            across = across.of_some(np.sort(draw.choice(n, LARGEST_TESTED, replace=False)))
+        return _p_value(across, level, draw)
 
 
-def find_clusters(replicates: Replicates, level: float, draw: np.random.Generator) -> Finding:
-    """Find the clusters that gain most, and test whether there are any.
-
-    Parameters
-    ----------
-    replicates
-        Of n clients.
-    level
-        At which the p-value should be told apart; it says how many shuffles are drawn where there are too many for all.
-    draw
-        Draws them.
-    """
+def find_clusters(replicates: Replicates) -> Finding:
+    """Find the clusters that gain most."""
     halves = [cosine_similarity(half) for half in (replicates.first, replicates.second)]
     noise = max(0.0, 1 - float(replicates.agreement.mean())) / 2
-    cuts = [_cuts(similarity) for similarity in halves]
-    across = Across.of(halves, cuts, noise)
+    across = Across(halves, [_cuts(similarity) for similarity in halves], noise)
     gains = across.gains(np.arange(len(halves[0]))[None])[0]
     best, both = int(gains.argmax()), (halves[0] + halves[1]) / 2
-    if best == 0:
-        return Finding(np.zeros(len(both), dtype=np.int64), 0.0, 1.0, noise, both)
-    if len(both) > LARGEST_TESTED:
-        some = np.sort(draw.choice(len(both), LARGEST_TESTED, replace=False))
-        fewer = [half[np.ix_(some, some)] for half in halves]
-        across = Across.of(fewer, [_renumbered(partitions[:, some]) for partitions in cuts], noise)
-    return Finding(_cuts(both)[best], float(gains[best]), _p_value(across, level, draw), noise, both)
+    return Finding(_cuts(both)[best], float(gains[best]), noise, both, across)
 
 
 def gain(similarity: Similarity, labels: Labels, noise: float) -> float:
@@ -160,47 +210,10 @@ def _weights(partitions: Labels, noise: float) -> tuple[NDArray[np.float64], NDA
     return (inside - shared) * off / n, noise * partitions.max(1) / n
 
 
-@dataclass(frozen=True, eq=False)
-class Across:
-    """Partitions of each half, ready to be judged on the other in many orders of the clients.
-
-    Parameters
-    ----------
-    halves
-        Similarities ``[n, n]`` of A and of B.
-    weights
-        Of A's partitions, for B, and of B's, for A, ``[K, n²]``.
-    costs
-        Of partitions into 1 to K clusters, ``[K]``.
-    """
-
-    halves: Sequence[Similarity]
-    weights: Sequence[NDArray[np.float64]]
-    costs: NDArray[np.float64]
-
-    @classmethod
-    def of(cls, halves: Sequence[Similarity], cuts: Sequence[Labels], noise: float) -> Across:
-        """Make ready the partitions ``[K, n]`` that were found on each half."""
-        found = [_weights(partitions, noise) for partitions in cuts]
-        return cls(halves, [weights.reshape(len(weights), -1) for weights, _ in found], found[0][1])
-
-    def gains(self, orders: Labels) -> NDArray[np.float64]:
-        """Return G of each number of clusters, the mean of both directions, with B's clients in each of some orders.
-
-        Parameters
-        ----------
-        orders
-            Permutations ``[m, n]``.
-
-        Returns
-        -------
-        numpy.ndarray
-            ``[m, K]``.
-        """
-        backwards = np.argsort(orders, axis=1)
-        on_b = _shuffled(self.halves[1], orders) @ self.weights[0].T
-        on_a = _shuffled(self.halves[0], backwards) @ self.weights[1].T
-        return (on_b + on_a) / 2 - self.costs
+def same_partition(one: Labels, other: Labels) -> bool:
+    """Whether two labellings ``[n]`` part the same clients, whatever the labels are."""
+    pairs = set(zip(one.tolist(), other.tolist(), strict=True))
+    return len(pairs) == len(set(one.tolist())) == len(set(other.tolist()))
 
 
 def _shuffled(similarity: Similarity, orders: Labels) -> NDArray[np.float64]:
@@ -221,8 +234,3 @@ def _p_value(across: Across, level: float, draw: np.random.Generator) -> float:
         at_least += int((across.gains(orders).max(axis=1) >= seen).sum())
         drawn += len(orders)
     return (at_least + 1) / (drawn + 1)  # the true order is one of them
-
-
-def _renumbered(partitions: Labels) -> Labels:
-    """Return partitions of some of the clients with clusters numbered without gaps."""
-    return np.stack([np.unique(labels, return_inverse=True)[1] for labels in partitions])

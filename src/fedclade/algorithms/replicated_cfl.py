@@ -28,11 +28,14 @@ from fedclade.algorithms.base import Algorithm, Event, RoundLog, State, log_of, 
 from fedclade.algorithms.waiting import place_waiting
 from fedclade.clients import Clients, Round
 from fedclade.errors import require
-from fedclade.replication import Finding, Replicates, find_clusters, gain
+from fedclade.replication import Finding, Labels, Replicates, find_clusters, gain, same_partition
 from fedclade.tree import Group, ParameterTree
 
 FIRST_CHECK, CHECK_EVERY = 3, 8
 """Rounds of the checks. A check costs every client the training of a round, so that they cost an eighth of the run."""
+
+FOR_PEOPLE = 0.01
+"""From which p-values are told apart that decide nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,27 +97,28 @@ class ReplicatedCFL(Algorithm):
         if len(answered) < (needed := max(2, this_round.min_clients)):
             return state, [Event("postponed", 0, {"clients": len(answered), "needed": needed})]
         replicates = Replicates(*(half.signatures_of(answered) for half in halves))
-        level = self.level / (checks * (checks + 1))
-        found = find_clusters(replicates, level, this_round.generator("shuffles"))
         before = np.array([tree.leaf_of[client] for client in answered])
-        labels, numbers = _decided(found, before, level)
-        numbers |= {"level": level, "gamma": float(np.median(replicates.gammas))}
-        state = replace(state, memory={"checks": torch.tensor([checks])})
+        level, draw = self.level / (checks * (checks + 1)), this_round.generator("shuffles")
+        labels, numbers = _decided(find_clusters(replicates), np.unique(before, return_inverse=True)[1], level, draw)
         clusters = [[answered[i] for i in np.flatnonzero(labels == k)] for k in range(labels.max() + 1)]
-        details = {**numbers, "clusters": clusters}
-        if len(clusters) == len(set(before.tolist())) == len(set(zip(before.tolist(), labels.tolist(), strict=True))):
+        gamma = float(np.median(replicates.gammas))
+        details = {**numbers, "level": level, "gamma": gamma if np.isfinite(gamma) else None, "clusters": clusters}
+        state = replace(state, memory={"checks": torch.tensor([checks])})
+        if same_partition(before, labels):
             return state, [Event("checked", 0, details)]
         signatures = dict(zip(answered, replicates.first + replicates.second, strict=True))
         tree = _clustered(tree, clusters, signatures, model, this_round.number, numbers)
         return replace(state, tree=tree), [Event("regrouped", 0, details)]
 
 
-def _decided(found: Finding, before: np.ndarray, level: float) -> tuple[np.ndarray, dict[str, float]]:
+def _decided(found: Finding, now: Labels, level: float, draw: np.random.Generator) -> tuple[Labels, dict[str, float]]:
     """Return the clusters to go on with, ``[n]``, and the numbers that they were decided by."""
-    _, now = np.unique(before, return_inverse=True)
     kept = gain(found.similarity, now, found.noise)
-    numbers = {"p_value": found.p_value, "gain": found.gain, "gain_before": kept}
-    if found.p_value <= level and found.gain > max(kept, 0.0):
+    changes = found.gain > max(kept, 0.0) and not same_partition(found.labels, now)
+    # Where nothing hangs on it, the p-value is for people, and need not be told from so small a level.
+    p_value = found.p_value(level if changes else max(level, FOR_PEOPLE), draw)
+    numbers = {"p_value": p_value, "gain": found.gain, "gain_before": kept}
+    if changes and p_value <= level:
         return found.labels, numbers
     return (now if kept > 0 else np.zeros_like(now)), numbers
 
