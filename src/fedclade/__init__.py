@@ -28,6 +28,7 @@ from fedclade.algorithms import (
     FineTune,
     Local,
     Oracle,
+    ReplicatedCFL,
 )
 from fedclade.data import Federation, Pool, load_federation, one_client, pool_from_torch
 from fedclade.ensemble import PathEnsemble, evaluate_paths, path_weights
@@ -84,6 +85,7 @@ __all__ = [
     "PathEnsemble",
     "Pool",
     "PrivacyError",
+    "ReplicatedCFL",
     "Run",
     "RunError",
     "RunInterrupted",
