@@ -57,7 +57,8 @@ class Groups(ScriptedClients):
 def groups(*changes: tuple[int, str], silent=()) -> Groups:
     """Return 16 clients, and the digits of their groups from each round on."""
     by_round = {start: tuple(map(int, digits)) for start, digits in changes}
-    return Groups(dict.fromkeys(range(16), [0.0] * 40), groups=by_round, silent=silent)
+    everybody = range(16)
+    return Groups(dict.fromkeys(everybody, [0.0] * 40), dict.fromkeys(everybody, 9), groups=by_round, silent=silent)
 
 
 def played(clients, rounds, **options):

@@ -34,6 +34,8 @@ def ask(client: Respondent, what: str = "train", sent: dict[str, torch.Tensor] |
         "round": 2,
         "query": 0,
         "purpose": "train",
+        "part": 0,
+        "parts": 1,
         "seed": 3,
         "spec": wire.to_json(LOCAL),
         "split": "test",
@@ -60,6 +62,23 @@ def test_it_trains_as_a_simulated_client_does(what: str):
     assert told["loss"] == float(here.losses[0])
     assert (told["what"], told["round"], told["query"], told["purpose"], told["size"]) == (what, 2, 0, "train", 24)
     assert told["model"] == wire.digest(wire.raw_vector(MODEL).data)
+
+
+@pytest.mark.parametrize("what", ["train", "gradients"])
+def test_it_uses_the_part_of_its_data_that_it_is_asked_for(what: str):
+    federation = federation_of(FOUR)
+    clients, _ = simulated(federation, perceptron())
+    here = getattr(clients, what)([2], MODEL[None], [0], Round(2, LOCAL, 3, part=(1, 2)))
+    there = ask(respondent_of(2, federation), what, part=1, parts=2)
+    assert torch.equal(update_of(there), here.each[0])
+    assert there.words.values["size"] == 12
+    assert not torch.equal(update_of(ask(respondent_of(2, federation), what)), here.each[0])
+
+
+@pytest.mark.parametrize(("part", "parts"), [(2, 2), (-1, 2), (0, 0)])
+def test_a_part_that_there_is_not_is_refused(part: int, parts: int):
+    with pytest.raises(UpdateError, match=f"asked for part {part} of {parts} of the training data"):
+        ask(respondent_of(2, federation_of(FOUR)), part=part, parts=parts)
 
 
 def test_it_is_pulled_to_the_anchor_that_it_is_sent():
