@@ -14,16 +14,25 @@ import pytest
 import torch
 
 from fedclade import Run
-from fedclade.algorithms import CFL, FLHC, IFCA, PACFL, Algorithm, Ditto, FedAvg, FedGroup, FeSEM
+from fedclade.algorithms import FLHC, IFCA, PACFL, Algorithm, Ditto, FedAvg, FedGroup, FeSEM
 from fedclade.errors import ConfigError, RunError, UpdateError
 from fedclade.flower import LocalGrid, LocalNode
 from fedclade.flower.members import CLIENTS
-from tests.flower.worlds import FOUR, app_of, federated, grid_of, network_of, node_of, reasons, spoil, worded
+from tests.flower.worlds import (
+    CFL_OF_TWO,
+    FOUR,
+    app_of,
+    federated,
+    grid_of,
+    network_of,
+    node_of,
+    reasons,
+    spoil,
+    worded,
+)
 from tests.tiny import federation_of
 
 TRUTH = (0, 1, 0, 1, 0, 1)
-
-CFL_OF_TWO = CFL(split_rounds=(2,), eps2=1e-6)
 
 
 def at(number: int, do: Callable[[], object]) -> Callable[[Any, Any], None]:

@@ -83,7 +83,7 @@ def test_too_few_are_named_and_so_is_who_was_refused(caplog: pytest.LogCaptureFi
         ({"layout": "0" * 32}, "its model is not built like the others'"),
         (
             {"schema": json.dumps({"data": "d", "input_shape": [9], "outputs": 4})},
-            r"its examples look like ((9,), 4, 'classification', 0), and those of the others like ((6,), 4, 'class",
+            r"its examples look like ((9,), 4, 'classification', 0), and the others' like ((6,), 4, 'class",
         ),
         ({"secret": "0" * 64}, "it does not share the secret of the others; give all clients the same file, or none"),
         ({"size": -1}, "it did not introduce itself: size of -1 examples, expected 1 to 2**53"),
