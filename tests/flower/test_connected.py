@@ -282,6 +282,18 @@ def test_more_rounds_and_another_network_continue_a_run(tmp_path: Path):
         federated(grid, FedAvg(), rounds=3, folder=folder, seed=1)
 
 
+def test_a_server_that_is_started_again_waits_for_its_clients_too(tmp_path: Path):
+    grid, folder = grid_of(federation_of(FOUR)), tmp_path / "run"
+    network = network_of(grid)
+    with pytest.raises(RuntimeError, match="the server was stopped"):
+        federated(grid, FedAvg(), folder=folder, on_round=stopped_after(2), network=network)
+    connect(grid, 0, 1, connected=False)
+    before = sorted(folder.rglob("*"))
+    with pytest.raises(UpdateError, match=r"2 of 4 clients connected within 0.5 s"):
+        federated(grid, FedAvg(), folder=folder, network=network)
+    assert sorted(folder.rglob("*")) == before
+
+
 def test_damaged_clients_stop_the_server_and_nothing_is_changed(tmp_path: Path):
     grid, folder = grid_of(federation_of(FOUR)), tmp_path / "run"
     with pytest.raises(RuntimeError, match="the server was stopped"):

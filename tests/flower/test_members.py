@@ -233,6 +233,11 @@ def test_another_server_goes_on_with_the_same_clients(tmp_path: Path):
     grid.nodes[node_of(3)].connected = True
     again.look()
     assert again.news() == News(reconnected=[3])
+    third = members_of(grid)
+    third.load(tmp_path)
+    grid.nodes[node_of(0)].connected = False
+    third.look()
+    assert third.news() == News(disconnected=[0], reconnected=[3])
 
 
 def test_a_folder_without_clients_is_a_beginning(tmp_path: Path):
