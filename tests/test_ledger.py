@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
 import sys
 
 import pytest
@@ -99,6 +100,30 @@ def test_half_a_ledger_is_no_ledger(tmp_path, share):
         with pytest.raises(PrivacyError, match=r"the privacy ledger .*ledger.json is damaged.* restore the file"):
             use()
     assert path.read_bytes() == half
+
+
+RELEASES = """
+import sys
+from pathlib import Path
+from fedclade.ledger import Ledger
+
+for number in range(1, 10**6):
+    Ledger(Path(sys.argv[1])).book(4.0, "run", number)
+    print(number, flush=True)
+"""
+
+
+def test_a_client_that_is_killed_has_booked_all_that_it_sent(tmp_path):
+    """It tells of each release after it has booked it; what it was booking when it died may count or not."""
+    path = tmp_path / "ledger.json"
+    with subprocess.Popen([sys.executable, "-c", RELEASES, str(path)], stdout=subprocess.PIPE, text=True) as client:
+        assert client.stdout is not None
+        sent = [client.stdout.readline() for _ in range(20)]
+        client.kill()
+        sent += client.stdout.readlines()
+    booked = [entry.round for entry in Ledger(path).entries()]
+    assert booked == list(range(1, len(booked) + 1))
+    assert int(sent[-1]) <= len(booked) <= int(sent[-1]) + 1
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedclade import CFL, FedAvg, Local, LocalSpec, Oracle
+from fedclade import CFL, FedAvg, Local, LocalSpec, Oracle, ReplicatedCFL
 from fedclade.aggregate import weighted_mean
 from fedclade.algorithms import Algorithm
 from fedclade.clients import Clients, Round
@@ -102,6 +102,7 @@ ALGORITHMS = [
     Local(),
     Oracle(dict(enumerate(TRUTH))),
     CFL(eps1=0.3, eps2=0.6),
+    ReplicatedCFL(),
     CFL(eps2=0.3, split_rounds=(3, 6), similarity="gradients"),
 ]
 
@@ -132,7 +133,7 @@ def test_a_run_that_streams_is_the_run_that_does_not_but_for_rounding(algorithm,
             for node, geometry in ours.geometry.items():
                 assert theirs.geometry[node].members == geometry.members
                 assert theirs.geometry[node].criteria == pytest.approx(geometry.criteria, rel=1e-3, abs=1e-5)
-    assert isinstance(algorithm, CFL) == any(log.events for log in plain.logs)
+    assert isinstance(algorithm, CFL | ReplicatedCFL) == any(log.events for log in plain.logs)
 
 
 def test_the_order_of_clients_in_a_call_changes_nothing_in_a_stream():

@@ -55,12 +55,13 @@ class Deployment:
         The folder of the Flower app.
     nodes
         How many SuperNodes.
-    environment
-        Environment variables for all processes, besides those of this one.
+    share_secret
+        Whether clients get a secret that the server does not have, by which they shuffle what travels.
     """
 
-    def __init__(self, folder: Path, app: Path, nodes: int = 4, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(self, folder: Path, app: Path, nodes: int = 4, *, share_secret: bool = False) -> None:
         self.folder, self.app, self.nodes = folder.resolve(), app.resolve(), nodes
+        self._share_secret = share_secret
         self.keys, self.logs = self.folder / "keys", self.folder / "logs"
         programs = Path(sys.executable).parent
         self.environment = {
@@ -71,7 +72,6 @@ class Deployment:
             "PYTHONUNBUFFERED": "1",
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),  # the nodes share this machine's cores
             "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",  # seconds, instead of 1
-            **(environment or {}),
         }
         self.flwr = FlowerCommand(CONNECTION, self.environment)
         self._processes: dict[str, Process] = {}
@@ -164,13 +164,6 @@ class Deployment:
         """Kill a node and all that it has started, as a power cut would."""
         self._processes.pop(_node_name(node)).kill()
 
-    def stop_node(self, node: int) -> None:
-        """Stop a node so that it can tell the SuperLink."""
-        process = self._processes[_node_name(node)]
-        process.terminate()
-        process.wait(STOP)
-        self.kill_node(node)
-
     def kill_server_app(self) -> None:
         """Kill the ServerApp that is running, with the SuperExec that started it, and start another SuperExec."""
         self._processes.pop("superexec").kill()
@@ -202,6 +195,7 @@ class Deployment:
         if not (self.keys / "ca.crt").exists():
             make_certificates(self.keys, (HOST, "localhost"))
             write_private(self.keys / "superexec.secret", secrets.token_bytes(32))
+            write_private(self.keys / "clients.secret", secrets.token_hex(32).encode())
         for node in range(self.nodes):
             self.node_folder(node).mkdir(exist_ok=True, mode=0o700)
             if not self.key(node).exists():
@@ -217,6 +211,8 @@ class Deployment:
         return f"{HOST}:{self._ports[-1]}"
 
     def _start(self, name: str, *command: str) -> Process:
+        if name in self._processes:
+            self._processes[name].kill()  # what an earlier start may have left
         process = Process(name, [program(command[0]), *command[1:]], self.logs / f"{name}.log", self.environment)
         self._processes[name] = process
         return process
@@ -249,15 +245,15 @@ class Deployment:
         try:
             with urllib.request.urlopen(f"https://{self._address}/health", context=context, timeout=5):
                 return True
-        except urllib.error.HTTPError:
-            return True
         except (urllib.error.URLError, ConnectionError, TimeoutError) as error:
             if isinstance(getattr(error, "reason", None), ssl.SSLCertVerificationError):
                 raise
-            return False
+            return False  # not yet
 
     def _launch_node(self, node: int, key: Path) -> None:
         config = f'partition-id={node} num-partitions={self.nodes} folder="{self.node_folder(node)}"'
+        if self._share_secret:
+            config += f' secret-file="{self.keys / "clients.secret"}"'
         self._start(
             _node_name(node),
             "flower-supernode",

@@ -35,6 +35,7 @@ def main() -> int:
         folder = target_folder(arguments.out, "federation")
         settings = {
             **DATA[arguments.data],
+            "privacy.permute": arguments.permute,
             "data.clients": arguments.nodes,
             "network.clients": arguments.nodes,
             "network.out": str((folder / "run").resolve()),
@@ -57,7 +58,7 @@ def federate(folder: Path, nodes: int, settings: dict[str, Any]) -> None:
     """
     console = new_console()
     console.print(f"starting a SuperLink and {nodes} SuperNodes; keys and logs are in {folder}", soft_wrap=True)
-    with Deployment(folder, APP, nodes) as deployment:
+    with Deployment(folder, APP, nodes, share_secret=settings["privacy.permute"]) as deployment:
         console.print(f"all {nodes} SuperNodes have joined over TLS, each by its own key\n")
         deployment.run(settings)
     run = Path(settings["network.out"])
@@ -79,6 +80,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--nodes", type=int, default=4, help="SuperNodes, each one client (default: 4)")
     parser.add_argument(
         "--data", choices=tuple(DATA), default="digits", help="mnist is read from FEDCLADE_DATA_DIR (default: digits)"
+    )
+    parser.add_argument(
+        "--permute", action="store_true", help="let clients shuffle all that travels by a secret that they share"
     )
     parser.add_argument("--out", type=Path, help="folder to make for keys, logs and results (default: one under runs)")
     return parser.parse_args()

@@ -28,6 +28,7 @@ from fedclade.algorithms import (
     FineTune,
     Local,
     Oracle,
+    ReplicatedCFL,
 )
 from fedclade.data import Federation, Pool, load_federation, one_client, pool_from_torch
 from fedclade.ensemble import PathEnsemble, evaluate_paths, path_weights
@@ -39,6 +40,7 @@ from fedclade.errors import (
     FedcladeError,
     MissingExtraError,
     ModelError,
+    PrivacyError,
     RunError,
     RunInterrupted,
     TreeError,
@@ -47,6 +49,7 @@ from fedclade.errors import (
 from fedclade.faults import Faults
 from fedclade.local import LocalSpec
 from fedclade.newcomers import Newcomers, assign
+from fedclade.privacy import DifferentialPrivacy
 from fedclade.signature import Signature
 from fedclade.simulation import simulate
 from fedclade.store import Run, export_model
@@ -61,6 +64,7 @@ __all__ = [
     "CheckpointError",
     "ConfigError",
     "DataError",
+    "DifferentialPrivacy",
     "Ditto",
     "EngineError",
     "Faults",
@@ -80,6 +84,8 @@ __all__ = [
     "ParameterTree",
     "PathEnsemble",
     "Pool",
+    "PrivacyError",
+    "ReplicatedCFL",
     "Run",
     "RunError",
     "RunInterrupted",

@@ -128,6 +128,7 @@ _FEDCLADE = """@software{fedclade,
 CITATIONS: Mapping[str, str] = {
     "fedclade": _FEDCLADE,
     "cfl": _CFL,
+    "rcfl": _FEDCLADE + "\n\n" + _CFL,
     "fl_hc": _FLHC,
     "fedavg": _FEDAVG,
     "fedprox": _FEDPROX,

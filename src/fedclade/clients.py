@@ -39,6 +39,9 @@ class Round:
         A cluster with fewer answers keeps its model, and takes no decision.
     insists
         Whether those who do not answer are asked again, since everybody is needed.
+    part
+        ``(k, m)`` lets every client train on the k-th of m parts of its training data alone, k from 0; None on all of
+        it. Parts are disjoint, of sizes that differ by at most one, and drawn anew in every round.
     query
         Counts what clients are asked in the round, from 0: it sets the faults of one query apart from those of the
         next, and nothing else.
@@ -52,12 +55,21 @@ class Round:
     travels: Literal["all", "updates", "nothing"] = "all"
     min_clients: int = 1
     insists: bool = False
+    part: tuple[int, int] | None = None
     query: int = 0
 
     @property
     def lr(self) -> float:
         """Step size of this round."""
         return self.spec.lr_at(self.number)
+
+    def examples(self, count: int, key: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        """Return which of its training examples a client trains on, given how many it has and its key, ascending."""
+        if self.part is None:
+            return np.arange(count)
+        place, parts = self.part
+        order = rng.generator(self.seed, "parts", self.number, key).permutation(count)
+        return np.sort(order[place::parts])
 
     def generator(self, purpose: str) -> np.random.Generator:
         """Return the generator of what the server draws in this round."""

@@ -50,6 +50,28 @@ class Node:
 
 
 @dataclass(frozen=True, eq=False)
+class Group:
+    """A cluster of clients that were clustered anew.
+
+    Parameters
+    ----------
+    members
+        Its clients.
+    leaf
+        The leaf that it goes on with; 0 for a new one.
+    params
+        Its model ``[S]``.
+    cached
+        The signatures that it was found by, ``[n, R]`` in ascending order of its members.
+    """
+
+    members: tuple[int, ...]
+    leaf: int
+    params: Tensor
+    cached: Tensor
+
+
+@dataclass(frozen=True, eq=False)
 class ParameterTree:
     """All clusters of a run; its leaves are the current ones. Immutable: every change returns a new tree.
 
@@ -239,6 +261,34 @@ class ParameterTree:
         ]
         parent = replace(parent, params=params, split_in=round_number, criteria=dict(criteria))
         return ParameterTree((*self._with(parent).nodes, *children))
+
+    def regrouped(
+        self, groups: Sequence[Group], *, params: Tensor, round_number: int, criteria: Mapping[str, float]
+    ) -> ParameterTree:
+        """Return a star after its clients were clustered anew; leaves that no group goes on with are left empty.
+
+        Clients in none of the groups wait at the root.
+
+        Parameters
+        ----------
+        groups
+            The clusters.
+        params
+            The model ``[S]`` at which the updates were made that they were found by; the root keeps it.
+        round_number, criteria
+            As in :meth:`split`.
+        """
+        root = replace(self.nodes[0], params=params, split_in=round_number, criteria=dict(criteria))
+        nodes = [root, *(replace(leaf, members=(), cached=None) for leaf in self.nodes[1:])]
+        for group in groups:
+            members = tuple(sorted(group.members))
+            if group.leaf:
+                nodes[group.leaf] = replace(
+                    nodes[group.leaf], members=members, params=group.params, cached=group.cached
+                )
+            else:
+                nodes.append(Node(len(nodes), 0, members, group.params, born=round_number, cached=group.cached))
+        return ParameterTree(tuple(nodes))
 
     def with_members(self, node: int, clients: Sequence[int], signatures: Tensor) -> ParameterTree:
         """Return the tree after clients joined a cluster that a split made.

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedclade import CFL, FLHC, ConfigError, FedAvg, FedGroup, Local, LocalSpec, Oracle
-from fedclade.algorithms import ALGORITHMS, IFCA, PACFL, Ditto, FeSEM, FineTune, State, build_algorithm
+from fedclade.algorithms import ALGORITHMS, IFCA, PACFL, Ditto, FeSEM, FineTune, ReplicatedCFL, State, build_algorithm
 from fedclade.algorithms.base import membership_events, sample
 from fedclade.clients import Round
 from fedclade.tree import ParameterTree
@@ -21,6 +21,7 @@ def test_every_algorithm_can_be_built_by_its_name():
         "local": Local,
         "oracle": Oracle,
         "cfl": CFL,
+        "rcfl": ReplicatedCFL,
         "fedgroup": FedGroup,
         "ifca": IFCA,
         "fesem": FeSEM,

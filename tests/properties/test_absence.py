@@ -10,7 +10,21 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedclade import CFL, FLHC, IFCA, PACFL, Ditto, FedAvg, FedGroup, FeSEM, FineTune, Local, LocalSpec, Oracle
+from fedclade import (
+    CFL,
+    FLHC,
+    IFCA,
+    PACFL,
+    Ditto,
+    FedAvg,
+    FedGroup,
+    FeSEM,
+    FineTune,
+    Local,
+    LocalSpec,
+    Oracle,
+    ReplicatedCFL,
+)
 from fedclade.algorithms import State
 from fedclade.attendance import AttendedClients
 from fedclade.clients import ClientsWrapper, Round
@@ -26,6 +40,7 @@ ALGORITHMS = [
     Local(),
     Oracle(dict(enumerate(TRUTH))),
     CFL(eps2=0.3, split_rounds=(2, 4)),
+    ReplicatedCFL(),
     CFL(eps2=0.3, split_rounds=(2, 4), similarity="gradients"),
     FLHC(rounds_before=2, metric="l2", linkage="ward", n_clusters=4),
     FedGroup(groups=3, pretrain_scale=2),

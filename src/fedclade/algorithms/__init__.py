@@ -16,6 +16,7 @@ from fedclade.algorithms.finetune import FineTune
 from fedclade.algorithms.fl_hc import FLHC
 from fedclade.algorithms.ifca import IFCA
 from fedclade.algorithms.pacfl import PACFL
+from fedclade.algorithms.replicated_cfl import ReplicatedCFL
 from fedclade.arguments import check_arguments
 from fedclade.errors import ConfigError, unknown
 
@@ -34,6 +35,7 @@ __all__ = [
     "FineTune",
     "Local",
     "Oracle",
+    "ReplicatedCFL",
     "RoundLog",
     "State",
     "build_algorithm",
@@ -53,6 +55,7 @@ ALGORITHMS: Mapping[str, Entry] = {
     "local": Entry(Local, "no federation: every client on its own"),
     "oracle": Entry(Oracle, "FedAvg within the true clusters, the best to hope for"),
     "cfl": Entry(CFL, "recursive optimal bi-partition by cosine similarity (Sattler et al. 2019)"),
+    "rcfl": Entry(ReplicatedCFL, "clusters tested on replicated updates, with no thresholds to set; fedclade's own"),
     "fl_hc": Entry(FLHC, "one step of hierarchical clustering of all updates (Briggs et al. 2020)"),
     "fedgroup": Entry(
         FedGroup, "groups by the first updates, newcomers by theirs; FedGrouProx with mu > 0 (Duan et al. 2020)"

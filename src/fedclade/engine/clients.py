@@ -143,7 +143,7 @@ class SimulatedClients:
     def gradients(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], this_round: Round) -> Updates:
         """Return the negative full-batch gradients at each client's model, as updates."""
         answers = [
-            loop.gradient(self._module, self.layout, models[row], self._data.of(client), self._chunk)
+            loop.gradient(self._module, self.layout, models[row], self._taught(client, this_round), self._chunk)
             for client, row in zip(ids, assignment, strict=True)
         ]
         deltas = torch.stack([delta for delta, _ in answers])
@@ -239,9 +239,23 @@ class SimulatedClients:
     def _jobs(self, block: Block, this_round: Round) -> list[Job]:
         keyed = this_round.seed, this_round.purpose, this_round.number
         return [
-            Job(client, row, *self._data.of(client), rng.torch_generator(*keyed, self._client(client).key), anchor)
+            Job(
+                client,
+                row,
+                *self._taught(client, this_round),
+                rng.torch_generator(*keyed, self._client(client).key),
+                anchor,
+            )
             for client, row, anchor in block
         ]
+
+    def _taught(self, client: int, this_round: Round) -> tuple[Tensor, Tensor]:
+        """Return what a client trains on in a round: all its training examples, or a part of them."""
+        inputs, targets = self._data.of(client)
+        if this_round.part is None:
+            return inputs, targets
+        taken = torch.from_numpy(this_round.examples(len(targets), self._client(client).key)).to(targets.device)
+        return inputs[taken], targets[taken]
 
     def _told(self, error: Exception, block: Block, models: Tensor, this_round: Round) -> ModelError:
         """Find the client on whose data training fails, by itself, and name it."""
@@ -262,7 +276,8 @@ class SimulatedClients:
         return self._federation.by_id[client]
 
     def _received(self, ids: Sequence[int], deltas: Tensor, losses: Tensor, this_round: Round) -> Updates:
-        sizes = [len(self._client(client).train) for client in ids]
+        data = [self._client(client) for client in ids]
+        sizes = [len(this_round.examples(len(each.train), each.key)) for each in data]
         return Updates.received(ids, sizes, deltas, self.layout.n_parameters, losses, this_round.number)
 
 

@@ -199,6 +199,7 @@ class GridClients:
         words = {
             **same,
             **{"seed": this_round.seed, "spec": wire.to_json(this_round.spec)},
+            **dict(zip(("part", "parts"), this_round.part or (0, 1), strict=True)),
             "layout": self._structure,
         }
         questions: dict[int, RecordDict] = {}

@@ -156,12 +156,16 @@ class Respondent:
 
     def _train(self, content: Content) -> RecordDict:
         words, what = content.words, content.words.get("what", str)
+        part, parts = words.get("part", int), words.get("parts", int)
+        if not 0 <= part < parts:
+            raise UpdateError(f"asked for part {part} of {parts} of the training data")
         this_round = Round(
             number=words.get("round", int),
             spec=_spec(words.json("spec")),
             seed=words.get("seed", int),
             purpose=words.get("purpose", str),
             query=words.get("query", int),
+            part=None if parts == 1 else (part, parts),
         )
         sent = [name for name in ("model", "anchor") if name in content.vectors]
         models = torch.stack([self._model(content, name) for name in sent or ["model"]])
@@ -177,7 +181,7 @@ class Respondent:
             {
                 **{name: words.values[name] for name in ("what", "round", "query", "purpose")},
                 "model": wire.digest(content.vector("model")),
-                "size": len(self._data.train),
+                "size": int(updates.sizes[0]),
                 "encoding": self._encoding,
                 **({} if loss != loss else {"loss": loss}),  # NaN: it is kept from the server
             },

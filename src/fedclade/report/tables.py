@@ -156,7 +156,10 @@ def _facts(run: Run) -> Iterator[tuple[str, str]]:
 
 
 def _privacy(epsilon: float | None, delta: float, releases: int, **_: float) -> str:
-    spent = "clipped, without noise" if epsilon is None else f"ε = {epsilon:.4g} at δ = {delta:g}"
+    spent = "clipped, without noise"
+    if epsilon is not None:
+        spent = f"ε = {epsilon:,.0f}" if epsilon >= 100 else f"ε = {epsilon:.3g}"
+        spent += f" at δ = {delta:g}"
     return f"{spent}; {count(releases, 'update')} of the client that sent most"
 
 

@@ -1,0 +1,328 @@
+"""Replicated clustering (rcfl) measured: false splits, recovery, accuracy; unequal clusters; drift; what it costs.
+
+Every run is one line of a JSON file, so that an interrupted call goes on where it stopped; tables are made of them.
+
+    python benchmarks/rcfl.py --data-dir DIR --out rcfl.jsonl            # all parts, 10 seeds
+    python benchmarks/rcfl.py --out rcfl.jsonl --table                   # the tables alone
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import multiprocessing
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from fedclade import CFL, FLHC, IFCA, FedAvg, LocalSpec, Oracle, ReplicatedCFL, load_federation, simulate
+from fedclade.algorithms import Algorithm
+from fedclade.clients import Round
+from fedclade.data import Federation
+from fedclade.metrics import cluster_scores, mean_and_interval
+from fedclade.world import World
+
+Line = dict[str, Any]
+
+LOCAL = LocalSpec(epochs=3, batch_size=20, lr=0.1)
+ROUNDS, BY_ROUND = 40, 15
+SHIFTED = ("label_swap", "label_permutation", "rotation")
+GRID = tuple(itertools.product((0.1, 0.2, 0.4, 0.8), (0.5, 0.75, 1.0, 1.5)))
+"""ε₁ and ε₂ of CFL; the best of them is found by looking at the test accuracy, which nobody can do in earnest."""
+
+TASKS: Mapping[str, Mapping[str, Any]] = {
+    **{f"iid {n}": {"samples_per_client": n} for n in (40, 300, 3000)},
+    "label_groups 300": {"samples_per_client": 300, "partition": "label_groups", "clusters": 2},
+    **{
+        f"{shift} {n}": {"samples_per_client": n, "shift": shift, "clusters": 4}
+        for n in (300, 100, 40)
+        for shift in SHIFTED
+    },
+}
+
+
+def methods(task: str, truth: Mapping[int, int] | None) -> dict[str, Algorithm]:
+    """Return what runs at a task."""
+    found: dict[str, Algorithm] = {"rcfl": ReplicatedCFL(), "fedavg": FedAvg()}
+    if truth is not None:
+        found["oracle"] = Oracle(truth)
+    if task.startswith(SHIFTED):
+        found["fl_hc auto"] = FLHC(rounds_before=5, metric="l2", linkage="ward")
+        found["ifca, true k"] = IFCA(clusters=4, restarts=4)
+        found |= {f"cfl {eps1} {eps2}": CFL(eps1=eps1, eps2=eps2) for eps1, eps2 in GRID}
+    return found
+
+
+def suite(seed: int, data_dir: Path | None, done: set[tuple[str, ...]]) -> Iterator[Line]:
+    """Run every method at every task."""
+    for task, settings in TASKS.items():
+        federation = load_federation("mnist", clients=20, test_samples=500, seed=seed, data_dir=data_dir, **settings)
+        local = LOCAL if settings["samples_per_client"] < 3000 else replace(LOCAL, epochs=1)
+        for name, algorithm in methods(task, federation.true_clusters).items():
+            if ("suite", task, name, str(seed)) not in done:
+                yield {
+                    "part": "suite",
+                    "task": task,
+                    "method": name,
+                    "seed": seed,
+                    **_run(algorithm, federation, local, seed),
+                }
+
+
+def _run(algorithm: Algorithm, federation: Federation, local: LocalSpec, seed: int) -> Line:
+    run = simulate(
+        algorithm, "mlp", federation, local=local, rounds=ROUNDS, seed=seed, evaluate_every=ROUNDS, engine="stacked"
+    )
+    return {
+        "accuracy": run.summary["accuracy"]["mean"],
+        "clusters": run.summary["clusters"]["found"],
+        "ari": run.summary["clusters"]["ari"],
+        "ari_by_15": run.metrics[BY_ROUND - 1]["ari"],
+        "parted": any(row["clusters"] > 1 for row in run.metrics),
+        "checks": [
+            {key: event[key] for key in ("round", "p_value", "gain", "gain_before", "gamma")}
+            for event in run.events
+            if event["kind"] in ("checked", "regrouped")
+        ],
+    }
+
+
+def sizes(seed: int, data_dir: Path | None, done: set[tuple[str, ...]]) -> Iterator[Line]:
+    """Find 2, 4 and 8 clusters of unequal sizes, down to 3 clients, whose own sizes are unequal too."""
+    for k in (2, 4, 8):
+        task = f"{k} clusters"
+        if ("sizes", task, "rcfl", str(seed)) in done:
+            continue
+        wanted = [3 + round(i * (14 if k == 2 else 5 if k == 4 else 3)) for i in range(k)]
+        everybody = load_federation(
+            "mnist",
+            clients=k * max(wanted),
+            samples_per_client=300,
+            test_samples=200,
+            shift="label_permutation",
+            clusters=k,
+            seed=seed,
+            data_dir=data_dir,
+        )
+        federation = _thinned(everybody, wanted, seed)
+        found = _run(ReplicatedCFL(), federation, LOCAL, seed)
+        yield {"part": "sizes", "task": task, "method": "rcfl", "seed": seed, "wanted": wanted, **found}
+
+
+def _thinned(everybody: Federation, wanted: Sequence[int], seed: int) -> Federation:
+    """Keep so many clients of each cluster, and of each between a sixth of its examples and all."""
+    truth = everybody.true_clusters
+    assert truth is not None  # a shift makes clusters
+    draw, left = np.random.default_rng(seed), list(wanted)
+    kept = []
+    for client in everybody.clients:
+        cluster = truth[client.id]
+        if left[cluster]:
+            left[cluster] -= 1
+            kept.append(replace(client, train=client.train[: int(draw.integers(50, 301))]))
+    return replace(everybody, clients=tuple(kept), true_clusters={c.id: truth[c.id] for c in kept})
+
+
+def drift(seed: int, data_dir: Path | None, done: set[tuple[str, ...]]) -> Iterator[Line]:
+    """Change the clusters in round 20, and see whether they are followed within 20 rounds."""
+    changes: Mapping[str, Callable[[int, int], int]] = {
+        "4 clients move": lambda client, cluster: (cluster + 1) % 4 if client < 4 else cluster,
+        "2 of 4 clusters merge": lambda client, cluster: 0 if cluster == 1 else cluster,
+        "a cluster splits": lambda client, cluster: 4 if cluster == 0 and client % 8 == 0 else cluster,
+    }
+    settings = {"clients": 32, "samples_per_client": 300, "test_samples": 300, "clusters": 5}
+    for task, change in changes.items():
+        if ("drift", task, "rcfl", str(seed)) in done:
+            continue
+        pool = load_federation("mnist", shift="label_permutation", seed=seed, data_dir=data_dir, **settings)
+        truth = pool.true_clusters
+        assert truth is not None  # a shift makes clusters
+        views = {truth[client.id]: client.label_map for client in pool.clients}
+        before = {client.id: client.id % 4 for client in pool.clients}
+        after = {client: change(client, cluster) for client, cluster in before.items()}
+        yield {
+            "part": "drift",
+            "task": task,
+            "method": "rcfl",
+            "seed": seed,
+            **_drifting(pool, views, before, after, seed),
+        }
+
+
+def _drifting(
+    pool: Federation,
+    views: Mapping[int, torch.Tensor | None],
+    before: Mapping[int, int],
+    after: Mapping[int, int],
+    seed: int,
+) -> Line:
+    algorithm, state, aris = ReplicatedCFL(), None, []
+    for truth, rounds in ((before, range(1, 20)), (after, range(20, 41))):
+        clients = tuple(replace(client, label_map=views[truth[client.id]]) for client in pool.clients)
+        world = World.simulated_by(
+            replace(pool, clients=clients, true_clusters=truth), "mlp", algorithm, seed=seed, engine="stacked"
+        )
+        state = state or algorithm.init(world.initial, world.clients)
+        for number in rounds:
+            this_round = Round(number, LOCAL, seed)
+            state, _ = algorithm.step(state, world.clients.ids, world.clients, this_round)
+            aris.append(cluster_scores(state.tree.leaf_of, truth)["ari"])
+    models, rows = state.tree.models([state.tree.leaf_of[client] for client in world.clients.ids])
+    accuracy = float(world.clients.evaluate(world.clients.ids, models, rows, "test").accuracies.mean())
+    return {"accuracy": accuracy, "ari_before": aris[18], "ari_at_40": aris[-1], "aris": aris}
+
+
+def cost(seed: int, data_dir: Path | None, done: set[tuple[str, ...]]) -> Iterator[Line]:
+    """Measure 60 rounds of rcfl beside as many of the oracle's, which trains the same clusters without checks."""
+    settings = {"clients": 20, "samples_per_client": 300, "test_samples": 500, "shift": "label_swap", "clusters": 4}
+    federation = load_federation("mnist", seed=seed, data_dir=data_dir, **settings)
+    truth = federation.true_clusters
+    assert truth is not None  # a shift makes clusters
+    for name, algorithm in {"rcfl": ReplicatedCFL(), "oracle": Oracle(truth)}.items():
+        if ("cost", "label_swap 300", name, str(seed)) in done:
+            continue
+        run = simulate(algorithm, "mlp", federation, local=LOCAL, rounds=60, seed=seed, engine="stacked")
+        yield {
+            **{"part": "cost", "task": "label_swap 300", "method": name, "seed": seed},
+            "bytes": run.summary["bytes_up"] + run.summary["bytes_down"],
+            "seconds": run.summary["seconds"],
+            "checks": sum(event["kind"] in ("checked", "regrouped") for event in run.events),
+        }
+
+
+PARTS = {"suite": suite, "sizes": sizes, "drift": drift, "cost": cost}
+
+
+def work(job: tuple[str, int, Path | None, Path, set[tuple[str, ...]]]) -> str:
+    """Run one part with one seed, and write its lines."""
+    part, seed, data_dir, out, done = job
+    torch.set_num_threads(1)
+    for line in PARTS[part](seed, data_dir, done):
+        with out.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+    return f"{part} seed {seed}"
+
+
+def read(out: Path) -> list[Line]:
+    """Return what has been run."""
+    return [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
+
+
+def tables(lines: Sequence[Line]) -> Iterator[Table]:
+    """Make the tables, in Markdown."""
+    by_case: dict[tuple[str, str, str], list[Line]] = defaultdict(list)
+    for line in lines:
+        by_case[line["part"], line["task"], line["method"]].append(line)
+    yield suite_table({case[1:]: found for case, found in by_case.items() if case[0] == "suite"})
+    kinds = {part: {case[1:]: found for case, found in by_case.items() if case[0] == part} for part in PARTS}
+    yield _table(
+        "unequal clusters",
+        ("clusters", "runs", "mean ARI", "lowest", "clients of each"),
+        [(task, *_sizes_cells(found)) for (task, _), found in kinds["sizes"].items()],
+    )
+    yield _table(
+        "drift in round 20",
+        ("change", "runs", "ARI in round 19", "ARI in round 40", "lowest", "accuracy, %"),
+        [(task, *_drift_cells(found)) for (task, _), found in kinds["drift"].items()],
+    )
+    yield _table(
+        "cost of 60 rounds",
+        ("method", "runs", "checks", "MB", "train, s", "server, s"),
+        [(method, *_cost_cells(found)) for (_, method), found in kinds["cost"].items()],
+    )
+
+
+def _sizes_cells(found: Sequence[Line]) -> list[str]:
+    aris = [line["ari"] for line in found]
+    return [str(len(found)), f"{mean(aris):.3f}", f"{min(aris):.2f}", str(found[0]["wanted"])]
+
+
+def _drift_cells(found: Sequence[Line]) -> list[str]:
+    before, after = ([line[key] for line in found] for key in ("ari_before", "ari_at_40"))
+    accuracy = 100 * mean(line["accuracy"] for line in found)
+    return [str(len(found)), f"{mean(before):.3f}", f"{mean(after):.3f}", f"{min(after):.2f}", f"{accuracy:.1f}"]
+
+
+def _cost_cells(found: Sequence[Line]) -> list[str]:
+    checks, bytes_sent = (mean(line[key] for line in found) for key in ("checks", "bytes"))
+    train, server = (mean(line["seconds"][key] for line in found) for key in ("train", "server"))
+    return [str(len(found)), f"{checks:g}", f"{bytes_sent / 1e6:.0f}", f"{train:.1f}", f"{server:.2f}"]
+
+
+def suite_table(by_case: Mapping[tuple[str, str], Sequence[Line]]) -> Table:
+    """Return methods by tasks: accuracy with a 95 % interval, ARI in the end and by round 15, how often it parted."""
+    rows: list[tuple[str, ...]] = []
+    for task in dict.fromkeys(task for task, _ in by_case):
+        found = {method: lines for (each, method), lines in by_case.items() if each == task}
+        tuned = {method: lines for method, lines in found.items() if method.startswith("cfl ")}
+        shown = {method: lines for method, lines in found.items() if method not in tuned}
+        if tuned:
+            best = max(tuned, key=lambda method: mean(line["accuracy"] for line in tuned[method]))
+            shown[f"cfl, best of grid ({best.removeprefix('cfl ')})"] = tuned[best]
+        for method, lines in shown.items():
+            aris = [line["ari"] for line in lines if line["ari"] is not None]
+            by_15 = [line["ari_by_15"] for line in lines if line["ari_by_15"] is not None]
+            rows.append(
+                (
+                    task,
+                    method,
+                    str(len(lines)),
+                    _estimate([100 * line["accuracy"] for line in lines]),
+                    f"{mean(aris):.3f}" if aris else "",
+                    f"{mean(by_15):.3f}" if by_15 else "",
+                    f"{mean(line['parted'] for line in lines):.2f}",
+                )
+            )
+    return _table("tasks", ("task", "method", "runs", "accuracy, %", "ARI", "by round 15", "parted"), rows)
+
+
+def _estimate(values: Sequence[float]) -> str:
+    middle, half = mean_and_interval(values)
+    return f"{middle:.1f}" if half is None else f"{middle:.1f} ± {half:.1f}"
+
+
+def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    table = Table(title=title, box=None)
+    for column in columns:
+        table.add_column(column)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data-dir", type=Path)
+    parser.add_argument("--out", type=Path, required=True, help="the file of lines")
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--parts", nargs="*", default=list(PARTS), choices=list(PARTS))
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--table", action="store_true", help="run nothing")
+    arguments = parser.parse_args()
+
+    if not arguments.table:
+        done = {(line["part"], line["task"], line["method"], str(line["seed"])) for line in read(arguments.out)}
+        jobs = [
+            (part, seed, arguments.data_dir, arguments.out, done)
+            for seed in range(arguments.seeds)
+            for part in arguments.parts
+        ]
+        with multiprocessing.get_context("spawn").Pool(arguments.processes) as pool:
+            for finished in pool.imap_unordered(work, jobs):
+                print(finished, flush=True)
+    console = Console(width=140)
+    for table in tables(read(arguments.out)):
+        console.print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""Replicated clustering: clustered federated learning without thresholds.
+
+Now and then every client makes two updates at one model, each from half of its data. Clusters are what is found in one
+half and holds in the other (:mod:`fedclade.replication`): each partition is judged on updates that had no part in
+finding it, for whether it is real (a permutation test) and whether it is worth it (its gain). The tree is a star, since
+a check looks at all clients at once: it splits clusters, merges them, and moves single clients.
+
+- A check asks everybody at one model: the mean of the clusters' models, by their training examples.
+- The j-th check tests at level/(j(j + 1)); these add up to the level. So the chance that clients of one distribution
+  are ever parted is at most the level, however long the run.
+- Clusters that there are already stay unless others gain more; if they gain nothing any more, they become one again.
+- A new cluster goes on from the models of the clusters most of whose members it has, by the number of these; if there
+  is none, from that of the cluster that most of its members come from.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedclade.algorithms.base import Algorithm, Event, RoundLog, State, log_of, move_clusters, train_clusters
+from fedclade.algorithms.waiting import place_waiting
+from fedclade.clients import Clients, Round
+from fedclade.errors import require
+from fedclade.replication import Finding, Labels, Replicates, find_clusters, gain, same_partition
+from fedclade.tree import Group, ParameterTree
+
+FIRST_CHECK, CHECK_EVERY = 3, 8
+"""Rounds of the checks. A check costs every client the training of a round, so that they cost an eighth of the run."""
+
+FOR_PEOPLE = 0.01
+"""From which p-values are told apart that decide nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicatedCFL(Algorithm):
+    """Clustered federated learning whose clusters are found on one half of the data and hold on the other.
+
+    Parameters
+    ----------
+    level
+        The chance of parting clients that all have one distribution, over the whole run.
+
+    Raises
+    ------
+    ConfigError
+        If it is out of range.
+    """
+
+    needs_updates: ClassVar[bool] = False
+
+    level: float = 0.01
+
+    def __post_init__(self) -> None:
+        require(("algorithm.level", self.level, 0 < self.level < 1, "greater than 0 and less than 1"))
+
+    @property
+    def rounds_needed(self) -> int:
+        """Rounds until the first check."""
+        return FIRST_CHECK
+
+    def init(self, params: Tensor, clients: Clients) -> State:
+        """Put all clients in one cluster."""
+        return State(ParameterTree.root_only(clients.ids, params), {"checks": torch.zeros(1, dtype=torch.int64)})
+
+    def step(self, state: State, cohort: Sequence[int], clients: Clients, this_round: Round) -> tuple[State, RoundLog]:
+        """Run a round of federated learning in every cluster, after a check if it is time for one."""
+        events: list[Event] = []
+        if this_round.number >= FIRST_CHECK and (this_round.number - FIRST_CHECK) % CHECK_EVERY == 0:
+            state, events = self._check(state, clients, this_round)
+        parts = train_clusters(state, cohort, clients, this_round)
+        tree, joined = place_waiting(move_clusters(state.tree, parts), parts)
+        phase = "check" if events else "train"
+        return State(tree, state.memory), log_of(parts, [*events, *joined], phase)
+
+    def _check(self, state: State, clients: Clients, this_round: Round) -> tuple[State, list[Event]]:
+        """Let everybody make two updates, and cluster by them."""
+        tree, checks = state.tree, int(state.memory["checks"]) + 1
+        model, sizes = _joint_model(tree, clients.sizes), clients.sizes
+        everybody = [client for client in sorted(tree.leaf_of) if sizes[client] > 1]  # one example has no halves
+        several = len(tree.leaves) > 1  # one cluster's model is sent for the round's training as it is
+        halves = [
+            clients.train(
+                everybody,
+                model[None],
+                [0] * len(everybody),
+                replace(this_round, part=(half, 2), purpose=f"replicate {half}", insists=True, travels=travels),
+            )
+            for half, travels in enumerate(("all" if several else "updates", "updates"))
+        ]
+        answered = sorted(set(halves[0].ids).intersection(halves[1].ids))
+        if len(answered) < (needed := max(2, this_round.min_clients)):
+            return state, [Event("postponed", 0, {"clients": len(answered), "needed": needed})]
+        replicates = Replicates(*(half.signatures_of(answered) for half in halves))
+        before = np.array([tree.leaf_of[client] for client in answered])
+        level, draw = self.level / (checks * (checks + 1)), this_round.generator("shuffles")
+        labels, numbers = _decided(find_clusters(replicates), np.unique(before, return_inverse=True)[1], level, draw)
+        clusters = [[answered[i] for i in np.flatnonzero(labels == k)] for k in range(labels.max() + 1)]
+        gamma = float(np.median(replicates.gammas))
+        details = {**numbers, "level": level, "gamma": gamma if np.isfinite(gamma) else None, "clusters": clusters}
+        state = replace(state, memory={"checks": torch.tensor([checks])})
+        if same_partition(before, labels):
+            return state, [Event("checked", 0, details)]
+        signatures = dict(zip(answered, replicates.first + replicates.second, strict=True))
+        tree = _clustered(tree, clusters, signatures, model, this_round.number, numbers)
+        return replace(state, tree=tree), [Event("regrouped", 0, details)]
+
+
+def _decided(found: Finding, now: Labels, level: float, draw: np.random.Generator) -> tuple[Labels, dict[str, float]]:
+    """Return the clusters to go on with, ``[n]``, and the numbers that they were decided by."""
+    kept = gain(found.similarity, now, found.noise)
+    changes = found.gain > max(kept, 0.0) and not same_partition(found.labels, now)
+    # Where nothing hangs on it, the p-value is for people, and need not be told from so small a level.
+    p_value = found.p_value(level if changes else max(level, FOR_PEOPLE), draw)
+    numbers = {"p_value": p_value, "gain": found.gain, "gain_before": kept}
+    if changes and p_value <= level:
+        return found.labels, numbers
+    return (now if kept > 0 else np.zeros_like(now)), numbers
+
+
+def _joint_model(tree: ParameterTree, sizes: Mapping[int, int]) -> Tensor:
+    """Return the mean of the clusters' models, by the training examples of their members."""
+    leaves = [leaf for leaf in tree.leaves if leaf.members]
+    weights = torch.tensor([float(sum(sizes[client] for client in leaf.members)) for leaf in leaves])
+    models = torch.stack([leaf.params for leaf in leaves])
+    return (weights / weights.sum()).to(models) @ models
+
+
+def _clustered(
+    tree: ParameterTree,
+    clusters: Sequence[Sequence[int]],
+    signatures: Mapping[int, Tensor],
+    model: Tensor,
+    number: int,
+    numbers: Mapping[str, float],
+) -> ParameterTree:
+    """Return the tree with new clusters, each with the model that it goes on from."""
+    cached = [torch.stack([signatures[client] for client in cluster]) for cluster in clusters]
+    if len(tree.nodes) == 1:
+        return tree.split(0, clusters, params=model, cached=cached, round_number=number, criteria=numbers)
+    groups = [
+        Group(tuple(cluster), *_origin(tree, cluster), mine) for cluster, mine in zip(clusters, cached, strict=True)
+    ]
+    return tree.regrouped(groups, params=model, round_number=number, criteria=numbers)
+
+
+def _origin(tree: ParameterTree, cluster: Sequence[int]) -> tuple[int, Tensor]:
+    """Return the leaf that a new cluster goes on with, 0 for none, and the model that it goes on from."""
+    come_from = Counter(tree.leaf_of[client] for client in cluster)
+    taken_over = {leaf: n for leaf, n in come_from.items() if leaf and 2 * n > len(tree.nodes[leaf].members)}
+    if not taken_over:
+        return 0, tree.nodes[come_from.most_common(1)[0][0]].params
+    weights = torch.tensor([float(n) for n in taken_over.values()])
+    models = torch.stack([tree.nodes[leaf].params for leaf in taken_over])
+    return max(taken_over, key=lambda leaf: taken_over[leaf]), (weights / weights.sum()).to(models) @ models
