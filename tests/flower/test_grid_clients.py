@@ -21,7 +21,6 @@ from fedclade.algorithms import IFCA, PACFL, Ditto, FedAvg
 from fedclade.encoding import ENCODINGS, encoded_bytes
 from fedclade.errors import UpdateError
 from fedclade.flower import wire
-from fedclade.flower.grid_clients import _scores
 from fedclade.flower.wire import RAW, Content
 from fedclade.params import Layout
 from fedclade.updates import LARGEST_NORM
@@ -229,7 +228,7 @@ def test_whatever_scores_come_they_are_scores_or_none(accuracies: Any, losses: A
     values = {"accuracies": accuracies, "losses": losses, "examples": examples}
     why, scores = "", list[tuple[float, float, int]]()
     try:
-        scores = _scores(Content.of(worded(**values)(wire.record({}))), count)
+        scores = wire.read_scores(Content.of(worded(**values)(wire.record({}))), count)
     except UpdateError as error:
         why = str(error)
     assert len(scores) == (0 if why else count)
