@@ -20,10 +20,18 @@ from fedclade.flower.wire import Content
 from fedclade.ledger import Budget, Ledger
 from fedclade.privacy import DifferentialPrivacy
 from fedclade.store import Run
-from tests.flower.worlds import FOUR, app_of, federated, grid_of, network_of, node_of, reasons, respondent_of
+from tests.flower.worlds import (
+    CFL_OF_TWO,
+    FOUR,
+    app_of,
+    federated,
+    grid_of,
+    network_of,
+    node_of,
+    reasons,
+    respondent_of,
+)
 from tests.tiny import federation_of, perceptron
-
-CFL_OF_TWO = CFL(split_rounds=(2,), eps2=1e-6)
 
 
 def context_of(**config: Any) -> Context:

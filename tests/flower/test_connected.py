@@ -14,16 +14,25 @@ import pytest
 import torch
 
 from fedclade import Run
-from fedclade.algorithms import CFL, FLHC, IFCA, PACFL, Algorithm, Ditto, FedAvg, FedGroup, FeSEM
+from fedclade.algorithms import FLHC, IFCA, PACFL, Algorithm, Ditto, FedAvg, FedGroup, FeSEM
 from fedclade.errors import ConfigError, RunError, UpdateError
 from fedclade.flower import LocalGrid, LocalNode
 from fedclade.flower.members import CLIENTS
-from tests.flower.worlds import FOUR, app_of, federated, grid_of, network_of, node_of, reasons, spoil, worded
+from tests.flower.worlds import (
+    CFL_OF_TWO,
+    FOUR,
+    app_of,
+    federated,
+    grid_of,
+    network_of,
+    node_of,
+    reasons,
+    spoil,
+    worded,
+)
 from tests.tiny import federation_of
 
 TRUTH = (0, 1, 0, 1, 0, 1)
-
-CFL_OF_TWO = CFL(split_rounds=(2,), eps2=1e-6)
 
 
 def at(number: int, do: Callable[[], object]) -> Callable[[Any, Any], None]:
@@ -271,6 +280,18 @@ def test_more_rounds_and_another_network_continue_a_run(tmp_path: Path):
     assert run.config["network"]["deadline"] == 9.0
     with pytest.raises(RunError, match="holds a run of another config: its seed is 0, not 1; name another folder"):
         federated(grid, FedAvg(), rounds=3, folder=folder, seed=1)
+
+
+def test_a_server_that_is_started_again_waits_for_its_clients_too(tmp_path: Path):
+    grid, folder = grid_of(federation_of(FOUR)), tmp_path / "run"
+    network = network_of(grid)
+    with pytest.raises(RuntimeError, match="the server was stopped"):
+        federated(grid, FedAvg(), folder=folder, on_round=stopped_after(2), network=network)
+    connect(grid, 0, 1, connected=False)
+    before = sorted(folder.rglob("*"))
+    with pytest.raises(UpdateError, match=r"2 of 4 clients connected within 0.5 s"):
+        federated(grid, FedAvg(), folder=folder, network=network)
+    assert sorted(folder.rglob("*")) == before
 
 
 def test_damaged_clients_stop_the_server_and_nothing_is_changed(tmp_path: Path):

@@ -17,22 +17,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedclade import Signature
-from fedclade.algorithms import CFL, IFCA, PACFL, Ditto, FedAvg
+from fedclade.algorithms import IFCA, PACFL, Ditto, FedAvg
 from fedclade.encoding import ENCODINGS, encoded_bytes
 from fedclade.errors import UpdateError
 from fedclade.flower import wire
-from fedclade.flower.grid_clients import _scores
 from fedclade.flower.wire import RAW, Content
 from fedclade.params import Layout
 from fedclade.updates import LARGEST_NORM
-from tests.flower.worlds import FOUR, app_of, federated, grid_of, node_of, reasons, spoil, worded
+from tests.flower.worlds import CFL_OF_TWO, FOUR, app_of, federated, grid_of, node_of, reasons, spoil, worded
 from tests.tiny import federation_of, perceptron
 
 LAYOUT = Layout.of(perceptron())
 BAD = 2
 """The client that answers wrongly."""
-
-CFL_OF_TWO = CFL(split_rounds=(2,), eps2=1e-6)
 
 Change = Callable[[RecordDict], RecordDict | None]
 
@@ -231,7 +228,7 @@ def test_whatever_scores_come_they_are_scores_or_none(accuracies: Any, losses: A
     values = {"accuracies": accuracies, "losses": losses, "examples": examples}
     why, scores = "", list[tuple[float, float, int]]()
     try:
-        scores = _scores(Content.of(worded(**values)(wire.record({}))), count)
+        scores = wire.read_scores(Content.of(worded(**values)(wire.record({}))), count)
     except UpdateError as error:
         why = str(error)
     assert len(scores) == (0 if why else count)

@@ -83,7 +83,7 @@ def test_too_few_are_named_and_so_is_who_was_refused(caplog: pytest.LogCaptureFi
         ({"layout": "0" * 32}, "its model is not built like the others'"),
         (
             {"schema": json.dumps({"data": "d", "input_shape": [9], "outputs": 4})},
-            r"its examples look like ((9,), 4, 'classification', 0), and those of the others like ((6,), 4, 'class",
+            r"its examples look like ((9,), 4, 'classification', 0), and the others' like ((6,), 4, 'class",
         ),
         ({"secret": "0" * 64}, "it does not share the secret of the others; give all clients the same file, or none"),
         ({"size": -1}, "it did not introduce itself: size of -1 examples, expected 1 to 2**53"),
@@ -233,6 +233,11 @@ def test_another_server_goes_on_with_the_same_clients(tmp_path: Path):
     grid.nodes[node_of(3)].connected = True
     again.look()
     assert again.news() == News(reconnected=[3])
+    third = members_of(grid)
+    third.load(tmp_path)
+    grid.nodes[node_of(0)].connected = False
+    third.look()
+    assert third.news() == News(disconnected=[0], reconnected=[3])
 
 
 def test_a_folder_without_clients_is_a_beginning(tmp_path: Path):

@@ -15,7 +15,6 @@ from flwr.common.serde import message_to_proto
 from torch import Tensor, nn
 
 import fedclade
-from fedclade.algorithms import CFL
 from fedclade.errors import UpdateError
 from fedclade.flower import LocalGrid, wire
 from fedclade.flower.respondent import secret_model, seed_of
@@ -23,12 +22,10 @@ from fedclade.flower.wire import Content, Words
 from fedclade.local import LocalSpec
 from fedclade.params import Layout
 from fedclade.signature import Permutation
-from tests.flower.worlds import FOUR, federated, grid_of
+from tests.flower.worlds import CFL_OF_TWO, FOUR, federated, grid_of
 from tests.tiny import FEATURES, LABELS, federation_of
 
 SECRET = "0123456789abcdef" * 4
-
-CFL_OF_TWO = CFL(split_rounds=(2,), eps2=1e-6)
 
 
 def wide(seed: int = 0) -> nn.Module:

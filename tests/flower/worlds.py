@@ -10,6 +10,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedclade import LocalSpec
+from fedclade.algorithms import CFL
 from fedclade.data.federation import Federation
 from fedclade.flower import LocalGrid, LocalNode, Network, client_app, federate
 from fedclade.flower.respondent import Respondent
@@ -22,6 +23,9 @@ FIRST_NODE = 100
 
 FOUR = (0, 1, 0, 1)
 """Four clients in two true clusters."""
+
+CFL_OF_TWO = CFL(split_rounds=(2,), eps2=1e-6)
+"""Splits them in round 2."""
 
 LOCAL = LocalSpec(epochs=3, batch_size=8, lr=0.3)
 

@@ -17,7 +17,7 @@ from fedclade.flower import wire
 from fedclade.flower.arrivals import Arrivals
 from fedclade.flower.exchange import AT_ONCE, Exchange
 from fedclade.flower.members import Members
-from fedclade.flower.wire import Content, shown
+from fedclade.flower.wire import Content
 from fedclade.meter import Meter
 from fedclade.params import Layout
 from fedclade.signature import CountSketch
@@ -125,12 +125,12 @@ class GridClients:
             client: wire.record(words, {str(place): arrays[row] for place, row in enumerate(mine)})
             for client, mine in rows.items()
         }
-        scores: dict[int, list[Scores]] = {}
+        scores: dict[int, list[wire.Scores]] = {}
         left_out: dict[int, str] = {}
         with self._meter.evaluating():
             for client, answer in self._ask(questions, MessageType.EVALUATE, f"evaluate {split}"):
                 try:
-                    scores[client] = _scores(_content(answer), len(rows[client]))
+                    scores[client] = wire.read_scores(_content(answer), len(rows[client]))
                 except UpdateError as error:
                     left_out[client] = str(error)
         answered = [(client, scores[client].pop(0)) for client in ids if client in scores]
@@ -280,10 +280,6 @@ class GridClients:
         return wire.read_vector(data, (self._layout.size,), self._layout.dtype, name)
 
 
-Scores = tuple[float, float, int]
-"""Accuracy, loss, examples."""
-
-
 def _arrays(models: Tensor, rows: Sequence[int]) -> dict[int, Array]:
     """Return each model that is sent to somebody, once for all who are sent it."""
     return {row: wire.raw_vector(models[row]) for row in dict.fromkeys(rows)}
@@ -293,21 +289,3 @@ def _content(answer: Content | str) -> Content:
     if isinstance(answer, str):
         raise UpdateError(answer)
     return answer
-
-
-def _scores(content: Content, count: int) -> list[Scores]:
-    """Read the scores of so many models."""
-    values = content.words.values
-    columns = [values.get(name) for name in ("accuracies", "losses", "examples")]
-    kinds = (float, float, int)
-    for column, kind in zip(columns, kinds, strict=True):
-        if not isinstance(column, list) or len(column) != count or not all(type(value) is kind for value in column):
-            raise UpdateError(f"expected {count} accuracies, losses and numbers of examples, got {shown(columns)}")
-    scores: list[Scores] = list(zip(*columns, strict=True))  # pyright: ignore[reportArgumentType]  (they are lists)
-    for accuracy, loss, examples in scores:
-        if not (0 <= accuracy <= 1 and 0 <= loss < math.inf and 1 <= examples <= wire.MOST_EXAMPLES):
-            raise UpdateError(
-                f"accuracy {accuracy:g} and loss {loss:g} of {examples} examples, expected an accuracy in [0, 1] and a "
-                "finite loss of at least 1 example"
-            )
-    return scores

@@ -86,8 +86,9 @@ class Members:
         """Who waits for enough others, so that it is known what most have in common."""
         self._refused: dict[int, _Refusal] = {}
         self._untold: dict[int, str] = {}
-        self._told: set[int] = set()
-        self._known: set[int] = set()
+        """Why nodes were refused since the last news."""
+        self._told, self._known = set[int](), set[int]()
+        """Who was connected at the last news, and who had ever been."""
         self._expected: Introduction | None = None
 
     @property
@@ -276,7 +277,7 @@ class Members:
         if one.layout != expected.layout:
             return "its model is not built like the others'"
         if one.shape != expected.shape:
-            return f"its examples look like {one.shape}, and those of the others like {expected.shape}"
+            return f"its examples look like {wire.shown(one.shape)}, and the others' like {wire.shown(expected.shape)}"
         if one.secret != expected.secret:
             return "it does not share the secret of the others; give all clients the same file, or none"
         return self._is_another(one, client) if client in self._members else None

@@ -39,6 +39,9 @@ LONGEST_REASON = 300
 MOST_EXAMPLES = 2**53
 """That a client may say it has: beyond it float64, in which updates are weighted, cannot count."""
 
+Scores = tuple[float, float, int]
+"""Accuracy, loss, examples."""
+
 T = TypeVar("T", str, int, float, bool)
 
 _WORDS, _VECTORS = "fedclade", "vectors"
@@ -265,3 +268,27 @@ def read_answer(content: Content, layout: Layout, expected: Mapping[str, Any]) -
     size = examples(words, "size")
     update = decode(content.vector("update"), layout.size, encoding, layout.n_parameters).to(layout.dtype)
     return Answer(size, words.get("loss", float) if "loss" in words.values else None, update)
+
+
+def read_scores(content: Content, models: int) -> list[Scores]:
+    """Check and read the answer to a question for the scores of so many models.
+
+    Raises
+    ------
+    UpdateError
+        If there are more or fewer, or some cannot be.
+    """
+    values = content.words.values
+    columns = [values.get(name) for name in ("accuracies", "losses", "examples")]
+    kinds = (float, float, int)
+    for column, kind in zip(columns, kinds, strict=True):
+        if not isinstance(column, list) or len(column) != models or not all(type(value) is kind for value in column):
+            raise UpdateError(f"expected {models} accuracies, losses and numbers of examples, got {shown(columns)}")
+    scores: list[Scores] = list(zip(*columns, strict=True))  # pyright: ignore[reportArgumentType]  (they are lists)
+    for accuracy, loss, count in scores:
+        if not (0 <= accuracy <= 1 and 0 <= loss < math.inf and 1 <= count <= MOST_EXAMPLES):
+            raise UpdateError(
+                f"accuracy {accuracy:g} and loss {loss:g} of {count} examples, expected an accuracy in [0, 1] and a "
+                "finite loss of at least 1 example"
+            )
+    return scores

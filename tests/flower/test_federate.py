@@ -1,0 +1,79 @@
+"""What a run over a grid takes: models, algorithms, settings; and what it refuses before anybody is waited for."""
+
+from __future__ import annotations
+
+import pytest
+from torch import nn
+
+from fedclade import LocalSpec
+from fedclade.algorithms import build_algorithm
+from fedclade.errors import ConfigError, ModelError, UpdateError
+from fedclade.flower import LocalGrid, Network, federate
+from fedclade.flower.federate import ModelFor
+from fedclade.roster import Schema
+from tests.flower.worlds import FOUR, federated, grid_of
+from tests.tiny import federation_of, linear, perceptron
+
+
+def test_a_model_may_depend_on_what_the_examples_look_like():
+    grid = grid_of(federation_of(FOUR), linear)
+
+    def make(schema: Schema, seed: int) -> nn.Module:
+        assert (schema.input_shape, schema.outputs) == ((6,), 4)
+        return linear(seed)
+
+    run = federated(grid, "fedavg", ModelFor(make, "mine"), rounds=1)
+    assert run.summary["model"] == "mine"
+
+
+def test_an_algorithm_may_be_given_by_name_or_made_of_the_truth():
+    grid = grid_of(federation_of(FOUR))
+    assert federated(grid, "fl_hc", rounds=1).summary["algorithm"] == "fl_hc"
+    run = federated(grid, lambda truth: build_algorithm("oracle", true_clusters=truth), rounds=1)
+    assert run.summary["clusters"]["ari"] == 1.0
+
+
+def test_the_oracle_needs_clients_that_tell_their_cluster():
+    federation = federation_of(FOUR)
+    secretive = type(federation)(federation.pool, federation.clients, None, "tiny")
+    with pytest.raises(ConfigError, match="oracle"):
+        federated(grid_of(secretive), "oracle", rounds=1)
+    assert federated(grid_of(secretive), "fedavg", rounds=1).summary["clusters"]["ari"] is None
+
+
+def test_server_and_clients_need_the_same_model():
+    with pytest.raises(ModelError, match="the server's model is not built like the clients'"):
+        federated(grid_of(federation_of(FOUR), perceptron), "fedavg", linear)
+
+
+def test_a_server_without_clients_says_so():
+    with pytest.raises(
+        UpdateError, match=r"0 of 2 clients connected within 0.1 s; start more SuperNodes, or lower network"
+    ):
+        federate(LocalGrid({}), "fedavg", perceptron, network=Network(wait=0.1))
+
+
+def test_settings_are_checked_before_anybody_is_waited_for():
+    grid = LocalGrid({})
+    with pytest.raises(ConfigError, match="rounds should be at least 1, got 0"):
+        federate(grid, "fedavg", perceptron, rounds=0, network=Network(wait=100.0))
+    with pytest.raises(
+        ConfigError, match=r"(?s)network.clients should be at least 1, got 0.*network.wait.*network.deadl"
+    ):
+        Network(clients=0, wait=0, deadline=-1)
+    with pytest.raises(ConfigError, match=r"network.identity should be 'node' or 'number', got 'key'"):
+        Network(identity="key")  # type: ignore[arg-type]
+
+
+def test_a_stream_that_cannot_be_is_refused():
+    grid = grid_of(federation_of(FOUR))
+    with pytest.raises(ConfigError, match="stream = true"):
+        federated(grid, "fedavg", stream=True)
+
+
+def test_the_config_that_is_noted_says_what_was_run():
+    run = federated(grid_of(federation_of(FOUR)), "fedavg", rounds=1, local=LocalSpec(lr=0.2))
+    assert run.config["local"]["lr"] == 0.2
+    assert run.config["algorithm"]["name"] == "fedavg"
+    assert run.config["network"]["clients"] == 4
+    assert run.config["data"] == {"name": "tiny", "description": "tiny"}
