@@ -276,7 +276,7 @@ class ParameterTree:
         params
             The model ``[S]`` at which the updates were made that they were found by; the root keeps it.
         round_number, criteria
-            As in :meth:`split`.
+            As in :meth:`split`; the clusters train in this round already.
         """
         root = replace(self.nodes[0], params=params, split_in=round_number, criteria=dict(criteria))
         nodes = [root, *(replace(leaf, members=(), cached=None) for leaf in self.nodes[1:])]
@@ -287,7 +287,7 @@ class ParameterTree:
                     nodes[group.leaf], members=members, params=group.params, cached=group.cached
                 )
             else:
-                nodes.append(Node(len(nodes), 0, members, group.params, born=round_number, cached=group.cached))
+                nodes.append(Node(len(nodes), 0, members, group.params, born=round_number - 1, cached=group.cached))
         return ParameterTree(tuple(nodes))
 
     def with_members(self, node: int, clients: Sequence[int], signatures: Tensor) -> ParameterTree:

@@ -8,7 +8,15 @@ import torch
 from rich.console import Console
 
 import fedclade
-from fedclade.report.tables import cluster_table, event_table, has_splits, run_table, tree_view
+from fedclade.report.tables import (
+    check_table,
+    cluster_table,
+    decision_tables,
+    event_table,
+    has_splits,
+    run_table,
+    tree_view,
+)
 from fedclade.tree import ParameterTree
 
 
@@ -249,3 +257,25 @@ def test_a_real_run_is_shown_whole():
 def test_tables_do_not_import_matplotlib():
     code = "import sys, fedclade.report.tables; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_check_table_shows_what_was_found_and_what_was_made_of_it(summary_run):
+    told = {"node": 0, "p_value": 0.00025, "level": 0.005, "gain": 0.335, "gain_before": 0.0, "gamma": 0.81}
+    events = [
+        {"round": 3, "kind": "regrouped", **told, "clusters": [[0, 1, 2], [3]]},
+        {"round": 11, "kind": "checked", **told, "p_value": 1.0, "gamma": None, "clusters": [[0, 1, 2, 3]]},
+    ]
+    run = replace(summary_run(), events=events)
+    (table,) = decision_tables(run)
+    found = [cells(line) for line in lines(table)]
+    assert ["3", "now 3 + 1", "0.00025", "0.005", "0.34", "0", "0.81"] in found
+    assert ["11", "still 4", "1", "0.005", "0.34", "0", "∞"] in found
+    assert decision_tables(summary_run()) == []
+    assert lines(check_table(run)) == lines(table)
+
+
+def test_tree_view_tells_a_p_value_however_small():
+    star = ParameterTree.star([[0, 1], [2]], torch.zeros(3))
+    root = replace(star.nodes[0], criteria={"p_value": 0.00025, "gain_before": 0.3})
+    text = "\n".join(lines(tree_view(ParameterTree((root, *star.nodes[1:])))))
+    assert "split at p 0.00025, gain before 0.30" in text

@@ -141,11 +141,9 @@ def _clustered(
     numbers: Mapping[str, float],
 ) -> ParameterTree:
     """Return the tree with new clusters, each with the model that it goes on from."""
-    cached = [torch.stack([signatures[client] for client in cluster]) for cluster in clusters]
-    if len(tree.nodes) == 1:
-        return tree.split(0, clusters, params=model, cached=cached, round_number=number, criteria=numbers)
     groups = [
-        Group(tuple(cluster), *_origin(tree, cluster), mine) for cluster, mine in zip(clusters, cached, strict=True)
+        Group(tuple(cluster), *_origin(tree, cluster), torch.stack([signatures[client] for client in cluster]))
+        for cluster in clusters
     ]
     return tree.regrouped(groups, params=model, round_number=number, criteria=numbers)
 

@@ -17,7 +17,7 @@ from fedclade.config import read_config
 from fedclade.config_files import config_folder, find_config
 from fedclade.data import PARTITIONS, SHIFTS, SOURCES
 from fedclade.models import MODELS
-from fedclade.report import cluster_table, event_table, has_splits, run_table, save_figures, tree_view
+from fedclade.report import cluster_table, decision_tables, run_table, save_figures, tree_view
 from fedclade.scenario import is_scenario, known_scales, read_scenario
 from fedclade.store import Run
 
@@ -40,8 +40,8 @@ def report(folder: RunFolder) -> None:
     run, console = Run.load(folder), new_console()
     console.print(run_table(run))
     console.print(cluster_table(run))
-    if has_splits(run):
-        console.print(event_table(run))
+    for table in decision_tables(run):
+        console.print(table)
     save_figures(run, folder / "figures")
     console.print(f"figures: {folder / 'figures'}", soft_wrap=True)
 

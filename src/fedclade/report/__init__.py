@@ -10,7 +10,15 @@ from fedclade.report.figures import accuracy_figure, norms_figure, save_figures
 from fedclade.report.heat_maps import similarity_figure
 from fedclade.report.show import add_figures, show_run
 from fedclade.report.suite import SuiteComparison
-from fedclade.report.tables import cluster_table, event_table, has_splits, run_table, tree_view
+from fedclade.report.tables import (
+    check_table,
+    cluster_table,
+    decision_tables,
+    event_table,
+    has_splits,
+    run_table,
+    tree_view,
+)
 
 __all__ = [
     "Comparison",
@@ -19,7 +27,9 @@ __all__ = [
     "SuiteComparison",
     "accuracy_figure",
     "add_figures",
+    "check_table",
     "cluster_table",
+    "decision_tables",
     "dendrogram_figure",
     "event_table",
     "has_splits",

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from fedclade.errors import MissingExtraError
 from fedclade.report.figures import save_figures
-from fedclade.report.tables import event_table, has_splits, run_table, tree_view
+from fedclade.report.tables import decision_tables, run_table, tree_view
 from fedclade.store import Run
 
 
@@ -21,8 +21,8 @@ def add_figures(run: Run, folder: Path, console: Console) -> None:
 
 
 def show_run(run: Run, console: Console) -> None:
-    """Print the tables of a run: its figures, its splits, its tree."""
+    """Print the tables of a run: its figures, its splits or checks, its tree."""
     console.print(run_table(run))
-    if has_splits(run):
-        console.print(event_table(run))
+    for table in decision_tables(run):
+        console.print(table)
     console.print(tree_view(run.tree, run))

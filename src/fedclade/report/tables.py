@@ -67,6 +67,10 @@ def cluster_table(run: Run) -> Table:
     return table
 
 
+CHECKS = ("checked", "regrouped")
+"""Kinds of events of replicated clustering."""
+
+
 def has_splits(run: Run) -> bool:
     """Tell whether clusters were split in a run, or were about to be: whether :func:`event_table` has something."""
     return any(event["kind"] in ("split", "rejected") for event in run.events)
@@ -85,6 +89,27 @@ def event_table(run: Run) -> Table:
             table.add_row(str(event["round"]), str(event["node"]), into, sizes, *criteria)
     table.caption = _captions(run.events, any_split=bool(table.row_count))
     return table
+
+
+def check_table(run: Run) -> Table:
+    """Return the checks of replicated clustering: what was found on halves of the data, and what was made of it."""
+    table = _table("Checks")
+    for column in ("round", "clusters", "p", "needed", "gain", "gain before", "median γ"):
+        table.add_column(column, justify="left" if column == "clusters" else "right", no_wrap=True)
+    for event in run.events:
+        if event["kind"] in CHECKS:
+            sizes = " + ".join(str(len(cluster)) for cluster in event["clusters"])
+            made = f"{'now' if event['kind'] == 'regrouped' else 'still'} {sizes}"
+            numbers = (event[key] for key in ("p_value", "level", "gain", "gain_before"))
+            gamma = "∞" if event["gamma"] is None else number(event["gamma"])
+            table.add_row(str(event["round"]), made, *(f"{value:.2g}" for value in numbers), gamma)
+    return table
+
+
+def decision_tables(run: Run) -> list[Table]:
+    """Return the tables of what was decided in a run about clusters: splits, checks; none where there was nothing."""
+    tables = [event_table(run)] if has_splits(run) else []
+    return [*tables, check_table(run)] if any(event["kind"] in CHECKS for event in run.events) else tables
 
 
 def tree_view(tree: ParameterTree, run: Run | None = None) -> Tree:
@@ -222,9 +247,15 @@ def _node_text(node: Node, tree: ParameterTree, last_round: int | None, outcome:
     if members:
         text.append(f"\n{members}", style="not bold dim default")
     if node.criteria:
-        criteria = ", ".join(f"{CRITERIA.get(key, key)} {number(value)}" for key, value in node.criteria.items())
+        criteria = ", ".join(_criterion(key, value) for key, value in node.criteria.items())
         text.append(f"\nsplit at {criteria}", style="not bold yellow")
     return text
+
+
+def _criterion(key: str, value: float) -> str:
+    """Say what one number was that a split was decided by."""
+    name = CRITERIA.get(key, key.removesuffix("_value").replace("_", " "))
+    return f"{name} {value:.2g}" if key == "p_value" else f"{name} {number(value)}"
 
 
 def _lifetime(node: Node, last: int | None) -> str:
