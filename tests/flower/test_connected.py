@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from fedclade import Run
-from fedclade.algorithms import FLHC, IFCA, PACFL, Algorithm, Ditto, FedAvg, FedGroup, FeSEM
+from fedclade.algorithms import FLHC, IFCA, PACFL, Algorithm, Ditto, FedAvg, FedGroup, FeSEM, ReplicatedCFL
 from fedclade.errors import ConfigError, RunError, UpdateError
 from fedclade.flower import LocalGrid, LocalNode
 from fedclade.flower.members import CLIENTS
@@ -204,6 +204,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     "ifca": IFCA(clusters=2),
     "fesem": FeSEM(clusters=2),
     "ditto": Ditto(),
+    "rcfl": ReplicatedCFL(level=0.5),
 }
 
 STOPPED = RuntimeError("the server was stopped")
