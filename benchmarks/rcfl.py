@@ -63,13 +63,13 @@ def methods(task: str, truth: Mapping[int, int] | None) -> dict[str, Algorithm]:
     return found
 
 
-def suite(seed: int, data_dir: Path | None, done: set[tuple[str, ...]]) -> Iterator[Line]:
-    """Run every method at every task."""
+def suite(seed: int, data_dir: Path | None, done: set[tuple[str, ...]], wanted: tuple[str, ...]) -> Iterator[Line]:
+    """Run every method at every task, or those whose names begin as wanted."""
     for task, settings in TASKS.items():
         federation = load_federation("mnist", clients=20, test_samples=500, seed=seed, data_dir=data_dir, **settings)
         local = LOCAL if settings["samples_per_client"] < 3000 else replace(LOCAL, epochs=1)
         for name, algorithm in methods(task, federation.true_clusters).items():
-            if ("suite", task, name, str(seed)) not in done:
+            if name.startswith(wanted or "") and ("suite", task, name, str(seed)) not in done:
                 yield {
                     "part": "suite",
                     "task": task,
@@ -97,7 +97,7 @@ def _run(algorithm: Algorithm, federation: Federation, local: LocalSpec, seed: i
     }
 
 
-def sizes(seed: int, data_dir: Path | None, done: set[tuple[str, ...]]) -> Iterator[Line]:
+def sizes(seed: int, data_dir: Path | None, done: set[tuple[str, ...]], wanted: tuple[str, ...]) -> Iterator[Line]:
     """Find 2, 4 and 8 clusters of unequal sizes, down to 3 clients, whose own sizes are unequal too."""
     for k in (2, 4, 8):
         task = f"{k} clusters"
@@ -133,7 +133,7 @@ def _thinned(everybody: Federation, wanted: Sequence[int], seed: int) -> Federat
     return replace(everybody, clients=tuple(kept), true_clusters={c.id: truth[c.id] for c in kept})
 
 
-def drift(seed: int, data_dir: Path | None, done: set[tuple[str, ...]]) -> Iterator[Line]:
+def drift(seed: int, data_dir: Path | None, done: set[tuple[str, ...]], wanted: tuple[str, ...]) -> Iterator[Line]:
     """Change the clusters in round 20, and see whether they are followed within 20 rounds."""
     changes: Mapping[str, Callable[[int, int], int]] = {
         "4 clients move": lambda client, cluster: (cluster + 1) % 4 if client < 4 else cluster,
@@ -182,7 +182,7 @@ def _drifting(
     return {"accuracy": accuracy, "ari_before": aris[18], "ari_at_40": aris[-1], "aris": aris}
 
 
-def cost(seed: int, data_dir: Path | None, done: set[tuple[str, ...]]) -> Iterator[Line]:
+def cost(seed: int, data_dir: Path | None, done: set[tuple[str, ...]], wanted: tuple[str, ...]) -> Iterator[Line]:
     """Measure 60 rounds of rcfl beside as many of the oracle's, which trains the same clusters without checks."""
     settings = {"clients": 20, "samples_per_client": 300, "test_samples": 500, "shift": "label_swap", "clusters": 4}
     federation = load_federation("mnist", seed=seed, data_dir=data_dir, **settings)
@@ -203,11 +203,11 @@ def cost(seed: int, data_dir: Path | None, done: set[tuple[str, ...]]) -> Iterat
 PARTS = {"suite": suite, "sizes": sizes, "drift": drift, "cost": cost}
 
 
-def work(job: tuple[str, int, Path | None, Path, set[tuple[str, ...]]]) -> str:
+def work(job: tuple[str, int, Path | None, Path, set[tuple[str, ...]], tuple[str, ...]]) -> str:
     """Run one part with one seed, and write its lines."""
-    part, seed, data_dir, out, done = job
+    part, seed, data_dir, out, done, wanted = job
     torch.set_num_threads(1)
-    for line in PARTS[part](seed, data_dir, done):
+    for line in PARTS[part](seed, data_dir, done, wanted):
         with out.open("a") as file:
             file.write(json.dumps(line) + "\n")
     return f"{part} seed {seed}"
@@ -306,6 +306,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="the file of lines")
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--parts", nargs="*", default=list(PARTS), choices=list(PARTS))
+    parser.add_argument("--methods", nargs="*", default=[], help="of the suite; those whose names begin so, or all")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--table", action="store_true", help="run nothing")
     arguments = parser.parse_args()
@@ -313,7 +314,7 @@ def main() -> None:
     if not arguments.table:
         done = {(line["part"], line["task"], line["method"], str(line["seed"])) for line in read(arguments.out)}
         jobs = [
-            (part, seed, arguments.data_dir, arguments.out, done)
+            (part, seed, arguments.data_dir, arguments.out, done, tuple(arguments.methods))
             for seed in range(arguments.seeds)
             for part in arguments.parts
         ]
