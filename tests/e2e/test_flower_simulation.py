@@ -16,7 +16,7 @@ from deployment import HOST, OFFLINE, free_ports
 from flower_command import FlowerCommand, program
 from processes import Process
 from safetensors.torch import load_file
-from test_deployment import EXAMPLE, SPLITS_AT_ONCE, eventually, needs_proc, processes_of, run_config
+from test_deployment import EXAMPLE, SPLITS_IN_1, eventually, needs_proc, processes_of, run_config
 
 from fedclade import Run
 from fedclade.flower.from_config import RunConfig
@@ -72,7 +72,7 @@ def simulated_by_flower(flwr: FlowerCommand, settings: Mapping[str, object]) -> 
 @needs_proc
 def test_flowers_simulation_ends_as_ours_does_and_goes_on_with_more_rounds(tmp_path: Path, flwr: FlowerCommand):
     """The same clusters, and the same models but for rounding. When it goes on all nodes are new, and known again."""
-    settings = {**SPLITS_AT_ONCE, "network.identity": "number", "network.out": str(tmp_path / "there")}
+    settings = {**SPLITS_IN_1, "network.identity": "number", "network.out": str(tmp_path / "there")}
     there, nodes = simulated_by_flower(flwr, settings)
     assert there.tree.leaf_of == {0: 1, 2: 1, 1: 2, 3: 2}
     compare(tmp_path, settings)
