@@ -214,8 +214,9 @@ def work(job: tuple[str, int, Path | None, Path, set[tuple[str, ...]], tuple[str
 
 
 def read(out: Path) -> list[Line]:
-    """Return what has been run."""
-    return [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
+    """Return what has been run; of two lines about one run the last."""
+    lines = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
+    return list({(line["part"], line["task"], line["method"], line["seed"]): line for line in lines}.values())
 
 
 def tables(lines: Sequence[Line]) -> Iterator[Table]:

@@ -48,4 +48,4 @@ def test_without_a_folder_nothing_is_written(
 def test_a_round_that_was_not_evaluated_is_told_of_without_scores(capsys: pytest.CaptureFixture[str]):
     row = {"round": 2, "clients_trained": 3, "clusters": 1, "accuracy_mean": None, "ari": None, "seconds": 1.25}
     tell(row, ParameterTree.root_only(range(3), linear(0)[1].weight.detach().flatten()))
-    assert capsys.readouterr().out == "round 2, 3 clients trained, 1 clusters, 1.2 s\n"
+    assert capsys.readouterr().out == "round 2, 3 clients trained, 1 cluster, 1.2 s\n"

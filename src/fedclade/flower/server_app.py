@@ -14,6 +14,7 @@ from torch import nn
 from fedclade.algorithms import Algorithm
 from fedclade.flower.federate import MakeAlgorithm, federate
 from fedclade.report import add_figures, show_run
+from fedclade.report.formats import count
 from fedclade.store import Run
 from fedclade.store.run import Row
 from fedclade.tree import ParameterTree
@@ -78,8 +79,8 @@ def tell(row: Row, tree: ParameterTree) -> None:
     accuracy, ari = row["accuracy_mean"], row["ari"]
     parts = [
         f"round {row['round']}",
-        f"{row['clients_trained']} clients trained",
-        f"{row['clusters']} clusters",
+        f"{count(row['clients_trained'], 'client')} trained",
+        count(row["clusters"], "cluster"),
         *([] if accuracy is None else [f"accuracy {accuracy:.1%}"]),
         *([] if ari is None else [f"ARI {ari:.2f}"]),
         f"{row['seconds']:.1f} s",
