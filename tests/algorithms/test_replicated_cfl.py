@@ -163,6 +163,13 @@ def test_a_client_with_one_example_is_not_asked_for_halves():
     assert run.states[-1].tree.waiting == {}
 
 
+def test_clients_of_one_example_each_are_left_together():
+    clients, params = simulated(federation_of([0, 1, 0], [1, 1, 1]), linear())
+    run = play(ReplicatedCFL(), clients, params, FIRST_CHECK, spec=SPEC)
+    assert told(run, "postponed") == [(FIRST_CHECK, {"clients": 0, "needed": 2})]
+    assert len(run.states[-1].tree.nodes) == 1
+
+
 def test_with_too_few_answers_a_check_is_left_out():
     clients = groups((1, TWO), silent=tuple(range(15)))
     run = played(clients, FIRST_CHECK)

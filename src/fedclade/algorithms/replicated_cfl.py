@@ -30,6 +30,7 @@ from fedclade.clients import Clients, Round
 from fedclade.errors import require
 from fedclade.replication import Finding, Labels, Replicates, find_clusters, gain, same_partition
 from fedclade.tree import Group, ParameterTree
+from fedclade.updates import Updates
 
 FIRST_CHECK, CHECK_EVERY = 3, 8
 """Rounds of the checks. A check costs every client the training of a round, so that they cost an eighth of the run."""
@@ -84,17 +85,8 @@ class ReplicatedCFL(Algorithm):
         tree, checks = state.tree, int(state.memory["checks"]) + 1
         model, sizes = _joint_model(tree, clients.sizes), clients.sizes
         everybody = [client for client in sorted(tree.leaf_of) if sizes[client] > 1]  # one example has no halves
-        several = len(tree.leaves) > 1  # one cluster's model is sent for the round's training as it is
-        halves = [
-            clients.train(
-                everybody,
-                model[None],
-                [0] * len(everybody),
-                replace(this_round, part=(half, 2), purpose=f"replicate {half}", insists=True, travels=travels),
-            )
-            for half, travels in enumerate(("all" if several else "updates", "updates"))
-        ]
-        answered = sorted(set(halves[0].ids).intersection(halves[1].ids))
+        halves = _halves(everybody, model, clients, this_round, sent=len(tree.leaves) == 1) if everybody else []
+        answered = sorted(set[int].intersection(*(set(half.ids) for half in halves))) if halves else []
         if len(answered) < (needed := max(2, this_round.min_clients)):
             return state, [Event("postponed", 0, {"clients": len(answered), "needed": needed})]
         replicates = Replicates(*(half.signatures_of(answered) for half in halves))
@@ -110,6 +102,19 @@ class ReplicatedCFL(Algorithm):
         signatures = dict(zip(answered, replicates.first + replicates.second, strict=True))
         tree = _clustered(tree, clusters, signatures, model, this_round.number, numbers)
         return replace(state, tree=tree), [Event("regrouped", 0, details)]
+
+
+def _halves(ids: Sequence[int], model: Tensor, clients: Clients, this_round: Round, *, sent: bool) -> list[Updates]:
+    """Let clients make an update from each half of their data; one cluster's model is sent to them anyway."""
+    return [
+        clients.train(
+            ids,
+            model[None],
+            [0] * len(ids),
+            replace(this_round, part=(half, 2), purpose=f"replicate {half}", insists=True, travels=travels),
+        )
+        for half, travels in enumerate(("updates" if sent else "all", "updates"))
+    ]
 
 
 def _decided(found: Finding, now: Labels, level: float, draw: np.random.Generator) -> tuple[Labels, dict[str, float]]:
