@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -199,3 +200,14 @@ def test_a_node_says_what_is_wrong_with_its_config():
     )
     assert "budget.epsilon should be greater than 0, got 0.0" in refusal_of({"partition-id": 0, "epsilon": 0})
     assert "unknown algorithm" in refusal_of({"partition-id": 0}, {**RUN_CONFIG, "algorithm.name": "clf"})
+
+
+def test_what_only_a_simulation_can_draw_is_refused():
+    config = {**RUN_CONFIG, "faults.dropout": 0.1, "newcomers.clients": 2}
+    with pytest.raises(ConfigError, match=r"(?s)\[faults\] is for simulations.*\[newcomers\] is for simulations"):
+        RunConfig.read(config)
+
+
+def test_an_app_does_not_need_the_parts_of_flower_that_the_local_grid_is_made_of():
+    script = "import sys, fedclade.flower; assert 'fedclade.flower.local_grid' not in sys.modules"
+    subprocess.run([sys.executable, "-c", script], check=True)

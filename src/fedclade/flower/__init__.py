@@ -5,6 +5,10 @@
 >>> client = client_app("mlp", lambda context: my_data())  # doctest: +SKIP
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from fedclade.flower.requirement import check_flower
 
 check_flower()  # before anything of Flower is imported
@@ -13,8 +17,10 @@ from fedclade.flower.client_app import client_app  # noqa: E402
 from fedclade.flower.federate import Network, federate  # noqa: E402
 from fedclade.flower.from_config import client_app_from_config, server_app_from_config  # noqa: E402
 from fedclade.flower.grid_clients import GridClients  # noqa: E402
-from fedclade.flower.local_grid import LocalGrid, LocalNode  # noqa: E402
 from fedclade.flower.server_app import server_app  # noqa: E402
+
+if TYPE_CHECKING:
+    from fedclade.flower.local_grid import LocalGrid, LocalNode
 
 __all__ = [
     "GridClients",
@@ -27,3 +33,12 @@ __all__ = [
     "server_app",
     "server_app_from_config",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the local grid when it is asked for: it is made of parts of Flower that may move, and no app needs it."""
+    if name in ("LocalGrid", "LocalNode"):
+        from fedclade.flower import local_grid
+
+        return getattr(local_grid, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -26,6 +26,9 @@ from fedclade.ledger import Budget
 from fedclade.privacy import DifferentialPrivacy
 from fedclade.store import Run
 
+SIMULATED = ("faults", "newcomers")
+"""Sections of a config that a network has no use for: there clients fail, come and go by themselves."""
+
 UserConfig = Mapping[str, bool | float | int | str]
 """Flower's: values by ``section.key``."""
 
@@ -85,6 +88,9 @@ class RunConfig:
                 found.append(check())
             except ConfigError as error:
                 problems.append(str(error))
+        problems += [
+            f"[{name}] is for simulations, where clients only act; leave it out" for name in SIMULATED if name in raw
+        ]
         if problems:
             raise ConfigError("\n".join(problems))
         return cls(found[0], *found[1])
