@@ -28,6 +28,7 @@ from safetensors.torch import load_file
 
 from fedclade import Run
 from fedclade.flower.from_config import RunConfig
+from fedclade.updates import DROPPED_OUT, TOO_LATE
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower"
 SPLITS_IN_1 = {"rounds": 2, "evaluate_every": 2, "algorithm.eps1": 10.0}
@@ -266,6 +267,8 @@ def test_a_federation_outlives_what_befalls_its_processes(federation, tmp_path):
     assert [(row["round"], row["clients_trained"]) for row in run.metrics] == [(1, 2), (2, 4)]
     events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
     left_out = {event["round"]: event["clients"] for event in events if event["kind"] == "left_out"}
-    assert left_out == {1: {"1": "dropped out", "3": "9610 of 9610 entries are NaN or infinite"}}
+    # Flower gives up the message of a dead node once its heartbeats are missed; who is back before never was away.
+    assert left_out[1].pop("1") in (DROPPED_OUT, TOO_LATE)
+    assert left_out == {1: {"3": "9610 of 9610 entries are NaN or infinite"}}
     members = json.loads((out / "clients.json").read_text())["clients"]
     assert {int(client): member["node"] for client, member in members.items()} == known == federation.node_ids()
