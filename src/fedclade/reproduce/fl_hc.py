@@ -1,0 +1,7 @@
+"""FL+HC: Briggs, Fan, Andras 2020."""
+
+from __future__ import annotations
+
+from fedclade.reproduce.experiment import Experiment
+
+EXPERIMENTS: tuple[Experiment, ...] = ()
