@@ -12,7 +12,7 @@ from fedclade.clients import Clients, Round
 from fedclade.signature import CountSketch, ProjectedClients
 from fedclade.streaming import StreamedClients
 from fedclade.updates import Updates
-from tests.tiny import ScriptedClients, SpyClients, federation_of, linear, play, simulated
+from tests.tiny import ScriptedClients, SpyClients, federation_of, linear, play, replicating, simulated
 
 SIZES = {0: 4, 1: 9, 2: 9, 3: 2, 4: 5}
 ASSIGNMENT = [1, 0, 1, 2, 0]
@@ -108,7 +108,7 @@ ALGORITHMS = [
 
 
 def played(algorithm: Algorithm, fraction: float, at_once: int | None):
-    clients, params = simulated(federation_of(TRUTH, EXAMPLES, seed=1), linear(1))
+    clients, params = replicating(federation_of(TRUTH, EXAMPLES, seed=1), linear(1))
     world = clients if at_once is None else StreamedClients(clients, at_once)
     return play(algorithm, world, params, 8, spec=SPEC, seed=1, fraction=fraction)
 

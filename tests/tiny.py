@@ -15,6 +15,7 @@ from fedclade.clients import Clients, Evaluation, Round, Split
 from fedclade.data.federation import ClientData, Federation, Pool
 from fedclade.engine import SimulatedClients
 from fedclade.models import build_model
+from fedclade.replicates import ReplicatingClients
 from fedclade.updates import Updates
 
 FEATURES, LABELS = 6, 4
@@ -204,3 +205,9 @@ def simulated(federation: Federation, module: nn.Module, engine: str = "loop") -
     """Return the clients of a federation, trained one after another as the references do, and the model's vector."""
     clients = SimulatedClients(federation, module, engine=engine)
     return clients, clients.layout.flatten(module)
+
+
+def replicating(federation: Federation, module: nn.Module) -> tuple[ReplicatingClients, Tensor]:
+    """Return the same, of whom several updates can be asked at once."""
+    clients, params = simulated(federation, module)
+    return ReplicatingClients(clients, None), params

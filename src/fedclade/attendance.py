@@ -152,7 +152,7 @@ class AttendedClients(ClientsWrapper):
         updates = ask(ids, replace(this_round, query=self._queries))
         self._queries += 1
         if this_round.travels != "nothing":
-            self._sent.update(updates.senders)
+            self._sent.update(updates.senders * this_round.replicates)
         known = {*updates.ids, *updates.left_out}
         silent = {client: DROPPED_OUT for client in ids if client not in known}
         return replace(updates, left_out={**updates.left_out, **silent}) if silent else updates

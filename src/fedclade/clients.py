@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 import numpy as np
@@ -39,6 +39,9 @@ class Round:
         A cluster with fewer answers keeps its model, and takes no decision.
     insists
         Whether those who do not answer are asked again, since everybody is needed.
+    replicates
+        Above 1, clients make so many updates, each from a part of their training data, and answer with the signatures
+        of all of them (:class:`~fedclade.replicates.ReplicatingClients`).
     part
         ``(k, m)`` lets every client train on the k-th of m parts of its training data alone, k from 0; None on all of
         it. Parts are disjoint, of sizes that differ by at most one, and drawn anew in every round.
@@ -55,6 +58,7 @@ class Round:
     travels: Literal["all", "updates", "nothing"] = "all"
     min_clients: int = 1
     insists: bool = False
+    replicates: int = 1
     part: tuple[int, int] | None = None
     query: int = 0
 
@@ -62,6 +66,10 @@ class Round:
     def lr(self) -> float:
         """Step size of this round."""
         return self.spec.lr_at(self.number)
+
+    def of_part(self, place: int) -> Round:
+        """Return what the replicate of one part of the data is made by."""
+        return replace(self, replicates=1, part=(place, self.replicates), purpose=f"{self.purpose} {place}")
 
     def examples(self, count: int, key: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         """Return which of its training examples a client trains on, given how many it has and its key, ascending."""

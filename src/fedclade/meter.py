@@ -92,7 +92,7 @@ class MeteredClients(ClientsWrapper):
             sent = len(ids) + sum(anchor != row for anchor, row in zip(pulled_to, assignment, strict=True))
             self.meter.bytes_down += sent * models[0].nbytes
         if this_round.travels != "nothing":
-            self.meter.bytes_up += len(updates.senders) * models[0].nbytes
+            self.meter.bytes_up += len(updates.senders) * updates.each.shape[1] * models.itemsize
         return updates
 
     def gradients(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], this_round: Round) -> Updates:

@@ -112,7 +112,8 @@ class ProjectedClients(ClientsWrapper):
         anchors: Sequence[int] | None = None,
     ) -> Updates:
         """Let each client train from its model; return the updates Δθ_i with their sketches."""
-        return self._projected(self._clients.train(ids, models, assignment, this_round, anchors))
+        updates = self._clients.train(ids, models, assignment, this_round, anchors)
+        return updates if this_round.replicates > 1 else self._projected(updates)  # they are signatures already
 
     def gradients(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], this_round: Round) -> Updates:
         """Return the negative full-batch gradients with their sketches."""

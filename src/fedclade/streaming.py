@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import reduce
 
 import numpy as np
 import torch
@@ -45,11 +46,15 @@ class StreamedClients(ClientsWrapper):
     ) -> Updates:
         """Let each client train from its model; return sums of the updates Δθ_i."""
         anchor_of = dict(zip(ids, anchors or assignment, strict=True))
+        row_of = dict(zip(ids, assignment, strict=True))
 
         def train(some: Sequence[int], models: Tensor, rows: Sequence[int], this_round: Round) -> Updates:
             pulled_to = [anchor_of[client] for client in some] if anchors else None
             return self._clients.train(some, models, rows, this_round, pulled_to)
 
+        if this_round.replicates > 1:  # what comes is short, and kept
+            each = [train(some, models, [row_of[c] for c in some], this_round) for some in self._slices(ids)]
+            return reduce(Updates.joined, each).of(ids)
         return self._summed(train, ids, models, assignment, this_round)
 
     def gradients(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], this_round: Round) -> Updates:

@@ -224,13 +224,15 @@ class Updates:
 
         Who is left out of one, and answered in the other, is no longer left out.
         """
+        left_out = {c: why for c, why in {**self.left_out, **other.left_out}.items() if c not in self.ids + other.ids}
+        if not self.ids or not other.ids:
+            return replace(self if self.ids else other, left_out=left_out)
         sums = None
         if self.sums is not None and other.sums is not None:
             behind = other.sums.group + len(self.sums.groups)
             sums = Sums(torch.cat([self.sums.groups, other.sums.groups]), torch.cat([self.sums.group, behind]))
-        ids = self.ids + other.ids
         return Updates(
-            ids=ids,
+            ids=self.ids + other.ids,
             sizes=torch.cat([self.sizes, other.sizes]),
             losses=torch.cat([self.losses, other.losses]),
             norms=torch.cat([self.norms, other.norms]),
@@ -238,7 +240,7 @@ class Updates:
             deltas=None if sums is not None else torch.cat([self.each, other.each]),
             sums=sums,
             sketches=None if self.sketches is None else torch.cat([self.sketches, other.signatures]),
-            left_out={c: why for c, why in {**self.left_out, **other.left_out}.items() if c not in ids},
+            left_out=left_out,
         )
 
     @cached_property

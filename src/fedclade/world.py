@@ -24,6 +24,7 @@ from fedclade.meter import Meter, MeteredClients
 from fedclade.models import build_model
 from fedclade.params import Layout
 from fedclade.privacy import DifferentialPrivacy, PrivateClients, keyed_noise
+from fedclade.replicates import ReplicatingClients
 from fedclade.roster import Schema
 from fedclade.signature import CountSketch, Permutation, PermutedClients, ProjectedClients, Signature
 from fedclade.streaming import StreamedClients
@@ -138,10 +139,12 @@ class World:
             )
         there: Clients = PrivateClients(simulated, privacy, keyed_noise(keys)) if privacy else simulated
         there = PermutedClients(there, permutation) if permutation else there
+        # From here on it travels.
+        sketch = signature.sketch(seed, layout.n_parameters)
+        there = ReplicatingClients(there, sketch)
         there = FaultyClients(there, faults, keys, layout.n_parameters) if faults else there
         metered = MeteredClients(there)
         # From here on it is the server that works, on what it receives.
-        sketch = signature.sketch(seed, layout.n_parameters)
         clients: Clients = ProjectedClients(metered, sketch) if sketch else metered
         bytes_each = layout.size * initial.itemsize
         streams = decide_stream(stream, algorithm, signature, len(federation) * bytes_each, budget)

@@ -11,7 +11,7 @@ from fedclade import ConfigError, FedAvg, LocalSpec, ReplicatedCFL
 from fedclade.algorithms.replicated_cfl import CHECK_EVERY, FIRST_CHECK
 from fedclade.clients import Round
 from fedclade.updates import Updates
-from tests.tiny import ScriptedClients, federation_of, linear, perceptron, play, renamed, simulated
+from tests.tiny import ScriptedClients, federation_of, linear, perceptron, play, renamed, replicating, simulated
 
 SPEC = LocalSpec(epochs=2, batch_size=8, lr=0.3)
 CHECKS = (FIRST_CHECK, FIRST_CHECK + CHECK_EVERY, FIRST_CHECK + 2 * CHECK_EVERY)
@@ -43,9 +43,10 @@ class Groups(ScriptedClients):
         return self.groups[max(start for start in self.groups if start <= number)][client]
 
     def train(self, ids, models, assignment, this_round, anchors=None):
-        part = -1 if this_round.part is None else this_round.part[0]
-        answering = [client for client in ids if part < 0 or client not in self.silent]
-        deltas = torch.stack([self.delta(client, this_round.number, part) for client in answering])
+        parts = (-1,) if this_round.replicates == 1 else range(this_round.replicates)
+        answering = [client for client in ids if len(parts) == 1 or client not in self.silent]
+        made = [torch.stack([self.delta(client, this_round.number, part) for client in answering]) for part in parts]
+        deltas = torch.cat(made, dim=1)
         sizes = [1] * len(answering)
         return Updates.received(answering, sizes, deltas, 40, torch.zeros(len(answering)), this_round.number)
 
@@ -68,17 +69,18 @@ def played(clients, rounds, **options):
 TWO = "0000000011111111"
 
 
-def test_checks_come_at_their_rounds_and_ask_everybody_for_two_halves():
+def test_checks_come_at_their_rounds_and_ask_everybody_once():
     run = played(groups((1, "0" * 16)), CHECKS[1], fraction=0.25)
     asked = [len(run.clients.asked("train", number)) for number in range(1, CHECKS[1] + 1)]
-    assert [number for number, calls in enumerate(asked, start=1) if calls == 3] == [*CHECKS[:2]]
+    assert [number for number, calls in enumerate(asked, start=1) if calls == 2] == [*CHECKS[:2]]
     assert all(calls == 1 for number, calls in enumerate(asked, start=1) if number not in CHECKS)
-    halves = run.clients.asked("train", FIRST_CHECK)[:2]
-    assert [set(half.ids) for half in halves] == [set(range(16))] * 2
+    check, training = run.clients.asked("train", FIRST_CHECK)
+    assert set(check.ids) == set(range(16))
+    assert len(training.ids) == 4
 
 
 def test_on_one_distribution_it_is_fedavg():
-    clients, params = simulated(federation_of([0] * 6, [30] * 6), perceptron())
+    clients, params = replicating(federation_of([0] * 6, [30] * 6), perceptron())
     ours, fedavg = (play(each, clients, params, 12, spec=SPEC).states[-1].tree for each in (ReplicatedCFL(), FedAvg()))
     assert torch.equal(ours.nodes[0].params, fedavg.nodes[0].params)
     assert len(ours.nodes) == 1
@@ -86,7 +88,7 @@ def test_on_one_distribution_it_is_fedavg():
 
 def test_clusters_are_found_at_the_first_check():
     truth = [0, 1, 2, 3] * 4
-    clients, params = simulated(federation_of(truth, [60] * 16), linear())
+    clients, params = replicating(federation_of(truth, [60] * 16), linear())
     run = play(ReplicatedCFL(), clients, params, FIRST_CHECK, spec=SPEC)
     assert clusters_of(run.states[-1]) == {frozenset(range(k, 16, 4)) for k in range(4)}
     ((number, event),) = told(run, "regrouped")
@@ -156,7 +158,7 @@ def test_who_does_not_answer_a_check_waits_and_joins_with_its_next_update():
 
 
 def test_a_client_with_one_example_is_not_asked_for_halves():
-    clients, params = simulated(federation_of([0, 1] * 6, [60] * 11 + [1]), linear())
+    clients, params = replicating(federation_of([0, 1] * 6, [60] * 11 + [1]), linear())
     run = play(ReplicatedCFL(), clients, params, FIRST_CHECK, spec=SPEC)
     assert run.clients.asked("train", FIRST_CHECK)[0].ids == tuple(range(11))
     assert {frozenset(range(0, 12, 2)), frozenset(range(1, 11, 2))} == {c - {11} for c in clusters_of(run.states[-1])}
@@ -164,7 +166,7 @@ def test_a_client_with_one_example_is_not_asked_for_halves():
 
 
 def test_clients_of_one_example_each_are_left_together():
-    clients, params = simulated(federation_of([0, 1, 0], [1, 1, 1]), linear())
+    clients, params = replicating(federation_of([0, 1, 0], [1, 1, 1]), linear())
     run = play(ReplicatedCFL(), clients, params, FIRST_CHECK, spec=SPEC)
     assert told(run, "postponed") == [(FIRST_CHECK, {"clients": 0, "needed": 2})]
     assert len(run.states[-1].tree.nodes) == 1
@@ -185,7 +187,7 @@ def test_renaming_clients_changes_nothing_but_names():
     new_ids = {i: (5 * i + 3) % 12 + 100 for i in range(12)}
     trees = []
     for each in (federation, renamed(federation, new_ids)):
-        clients, params = simulated(each, linear())
+        clients, params = replicating(each, linear())
         trees.append(play(ReplicatedCFL(), clients, params, FIRST_CHECK + 1, spec=SPEC).states[-1])
     assert clusters_of(trees[1]) == {frozenset(new_ids[i] for i in cluster) for cluster in clusters_of(trees[0])}
     assert len(clusters_of(trees[0])) == 2

@@ -92,7 +92,7 @@ def test_a_client_fraction_draws_the_same_clients(name: str):
     same(*both(ALGORITHMS[name], client_fraction=0.5))
 
 
-@pytest.mark.parametrize("name", ["cfl", "fl_hc", "fedavg"])
+@pytest.mark.parametrize("name", ["cfl", "fl_hc", "fedavg", "rcfl"])
 def test_so_do_projected_signatures_and_a_stream(name: str):
     same(*both(ALGORITHMS[name], signature=Signature(kind="projected", dim=16)))
     here, there = both(ALGORITHMS[name], signature=Signature(kind="projected", dim=16), stream=True)

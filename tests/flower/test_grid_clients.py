@@ -81,7 +81,7 @@ WRONG: dict[str, tuple[Change, str]] = {
         vectors(update=Array("float32", (LAYOUT.size,), "numpy.ndarray", bytes(4 * LAYOUT.size))),
         "array 'update' is of type 'numpy.ndarray', expected 'fedclade.raw'",
     ),
-    "another protocol": (worded(protocol=2), "version 2 of the protocol is spoken there, and 1 here"),
+    "another protocol": (worded(protocol=1), "version 1 of the protocol is spoken there, and 2 here"),
     "nothing": (lambda honest: RecordDict(), "a message of fedclade has the record 'fedclade', this one has []"),
     "records of other kinds": (
         lambda honest: RecordDict({"fedclade": MetricRecord({"size": 3}), "vectors": ConfigRecord()}),
@@ -129,7 +129,7 @@ def test_an_update_that_is_too_large_is_refused_before_it_is_decoded(encoding: s
     data = bytes(1000 * expected)
     content = Content.of(wire.record(words, {"update": wire.raw(data, encoding, LAYOUT.size)}))
     with pytest.raises(UpdateError, match=f"update of {1000 * expected} bytes, expected {expected}"):
-        wire.read_answer(content, LAYOUT, {"what": "train"})
+        wire.read_answer(content, LAYOUT.size, LAYOUT.n_parameters, LAYOUT.dtype, {"what": "train"})
 
 
 EVALUATIONS: dict[str, tuple[Change, str]] = {
@@ -208,7 +208,8 @@ def test_whatever_comes_is_left_out_or_can_be_used(words: dict[str, Any], data: 
     expected = {"what": "train", "round": 1, "query": 0, "purpose": "train"}
     why = ""
     try:
-        answer = wire.read_answer(Content.of(worded(**words)(honest)), LAYOUT, expected)
+        content = Content.of(worded(**words)(honest))
+        answer = wire.read_answer(content, LAYOUT.size, LAYOUT.n_parameters, LAYOUT.dtype, expected)
     except UpdateError as error:
         why = str(error)
     else:

@@ -19,7 +19,7 @@ from fedclade.flower.wire import Content
 from fedclade.ledger import Budget
 from fedclade.params import Layout
 from fedclade.privacy import DifferentialPrivacy
-from fedclade.signature import Permutation
+from fedclade.signature import CountSketch, Permutation
 from tests.flower.worlds import FOUR, LOCAL, respondent_of
 from tests.tiny import federation_of, perceptron, simulated
 
@@ -34,8 +34,8 @@ def ask(client: Respondent, what: str = "train", sent: dict[str, torch.Tensor] |
         "round": 2,
         "query": 0,
         "purpose": "train",
-        "part": 0,
-        "parts": 1,
+        "replicates": 1,
+        "dim": 0,
         "seed": 3,
         "spec": wire.to_json(LOCAL),
         "split": "test",
@@ -64,21 +64,25 @@ def test_it_trains_as_a_simulated_client_does(what: str):
     assert told["model"] == wire.digest(wire.raw_vector(MODEL).data)
 
 
-@pytest.mark.parametrize("what", ["train", "gradients"])
-def test_it_uses_the_part_of_its_data_that_it_is_asked_for(what: str):
+@pytest.mark.parametrize("dim", [0, 5])
+def test_it_sends_the_signatures_of_all_replicates_in_one_answer(dim: int):
     federation = federation_of(FOUR)
     clients, _ = simulated(federation, perceptron())
-    here = getattr(clients, what)([2], MODEL[None], [0], Round(2, LOCAL, 3, part=(1, 2)))
-    there = ask(respondent_of(2, federation), what, part=1, parts=2)
-    assert torch.equal(update_of(there), here.each[0])
-    assert there.words.values["size"] == 12
-    assert not torch.equal(update_of(ask(respondent_of(2, federation), what)), here.each[0])
+    sketch = CountSketch(3, LAYOUT.n_parameters, dim) if dim else None
+    halves = [clients.train([2], MODEL[None], [0], Round(2, LOCAL, 3, "train " + k, part=(int(k), 2))) for k in "01"]
+    expected = torch.cat([sketch.apply(half.signatures[0]) if sketch else half.signatures[0] for half in halves])
+    there = ask(respondent_of(2, federation, encoding="int8"), replicates=2, dim=dim)
+    assert torch.equal(decode(there.vector("update"), len(expected), "float32", 0), expected)
+    assert there.words.values["encoding"] == "float32"
+    assert there.words.values["size"] == 24
+    assert there.words.values["loss"] == pytest.approx(float((halves[0].losses + halves[1].losses) / 2))
 
 
-@pytest.mark.parametrize(("part", "parts"), [(2, 2), (-1, 2), (0, 0)])
-def test_a_part_that_there_is_not_is_refused(part: int, parts: int):
-    with pytest.raises(UpdateError, match=f"asked for part {part} of {parts} of the training data"):
-        ask(respondent_of(2, federation_of(FOUR)), part=part, parts=parts)
+@pytest.mark.parametrize(("replicates", "dim"), [(0, 5), (25, 5), (2, -1)])
+def test_replicates_that_cannot_be_made_are_refused(replicates: int, dim: int):
+    why = f"asked for {replicates} replicates of length {dim} from 24 training examples"
+    with pytest.raises(UpdateError, match=why):
+        ask(respondent_of(2, federation_of(FOUR)), replicates=replicates, dim=dim)
 
 
 def test_it_is_pulled_to_the_anchor_that_it_is_sent():
@@ -240,7 +244,7 @@ def test_a_private_client_clips_and_withholds_its_loss(tmp_path: Path):
     answer = ask(respondent_of(privacy=CLIPPED, folder=tmp_path))
     assert float(torch.linalg.vector_norm(update_of(answer))) == pytest.approx(0.01, rel=1e-5)
     assert "loss" not in answer.words.values
-    read = wire.read_answer(answer, LAYOUT, {"round": 2})
+    read = wire.read_answer(answer, LAYOUT.size, LAYOUT.n_parameters, LAYOUT.dtype, {"round": 2})
     assert read.loss is None
 
 

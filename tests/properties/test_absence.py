@@ -29,7 +29,7 @@ from fedclade.algorithms import State
 from fedclade.attendance import AttendedClients
 from fedclade.clients import ClientsWrapper, Round
 from fedclade.updates import DROPPED_OUT, Updates
-from tests.tiny import federation_of, linear, simulated
+from tests.tiny import federation_of, linear, replicating
 
 TRUTH = [0, 1, 2, 3] * 3
 N, ROUNDS = len(TRUTH), 6
@@ -115,7 +115,7 @@ def check(state: State) -> None:
     attended=st.booleans(),
 )
 def test_whoever_answers_no_client_is_lost_and_no_model(algorithm, present, seed, fraction, min_clients, attended):
-    clients, params = simulated(federation_of(TRUTH, seed=1), linear(1))
+    clients, params = replicating(federation_of(TRUTH, seed=1), linear(1))
     flaky = Flaky(clients, present, seed)
     world = AttendedClients(flaky) if attended else flaky
     if algorithm.initial_models > 1:

@@ -30,7 +30,6 @@ from fedclade.clients import Clients, Round
 from fedclade.errors import require
 from fedclade.replication import Finding, Labels, Replicates, find_clusters, gain, same_partition
 from fedclade.tree import Group, ParameterTree
-from fedclade.updates import Updates
 
 FIRST_CHECK, CHECK_EVERY = 3, 8
 """Rounds of the checks. A check costs every client the training of a round, so that they cost an eighth of the run."""
@@ -83,13 +82,11 @@ class ReplicatedCFL(Algorithm):
     def _check(self, state: State, clients: Clients, this_round: Round) -> tuple[State, list[Event]]:
         """Let everybody make two updates, and cluster by them."""
         tree, checks = state.tree, int(state.memory["checks"]) + 1
-        model, sizes = _joint_model(tree, clients.sizes), clients.sizes
-        everybody = [client for client in sorted(tree.leaf_of) if sizes[client] > 1]  # one example has no halves
-        halves = _halves(everybody, model, clients, this_round, sent=len(tree.leaves) == 1) if everybody else []
-        answered = sorted(set[int].intersection(*(set(half.ids) for half in halves))) if halves else []
+        model = _joint_model(tree, clients.sizes)
+        answered, halves = _halves(model, tree, clients, this_round)
         if len(answered) < (needed := max(2, this_round.min_clients)):
             return state, [Event("postponed", 0, {"clients": len(answered), "needed": needed})]
-        replicates = Replicates(*(half.signatures_of(answered) for half in halves))
+        replicates = Replicates(*halves.chunk(2, dim=1))
         before = np.array([tree.leaf_of[client] for client in answered])
         level, draw = self.level / (checks * (checks + 1)), this_round.generator("shuffles")
         labels, numbers = _decided(find_clusters(replicates), np.unique(before, return_inverse=True)[1], level, draw)
@@ -100,21 +97,20 @@ class ReplicatedCFL(Algorithm):
         if same_partition(before, labels):
             return state, [Event("checked", 0, details)]
         signatures = dict(zip(answered, replicates.first + replicates.second, strict=True))
-        tree = _clustered(tree, clusters, signatures, model, this_round.number, numbers)
+        groups = [Group(tuple(c), *_origin(tree, c), torch.stack([signatures[i] for i in c])) for c in clusters]
+        tree = tree.regrouped(groups, params=model, round_number=this_round.number, criteria=numbers)
         return replace(state, tree=tree), [Event("regrouped", 0, details)]
 
 
-def _halves(ids: Sequence[int], model: Tensor, clients: Clients, this_round: Round, *, sent: bool) -> list[Updates]:
-    """Let clients make an update from each half of their data; one cluster's model is sent to them anyway."""
-    return [
-        clients.train(
-            ids,
-            model[None],
-            [0] * len(ids),
-            replace(this_round, part=(half, 2), purpose=f"replicate {half}", insists=True, travels=travels),
-        )
-        for half, travels in enumerate(("updates" if sent else "all", "updates"))
-    ]
+def _halves(model: Tensor, tree: ParameterTree, clients: Clients, this_round: Round) -> tuple[Sequence[int], Tensor]:
+    """Let clients make an update from each half of their data; return who answers, and both signatures ``[n, 2R]``."""
+    ids = [client for client in sorted(tree.leaf_of) if clients.sizes[client] > 1]  # one example has no halves
+    if not ids:
+        return (), model[None, :0]
+    travels = "updates" if len(tree.leaves) == 1 else "all"  # the model of a single cluster is sent anyway
+    asked = replace(this_round, replicates=2, purpose="replicate", insists=True, travels=travels)
+    updates = clients.train(ids, model[None], [0] * len(ids), asked).of(ids)
+    return updates.ids, updates.each
 
 
 def _decided(found: Finding, now: Labels, level: float, draw: np.random.Generator) -> tuple[Labels, dict[str, float]]:
@@ -135,22 +131,6 @@ def _joint_model(tree: ParameterTree, sizes: Mapping[int, int]) -> Tensor:
     weights = torch.tensor([float(sum(sizes[client] for client in leaf.members)) for leaf in leaves])
     models = torch.stack([leaf.params for leaf in leaves])
     return (weights / weights.sum()).to(models) @ models
-
-
-def _clustered(
-    tree: ParameterTree,
-    clusters: Sequence[Sequence[int]],
-    signatures: Mapping[int, Tensor],
-    model: Tensor,
-    number: int,
-    numbers: Mapping[str, float],
-) -> ParameterTree:
-    """Return the tree with new clusters, each with the model that it goes on from."""
-    groups = [
-        Group(tuple(cluster), *_origin(tree, cluster), torch.stack([signatures[client] for client in cluster]))
-        for cluster in clusters
-    ]
-    return tree.regrouped(groups, params=model, round_number=number, criteria=numbers)
 
 
 def _origin(tree: ParameterTree, cluster: Sequence[int]) -> tuple[int, Tensor]:

@@ -18,14 +18,14 @@ class Arrivals:
 
     Parameters
     ----------
-    rows
-        How many there is room for.
+    rows, length
+        How many there is room for, and how long each is.
     models
-        What the clients were sent, ``[K, S]``; updates get the type of that.
+        What the clients were sent; updates get the type of that.
     """
 
-    def __init__(self, rows: int, models: Tensor) -> None:
-        self._deltas = models.new_empty(rows, models.shape[1])
+    def __init__(self, rows: int, length: int, models: Tensor) -> None:
+        self._deltas = models.new_empty(rows, length)
         self._told: dict[int, tuple[int, int, float | None]] = {}
         """Client, size and loss by row."""
 

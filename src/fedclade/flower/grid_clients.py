@@ -199,7 +199,7 @@ class GridClients:
         words = {
             **same,
             **{"seed": this_round.seed, "spec": wire.to_json(this_round.spec)},
-            **dict(zip(("part", "parts"), this_round.part or (0, 1), strict=True)),
+            **{"replicates": this_round.replicates, "dim": self._sketch.dim if self._sketch else 0},
             "layout": self._structure,
         }
         questions: dict[int, RecordDict] = {}
@@ -209,21 +209,23 @@ class GridClients:
         expected = {client: {**same, "model": names[row]} for client, row in zip(ids, assignment, strict=True)}
         with self._meter.training():
             left_out: dict[int, str] = {}
-            answers = self._read(self._ask(questions, MessageType.TRAIN, str(this_round.number)), expected, left_out)
-            if not self._streams:
+            told = self._ask(questions, MessageType.TRAIN, str(this_round.number))
+            answers = self._read(told, self._shape(this_round), expected, left_out)
+            if not self._streams or this_round.replicates > 1:
                 return self._kept(answers, ids, models, this_round, left_out)
             return self._summed(answers, Tally(ids, models, assignment), models, this_round, left_out)
 
     def _read(
         self,
         answers: Iterator[tuple[int, Content | str]],
+        shape: tuple[int, int],
         expected: Mapping[int, Mapping[str, object]],
         left_out: dict[int, str],
     ) -> Iterator[tuple[int, wire.Answer]]:
         """Yield the updates among the answers, and note why the others are left out."""
         for client, answer in answers:
             try:
-                read = wire.read_answer(_content(answer), self._layout, expected[client])
+                read = wire.read_answer(_content(answer), *shape, self._layout.dtype, expected[client])
             except UpdateError as error:
                 left_out[client] = str(error)
             else:
@@ -239,7 +241,7 @@ class GridClients:
     ) -> Updates:
         """Return all updates, in the order in which they were asked for: results must not depend on who was first."""
         place_of = {client: place for place, client in enumerate(ids)}
-        arrivals = Arrivals(len(ids), models)
+        arrivals = Arrivals(len(ids), self._shape(this_round)[0], models)
         for client, answer in answers:
             arrivals.put(client, answer, place_of[client])
         return self._checked(arrivals, this_round, left_out)
@@ -253,19 +255,28 @@ class GridClients:
         left_out: Mapping[int, str],
     ) -> Updates:
         """Return sums and signatures, in the order in which updates come: no more than a few are there at a time."""
-        arrivals = Arrivals(AT_ONCE, models)
+        arrivals = Arrivals(AT_ONCE, self._layout.size, models)
         for client, answer in answers:
             arrivals.put(client, answer)
             if arrivals.full:
                 tally.add(self._checked(arrivals, this_round, {}))
-                arrivals = Arrivals(AT_ONCE, models)
+                arrivals = Arrivals(AT_ONCE, self._layout.size, models)
         tally.add(self._checked(arrivals, this_round, left_out))  # be it nobody
         return tally.total()
 
     def _checked(self, arrivals: Arrivals, this_round: Round, left_out: Mapping[int, str]) -> Updates:
-        updates = arrivals.checked(self._layout.n_parameters, this_round.number)
+        updates = arrivals.checked(self._shape(this_round)[1], this_round.number)
         updates = replace(updates, left_out={**left_out, **updates.left_out})
-        return replace(updates, sketches=self._sketch.apply(updates.signatures)) if self._sketch else updates
+        if self._sketch is None or this_round.replicates > 1:
+            return updates
+        return replace(updates, sketches=self._sketch.apply(updates.signatures))
+
+    def _shape(self, this_round: Round) -> tuple[int, int]:
+        """Return how long an answer is, and how much of it is compared."""
+        if this_round.replicates == 1:
+            return self._layout.size, self._layout.n_parameters
+        length = this_round.replicates * (self._sketch.dim if self._sketch else self._layout.n_parameters)
+        return length, length
 
     def _ask(self, questions: Mapping[int, RecordDict], kind: str, group: str) -> Iterator[tuple[int, Content | str]]:
         """Ask clients, and yield what comes; who is not connected is not waited for."""

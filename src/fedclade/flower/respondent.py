@@ -26,7 +26,8 @@ from fedclade.ledger import Budget, Ledger
 from fedclade.local import LocalSpec
 from fedclade.params import Layout
 from fedclade.privacy import DifferentialPrivacy, private_client
-from fedclade.signature import Permutation, PermutedClients
+from fedclade.replicates import ReplicatingClients
+from fedclade.signature import CountSketch, Permutation, PermutedClients
 from fedclade.world import Maker, module_for
 
 LEAST_SECRET = 32
@@ -156,36 +157,40 @@ class Respondent:
 
     def _train(self, content: Content) -> RecordDict:
         words, what = content.words, content.words.get("what", str)
-        part, parts = words.get("part", int), words.get("parts", int)
-        if not 0 <= part < parts:
-            raise UpdateError(f"asked for part {part} of {parts} of the training data")
+        replicates, dim = words.get("replicates", int), words.get("dim", int)
+        examples = len(self._data.train)
+        if not (1 <= replicates <= examples and dim >= 0):
+            raise UpdateError(f"asked for {replicates} replicates of length {dim} from {examples} training examples")
         this_round = Round(
             number=words.get("round", int),
             spec=_spec(words.json("spec")),
             seed=words.get("seed", int),
             purpose=words.get("purpose", str),
             query=words.get("query", int),
-            part=None if parts == 1 else (part, parts),
+            replicates=replicates,
         )
         sent = [name for name in ("model", "anchor") if name in content.vectors]
         models = torch.stack([self._model(content, name) for name in sent or ["model"]])
         me = [self._data.id]
         if what == "train":
-            updates = self._clients.train(me, models, [0], this_round, [len(sent) - 1])
+            sketch = CountSketch(this_round.seed, self._layout.n_parameters, dim) if dim and replicates > 1 else None
+            clients = ReplicatingClients(self._clients, sketch)
+            updates = clients.train(me, models, [0], this_round, [len(sent) - 1])
         else:
             updates = self._clients.gradients(me, models, [0], this_round)
         if updates.left_out:
             raise UpdateError(updates.left_out[self._data.id])
         loss = float(updates.losses[0])
+        encoding = self._encoding if replicates == 1 else "float32"  # signatures are short already
         return wire.record(
             {
                 **{name: words.values[name] for name in ("what", "round", "query", "purpose")},
                 "model": wire.digest(content.vector("model")),
                 "size": int(updates.sizes[0]),
-                "encoding": self._encoding,
+                "encoding": encoding,
                 **({} if loss != loss else {"loss": loss}),  # NaN: it is kept from the server
             },
-            {"update": self._encoded(updates.each[0], f"{what}-{this_round.purpose}")},
+            {"update": self._encoded(updates.each[0], encoding, f"{what}-{this_round.purpose}")},
         )
 
     def _evaluate(self, content: Content) -> RecordDict:
@@ -204,13 +209,10 @@ class Respondent:
         found = self._clients.subspaces([self._data.id], words.get("vectors", int), words.get("per_label", bool))
         return wire.record({}, {"subspaces": wire.raw_vector(found.flatten())})
 
-    def _encoded(self, update: Tensor, kind: str) -> Any:
-        size, n_parameters = self._layout.size, self._layout.n_parameters
-        if self._encoding == "float32":
-            data = encode(update, self._encoding, n_parameters)
-        else:
-            data = self._with_feedback(update, kind)
-        return wire.raw(data, self._encoding, size)
+    def _encoded(self, update: Tensor, encoding: str, kind: str) -> Any:
+        exact = encoding == "float32"
+        data = encode(update, encoding, len(update)) if exact else self._with_feedback(update, kind)
+        return wire.raw(data, encoding, len(update))
 
     def _with_feedback(self, update: Tensor, kind: str) -> bytes:
         """Encode an update with what earlier ones of its kind lost, which lasts if the client has a folder."""

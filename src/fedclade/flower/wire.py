@@ -24,7 +24,7 @@ from fedclade.encoding import ENCODINGS, decode
 from fedclade.errors import UpdateError
 from fedclade.params import Layout
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Of these messages; both sides must speak the same."""
 
 RAW = "fedclade.raw"
@@ -219,7 +219,7 @@ class Answer:
     loss
         Mean training loss; None if the client keeps it to itself.
     update
-        Δθ_i, ``[S]``.
+        Δθ_i, ``[S]``, or signatures of several.
     """
 
     size: int
@@ -241,14 +241,18 @@ def examples(words: Words, name: str) -> int:
     return count
 
 
-def read_answer(content: Content, layout: Layout, expected: Mapping[str, Any]) -> Answer:
+def read_answer(
+    content: Content, length: int, n_parameters: int, dtype: torch.dtype, expected: Mapping[str, Any]
+) -> Answer:
     """Check and read the answer to a question for an update.
 
     Parameters
     ----------
     content
         The message.
-    layout
+    length, n_parameters
+        Of the update: its entries, and how many of them are compared.
+    dtype
         Of the model.
     expected
         What the answer must repeat of the question: the round, the query, the model.
@@ -266,7 +270,7 @@ def read_answer(content: Content, layout: Layout, expected: Mapping[str, Any]) -
     if encoding not in ENCODINGS:
         raise UpdateError(f"update in the unknown encoding {shown(encoding)}")
     size = examples(words, "size")
-    update = decode(content.vector("update"), layout.size, encoding, layout.n_parameters).to(layout.dtype)
+    update = decode(content.vector("update"), length, encoding, n_parameters).to(dtype)
     return Answer(size, words.get("loss", float) if "loss" in words.values else None, update)
 
 
