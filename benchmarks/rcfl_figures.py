@@ -14,8 +14,7 @@ import matplotlib as mpl
 import numpy as np
 import torch
 
-from fedclade import FedAvg, LocalSpec, load_federation
-from fedclade.algorithms.replicated_cfl import FIRST_CHECK
+from fedclade import FedAvg, LocalSpec, ReplicatedCFL, load_federation
 from fedclade.clients import Round
 from fedclade.replication import Replicates, find_clusters, same_partition
 from fedclade.world import World
@@ -31,6 +30,7 @@ TASKS = {
     "iid, 300 images": {"samples_per_client": 300},
     "iid, 40 images": {"samples_per_client": 40},
 }
+ROUND = ReplicatedCFL().check_every
 NOISES = (0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 REPEATS = 50
 
@@ -41,17 +41,12 @@ def replicates_of(settings: dict[str, object], data_dir: Path | None) -> Replica
     algorithm = FedAvg()
     world = World.simulated_by(federation, "mlp", algorithm, engine="stacked")
     state = algorithm.init(world.initial, world.clients)
-    for number in range(1, FIRST_CHECK):
+    for number in range(1, ROUND):
         state, _ = algorithm.step(state, federation.ids, world.clients, Round(number, LOCAL))
     model, rows = state.tree.nodes[0].params[None], [0] * len(federation)
-    this_round = Round(FIRST_CHECK, LOCAL)
-    halves = [
-        world.clients.train(
-            federation.ids, model, rows, replace(this_round, part=(half, 2), purpose=f"replicate {half}")
-        )
-        for half in (0, 1)
-    ]
-    return Replicates(*(half.signatures for half in halves))
+    this_round = Round(ROUND, LOCAL)
+    asked = replace(this_round, replicates=2, purpose="replicate")
+    return Replicates(*world.clients.train(federation.ids, model, rows, asked).each.chunk(2, dim=1))
 
 
 def draw_gains(data_dir: Path | None, path: Path) -> None:
@@ -66,7 +61,7 @@ def draw_gains(data_dir: Path | None, path: Path) -> None:
         xticks=range(2, 21, 2),
         xlabel="clusters",
         ylabel="gain G, judged across halves",
-        title=f"MNIST, 20 clients, round {FIRST_CHECK}",
+        title=f"MNIST, 20 clients, round {ROUND}",
     )
     axes.legend(frameon=False, fontsize=8)
     figure.savefig(path, metadata={"Date": None})

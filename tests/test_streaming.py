@@ -102,7 +102,7 @@ ALGORITHMS = [
     Local(),
     Oracle(dict(enumerate(TRUTH))),
     CFL(eps1=0.3, eps2=0.6),
-    ReplicatedCFL(),
+    ReplicatedCFL(check_every=3),
     CFL(eps2=0.3, split_rounds=(3, 6), similarity="gradients"),
 ]
 

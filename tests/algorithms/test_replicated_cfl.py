@@ -8,13 +8,12 @@ import pytest
 import torch
 
 from fedclade import ConfigError, FedAvg, LocalSpec, ReplicatedCFL
-from fedclade.algorithms.replicated_cfl import CHECK_EVERY, FIRST_CHECK
 from fedclade.clients import Round
 from fedclade.updates import Updates
 from tests.tiny import ScriptedClients, federation_of, linear, perceptron, play, renamed, replicating, simulated
 
 SPEC = LocalSpec(epochs=2, batch_size=8, lr=0.3)
-CHECKS = (FIRST_CHECK, FIRST_CHECK + CHECK_EVERY, FIRST_CHECK + 2 * CHECK_EVERY)
+CHECKS = (3, 6, 9)
 
 
 def clusters_of(state) -> set[frozenset[int]]:
@@ -63,7 +62,7 @@ def groups(*changes: tuple[int, str], silent=()) -> Groups:
 
 
 def played(clients, rounds, **options):
-    return play(ReplicatedCFL(), clients, torch.zeros(40), rounds, **options)
+    return play(ReplicatedCFL(check_every=3), clients, torch.zeros(40), rounds, **options)
 
 
 TWO = "0000000011111111"
@@ -74,14 +73,14 @@ def test_checks_come_at_their_rounds_and_ask_everybody_once():
     asked = [len(run.clients.asked("train", number)) for number in range(1, CHECKS[1] + 1)]
     assert [number for number, calls in enumerate(asked, start=1) if calls == 2] == [*CHECKS[:2]]
     assert all(calls == 1 for number, calls in enumerate(asked, start=1) if number not in CHECKS)
-    check, training = run.clients.asked("train", FIRST_CHECK)
+    check, training = run.clients.asked("train", CHECKS[0])
     assert set(check.ids) == set(range(16))
     assert len(training.ids) == 4
 
 
 def test_on_one_distribution_it_is_fedavg():
     clients, params = replicating(federation_of([0] * 6, [30] * 6), perceptron())
-    ours, fedavg = (play(each, clients, params, 12, spec=SPEC).states[-1].tree for each in (ReplicatedCFL(), FedAvg()))
+    ours, fedavg = (play(each, clients, params, 12, spec=SPEC).states[-1].tree for each in (ReplicatedCFL(check_every=3), FedAvg()))
     assert torch.equal(ours.nodes[0].params, fedavg.nodes[0].params)
     assert len(ours.nodes) == 1
 
@@ -89,10 +88,10 @@ def test_on_one_distribution_it_is_fedavg():
 def test_clusters_are_found_at_the_first_check():
     truth = [0, 1, 2, 3] * 4
     clients, params = replicating(federation_of(truth, [60] * 16), linear())
-    run = play(ReplicatedCFL(), clients, params, FIRST_CHECK, spec=SPEC)
+    run = play(ReplicatedCFL(check_every=3), clients, params, CHECKS[0], spec=SPEC)
     assert clusters_of(run.states[-1]) == {frozenset(range(k, 16, 4)) for k in range(4)}
     ((number, event),) = told(run, "regrouped")
-    assert number == FIRST_CHECK
+    assert number == CHECKS[0]
     assert event["p_value"] <= event["level"] == pytest.approx(0.01 / 2)
     assert event["gain"] > 0 == event["gain_before"]
     assert 0 < event["gamma"] < 2
@@ -100,18 +99,18 @@ def test_clusters_are_found_at_the_first_check():
 
 
 def test_new_clusters_start_from_the_joint_model_at_which_they_were_found():
-    run = played(groups((1, TWO)), FIRST_CHECK)
+    run = played(groups((1, TWO)), CHECKS[0])
     before, tree = run.states[-2].tree.nodes[0].params, run.states[-1].tree
     assert torch.equal(tree.nodes[0].params, before)
     for leaf in tree.leaves:
-        deltas = torch.stack([run.clients.clients.delta(client, FIRST_CHECK, -1) for client in leaf.members])
+        deltas = torch.stack([run.clients.clients.delta(client, CHECKS[0], -1) for client in leaf.members])
         torch.testing.assert_close(leaf.params, before + deltas.mean(0))
         assert leaf.cached.shape == (8, 40)
 
 
 def test_clusters_stay_as_long_as_nothing_changes():
     run = played(groups((1, TWO)), CHECKS[2])
-    assert [number for number, _ in told(run, "regrouped")] == [FIRST_CHECK]
+    assert [number for number, _ in told(run, "regrouped")] == [CHECKS[0]]
     assert [number for number, _ in told(run, "checked")] == [*CHECKS[1:]]
     assert [leaf.id for leaf in run.states[-1].tree.leaves] == [1, 2]
 
@@ -148,37 +147,37 @@ def test_a_cluster_whose_members_come_to_differ_is_split_again():
 
 def test_who_does_not_answer_a_check_waits_and_joins_with_its_next_update():
     clients = groups((1, TWO), silent=(0, 15))
-    algorithm = ReplicatedCFL()
-    state = played(clients, FIRST_CHECK - 1).states[-1]
-    state, _ = algorithm.step(state, range(1, 15), clients, Round(FIRST_CHECK, SPEC))
+    algorithm = ReplicatedCFL(check_every=3)
+    state = played(clients, CHECKS[0] - 1).states[-1]
+    state, _ = algorithm.step(state, range(1, 15), clients, Round(CHECKS[0], SPEC))
     assert state.tree.waiting == {0: (0, 15)}
-    state, log = algorithm.step(state, range(16), clients, Round(FIRST_CHECK + 1, SPEC))
+    state, log = algorithm.step(state, range(16), clients, Round(CHECKS[0] + 1, SPEC))
     assert clusters_of(state) == {frozenset(range(8)), frozenset(range(8, 16))}
     assert [sorted(event.details["clients"]) for event in log.events] == [[0], [15]]
 
 
 def test_a_client_with_one_example_is_not_asked_for_halves():
     clients, params = replicating(federation_of([0, 1] * 6, [60] * 11 + [1]), linear())
-    run = play(ReplicatedCFL(), clients, params, FIRST_CHECK, spec=SPEC)
-    assert run.clients.asked("train", FIRST_CHECK)[0].ids == tuple(range(11))
+    run = play(ReplicatedCFL(check_every=3), clients, params, CHECKS[0], spec=SPEC)
+    assert run.clients.asked("train", CHECKS[0])[0].ids == tuple(range(11))
     assert {frozenset(range(0, 12, 2)), frozenset(range(1, 11, 2))} == {c - {11} for c in clusters_of(run.states[-1])}
     assert run.states[-1].tree.waiting == {}
 
 
 def test_clients_of_one_example_each_are_left_together():
     clients, params = replicating(federation_of([0, 1, 0], [1, 1, 1]), linear())
-    run = play(ReplicatedCFL(), clients, params, FIRST_CHECK, spec=SPEC)
-    assert told(run, "postponed") == [(FIRST_CHECK, {"clients": 0, "needed": 2})]
+    run = play(ReplicatedCFL(check_every=3), clients, params, CHECKS[0], spec=SPEC)
+    assert told(run, "postponed") == [(CHECKS[0], {"clients": 0, "needed": 2})]
     assert len(run.states[-1].tree.nodes) == 1
 
 
 def test_with_too_few_answers_a_check_is_left_out():
     clients = groups((1, TWO), silent=tuple(range(15)))
-    run = played(clients, FIRST_CHECK)
-    assert told(run, "postponed") == [(FIRST_CHECK, {"clients": 1, "needed": 2})]
-    algorithm, state = ReplicatedCFL(), run.states[FIRST_CHECK - 1]
+    run = played(clients, CHECKS[0])
+    assert told(run, "postponed") == [(CHECKS[0], {"clients": 1, "needed": 2})]
+    algorithm, state = ReplicatedCFL(check_every=3), run.states[CHECKS[0] - 1]
     clients.silent = tuple(range(10))
-    _, log = algorithm.step(state, range(16), clients, Round(FIRST_CHECK, SPEC, min_clients=8))
+    _, log = algorithm.step(state, range(16), clients, Round(CHECKS[0], SPEC, min_clients=8))
     assert log.events[0].details == {"clients": 6, "needed": 8}
 
 
@@ -188,9 +187,14 @@ def test_renaming_clients_changes_nothing_but_names():
     trees = []
     for each in (federation, renamed(federation, new_ids)):
         clients, params = replicating(each, linear())
-        trees.append(play(ReplicatedCFL(), clients, params, FIRST_CHECK + 1, spec=SPEC).states[-1])
+        trees.append(play(ReplicatedCFL(check_every=3), clients, params, CHECKS[0] + 1, spec=SPEC).states[-1])
     assert clusters_of(trees[1]) == {frozenset(new_ids[i] for i in cluster) for cluster in clusters_of(trees[0])}
     assert len(clusters_of(trees[0])) == 2
+
+
+def test_a_check_less_than_every_round_is_an_error():
+    with pytest.raises(ConfigError, match="algorithm.check_every should be at least 1, got 0"):
+        ReplicatedCFL(check_every=0)
 
 
 @pytest.mark.parametrize("level", [0.0, 1.0, -0.1])

@@ -204,7 +204,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     "ifca": IFCA(clusters=2),
     "fesem": FeSEM(clusters=2),
     "ditto": Ditto(),
-    "rcfl": ReplicatedCFL(level=0.5),
+    "rcfl": ReplicatedCFL(level=0.5, check_every=3),
 }
 
 STOPPED = RuntimeError("the server was stopped")

@@ -31,9 +31,6 @@ from fedclade.errors import require
 from fedclade.replication import Finding, Labels, Replicates, find_clusters, gain, same_partition
 from fedclade.tree import Group, ParameterTree
 
-FIRST_CHECK, CHECK_EVERY = 3, 8
-"""Rounds of the checks. A check costs every client the training of a round, so that they cost an eighth of the run."""
-
 FOR_PEOPLE = 0.01
 """From which p-values are told apart that decide nothing."""
 
@@ -46,24 +43,31 @@ class ReplicatedCFL(Algorithm):
     ----------
     level
         The chance of parting clients that all have one distribution, over the whole run.
+    check_every
+        Rounds between checks, each of which costs every client the training of a round: by default they add a seventh.
+        Nothing else hangs on it but how soon clusters are found, and a change of them.
 
     Raises
     ------
     ConfigError
-        If it is out of range.
+        If a value is out of range; one line for each.
     """
 
     needs_updates: ClassVar[bool] = False
 
     level: float = 0.01
+    check_every: int = 7
 
     def __post_init__(self) -> None:
-        require(("algorithm.level", self.level, 0 < self.level < 1, "greater than 0 and less than 1"))
+        require(
+            ("algorithm.level", self.level, 0 < self.level < 1, "greater than 0 and less than 1"),
+            ("algorithm.check_every", self.check_every, self.check_every >= 1, "at least 1"),
+        )
 
     @property
     def rounds_needed(self) -> int:
         """Rounds until the first check."""
-        return FIRST_CHECK
+        return self.check_every
 
     def init(self, params: Tensor, clients: Clients) -> State:
         """Put all clients in one cluster."""
@@ -72,7 +76,7 @@ class ReplicatedCFL(Algorithm):
     def step(self, state: State, cohort: Sequence[int], clients: Clients, this_round: Round) -> tuple[State, RoundLog]:
         """Run a round of federated learning in every cluster, after a check if it is time for one."""
         events: list[Event] = []
-        if this_round.number >= FIRST_CHECK and (this_round.number - FIRST_CHECK) % CHECK_EVERY == 0:
+        if this_round.number % self.check_every == 0:
             state, events = self._check(state, clients, this_round)
         parts = train_clusters(state, cohort, clients, this_round)
         tree, joined = place_waiting(move_clusters(state.tree, parts), parts)
