@@ -8,6 +8,7 @@ from statistics import mean
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from rcfl import LOCAL
 from scipy.spatial.distance import squareform
 from torch import Tensor
@@ -17,7 +18,7 @@ from fedclade.clients import Round
 from fedclade.clustering import LINKAGES, agglomerate, cut
 from fedclade.data import Federation
 from fedclade.metrics import cluster_scores
-from fedclade.replication import Across, Finding, Labels, Replicates
+from fedclade.replication import DRAWS_TO_RESOLVE, Across, Finding, Labels, Replicates
 from fedclade.similarity import Similarity, cosine_similarity, cosines
 from fedclade.world import World
 
@@ -91,33 +92,33 @@ def nested(halves: Halves, noise: float, level: float, draw: np.random.Generator
 
 
 def each_way(parts: Sequence[Tensor], draw: np.random.Generator) -> tuple[Labels, float]:
-    """Find clusters on each of m parts and judge them on the mean of the others; return the best and its p-value.
-
-    The gain is linear in the similarities it is judged on, so that this is the mean over all pairs of parts.
-    """
+    """Find clusters on each of m parts and judge them on the mean of the others; return the best and its p-value."""
     similarities, m = [cosine_similarity(part) for part in parts], len(parts)
-    noise = noise_of(parts)
-    cuts = [partitions(similarity, "average") for similarity in similarities]
-    pairs = {
-        (one, two): Across([similarities[one], similarities[two]], [cuts[one], cuts[two]], noise)
-        for one, two in combinations(range(m), 2)
-    }
+    cuts, noise = [partitions(similarity, "average") for similarity in similarities], noise_of(parts)
+    as_it_is = np.arange(len(parts[0]))[None]
+    seen = gains_each_way(similarities, cuts, noise, [as_it_is] * m)[0]
+    if not (best := int(seen.argmax())):
+        return np.zeros_like(as_it_is[0]), 1.0
+    draws = round(DRAWS_TO_RESOLVE / COARSE)
+    shuffled = [np.argsort(draw.random((draws, as_it_is.size)), axis=1) for _ in range(m - 1)]
+    by_chance = gains_each_way(similarities, cuts, noise, [np.repeat(as_it_is, draws, axis=0), *shuffled])
+    p_value = (int((by_chance.max(axis=1) >= seen[best] - 1e-12).sum()) + 1) / (draws + 1)
+    return partitions(np.mean(similarities, axis=0), "average")[best], p_value
 
-    def gains(orders: Sequence[Labels]) -> np.ndarray:
-        of_pairs = [
-            pair.gains(np.take_along_axis(orders[two], np.argsort(orders[one], axis=1), axis=1))
-            for (one, two), pair in pairs.items()
-        ]
-        return np.mean(of_pairs, axis=0)
 
-    same = np.arange(len(parts[0]))[None]
-    best = int((seen := gains([same] * m)[0]).argmax())
-    if best == 0:
-        return np.zeros_like(same[0]), 1.0
-    draws = round(20 / COARSE)
-    shuffled = [np.argsort(draw.random((draws, same.size)), axis=1) for _ in range(m - 1)]
-    at_least = gains([np.repeat(same, draws, axis=0), *shuffled]).max(axis=1) >= seen[best] - 1e-12
-    return partitions(np.mean(similarities, axis=0), "average")[best], float((at_least.sum() + 1) / (draws + 1))
+def gains_each_way(
+    similarities: Sequence[Similarity], cuts: Sequence[Labels], noise: float, orders: Sequence[Labels]
+) -> NDArray[np.float64]:
+    """Return G of each part's partitions on the mean of the others, the mean of all ways, ``[draws, K]``.
+
+    G is linear in the similarities that it is judged on: it is the mean over all pairs of parts. Each part's clients
+    come in orders ``[draws, n]`` of its own, and of a pair only the one order in terms of the other matters.
+    """
+    of_pairs: list[NDArray[np.float64]] = []
+    for one, two in combinations(range(len(cuts)), 2):
+        across = Across([similarities[one], similarities[two]], [cuts[one], cuts[two]], noise)
+        of_pairs.append(across.gains(np.take_along_axis(orders[two], np.argsort(orders[one], axis=1), axis=1)))
+    return np.mean(of_pairs, axis=0)
 
 
 def noise_of(parts: Sequence[Tensor]) -> float:

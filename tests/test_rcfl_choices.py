@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedclade.replication import Replicates, find_clusters, same_partition
+from fedclade.replication import Replicates, find_clusters, gain, same_partition
 from fedclade.similarity import cosine_similarity
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
@@ -54,8 +54,26 @@ def test_more_parts_find_clusters_and_part_nobody_without(ways, m):
     assert ways.each_way(alone, np.random.default_rng(0))[1] > 0.05
 
 
+def test_the_gain_of_more_parts_is_judged_on_the_mean_of_the_others_in_every_order(ways):
+    alike, draw = [cosine_similarity(part) for part in parts_of(3, 2.0)], np.random.default_rng(0)
+    cuts = [ways.partitions(each, "average") for each in alike]
+    orders = [draw.permutation(12) for _ in alike]
+    found = ways.gains_each_way(alike, cuts, 0.3, [order[None] for order in orders])[0]
+    shuffled = [each[np.ix_(order, order)] for each, order in zip(alike, orders, strict=True)]
+    for k in range(12):
+        one_way = [
+            gain(
+                np.mean([shuffled[other] for other in range(3) if other != part], axis=0),
+                cuts[part][k][orders[part]],
+                0.3,
+            )
+            for part in range(3)
+        ]
+        assert found[k] == pytest.approx(np.mean(one_way))
+
+
 def test_nested_splits_stop_where_too_few_clients_are_left_to_tell_from_chance(ways):
-    """Of 8 clients 4 and 4 can have no p-value below 1/35: all are told apart at 0.05, and one cluster only at 0.005."""
+    """Of 8 clients 4 and 4 can have no p-value below 1/35: all are told apart at 0.05, one cluster alone at 0.005."""
     halves = parts_of(2, 0.2)
     alike, noise = [cosine_similarity(half) for half in halves], ways.noise_of(halves)
     at = {level: ways.nested(alike, noise, level, np.random.default_rng(0)) for level in (0.05, 0.005)}
