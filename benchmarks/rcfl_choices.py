@@ -1,0 +1,213 @@
+"""What rcfl could do instead of what it does, measured: how clusters are found and judged, and when.
+
+Two parts. ``replicates`` lets clients make updates from halves, thirds and quarters of their data at the models of a
+FedAvg run in rounds 3 and 11, and judges all alternatives on the same updates. ``schedule`` runs rcfl with its checks
+in other rounds, by patching the two constants of its module. The library itself has one way only.
+
+Every job is one line of a JSON file, so that an interrupted call goes on where it stopped.
+
+    python benchmarks/rcfl_choices.py --data-dir DIR --out choices.jsonl            # both parts, 10 seeds
+    python benchmarks/rcfl_choices.py --out choices.jsonl --table                   # the tables alone
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import mean
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from rcfl import BY_ROUND, LOCAL, ROUNDS, SHIFTED
+from rcfl_ways import COMPARED, Line, outcomes, record
+from rich.console import Console
+from rich.table import Table
+
+from fedclade import ReplicatedCFL, load_federation, simulate
+from fedclade.algorithms import replicated_cfl
+from fedclade.data import Federation
+from fedclade.metrics import mean_and_interval
+
+Job = tuple[str, str, str, int]
+
+SCHEDULES = {
+    f"first {first}, every {every}": (first, every)
+    for first, every in ((3, 8), (5, 8), (8, 8), (12, 8), (3, 4), (3, 16))
+}
+TASKS = {
+    "schedule": [f"{shift} {images}" for images in (40, 100, 300) for shift in SHIFTED],
+    "replicates": [f"{kind} {images}" for images in (20, 40, 100, 300) for kind in ("iid", *SHIFTED)],
+}
+METHODS = {"schedule": list(SCHEDULES), "replicates": ["all"]}
+
+
+def federation_of(task: str, seed: int, data_dir: Path | None) -> Federation:
+    """Return the data of a task: what is shifted, or ``iid``, and how many images a client has."""
+    kind, images = task.split()
+    shifted = {"shift": kind, "clusters": 4} if kind in SHIFTED else {}
+    return load_federation(
+        "mnist", clients=20, samples_per_client=int(images), test_samples=500, seed=seed, data_dir=data_dir, **shifted
+    )
+
+
+def replicates(task: str, _: str, seed: int, data_dir: Path | None) -> Line:
+    """Record the updates of a task, and judge all alternatives on them."""
+    federation = federation_of(task, seed, data_dir)
+    true_clusters = federation.true_clusters or {}
+    truth = np.array([true_clusters.get(client, 0) for client in federation.ids])
+    return {"found": outcomes(record(federation, seed), truth, seed)}
+
+
+def schedule(task: str, method: str, seed: int, data_dir: Path | None) -> Line:
+    """Run rcfl with its checks in other rounds."""
+    first, every = SCHEDULES[method]
+    settings = {"local": LOCAL, "rounds": ROUNDS, "evaluate_every": ROUNDS, "seed": seed, "engine": "stacked"}
+    with patch.multiple(replicated_cfl, FIRST_CHECK=first, CHECK_EVERY=every):
+        run = simulate(ReplicatedCFL(), "mlp", federation_of(task, seed, data_dir), **settings)
+    clusters = {"ari": run.summary["clusters"]["ari"], "ari_by_15": run.metrics[BY_ROUND - 1]["ari"]}
+    return {"accuracy": run.summary["accuracy"]["mean"], **clusters}
+
+
+PARTS = {"schedule": schedule, "replicates": replicates}
+
+
+def work(job: tuple[Job, Path | None, Path]) -> str:
+    """Run one job, and write its line."""
+    (part, task, method, seed), data_dir, out = job
+    torch.set_num_threads(1)
+    line = {"part": part, "task": task, "method": method, "seed": seed}
+    line |= PARTS[part](task, method, seed, data_dir)
+    with out.open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    return f"{part}: {task}, {method}, seed {seed}"
+
+
+def read(out: Path) -> dict[Job, Line]:
+    """Return what has been run."""
+    lines = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
+    return {(line["part"], line["task"], line["method"], line["seed"]): line for line in lines}
+
+
+def jobs(parts: Sequence[str], endings: Sequence[str], methods: Sequence[str], seeds: int) -> Iterator[Job]:
+    """List what is to be run: tasks by the endings of their names, and everything with one seed before the next."""
+    for part in parts:
+        for ending in endings:
+            for seed in range(seeds):
+                for task in (task for task in TASKS[part] if task.endswith(ending)):
+                    yield from ((part, task, method, seed) for method in METHODS[part] if method in methods)
+
+
+def findings_table(found: Sequence[Line]) -> Table:
+    """Return alternatives by tasks: how often all clusters are found and pass the test, and the ARI after it."""
+    runs: dict[str, dict[tuple[str, int], Line]] = defaultdict(dict)
+    for line in found:
+        for way, score in line["found"].items():
+            runs[way][line["task"], line["seed"]] = score
+    rows: list[tuple[str, ...]] = []
+    for way, scores in runs.items():
+        of_iid = [score["parted"] for (task, _), score in scores.items() if task.startswith("iid")]
+        cells = [_share_and_ari(scores, images) for images in ("20", "40", "100", "300")]
+        less = [_estimate(_less(scores, runs[usual_of(way)], images)) for images in ("20", "40")]
+        rows.append((way, *cells, *less, f"{sum(of_iid)} of {len(of_iid)}" if of_iid else ""))
+    columns = ("round, way", "20 images", "40", "100", "300", "ARI less rcfl's, 20", "40", "iid parted")
+    return _table("share of runs with all clusters right · mean ARI", columns, rows)
+
+
+def usual_of(way: str) -> str:
+    """Return what a way is compared with: the library's in the same round."""
+    number, name = way.split(maxsplit=1)
+    return f"{number.rstrip(',')} {'within' if name in COMPARED else 'average'}"
+
+
+def _shifted(scores: Mapping[tuple[str, int], Line], images: str) -> dict[tuple[str, int], Line]:
+    return {
+        case: score for case, score in scores.items() if case[0].startswith(SHIFTED) and case[0].endswith(f" {images}")
+    }
+
+
+def _share_and_ari(scores: Mapping[tuple[str, int], Line], images: str) -> str:
+    some = _shifted(scores, images).values()
+    return f"{mean(each['right'] for each in some):.2f} · {mean(each['ari'] for each in some):.3f}" if some else ""
+
+
+def _less(scores: Mapping[tuple[str, int], Line], usual: Mapping[tuple[str, int], Line], images: str) -> list[float]:
+    """Return the differences of the ARI, one for each seed: tasks of a seed are not independent."""
+    by_seed: dict[int, list[float]] = defaultdict(list)
+    for case, score in _shifted(scores, images).items():
+        by_seed[case[1]].append(score["ari"] - usual[case]["ari"])
+    return [mean(some) for some in by_seed.values()]
+
+
+def schedule_table(found: Sequence[Line]) -> Table:
+    """Return schedules by tasks: accuracy, also less that of the usual schedule with the same seeds, and ARI."""
+    by_case: dict[tuple[str, str], dict[int, Line]] = defaultdict(dict)
+    for line in found:
+        by_case[line["task"], line["method"]][line["seed"]] = line
+    rows: list[tuple[str, ...]] = []
+    for (task, method), runs in sorted(by_case.items(), key=lambda case: TASKS["schedule"].index(case[0][0])):
+        usual = by_case[task, next(iter(SCHEDULES))]
+        pairs = [(line, usual[seed]) for seed, line in runs.items() if seed in usual]
+        rows.append(
+            (
+                task,
+                method,
+                str(len(runs)),
+                f"{100 * mean(line['accuracy'] for line in runs.values()):.1f}",
+                _estimate([100 * (line["accuracy"] - other["accuracy"]) for line, other in pairs]),
+                f"{mean(line['ari'] for line in runs.values()):.3f}",
+                f"{mean(line['ari_by_15'] for line in runs.values()):.3f}",
+            )
+        )
+    return _table("schedules", ("task", "checks", "runs", "accuracy, %", "less rcfl's", "ARI", "by round 15"), rows)
+
+
+def _estimate(values: Sequence[float]) -> str:
+    if not values:
+        return ""
+    middle, half = mean_and_interval(values)
+    return f"{middle:+.2f}" if half is None else f"{middle:+.2f} ± {half:.2f}"
+
+
+def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    table = Table(title=title, box=None)
+    for column in columns:
+        table.add_column(column)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data-dir", type=Path)
+    parser.add_argument("--out", type=Path, required=True, help="the file of lines")
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--parts", nargs="*", default=list(PARTS), choices=list(PARTS))
+    parser.add_argument("--tasks", nargs="*", default=["40", "20", "100", "300"], help="whose names end so, in order")
+    parser.add_argument("--methods", nargs="*", default=["all", *SCHEDULES], help="schedules")
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--table", action="store_true", help="run nothing")
+    arguments = parser.parse_args()
+
+    if not arguments.table:
+        done = read(arguments.out)
+        wanted = jobs(arguments.parts, arguments.tasks, arguments.methods, arguments.seeds)
+        left = [(job, arguments.data_dir, arguments.out) for job in wanted if job not in done]
+        with multiprocessing.get_context("spawn").Pool(arguments.processes) as pool:
+            for finished in pool.imap_unordered(work, left):
+                print(finished, flush=True)
+    found: dict[str, list[Line]] = defaultdict(list)
+    for (part, *_), line in read(arguments.out).items():
+        found[part].append(line)
+    console = Console(width=140)
+    console.print(findings_table(found["replicates"]))
+    console.print(schedule_table(found["schedule"]))
+
+
+if __name__ == "__main__":
+    main()
