@@ -107,10 +107,10 @@ def test_the_tables_show_paired_differences(tmp_path: Path):
         line = {"part": "schedule", "task": "rotation 40", "method": method, "seed": seed}
         return json.dumps(line | {"accuracy": accuracy, "ari": 1.0, "ari_by_15": 0.5})
 
-    lines = [run("first 3, every 8", 0, 0.5), run("first 3, every 8", 1, 0.6)]
-    lines += [run("first 5, every 8", 0, 0.51), run("first 5, every 8", 1, 0.61)]
+    lines = [run("every 7", 0, 0.5), run("every 7", 1, 0.6)]
+    lines += [run("every 4", 0, 0.51), run("every 4", 1, 0.61)]
     (out := tmp_path / "choices.jsonl").write_text("\n".join(lines))
     script = [sys.executable, str(BENCHMARKS / "rcfl_choices.py"), "--out", str(out), "--table"]
     shown = subprocess.run(script, check=True, capture_output=True, text=True, timeout=200).stdout
-    row = next(line for line in shown.splitlines() if "first 5" in line)
+    row = next(line for line in shown.splitlines() if "every 4" in line)
     assert row.split()[-7:] == ["2", "56.0", "+1.00", "±", "0.00", "1.000", "0.500"]

@@ -80,7 +80,9 @@ def test_checks_come_at_their_rounds_and_ask_everybody_once():
 
 def test_on_one_distribution_it_is_fedavg():
     clients, params = replicating(federation_of([0] * 6, [30] * 6), perceptron())
-    ours, fedavg = (play(each, clients, params, 12, spec=SPEC).states[-1].tree for each in (ReplicatedCFL(check_every=3), FedAvg()))
+    ours, fedavg = (
+        play(each, clients, params, 12, spec=SPEC).states[-1].tree for each in (ReplicatedCFL(check_every=3), FedAvg())
+    )
     assert torch.equal(ours.nodes[0].params, fedavg.nodes[0].params)
     assert len(ours.nodes) == 1
 
