@@ -195,7 +195,7 @@ def test_renaming_clients_changes_nothing_but_names():
 
 
 def test_a_check_less_than_every_round_is_an_error():
-    with pytest.raises(ConfigError, match="algorithm.check_every should be at least 1, got 0"):
+    with pytest.raises(ConfigError, match=r"algorithm\.check_every should be at least 1, got 0"):
         ReplicatedCFL(check_every=0)
 
 
