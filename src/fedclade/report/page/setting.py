@@ -1,0 +1,62 @@
+"""What was run: the config with every default, and the command that repeats it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+import tomli_w
+
+from fedclade.config import WRITTEN_ONLY, check_config
+from fedclade.errors import ConfigError
+from fedclade.report.page.section import Section, Table
+from fedclade.report.page.subject import Subject
+from fedclade.store.run import CONFIG, Run, without_none
+
+
+def setting_section(subject: Subject) -> Section:
+    """Return the resolved config, the versions, and the command that repeats the run."""
+    run = subject.run
+    config = {key: value for key, value in run.config.items() if key not in WRITTEN_ONLY}
+    versions = run.config.get("versions", {})
+    tables = [Table("Versions", ["package", "version"], [[name, str(of)] for name, of in versions.items()])]
+    texts = {"Config, with every default filled in": tomli_w.dumps(without_none(config)).strip()}
+    if (command := repeat_command(subject)) is not None:
+        texts = {"The command that repeats the run": command, **texts}
+        caption = "Everything that the run was made from. The same seed gives the same run."
+    else:
+        caption = "Everything that the run was made from; it is repeated by the same call, as it came from no config."
+    return Section("config", "Config", caption, tables=tables if versions else [], texts=texts)
+
+
+def repeat_command(subject: Subject) -> str | None:
+    """Return the command that repeats a run; None for one that was not made from a config."""
+    if not _from_config(subject.run):
+        return None
+    config = CONFIG if subject.folder is None else str(subject.folder / CONFIG)
+    return f"fedclade run {shlex.quote(config)}"
+
+
+def _from_config(run: Run) -> bool:
+    try:
+        check_config(run.config)
+    except ConfigError:
+        return False
+    return True
+
+
+def flat(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the settings of a config as text, by section and key.
+
+    >>> flat({"seed": 1, "data": {"name": "digits"}})
+    {'seed': '1', 'data.name': 'digits'}
+    """
+    settings: dict[str, str] = {}
+    for key, value in config.items():
+        if key in WRITTEN_ONLY:
+            continue
+        settings |= (
+            {f"{key}.{k}": str(v) for k, v in value.items()} if isinstance(value, Mapping) else {key: str(value)}
+        )
+    return settings
