@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fedclade.report import facts
 from fedclade.report.formats import count
 from fedclade.report.page.arrivals import newcomers_section
 from fedclade.report.page.branches import tree_section
@@ -28,7 +27,7 @@ SECTIONS = (
 def run_page(subject: Subject) -> Page:
     """Return the page of a run; sections without data are left out."""
     s = subject.run.summary
-    rounds = count(s["rounds"], "round")
-    subtitle = f"{s['model']}, {rounds}, engine {s.get('engine', 'loop')} on {s['device']}"
+    name, _, details = s["data"].partition(", ")
+    parts = [details, s["model"], count(s["rounds"], "round"), f"seed {s['seed']}", f"{s['device']}"]
     found = [section for make in SECTIONS if (section := make(subject)) is not None]
-    return Page(facts.heading(subject.run), subtitle, run_cards(subject), found)
+    return Page(f"{s['algorithm']} on {name}", ", ".join(filter(None, parts)), run_cards(subject), found)
