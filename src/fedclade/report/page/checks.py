@@ -35,7 +35,11 @@ def checks_section(subject: Subject) -> Section | None:
         yaxis=plot.axis("p-value", type="log", domain=[0.55, 1], exponentformat="power", nticks=6),
         yaxis2=plot.axis("gain", domain=[0, 0.45]),
     )
-    legend = [Key("@c0", "clusters found", "dot"), Key("@muted", "clusters until then", "ring"), Key("@c1", "level needed")]
+    legend = [
+        Key("@c0", "clusters found", "dot"),
+        Key("@muted", "clusters until then", "ring"),
+        Key("@c1", "level needed"),
+    ]
     return Section("checks", "Checks of the clusters", caption, {"": figure}, legend, [_table(checks)])
 
 

@@ -154,7 +154,10 @@ class ClusterColours:
         size = {node.id: count(len(node.members), "client") for node in self.run.tree.nodes}
         if self.crowded:
             return [Key("@accent", count(len(self.leaves), "cluster"), shape or "line")]
-        return [Key(self.of(leaf), f"cluster {leaf} ({size[leaf]})", shape or self._keys[leaf].shape) for leaf in self.leaves]
+        return [
+            Key(self.of(leaf), f"cluster {leaf} ({size[leaf]})", shape or self._keys[leaf].shape)
+            for leaf in self.leaves
+        ]
 
     def legend(self) -> list[Key]:
         """Return what the colours of lines stand for, those of clusters that were split among them."""

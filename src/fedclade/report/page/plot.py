@@ -77,7 +77,11 @@ def line(x: Sequence[float], y: Sequence[float | None], colour: str, **look: Any
     dash, width = "dash" if look.pop("dashed", False) else "solid", look.pop("width", 2)
     step = -(-len(x) // LONGEST)
     kept = sorted({*range(0, len(x), max(1, step)), len(x) - 1}) if x else []
-    dots = {"mode": "lines+markers", "marker": {"size": 5, "color": colour}} if look.pop("dots", False) else {"mode": "lines"}
+    dots = (
+        {"mode": "lines+markers", "marker": {"size": 5, "color": colour}}
+        if look.pop("dots", False)
+        else {"mode": "lines"}
+    )
     return {
         "type": "scatter",
         **dots,
