@@ -190,8 +190,12 @@ class _Layout:
         return facts.score_courses(self.subject.run)
 
     @cached_property
-    def with_children(self) -> set[int | None]:
-        return {node.parent for node in self.subject.run.tree.nodes}
+    def born(self) -> dict[int | None, list[int]]:
+        """When the parts of each cluster came into being that was split."""
+        born: dict[int | None, list[int]] = {}
+        for node in self.subject.run.tree.nodes:
+            born.setdefault(node.parent, []).append(node.born)
+        return born
 
     def x(self, number: float) -> float:
         """Return where a round ends, in per cent of the width."""
@@ -205,8 +209,9 @@ class _Layout:
 
     def branch(self, node: Node) -> Branch:
         """Return one cluster's bar, and what is told of it."""
-        is_leaf = node.id not in self.with_children
-        last = self.subject.rounds if is_leaf or node.split_in is None else node.split_in
+        is_leaf = node.id not in self.born
+        # Clusters that are made anew train in the round in which that is decided, the one that ends their root.
+        last = self.subject.rounds if is_leaf else min(self.born[node.id])
         start = 0.6 if node.parent is None else self.x(node.born)
         share = len(node.members) / max(1, len(self.subject.run.tree.nodes[0].members))
         end = max(start + 0.6, self.x(last))

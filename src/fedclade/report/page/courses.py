@@ -41,7 +41,7 @@ def accuracy_section(subject: Subject) -> Section:
         }
     else:
         panels = {"yaxis": y_axis}
-    marks, labels = plot.split_marks(facts.splits_by_round(run.tree), subject.rounds)
+    marks, labels, room = plot.split_marks(facts.splits_by_round(run.tree), subject.rounds)
     zero = [plot.level(0, "y2", dash="solid")] if gaps else []
     figure = plot.figure(
         traces,
@@ -49,7 +49,7 @@ def accuracy_section(subject: Subject) -> Section:
         xaxis=plot.rounds_axis(subject.rounds, anchor="y2" if gaps else "y"),
         shapes=marks + zero,
         annotations=labels,
-        margin={"l": 60, "r": 16, "t": 16 + (13 * plot.LABEL_ROWS if labels else 0), "b": 44},
+        margin={"l": 60, "r": 16, "t": 16 + room, "b": 44},
         **panels,
     )
     if subject.language:
@@ -75,7 +75,7 @@ def norms_section(subject: Subject) -> Section | None:
     if not largest and not mean:
         return None
     traces = _lines(subject, largest, "largest norm") + _lines(subject, mean, "mean norm", yaxis="y2")
-    marks, labels = plot.split_marks(facts.splits_by_round(run.tree), subject.rounds)
+    marks, labels, room = plot.split_marks(facts.splits_by_round(run.tree), subject.rounds)
     told: list[str] = []
     for axis, setting, symbol, name in (("y", "eps2", "ε₂", "largest"), ("y2", "eps1", "ε₁", "mean")):
         threshold = settings.get(setting)
@@ -92,7 +92,7 @@ def norms_section(subject: Subject) -> Section | None:
         yaxis2=plot.axis("mean update", type="log", domain=[0, 0.46], dtick="D2"),
         shapes=marks,
         annotations=labels,
-        margin={"l": 60, "r": 16, "t": 16 + 13 * plot.LABEL_ROWS, "b": 44},
+        margin={"l": 60, "r": 16, "t": 16 + room, "b": 44},
     )
     caption = (
         "Norms of the clients’ updates in every cluster: above the largest of one client, below that of their weighted "

@@ -53,7 +53,7 @@ def state_json(page: Page, **state: Any) -> str:
     """
     parts = _environment().get_template("parts.html.jinja").module
     cards: str = parts.cards(page.cards)  # pyright: ignore[reportAttributeAccessIssue] -- a macro of the template
-    sections = [{"id": section.id, "title": section.title, "html": section_html(section)} for section in page.sections]
+    sections = [{"id": section.id, "html": section_html(section)} for section in page.sections]
     return json.dumps(
         {**state, "subtitle": page.subtitle, "cards": cards, "sections": sections, "figures": as_json(page.figures)},
         allow_nan=False,

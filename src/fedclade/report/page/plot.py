@@ -1,4 +1,4 @@
-"""Figures as Plotly's JSON has them, from plain values: a page of a run in progress is made often, and must be quick."""
+"""Figures as Plotly's JSON has them, from plain values: those of a run in progress are made often, and fast."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ FEW = 12
 """Up to so many rounds every one has a tick and a dot."""
 
 LABEL_ROWS = 3
-"""Rows of labels above a figure."""
+"""So many rows of labels may stand above a figure."""
+
+LABEL_HEIGHT = 13
+"""Pixels of each."""
 
 
 def figure(traces: Sequence[Mapping[str, Any]], height: int, **layout: Any) -> Figure:
@@ -72,22 +75,20 @@ def line(x: Sequence[float], y: Sequence[float | None], colour: str, **look: Any
     colour
         Its colour.
     **look
-        ``dashed``, ``width``, ``dots``, and whatever else Plotly's scatter takes.
+        ``dashed``, ``width``, ``dots``, ``shape``, and whatever else Plotly's scatter takes.
     """
     dash, width = "dash" if look.pop("dashed", False) else "solid", look.pop("width", 2)
     step = -(-len(x) // LONGEST)
     kept = sorted({*range(0, len(x), max(1, step)), len(x) - 1}) if x else []
-    dots = (
-        {"mode": "lines+markers", "marker": {"size": 5, "color": colour}}
-        if look.pop("dots", False)
-        else {"mode": "lines"}
-    )
+    shape = {"shape": look.pop("shape", "linear")}
+    dots = {"mode": "lines+markers", "marker": {"size": 5, "color": colour}} if look.pop("dots", False) else {}
     return {
         "type": "scatter",
+        "mode": "lines",
         **dots,
         "x": [x[i] for i in kept],
         "y": [y[i] for i in kept],
-        "line": {"color": colour, "width": width, "dash": dash},
+        "line": {"color": colour, "width": width, "dash": dash, **shape},
         **look,
     }
 
@@ -119,9 +120,10 @@ def note(text: str, x: float, y: float, **changes: Any) -> dict[str, Any]:
     return {"text": text, "x": x, "y": y, **look, **changes}
 
 
-def split_marks(splits: Mapping[int, Sequence[int]], rounds: int) -> tuple[list[Any], list[Any]]:
-    """Return a line at every split and a label above it, in rows so that they do not overlap on a phone.
+def split_marks(splits: Mapping[int, Sequence[int]], rounds: int) -> tuple[list[Any], list[Any], int]:
+    """Return a line at every split, a label above it, and the pixels that the labels take.
 
+    Labels stand in rows so that they do not overlap on a phone.
     Where splits crowd, a line without a label still tells when.
     """
     free_from = [0.0] * LABEL_ROWS
@@ -132,9 +134,9 @@ def split_marks(splits: Mapping[int, Sequence[int]], rounds: int) -> tuple[list[
         row = next((row for row, free in enumerate(free_from) if place - width / 2 >= free or free == 0.0), None)
         if row is not None:
             free_from[row] = place + width / 2
-            shift = {"xref": "x", "yanchor": "bottom", "yshift": 1 + 13 * row}
+            shift = {"xref": "x", "yanchor": "bottom", "yshift": 1 + LABEL_HEIGHT * row}
             labels.append(note(text, number, 1, **shift))
-    return [upright(number) for number in splits], labels
+    return [upright(number) for number in splits], labels, LABEL_HEIGHT * sum(free > 0 for free in free_from)
 
 
 def escaped(text: str) -> str:

@@ -197,7 +197,7 @@ def _clusters(runs: Sequence[Compared]) -> Section | None:
     """Return the number of clusters over the rounds and, where the truth is known, their ARI."""
     if max(run.subject.run.summary["clusters"]["found"] for run in runs) < 2:
         return None
-    found = _lines(runs, "clusters", "%{y} clusters", line_shape="hv")
+    found = _lines(runs, "clusters", "%{y} clusters", shape="hv")
     right = _lines(runs, "ari", "ARI %{y:.2f}", yaxis="y2")
     panels = {"yaxis": plot.axis("clusters", tickformat="d", rangemode="tozero")}
     if right:
@@ -244,6 +244,9 @@ def _spread(runs: Sequence[Compared]) -> Section:
     language = all(run.subject.language for run in runs)
     what = "perplexity" if language else "accuracy"
     figure["layout"]["xaxis"] = plot.axis("test perplexity", type="log") if language else plot.shares("test accuracy")
+    if not language:
+        scores = [score for run in runs for score in run.subject.scores.values()]
+        figure["layout"]["xaxis"]["range"] = [min(scores) - 0.02, max(scores) + 0.02]
     caption = f"How many of the clients have at most a given test {what} at the end."
     keys = {"min": "least", "p10": "p10", "p50": "median", "p90": "p90", "max": "most"}
     rows = [
@@ -261,9 +264,7 @@ def _curve(run: Compared) -> Figure:
     form = "%{x:.1f}" if run.subject.language else "%{x:.1%}"
     hover = f"{plot.escaped(run.label)}<br>%{{y:.0%}} of the clients have at most {form}<extra></extra>"
     look = {"mode": "lines", "hovertemplate": hover}
-    trace = plot.line(scores, shares, run.key.colour, dashed=run.key.dashed, **look)
-    trace["line"]["shape"] = "hv"
-    return trace
+    return plot.line(scores, shares, run.key.colour, dashed=run.key.dashed, shape="hv", **look)
 
 
 def _trees(runs: Sequence[Compared]) -> Section:

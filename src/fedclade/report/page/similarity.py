@@ -125,7 +125,7 @@ def _marks(clients: list[int], order: ClientOrder, step: int, n: int) -> tuple[l
         for start, size, leaf in blocks
         if size / len(clients) >= LOWEST_BLOCK
     ]
-    labels.append(plot.note("current cluster", 0.5, 0, yanchor="top", yshift=-18))
+    labels.append(plot.note("current cluster", n / 2, n - 0.5, xref="x", yref="y", yanchor="top", yshift=-18))
     if order.truth is not None:
         for start, size, label in facts.blocks([order.truth[client] for client in clients]):
             place = {"y0": start / step - 0.5, "y1": (start + size) / step - 0.5}

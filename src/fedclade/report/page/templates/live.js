@@ -59,7 +59,7 @@ function show(state) {
   const links = state.sections.map((part) => `<li><a href="#${part.id}"></a></li>`).join("");
   const list = document.getElementById("links");
   if (list.children.length !== places.length) list.innerHTML = links;
-  state.sections.forEach((part, i) => { list.children[i].firstChild.textContent = part.title; });
+  state.sections.forEach((part, i) => { list.children[i].firstChild.textContent = part.id[0].toUpperCase() + part.id.slice(1); });
   for (const id of Object.keys(figures)) if (!(id in state.figures)) delete figures[id];
   Object.assign(figures, state.figures);
   return drawAll();
