@@ -99,22 +99,23 @@ class Record:
         return row
 
     def finish(self, config: Mapping[str, Any], tree: ParameterTree, device: str, layout: Layout | None = None) -> Run:
-        """Close the book."""
+        """Return the run as the book has it. Nothing that is booked later changes it."""
         return Run(
             summary=self._summary(config, tree, device),
             config={**config, "versions": versions()},
             tree=tree,
-            metrics=self.metrics,
-            clusters=self.clusters,
-            clients=self.clients,
-            events=self.events,
+            metrics=list(self.metrics),
+            clusters=list(self.clusters),
+            clients=list(self.clients),
+            events=list(self.events),
             similarities=tuple(self.similarities.values()),
             layout=layout,
         )
 
     def _summary(self, config: Mapping[str, Any], tree: ParameterTree, device: str) -> dict[str, Any]:
         last = self.metrics[-1]
-        final = [row for row in self.clients if row["round"] == last["round"]]
+        evaluated = self.clients[-1]["round"] if self.clients else last["round"]
+        final = [row for row in self.clients if row["round"] == evaluated]
         truth = self.roster.true_clusters
         phases = ("train", "evaluate", "server")
         reached = [r for r in self.metrics if self.target is not None and (r["accuracy_mean"] or 0.0) >= self.target]
@@ -155,7 +156,8 @@ class Record:
         if privacy := DifferentialPrivacy.of(config.get("privacy", {})):
             summary["privacy"] = privacy.spent(self._most_releases())
         if self.roster.schema.task == "language":
-            summary["perplexity"] = {number: last[f"perplexity_{number}"] for number in SPREAD}
+            scores = next(row for row in self.metrics if row["round"] == evaluated)
+            summary["perplexity"] = {number: scores[f"perplexity_{number}"] for number in SPREAD}
         return summary
 
     def _most_releases(self) -> int:

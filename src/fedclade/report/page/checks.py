@@ -32,7 +32,7 @@ def checks_section(subject: Subject) -> Section | None:
         [*_p_values(checks), *_gains(checks)],
         440,
         xaxis=plot.rounds_axis(subject.rounds, anchor="y2"),
-        yaxis=plot.axis("p-value", type="log", domain=[0.55, 1], exponentformat="power", nticks=6),
+        yaxis=plot.axis("p-value", type="log", domain=[0.55, 1], dtick="D2"),
         yaxis2=plot.axis("gain", domain=[0, 0.45]),
     )
     legend = [
@@ -66,7 +66,7 @@ def _dots(checks: list[Row], values: list[float], what: str, axis: str) -> dict[
         "y": values,
         "yaxis": axis,
         "text": [f"{'regrouped' if e['kind'] == 'regrouped' else 'kept'}: {_sizes(e)}" for e in checks],
-        "marker": {"size": sizes, "color": "@c0"},
+        "marker": {"size": sizes, "color": "@c0", "opacity": 1},
         "hovertemplate": f"round %{{x}}, %{{text}}<br>{what}<extra></extra>",
     }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from fedclade.errors import RunError
 from fedclade.extras import import_extra
 from fedclade.report.page.palette import variables
-from fedclade.report.page.section import Page, Section, as_json
+from fedclade.report.page.section import Card, Page, Section, as_json
 
 PURPOSE = "the report page"
 
@@ -41,29 +42,23 @@ def page_html(page: Page, *, live: bool = False) -> str:
     )
 
 
-def state_json(page: Page, **state: Any) -> str:
-    """Return what a live page must know to bring itself up to date, as JSON: its parts as HTML, and its figures.
-
-    Parameters
-    ----------
-    page
-        What it says now.
-    **state
-        Whatever else it is to be told.
-    """
-    parts = _environment().get_template("parts.html.jinja").module
-    cards: str = parts.cards(page.cards)  # pyright: ignore[reportAttributeAccessIssue] -- a macro of the template
+def state_json(page: Page) -> str:
+    """Return what a live page must know to bring itself up to date, as JSON: its parts as HTML, and its figures."""
     sections = [{"id": section.id, "html": section_html(section)} for section in page.sections]
     return json.dumps(
-        {**state, "subtitle": page.subtitle, "cards": cards, "sections": sections, "figures": as_json(page.figures)},
+        {"subtitle": page.subtitle, "sections": sections, "figures": as_json(page.figures)},
         allow_nan=False,
     )
 
 
 def section_html(section: Section) -> str:
     """Return one section as HTML."""
-    parts = _environment().get_template("parts.html.jinja").module
-    return parts.section(section)  # pyright: ignore[reportAttributeAccessIssue] -- a macro of the template
+    return _parts().section(section)
+
+
+def cards_html(cards: Sequence[Card]) -> str:
+    """Return some cards as HTML."""
+    return _parts().cards(cards)
 
 
 def write_page(page: Page, path: Path) -> Path:
@@ -104,6 +99,12 @@ def _environment() -> Any:
     )
     environment.filters["css"] = css_colour
     return environment
+
+
+@cache
+def _parts() -> Any:
+    """Return the macros of the parts of a page."""
+    return _environment().get_template("parts.html.jinja").module
 
 
 def css_colour(name: str) -> str:

@@ -1,5 +1,5 @@
 // While a run goes on: ask for its state, and change only what is new.
-const PAUSE = 500; // milliseconds between two questions
+const PAUSE = 300; // milliseconds between two questions
 let seen = "";
 let missed = 0;
 const partsShown = {};
@@ -49,7 +49,6 @@ function mark(element) {
 
 function show(state) {
   document.getElementById("subtitle").textContent = state.subtitle;
-  document.getElementById("cards").innerHTML = state.cards;
   const places = state.sections.map(renew);
   const holder = document.getElementById("sections");
   places.forEach((place, i) => {
@@ -72,9 +71,10 @@ async function ask() {
   const state = await answer.json();
   missed = 0;
   say(state.status, state.finished);
+  if (state.cards) document.getElementById("cards").innerHTML = state.cards;
   if (state.version !== undefined && state.version !== seen) {
     seen = state.version;
-    await show(state);
+    await show(state.page);
     root.dataset.version = seen;
   }
   root.dataset.round = state.round;
