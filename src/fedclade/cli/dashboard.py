@@ -8,7 +8,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Condition, Lock, Thread
-from time import monotonic
+from time import monotonic, thread_time
 from types import TracebackType
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -24,7 +24,7 @@ PORT = 8321
 """Where the dashboard is if nothing else is said."""
 
 TIMES_A_BUILD = 45
-"""So many times as long passes between two builds of the page as one takes, so that they stay below 2.2 % of a run."""
+"""So many times the seconds of computing that a build of the page takes pass until the next: below 2.2 % of a run."""
 
 WATCHED = 5.0
 """Seconds after its last question for which a browser is taken to be there still."""
@@ -143,12 +143,11 @@ class Dashboard:
     def _parts(self, run: Run, *, over: bool) -> tuple[int, str]:
         """Return the round that the parts of the page are of, and these; they are built anew if it is time."""
         with self._building:
-            start = monotonic()
-            if self._built[0] < run.summary["rounds"] and (over or start >= self._not_before):
+            start = thread_time()
+            if self._built[0] < run.summary["rounds"] and (over or monotonic() >= self._not_before):
                 page = run_page(Subject(run, folder=self._folder))
                 self._built = run.summary["rounds"], state_json(page)
-                end = monotonic()
-                self._not_before = end + TIMES_A_BUILD * (end - start)
+                self._not_before = monotonic() + TIMES_A_BUILD * (thread_time() - start)
             return self._built
 
     def _status(self, run: Run, *, over: bool) -> str:

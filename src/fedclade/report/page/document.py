@@ -45,10 +45,11 @@ def page_html(page: Page, *, live: bool = False) -> str:
 def state_json(page: Page) -> str:
     """Return what a live page must know to bring itself up to date, as JSON: its parts as HTML, and its figures."""
     sections = [{"id": section.id, "html": section_html(section)} for section in page.sections]
-    return json.dumps(
-        {"subtitle": page.subtitle, "sections": sections, "figures": as_json(page.figures)},
-        allow_nan=False,
-    )
+    state = {"subtitle": page.subtitle, "sections": sections, "figures": page.figures}
+    try:
+        return json.dumps(state, allow_nan=False)
+    except ValueError:  # a number that is none, which is rare, and looked for only then
+        return json.dumps(as_json(state), allow_nan=False)
 
 
 def section_html(section: Section) -> str:

@@ -92,5 +92,6 @@ class Subject:
         ]
         if not rounds:
             return None
-        rows = [row for row in self.run.clients if row["round"] == max(rounds) and row["served_by"] == 0]
-        return f"the root’s model of round {max(rounds)}", {row["client"]: score(row, self.language) for row in rows}
+        at = max(rounds)
+        rows = [row for row in self.run.clients if row["round"] == at and row["served_by"] == 0]
+        return f"the root’s model of round {at}", {row["client"]: score(row, self.language) for row in rows}
