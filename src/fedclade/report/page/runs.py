@@ -190,7 +190,7 @@ def _some_rounds(runs: Sequence[Compared], column: str, written: Callable[[float
     step = max(1, -(-len(rounds) // 25))
     kept = [at for i, at in enumerate(rounds) if i % step == 0 or at == rounds[-1]]
     rows = [[str(at), *(written(course[at]) if at in course else NONE for course in courses)] for at in kept]
-    return Table(f"Mean {what}", ["round", *(run.label for run in runs)], rows)
+    return Table(f"{what[0].upper()}{what[1:]} over the rounds", ["round", *(run.label for run in runs)], rows)
 
 
 def _clusters(runs: Sequence[Compared]) -> Section | None:
@@ -209,7 +209,9 @@ def _clusters(runs: Sequence[Compared]) -> Section | None:
     caption += (
         " Below, how well they agree with the true ones: ARI 1 is perfect, 0 no better than chance." if right else ""
     )
-    return Section("clusters", "Clusters found", caption, {"": figure}, _legend(runs))
+    tables = [_some_rounds(runs, "clusters", str, "clusters")]
+    tables += [_some_rounds(runs, "ari", number, "ARI")] if right else []
+    return Section("clusters", "Clusters found", caption, {"": figure}, _legend(runs), tables)
 
 
 def _traffic(runs: Sequence[Compared]) -> Section | None:

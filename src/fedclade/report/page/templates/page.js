@@ -39,13 +39,17 @@ function draw(id) {
   const layout = fitted(coloured(figures[id].layout), place.clientWidth);
   place.style.height = `${layout.height}px`;
   const settings = { displayModeBar: false, responsive: false, doubleClick: "reset+autosize", showTips: false };
-  return Plotly.react(place, coloured(figures[id].data), layout, settings).then(() => { place.dataset.drawn = "yes"; });
+  return Plotly.react(place, coloured(figures[id].data), layout, settings);
 }
 
-const drawAll = () => Promise.all(Object.keys(figures).map(draw));
+const root = document.documentElement;
+
+async function drawAll() {
+  await Promise.all(Object.keys(figures).map(draw));
+  root.dataset.drawn = `${root.dataset.theme} ${innerWidth}`; // for who waits for it
+}
 
 // Day and night
-const root = document.documentElement;
 const themeButton = document.getElementById("theme");
 
 function showTheme(theme) {
@@ -128,5 +132,4 @@ addEventListener("resize", () => {
 });
 
 showTheme(root.dataset.theme);
-const ready = drawAll();
-ready.then(() => { root.dataset.drawn = "yes"; });
+drawAll();
