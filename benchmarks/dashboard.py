@@ -57,16 +57,14 @@ def main() -> None:
                 print(f"repeat {repeat}, dashboard {watched}: {seconds[watched][-1]:.1f} s, processor {spent:.1f} s")
         browser.close()
     for name, values in (("seconds of the rounds", seconds), ("processor seconds of the process", processor)):
-        ratio = statistics.median(values[True]) / statistics.median(values[False])
-        print(
-            f"{name}: median {statistics.median(values[True]):.2f} with, {statistics.median(values[False]):.2f} without, "
-            f"{100 * (ratio - 1):+.1f} %"
-        )
+        watched, alone = (statistics.median(values[each]) for each in (True, False))
+        print(f"{name}: median {watched:.2f} with, {alone:.2f} without, {100 * (watched / alone - 1):+.1f} %")
     for what, name in (("round", "the numbers"), ("version", "the figures")):
         found = sorted(delays[what])
         shown = f"{len(found)} of {given.rounds * given.repeats} rounds"
         print(
-            f"{name} of {shown} were on the page {statistics.median(found):.2f} s after its end, at most {found[-1]:.2f} s"
+            f"{name} of {shown} were on the page {statistics.median(found):.2f} s after their end, "
+            f"at most {found[-1]:.2f} s"
         )
 
 

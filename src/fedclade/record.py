@@ -6,6 +6,7 @@ import platform
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from math import isfinite
 from typing import Any
@@ -251,6 +252,12 @@ def _extreme(choose: Any, rows: list[Row], column: str) -> float | None:
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that a result can depend on."""
+    return dict(_versions())
+
+
+@cache
+def _versions() -> dict[str, str]:
+    """Look the versions up, once: that reads a file for each package."""
     found = {"python": platform.python_version()}
     for package in ("fedclade", "torch", "numpy", "scipy", "scikit-learn"):
         try:

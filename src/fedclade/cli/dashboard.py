@@ -8,7 +8,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Condition, Lock, Thread
-from time import monotonic, thread_time
+from time import monotonic, process_time, thread_time
 from types import TracebackType
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -24,7 +24,13 @@ PORT = 8321
 """Where the dashboard is if nothing else is said."""
 
 TIMES_A_BUILD = 45
-"""So many times the seconds of computing that a build of the page takes pass until the next: below 2.2 % of a run."""
+"""The process computes so many times as long as a build of the page took until there is another: below 2.2 % of it.
+
+Measured in seconds of the processor, so that a machine that is busy with other things does not make the share larger.
+"""
+
+IDLE = 10
+"""So many times as much may pass by the clock: a process that computes little leaves the work to others."""
 
 WATCHED = 5.0
 """Seconds after its last question for which a browser is taken to be there still."""
@@ -68,7 +74,10 @@ class Dashboard:
         self._over = False
         self._built: tuple[int, str] = (0, "{}")
         """The round that the page was last built for, and its parts as JSON."""
-        self._not_before = 0.0
+        self._not_before = (0.0, 0.0)
+        """When it may be built again: by the processor's seconds of this process, or by the clock."""
+        self._head: tuple[Run | None, dict[str, Any]] = (None, {})
+        """The run that the page's head was last written for, and what that is."""
         self._asked = -WATCHED
         self._building, self._sent = Lock(), Condition()
         self._told_the_end = False
@@ -131,8 +140,7 @@ class Dashboard:
         if run is None:
             return json.dumps({"round": 0, "status": f"Waiting for the first of {self._rounds} rounds …"})
         number, parts = self._parts(run, over=over)
-        told = {"round": run.summary["rounds"], "status": self._status(run, over=over), "finished": over}
-        told |= {"latest": _version(run.summary["rounds"], over=over), "cards": cards_html(run_cards(Subject(run)))}
+        told = self._told(run, over=over)
         with self._sent:
             self._told_the_end |= over and number == run.summary["rounds"]
             self._sent.notify_all()
@@ -143,12 +151,22 @@ class Dashboard:
     def _parts(self, run: Run, *, over: bool) -> tuple[int, str]:
         """Return the round that the parts of the page are of, and these; they are built anew if it is time."""
         with self._building:
-            start = thread_time()
-            if self._built[0] < run.summary["rounds"] and (over or monotonic() >= self._not_before):
+            due = process_time() >= self._not_before[0] or monotonic() >= self._not_before[1]
+            if self._built[0] < run.summary["rounds"] and (over or due):
+                start = thread_time()
                 page = run_page(Subject(run, folder=self._folder))
                 self._built = run.summary["rounds"], state_json(page)
-                self._not_before = monotonic() + TIMES_A_BUILD * (thread_time() - start)
+                pause = TIMES_A_BUILD * (thread_time() - start)
+                self._not_before = process_time() + pause, monotonic() + IDLE * pause
             return self._built
+
+    def _told(self, run: Run, *, over: bool) -> dict[str, Any]:
+        """Return the head of the page, which is written once for every round."""
+        if self._head[0] is not run:
+            head = {"round": run.summary["rounds"], "status": self._status(run, over=over), "finished": over}
+            head |= {"latest": _version(run.summary["rounds"], over=over), "cards": cards_html(run_cards(Subject(run)))}
+            self._head = run, head
+        return self._head[1]
 
     def _status(self, run: Run, *, over: bool) -> str:
         accuracy = percent(run.summary["accuracy"]["mean"])

@@ -42,7 +42,7 @@ def faults_section(subject: Subject) -> Section | None:
             "type": "bar",
             "x": rounds,
             "y": [by_round[number, key.label] for number in rounds],
-            "name": key.label,
+            "name": plot.escaped(key.label),
             "marker": {"color": key.colour},
             "hovertemplate": f"round %{{x}}<br>%{{y}} {plot.escaped(key.label)}<extra></extra>",
         }

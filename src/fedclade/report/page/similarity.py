@@ -16,11 +16,14 @@ from fedclade.report.page.subject import Subject
 from fedclade.similarity import Similarity
 from fedclade.store.run import SimilarityMatrix
 
-SIDE = 150
+SIDE = 100
 """A matrix of more clients is drawn as means over neighbours, so many in a row."""
 
-MATRICES = 12
+MATRICES = 8
 """So many clusters can be looked at; the largest, and the root first."""
+
+MOST_BLOCKS = 80
+"""Between more clusters there are no lines, and of more true ones no strip: there would be nothing else to see."""
 
 LOWEST_BLOCK = 0.05
 """Clusters of a smaller share of a matrix have no label beside it."""
@@ -115,7 +118,7 @@ def _marks(clients: list[int], order: ClientOrder, step: int, n: int) -> tuple[l
     """Return lines between the clusters with their names below, and the strip of true clusters."""
     blocks = facts.blocks([order.leaf_of[client] for client in clients])
     shapes: list[dict[str, Any]] = []
-    if len(blocks) <= n / 2:
+    if len(blocks) <= min(MOST_BLOCKS, n / 2):
         for start, _, _ in blocks[1:]:
             at, look = start / step - 0.5, {"type": "line", "line": {"color": "@panel", "width": 2}}
             shapes += [{**look, "x0": at, "x1": at, "y0": -0.5, "y1": n - 0.5}]
@@ -126,8 +129,9 @@ def _marks(clients: list[int], order: ClientOrder, step: int, n: int) -> tuple[l
         if size / len(clients) >= LOWEST_BLOCK
     ]
     labels.append(plot.note("current cluster", n / 2, n - 0.5, xref="x", yref="y", yanchor="top", yshift=-18))
-    if order.truth is not None:
-        for start, size, label in facts.blocks([order.truth[client] for client in clients]):
+    strip = [] if order.truth is None else facts.blocks([order.truth[client] for client in clients])
+    if len(strip) <= MOST_BLOCKS:
+        for start, size, label in strip:
             place = {"y0": start / step - 0.5, "y1": (start + size) / step - 0.5}
             wide = {"x0": -0.5 - 0.055 * n, "x1": -0.5 - 0.015 * n, "line": {"width": 0}}
             shapes.append({"type": "rect", "fillcolor": truth_colour(label), **place, **wide})

@@ -20,10 +20,10 @@ function renew(part) {
   if (partsShown[part.id] !== part.html) {
     const open = [...place.querySelectorAll("details[open]")].map((each) => each.id);
     const selects = Object.fromEntries([...place.querySelectorAll("select")].map((each) => [each.id, each.selectedIndex]));
-    const drawn = Object.fromEntries([...place.querySelectorAll(".plot")].map((each) => [each.id, each]));
+    const plots = Object.fromEntries([...place.querySelectorAll(".plot")].map((each) => [each.id, each]));
     const focused = document.activeElement && place.contains(document.activeElement) ? mark(document.activeElement) : "";
     place.innerHTML = part.html;
-    for (const empty of place.querySelectorAll(".plot")) if (drawn[empty.id]) empty.replaceWith(drawn[empty.id]);
+    for (const empty of place.querySelectorAll(".plot")) if (plots[empty.id]) empty.replaceWith(plots[empty.id]);
     for (const id of open) document.getElementById(id)?.setAttribute("open", "");
     for (const [id, index] of Object.entries(selects)) {
       const select = document.getElementById(id);
@@ -60,9 +60,27 @@ function show(state) {
   if (list.children.length !== places.length) list.innerHTML = links;
   state.sections.forEach((part, i) => { list.children[i].firstChild.textContent = part.id[0].toUpperCase() + part.id.slice(1); });
   for (const id of Object.keys(figures)) if (!(id in state.figures)) delete figures[id];
-  Object.assign(figures, state.figures);
-  return drawAll();
+  for (const [id, figure] of Object.entries(state.figures)) {
+    const text = JSON.stringify(figure);
+    if (text === drawn[id]) continue;
+    drawn[id] = text;
+    figures[id] = figure;
+    const place = document.getElementById(id);
+    place.dataset.stale = "yes";
+    eyes.unobserve(place); // to be told again whether it is in sight
+    eyes.observe(place);
+  }
 }
+
+// Only what is in sight is drawn anew: drawing is most of what a page costs the machine, and the run may need it.
+const drawn = {};
+const eyes = new IntersectionObserver((entries) => {
+  for (const { target, isIntersecting } of entries) {
+    if (!isIntersecting || !target.dataset.stale) continue;
+    delete target.dataset.stale;
+    draw(target.id);
+  }
+}, { rootMargin: "200px" });
 
 async function ask() {
   if (document.hidden) return true;
@@ -74,7 +92,7 @@ async function ask() {
   if (state.cards) document.getElementById("cards").innerHTML = state.cards;
   if (state.version !== undefined && state.version !== seen) {
     seen = state.version;
-    await show(state.page);
+    show(state.page);
     root.dataset.version = seen;
   }
   root.dataset.round = state.round;
