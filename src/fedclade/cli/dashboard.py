@@ -23,8 +23,8 @@ HOST = "127.0.0.1"
 PORT = 8321
 """Where the dashboard is if nothing else is said."""
 
-TIMES_A_BUILD = 45
-"""The process computes so many times as long as a build of the page took until there is another: below 2.2 % of it.
+TIMES_A_BUILD = 60
+"""The process computes so many times as long as a build of the page took until there is another: below 1.7 % of it.
 
 Measured in seconds of the processor, so that a machine that is busy with other things does not make the share larger.
 """
