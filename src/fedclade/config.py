@@ -21,7 +21,7 @@ from fedclade.models import FROM_DATA, model_factory
 from fedclade.presence import Presence
 from fedclade.privacy import DifferentialPrivacy
 from fedclade.roster import Schema
-from fedclade.rounds import OnRound, check_privacy, check_settings, check_stream
+from fedclade.rounds import Follow, OnRound, check_privacy, check_settings, check_stream
 from fedclade.signature import Signature
 from fedclade.simulation import simulate
 from fedclade.store import Run
@@ -153,6 +153,7 @@ class Config:
         on_round: OnRound | None = None,
         folder: Path | None = None,
         stop: Callable[[], bool] | None = None,
+        follow: Follow | None = None,
     ) -> Run:
         """Run it over a federation; see :func:`fedclade.simulate` for the rest, and for what it raises."""
         return simulate(
@@ -173,6 +174,7 @@ class Config:
             config=self.as_dict(),
             folder=folder,
             stop=stop,
+            follow=follow,
         )
 
     def built_algorithm(self, true_clusters: Mapping[int, int] | None) -> Algorithm:

@@ -6,6 +6,7 @@ import platform
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from math import isfinite
 from typing import Any
@@ -99,22 +100,23 @@ class Record:
         return row
 
     def finish(self, config: Mapping[str, Any], tree: ParameterTree, device: str, layout: Layout | None = None) -> Run:
-        """Close the book."""
+        """Return the run as the book has it. Nothing that is booked later changes it."""
         return Run(
             summary=self._summary(config, tree, device),
             config={**config, "versions": versions()},
             tree=tree,
-            metrics=self.metrics,
-            clusters=self.clusters,
-            clients=self.clients,
-            events=self.events,
+            metrics=list(self.metrics),
+            clusters=list(self.clusters),
+            clients=list(self.clients),
+            events=list(self.events),
             similarities=tuple(self.similarities.values()),
             layout=layout,
         )
 
     def _summary(self, config: Mapping[str, Any], tree: ParameterTree, device: str) -> dict[str, Any]:
         last = self.metrics[-1]
-        final = [row for row in self.clients if row["round"] == last["round"]]
+        evaluated = self.clients[-1]["round"] if self.clients else last["round"]
+        final = [row for row in self.clients if row["round"] == evaluated]
         truth = self.roster.true_clusters
         phases = ("train", "evaluate", "server")
         reached = [r for r in self.metrics if self.target is not None and (r["accuracy_mean"] or 0.0) >= self.target]
@@ -155,7 +157,8 @@ class Record:
         if privacy := DifferentialPrivacy.of(config.get("privacy", {})):
             summary["privacy"] = privacy.spent(self._most_releases())
         if self.roster.schema.task == "language":
-            summary["perplexity"] = {number: last[f"perplexity_{number}"] for number in SPREAD}
+            scores = next(row for row in self.metrics if row["round"] == evaluated)
+            summary["perplexity"] = {number: scores[f"perplexity_{number}"] for number in SPREAD}
         return summary
 
     def _most_releases(self) -> int:
@@ -249,6 +252,12 @@ def _extreme(choose: Any, rows: list[Row], column: str) -> float | None:
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that a result can depend on."""
+    return dict(_versions())
+
+
+@cache
+def _versions() -> dict[str, str]:
+    """Look the versions up, once: that reads a file for each package."""
     found = {"python": platform.python_version()}
     for package in ("fedclade", "torch", "numpy", "scipy", "scikit-learn"):
         try:

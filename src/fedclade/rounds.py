@@ -28,6 +28,9 @@ _log = logging.getLogger(__name__)
 
 OnRound = Callable[[Row, ParameterTree], None]
 
+Follow = Callable[[Callable[[], Run]], None]
+"""Called after a round with what makes a run of the rounds so far, which is to be called before the next if at all."""
+
 
 @dataclass(frozen=True)
 class Schedule:
@@ -51,6 +54,7 @@ def run_rounds(
     schedule: Schedule,
     on_round: OnRound | None = None,
     stop: Callable[[], bool] | None = None,
+    follow: Follow | None = None,
 ) -> Run:
     """Run an algorithm over the clients of a world, from the start or from where its folder says that it stood.
 
@@ -64,7 +68,7 @@ def run_rounds(
         Keeps the run.
     record
         An empty book.
-    schedule, on_round, stop
+    schedule, on_round, stop, follow
         See :func:`fedclade.simulate`.
 
     Raises
@@ -90,12 +94,19 @@ def run_rounds(
     if progress is None:
         progress = Progress(0, algorithm.init(world.initial, clients), record)
     keeper.begin()
+
+    def so_far() -> Run:
+        config = {**keeper.config, **world.settled}
+        return progress.record.finish(config, progress.state.tree, world.device)
+
     try:
         with float32_products(schedule.tf32):
             for number in range(progress.number + 1, schedule.rounds + 1):
                 row = run_round(algorithm, world, clients, progress, schedule, number)
                 if on_round is not None:
                     on_round(row, progress.state.tree)
+                if follow is not None and progress.record.clients:
+                    follow(so_far)
                 keeper.after_round(progress, world)
                 if stop is not None and number < schedule.rounds and stop():
                     keeper.stop(progress, world)

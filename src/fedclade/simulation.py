@@ -17,7 +17,16 @@ from fedclade.local import LocalSpec
 from fedclade.presence import Presence
 from fedclade.privacy import DifferentialPrivacy
 from fedclade.record import Record
-from fedclade.rounds import OnRound, Schedule, check_privacy, check_settings, check_stream, config_of, run_rounds
+from fedclade.rounds import (
+    Follow,
+    OnRound,
+    Schedule,
+    check_privacy,
+    check_settings,
+    check_stream,
+    config_of,
+    run_rounds,
+)
 from fedclade.signature import Signature
 from fedclade.store import Run
 from fedclade.world import Maker, Stream, World, model_name
@@ -50,6 +59,7 @@ def simulate(
     folder: str | Path | None = None,
     checkpoint_every: Every = "auto",
     stop: Callable[[], bool] | None = None,
+    follow: Follow | None = None,
 ) -> Run:
     """Run a federated algorithm over simulated clients.
 
@@ -115,6 +125,8 @@ def simulate(
         run stops early.
     stop
         Asked after every round but the last; if it says yes, the run saves a checkpoint and stops.
+    follow
+        Called after every round, from the first that was evaluated on, with a function that returns the run so far.
 
     Returns
     -------
@@ -188,4 +200,5 @@ def simulate(
         schedule,
         on_round,
         stop,
+        follow,
     )

@@ -9,6 +9,7 @@ import typer
 
 from fedclade.cli import assign, look, run
 from fedclade.cli.export import export
+from fedclade.cli.report import report
 from fedclade.cli.resume import resume
 
 app = typer.Typer(
@@ -41,7 +42,7 @@ app.command("run")(run.run_config)
 app.command()(resume)
 app.command()(run.compare)
 app.command("assign")(assign.assign_newcomers)
-app.command()(look.report)
+app.command()(report)
 app.command()(look.tree)
 app.command()(export)
 app.command()(look.validate)

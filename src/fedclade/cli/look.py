@@ -1,4 +1,4 @@
-"""Commands that look at something: ``report``, ``tree``, ``validate``, ``ls``, ``cite``."""
+"""Commands that look at something: ``tree``, ``validate``, ``ls``, ``cite``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedclade.config import read_config
 from fedclade.config_files import config_folder, find_config
 from fedclade.data import PARTITIONS, SHIFTS, SOURCES
 from fedclade.models import MODELS
-from fedclade.report import cluster_table, decision_tables, run_table, save_figures, tree_view
+from fedclade.report import tree_view
 from fedclade.scenario import is_scenario, known_scales, read_scenario
 from fedclade.store import Run
 
@@ -33,17 +33,6 @@ class Kind(StrEnum):
     SHIFTS = "shifts"
     MODELS = "models"
     CONFIGS = "configs"
-
-
-def report(folder: RunFolder) -> None:
-    """Print the tables of a run, and draw its figures anew."""
-    run, console = Run.load(folder), new_console()
-    console.print(run_table(run))
-    console.print(cluster_table(run))
-    for table in decision_tables(run):
-        console.print(table)
-    save_figures(run, folder / "figures")
-    console.print(f"figures: {folder / 'figures'}", soft_wrap=True)
 
 
 def tree(folder: RunFolder) -> None:

@@ -11,6 +11,7 @@ from fedclade.cli.console import new_console
 from fedclade.cli.options import DataDirOption, DeviceOption, MemoryOption, QuietOption, check_machine, overrides
 from fedclade.cli.progress import RunProgress
 from fedclade.cli.run import run_and_show
+from fedclade.cli.watch import PORT, DashboardOption, LogOption, PortOption, Watching
 from fedclade.config import read_config
 from fedclade.config_files import read_toml
 from fedclade.errors import ConfigError, RunError
@@ -23,6 +24,9 @@ def resume(
     rounds: Annotated[int | None, typer.Option("--rounds", help="Go on to more rounds than were asked for.")] = None,
     device: DeviceOption = "auto",
     memory: MemoryOption = None,
+    dashboard: DashboardOption = False,
+    port: PortOption = PORT,
+    log: LogOption = None,
     quiet: QuietOption = False,
 ) -> None:
     """Continue a run from its newest checkpoint; it ends as if it had not been interrupted.
@@ -48,4 +52,7 @@ def resume(
         raise ConfigError(f"{error}\na run begun by fedclade.simulate is continued by the same call") from error
     check_machine(device, memory)
     progress = RunProgress(console, quiet=quiet)
-    run_and_show(config, folder, folder.name, console, progress, data_dir=data_dir, device=device, memory=memory)
+    watching = Watching(dashboard, port, log)
+    run_and_show(
+        config, folder, folder.name, console, progress, watching, data_dir=data_dir, device=device, memory=memory
+    )

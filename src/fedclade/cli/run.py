@@ -26,6 +26,7 @@ from fedclade.cli.options import (
     target_folder,
 )
 from fedclade.cli.progress import RunProgress
+from fedclade.cli.watch import PORT, DashboardOption, LogOption, PortOption, Watching
 from fedclade.config import Config, read_config
 from fedclade.config_files import find_config, find_configs
 from fedclade.errors import ConfigError, FedcladeError, MissingExtraError, RunError, RunInterrupted
@@ -68,6 +69,7 @@ def demo(
     console.print(
         f"\nEverything is in [bold]{target}[/]; the pictures of CFL in {target / 'cfl' / 'seed-0' / 'figures'}."
     )
+    console.print(f"Look at all four in a browser with: fedclade report {target} --open", soft_wrap=True)
     console.print("Next: fedclade ls configs, then fedclade run CONFIG --data-dir DIR")
 
 
@@ -81,6 +83,9 @@ def run_config(
     device: DeviceOption = "auto",
     engine: EngineOption = None,
     memory: MemoryOption = None,
+    dashboard: DashboardOption = False,
+    port: PortOption = PORT,
+    log: LogOption = None,
     quiet: QuietOption = False,
 ) -> None:
     """Run one config and keep everything about it in a run folder.
@@ -93,7 +98,10 @@ def run_config(
     target = target_folder(out, f"{path.stem}-seed{checked.top.seed}")
     check_machine(device, memory)
     progress = RunProgress(console, quiet=quiet)
-    run_and_show(checked, target, path.stem, console, progress, data_dir=data_dir, device=device, memory=memory)
+    watching = Watching(dashboard, port, log)
+    run_and_show(
+        checked, target, path.stem, console, progress, watching, data_dir=data_dir, device=device, memory=memory
+    )
 
 
 def run_and_show(
@@ -102,6 +110,7 @@ def run_and_show(
     name: str,
     console: Console,
     progress: RunProgress,
+    watching: Watching,
     *,
     data_dir: Path | None,
     device: str,
@@ -118,14 +127,25 @@ def run_and_show(
     def then() -> str:
         return f"continue with: fedclade resume {folder}" if folder.exists() else "nothing was kept"
 
-    with progress.shown(), interruptible(then) as stop:
-        on_round = progress.start(name, config.top.rounds)
-        federation = config.federation(data_dir)
-        run = config.run(federation, device=device, memory=memory, on_round=on_round, folder=folder, stop=stop)
+    onlookers = watching.begun(name, config.top.rounds, folder, console)
+    with progress.shown(), interruptible(then) as stop, onlookers as watched:
+        on_round = watched.with_log(progress.start(name, config.top.rounds))
+        run = config.run(
+            config.federation(data_dir),
+            device=device,
+            memory=memory,
+            on_round=on_round,
+            folder=folder,
+            stop=stop,
+            follow=watched.follow,
+        )
+        watched.finished(run)
     add_figures(run, folder, console)
     if not progress.quiet:
         show_run(run, console)
     console.print(f"run folder: {folder}", soft_wrap=True)
+    if not progress.quiet:
+        console.print(f"look at it with: fedclade report {folder} --open", soft_wrap=True)
 
 
 def compare(

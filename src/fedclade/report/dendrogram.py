@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 from fedclade.report import facts, style
 from fedclade.report.formats import count
-from fedclade.store.run import Row, Run
+from fedclade.report.merges import METRICS, Merges
+from fedclade.store.run import Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,9 +19,6 @@ NAMED = 40
 
 STRIP = 0.05
 """Height of the strip of true clusters, as a share of the panel's."""
-
-METRICS = {"l1": "L1 distance", "l2": "L2 distance", "cosine": "cosine distance", "angle": "angle in degrees"}
-"""What to call a metric in words."""
 
 
 def dendrogram_figure(run: Run) -> Figure | None:
@@ -51,71 +46,8 @@ def dendrogram_figure(run: Run) -> Figure | None:
 
 
 @dataclass(frozen=True)
-class _Layout:
-    """A dendrogram: clients side by side, so that no lines cross, and every merge above its two parts.
-
-    Clusters are numbered as in SciPy: m clients, then the merges.
-    """
-
-    run: Run
-    step: Row
-
-    @property
-    def m(self) -> int:
-        """Number of clients."""
-        return len(self.step["clients"])
-
-    @cached_property
-    def parts(self) -> list[tuple[int, int]]:
-        """The two clusters of each merge."""
-        return [(a, b) for a, b, _ in self.step["merges"]]
-
-    @cached_property
-    def heights(self) -> list[float]:
-        """Of all clusters; clients are at 0."""
-        return [0.0] * self.m + [height for _, _, height in self.step["merges"]]
-
-    @cached_property
-    def order(self) -> list[int]:
-        """The clients from left to right."""
-        order: list[int] = []
-        pending = [len(self.heights) - 1]
-        while pending:  # no recursion: single linkage makes chains as deep as there are clients
-            cluster = pending.pop()
-            if cluster < self.m:
-                order.append(cluster)
-            else:
-                pending += reversed(self.parts[cluster - self.m])
-        return order
-
-    @cached_property
-    def places(self) -> list[float]:
-        """Of all clusters from left to right: of a client a whole number, of a merge the middle of its parts."""
-        places = [0.0] * self.m
-        for place, client in enumerate(self.order):
-            places[client] = place
-        for a, b in self.parts:
-            places.append((places[a] + places[b]) / 2)
-        return places
-
-    @cached_property
-    def found(self) -> list[int]:
-        """The node of the parameter tree that each client went to."""
-        node_of = facts.children_of_split(self.run, self.step)
-        return [node_of[client] for client in self.step["clients"]]
-
-    @cached_property
-    def nodes(self) -> list[int | None]:
-        """Of all clusters the node that they lie in; None above the cut."""
-        nodes: list[int | None] = [*self.found]
-        for a, b in self.parts:
-            nodes.append(nodes[a] if nodes[a] == nodes[b] else None)
-        return nodes
-
-    @cached_property
-    def sizes(self) -> Mapping[int, int]:
-        """The number of clients in each node, from left to right."""
-        return Counter(self.found[client] for client in self.order)
+class _Layout(Merges):
+    """A dendrogram as it is drawn."""
 
     @property
     def crowded(self) -> bool:
@@ -132,15 +64,11 @@ class _Layout:
         """Draw every merge as a bridge over its two parts."""
         from matplotlib.collections import LineCollection
 
-        bridges: list[list[tuple[float, float]]] = []
-        for (a, b), height in zip(self.parts, self.heights[self.m :], strict=True):
-            left, right = (self.places[a], self.heights[a]), (self.places[b], self.heights[b])
-            bridges.append([left, (left[0], height), (right[0], height), right])
         colours = [self.colour(node) for node in self.nodes[self.m :]]
         width = 1.3 if self.m <= 200 else 0.6
-        axes.add_collection(LineCollection(bridges, colors=colours, linewidths=width, gid="merges"))
+        axes.add_collection(LineCollection(self.bridges, colors=colours, linewidths=width, gid="merges"))
         axes.set_xlim(-1, self.m)
-        axes.set_ylim(0, 1.06 * max(self.heights[-1], self.step["threshold"] or 0.0) or 1.0)
+        axes.set_ylim(0, self.top)
 
     def draw_cut(self, axes: Axes) -> None:
         """Draw the line of the cut, and say what it leaves."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 
+import numpy as np
+
 from fedclade.metrics import perplexity
-from fedclade.store.run import Row, Run
+from fedclade.store.run import Row, Run, SimilarityMatrix
 from fedclade.tree import Node, ParameterTree
 
 
@@ -80,6 +83,43 @@ class Outcome:
         """Return the mean accuracy of some clients, or their mean perplexity for language data; None for no clients."""
         scores = [score(self.rows[client], self.language) for client in members]
         return sum(scores) / len(scores) if scores else None
+
+
+@dataclass(frozen=True)
+class ClientOrder:
+    """The order of clients in pictures of similarities: by leaf, then by true cluster, then by id."""
+
+    run: Run
+
+    @cached_property
+    def truth(self) -> dict[int, int] | None:
+        """The true cluster of each client; None if it is not known."""
+        return Outcome.of(self.run).truth
+
+    @property
+    def leaf_of(self) -> Mapping[int, int]:
+        """The current cluster of each client."""
+        return self.run.tree.leaf_of
+
+    @cached_property
+    def _position(self) -> dict[int, int]:
+        places = {leaf.id: i for i, leaf in enumerate(leaves_in_tree_order(self.run.tree))}
+        return {0: -1, **places}  # clients that no leaf holds stand first
+
+    def rows(self, clients: Sequence[int]) -> list[int]:
+        """Return the rows of a matrix of some clients in this order."""
+
+        def key(row: int) -> tuple[int, int, int]:
+            client = clients[row]
+            return self._position[self.leaf_of[client]], 0 if self.truth is None else self.truth[client], client
+
+        return sorted(range(len(clients)), key=key)
+
+
+def largest_similarity(matrices: Sequence[SimilarityMatrix]) -> float:
+    """Return the largest similarity of two different clients, up to the next tenth: the end of a colour scale."""
+    pairs = [np.abs(m.alpha[~np.eye(len(m.clients), dtype=bool)]).max() for m in matrices]
+    return min(1.0, math.ceil(10 * max(pairs)) / 10) or 0.1
 
 
 def last_criteria(run: Run) -> dict[int, Row]:
@@ -163,6 +203,18 @@ def score_courses(run: Run) -> dict[int, Course]:
         node: Course(tuple(by_round), tuple(sum(values) / len(values) for values in by_round.values()))
         for node, by_round in sorted(scores.items())
     }
+
+
+def joined_courses(tree: ParameterTree, courses: Mapping[int, Course]) -> dict[int, Course]:
+    """Return courses that each go on from the last point of the nearest node above that has one."""
+    joined: dict[int, Course] = {}
+    for node, course in courses.items():
+        above = (ancestor.id for ancestor in reversed(tree.above(node)[:-1]))
+        before = next((courses[ancestor] for ancestor in above if ancestor in courses), None)
+        if before is not None and before.rounds[-1] < course.rounds[0]:  # not so for clients that no leaf holds yet
+            course = Course((before.rounds[-1], *course.rounds), (before.values[-1], *course.values))
+        joined[node] = course
+    return joined
 
 
 def criterion_courses(run: Run, column: str) -> dict[int, Course]:

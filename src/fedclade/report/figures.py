@@ -168,24 +168,12 @@ class _Lines:
         """Draw one line for each node that has a course; with ``forked``, each goes on from its parent's last point."""
         few = self.run.summary["rounds"] <= style.FEW_ROUNDS
         marker: dict[str, Any] = {"marker": "o", "markersize": 4} if few else {}
-        for node, course in courses.items():
-            rounds, values = course.rounds, course.values
-            ancestor = self._ancestor(node, courses) if forked else None
-            if ancestor is not None and ancestor.rounds[-1] < rounds[0]:  # not so for clients that no leaf holds yet
-                rounds, values = (ancestor.rounds[-1], *rounds), (ancestor.values[-1], *values)
-            axes.plot(rounds, values, gid=f"node {node}", **self.styles[node], **marker)
+        lines = facts.joined_courses(self.run.tree, courses) if forked else courses
+        for node, line in lines.items():
+            axes.plot(line.rounds, line.values, gid=f"node {node}", **self.styles[node], **marker)
         if self.crowded:
             mean = facts.mean_course(courses.values())
             axes.plot(mean.rounds, mean.values, gid="mean", **MEAN)
-
-    def _ancestor(self, node: int, courses: Mapping[int, Course]) -> Course | None:
-        """Return the course that a node goes on from; a parent that was never evaluated has none."""
-        nodes = self.run.tree.nodes
-        while (parent := nodes[node].parent) is not None:
-            if parent in courses:
-                return courses[parent]
-            node = parent
-        return None
 
     def legend(self, axes: Axes) -> None:
         """Tell the clusters by name if they have colours, and else how many there are."""

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedclade.report import facts, style
+from fedclade.report.facts import ClientOrder
 from fedclade.report.formats import count
 from fedclade.store.run import Run, SimilarityMatrix
 
@@ -41,14 +40,14 @@ def similarity_figure(run: Run) -> Figure:
     a strip at the left shows each client's true cluster. One colour scale for all, symmetric around 0; the diagonal is
     left out of it, as everyone is like themselves.
     """
-    order = _Order(run)
+    order = ClientOrder(run)
     root = [s for s in run.similarities if s.node == 0]
     others = sorted((s for s in run.similarities if s.node != 0), key=lambda s: s.node)
     shown, hidden = others[:SMALL_LIMIT], others[SMALL_LIMIT:]
     if not run.similarities:
         return _empty_figure(run)
     figure, panels, bar = _panels(len(root), len(shown))
-    limit = _colour_limit([*root, *shown])
+    limit = facts.largest_similarity([*root, *shown])
     for i, (axes, matrix) in enumerate(zip(panels, [*root, *shown], strict=True)):
         _draw(axes, matrix, order, limit, is_large=i < len(root) or not root)
     style.color_bar(bar, panels[0].images[0], "cosine similarity α of two updates")
@@ -81,13 +80,7 @@ def _panels(n_large: int, n_small: int) -> tuple[Figure, list[Axes], Axes]:
     return figure, [*large, *small], figure.add_subplot(grid[:, -1])
 
 
-def _colour_limit(matrices: Sequence[SimilarityMatrix]) -> float:
-    """Return the largest similarity of two different clients, up to the next tenth: the end of the colour scale."""
-    pairs = [np.abs(m.alpha[~np.eye(len(m.clients), dtype=bool)]).max() for m in matrices]
-    return min(1.0, math.ceil(10 * max(pairs)) / 10) or 0.1
-
-
-def _draw(axes: Axes, matrix: SimilarityMatrix, order: _Order, limit: float, *, is_large: bool) -> None:
+def _draw(axes: Axes, matrix: SimilarityMatrix, order: ClientOrder, limit: float, *, is_large: bool) -> None:
     """Draw one heat map with its lines and its strip."""
     n = len(matrix.clients)
     rows = order.rows(matrix.clients)
@@ -127,32 +120,3 @@ def _draw_truth(axes: Axes, labels: Sequence[int], *, named: bool) -> None:
     axes.set_ylim(n, 0)
     if named:
         style.label(axes, y="true cluster")
-
-
-@dataclass(frozen=True)
-class _Order:
-    """The order of clients in a run's heat maps: by leaf, then by true cluster, then by id."""
-
-    run: Run
-
-    @cached_property
-    def truth(self) -> dict[int, int] | None:
-        return facts.Outcome.of(self.run).truth
-
-    @property
-    def leaf_of(self) -> Mapping[int, int]:
-        return self.run.tree.leaf_of
-
-    @cached_property
-    def _position(self) -> dict[int, int]:
-        places = {leaf.id: i for i, leaf in enumerate(facts.leaves_in_tree_order(self.run.tree))}
-        return {0: -1, **places}  # clients that no leaf holds stand first
-
-    def rows(self, clients: Sequence[int]) -> list[int]:
-        """Return the rows of a matrix of some clients in this order."""
-
-        def key(row: int) -> tuple[int, int, int]:
-            client = clients[row]
-            return self._position[self.leaf_of[client]], 0 if self.truth is None else self.truth[client], client
-
-        return sorted(range(len(clients)), key=key)

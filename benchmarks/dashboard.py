@@ -1,0 +1,109 @@
+"""What a dashboard with a browser that looks at it costs a run, and how soon it shows a round.
+
+Runs a config with and without it in turn, so that a machine that slows down slows both, and compares the seconds that
+the rounds took and the processor's seconds of the run's process, with the server in it. A browser on the same machine
+takes processor time too; the run's own is what the dashboard costs wherever the browser is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from playwright.sync_api import Page, sync_playwright
+
+PORT = 8377
+
+RUN = """
+import resource, sys
+from fedclade.cli import main
+sys.argv = ["fedclade", *sys.argv[1:]]
+try:
+    main()
+finally:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    print("processor seconds", used.ru_utime + used.ru_stime)
+"""
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--config", default="cfl-mnist-label-swap")
+    options.add_argument("--rounds", type=int, default=120)
+    options.add_argument("--repeats", type=int, default=3)
+    options.add_argument("--chromium", default="/usr/bin/chromium")
+    given = options.parse_args()
+    seconds: dict[bool, list[float]] = {False: [], True: []}
+    processor: dict[bool, list[float]] = {False: [], True: []}
+    delays: dict[str, list[float]] = {"round": [], "version": []}
+    with sync_playwright() as playwright, tempfile.TemporaryDirectory() as folder:
+        browser = playwright.chromium.launch(executable_path=given.chromium, args=["--no-sandbox", "--disable-gpu"])
+        for repeat in range(given.repeats):
+            for watched in (False, True) if repeat % 2 == 0 else (True, False):
+                out = Path(folder) / f"{repeat}-{watched}"
+                page = browser.new_page() if watched else None
+                spent, found = one_run(given, out, page)
+                seconds[watched].append(json.loads((out / "summary.json").read_text())["seconds"]["total"])
+                processor[watched].append(spent)
+                for what, each in found.items():
+                    delays[what] += each
+                print(f"repeat {repeat}, dashboard {watched}: {seconds[watched][-1]:.1f} s, processor {spent:.1f} s")
+        browser.close()
+    for name, values in (("seconds of the rounds", seconds), ("processor seconds of the process", processor)):
+        watched, alone = (statistics.median(values[each]) for each in (True, False))
+        print(f"{name}: median {watched:.2f} with, {alone:.2f} without, {100 * (watched / alone - 1):+.1f} %")
+    for what, name in (("round", "the numbers"), ("version", "the figures")):
+        found = sorted(delays[what])
+        shown = f"{len(found)} of {given.rounds * given.repeats} rounds"
+        print(
+            f"{name} of {shown} were on the page {statistics.median(found):.2f} s after their end, "
+            f"at most {found[-1]:.2f} s"
+        )
+
+
+def one_run(given: argparse.Namespace, out: Path, page: Page | None) -> tuple[float, dict[str, list[float]]]:
+    """Run the config once; return the processor's seconds, and how long after its end each round was on the page."""
+    command = [sys.executable, "-c", RUN, "run", given.config, "--out", str(out), "--rounds", str(given.rounds)]
+    command += ["--quiet", "--set", "checkpoint_every=0", "--log", "tensorboard"]
+    command += ["--dashboard", "--port", str(PORT)] if page is not None else []
+    run = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"})
+    delays = {} if page is None else watch(run, page, out)
+    told, _ = run.communicate()
+    return float(told.split("processor seconds ")[1].split()[0]), delays
+
+
+def watch(run: subprocess.Popen[str], page: Page, out: Path) -> dict[str, list[float]]:
+    """Look at the page until the run ends; return how long after its end each round was seen in numbers and figures."""
+    assert run.stdout is not None
+    run.stdout.readline()
+    page.goto(f"http://127.0.0.1:{PORT}/")
+    shown: dict[str, dict[int, float]] = {"round": {}, "version": {}}
+    while run.poll() is None and "finished" not in page.locator("#status").inner_text().lower():
+        now = page.evaluate("[document.documentElement.dataset.round, document.documentElement.dataset.version]")
+        for what, told in zip(shown, now, strict=True):
+            if told and int(told.split()[0]) not in shown[what]:
+                shown[what][int(told.split()[0])] = time.time()
+        time.sleep(0.05)
+    page.close()
+    ended = ends(out)
+    return {what: [at - ended[number] for number, at in each.items() if number] for what, each in shown.items()}
+
+
+def ends(out: Path) -> dict[int, float]:
+    """Return when each round ended, by the clock, as the event files have it."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(out / "tensorboard"))
+    events.Reload()
+    return {event.step: event.wall_time for event in events.Scalars("clusters/found")}
+
+
+if __name__ == "__main__":
+    main()

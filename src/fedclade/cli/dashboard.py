@@ -1,0 +1,235 @@
+"""The page of a run while it goes on, served to browsers on this machine and to nobody else."""
+
+from __future__ import annotations
+
+import json
+import logging
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Condition, Lock, Thread
+from time import monotonic, process_time, thread_time
+from types import TracebackType
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from fedclade.errors import RunError
+from fedclade.report.formats import percent
+from fedclade.report.page import Page, Subject, cards_html, page_html, run_cards, run_page, state_json
+from fedclade.store import Run
+
+HOST = "127.0.0.1"
+
+PORT = 8321
+"""Where the dashboard is if nothing else is said."""
+
+TIMES_A_BUILD = 60
+"""The process computes so many times as long as a build of the page took until there is another: below 1.7 % of it.
+
+Measured in seconds of the processor, so that a machine that is busy with other things does not make the share larger.
+"""
+
+IDLE = 10
+"""So many times as much may pass by the clock: a process that computes little leaves the work to others."""
+
+WATCHED = 5.0
+"""Seconds after its last question for which a browser is taken to be there still."""
+
+PATIENCE = 3.0
+"""Seconds that the end of a run is kept for a browser that is there."""
+
+_log = logging.getLogger(__name__)
+
+
+class Dashboard:
+    """Serves the page of a run; to be used as a context.
+
+    What it costs the run is what it takes to copy its lists after every round. The page is built only when a browser
+    asks, in a thread of its own, and no more often than :data:`TIMES_A_BUILD` allows; the numbers at its head are
+    always those of the last round.
+
+    Parameters
+    ----------
+    name
+        Of the run, for the page's title.
+    rounds
+        How many the run is to have.
+    folder
+        Of the run.
+    port
+        Where to listen, on 127.0.0.1 alone; 0 for any that is free.
+
+    Raises
+    ------
+    MissingExtraError
+        If jinja2 or plotly is not installed.
+    RunError
+        If the port is taken.
+    """
+
+    def __init__(self, name: str, rounds: int, folder: Path, port: int = PORT) -> None:
+        self._rounds, self._folder = rounds, folder
+        self.page = page_html(Page(name, "", [], []), live=True).encode()
+        self._run: Run | None = None
+        self._over = False
+        self._built: tuple[int, str] = (0, "{}")
+        """The round that the page was last built for, and its parts as JSON."""
+        self._not_before = (0.0, 0.0)
+        """When it may be built again: by the processor's seconds of this process, or by the clock."""
+        self._head: tuple[Run | None, dict[str, Any]] = (None, {})
+        """The run that the page's head was last written for, and what that is."""
+        self._asked = -WATCHED
+        self._building, self._sent = Lock(), Condition()
+        self._told_the_end = False
+        try:
+            self._server = ThreadingHTTPServer((HOST, port), _handler(self))
+        except OSError as error:
+            raise RunError(f"port {port} cannot be listened at: {error}; name another with --port") from error
+        self._server.daemon_threads = True
+        self._thread = Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True)
+
+    def __enter__(self) -> Dashboard:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self._wait_for_browser()
+        self._server.shutdown()
+        self._server.server_close()
+
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        return f"http://{HOST}:{self.port}/"
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return self._server.server_port
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What a request may call it."""
+        return tuple(f"{name}:{self.port}" for name in (HOST, "localhost"))
+
+    def show(self, run: Run, *, over: bool = False) -> None:
+        """Take over how far the run has come.
+
+        Parameters
+        ----------
+        run
+            So far, or as it ended.
+        over
+            Whether it has ended.
+        """
+        self._run, self._over = run, over
+
+    def state(self, seen: str) -> str:
+        """Return what a page must know that has seen a version already, as JSON.
+
+        Parameters
+        ----------
+        seen
+            The version, as it was told with an earlier state; empty for none.
+        """
+        self._asked = monotonic()
+        run, over = self._run, self._over
+        if run is None:
+            return json.dumps({"round": 0, "status": f"Waiting for the first of {self._rounds} rounds …"})
+        number, parts = self._parts(run, over=over)
+        told = self._told(run, over=over)
+        with self._sent:
+            self._told_the_end |= over and number == run.summary["rounds"]
+            self._sent.notify_all()
+        if (version := _version(number, over=over)) == seen:
+            return json.dumps(told)
+        return f'{json.dumps(told | {"version": version})[:-1]}, "page": {parts}}}'
+
+    def _parts(self, run: Run, *, over: bool) -> tuple[int, str]:
+        """Return the round that the parts of the page are of, and these; they are built anew if it is time."""
+        with self._building:
+            due = process_time() >= self._not_before[0] or monotonic() >= self._not_before[1]
+            if self._built[0] < run.summary["rounds"] and (over or due):
+                start = thread_time()
+                page = run_page(Subject(run, folder=self._folder))
+                self._built = run.summary["rounds"], state_json(page)
+                pause = TIMES_A_BUILD * (thread_time() - start)
+                self._not_before = process_time() + pause, monotonic() + IDLE * pause
+            return self._built
+
+    def _told(self, run: Run, *, over: bool) -> dict[str, Any]:
+        """Return the head of the page, which is written once for every round."""
+        if self._head[0] is not run:
+            head = {"round": run.summary["rounds"], "status": self._status(run, over=over), "finished": over}
+            head |= {"latest": _version(run.summary["rounds"], over=over), "cards": cards_html(run_cards(Subject(run)))}
+            self._head = run, head
+        return self._head[1]
+
+    def _status(self, run: Run, *, over: bool) -> str:
+        accuracy = percent(run.summary["accuracy"]["mean"])
+        if over:
+            return f"Finished after {run.summary['rounds']} rounds, accuracy {accuracy}"
+        return f"Round {run.summary['rounds']} of {self._rounds}, accuracy {accuracy}"
+
+    def _wait_for_browser(self) -> None:
+        """Wait until a browser that is there has been told how the run ended."""
+        if monotonic() - self._asked < WATCHED:
+            with self._sent:
+                self._sent.wait_for(lambda: self._told_the_end, PATIENCE)
+
+
+def _version(number: int, *, over: bool) -> str:
+    return f"{number}{' over' if over else ''}"
+
+
+def _handler(dashboard: Dashboard) -> type[BaseHTTPRequestHandler]:
+    """Return what answers the requests to a dashboard."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        server_version = "fedclade"
+        sys_version = ""
+
+        def do_GET(self) -> None:
+            """Answer the page and its state; what comes by another name than this machine's is refused."""
+            if self.headers.get("Host", "") not in dashboard.names:
+                # A name that others have bound to 127.0.0.1 would let their pages read this one (DNS rebinding).
+                self._answer(HTTPStatus.FORBIDDEN, f"ask for {dashboard.url}".encode(), "text/plain")
+                return
+            asked = urlsplit(self.path)
+            if asked.path == "/":
+                self._answer(HTTPStatus.OK, dashboard.page, "text/html; charset=utf-8")
+            elif asked.path == "/state":
+                self._answer(*self._state(asked.query), "application/json")
+            else:
+                self._answer(HTTPStatus.NOT_FOUND, b"there is / and /state", "text/plain")
+
+        def _state(self, query: str) -> tuple[HTTPStatus, bytes]:
+            try:
+                state = dashboard.state(parse_qs(query).get("seen", [""])[0])
+            except Exception:  # which must not end the run
+                _log.exception("the dashboard cannot be drawn")
+                return HTTPStatus.INTERNAL_SERVER_ERROR, b"{}"
+            return HTTPStatus.OK, state.encode()
+
+        def _answer(self, status: HTTPStatus, body: bytes, kind: str) -> None:
+            self.send_response(status)
+            for name, value in {
+                "Content-Type": kind,
+                "Content-Length": str(len(body)),
+                "Cache-Control": "no-store",
+                "X-Content-Type-Options": "nosniff",
+                "X-Frame-Options": "DENY",
+                "Cross-Origin-Resource-Policy": "same-origin",
+            }.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 -- named by the standard library
+            """Leave the terminal to the run."""
+
+    return Handler

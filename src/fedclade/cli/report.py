@@ -1,0 +1,135 @@
+"""The command ``report``: a run, or several, as tables, figures and a page for the browser."""
+
+from __future__ import annotations
+
+import json
+import webbrowser
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from fedclade.cli.console import new_console
+from fedclade.errors import RunError
+from fedclade.report import Comparison, cluster_table, decision_tables, run_table, save_figures
+from fedclade.report.page import REPORT, Subject, comparison_page, run_labels, run_page, write_page
+from fedclade.store import Run
+from fedclade.store.run import is_finished, is_unfinished
+
+NEWCOMERS = "newcomers.json"
+"""What ``fedclade assign`` leaves in a run folder."""
+
+
+def report(
+    folders: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RUN...",
+            help="A run folder; or several, or the folder of a comparison, to compare them on one page.",
+        ),
+    ],
+    against: Annotated[
+        Path | None,
+        typer.Option("--against", metavar="RUN", help="A run of the same clients to measure by, such as FedAvg's."),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            metavar="FILE.html",
+            help="Where to write the page: RUN/report.html for one run if left out, ./report.html for several.",
+        ),
+    ] = None,
+    open_it: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+) -> None:
+    """Write the report of a run as one HTML page that needs no network, print its tables, and draw its figures anew.
+
+    Several runs, or the folder of 'fedclade compare' or 'fedclade demo', are compared on one page.
+
+    Examples: fedclade report RUN --against FEDAVG_RUN --open; fedclade report A B C --out comparison.html
+    """
+    if out is not None and out.suffix != ".html":
+        raise RunError(f"--out should end in .html, got {out}")
+    runs, console = _run_folders(folders), new_console()
+    if len(runs) == 1:
+        page = _report_of_one(runs[0], against, out, console)
+    elif against is not None:
+        raise RunError("--against is for the report of one run; of several, each is measured by FedAvg if it is there")
+    else:
+        page = _report_of_several(runs, out, console)
+    console.print(f"report: {page}", soft_wrap=True)
+    if open_it:
+        webbrowser.open(page.resolve().as_uri())
+
+
+def _report_of_one(folder: Path, against: Path | None, out: Path | None, console: Console) -> Path:
+    run = Run.load(folder)
+    subject = Subject(run, newcomers=_newcomers(folder), folder=folder)
+    if against is not None:
+        subject = Subject(run, *_measure(run, folder, against), newcomers=subject.newcomers, folder=folder)
+    console.print(run_table(run))
+    console.print(cluster_table(run))
+    for table in decision_tables(run):
+        console.print(table)
+    save_figures(run, folder / "figures")
+    console.print(f"figures: {folder / 'figures'}", soft_wrap=True)
+    return write_page(run_page(subject), out or folder / REPORT)
+
+
+def _measure(run: Run, folder: Path, against: Path) -> tuple[Run, str]:
+    """Return the run to measure by, and what to call it."""
+    other = Run.load(against)
+    theirs = {row["client"] for row in other.clients}
+    if missing := {row["client"] for row in run.clients} - theirs:
+        raise RunError(
+            f"--against should be a run of the same clients: {against} has no client {min(missing)} ({folder} has)"
+        )
+    if ("perplexity" in run.summary) != ("perplexity" in other.summary):
+        raise RunError(
+            f"--against should be a run of the same task, but only one of {folder} and {against} has perplexity"
+        )
+    subjects = [Subject(run, folder=folder), Subject(other, folder=against)]
+    return other, run_labels(subjects)[1]
+
+
+def _report_of_several(folders: Sequence[Path], out: Path | None, console: Console) -> Path:
+    target = out or Path(REPORT)
+    subjects = [Subject(Run.load(folder), folder=folder) for folder in folders]
+    page = comparison_page(subjects, target.parent)
+    runs = {label: [each.run] for label, each in zip(run_labels(subjects), subjects, strict=True)}
+    console.print(Comparison(runs).table(console.width))
+    return write_page(page, target)
+
+
+def _newcomers(folder: Path) -> Mapping[str, Any] | None:
+    """Return what became of newcomers, if that was written.
+
+    Raises
+    ------
+    RunError
+        If it is damaged.
+    """
+    path = folder / NEWCOMERS
+    if not path.is_file():
+        return None
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path} is damaged: {error}; make it again with: fedclade assign {folder}") from error
+
+
+def _run_folders(folders: Sequence[Path]) -> list[Path]:
+    """Return the run folders that are meant: those given, and in place of a comparison's folder those in it."""
+    found: list[Path] = []
+    for folder in folders:
+        within = [] if _is_run(folder) else sorted(path.parent for path in folder.glob("*/seed-*/summary.json"))
+        found += within or [folder]
+    if twice := [folder for i, folder in enumerate(found) if folder in found[:i]]:
+        raise RunError(f"each run can be compared once, got {twice[0]} more than once")
+    return found
+
+
+def _is_run(folder: Path) -> bool:
+    return is_finished(folder) or is_unfinished(folder)

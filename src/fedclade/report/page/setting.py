@@ -1,0 +1,71 @@
+"""What was run: the config with every default, and the command that repeats it."""
+
+from __future__ import annotations
+
+import shlex
+import tomllib
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+import tomli_w
+
+from fedclade.config import WRITTEN_ONLY, check_config
+from fedclade.errors import ConfigError
+from fedclade.report.page.section import Section, Table
+from fedclade.report.page.subject import Subject
+from fedclade.store.run import CONFIG, Run, without_none
+
+
+def setting_section(subject: Subject) -> Section:
+    """Return the resolved config, the versions, and the command that repeats the run."""
+    run = subject.run
+    versions = run.config.get("versions", {})
+    tables = [Table("Versions", ["package", "version"], [[name, str(of)] for name, of in versions.items()])]
+    texts = {"Config, with every default filled in": _as_toml(run)}
+    if (command := repeat_command(subject)) is not None:
+        texts = {"The command that repeats the run": command, **texts}
+        caption = "Everything that the run was made from. The same seed gives the same run."
+    else:
+        caption = "Everything that the run was made from; it is repeated by the same call, as it came from no config."
+    return Section("config", "Config", caption, tables=tables if versions else [], texts=texts)
+
+
+def repeat_command(subject: Subject) -> str | None:
+    """Return the command that repeats a run; None for one that was not made from a config."""
+    if not _is_config(_as_toml(subject.run)):
+        return None
+    config = CONFIG if subject.folder is None else str(subject.folder / CONFIG)
+    return f"fedclade run {shlex.quote(config)}"
+
+
+def _as_toml(run: Run) -> str:
+    """Return a run's config without what only a run folder has."""
+    config = {key: value for key, value in run.config.items() if key not in WRITTEN_ONLY}
+    return tomli_w.dumps(without_none(config)).strip()
+
+
+@lru_cache
+def _is_config(toml: str) -> bool:
+    """Tell whether a run can be made from a config; kept, since the page of a run in progress asks again and again."""
+    try:
+        check_config(tomllib.loads(toml))
+    except ConfigError:
+        return False
+    return True
+
+
+def flat(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the settings of a config as text, by section and key.
+
+    >>> flat({"seed": 1, "data": {"name": "digits"}})
+    {'seed': '1', 'data.name': 'digits'}
+    """
+    settings: dict[str, str] = {}
+    for key, value in config.items():
+        if key in WRITTEN_ONLY:
+            continue
+        settings |= (
+            {f"{key}.{k}": str(v) for k, v in value.items()} if isinstance(value, Mapping) else {key: str(value)}
+        )
+    return settings

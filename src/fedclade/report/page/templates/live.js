@@ -1,0 +1,116 @@
+// While a run goes on: ask for its state, and change only what is new.
+const PAUSE = 300; // milliseconds between two questions
+let seen = "";
+let missed = 0;
+const partsShown = {};
+
+const statusLine = document.getElementById("status");
+
+function say(text, over) {
+  statusLine.textContent = text;
+  statusLine.classList.toggle("over", Boolean(over));
+}
+
+function renew(part) {
+  let place = document.getElementById(part.id);
+  if (!place) {
+    place = document.createElement("section");
+    place.id = part.id;
+  }
+  if (partsShown[part.id] !== part.html) {
+    const open = [...place.querySelectorAll("details[open]")].map((each) => each.id);
+    const selects = Object.fromEntries([...place.querySelectorAll("select")].map((each) => [each.id, each.selectedIndex]));
+    const plots = Object.fromEntries([...place.querySelectorAll(".plot")].map((each) => [each.id, each]));
+    const focused = document.activeElement && place.contains(document.activeElement) ? mark(document.activeElement) : "";
+    place.innerHTML = part.html;
+    for (const empty of place.querySelectorAll(".plot")) if (plots[empty.id]) empty.replaceWith(plots[empty.id]);
+    for (const id of open) document.getElementById(id)?.setAttribute("open", "");
+    for (const [id, index] of Object.entries(selects)) {
+      const select = document.getElementById(id);
+      if (select && select.options[index]) select.selectedIndex = index;
+    }
+    for (const select of place.querySelectorAll(".choice select")) {
+      for (const option of select.options) document.getElementById(option.value).hidden = !option.selected;
+    }
+    partsShown[part.id] = part.html;
+    for (const [tree, node] of Object.entries(chosen)) {
+      const branch = place.querySelector(`.branch[data-tree="${tree}"][data-node="${node}"]`);
+      if (branch) choose(branch);
+    }
+    if (focused) place.querySelector(focused)?.focus();
+  }
+  return place;
+}
+
+function mark(element) {
+  if (element.matches(".branch")) return `.branch[data-tree="${element.dataset.tree}"][data-node="${element.dataset.node}"]`;
+  return element.id ? `#${element.id}` : "";
+}
+
+function show(state) {
+  document.getElementById("subtitle").textContent = state.subtitle;
+  const places = state.sections.map(renew);
+  const holder = document.getElementById("sections");
+  places.forEach((place, i) => {
+    if (holder.children[i] !== place) holder.insertBefore(place, holder.children[i] || null);
+  });
+  while (holder.children.length > places.length) holder.lastElementChild.remove();
+  const links = state.sections.map((part) => `<li><a href="#${part.id}"></a></li>`).join("");
+  const list = document.getElementById("links");
+  if (list.children.length !== places.length) list.innerHTML = links;
+  state.sections.forEach((part, i) => { list.children[i].firstChild.textContent = part.id[0].toUpperCase() + part.id.slice(1); });
+  for (const id of Object.keys(figures)) if (!(id in state.figures)) delete figures[id];
+  for (const [id, figure] of Object.entries(state.figures)) {
+    const text = JSON.stringify(figure);
+    if (text === drawn[id]) continue;
+    drawn[id] = text;
+    figures[id] = figure;
+    const place = document.getElementById(id);
+    place.dataset.stale = "yes";
+    eyes.unobserve(place); // to be told again whether it is in sight
+    eyes.observe(place);
+  }
+}
+
+// Only what is in sight is drawn anew: drawing is most of what a page costs the machine, and the run may need it.
+const drawn = {};
+const eyes = new IntersectionObserver((entries) => {
+  for (const { target, isIntersecting } of entries) {
+    if (!isIntersecting || !target.dataset.stale) continue;
+    delete target.dataset.stale;
+    draw(target.id);
+  }
+}, { rootMargin: "200px" });
+
+async function ask() {
+  if (document.hidden) return true;
+  const answer = await fetch(`state?seen=${encodeURIComponent(seen)}`, { cache: "no-store" });
+  if (!answer.ok) throw new Error(`state: ${answer.status}`);
+  const state = await answer.json();
+  missed = 0;
+  say(state.status, state.finished);
+  if (state.cards) document.getElementById("cards").innerHTML = state.cards;
+  if (state.version !== undefined && state.version !== seen) {
+    seen = state.version;
+    show(state.page);
+    root.dataset.version = seen;
+  }
+  root.dataset.round = state.round;
+  return !(state.finished && seen === state.latest);
+}
+
+async function follow() {
+  let goes = true;
+  try {
+    goes = await ask();
+  } catch (error) {
+    missed += 1;
+    if (missed >= 3) {
+      say("The run has ended, or was stopped; this is what was known last.", true);
+      return;
+    }
+  }
+  if (goes) setTimeout(follow, PAUSE);
+}
+
+follow();

@@ -1,0 +1,71 @@
+"""The rounds of a run as event files of TensorBoard."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedclade.extras import import_extra
+from fedclade.store.run import Row
+from fedclade.tree import ParameterTree
+
+FOLDER = "tensorboard"
+"""In the run folder."""
+
+TAGS: Mapping[str, str] = {
+    "accuracy/mean": "accuracy_mean",
+    "accuracy/worst tenth": "accuracy_worst10_mean",
+    "accuracy/10th percentile": "accuracy_p10",
+    "accuracy/weighted": "accuracy_weighted",
+    "perplexity/mean": "perplexity_mean",
+    "loss/test": "loss_mean",
+    "loss/train": "train_loss",
+    "clusters/found": "clusters",
+    "clusters/ARI": "ari",
+    "clusters/NMI": "nmi",
+    "updates/mean norm": "mean_norm",
+    "updates/max norm": "max_norm",
+    "updates/alpha cross max": "alpha_cross_max",
+    "updates/separation gap": "separation_gap",
+    "traffic/bytes up": "bytes_up",
+    "traffic/bytes down": "bytes_down",
+    "time/seconds": "seconds",
+}
+"""The columns of ``metrics.parquet`` that are written, by what TensorBoard calls them."""
+
+
+class TensorBoardLog:
+    """Writes event files, a scalar for each number of a round; to be called after every round.
+
+    Of a run that is continued, what an earlier part wrote of the same rounds is replaced.
+
+    Parameters
+    ----------
+    folder
+        Of the run; the files go into ``tensorboard`` in it.
+
+    Raises
+    ------
+    MissingExtraError
+        If tensorboard is not installed.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._module = import_extra("torch.utils.tensorboard", "tensorboard", "tensorboard", "--log tensorboard")
+        self._folder = folder / FOLDER
+        self._writer: Any = None
+
+    def __call__(self, row: Row, tree: ParameterTree) -> None:
+        """Write the row of a round."""
+        if self._writer is None:  # not before the run has made its folder
+            self._writer = self._module.SummaryWriter(str(self._folder), purge_step=row["round"])
+        for tag, column in TAGS.items():
+            if (value := row.get(column)) is not None:
+                self._writer.add_scalar(tag, value, row["round"])
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Bring everything to the disk."""
+        if self._writer is not None:
+            self._writer.close()

@@ -1,0 +1,217 @@
+"""``fedclade report``, and who looks on during ``fedclade run``, as a user calls them."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import sys
+import threading
+import time
+import webbrowser
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.browser import chromium
+
+from fedclade import Run
+from fedclade.cli import main
+from fedclade.config import read_config
+
+SMALL = """
+rounds = 3
+[data]
+name = "digits"
+clients = 4
+samples_per_client = 40
+shift = "label_swap"
+clusters = 2
+[model]
+name = "mclr"
+[algorithm]
+name = "cfl"
+split_rounds = [2]
+"""
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+    """A run of CFL, and one of FedAvg over the same clients."""
+    folder = tmp_path_factory.mktemp("runs")
+    found: dict[str, Run] = {}
+    for name in ("cfl", "fedavg"):
+        (folder / f"{name}.toml").write_text(SMALL if name == "cfl" else SMALL.split("[algorithm]")[0])
+        config = read_config(folder / f"{name}.toml")
+        found[name] = config.run(config.federation())
+    return found
+
+
+@pytest.fixture
+def fedclade(
+    runs: dict[str, Run], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Callable[..., tuple[int, str, str]]:
+    """Call the command line in a folder with the two runs."""
+    monkeypatch.chdir(tmp_path)
+    for name, run in runs.items():
+        run.save(tmp_path / "both" / name / "seed-0")
+    (tmp_path / "small.toml").write_text(SMALL)
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["fedclade", *arguments])
+        code = 0
+        try:
+            main()
+        except SystemExit as leaving:
+            code = int(leaving.code or 0)
+        return code, *capsys.readouterr()
+
+    return call
+
+
+CFL, FEDAVG = "both/cfl/seed-0", "both/fedavg/seed-0"
+
+
+def test_report_writes_a_page_beside_its_run(fedclade, monkeypatch: pytest.MonkeyPatch):
+    opened: list[str] = []
+    monkeypatch.setattr(webbrowser, "open", opened.append)
+    code, out, err = fedclade("report", CFL, "--against", FEDAVG, "--open")
+    assert (code, err) == (0, "")
+    assert f"figures: {CFL}/figures" in out
+    assert out.rstrip().endswith(f"report: {CFL}/report.html")
+    page = Path(CFL, "report.html")
+    assert " points against fedavg" in page.read_text()
+    assert opened == [page.resolve().as_uri()]
+    assert Run.load(CFL).summary["rounds"] == 3, "the folder is still read"
+
+
+def test_report_takes_newcomers_along(fedclade):
+    row = {"name": "a newcomer", "path": [0], "fits": True, "margin": None}
+    row |= dict.fromkeys(("accuracy", "accuracy_root", "accuracy_own", "accuracy_fine_tuned"), 0.5)
+    told = {"summary": {"newcomers": 1, "fit_nowhere": 0, "assignment_accuracy": None, **row}, "newcomers": [row]}
+    Path(CFL, "newcomers.json").write_text(json.dumps(told))
+    assert fedclade("report", CFL, "--out", "mine.html")[0] == 0
+    assert "a newcomer" in Path("mine.html").read_text()
+    assert not Path(CFL, "report.html").exists()
+
+
+def test_report_compares_runs_on_one_page(fedclade):
+    code, out, _ = fedclade("report", CFL, FEDAVG)
+    assert code == 0
+    assert out.rstrip().endswith("report: report.html")
+    assert "Comparison of 2 configurations" in out
+    first = Path("report.html").read_text()
+    assert "<h1>Comparison of 2 runs</h1>" in first
+    assert fedclade("report", "both", "--out", "again.html")[0] == 0
+    assert Path("again.html").read_text() == first, "the folder of a comparison stands for its runs"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ((CFL, "--out", "page.pdf"), "--out should end in .html, got page.pdf"),
+        ((CFL, FEDAVG, "--against", FEDAVG), "--against is for the report of one run; of several, each is measured by"),
+        ((CFL, CFL), f"each run can be compared once, got {CFL} more than once"),
+        ((CFL, "--against", "smaller"), "--against should be a run of the same clients: smaller has no client 3"),
+        ((CFL, "--against", "words"), "--against should be a run of the same task, but only one of"),
+        ((CFL, "--against", "nowhere"), "nowhere is not a run folder: it has no summary.json"),
+        (("nowhere",), "nowhere is not a run folder: it has no summary.json"),
+        (("spoiled",), "spoiled/newcomers.json is damaged: Expecting value: line 1 column 1 (char 0); make it again"),
+    ],
+)
+def test_report_says_what_is_wrong(fedclade, runs: dict[str, Run], arguments: tuple[str, ...], told: str):
+    fedavg = runs["fedavg"]
+    replace(fedavg, clients=[row for row in fedavg.clients if row["client"] < 3]).save("smaller")
+    replace(fedavg, summary={**fedavg.summary, "perplexity": {"mean": 2.0, "max": 3.0}}).save("words")
+    runs["cfl"].save("spoiled", extra=lambda beside: (beside / "newcomers.json").write_text("no JSON"))
+    code, _, err = fedclade("report", *arguments)
+    assert code == 2
+    assert err.startswith("error: ")
+    assert told in err
+
+
+def test_run_names_the_way_to_the_report(fedclade):
+    _, out, _ = fedclade("run", "small.toml", "--out", "loud")
+    assert "look at it with: fedclade report loud --open" in out
+    _, out, _ = fedclade("run", "small.toml", "--out", "quiet", "-q")
+    assert out.strip() == "run folder: quiet"
+
+
+def test_rounds_are_logged_and_go_on_when_the_run_does(fedclade):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    assert (
+        fedclade("run", "small.toml", "--out", "logged", "--log", "tensorboard", "--set", "checkpoint_every=1")[0] == 0
+    )
+    assert fedclade("resume", "logged", "--rounds", "5", "--log", "tensorboard")[0] == 0
+    events = EventAccumulator("logged/tensorboard")
+    events.Reload()
+    metrics = Run.load("logged").metrics
+    accuracy = [(event.step, event.value) for event in events.Scalars("accuracy/mean")]
+    assert [step for step, _ in accuracy] == [1, 2, 3, 4, 5]
+    assert [value for _, value in accuracy] == pytest.approx([row["accuracy_mean"] for row in metrics])
+
+
+def test_watching_changes_nothing_of_a_run(fedclade):
+    fedclade("run", "small.toml", "--out", "alone")
+    code, out, err = fedclade(
+        "run", "small.toml", "--out", "watched", "--dashboard", "--port", "0", "--log", "tensorboard"
+    )
+    assert (code, err) == (0, "")
+    assert "dashboard: http://127.0.0.1:" in out
+    for name in ("tree/tree.safetensors", "clients.parquet", "events.jsonl", "config.toml"):
+        assert Path("alone", name).read_bytes() == Path("watched", name).read_bytes()
+
+
+def test_a_port_that_is_taken_is_told_before_anything_is_run(fedclade):
+    server = http.client.socket.create_server(("127.0.0.1", 0))
+    port = str(server.getsockname()[1])
+    code, _, err = fedclade("run", "small.toml", "--out", "result", "--dashboard", "--port", port)
+    server.close()
+    assert code == 2
+    assert f"error: port {port} cannot be listened at" in err
+    assert not Path("result").exists()
+
+
+def test_a_browser_sees_a_new_round_within_2_seconds(runs: dict[str, Run], tmp_path: Path):
+    from fedclade.cli.dashboard import Dashboard
+
+    config = read_config(_written(tmp_path / "live.toml"))
+    ended: dict[int, float] = {}
+    with chromium() as browser, Dashboard("live", config.top.rounds, tmp_path, 0) as dashboard:
+        page = browser.new_page()
+        errors: list[str] = []
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+        page.goto(dashboard.url)
+
+        def follow(so_far: Callable[[], Run]) -> None:
+            run = so_far()
+            dashboard.show(run)
+            ended[run.summary["rounds"]] = time.monotonic()
+            time.sleep(0.7)  # a round that takes a while
+
+        def work() -> None:
+            dashboard.show(config.run(config.federation(), follow=follow), over=True)
+
+        running = threading.Thread(target=work)
+        running.start()
+        page.wait_for_selector('html[data-round="2"]', state="attached")
+        assert time.monotonic() - ended[2] < 2
+        page.wait_for_selector(".branch", state="attached")
+        page.locator(".branch").first.focus()
+        page.keyboard.press("Enter")
+        page.wait_for_selector('html[data-round="4"]', state="attached")
+        assert time.monotonic() - ended[4] < 2
+        page.wait_for_selector('html[data-version="6 over"]', state="attached")
+        running.join()
+        assert page.locator("#status").inner_text().startswith("Finished after 6 rounds")
+        assert page.locator(".node:visible h3").inner_text() == "Root", "what was chosen stays"
+        assert page.evaluate("document.activeElement.dataset.node") == "0", "and so does the focus"
+        page.wait_for_selector("#accuracy-0 .trace")
+        assert errors == []
+
+
+def _written(path: Path) -> Path:
+    path.write_text(SMALL.replace("rounds = 3", "rounds = 6", 1))
+    return path
