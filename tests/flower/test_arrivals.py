@@ -19,7 +19,7 @@ def answer(value: float, size: int = 5, loss: float | None = 0.5) -> Answer:
 
 
 def test_updates_lie_in_the_rows_that_they_were_put_in():
-    arrivals = Arrivals(3, MODELS)
+    arrivals = Arrivals(3, 3, MODELS)
     arrivals.put(30, answer(3.0, size=7), 2)
     arrivals.put(10, answer(1.0), 0)
     assert not arrivals.full
@@ -34,7 +34,7 @@ def test_updates_lie_in_the_rows_that_they_were_put_in():
 
 
 def test_without_rows_updates_lie_in_the_order_in_which_they_came():
-    arrivals = Arrivals(3, MODELS)
+    arrivals = Arrivals(3, 3, MODELS)
     arrivals.put(30, answer(3.0))
     arrivals.put(10, answer(1.0))
     updates = arrivals.checked(PARAMETERS, 1)
@@ -43,16 +43,16 @@ def test_without_rows_updates_lie_in_the_order_in_which_they_came():
 
 
 def test_whose_rows_stay_empty_is_not_there():
-    arrivals = Arrivals(3, MODELS)
+    arrivals = Arrivals(3, 3, MODELS)
     arrivals.put(30, answer(3.0), 2)
     assert arrivals.checked(PARAMETERS, 1).ids == (30,)
     assert arrivals.checked(PARAMETERS, 1).each.tolist() == [[3.0] * 3]
-    nobody = Arrivals(3, MODELS).checked(PARAMETERS, 1)
+    nobody = Arrivals(3, 3, MODELS).checked(PARAMETERS, 1)
     assert (nobody.ids, nobody.each.shape) == ((), (0, 3))
 
 
 def test_an_update_that_cannot_be_used_is_left_out_alone():
-    arrivals = Arrivals(2, MODELS)
+    arrivals = Arrivals(2, 3, MODELS)
     arrivals.put(10, answer(math.nan))
     arrivals.put(20, answer(2.0))
     updates = arrivals.checked(PARAMETERS, 1)
@@ -61,7 +61,7 @@ def test_an_update_that_cannot_be_used_is_left_out_alone():
 
 
 def test_losses_that_clients_keep_to_themselves_are_nan_and_no_reason_to_leave_them_out():
-    arrivals = Arrivals(3, MODELS)
+    arrivals = Arrivals(3, 3, MODELS)
     arrivals.put(10, answer(1.0, loss=None))
     arrivals.put(20, answer(math.inf, loss=None))
     arrivals.put(30, answer(3.0))
