@@ -10,6 +10,7 @@ import typer
 from fedclade.cli import assign, look, run
 from fedclade.cli.export import export
 from fedclade.cli.report import report
+from fedclade.cli.reproduce import reproduce
 from fedclade.cli.resume import resume
 
 app = typer.Typer(
@@ -41,6 +42,7 @@ app.command()(run.demo)
 app.command("run")(run.run_config)
 app.command()(resume)
 app.command()(run.compare)
+app.command()(reproduce)
 app.command("assign")(assign.assign_newcomers)
 app.command()(report)
 app.command()(look.tree)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -10,6 +11,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from fedclade.data import SOURCES
+from fedclade.errors import ConfigError, RunError, RunInterrupted
 from fedclade.reproduce.outcome import Outcome
 
 if TYPE_CHECKING:
@@ -33,7 +36,7 @@ class Experiment:
     title
         What is shown, in a line.
     paper
-        The paper's own settings, as JSON has them.
+        The paper's own settings, as JSON has them; those that it repeats with other draws are ``seeds``, a list.
     changes
         What is set otherwise at the scales ``smoke`` (under 20 seconds) and ``laptop`` (under 10 minutes on 2 cores).
     measure
@@ -41,7 +44,12 @@ class Experiment:
     draw
         Draws the outcome of settings, in the manner of the paper's figure; only matplotlib's object interface.
     data
-        The data sets that must be at hand, as of ``fedclade ls datasets``.
+        The data sets that it cannot do without, as of ``fedclade ls datasets``.
+
+    Raises
+    ------
+    ConfigError
+        If a scale changes what is no setting of the paper's.
     """
 
     name: str
@@ -52,6 +60,14 @@ class Experiment:
     measure: Callable[[Bench, Settings], Outcome]
     draw: Callable[[Outcome, Settings], Figure]
     data: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for scale, changes in self.changes.items():
+            if odd := sorted(set(changes) - set(self.paper)):
+                raise ConfigError(
+                    f"{self.name}: the scale {scale!r} changes {odd}, which the paper's settings have not; "
+                    "add them there"
+                )
 
     def settings(self, scale: Scale) -> Settings:
         """Return the settings of a scale."""
@@ -78,6 +94,13 @@ class Bench:
         Keeps the pieces, so that an interrupted call goes on where it stopped; None keeps none.
     say
         Is told of each piece as it begins.
+    stop
+        Asked before every piece, and by :func:`fedclade.simulate` after every round.
+
+    Raises
+    ------
+    RunError
+        If the file of the pieces is damaged.
     """
 
     def __init__(
@@ -88,12 +111,15 @@ class Bench:
         device: str = "auto",
         folder: Path | None = None,
         say: Callable[[str], None] = lambda _: None,
+        stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.data_dir, self.device, self._say = data_dir, device, say
+        self.data_dir, self.device, self.stop = data_dir, device, stop
+        self._say = say
         self.seconds = 0.0
         """What the pieces took, those of earlier calls included."""
         digest = sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
-        self._file = None if folder is None else folder / f"pieces-{digest}.jsonl"
+        self._folder = None if folder is None else folder / digest
+        self._file = None if self._folder is None else self._folder / "pieces.jsonl"
         self._done = {} if self._file is None or not self._file.exists() else _read(self._file)
 
     def piece(self, key: str, make: Callable[[], Any]) -> Any:
@@ -105,8 +131,15 @@ class Bench:
             Names the piece within the experiment: ``"c_max, seed 1"``.
         make
             Returns what JSON can hold.
+
+        Raises
+        ------
+        RunInterrupted
+            If the bench was asked to stop.
         """
         if key not in self._done:
+            if self.stop():
+                raise RunInterrupted(f"interrupted before the piece {key!r}", "the pieces before it are kept")
             self._say(key)
             start = time.perf_counter()
             value = json.loads(json.dumps(make()))
@@ -118,9 +151,42 @@ class Bench:
         self.seconds += self._done[key]["seconds"]
         return self._done[key]["value"]
 
+    def folder_for(self, key: str) -> Path | None:
+        """Return the run folder of a long piece, for ``simulate(folder=..., stop=bench.stop)``; None if none is kept.
+
+        So a run that is interrupted goes on from its newest checkpoint. The seconds of a piece are those since then.
+        """
+        if self._folder is None:
+            return None
+        self._folder.mkdir(parents=True, exist_ok=True)
+        return self._folder / re.sub(r"[^\w.=-]+", "-", key)
+
+    def has(self, data: str) -> bool:
+        """Tell whether a data set is at hand; of what may be left out where the data is not present."""
+        return is_at_hand(data, self.data_dir)
+
+
+def is_at_hand(data: str, data_dir: Path | None) -> bool:
+    """Tell whether a data set comes with the package or lies in a data folder; the Hub is not asked.
+
+    Parameters
+    ----------
+    data
+        As of ``fedclade ls datasets``.
+    data_dir
+        As of ``--data-dir``; None is no folder.
+    """
+    folder = None if data_dir is None else data_dir.expanduser() / data
+    return SOURCES[data].hub is None or (folder is not None and folder.is_dir() and any(folder.iterdir()))
+
 
 def _read(file: Path) -> dict[str, Any]:
-    """Return the pieces of a file by key; a last line that was cut off is none."""
-    lines = file.read_text().splitlines(keepends=True)
-    pieces = [json.loads(line) for line in lines if line.endswith("\n")]
-    return {piece["key"]: piece for piece in pieces}
+    """Return the pieces of a file by key; a last line that was cut off is none, and is taken away."""
+    whole = [line for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    try:
+        pieces = [json.loads(line) for line in whole]
+        done = {piece["key"]: {"seconds": float(piece["seconds"]), "value": piece["value"]} for piece in pieces}
+    except (ValueError, KeyError, TypeError) as error:
+        raise RunError(f"{file} is damaged: {type(error).__name__}: {error}; remove it to measure anew") from error
+    file.write_text("".join(whole))
+    return done

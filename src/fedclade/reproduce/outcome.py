@@ -1,9 +1,9 @@
-"""What an experiment of a paper came to: the paper's figures beside ours, its claims, and what a picture is drawn of."""
+"""What an experiment of a paper came to: the paper's figures beside ours, its claims, and what is drawn of it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 Wanted = Literal["near", "at least", "at most"]
@@ -72,6 +72,11 @@ class Claim:
     measured: str
 
 
+def untold(claims: Iterable[Claim]) -> tuple[Claim, ...]:
+    """Return claims that the scale is too small to tell, with what was measured all the same."""
+    return tuple(replace(claim, holds=None) for claim in claims)
+
+
 @dataclass(frozen=True)
 class Outcome:
     """All that an experiment came to.
@@ -91,12 +96,17 @@ class Outcome:
     series: Mapping[str, Any] = field(default_factory=dict[str, Any])
     remarks: tuple[str, ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
-        return asdict(self)
-
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Outcome:
-        """Return what :meth:`to_json` was made of."""
-        rows = tuple(Row(**{**row, "seeds": tuple(row["seeds"])}) for row in found["rows"])
-        return cls(rows, tuple(Claim(**claim) for claim in found["claims"]), found["series"], tuple(found["remarks"]))
+        """Return what :func:`dataclasses.asdict` made JSON of."""
+        return cls(
+            rows=tuple(_row(row) for row in found["rows"]),
+            claims=tuple(Claim(**claim) for claim in found["claims"]),
+            series=found["series"],
+            remarks=tuple(found["remarks"]),
+        )
+
+
+def _row(found: dict[str, Any]) -> Row:
+    found["seeds"] = tuple(found["seeds"])
+    return Row(**found)

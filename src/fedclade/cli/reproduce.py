@@ -1,0 +1,170 @@
+"""The command ``reproduce``: the papers' tables and figures, measured again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fedclade.cli.console import new_console
+from fedclade.cli.interrupt import interruptible
+from fedclade.cli.options import DataDirOption, DeviceOption
+from fedclade.engine.clients import choose_device
+from fedclade.errors import ConfigError, MissingExtraError, unknown
+from fedclade.files import appear
+from fedclade.report import style
+from fedclade.report.formats import duration
+from fedclade.reproduce import EXPERIMENTS, Experiment
+from fedclade.reproduce.experiment import is_at_hand
+from fedclade.reproduce.result import Result, measure
+from fedclade.reproduce.writing import (
+    CHANGE_COLUMNS,
+    CLAIM_COLUMNS,
+    ROW_COLUMNS,
+    change_cells,
+    circumstances,
+    claim_cells,
+    row_cells,
+    to_csv,
+    to_markdown,
+)
+
+ALL = "all"
+
+
+class ScaleName(StrEnum):
+    """How much is measured."""
+
+    SMOKE = "smoke"
+    LAPTOP = "laptop"
+    PAPER = "paper"
+
+
+def reproduce(
+    names: Annotated[list[str] | None, typer.Argument(help=f"Names of --list, or '{ALL}'.", show_default=False)] = None,
+    scale: Annotated[
+        ScaleName,
+        typer.Option(
+            "--scale", help="smoke: under 20 s each; laptop: under 10 min on 2 cores; paper: the paper's setting."
+        ),
+    ] = ScaleName.LAPTOP,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Folder for the results; reproduced/NAME-SCALE if left out.")
+    ] = None,
+    show_list: Annotated[bool, typer.Option("--list", help="List the experiments, and leave.")] = False,
+    data_dir: DataDirOption = None,
+    device: DeviceOption = "auto",
+) -> None:
+    """Measure tables and figures of the papers again, and put the papers' figures beside ours.
+
+    What is measured is kept piece by piece: the same command goes on where an interrupted one stopped.
+
+    Example: fedclade reproduce cfl-fig3-theory --scale smoke
+    """
+    console = new_console()
+    if show_list:
+        console.print(_list(data_dir))
+        return
+    chosen = choose(names or [], EXPERIMENTS)
+    choose_device(device)
+    with interruptible(lambda: "go on with the same command") as stop:
+        for experiment in chosen:
+            folder = out or Path("reproduced") / f"{experiment.name}-{scale.value}"
+            folder.mkdir(parents=True, exist_ok=True)
+            console.print(Text(f"{experiment.name}: {experiment.title}", style="bold"))
+            result = measure(
+                experiment,
+                scale.value,
+                data_dir=data_dir,
+                device=device,
+                folder=folder / f"{experiment.name}-{scale.value}-pieces",
+                say=_timed(console),
+                stop=stop,
+            )
+            _save(result, experiment, folder, console)
+            _show(result, console)
+            console.print(f"written to {folder}: {result.stem}.json, .csv, .md, .png\n", soft_wrap=True)
+
+
+def choose(names: Sequence[str], known: Mapping[str, Experiment]) -> list[Experiment]:
+    """Return the experiments asked for, each once.
+
+    Raises
+    ------
+    ConfigError
+        If there are none, or one is unknown.
+    """
+    if not names:
+        raise ConfigError(f"name an experiment of 'fedclade reproduce --list', or '{ALL}'")
+    for name in names:
+        if name not in known and name != ALL:
+            raise ConfigError(unknown("experiment", name, known))
+    return list(known.values()) if ALL in names else [known[name] for name in dict.fromkeys(names)]
+
+
+def _timed(console: Console) -> Callable[[str], None]:
+    start = time.perf_counter()
+
+    def say(piece: str) -> None:
+        console.print(Text(f"  {duration(time.perf_counter() - start):>12}  {piece}", style="dim"), soft_wrap=True)
+
+    return say
+
+
+def _save(result: Result, experiment: Experiment, folder: Path, console: Console) -> None:
+    """Write the four files; without matplotlib it goes without the figure, and that is said."""
+    picture: str | None = f"{result.stem}.png"
+    try:
+        figure = experiment.draw(result.outcome, result.settings)
+        appear(folder / f"{result.stem}.png", lambda beside: figure.savefig(beside, dpi=style.DPI, format="png"))
+    except MissingExtraError as error:
+        console.print(f"[yellow]no figure:[/] {error}", soft_wrap=True)
+        picture = None
+    (folder / f"{result.stem}.csv").write_text(to_csv(result), encoding="utf-8")
+    (folder / f"{result.stem}.md").write_text(to_markdown(result, picture), encoding="utf-8")
+    result.save(folder / f"{result.stem}.json")
+
+
+def _show(result: Result, console: Console) -> None:
+    console.print(Text(result.source))
+    if result.outcome.rows:
+        console.print(_table(ROW_COLUMNS, map(row_cells, result.outcome.rows)))
+    if result.outcome.claims:
+        console.print(_table(CLAIM_COLUMNS, map(claim_cells, result.outcome.claims)))
+    if result.differences:
+        console.print(Text(f"what the scale {result.scale} changes:"))
+        console.print(_table(CHANGE_COLUMNS, change_cells(result)))
+    for remark in result.outcome.remarks:
+        console.print(Text(f"· {remark}"))
+    console.print(Text(circumstances(result), style="dim"))
+
+
+def _list(data_dir: Path | None) -> Table:
+    rows = (
+        (each.name, each.source, each.title, ", ".join(each.data) or "–", _at_hand(each, data_dir))
+        for each in EXPERIMENTS.values()
+    )
+    return _table(("name", "source", "shows", "data", "at hand"), rows)
+
+
+def _at_hand(experiment: Experiment, data_dir: Path | None) -> str:
+    missing = [data for data in experiment.data if not is_at_hand(data, data_dir)]
+    if not missing:
+        return "yes"
+    return "from the Hub" if data_dir is None else f"no: {', '.join(missing)}"
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, overflow="fold", no_wrap=column == "name")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    return table

@@ -1,0 +1,117 @@
+"""The command ``reproduce``, as a user calls it."""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+from tests.reproduce.examples import TINY
+
+from fedclade.cli import main, reproduce
+from fedclade.errors import ConfigError
+from fedclade.reproduce import EXPERIMENTS, Bench, Outcome, Settings
+from fedclade.reproduce.result import Result
+
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Call:
+    """Call the command in an empty folder, with one experiment that takes no time."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FEDCLADE_DATA_DIR", raising=False)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(reproduce, "EXPERIMENTS", {"tiny": TINY})
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["fedclade", "reproduce", *arguments])
+        code = 0
+        try:
+            main()
+        except SystemExit as leaving:
+            code = int(leaving.code or 0)
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+def test_it_prints_both_figures_and_writes_four_files(call: Call, tmp_path: Path):
+    code, out, _ = call("tiny")
+    assert code == 0
+    assert re.search(r"accuracy +95\.0 % +92\.0 ± 12\.7 % +−3\.0 % +short by 3", out)
+    assert re.search(r"rounds +100 +10", out)
+    assert "scale laptop · seeds 1, 3 · " in out
+    folder = tmp_path / "reproduced" / "tiny-laptop"
+    files = {path.name for path in folder.iterdir() if path.is_file()}
+    assert files == {f"tiny-laptop.{ending}" for ending in ("json", "csv", "md", "png")}
+    assert Result.load(folder / "tiny-laptop.json").outcome.rows[0].ours == 92.0
+    with (folder / "tiny-laptop.csv").open() as file:
+        assert [row["paper"] for row in csv.DictReader(file)] == ["95.0"]
+    assert "](tiny-laptop.png)" in (folder / "tiny-laptop.md").read_text()
+
+
+def test_the_same_command_goes_on_and_does_not_measure_again(call: Call):
+    assert "seed 3" in call("tiny", "--out", "here")[1]
+    code, out, _ = call("tiny", "--out", "here")
+    assert code == 0
+    assert "  seed 3" not in out
+
+
+def test_an_interrupted_command_goes_on_where_it_stopped(call: Call, monkeypatch: pytest.MonkeyPatch):
+    made: list[int] = []
+
+    def interrupted(bench: Bench, settings: Settings) -> Outcome:
+        def one(seed: int) -> dict[str, float]:
+            made.append(seed)
+            if len(made) == 1:
+                os.kill(os.getpid(), signal.SIGINT)
+            return {"right": 90.0}
+
+        for seed in settings["seeds"]:
+            bench.piece(f"seed {seed}", partial(one, seed))
+        return Outcome(series={"right": [90.0, 90.0]})
+
+    monkeypatch.setattr(reproduce, "EXPERIMENTS", {"tiny": replace(TINY, measure=interrupted)})
+    code, out, _ = call("tiny")
+    assert code == 130
+    assert "interrupted before the piece 'seed 3'; go on with the same command" in out
+    assert call("tiny")[0] == 0
+    assert made == [1, 3]
+
+
+def test_an_unknown_name_is_refused_with_the_nearest(call: Call):
+    code, _, err = call("tinny")
+    assert code == 2
+    assert "unknown experiment 'tinny'; did you mean 'tiny'?" in err
+
+
+def test_names_are_taken_once_and_all_means_all():
+    known = {"a": TINY, "b": TINY}
+    assert reproduce.choose(["a", "a"], known) == [TINY]
+    assert reproduce.choose(["all"], known) == [TINY, TINY]
+    with pytest.raises(ConfigError, match="name an experiment of 'fedclade reproduce --list', or 'all'"):
+        reproduce.choose([], known)
+
+
+def test_the_list_shows_every_experiment_and_whether_its_data_is_at_hand(
+    call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.setattr(reproduce, "EXPERIMENTS", EXPERIMENTS)
+    (tmp_path / "mnist").mkdir()
+    (tmp_path / "mnist" / "train.parquet").touch()
+    code, out, _ = call("--list", "--data-dir", str(tmp_path))
+    assert code == 0
+    for name in EXPERIMENTS:
+        assert name in out
+    assert re.search(r"cfl-fig3-theory .* yes", out)
+    assert re.search(r"cfl-fig7-norms .* mnist +yes", out)
+    assert re.search(r"cfl-fig8-cifar .* cifar10 +no: cifar10", out)
+    assert re.search(r"cfl-fig8-cifar .* cifar10 +from the Hub", call("--list")[1])

@@ -1,0 +1,98 @@
+"""The bench: pieces are kept, interrupted calls go on, and what is damaged is said to be."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fedclade.errors import ConfigError, RunError, RunInterrupted
+from fedclade.reproduce import Bench
+from fedclade.reproduce.experiment import is_at_hand
+from tests.reproduce.examples import TINY
+
+
+def test_a_scale_changes_the_papers_settings_where_it_says_so():
+    assert TINY.settings("laptop") == {"seeds": [1, 3], "rounds": 10, "data": "mnist"}
+    assert TINY.differences("laptop") == {"seeds": ([0, 1, 2], [1, 3]), "rounds": (100, 10)}
+    assert TINY.settings("paper") == TINY.paper
+    assert TINY.differences("paper") == {}
+
+
+def test_a_change_of_a_setting_that_the_paper_has_not_is_refused():
+    with pytest.raises(
+        ConfigError, match=r"tiny: the scale 'smoke' changes \['lr'\], which the paper's settings have not"
+    ):
+        replace(TINY, changes={"smoke": {"lr": 1}, "laptop": {}})
+
+
+def test_a_piece_is_made_once_and_kept_as_json_has_it(tmp_path: Path):
+    made: list[int] = []
+    told: list[str] = []
+    for _ in range(2):
+        bench = Bench({"a": 1}, folder=tmp_path, say=told.append)
+        value = bench.piece("first", lambda: made.append(1) or {"pair": (1, 2)})
+        assert value == {"pair": [1, 2]}
+    assert (made, told) == ([1], ["first"])
+    assert bench.seconds > 0
+
+
+def test_pieces_of_other_settings_are_not_taken(tmp_path: Path):
+    Bench({"a": 1}, folder=tmp_path).piece("first", lambda: 1)
+    assert Bench({"a": 2}, folder=tmp_path).piece("first", lambda: 2) == 2
+
+
+def test_without_a_folder_nothing_is_kept():
+    bench = Bench({})
+    assert bench.piece("first", lambda: 1) == 1
+    assert bench.folder_for("first") is None
+
+
+def test_a_line_that_was_cut_off_is_measured_again(tmp_path: Path):
+    bench = Bench({}, folder=tmp_path)
+    bench.piece("first", lambda: 1)
+    bench.piece("second", lambda: 2)
+    (file,) = tmp_path.rglob("pieces.jsonl")
+    file.write_text(file.read_text()[:-4])
+    again = Bench({}, folder=tmp_path)
+    assert again.piece("first", lambda: -1) == 1
+    assert again.piece("second", lambda: 22) == 22
+    assert Bench({}, folder=tmp_path).piece("second", lambda: -1) == 22
+
+
+@pytest.mark.parametrize(("line", "told"), [("{not json", "JSONDecodeError"), ('{"key": "first"}', "KeyError")])
+def test_a_damaged_file_is_said_to_be(tmp_path: Path, line: str, told: str):
+    Bench({}, folder=tmp_path).piece("first", lambda: 1)
+    (file,) = tmp_path.rglob("pieces.jsonl")
+    file.write_text(f"{line}\n")
+    with pytest.raises(RunError, match=rf"pieces.jsonl is damaged: {told}: .*; remove it to measure anew"):
+        Bench({}, folder=tmp_path)
+
+
+def test_a_bench_that_is_asked_to_stop_begins_no_piece(tmp_path: Path):
+    Bench({}, folder=tmp_path).piece("first", lambda: 1)
+    bench = Bench({}, folder=tmp_path, stop=lambda: True)
+    assert bench.piece("first", lambda: -1) == 1
+    with pytest.raises(RunInterrupted, match="interrupted before the piece 'second'"):
+        bench.piece("second", lambda: 2)
+
+
+def test_a_long_piece_has_a_run_folder_of_its_own(tmp_path: Path):
+    one, other = Bench({"a": 1}, folder=tmp_path), Bench({"a": 2}, folder=tmp_path)
+    folders = {
+        one.folder_for("C = 0.1, seed 1"),
+        one.folder_for("C = 0.1, seed 2"),
+        other.folder_for("C = 0.1, seed 1"),
+    }
+    assert len(folders) == 3
+    assert all(folder.parent.is_dir() and not folder.exists() for folder in folders if folder)
+
+
+def test_bundled_data_is_at_hand_and_other_data_where_its_folder_holds_files(tmp_path: Path):
+    (tmp_path / "mnist").mkdir()
+    assert is_at_hand("digits", None)
+    assert not is_at_hand("mnist", None)
+    assert not is_at_hand("mnist", tmp_path)
+    (tmp_path / "mnist" / "train.parquet").touch()
+    assert Bench({}, data_dir=tmp_path).has("mnist")
