@@ -45,6 +45,10 @@ class Experiment:
         Draws the outcome of settings, in the manner of the paper's figure; only matplotlib's object interface.
     data
         The data sets that it cannot do without, as of ``fedclade ls datasets``.
+    pieces
+        The name of the experiment whose pieces it shares, as it has the same settings; empty where it has its own.
+    smoke_data
+        The same as ``data`` at the scale ``smoke``; None where that needs the same.
 
     Raises
     ------
@@ -60,6 +64,8 @@ class Experiment:
     measure: Callable[[Bench, Settings], Outcome]
     draw: Callable[[Outcome, Settings], Figure]
     data: tuple[str, ...] = ()
+    pieces: str = ""
+    smoke_data: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         for scale, changes in self.changes.items():
@@ -68,6 +74,10 @@ class Experiment:
                     f"{self.name}: the scale {scale!r} changes {odd}, which the paper's settings have not; "
                     "add them there"
                 )
+
+    def needs(self, scale: Scale) -> tuple[str, ...]:
+        """Return the data sets that a scale cannot do without."""
+        return self.smoke_data if scale == "smoke" and self.smoke_data is not None else self.data
 
     def settings(self, scale: Scale) -> Settings:
         """Return the settings of a scale."""
