@@ -8,10 +8,11 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fedclade.errors import DataError, RunError
-from fedclade.reproduce import Row
+from fedclade.reproduce import Outcome, Row
 from fedclade.reproduce.result import Result, measure
 from fedclade.reproduce.writing import difference, figure, ours, setting, to_csv, to_markdown
 from tests.reproduce.examples import TINY
@@ -38,6 +39,15 @@ def test_a_result_reads_back_as_it_was_written(result: Result, tmp_path: Path):
     assert again.outcome == result.outcome
     assert to_markdown(again) == to_markdown(result)
     assert replace(again, settings={}, differences={}) == replace(result, settings={}, differences={})
+
+
+def test_an_outcome_is_as_json_has_it():
+    def of(value: object) -> Result:
+        return measure(replace(TINY, measure=lambda bench, settings: Outcome(series={"x": value})), "smoke")
+
+    assert of((np.float64(0.5), np.bool_(True))).outcome.series == {"x": [0.5, True]}
+    with pytest.raises(TypeError, match=r"an outcome should hold what JSON can, got \{1\}"):
+        of({1})
 
 
 @pytest.mark.parametrize(

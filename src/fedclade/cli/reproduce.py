@@ -133,12 +133,14 @@ def _save(result: Result, experiment: Experiment, folder: Path, console: Console
 
 
 def _show(result: Result, console: Console) -> None:
+    console.print(Text(result.source))
     if result.outcome.rows:
-        console.print(_table(ROW_COLUMNS, map(row_cells, result.outcome.rows), title=result.source))
+        console.print(_table(ROW_COLUMNS, map(row_cells, result.outcome.rows)))
     if result.outcome.claims:
         console.print(_table(CLAIM_COLUMNS, map(claim_cells, result.outcome.claims)))
     if result.differences:
-        console.print(_table(CHANGE_COLUMNS, change_cells(result), title=f"what the scale {result.scale} changes"))
+        console.print(Text(f"what the scale {result.scale} changes:"))
+        console.print(_table(CHANGE_COLUMNS, change_cells(result)))
     for remark in result.outcome.remarks:
         console.print(Text(f"· {remark}"))
     console.print(Text(circumstances(result), style="dim"))
@@ -159,8 +161,8 @@ def _at_hand(experiment: Experiment, data_dir: Path | None) -> str:
     return "from the Hub" if data_dir is None else f"no: {', '.join(missing)}"
 
 
-def _table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None) -> Table:
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         table.add_column(column, overflow="fold", no_wrap=column == "name")
     for row in rows:

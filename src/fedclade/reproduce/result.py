@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 
 from fedclade.engine.clients import choose_device
@@ -136,13 +137,14 @@ def measure(
         )
     settings = experiment.settings(scale)
     bench = Bench(settings, data_dir=data_dir, device=device, folder=folder, say=say, stop=stop)
-    outcome = experiment.measure(bench, settings)
+    # As JSON has it, so that what is drawn and written now is what is drawn and written of the file.
+    outcome = json.loads(json.dumps(asdict(experiment.measure(bench, settings)), default=_plain))
     return Result(
         name=experiment.name,
         source=experiment.source,
         title=experiment.title,
         scale=scale,
-        outcome=outcome,
+        outcome=Outcome.from_json(outcome),
         settings=settings,
         differences=experiment.differences(scale),
         machine=_machine(device),
@@ -152,6 +154,13 @@ def measure(
         seconds=round(bench.seconds, 1),
         seeds=tuple(cast("list[int]", settings.get("seeds", []))),
     )
+
+
+def _plain(value: Any) -> Any:
+    """Return a number of NumPy as one of Python; what else JSON does not know stays an error."""
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"an outcome should hold what JSON can, got {value!r}")
 
 
 def _machine(device: str) -> dict[str, Any]:

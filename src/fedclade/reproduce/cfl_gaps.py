@@ -1,0 +1,192 @@
+"""CFL's figures 5 and 6: the separation gap against data points and against rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import nn
+
+from fedclade.data import load_federation
+from fedclade.data.federation import Federation
+from fedclade.local import LocalSpec
+from fedclade.models import build_model
+from fedclade.report import style
+from fedclade.reproduce.drawing import head, legend, mean_lines, panels
+from fedclade.reproduce.experiment import Bench, Settings
+from fedclade.reproduce.gaps import KINDS, Gaps, gaps_over_rounds
+from fedclade.reproduce.outcome import Claim, Outcome, Row
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+NAMES = {"updates": "weight updates", "gradients": "gradients"}
+
+REMARK = (
+    "The paper gives neither the step size nor the batch size nor the layers of its networks. Updates and gradients "
+    "are made at one model, that after the round named."
+)
+
+
+def measure_data(bench: Bench, settings: Settings) -> Outcome:
+    """Measure the gap after the last round for every number of data points (figure 5)."""
+    curves = {
+        data: _curves(bench, settings, data, [({"points": n}, [settings["rounds"]]) for n in task["points"]])
+        for data, task in settings["tasks"].items()
+    }
+    enough = settings["enough_points"]
+    claims: list[Claim] = []
+    for data, curve in curves.items():
+        points = settings["tasks"][data]["points"]
+        claims += [
+            _from_on(data, points, curve, "updates", enough[data], "data points"),
+            Claim(
+                f"{data}: the gap grows with the data (section VI-A)",
+                *_grows(points, curve["updates"]["gap"], "data points"),
+            ),
+            _updates_are_better(data, curve),
+        ]
+    return _outcome(curves, {data: task["points"] for data, task in settings["tasks"].items()}, "data points", claims)
+
+
+def measure_rounds(bench: Bench, settings: Settings) -> Outcome:
+    """Measure the gap at the model after each chosen round (figure 6)."""
+    rounds: list[int] = settings["rounds"]
+    curves = {
+        data: _curves(bench, settings, data, [({"points": task["points"]}, rounds)])
+        for data, task in settings["tasks"].items()
+    }
+    claims: list[Claim] = []
+    for data, curve in curves.items():
+        claims += [
+            _from_on(data, rounds, curve, "updates", settings["enough_rounds"], "rounds"),
+            Claim(
+                f"{data}: the gap grows with the rounds (section VI-A)",
+                *_grows(rounds, curve["updates"]["gap"], "rounds"),
+            ),
+            _updates_are_better(data, curve),
+        ]
+    return _outcome(curves, dict.fromkeys(curves, rounds), "rounds", claims)
+
+
+Curves = Mapping[str, Mapping[str, Sequence[Sequence[Any]]]]
+"""By kind, then ``gap`` or ``right``: ``[seeds][n]``."""
+
+
+def _curves(
+    bench: Bench, settings: Settings, data: str, asked: Sequence[tuple[Mapping[str, int], Sequence[int]]]
+) -> Curves:
+    """Return what a figure shows of one data set: for each of ``asked`` the chosen rounds, one after the other."""
+    found: list[list[Gaps]] = [
+        [
+            bench.piece(
+                f"{data}, {given['points']} data points, seed {seed}",
+                partial(_gaps, bench, settings, data, given["points"], at, seed),
+            )
+            for given, at in asked
+        ]
+        for seed in settings["seeds"]
+    ]
+    return {
+        kind: {what: [[at[what] for gaps in each for at in gaps[kind]] for each in found] for what in ("gap", "right")}
+        for kind in KINDS
+    }
+
+
+def _gaps(bench: Bench, settings: Settings, data: str, points: int, at: Sequence[int], seed: int) -> Gaps:
+    task = settings["tasks"][data]
+    federation = load_federation(
+        data,
+        clients=settings["clients"],
+        samples_per_client=points,
+        shift="label_swap",
+        clusters=settings["clusters"],
+        test_samples=settings["test_samples"],
+        seed=seed,
+        data_dir=bench.data_dir,
+    )
+    local = LocalSpec(epochs=settings["epochs"], batch_size=settings["batch_size"], lr=settings["lr"])
+    make = partial(_model, federation, task["model"])
+    return gaps_over_rounds(federation, make, local, at, seed=seed, device=bench.device, stop=bench.stop)
+
+
+def _model(federation: Federation, name: str, seed: int) -> nn.Module:
+    pool = federation.pool
+    return build_model(name, input_shape=pool.input_shape, outputs=pool.outputs, seed=seed)
+
+
+def _from_on(data: str, x: Sequence[int], curve: Curves, kind: str, enough: int, unit: str) -> Claim:
+    """Say whether the gap is positive from where the paper says on, and where the split is right at least."""
+    gaps = np.asarray(curve[kind]["gap"]).mean(0)
+    right = np.asarray(curve[kind]["right"], dtype=float).mean(0)
+    beyond = [gap for place, gap in zip(x, gaps, strict=True) if place >= enough]
+    shown = ", ".join(
+        f"{place}: {gap:+.2f} ({100 * share:.0f} %)" for place, gap, share in zip(x, gaps, right, strict=True)
+    )
+    return Claim(
+        f"{data}: with weight updates the gap is positive from {enough} {unit} on (section VI-A)",
+        min(beyond) > 0 if beyond else None,
+        f"mean gap by {unit}, and in how many of the seeds the bi-partition was right by Definition 1: {shown}",
+    )
+
+
+def _grows(x: Sequence[int], gaps: Sequence[Sequence[float]], unit: str) -> tuple[bool | None, str]:
+    """Say whether a gap grows from the first to the last point; single steps back are told, too."""
+    means = np.asarray(gaps).mean(0)
+    steps = np.diff(means)
+    back = int((steps < 0).sum())
+    told = f"{means[0]:+.2f} at {x[0]} {unit}, {means[-1]:+.2f} at {x[-1]}; {back} of {len(steps)} steps go down"
+    return (bool(means[-1] > means[0]) if len(steps) else None), told
+
+
+def _updates_are_better(data: str, curve: Curves) -> Claim:
+    gaps = {kind: np.asarray(curve[kind]["gap"]).mean(0) for kind in KINDS}
+    better = int((gaps["updates"] > gaps["gradients"]).sum())
+    n = len(gaps["updates"])
+    return Claim(
+        f"{data}: weight updates separate better than gradients (section VI-A)",
+        better > n / 2,
+        f"at {better} of {n} points; mean gap {gaps['updates'].mean():+.2f} against {gaps['gradients'].mean():+.2f}",
+    )
+
+
+def _outcome(
+    curves: Mapping[str, Curves], x: Mapping[str, Sequence[int]], unit: str, claims: Sequence[Claim]
+) -> Outcome:
+    rows = tuple(
+        Row(f"{data}, {place} {unit} · {NAMES[kind]}: g(α)", None, float(np.mean(seeds)), "", seeds=seeds)
+        for data, curve in curves.items()
+        for kind in KINDS
+        for n, place in enumerate(x[data])
+        for seeds in [tuple(float(line[n]) for line in curve[kind]["gap"])]
+    )
+    series = {
+        data: {"x": list(x[data]), **{kind: np.round(curve[kind]["gap"], 4).tolist() for kind in KINDS}}
+        for data, curve in curves.items()
+    }
+    return Outcome(rows, tuple(claims), series, (REMARK,))
+
+
+def draw(outcome: Outcome, settings: Settings, *, figure: int, unit: str) -> Figure:
+    """Draw a panel for each data set: the gap of updates and of gradients; above zero the split is right."""
+    picture, axes = panels(
+        max(2, len(outcome.series)),
+        f"Separation gap against {unit}",
+        f"after Sattler et al. 2019, figure {figure} · {settings['clients']} clients, "
+        f"{settings['clusters']} label swaps",
+    )
+    for empty in axes[len(outcome.series) :]:
+        empty.set_axis_off()
+    for panel, (data, shown) in zip(axes, outcome.series.items(), strict=False):
+        mean_lines(panel, shown["x"], {NAMES[kind]: shown[kind] for kind in KINDS})
+        panel.axhline(0, color=style.MUTED, linewidth=0.9)
+        style.label(panel, x=unit, y="separation gap g(α)")
+        head(panel, data)
+    legend(axes[0])
+    return picture
+
+
+draw_data = partial(draw, figure=5, unit="data points of a client")
+draw_rounds = partial(draw, figure=6, unit="communication rounds")

@@ -1,0 +1,61 @@
+"""What the pictures of several experiments share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedclade.report import style
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+PANEL_WIDTH, PANEL_HEIGHT = 4.2, 3.2
+"""Inches."""
+
+
+def panels(columns: int, title: str, subtitle: str, *, rows: int = 1) -> tuple[Figure, list[Axes]]:
+    """Return a figure of equal panels under a title; the panels row by row.
+
+    Raises
+    ------
+    MissingExtraError
+        If matplotlib is not installed.
+    """
+    figure = style.new_figure(PANEL_WIDTH * columns, style.HEADER + PANEL_HEIGHT * rows)
+    axes = figure.subplots(rows, columns, squeeze=False).ravel().tolist()
+    style.plain(*axes)
+    style.set_title(figure, title, subtitle)
+    return figure, axes
+
+
+def head(axes: Axes, text: str) -> None:
+    """Name a panel."""
+    axes.set_title(text, fontsize=10.5, color=style.INK, loc="left")
+
+
+def mean_lines(axes: Axes, x: Sequence[float], lines: Mapping[str, Sequence[Sequence[float]]]) -> None:
+    """Draw the mean over seeds of each line, and the range of the seeds as a band; colours in the order of the lines.
+
+    Parameters
+    ----------
+    axes
+        Where.
+    x
+        ``[n]``.
+    lines
+        By name: ``[seeds][n]``.
+    """
+    for color, (name, seeds) in zip(style.CLUSTERS, lines.items(), strict=False):
+        values = np.asarray(seeds, dtype=np.float64)
+        axes.plot(x, values.mean(0), color=color, label=name, marker="o" if len(x) <= style.FEW_ROUNDS else None, ms=4)
+        if len(values) > 1:
+            axes.fill_between(x, values.min(0), values.max(0), color=color, alpha=0.15, linewidth=0)
+
+
+def legend(axes: Axes, **where: Any) -> None:
+    """Explain the lines inside the panel."""
+    axes.legend(frameon=False, fontsize=9, labelcolor=style.INK, **where)
