@@ -97,7 +97,13 @@ def measure_rounds(tasks: Mapping[str, Task], bench: Bench, settings: Settings) 
     series = {name: {which: found[which][0] for which in shown} for name, found in runs.items()}
     claims = tuple(_claim_of_stability(name, found, settings) for name, found in series.items())
     remarks = (LEFT_OUT, SHARES_OUT, "The first seed is drawn.", *absent(tasks, bench, settings))
-    return Outcome((), claims, series, remarks)
+    rows = [
+        Row(f"{name} · {which}, mean discrepancy", None, fmean(values), "", tuple(values))
+        for name, of_methods in runs.items()
+        for which in shown
+        for values in [[fmean(run["discrepancy"]) for run in of_methods[which]]]
+    ]
+    return Outcome(tuple(rows), claims, series, remarks)
 
 
 def _claim_of_stability(name: str, runs: Mapping[str, Found], settings: Settings) -> Claim:

@@ -45,7 +45,7 @@ LINKAGES: dict[str, Any] = {"client_fraction": 0.2, "rounds_before": 10, "cuts":
 
 SMOKE: dict[str, Any] = {
     **{"images": "digits", "clients": 12, "samples_per_client": 100, "test_samples": 25, "engine": "stacked"},
-    **{"model": "mlp", "rounds": 8},
+    **{"model": "mlp", "rounds": 6},
 }
 """Digits of 8×8 pixels, which need no download."""
 

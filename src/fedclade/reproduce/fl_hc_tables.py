@@ -8,9 +8,9 @@ from typing import Any
 
 from fedclade.algorithms import FLHC, FedAvg
 from fedclade.reproduce.experiment import Bench, Settings
-from fedclade.reproduce.fl_hc_claims import Cell, claims_of_fractions, claims_of_linkages
+from fedclade.reproduce.fl_hc_claims import Cell, claim_of_curve, claims_of_fractions, claims_of_linkages
 from fedclade.reproduce.fl_hc_runs import Found, partitions, run_of
-from fedclade.reproduce.outcome import Outcome, Row
+from fedclade.reproduce.outcome import Claim, Outcome, Row
 
 Cells = Mapping[str, tuple[float | None, float | None, float | None, float | None]]
 """A table of the paper, all in %: accuracy post cluster and in round 50, share of clients at the target likewise."""
@@ -128,7 +128,7 @@ def _shown(cell: Cell, table: Cells) -> dict[str, Any]:
 
 def measure_curves(bench: Bench, settings: Settings) -> Outcome:
     """Measure figures 1 to 6, those whose data is there: FL and FL+HC, evaluated in every round."""
-    series, remarks = dict[str, Any](), [REMARKS[1]]
+    rows, claims, series, remarks = list[Row](), list[Claim](), dict[str, Any](), [REMARKS[1]]
     for name, figure in settings["figures"].items():
         of_it = settings["settings"][figure["setting"]]
         if not (bench.has(of_it["images"]) or bench.data_dir is None):
@@ -138,11 +138,15 @@ def measure_curves(bench: Bench, settings: Settings) -> Outcome:
         where = {"threshold": of_it["threshold"]} if linkage == "ward" else {"n_clusters": settings["cut"]}
         algorithm = FLHC(rounds_before=figure["rounds_before"], metric=metric, linkage=linkage, **where)
         fraction, seed = figure["client_fraction"], settings["seeds"][0]
-        series[name] = {
-            **figure,
-            "FL": run_of(
-                *(bench, of_it, f"{figure['setting']}, FL, cf {fraction:.1f}", FedAvg()), fraction=fraction, seed=seed
-            ),
-            "FL+HC": run_of(bench, of_it, name, algorithm, fraction=fraction, seed=seed),
-        }
-    return Outcome((), (), series, tuple(remarks))
+        averaged = run_of(
+            *(bench, of_it, f"{figure['setting']}, FL, cf {fraction:.1f}", FedAvg()), fraction=fraction, seed=seed
+        )
+        clustered = run_of(bench, of_it, name, algorithm, fraction=fraction, seed=seed)
+        series[name] = {**figure, "FL": averaged, "FL+HC": clustered}
+        for which, run in (("FL", averaged), ("FL+HC", clustered)):
+            rows += [
+                _row(f"{name} · {which}, accuracy at the end", None, run["accuracy"][-1:]),
+                _row(f"{name} · {which}, clients at the target at the end", None, run["reached"][-1:]),
+            ]
+        claims.append(claim_of_curve(name, Cell(name, figure["rounds_before"], [clustered], [averaged])))
+    return Outcome(tuple(rows), tuple(claims), series, tuple(remarks))
