@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fedclade.data import SOURCES
 from fedclade.errors import ConfigError, RunError, RunInterrupted
+from fedclade.files import remove
 from fedclade.reproduce.outcome import Outcome
 
 if TYPE_CHECKING:
@@ -158,13 +159,16 @@ class Bench:
                 self._file.parent.mkdir(parents=True, exist_ok=True)
                 with self._file.open("a") as file:
                     file.write(json.dumps(self._done[key]) + "\n")
+            if (folder := self.folder_for(key)) is not None:
+                remove(folder)  # a run's folder can hold the updates of all clients
         self.seconds += self._done[key]["seconds"]
         return self._done[key]["value"]
 
     def folder_for(self, key: str) -> Path | None:
         """Return the run folder of a long piece, for ``simulate(folder=..., stop=bench.stop)``; None if none is kept.
 
-        So a run that is interrupted goes on from its newest checkpoint. The seconds of a piece are those since then.
+        So a run that is interrupted goes on from its newest checkpoint. The seconds of a piece are those since then. Once
+        the piece is kept, the folder is removed.
         """
         if self._folder is None:
             return None
