@@ -167,8 +167,8 @@ class Bench:
     def folder_for(self, key: str) -> Path | None:
         """Return the run folder of a long piece, for ``simulate(folder=..., stop=bench.stop)``; None if none is kept.
 
-        So a run that is interrupted goes on from its newest checkpoint. The seconds of a piece are those since then. Once
-        the piece is kept, the folder is removed.
+        So a run that is interrupted goes on from its newest checkpoint. The seconds of a piece are those since then.
+        Once the piece is kept, the folder is removed.
         """
         if self._folder is None:
             return None
