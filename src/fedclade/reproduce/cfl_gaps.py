@@ -17,10 +17,13 @@ from fedclade.report import style
 from fedclade.reproduce.drawing import head, legend, mean_lines, panels
 from fedclade.reproduce.experiment import Bench, Settings
 from fedclade.reproduce.gaps import KINDS, Gaps, gaps_over_rounds
-from fedclade.reproduce.outcome import Claim, Outcome, Row
+from fedclade.reproduce.outcome import Claim, Outcome, Row, untold
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+FEWEST_ROUNDS = 20
+"""Fewer tell nothing of what the paper says of 50."""
 
 NAMES = {"updates": "weight updates", "gradients": "gradients"}
 
@@ -46,9 +49,10 @@ def measure_data(bench: Bench, settings: Settings) -> Outcome:
                 f"{data}: the gap grows with the data (section VI-A)",
                 *_grows(points, curve["updates"]["gap"], "data points"),
             ),
-            _updates_are_better(data, curve),
+            _updates_are_better(data, points, curve),
         ]
-    return _outcome(curves, {data: task["points"] for data, task in settings["tasks"].items()}, "data points", claims)
+    told = claims if settings["rounds"] >= FEWEST_ROUNDS else untold(claims)
+    return _outcome(curves, {data: task["points"] for data, task in settings["tasks"].items()}, "data points", told)
 
 
 def measure_rounds(bench: Bench, settings: Settings) -> Outcome:
@@ -66,9 +70,10 @@ def measure_rounds(bench: Bench, settings: Settings) -> Outcome:
                 f"{data}: the gap grows with the rounds (section VI-A)",
                 *_grows(rounds, curve["updates"]["gap"], "rounds"),
             ),
-            _updates_are_better(data, curve),
+            _updates_are_better(data, rounds, curve),
         ]
-    return _outcome(curves, dict.fromkeys(curves, rounds), "rounds", claims)
+    told = claims if max(rounds) >= FEWEST_ROUNDS else untold(claims)
+    return _outcome(curves, dict.fromkeys(curves, rounds), "rounds", told)
 
 
 Curves = Mapping[str, Mapping[str, Sequence[Sequence[Any]]]]
@@ -141,14 +146,14 @@ def _grows(x: Sequence[int], gaps: Sequence[Sequence[float]], unit: str) -> tupl
     return (bool(means[-1] > means[0]) if len(steps) else None), told
 
 
-def _updates_are_better(data: str, curve: Curves) -> Claim:
+def _updates_are_better(data: str, x: Sequence[int], curve: Curves) -> Claim:
     gaps = {kind: np.asarray(curve[kind]["gap"]).mean(0) for kind in KINDS}
-    better = int((gaps["updates"] > gaps["gradients"]).sum())
-    n = len(gaps["updates"])
+    better = np.asarray(x)[gaps["updates"] > gaps["gradients"]].tolist()
     return Claim(
-        f"{data}: weight updates separate better than gradients (section VI-A)",
-        better > n / 2,
-        f"at {better} of {n} points; mean gap {gaps['updates'].mean():+.2f} against {gaps['gradients'].mean():+.2f}",
+        f"{data}: weight updates separate better than gradients, with few data points and early (section VI-A)",
+        len(better) > len(x) / 2,
+        f"at {', '.join(map(str, better)) or 'none'} of {', '.join(map(str, x))}; mean gap "
+        f"{gaps['updates'].mean():+.2f} against {gaps['gradients'].mean():+.2f}",
     )
 
 
@@ -172,14 +177,12 @@ def _outcome(
 def draw(outcome: Outcome, settings: Settings, *, figure: int, unit: str) -> Figure:
     """Draw a panel for each data set: the gap of updates and of gradients; above zero the split is right."""
     picture, axes = panels(
-        max(2, len(outcome.series)),
+        len(outcome.series),
         f"Separation gap against {unit}",
         f"after Sattler et al. 2019, figure {figure} · {settings['clients']} clients, "
         f"{settings['clusters']} label swaps",
     )
-    for empty in axes[len(outcome.series) :]:
-        empty.set_axis_off()
-    for panel, (data, shown) in zip(axes, outcome.series.items(), strict=False):
+    for panel, (data, shown) in zip(axes, outcome.series.items(), strict=True):
         mean_lines(panel, shown["x"], {NAMES[kind]: shown[kind] for kind in KINDS})
         panel.axhline(0, color=style.MUTED, linewidth=0.9)
         style.label(panel, x=unit, y="separation gap g(α)")

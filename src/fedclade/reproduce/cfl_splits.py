@@ -17,12 +17,15 @@ from fedclade.models import build_model
 from fedclade.report import style
 from fedclade.reproduce.drawing import head, legend, panels
 from fedclade.reproduce.experiment import Bench, Settings
-from fedclade.reproduce.outcome import Claim, Outcome, Row
+from fedclade.reproduce.outcome import Claim, Outcome, Row, untold
 from fedclade.simulation import simulate
 from fedclade.store import Run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+FEWEST_ROUNDS = 30
+"""Fewer tell nothing of what holds in the end."""
 
 METHODS = {"fl": "FL", "cfl": "CFL", "rcfl": "rcfl"}
 
@@ -86,7 +89,8 @@ def measure_cifar(bench: Bench, settings: Settings) -> Outcome:
         "The paper gives neither the step size nor the layers of its 5-layer network, nor ε₂; here ε₂ is what keeps a "
         "cluster whose members agree from being split at the next date.",
     )
-    return Outcome(rows, claims, {method: courses[0] for method, courses in found.items()}, remarks)
+    told = claims if settings["rounds"] >= FEWEST_ROUNDS else untold(claims)
+    return Outcome(rows, told, {method: courses[0] for method, courses in found.items()}, remarks)
 
 
 def measure_agnews(bench: Bench, settings: Settings) -> Outcome:
@@ -96,10 +100,10 @@ def measure_agnews(bench: Bench, settings: Settings) -> Outcome:
     stagnation = _each(found["fl"], lambda course: _score(course, first))
     end = {method: _each(courses, lambda course: course["scores"][-1]) for method, courses in found.items()}
     rows = (
-        _row("FL when CFL splits first", 43.0, stagnation, unit="perplexity", wanted="at most"),
-        _row("FL at the end", 42.0, end["fl"], unit="perplexity", wanted="at most"),
-        _row("CFL at the end, after the splits", 36.0, end["cfl"], unit="perplexity", wanted="at most"),
-        _row("rcfl at the end", None, end["rcfl"], unit="perplexity"),
+        _row("perplexity of FL when CFL splits first", 43.0, stagnation, unit=""),
+        _row("perplexity of FL at the end", 42.0, end["fl"], unit=""),
+        _row("perplexity of CFL at the end, after the splits (the paper: below this)", 36.0, end["cfl"], unit=""),
+        _row("perplexity of rcfl at the end", None, end["rcfl"], unit=""),
     )
     gain = [100 * (1 - cfl / fl) for fl, cfl in zip(end["fl"], end["cfl"], strict=True)]
     claims = (
@@ -120,7 +124,8 @@ def measure_agnews(bench: Bench, settings: Settings) -> Outcome:
         "7,600), so that perplexities do not compare with the paper's; the relation between the methods does.",
         "The paper gives neither the vocabulary, nor the size of the layers, nor the step size, nor ε₂.",
     )
-    return Outcome(rows, claims, {method: courses[0] for method, courses in found.items()}, remarks)
+    told = claims if settings["rounds"] >= FEWEST_ROUNDS else untold(claims)
+    return Outcome(rows, told, {method: courses[0] for method, courses in found.items()}, remarks)
 
 
 def _courses(bench: Bench, settings: Settings) -> dict[str, list[Course]]:

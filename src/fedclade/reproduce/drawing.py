@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 PANEL_WIDTH, PANEL_HEIGHT = 4.2, 3.2
 """Inches."""
 
+LEAST_WIDTH = 6.4
+"""Inches: a title takes so much."""
+
 
 def panels(columns: int, title: str, subtitle: str, *, rows: int = 1) -> tuple[Figure, list[Axes]]:
     """Return a figure of equal panels under a title; the panels row by row.
@@ -25,7 +28,7 @@ def panels(columns: int, title: str, subtitle: str, *, rows: int = 1) -> tuple[F
     MissingExtraError
         If matplotlib is not installed.
     """
-    figure = style.new_figure(PANEL_WIDTH * columns, style.HEADER + PANEL_HEIGHT * rows)
+    figure = style.new_figure(max(LEAST_WIDTH, PANEL_WIDTH * columns), style.HEADER + PANEL_HEIGHT * rows)
     axes = figure.subplots(rows, columns, squeeze=False).ravel().tolist()
     style.plain(*axes)
     style.set_title(figure, title, subtitle)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 Wanted = Literal["near", "at least", "at most"]
@@ -70,6 +70,11 @@ class Claim:
     text: str
     holds: bool | None
     measured: str
+
+
+def untold(claims: Iterable[Claim]) -> tuple[Claim, ...]:
+    """Return claims that the scale is too small to tell, with what was measured all the same."""
+    return tuple(replace(claim, holds=None) for claim in claims)
 
 
 @dataclass(frozen=True)

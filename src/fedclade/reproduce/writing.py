@@ -21,14 +21,14 @@ LONGEST = 80
 
 
 def figure(value: float | None, unit: str = "") -> str:
-    """Write a figure of a paper or of ours: shares in per cent to one decimal, all else to three digits.
+    """Write a figure of a paper or of ours: per cent to one decimal, all else to three digits, six decimals at most.
 
-    >>> figure(98.456, "%"), figure(0.01234), figure(-2.5, "rounds"), figure(None, "%")
-    ('98.5 %', '0.0123', '−2.5 rounds', '–')
+    >>> figure(98.456, "%"), figure(0.01234), figure(-2.5, "rounds"), figure(-2e-8), figure(None, "%")
+    ('98.5 %', '0.0123', '−2.5 rounds', '0', '–')
     """
     if value is None:
         return NONE
-    digits = f"{round(value, 1) + 0.0:.1f}" if unit == "%" else f"{value:.3g}"
+    digits = f"{round(value, 1) + 0.0:.1f}" if unit == "%" else f"{round(value, 6) + 0.0:.3g}"
     return f"{digits} {unit}".strip().replace("-", "−")
 
 
