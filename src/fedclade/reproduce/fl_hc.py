@@ -40,7 +40,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 FRACTIONS: dict[str, Any] = {"client_fractions": [0.1, 0.2, 0.5, 1.0], "rounds_before": [1, 3, 5, 10]}
 """Section III-A: Ward's linkage of Euclidean distances, at these fractions and rounds prior to clustering."""
 
-LINKAGES: dict[str, Any] = {"client_fraction": 0.2, "rounds_before": 10, "cuts": [2, 4, 8, 16, 32]}
+LINKAGES: dict[str, Any] = {"client_fraction": 0.2, "rounds_before": 10, "cuts": [4, 8, 16, 32, 64]}
 """Section III-B. The paper tries 'a range of distance thresholds' and shows the best: here numbers of clusters."""
 
 SMOKE: dict[str, Any] = {
@@ -63,8 +63,11 @@ SMALL_CNN: dict[str, Any] = {
 }
 """Where a perceptron cannot reach the paper's accuracy, and few runs are needed: 13,000 parameters, all of MNIST."""
 
-THRESHOLDS = {"pathological": 3.0, "label-swapped": 4.0, "by writer": 3.0}
-"""T at the scale of a laptop: other models and other local training make updates of other lengths."""
+THRESHOLDS = {"pathological": 1.5, "label-swapped": 4.0, "by writer": 3.0}
+"""T at the scale of a laptop: other models and other local training make updates of other lengths.
+
+With T = 3.0, pathological clients made 4 to 12 clusters in Table I, and FL+HC ended below FL in 6 of 8 cells.
+"""
 
 TABLE_1: Cells = {
     "cf 0.1, n 1": (91.1, 98.5, 62.0, 83.0),
@@ -187,11 +190,11 @@ def _by_fraction(name: str, number: str, setting: str, table: Cells) -> Experime
 
 
 BY_LINKAGE: dict[str, dict[str, Any]] = {
-    "pathological": {**LAPTOP["pathological"], "cuts": [16]},
+    "pathological": {**LAPTOP["pathological"], "epochs": 1, "rounds_before": 5, "cuts": [16, 40]},
     "label-swapped": {**LAPTOP["label-swapped"], **SMALL_CNN, "cuts": [4]},
     "by writer": {**LAPTOP["by writer"], "cuts": [4]},
 }
-"""Tables IV to VI at the scale of a laptop: one number of clusters each, of label-swapped clients the true one."""
+"""Tables IV to VI at the scale of a laptop; of label-swapped clients only the true number of clusters."""
 
 
 def _by_linkage(name: str, number: str, setting: str, table: Cells) -> Experiment:

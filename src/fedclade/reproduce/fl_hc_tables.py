@@ -24,7 +24,8 @@ REMARKS = (
 )
 
 OF_SETTING = {
-    "pathological": "Two labels each means two shards of the images sorted by label, as in McMahan et al. 2017.",
+    "pathological": "Two labels each means two shards of the images sorted by label, as in McMahan et al. 2017. T "
+    "matters: at laptop scale, 3.0 made 4 to 12 clusters, and FL+HC ended below FL in 6 of 8 cells of Table I.",
     "label-swapped": "Directly after clustering the paper is within a point of its accuracy at the end, even where a "
     "round has two or three clients of a cluster: it seems to keep the updates of the clustering step.",
     "by writer": "The clients are the writers with the most images; the paper draws them at random.",
