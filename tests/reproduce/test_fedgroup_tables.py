@@ -159,3 +159,4 @@ def test_random_centers_may_win_on_synthetic_data_alone(monkeypatch: pytest.Monk
     scripted(monkeypatch, fedgroup_methods, {**GOOD, "FedGroup-RCC": 0.97}, by=-2)
     found = measured("fedgroup-table3", tasks=["Synthetic(1,1)-MCLR", "MNIST-MCLR"])
     assert [each.holds for each in found.claims if "RCC" in each.text] == [True, False]
+    assert [each.text[:10] for each in found.claims if "RAC" in each.text] == ["MNIST-MCLR"]
