@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import csv
+import os
 import re
+import signal
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,7 +16,7 @@ from tests.reproduce.examples import TINY
 
 from fedclade.cli import main, reproduce
 from fedclade.errors import ConfigError
-from fedclade.reproduce import EXPERIMENTS
+from fedclade.reproduce import EXPERIMENTS, Bench, Outcome, Settings
 from fedclade.reproduce.result import Result
 
 Call = Callable[..., tuple[int, str, str]]
@@ -59,6 +63,28 @@ def test_the_same_command_goes_on_and_does_not_measure_again(call: Call):
     code, out, _ = call("tiny", "--out", "here")
     assert code == 0
     assert "  seed 3" not in out
+
+
+def test_an_interrupted_command_goes_on_where_it_stopped(call: Call, monkeypatch: pytest.MonkeyPatch):
+    made: list[int] = []
+
+    def interrupted(bench: Bench, settings: Settings) -> Outcome:
+        def one(seed: int) -> dict[str, float]:
+            made.append(seed)
+            if len(made) == 1:
+                os.kill(os.getpid(), signal.SIGINT)
+            return {"right": 90.0}
+
+        for seed in settings["seeds"]:
+            bench.piece(f"seed {seed}", partial(one, seed))
+        return Outcome(series={"right": [90.0, 90.0]})
+
+    monkeypatch.setattr(reproduce, "EXPERIMENTS", {"tiny": replace(TINY, measure=interrupted)})
+    code, out, _ = call("tiny")
+    assert code == 130
+    assert "interrupted before the piece 'seed 3'; go on with the same command" in out
+    assert call("tiny")[0] == 0
+    assert made == [1, 3]
 
 
 def test_an_unknown_name_is_refused_with_the_nearest(call: Call):

@@ -76,7 +76,7 @@ def test_more_data_widens_the_gap(smoke: Smoke):
 def test_gaps_are_told_for_every_round_asked_for(smoke: Smoke):
     result = smoke("cfl-fig6-rounds")
     assert [row.what for row in result.outcome.rows] == [
-        f"mnist, {rounds} rounds · {kind}: g(α)" for kind in ("weight updates", "gradients") for rounds in (1, 5)
+        f"mnist, rounds = {rounds} · {kind}: g(α)" for kind in ("weight updates", "gradients") for rounds in (1, 5)
     ]
 
 
