@@ -118,3 +118,11 @@ def test_the_smallest_scale_may_need_other_data():
     assert experiment.needs("smoke") == experiment.needs("laptop") == ("mnist",)
     alone = replace(experiment, smoke_data=())
     assert (alone.needs("smoke"), alone.needs("paper")) == ((), ("mnist",))
+
+
+def test_a_piece_that_is_taken_twice_took_its_time_once():
+    bench = Bench({})
+    bench.piece("first", lambda: 1)
+    once = bench.seconds
+    assert bench.piece("first", lambda: 2) == 1
+    assert bench.seconds == once > 0

@@ -126,8 +126,9 @@ class Bench:
     ) -> None:
         self.data_dir, self.device, self.stop = data_dir, device, stop
         self._say = say
+        self._taken = set[str]()
         self.seconds = 0.0
-        """What the pieces took, those of earlier calls included."""
+        """What the pieces took, those of earlier calls included, and each counted once."""
         digest = sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
         self._folder = None if folder is None else folder / digest
         self._file = None if self._folder is None else self._folder / "pieces.jsonl"
@@ -161,7 +162,9 @@ class Bench:
                     file.write(json.dumps(self._done[key]) + "\n")
             if (folder := self.folder_for(key)) is not None:
                 remove(folder)  # a run's folder can hold the updates of all clients
-        self.seconds += self._done[key]["seconds"]
+        if key not in self._taken:
+            self._taken.add(key)
+            self.seconds += self._done[key]["seconds"]
         return self._done[key]["value"]
 
     def folder_for(self, key: str) -> Path | None:
