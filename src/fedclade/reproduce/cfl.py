@@ -225,8 +225,8 @@ EXPERIMENTS = (
                 "batch_size": 20,
             },
             "laptop": {
-                "clients": 8,
-                "samples_per_client": 300,
+                "clients": 12,
+                "samples_per_client": 200,
                 "test_samples": 200,
                 "model": "mlp",
                 "rounds": 30,

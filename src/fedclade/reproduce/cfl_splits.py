@@ -286,6 +286,8 @@ def draw(outcome: Outcome, settings: Settings, *, place: str, score: str) -> Fig
         head(above, f"{METHODS[method]}: true clusters")
         style.label(above, y=score if column == 0 else "")
         style.label(below, x="communication rounds", y="separation gap g(α)" if column == 0 else "")
+    axes[1].sharey(axes[0])
+    axes[3].sharey(axes[2])
     legend(axes[0])
     return figure
 
