@@ -15,17 +15,19 @@ from fedclade.reproduce.result import Result, measure
 
 
 @pytest.fixture(scope="session")
-def smoke() -> Callable[[str], Result]:
+def smoke(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Result]:
     """Return what measures an experiment at the scale ``smoke``; without its data the test is skipped."""
+    shared = tmp_path_factory.mktemp("pieces")
     given = os.environ.get("FEDCLADE_DATA_DIR")
     data_dir = Path(given) if given else None
 
     @cache
     def of(name: str) -> Result:
         experiment = EXPERIMENTS[name]
-        for data in experiment.data:
+        for data in experiment.needs("smoke"):
             if not is_at_hand(data, data_dir):
                 pytest.skip(f"the data set {data} is not at hand")
-        return measure(experiment, "smoke", data_dir=data_dir, device="cpu")
+        folder = shared / experiment.pieces if experiment.pieces else None
+        return measure(experiment, "smoke", data_dir=data_dir, device="cpu", folder=folder)
 
     return of

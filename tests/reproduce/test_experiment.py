@@ -96,3 +96,33 @@ def test_bundled_data_is_at_hand_and_other_data_where_its_folder_holds_files(tmp
     assert not is_at_hand("mnist", tmp_path)
     (tmp_path / "mnist" / "train.parquet").touch()
     assert Bench({}, data_dir=tmp_path).has("mnist")
+
+
+def test_the_run_folder_of_a_piece_is_removed_once_it_is_kept(tmp_path: Path):
+    bench = Bench({}, folder=tmp_path)
+
+    def make() -> int:
+        folder = bench.folder_for("first")
+        assert folder is not None
+        folder.mkdir()
+        (folder / "checkpoint").write_text("large")
+        return 1
+
+    assert bench.piece("first", make) == 1
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["pieces.jsonl"]
+    assert not list(tmp_path.rglob("first"))
+
+
+def test_the_smallest_scale_may_need_other_data():
+    experiment = replace(TINY, data=("mnist",))
+    assert experiment.needs("smoke") == experiment.needs("laptop") == ("mnist",)
+    alone = replace(experiment, smoke_data=())
+    assert (alone.needs("smoke"), alone.needs("paper")) == ((), ("mnist",))
+
+
+def test_a_piece_that_is_taken_twice_took_its_time_once():
+    bench = Bench({})
+    bench.piece("first", lambda: 1)
+    once = bench.seconds
+    assert bench.piece("first", lambda: 2) == 1
+    assert bench.seconds == once > 0

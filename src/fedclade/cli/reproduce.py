@@ -84,7 +84,7 @@ def reproduce(
                 scale.value,
                 data_dir=data_dir,
                 device=device,
-                folder=folder / f"{experiment.name}-{scale.value}-pieces",
+                folder=folder / f"{experiment.pieces or experiment.name}-{scale.value}-pieces",
                 say=_timed(console),
                 stop=stop,
             )

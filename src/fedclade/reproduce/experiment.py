@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fedclade.data import SOURCES
 from fedclade.errors import ConfigError, RunError, RunInterrupted
+from fedclade.files import remove
 from fedclade.reproduce.outcome import Outcome
 
 if TYPE_CHECKING:
@@ -45,6 +46,10 @@ class Experiment:
         Draws the outcome of settings, in the manner of the paper's figure; only matplotlib's object interface.
     data
         The data sets that it cannot do without, as of ``fedclade ls datasets``.
+    pieces
+        The name of the experiment whose pieces it shares, as it has the same settings; empty where it has its own.
+    smoke_data
+        The same as ``data`` at the scale ``smoke``; None where that needs the same.
 
     Raises
     ------
@@ -60,6 +65,8 @@ class Experiment:
     measure: Callable[[Bench, Settings], Outcome]
     draw: Callable[[Outcome, Settings], Figure]
     data: tuple[str, ...] = ()
+    pieces: str = ""
+    smoke_data: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         for scale, changes in self.changes.items():
@@ -68,6 +75,10 @@ class Experiment:
                     f"{self.name}: the scale {scale!r} changes {odd}, which the paper's settings have not; "
                     "add them there"
                 )
+
+    def needs(self, scale: Scale) -> tuple[str, ...]:
+        """Return the data sets that a scale cannot do without."""
+        return self.smoke_data if scale == "smoke" and self.smoke_data is not None else self.data
 
     def settings(self, scale: Scale) -> Settings:
         """Return the settings of a scale."""
@@ -115,8 +126,9 @@ class Bench:
     ) -> None:
         self.data_dir, self.device, self.stop = data_dir, device, stop
         self._say = say
+        self._taken = set[str]()
         self.seconds = 0.0
-        """What the pieces took, those of earlier calls included."""
+        """What the pieces took, those of earlier calls included, and each counted once."""
         digest = sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
         self._folder = None if folder is None else folder / digest
         self._file = None if self._folder is None else self._folder / "pieces.jsonl"
@@ -148,13 +160,18 @@ class Bench:
                 self._file.parent.mkdir(parents=True, exist_ok=True)
                 with self._file.open("a") as file:
                     file.write(json.dumps(self._done[key]) + "\n")
-        self.seconds += self._done[key]["seconds"]
+            if (folder := self.folder_for(key)) is not None:
+                remove(folder)  # a run's folder can hold the updates of all clients
+        if key not in self._taken:
+            self._taken.add(key)
+            self.seconds += self._done[key]["seconds"]
         return self._done[key]["value"]
 
     def folder_for(self, key: str) -> Path | None:
         """Return the run folder of a long piece, for ``simulate(folder=..., stop=bench.stop)``; None if none is kept.
 
         So a run that is interrupted goes on from its newest checkpoint. The seconds of a piece are those since then.
+        Once the piece is kept, the folder is removed.
         """
         if self._folder is None:
             return None

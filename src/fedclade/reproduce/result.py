@@ -128,7 +128,8 @@ def measure(
     RunInterrupted
         If ``stop`` said so.
     """
-    missing = [data for data in experiment.data if data_dir is not None and not is_at_hand(data, data_dir)]
+    needed = experiment.needs(scale)
+    missing = [data for data in needed if data_dir is not None and not is_at_hand(data, data_dir)]
     if missing:
         raise DataError(
             f"{experiment.name} needs the data set {missing[0]!r}, which is not in {data_dir}; name a folder that has "

@@ -1,0 +1,199 @@
+"""What is behind FL+HC's tables and figures: its federations, its runs, and what is kept of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedclade import rng
+from fedclade.algorithms import FLHC, Algorithm, FedAvg
+from fedclade.clustering import agglomerate, cut
+from fedclade.data import load_federation
+from fedclade.data.federation import Federation
+from fedclade.local import LocalSpec
+from fedclade.models import build_model
+from fedclade.reproduce.experiment import Bench, Settings
+from fedclade.similarity import distances
+from fedclade.simulation import simulate
+from fedclade.store import Run
+from fedclade.world import Maker, World
+
+Found = dict[str, Any]
+"""What is kept of a run, as JSON has it."""
+
+CLUSTERS = 4
+"""Groups of clients that swap two labels each (section II-A)."""
+
+DIGITS = 4
+"""Decimals of a share that are kept."""
+
+
+def federation_of(bench: Bench, settings: Settings, seed: int) -> Federation:
+    """Return the clients of a setting of section II-A: ``pathological``, ``label-swapped``, or ``by writer``.
+
+    Images of writers are natural parts; where ``images`` names a data set without writers, a power law stands in.
+    """
+    common: dict[str, Any] = {"clients": settings["clients"], "seed": seed, "data_dir": bench.data_dir}
+    images, tested = settings["images"], settings["test_samples"]
+    if settings["setting"] == "by writer":
+        return load_federation(images, partition="natural" if images == "femnist" else "power_law", **common)
+    common["samples_per_client"] = settings["samples_per_client"]
+    if settings["setting"] == "pathological":
+        return load_federation(images, partition="shards", test_samples=tested, **common)
+    federation = load_federation(images, shift="label_swap", clusters=CLUSTERS, **common)
+    return _tested_apart(federation, tested, seed)
+
+
+def _tested_apart(federation: Federation, samples: int, seed: int) -> Federation:
+    """Give every client test images of its own, as the share of clients that reach a target counts them apart."""
+    order = rng.generator(seed, "test images of clients").permutation(federation.pool.test)
+    parts = [order[start : start + samples] for start in range(0, samples * len(federation), samples)]
+    clients = (replace(client, test=part) for client, part in zip(federation.clients, parts, strict=True))
+    return replace(federation, clients=tuple(clients))
+
+
+def maker(federation: Federation, settings: Settings) -> Maker:
+    """Return what makes the model from a seed."""
+    schema, arguments = federation.pool.schema, settings["model_arguments"]
+
+    def make(seed: int) -> nn.Module:
+        shape, outputs = schema.input_shape, schema.outputs
+        return build_model(settings["model"], input_shape=shape, outputs=outputs, seed=seed, arguments=arguments)
+
+    return make
+
+
+def run_of(
+    bench: Bench,
+    settings: Settings,
+    key: str,
+    algorithm: Algorithm,
+    *,
+    fraction: float,
+    seed: int,
+    evaluate_every: int = 1,
+) -> Found:
+    """Run FL or FL+HC once.
+
+    Parameters
+    ----------
+    bench, settings
+        Of the experiment.
+    key
+        Names the piece.
+    algorithm
+        Whose clustering step is a round of its own here, but not in the paper's count of rounds.
+    fraction
+        α of Algorithm 1.
+    seed
+        Of data and run.
+    evaluate_every
+        Rounds.
+
+    Returns
+    -------
+    dict
+        ``rounds`` of training that were evaluated, with ``accuracy`` (mean of the clients) and ``reached`` (the share
+        at the target); number of ``clusters``; ``ari``, None without a truth; and ``at_the_mean``, the accuracy if
+        every cluster began at the mean of the updates that it was found by.
+    """
+
+    def make() -> Found:
+        federation = federation_of(bench, settings, seed)
+        pause = algorithm.rounds_before + 1 if isinstance(algorithm, FLHC) else 0
+        run = simulate(
+            algorithm,
+            maker(federation, settings),
+            federation,
+            local=_local(settings),
+            rounds=settings["rounds"] + (pause > 0),
+            client_fraction=fraction,
+            evaluate_every=evaluate_every,
+            target=settings["target"],
+            seed=seed,
+            device=bench.device,
+            engine=settings["engine"],
+            folder=bench.folder_for(key),
+            stop=bench.stop,
+        )
+        rows = [row for row in run.metrics if row["accuracy_mean"] is not None and row["round"] != pause]
+        return {
+            "rounds": [row["round"] - (0 < pause < row["round"]) for row in rows],
+            "accuracy": [round(row["accuracy_mean"], DIGITS) for row in rows],
+            "reached": [round(row["share_at_target"], DIGITS) for row in rows],
+            "clusters": run.summary["clusters"]["found"],
+            "ari": run.metrics[-1]["ari"],
+            "at_the_mean": _at_the_mean(run, bench, settings, federation, seed),
+        }
+
+    return bench.piece(key, make)
+
+
+def _local(settings: Settings) -> LocalSpec:
+    return LocalSpec(epochs=settings["epochs"], batch_size=settings["batch_size"], lr=settings["lr"])
+
+
+def _at_the_mean(run: Run, bench: Bench, settings: Settings, federation: Federation, seed: int) -> float | None:
+    """Return the accuracy of the joint model moved by the mean of each cluster's cached updates; None without any.
+
+    It tells what the paper's round after the clustering step can be, if the updates of that step are not thrown away.
+    """
+    leaves = [leaf for leaf in run.tree.leaves if leaf.cached is not None]
+    if not leaves:
+        return None
+    models = torch.stack([run.tree.nodes[0].params + leaf.cached.mean(0) for leaf in leaves if leaf.cached is not None])
+    row_of = {client: row for row, leaf in enumerate(leaves) for client in leaf.members}
+    world = World.simulated_by(federation, maker(federation, settings), FedAvg(), seed=seed, device=bench.device)
+    rows = [row_of[client] for client in world.clients.ids]
+    evaluation = world.clients.evaluate(world.clients.ids, models.to(world.device), rows, "test")
+    return round(float(evaluation.accuracies.mean()), DIGITS)
+
+
+def partitions(bench: Bench, settings: Settings, hows: Sequence[tuple[str, str]], seed: int) -> dict[str, list[int]]:
+    """Cluster the clients once, by the same updates, in every way and at every cut.
+
+    Parameters
+    ----------
+    bench, settings
+        Of the experiment; ``cuts`` are the numbers of clusters.
+    hows
+        Metric and linkage.
+    seed
+        Of data and run.
+
+    Returns
+    -------
+    dict
+        By ``"metric linkage cut"`` the cluster of each client, numbered alike where they are alike.
+    """
+
+    def make() -> dict[str, list[int]]:
+        federation = federation_of(bench, settings, seed)
+        run = simulate(
+            FLHC(rounds_before=settings["rounds_before"], metric="l2", linkage="ward", n_clusters=2),
+            maker(federation, settings),
+            federation,
+            local=_local(settings),
+            rounds=settings["rounds_before"] + 1,
+            client_fraction=settings["client_fraction"],
+            evaluate_every=settings["rounds_before"] + 1,
+            seed=seed,
+            device=bench.device,
+            engine=settings["engine"],
+        )
+        cached = [(leaf.members, leaf.cached) for leaf in run.tree.leaves if leaf.cached is not None]
+        order = np.argsort([client for members, _ in cached for client in members])
+        updates = torch.cat([each for _, each in cached])[torch.from_numpy(order)]
+        apart = {metric: distances(updates, metric) for metric in {metric for metric, _ in hows}}
+        return {
+            f"{metric} {linkage} {count}": cut(agglomerate(apart[metric], linkage), count).tolist()
+            for metric, linkage in hows
+            for count in settings["cuts"]
+        }
+
+    return bench.piece(f"partitions, seed {seed}", make)
