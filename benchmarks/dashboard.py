@@ -2,7 +2,8 @@
 
 Runs a config with and without it in turn, so that a machine that slows down slows both, and compares the seconds that
 the rounds took and the processor's seconds of the run's process, with the server in it. A browser on the same machine
-takes processor time too; the run's own is what the dashboard costs wherever the browser is.
+draws with the processors that the run computes with; ``--viewer questions`` asks what a browser asks, and as often, but
+draws nothing: that is what the dashboard itself costs.
 """
 
 from __future__ import annotations
@@ -15,11 +16,18 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from urllib.parse import quote
+from urllib.request import urlopen
 
 from playwright.sync_api import Page, sync_playwright
 
 PORT = 8377
+
+Delays = dict[str, list[float]]
+Viewer = Callable[["subprocess.Popen[str]", Path], Delays]
 
 RUN = """
 import resource, sys
@@ -38,6 +46,7 @@ def main() -> None:
     options.add_argument("--config", default="cfl-mnist-label-swap")
     options.add_argument("--rounds", type=int, default=120)
     options.add_argument("--repeats", type=int, default=3)
+    options.add_argument("--viewer", default="browser", choices=["browser", "questions"])
     options.add_argument("--chromium", default="/usr/bin/chromium")
     given = options.parse_args()
     seconds: dict[bool, list[float]] = {False: [], True: []}
@@ -48,8 +57,10 @@ def main() -> None:
         for repeat in range(given.repeats):
             for watched in (False, True) if repeat % 2 == 0 else (True, False):
                 out = Path(folder) / f"{repeat}-{watched}"
-                page = browser.new_page() if watched else None
-                spent, found = one_run(given, out, page)
+                viewer = None
+                if watched:
+                    viewer = ask if given.viewer == "questions" else partial(watch, browser.new_page())
+                spent, found = one_run(given, out, viewer)
                 seconds[watched].append(json.loads((out / "summary.json").read_text())["seconds"]["total"])
                 processor[watched].append(spent)
                 for what, each in found.items():
@@ -60,7 +71,8 @@ def main() -> None:
         watched, alone = (statistics.median(values[each]) for each in (True, False))
         print(f"{name}: median {watched:.2f} with, {alone:.2f} without, {100 * (watched / alone - 1):+.1f} %")
     for what, name in (("round", "the numbers"), ("version", "the figures")):
-        found = sorted(delays[what])
+        if not (found := sorted(delays[what])):
+            continue
         shown = f"{len(found)} of {given.rounds * given.repeats} rounds"
         print(
             f"{name} of {shown} were on the page {statistics.median(found):.2f} s after their end, "
@@ -68,18 +80,31 @@ def main() -> None:
         )
 
 
-def one_run(given: argparse.Namespace, out: Path, page: Page | None) -> tuple[float, dict[str, list[float]]]:
+def one_run(given: argparse.Namespace, out: Path, viewer: Viewer | None) -> tuple[float, Delays]:
     """Run the config once; return the processor's seconds, and how long after its end each round was on the page."""
     command = [sys.executable, "-c", RUN, "run", given.config, "--out", str(out), "--rounds", str(given.rounds)]
     command += ["--quiet", "--set", "checkpoint_every=0", "--log", "tensorboard"]
-    command += ["--dashboard", "--port", str(PORT)] if page is not None else []
+    command += ["--dashboard", "--port", str(PORT)] if viewer is not None else []
     run = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"})
-    delays = {} if page is None else watch(run, page, out)
+    delays = {} if viewer is None else viewer(run, out)
     told, _ = run.communicate()
     return float(told.split("processor seconds ")[1].split()[0]), delays
 
 
-def watch(run: subprocess.Popen[str], page: Page, out: Path) -> dict[str, list[float]]:
+def ask(run: subprocess.Popen[str], out: Path) -> Delays:
+    """Ask what the page of a run asks, every second until it ends."""
+    assert run.stdout is not None
+    run.stdout.readline()
+    seen, over = "", False
+    while run.poll() is None and not over:
+        with urlopen(f"http://127.0.0.1:{PORT}/state?seen={quote(seen)}") as answer:
+            state = json.load(answer)
+        seen, over = state.get("version", seen), state.get("finished", False)
+        time.sleep(1)
+    return {}
+
+
+def watch(page: Page, run: subprocess.Popen[str], out: Path) -> Delays:
     """Look at the page until the run ends; return how long after its end each round was seen in numbers and figures."""
     assert run.stdout is not None
     run.stdout.readline()

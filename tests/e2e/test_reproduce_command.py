@@ -58,6 +58,18 @@ def test_it_prints_both_figures_and_writes_four_files(call: Call, tmp_path: Path
     assert "](tiny-laptop.png)" in (folder / "tiny-laptop.md").read_text()
 
 
+def test_of_all_those_are_left_out_whose_data_is_missing(call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    needy = replace(TINY, name="needy", data=("femnist",))
+    monkeypatch.setattr(reproduce, "EXPERIMENTS", {"needy": needy, "tiny": TINY})
+    code, out, _ = call("all", "--data-dir", str(tmp_path), "--out", "here")
+    assert code == 0
+    assert f"needy is left out: femnist is not in {tmp_path}" in out
+    assert {path.name for path in Path("here").glob("*.json")} == {"tiny-laptop.json"}
+    code, _, err = call("needy", "--data-dir", str(tmp_path))
+    assert code != 0
+    assert "needy needs the data set 'femnist'" in err
+
+
 def test_the_same_command_goes_on_and_does_not_measure_again(call: Call):
     assert "seed 3" in call("tiny", "--out", "here")[1]
     code, out, _ = call("tiny", "--out", "here")

@@ -94,7 +94,7 @@ class ReplicatedCFL(Algorithm):
         before = np.array([tree.leaf_of[client] for client in answered])
         level, draw = self.level / (checks * (checks + 1)), this_round.generator("shuffles")
         labels, numbers = _decided(find_clusters(replicates), np.unique(before, return_inverse=True)[1], level, draw)
-        clusters = [[answered[i] for i in np.flatnonzero(labels == k)] for k in range(labels.max() + 1)]
+        clusters = [[answered[i] for i in np.flatnonzero(labels == k).tolist()] for k in range(labels.max() + 1)]
         gamma = float(np.median(replicates.gammas))
         details = {**numbers, "level": level, "gamma": gamma if np.isfinite(gamma) else None, "clusters": clusters}
         state = replace(state, memory={"checks": torch.tensor([checks])})

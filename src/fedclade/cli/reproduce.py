@@ -23,7 +23,7 @@ from fedclade.report import style
 from fedclade.report.formats import duration
 from fedclade.reproduce import EXPERIMENTS, Experiment
 from fedclade.reproduce.experiment import is_at_hand
-from fedclade.reproduce.result import Result, measure
+from fedclade.reproduce.result import Result, measure, missing_data
 from fedclade.reproduce.writing import (
     CHANGE_COLUMNS,
     CLAIM_COLUMNS,
@@ -76,6 +76,10 @@ def reproduce(
     choose_device(device)
     with interruptible(lambda: "go on with the same command") as stop:
         for experiment in chosen:
+            missing = missing_data(experiment, scale.value, data_dir)
+            if missing and experiment.name not in (names or []):  # of all, those are measured that can be
+                console.print(f"[yellow]{experiment.name} is left out:[/] {', '.join(missing)} is not in {data_dir}\n")
+                continue
             folder = out or Path("reproduced") / f"{experiment.name}-{scale.value}"
             folder.mkdir(parents=True, exist_ok=True)
             console.print(Text(f"{experiment.name}: {experiment.title}", style="bold"))

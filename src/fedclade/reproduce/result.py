@@ -128,9 +128,7 @@ def measure(
     RunInterrupted
         If ``stop`` said so.
     """
-    needed = experiment.needs(scale)
-    missing = [data for data in needed if data_dir is not None and not is_at_hand(data, data_dir)]
-    if missing:
+    if missing := missing_data(experiment, scale, data_dir):
         raise DataError(
             f"{experiment.name} needs the data set {missing[0]!r}, which is not in {data_dir}; name a folder that has "
             "it with --data-dir / FEDCLADE_DATA_DIR"
@@ -161,6 +159,11 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
     raise TypeError(f"an outcome should hold what JSON can, got {value!r}")
+
+
+def missing_data(experiment: Experiment, scale: Scale, data_dir: Path | None) -> list[str]:
+    """Return the data sets that an experiment needs, and a data folder has not; without a folder they are fetched."""
+    return [data for data in experiment.needs(scale) if data_dir is not None and not is_at_hand(data, data_dir)]
 
 
 def _machine(device: str) -> dict[str, Any]:

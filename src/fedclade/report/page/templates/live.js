@@ -1,5 +1,5 @@
 // While a run goes on: ask for its state, and change only what is new.
-const PAUSE = 300; // milliseconds between two questions
+const PAUSE = 1000; // milliseconds between two questions
 let seen = "";
 let missed = 0;
 const partsShown = {};
