@@ -128,27 +128,18 @@ def _overview(result: Result) -> tuple[str, ...]:
 
 
 def _unconfirmed(results: Sequence[Result]) -> Iterator[str]:
-    """Yield the section on what could not be confirmed, rows that fall short included."""
+    """Yield the section on what could not be confirmed; which rows fall short is told with each experiment."""
     claims = [
         (f"{result.name}, {result.scale}", claim.text, claim.measured)
         for result in results
         for claim in result.outcome.claims
         if claim.holds is False
     ]
-    short = [
-        (f"{result.name}, {result.scale}", row.what, row.verdict)
-        for result in results
-        for row in result.outcome.rows
-        if row.verdict.startswith(("short", "off"))
-    ]
     yield "## What we could not confirm\n"
     if claims:
         yield table(("experiment", "the paper's claim", "measured instead"), claims)
     else:
         yield "No claim that was tested failed."
-    if short:
-        yield "\nFigures that differ from the paper's:\n"
-        yield table(("experiment", "what", "difference"), short)
     yield ""
 
 
