@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import Page
 from tests.browser import chromium
 
 from fedclade import Run
@@ -196,13 +197,11 @@ def test_a_browser_sees_a_new_round_within_2_seconds(runs: dict[str, Run], tmp_p
 
         running = threading.Thread(target=work)
         running.start()
-        page.wait_for_selector('html[data-round="2"]', state="attached")
-        assert time.monotonic() - ended[2] < 2
+        assert _seconds_after(ended, 2, page) < 2
         page.wait_for_selector(".branch", state="attached")
         page.locator(".branch").first.focus()
         page.keyboard.press("Enter")
-        page.wait_for_selector('html[data-round="4"]', state="attached")
-        assert time.monotonic() - ended[4] < 2
+        assert _seconds_after(ended, 4, page) < 2
         page.wait_for_selector('html[data-version="6 over"]', state="attached")
         running.join()
         assert page.locator("#status").inner_text().startswith("Finished after 6 rounds")
@@ -210,6 +209,12 @@ def test_a_browser_sees_a_new_round_within_2_seconds(runs: dict[str, Run], tmp_p
         assert page.evaluate("document.activeElement.dataset.node") == "0", "and so does the focus"
         page.wait_for_selector("#accuracy-0 .trace")
         assert errors == []
+
+
+def _seconds_after(ended: dict[int, float], number: int, page: Page) -> float:
+    """Wait for a round on the page, or a later one, and return how long after its end it is seen."""
+    page.wait_for_function("number => Number(document.documentElement.dataset.round) >= number", arg=number)
+    return time.monotonic() - ended[int(page.evaluate("document.documentElement.dataset.round"))]
 
 
 def _written(path: Path) -> Path:

@@ -18,7 +18,8 @@ from fedclade.reproduce.result import Result, measure
 def smoke(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Result]:
     """Return what measures an experiment at the scale ``smoke``; without its data the test is skipped."""
     shared = tmp_path_factory.mktemp("pieces")
-    given = os.environ.get("FEDCLADE_DATA_DIR")
+    beside = Path(__file__).parents[3] / "shared" / "data"
+    given = os.environ.get("FEDCLADE_DATA_DIR") or (beside if beside.exists() else None)
     data_dir = Path(given) if given else None
 
     @cache
