@@ -271,6 +271,8 @@ def draw(outcome: Outcome, settings: Settings, *, place: str, score: str) -> Fig
     """Draw the course of each true cluster's score for CFL and rcfl beside FL's, and below the separation gaps."""
     title = "Federated learning stagnates; after the splits every cluster goes on"
     figure, axes = panels(2, title, f"after Sattler et al. 2019, {place} · {settings['clients']} clients", rows=2)
+    axes[1].sharey(axes[0])  # before anything is drawn, so that the limits hold it all
+    axes[3].sharey(axes[2])
     fl: Mapping[str, Any] = outcome.series["fl"]
     for column, method in enumerate(("cfl", "rcfl")):
         course, (above, below) = outcome.series[method], (axes[column], axes[column + 2])
@@ -286,8 +288,6 @@ def draw(outcome: Outcome, settings: Settings, *, place: str, score: str) -> Fig
         head(above, f"{METHODS[method]}: true clusters")
         style.label(above, y=score if column == 0 else "")
         style.label(below, x="communication rounds", y="separation gap g(α)" if column == 0 else "")
-    axes[1].sharey(axes[0])
-    axes[3].sharey(axes[2])
     legend(axes[0])
     return figure
 

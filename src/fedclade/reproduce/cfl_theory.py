@@ -138,6 +138,6 @@ def draw(outcome: Outcome, settings: Settings) -> Figure:
         bounds.scatter([cell["gamma"] for cell in mine], [cell["highest_cross"] for cell in mine], color=color, s=14)
     style.label(bounds, x="noise γ", y="largest similarity across the split")
     bounds.set_ylim(-1.1, 1.8)
-    head(bounds, "lines: bounds (eq. 19), dots: highest samples")
+    head(bounds, "lines: eq. 19, dots: highest samples")
     legend(bounds, loc="upper left", ncols=2)
     return figure
