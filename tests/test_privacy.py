@@ -175,7 +175,7 @@ def test_a_real_client_books_every_release(tmp_path):
     client = private_client(scripted(), PRIVACY, ledger, "run 7")
     sent = [asked(client, ids=[4]).each, asked(client, ids=[4]).each, asked(client, "gradients", [4]).each]
     asked(client, ids=[4], this_round=replace(ROUND, travels="nothing"))
-    assert len(torch.cat(sent).unique()) == 3 * S
+    assert len(torch.cat(sent).unique()) > 0.99 * 3 * S  # of so many float32 some meet by chance
     assert [(e.run, e.round, e.releases) for e in ledger.entries()] == [("run 7", 3, 3)]
     assert ledger.spent(PRIVACY.delta) == PRIVACY.epsilon(3) == epsilon_of({0.5: 3}, 1e-5)
 
