@@ -244,17 +244,17 @@ def tables(lines: Sequence[Line]) -> Iterator[Table]:
         by_case[line["part"], line["task"], line["method"]].append(line)
     yield suite_table({case[1:]: found for case, found in by_case.items() if case[0] == "suite"})
     kinds = {part: {case[1:]: found for case, found in by_case.items() if case[0] == part} for part in PARTS}
-    yield _table(
+    yield as_table(
         "unequal clusters",
         ("clusters", "runs", "mean ARI", "lowest", "clients of each"),
         [(task, *_sizes_cells(found)) for (task, _), found in kinds["sizes"].items()],
     )
-    yield _table(
+    yield as_table(
         "drift in round 20",
         ("change", "runs", "ARI in round 19", "ARI in round 40", "lowest", "accuracy, %"),
         [(task, *_drift_cells(found)) for (task, _), found in kinds["drift"].items()],
     )
-    yield _table(
+    yield as_table(
         "cost of 60 rounds",
         ("method", "runs", "checks", "MB", "train, s", "server, s"),
         [(method, *_cost_cells(found)) for (_, method), found in kinds["cost"].items()],
@@ -305,7 +305,7 @@ def suite_table(by_case: Mapping[tuple[str, str], Sequence[Line]]) -> Table:
                 )
             )
     columns = ("task", "method", "runs", "accuracy, %", "ARI", "by round 15", "parted", "behind the first, points")
-    return _table("tasks", columns, rows)
+    return as_table("tasks", columns, rows)
 
 
 def _mean_accuracy(lines: Sequence[Line]) -> float:
@@ -325,7 +325,8 @@ def _estimate(values: Sequence[float]) -> str:
     return f"{middle:.1f}" if half is None else f"{middle:.1f} ± {half:.1f}"
 
 
-def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+def as_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """Return a table for the terminal."""
     table = Table(title=title, box=None)
     for column in columns:
         table.add_column(column)

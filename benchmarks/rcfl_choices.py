@@ -22,7 +22,7 @@ from statistics import mean
 
 import numpy as np
 import torch
-from rcfl import BY_ROUND, LOCAL, ROUNDS, SHIFTED
+from rcfl import BY_ROUND, LOCAL, ROUNDS, SHIFTED, as_table
 from rcfl_ways import COMPARED, Line, outcomes, record
 from rich.console import Console
 from rich.table import Table
@@ -110,7 +110,7 @@ def findings_table(found: Sequence[Line]) -> Table:
         less = [_estimate(_less(scores, runs[usual_of(way)], images)) for images in ("20", "40")]
         rows.append((way, *cells, *less, f"{sum(of_iid)} of {len(of_iid)}" if of_iid else ""))
     columns = ("round, way", "20 images", "40", "100", "300", "ARI less rcfl's, 20", "40", "iid parted")
-    return _table("share of runs with all clusters right · mean ARI", columns, rows)
+    return as_table("share of runs with all clusters right · mean ARI", columns, rows)
 
 
 def usual_of(way: str) -> str:
@@ -158,7 +158,7 @@ def schedule_table(found: Sequence[Line]) -> Table:
                 f"{mean(line['ari_by_15'] for line in runs.values()):.3f}",
             )
         )
-    return _table("schedules", ("task", "checks", "runs", "accuracy, %", "less rcfl's", "ARI", "by round 15"), rows)
+    return as_table("schedules", ("task", "checks", "runs", "accuracy, %", "less rcfl's", "ARI", "by round 15"), rows)
 
 
 def _estimate(values: Sequence[float]) -> str:
@@ -166,15 +166,6 @@ def _estimate(values: Sequence[float]) -> str:
         return ""
     middle, half = mean_and_interval(values)
     return f"{middle:+.2f}" if half is None else f"{middle:+.2f} ± {half:.2f}"
-
-
-def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    table = Table(title=title, box=None)
-    for column in columns:
-        table.add_column(column)
-    for row in rows:
-        table.add_row(*row)
-    return table
 
 
 def main() -> None:
