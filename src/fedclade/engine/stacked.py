@@ -10,14 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from fedclade import rng
-from fedclade.data.federation import IGNORED
 from fedclade.engine.jobs import Job, Task
-from fedclade.engine.loop import cross_entropy
 from fedclade.engine.memory import clients_in_cache
 from fedclade.engine.stacking.batches import Batches
 from fedclade.engine.stacking.check import check
 from fedclade.engine.stacking.fold import CannotStack, Fold
 from fedclade.engine.stacking.leaf import Rule
+from fedclade.engine.stacking.loss import Losses
 from fedclade.engine.stacking.plan import Plan
 from fedclade.local import LocalSpec
 from fedclade.params import Layout
@@ -75,9 +74,9 @@ def _blocks(module: nn.Module, layout: Layout, jobs: Sequence[Job], device: torc
 
 def _train(fold: Fold, models: Tensor, jobs: Sequence[Job], spec: LocalSpec, lr: float) -> Tensor:
     """Train the loaded models in place; return the mean losses, float64 ``[n]``."""
-    sizes = [len(job.inputs) for job in jobs]
-    batches = Batches(jobs, Plan(sizes, spec.batch_size, padding=not fold.padding_shows))
-    losses = torch.zeros(len(jobs), dtype=torch.float64, device=jobs[0].inputs.device)
+    plan = Plan.of(tuple(len(job.inputs) for job in jobs), spec.batch_size, not fold.padding_shows)
+    batches = Batches(jobs, plan)
+    losses = Losses(plan, batches.all_count)
     anchors = torch.tensor([job.anchor_row for job in jobs], device=models.device)
     rule = Rule(lr, spec.momentum, spec.weight_decay, spec.mu, spec.clip_norm)
     fold.begin(rule, [job.draw.initial_seed() for job in jobs], models, anchors)
@@ -86,20 +85,6 @@ def _train(fold: Fold, models: Tensor, jobs: Sequence[Job], spec: LocalSpec, lr:
         for _ in range(spec.epochs):
             for step, x, y in batches.epoch():
                 fold.bind(step.start, step.stop)
-                nats = cross_entropy(fold.module(x), y, reduction="none")
-                weights = _weights(y, step.clients, batches.all_count and step.own is None, nats.dtype)
-                # The sum of the clients' mean losses, so that each one's gradient is its own.
-                torch.autograd.backward(nats, weights.flatten())
+                losses.backward(step, fold.module(x), y)
                 fold.step()
-                loss = torch.linalg.vecdot(nats.detach().view(weights.shape), weights)
-                losses[step.start : step.stop] += loss * (step.width if step.own is None else step.own.to(loss.device))
-    return losses.cpu() / (spec.epochs * torch.tensor(sizes))
-
-
-def _weights(targets: Tensor, clients: int, all_count: bool, dtype: torch.dtype) -> Tensor:
-    """Return the weights ``[k, ...]`` that make each client's sum a mean over its targets that count."""
-    targets = targets.view(clients, -1)
-    if all_count:
-        return torch.full_like(targets, 1 / targets.shape[1], dtype=dtype)
-    counts = targets != IGNORED
-    return counts / counts.sum(1, keepdim=True, dtype=dtype)
+    return losses.of_clients()

@@ -18,6 +18,8 @@ class Active:
 
     def __init__(self) -> None:
         self.start = self.stop = 0
+        self._seeds: Sequence[int] = ()
+        self._device = torch.device("cpu")
         self._generators: list[torch.Generator] = []
 
     @property
@@ -27,11 +29,14 @@ class Active:
 
     def seed(self, seeds: Sequence[int], device: torch.device) -> None:
         """Give each client its dice."""
-        self._generators = [torch.Generator(device).manual_seed(seed) for seed in seeds]
+        self._seeds, self._device = seeds, device
+        self._generators = []
 
     def dropout(self, x: Tensor, p: float) -> Tensor:
         """Drop entries of x ``[k, ...]`` with probability p, and scale the others up."""
         kept = torch.empty_like(x, memory_format=torch.contiguous_format)
+        if not self._generators:  # made only where something is dropped: seeding twenty takes as long as a step
+            self._generators = [torch.Generator(self._device).manual_seed(seed) for seed in self._seeds]
         for mask, generator in zip(kept, self._generators[self.start : self.stop], strict=True):
             mask.bernoulli_(1 - p, generator=generator)
         return x * (kept.div_(1 - p) if p < 1 else kept)

@@ -51,16 +51,17 @@ def joined(tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     Pieces of one tensor, as ``split`` gives, are not copied.
     """
     one = tensors[0]
-    row = one[0].numel()
-    offsets = torch.tensor([tensor.storage_offset() for tensor in tensors])
-    begin = int(offsets.min())
-    starts = (offsets - begin).div(row, rounding_mode="floor")
+    row, storage = one[0].numel(), one.untyped_storage().data_ptr()
+    offsets = [int(tensor.storage_offset()) for tensor in tensors]
+    begin = min(offsets)
     pieces = all(
-        tensor.untyped_storage().data_ptr() == one.untyped_storage().data_ptr() and tensor.is_contiguous()
-        for tensor in tensors
+        (offset - begin) % row == 0 and tensor.untyped_storage().data_ptr() == storage and tensor.is_contiguous()
+        for offset, tensor in zip(offsets, tensors, strict=True)
     )
-    if not pieces or bool(((offsets - begin) % row).any()):
-        lengths = torch.tensor([len(tensor) for tensor in tensors])
-        return torch.cat([*tensors]), lengths.cumsum(0) - lengths
-    end = max(int(start) + len(tensor) for start, tensor in zip(starts, tensors, strict=True))
-    return one.as_strided((end, *one.shape[1:]), one[:1].contiguous().stride(), begin), starts
+    lengths = [tensor.shape[0] for tensor in tensors]
+    if not pieces:
+        ends = torch.tensor(lengths).cumsum(0)
+        return torch.cat([*tensors]), ends - torch.tensor(lengths)
+    starts = [(offset - begin) // row for offset in offsets]
+    end = max(map(sum, zip(starts, lengths, strict=True)))
+    return one.as_strided((end, *one.shape[1:]), one[:1].contiguous().stride(), begin), torch.tensor(starts)

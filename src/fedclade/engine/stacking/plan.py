@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
@@ -52,14 +53,27 @@ class Plan:
         B.
     padding
         Whether ragged batches may be padded.
+
+    Attributes
+    ----------
+    owners
+        Whose each row of the epoch is, int64.
     """
+
+    @staticmethod
+    @lru_cache(maxsize=16)
+    def of(sizes: tuple[int, ...], batch_size: int, padding: bool) -> Plan:
+        """Return the plan of these clients, which is kept: rounds are often alike."""
+        return Plan(sizes, batch_size, padding)
 
     def __init__(self, sizes: Sequence[int], batch_size: int, padding: bool) -> None:
         counts = np.asarray(sizes)
+        self._counts = torch.from_numpy(counts)
         ends = counts.cumsum()
         steps: list[Step] = []
         places: list[np.ndarray] = []
         real: list[np.ndarray] = []
+        owners: list[np.ndarray] = []
         for drawn in range(0, int(counts.max(initial=0)), batch_size):
             left = np.minimum(counts[counts > drawn] - drawn, batch_size)
             edges = [0, len(left)] if padding else [0, *(np.flatnonzero(np.diff(left)) + 1), len(left)]
@@ -72,8 +86,10 @@ class Plan:
                 steps.append(Step(int(start), int(stop), width, own))
                 places.append(np.where(is_real, first + column, first).ravel())
                 real.append(is_real.ravel())
+                owners.append(np.arange(start, stop).repeat(width))
         self.steps: tuple[Step, ...] = tuple(steps)
         self._places = torch.from_numpy(np.concatenate(places))
+        self.owners = torch.from_numpy(np.concatenate(owners))
         self._padding = torch.from_numpy(~np.concatenate(real))
         self._padded = bool(self._padding.any())
 
@@ -86,6 +102,10 @@ class Plan:
             The clients' examples in the orders drawn, one client after another.
         """
         return examples[self._places]
+
+    def means(self, losses: Tensor) -> Tensor:
+        """Return each client's mean over its examples of what the rows of an epoch have lost."""
+        return losses.new_zeros(len(self._counts)).index_add_(0, self.owners, losses) / self._counts
 
     def masked(self, targets: Tensor, ignored: int) -> Tensor:
         """Return the targets of all rows, without those of padding."""
