@@ -85,6 +85,7 @@ def _train(fold: Fold, models: Tensor, jobs: Sequence[Job], spec: LocalSpec, lr:
         for _ in range(spec.epochs):
             for step, x, y in batches.epoch():
                 fold.bind(step.start, step.stop)
-                losses.backward(step, fold.module(x), y)
+                logits = fold.forward(x)
+                fold.backward(logits, losses.gradient(step, logits, y))
                 fold.step()
     return losses.of_clients()

@@ -13,6 +13,7 @@ from fedclade.engine.clip import clipping
 from fedclade.engine.jobs import CannotTrainTogether
 from fedclade.engine.stacking.active import Active
 from fedclade.engine.stacking.attention import StackedAttention
+from fedclade.engine.stacking.chain import Chain
 from fedclade.engine.stacking.layers import (
     Find,
     Refused,
@@ -93,6 +94,7 @@ class Fold:
         self.padding_shows = any(layer.padding_shows for layer in stacked)
         self._memory, self._clients = torch.empty(0), 0
         self._rule = Rule(0.0)
+        self._chain = Chain.of(self.module)
 
     def load(self, models: Tensor, rows: Tensor) -> None:
         """Give each of n clients its model, a row of ``[K, S]``.
@@ -141,6 +143,17 @@ class Fold:
         for leaf in self._trained:
             part = anchors[:, leaf.slot.start : leaf.slot.stop]
             leaf.begin(rule, part.index_select(0, rows) if rule.mu else None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits for the inputs ``[k·B, ...]`` of the clients that train."""
+        return self.module(x) if self._chain is None else self._chain.forward(x)
+
+    def backward(self, logits: Tensor, gradient: Tensor) -> None:
+        """Hand every leaf its gradient, from that of the logits."""
+        if self._chain is None:
+            torch.autograd.backward(logits, gradient)
+        else:
+            self._chain.backward(gradient)
 
     def step(self) -> None:
         """Finish a step of SGD."""

@@ -38,33 +38,48 @@ class _Delivered(Function):
         return None, None
 
 
+def linear_forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Apply weights ``[k, outputs, inputs]`` and biases ``[k, outputs]`` to each client's rows of x."""
+    k, outputs, inputs = weight.shape
+    # Not a view of what bmm returns: autograd would refuse activations that work in place.
+    out = x.new_empty((*x.shape[:-1], outputs))
+    rows, products = x.reshape(k, -1, inputs), out.view(k, -1, outputs)
+    if bias is None:
+        torch.bmm(rows, weight.mT, out=products)
+    else:
+        torch.baddbmm(bias.unsqueeze(1), rows, weight.mT, out=products)
+    return out
+
+
+def linear_backward(
+    gradient: Tensor, x: Tensor, value: Tensor, weight: Leaf, bias: Leaf | None, *, needs_x: bool
+) -> Tensor | None:
+    """Hand the leaves their gradients, from that of the layer's output and the weights' value; return that of x."""
+    k, outputs, inputs = value.shape
+    rows = gradient.reshape(k, -1, outputs)
+    # Before the weights change.
+    of_x = torch.bmm(rows, value).view(x.shape) if needs_x else None
+    if weight.trained:
+        weight.add_product(rows.mT, x.reshape(k, -1, inputs))
+    if bias is not None and bias.trained:
+        bias.add(rows.sum(1))
+    return of_x
+
+
 class _Linear(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, *leaves: Leaf | None) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.leaves = leaves
-        k, outputs, inputs = weight.shape
-        # Not a view of what bmm returns: autograd would refuse activations that work in place.
-        out = x.new_empty((*x.shape[:-1], outputs))
-        rows, products = x.reshape(k, -1, inputs), out.view(k, -1, outputs)
-        if bias is None:
-            torch.bmm(rows, weight.mT, out=products)
-        else:
-            torch.baddbmm(bias.unsqueeze(1), rows, weight.mT, out=products)
-        return out
+    def forward(
+        ctx: Any, x: Tensor, value: Tensor, bias_value: Tensor | None, weight: Leaf, bias: Leaf | None
+    ) -> Tensor:
+        ctx.save_for_backward(x, value)
+        ctx.leaves = weight, bias
+        return linear_forward(x, value, bias_value)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, None, None, None, None]:
-        x, weight = ctx.saved_tensors
-        k, outputs, inputs = weight.shape
-        grad = grads[0].reshape(k, -1, outputs)
-        # Before the weights change.
-        grad_x = torch.bmm(grad, weight).view(x.shape) if ctx.needs_input_grad[0] else None
-        if ctx.needs_input_grad[1]:
-            ctx.leaves[0].add_product(grad.mT, x.reshape(k, -1, inputs))
-        if ctx.needs_input_grad[2]:
-            ctx.leaves[1].add(grad.sum(1))
-        return grad_x, None, None, None, None
+        x, value = ctx.saved_tensors
+        of_x = linear_backward(grads[0], x, value, *ctx.leaves, needs_x=ctx.needs_input_grad[0])
+        return of_x, None, None, None, None
 
 
 class _Embedding(Function):

@@ -33,11 +33,11 @@ class StackedLinear(Stacked):
 
     def __init__(self, layer: nn.Linear, find: Find, active: Active) -> None:
         super().__init__()
-        self._weight, self._bias = cast(Leaf, find(layer.weight)), find(layer.bias)
+        self.leaves = cast(Leaf, find(layer.weight)), find(layer.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return ``[k·B, ..., outputs]``."""
-        return linear(x, self._weight, self._bias)
+        return linear(x, *self.leaves)
 
 
 class StackedEmbedding(Stacked):

@@ -29,8 +29,8 @@ class Losses:
         self._all_count = all_count
         self._seen: list[Tensor] = []
 
-    def backward(self, step: Step, logits: Tensor, targets: Tensor) -> None:
-        """Take in a step's logits ``[k·B, ..., outputs]`` against its targets ``[k·B, ...]``, and differentiate."""
+    def gradient(self, step: Step, logits: Tensor, targets: Tensor) -> Tensor:
+        """Take in a step's logits ``[k·B, ..., outputs]`` and targets ``[k·B, ...]``; return the logits' gradient."""
         rows, flat = logits.detach().flatten(0, -2), targets.flatten()
         scores = functional.log_softmax(rows, 1)
         nats = functional.nll_loss(scores, flat, ignore_index=IGNORED, reduction="none")
@@ -46,8 +46,8 @@ class Losses:
             own = step.width if step.own is None else step.own.to(nats.device).unsqueeze(1)
             self._seen.append((nats.view_as(weights) * weights * own).view(step.rows, -1).sum(1))
             at, weight = flat.clamp(min=0), weights.view(-1, 1)
-        gradient.scatter_add_(1, at.unsqueeze(1), gradient.new_full((1, 1), -1).expand(len(flat), 1)).mul_(weight)
-        torch.autograd.backward(logits, gradient.view_as(logits))
+        gradient.scatter_add_(1, at.unsqueeze(1), gradient.new_full((1, 1), -1).expand(len(flat), 1))
+        return gradient.mul_(weight).view_as(logits)
 
     def of_clients(self) -> Tensor:
         """Return the mean of each client over all steps so far, float64 ``[n]`` on the CPU."""
