@@ -8,7 +8,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Condition, Lock, Thread
-from time import monotonic, process_time, thread_time
+from time import monotonic, thread_time
 from types import TracebackType
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -23,14 +23,12 @@ HOST = "127.0.0.1"
 PORT = 8321
 """Where the dashboard is if nothing else is said."""
 
-TIMES_A_BUILD = 60
-"""The process computes so many times as long as a build of the page took until there is another: below 1.7 % of it.
+TIMES_A_BUILD = 100
+"""So many times as long as a build of the page took passes until there is another: it takes 1 % of a run's time.
 
-Measured in seconds of the processor, so that a machine that is busy with other things does not make the share larger.
+By the clock, since a build keeps all of a run's threads waiting while it holds Python's lock; but the build counts with
+the processor's seconds, so that other things that keep the machine busy do not draw the pause out.
 """
-
-IDLE = 10
-"""So many times as much may pass by the clock: a process that computes little leaves the work to others."""
 
 WATCHED = 5.0
 """Seconds after its last question for which a browser is taken to be there still."""
@@ -74,8 +72,8 @@ class Dashboard:
         self._over = False
         self._built: tuple[int, str] = (0, "{}")
         """The round that the page was last built for, and its parts as JSON."""
-        self._not_before = (0.0, 0.0)
-        """When it may be built again: by the processor's seconds of this process, or by the clock."""
+        self._not_before = 0.0
+        """When it may be built again, by the clock."""
         self._head: tuple[Run | None, dict[str, Any]] = (None, {})
         """The run that the page's head was last written for, and what that is."""
         self._asked = -WATCHED
@@ -151,13 +149,11 @@ class Dashboard:
     def _parts(self, run: Run, *, over: bool) -> tuple[int, str]:
         """Return the round that the parts of the page are of, and these; they are built anew if it is time."""
         with self._building:
-            due = process_time() >= self._not_before[0] or monotonic() >= self._not_before[1]
-            if self._built[0] < run.summary["rounds"] and (over or due):
+            if self._built[0] < run.summary["rounds"] and (over or monotonic() >= self._not_before):
                 start = thread_time()
                 page = run_page(Subject(run, folder=self._folder))
                 self._built = run.summary["rounds"], state_json(page)
-                pause = TIMES_A_BUILD * (thread_time() - start)
-                self._not_before = process_time() + pause, monotonic() + IDLE * pause
+                self._not_before = monotonic() + TIMES_A_BUILD * (thread_time() - start)
             return self._built
 
     def _told(self, run: Run, *, over: bool) -> dict[str, Any]:

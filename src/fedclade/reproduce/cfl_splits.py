@@ -12,14 +12,13 @@ from fedclade.algorithms import CFL, FedAvg, ReplicatedCFL
 from fedclade.algorithms.base import Algorithm
 from fedclade.data import load_federation
 from fedclade.local import LocalSpec
-from fedclade.metrics import perplexity
 from fedclade.models import build_model
 from fedclade.report import style
+from fedclade.reproduce.cfl_course import Course, course_of
 from fedclade.reproduce.drawing import head, legend, panels
 from fedclade.reproduce.experiment import Bench, Settings
 from fedclade.reproduce.outcome import Claim, Outcome, Row, untold
 from fedclade.simulation import simulate
-from fedclade.store import Run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,9 +27,6 @@ FEWEST_ROUNDS = 30
 """Fewer tell nothing of what holds in the end."""
 
 METHODS = {"fl": "FL", "cfl": "CFL", "rcfl": "rcfl"}
-
-Course = dict[str, Any]
-"""What is kept of a run, see :func:`_course`."""
 
 
 def measure_cifar(bench: Bench, settings: Settings) -> Outcome:
@@ -74,6 +70,7 @@ def measure_cifar(bench: Bench, settings: Settings) -> Outcome:
             all(gap[1] < 0 for gap in gaps),
             f"largest g(α) of a cluster {_listed(gap[1] for gap in gaps)}",
         ),
+        _norms_tell(found["cfl"]),
         Claim(
             "The accuracy of all clients has more than doubled (fig. 8, 4)",
             bool(more.min() > 2),
@@ -86,8 +83,9 @@ def measure_cifar(bench: Bench, settings: Settings) -> Outcome:
         ),
     )
     remarks = (
-        "The paper gives neither the step size nor the layers of its 5-layer network, nor ε₂; here ε₂ is what keeps a "
-        "cluster whose members agree from being split at the next date.",
+        "The paper gives neither the step size nor the layers of its 5-layer network, nor ε₂, which is to keep a "
+        "cluster whose members agree from being split at the next date; clusters are not split into fewer than "
+        f"{settings['min_cluster_size']} clients.",
     )
     told = claims if settings["rounds"] >= FEWEST_ROUNDS else untold(claims)
     return Outcome(rows, told, {method: courses[0] for method, courses in found.items()}, remarks)
@@ -174,7 +172,7 @@ def _train(bench: Bench, settings: Settings, method: str, seed: int) -> Course:
         folder=bench.folder_for(f"{method}-seed-{seed}"),
         stop=bench.stop,
     )
-    return _course(run, settings)
+    return course_of(run, settings)
 
 
 def _calendar(settings: Settings) -> CFL:
@@ -186,69 +184,14 @@ def _calendar(settings: Settings) -> CFL:
     )
 
 
-def _course(run: Run, settings: Settings) -> Course:
-    """Return how a run went: scores in per cent, or as perplexity.
-
-    Returns
-    -------
-    dict
-        ``rounds`` evaluated ``[e]``; ``scores``, the mean of the clients ``[e]``, and ``by_cluster``, of each true
-        cluster ``[clusters][e]``; ``ari`` by round; ``gaps`` by node, ``[[round, gap], ...]``; ``splits``, their
-        rounds; ``jump``, ``gap_at_split``, ``gap_at_end`` and ``settled``, see the functions; ``examples`` to train on.
-    """
-    score = perplexity if "perplexity" in run.summary else None
-    table: dict[tuple[int, int], list[float]] = {}
-    for row in run.clients:
-        value = 100 * row["accuracy"] if score is None else score(row["loss"])
-        table.setdefault((row["round"], row["true_cluster"]), []).append(value)
-    rounds = sorted({number for number, _ in table})
-    clusters = sorted({cluster for _, cluster in table})
-    by_cluster = [[round(float(np.mean(table[number, cluster])), 2) for number in rounds] for cluster in clusters]
-    scores = [float(np.mean([v for c in clusters for v in table[number, c]])) for number in rounds]
-    gaps: dict[str, list[list[float]]] = {}
-    for row in run.clusters:
-        if row["separation_gap"] is not None:
-            gaps.setdefault(str(row["node"]), []).append([row["round"], round(row["separation_gap"], 3)])
-    splits = [event["round"] for event in run.events if event["kind"] in ("split", "regrouped")]
-    return {
-        "rounds": rounds,
-        "scores": scores,
-        "by_cluster": by_cluster,
-        "ari": [row["ari"] for row in run.metrics],
-        "gaps": gaps,
-        "splits": splits,
-        "jump": _jump(run, settings),
-        "gap_at_split": next((gap for number, gap in gaps.get("0", []) if number == settings["split_rounds"][0]), None),
-        "gap_at_end": max((last[-1][1] for last in gaps.values() if last[-1][0] == len(run.metrics)), default=-1.0),
-        "settled": _settled([row["ari"] for row in run.metrics]),
-        "examples": sum({row["client"]: row["n_train"] for row in run.clients}.values()),
-    }
-
-
-def _jump(run: Run, settings: Settings) -> float:
-    """Return by how many points those rise that the first split parts from everybody else, till the next evaluation.
-
-    Those of a child that holds one true cluster alone; 0 if there is none.
-    """
-    first = settings["split_rounds"][0]
-    truth = {row["client"]: row["true_cluster"] for row in run.clients}
-    pure = [
-        node.members
-        for node in run.tree.nodes
-        if node.born == first and len({truth[client] for client in node.members}) == 1
-    ]
-
-    def accuracy(number: int) -> float:
-        return float(np.mean([r["accuracy"] for r in run.clients if r["round"] == number and r["client"] in pure[0]]))
-
-    return 100 * (accuracy(first + settings["evaluate_every"]) - accuracy(first)) if pure else 0.0
-
-
-def _settled(ari: Sequence[float]) -> int:
-    """Return the round from which on the clusters are the true ones to the end; 0 if they are not in the end."""
-    others = [number for number, value in enumerate(ari, start=1) if value != 1]
-    last = max(others, default=0)
-    return 0 if last == len(ari) else last + 1
+def _norms_tell(courses: Sequence[Course]) -> Claim:
+    mixed, pure = ([norm for course in courses for norm in course["norms"][kind]] for kind in ("mixed", "pure"))
+    return Claim(
+        "The largest norm of a cluster tells whether it is to be split (eq. 33)",
+        min(mixed) > max(pure) if mixed and pure else None,
+        f"in the rounds of the splits {_listed(sorted(mixed))} of clusters of several distributions, "
+        f"{_listed(sorted(pure)) or 'none'} of those of one",
+    )
 
 
 def _score(course: Course, number: int) -> float:
