@@ -72,7 +72,7 @@ def _of_classes(name: str, place: str, title: str) -> Experiment:
         source=f"{PAPER}, {place}",
         title=title,
         paper={**TRAINING, "task": "MNIST-MCLR", "classes": [1, 2, 3, 5]},
-        changes={"smoke": {**SMOKE, "task": "Digits-MCLR"}, "laptop": {"rounds": 100}},
+        changes={"smoke": {**SMOKE, "task": "Digits-MCLR"}, "laptop": {}},
         measure=partial(measure_classes, TASKS, TABLE_1),
         draw=draw_classes,
         data=("mnist",),
@@ -85,7 +85,7 @@ METHODS: dict[str, Any] = {
     "paper": {**TRAINING, "tasks": list(TABLE_3)},
     "changes": {
         "smoke": {**SMOKE, "tasks": ["Digits-MCLR"]},
-        "laptop": {"rounds": 50, "largest_client": {"synthetic": 100}},
+        "laptop": {"rounds": 100, "largest_client": {"synthetic": 100}},
     },
     "data": ("mnist",),
     "pieces": "fedgroup-table3",

@@ -57,8 +57,9 @@ def measure_fractions(table: Cells, bench: Bench, settings: Settings) -> Outcome
             cells.append(Cell(key, n, found, averaged))
             rows += _rows_of_cell(cells[-1], table)
             series[key] = _shown(cells[-1], table)
-    counts = sorted(run["clusters"] for cell in cells for run in cell.runs)
-    made = f"T = {settings['threshold']} made {counts[0]} to {counts[-1]} clusters; the paper does not tell how many."
+    counts = {run["clusters"] for cell in cells for run in cell.runs}
+    many = " to ".join(str(count) for count in sorted({min(counts), max(counts)}))
+    made = f"T = {settings['threshold']} made {many} clusters; the paper does not tell how many."
     return Outcome(tuple(rows), claims_of_fractions(cells, settings), {"cells": series}, (*remarks_on(settings), made))
 
 
