@@ -16,9 +16,9 @@ def artists(axes, gid: str) -> list:
     return [artist for artist in [*axes.lines, *axes.texts, *axes.patches] if (artist.get_gid() or "").startswith(gid)]
 
 
-def lines(axes) -> dict[str, list]:
+def lines(axes, gid: str = "node") -> dict[str, list]:
     """Return the points of the lines of every node."""
-    return {line.get_gid(): [(x, round(y, 9)) for x, y in line.get_xydata().tolist()] for line in artists(axes, "node")}
+    return {line.get_gid(): [(x, round(y, 9)) for x, y in line.get_xydata().tolist()] for line in artists(axes, gid)}
 
 
 def legend(axes) -> list[str]:
@@ -143,14 +143,14 @@ def test_language_models_are_drawn_by_perplexity(make_run):
     assert lines(top)["node 2"] == [(1, 11.5), (2, 12), (3, 12), (4, 12)]
 
 
-def test_norms_have_both_criteria_and_thresholds_that_are_numbers(split_run):
+def test_norms_have_both_criteria_and_their_thresholds(split_run):
     run = replace(split_run, config={"algorithm": {"eps1": "auto", "eps2": 0.5}})
     top, bottom = norms_figure(run).axes
     assert lines(top)["node 1"] == [(2, 1), (3, round(2 / 3, 9)), (4, 1 / 2)]
     assert lines(bottom)["node 1"] == [(2, 1 / 2), (3, round(1 / 3, 9)), (4, 1 / 4)]
     (threshold,) = artists(top, "threshold")
     assert list(threshold.get_ydata()) == [0.5, 0.5]
-    assert not artists(bottom, "threshold")
+    assert lines(bottom, "threshold")["threshold 1"] == [(2, 0.1), (3, 0.1), (4, 0.1)]
     assert top.get_ylim() == bottom.get_ylim()
 
 

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
+from itertools import accumulate, groupby
 
 import numpy as np
 
@@ -227,6 +227,26 @@ def criterion_courses(run: Run, column: str) -> dict[int, Course]:
         node: Course(tuple(number for number, _ in pairs), tuple(value for _, value in pairs))
         for node, pairs in numbers.items()
     }
+
+
+def thresholds_of_norms(run: Run) -> tuple[float | None, float | dict[int, Course] | None]:
+    """Return CFL's ε₂ (eq. 33) and ε₁ (eq. 32), each None for another algorithm.
+
+    With ``eps1 = "auto"`` that is a tenth of the largest mean norm in a cluster's lineage so far, by node.
+    """
+    settings = run.config.get("algorithm", {})
+    eps2, eps1 = (settings.get(name) for name in ("eps2", "eps1"))
+    if eps1 != "auto":
+        return eps2, eps1
+    found: dict[int, Course] = {}
+    means, peaks = criterion_courses(run, "mean_norm"), dict[int | None, float]({None: 0.0})
+    for node in run.tree.nodes:  # parents come before their children
+        course = means.get(node.id, Course((), ()))
+        highest = tuple(accumulate(course.values, max, initial=peaks[node.parent]))
+        peaks[node.id] = highest[-1]
+        if course.rounds:
+            found[node.id] = Course(course.rounds, tuple(peak / 10 for peak in highest[1:]))
+    return eps2, found
 
 
 def mean_course(courses: Iterable[Course]) -> Course:

@@ -89,20 +89,23 @@ def norms_figure(run: Run) -> Figure:
     """Draw the two norms that CFL splits by (eqs. 32 and 33), over the rounds for every cluster (CFL figure 7).
 
     Both panels have one scale: members of a cluster disagree where the largest norm of an update stays up while that of
-    the mean update falls. Thresholds that are numbers are drawn as lines.
+    the mean update falls. Thresholds are drawn as dashed lines.
     """
     lines = _Lines(run)
     figure = style.new_figure(9.6, 6.6)
     top, bottom = figure.subplots(2, 1, sharex=True, sharey=True)
     style.plain(top, bottom)
-    settings = run.config.get("algorithm", {})
-    for axes, column, name, setting, symbol in (
-        (top, "max_norm", "largest norm of an update", "eps2", "ε₂"),
-        (bottom, "mean_norm", "norm of the mean update", "eps1", "ε₁"),
+    eps2, eps1 = facts.thresholds_of_norms(run)
+    for axes, column, name, threshold, symbol in (
+        (top, "max_norm", "largest norm of an update", eps2, "ε₂"),
+        (bottom, "mean_norm", "norm of the mean update", eps1, "ε₁"),
     ):
         lines.draw(axes, facts.criterion_courses(run, column))
         style.label(axes, y=name)
-        if isinstance(threshold := settings.get(setting), int | float):
+        if isinstance(threshold, Mapping):
+            lines.draw_thresholds(axes, threshold)
+            style.note(axes, f"dashed: {symbol}, a tenth of the largest so far", (1, 1), shift=(-2, -12), ha="right")
+        elif threshold is not None:
             axes.axhline(threshold, color=style.INK, linewidth=1.0, linestyle="--", gid="threshold")
             style.note(axes, f"{symbol} = {threshold:g}", (1, threshold), y="data", shift=(-2, 2), ha="right")
     style.log_scale(top, bottom)
@@ -174,6 +177,14 @@ class _Lines:
         if self.crowded:
             mean = facts.mean_course(courses.values())
             axes.plot(mean.rounds, mean.values, gid="mean", **MEAN)
+
+    def draw_thresholds(self, axes: Axes, courses: Mapping[int, Course]) -> None:
+        """Draw a dashed line for each node that has a threshold of its own; where there are many, their mean."""
+        if self.crowded:
+            courses = {0: facts.mean_course(courses.values())}
+        for node, line in courses.items():
+            gid = f"threshold {node}"
+            axes.plot(line.rounds, line.values, color=style.INK, linewidth=1.0, linestyle="--", gid=gid)
 
     def legend(self, axes: Axes) -> None:
         """Tell the clusters by name if they have colours, and else how many there are."""

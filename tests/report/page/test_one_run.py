@@ -105,8 +105,12 @@ def test_norms_stand_against_their_thresholds(make_run, section, page_of):
     run = replace(make_run([(1, 0)]), config={"algorithm": {"name": "cfl", "eps1": "auto", "eps2": 0.5}})
     found = section(page_of(run), "norms")
     levels = [mark for mark in found.figures[""]["layout"]["shapes"] if mark["xref"] == "paper"]
-    assert [(mark["yref"], mark["y0"]) for mark in levels] == [("y", 0.5)], "a threshold that is found out has no line"
-    assert "Threshold ε₂ for the largest is 0.5 (dashed)." in found.caption
+    assert [(mark["yref"], mark["y0"]) for mark in levels] == [("y", 0.5)]
+    found_out = {line["name"]: list(zip(line["x"], line["y"], strict=True)) for line in found.figures[""]["data"]}
+    assert found_out["ε₁ of 0"] == [(1, 0.1)], "a tenth of the largest mean norm so far"
+    assert found_out["ε₁ of 1"] == [(2, 0.1), (3, 0.1), (4, 0.1)], "a lineage begins at the root"
+    told = "ε₂ for the largest is 0.5 and ε₁ for the mean is a tenth of the largest mean so far"
+    assert f"Threshold {told} (dashed)." in found.caption
     assert found.tables[0].rows == [["0", "2.00", "1.00"], ["1", "0.50", "0.25"], ["2", "0.50", "0.25"]]
 
 

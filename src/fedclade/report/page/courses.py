@@ -67,19 +67,25 @@ def accuracy_section(subject: Subject) -> Section:
 def norms_section(subject: Subject) -> Section | None:
     """Return the two norms that CFL splits by (eqs. 32 and 33), over the rounds (CFL figure 7).
 
-    Thresholds that are numbers are drawn as lines. None for a run that compared no updates.
+    Thresholds are drawn as dashed lines. None for a run that compared no updates.
     """
     run = subject.run
-    settings = run.config.get("algorithm", {})
     largest, mean = (facts.criterion_courses(run, column) for column in ("max_norm", "mean_norm"))
     if not largest and not mean:
         return None
     traces = _lines(subject, largest, "largest norm") + _lines(subject, mean, "mean norm", yaxis="y2")
     marks, labels, room = plot.split_marks(facts.splits_by_round(run.tree), subject.rounds)
     told: list[str] = []
-    for axis, setting, symbol, name in (("y", "eps2", "ε₂", "largest"), ("y2", "eps1", "ε₁", "mean")):
-        threshold = settings.get(setting)
-        if isinstance(threshold, int | float):
+    eps2, eps1 = facts.thresholds_of_norms(run)
+    for axis, threshold, symbol, name in (("y", eps2, "ε₂", "largest"), ("y2", eps1, "ε₁", "mean")):
+        if isinstance(threshold, Mapping):
+            of_all = {0: facts.mean_course(threshold.values())} if subject.colours.crowded else threshold
+            look = {"dashed": True, "width": 1, "yaxis": axis}
+            for node, course in of_all.items():
+                hover = f"{symbol} of cluster {node}, round %{{x}}<br>%{{y:.3g}}"
+                traces.append(plot.course(course, "@ink", hover, name=f"{symbol} of {node}", **look))
+            told.append(f"{symbol} for the {name} is a tenth of the largest mean so far")
+        elif threshold is not None:
             marks.append(plot.level(threshold, axis))
             place = {"yref": axis, "xanchor": "right", "yanchor": "bottom"}
             labels.append(plot.note(f"{symbol} = {threshold:g}", 1, _log10(threshold), **place))
