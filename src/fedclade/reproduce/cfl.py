@@ -138,7 +138,7 @@ EXPERIMENTS = (
         source="Sattler et al. 2019, figure 3 and Theorem 1",
         title="How often clients are split right, against the number of distributions, dimensions and noise",
         paper=THEORY,
-        changes={"smoke": {"ks": [2, 3, 5, 12], "bounds_of": [2, 3, 5], "samples": 20}, "laptop": {"samples": 100}},
+        changes={"smoke": {"ks": [2, 3, 5, 12], "bounds_of": [2, 3, 5], "samples": 20}, "laptop": {}},
         measure=cfl_theory.measure,
         draw=cfl_theory.draw,
     ),
@@ -189,6 +189,7 @@ EXPERIMENTS = (
             "laptop": {
                 "tasks": {
                     "mnist": {"model": "mlp", "points": 100},
+                    "mnist, CNN": {"data": "mnist", "model": "cnn", "points": 100},
                     "mnist, batches of 10": {"data": "mnist", "model": "mlp", "points": 100, "batch_size": 10},
                 },
                 "test_samples": 20,
@@ -212,7 +213,7 @@ EXPERIMENTS = (
                 "lr": 0.1,
                 "test_samples": 20,
             },
-            "laptop": {"model": "mlp", "samples_per_client": 5000, "rounds": 120, "test_samples": 20},
+            "laptop": {"model": "mlp", "samples_per_client": 15000, "rounds": 200, "test_samples": 20},
         },
         measure=cfl_norms.measure,
         draw=cfl_norms.draw,

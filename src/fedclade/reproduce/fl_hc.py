@@ -183,7 +183,7 @@ def _by_fraction(name: str, number: str, setting: str, table: Cells) -> Experime
     )
 
 
-FEW: dict[str, Any] = {**PERCEPTRON, "clients": 50, "samples_per_client": 300, "epochs": 1}
+FEW: dict[str, Any] = {**PERCEPTRON, "clients": 50, "samples_per_client": 300, "epochs": 1, "seeds": [0, 1, 2]}
 """For many runs."""
 
 BY_LINKAGE: dict[str, dict[str, Any]] = {
