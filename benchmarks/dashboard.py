@@ -1,9 +1,10 @@
 """What a dashboard with a browser that looks at it costs a run, and how soon it shows a round.
 
 Runs a config with and without it in turn, so that a machine that slows down slows both, and compares the seconds that
-the rounds took and the processor's seconds of the run's process, with the server in it. A browser on the same machine
-draws with the processors that the run computes with; ``--viewer questions`` asks what a browser asks, and as often, but
-draws nothing: that is what the dashboard itself costs.
+the rounds took and the processor's seconds of the run's process, with the server in it. Where the machine's speed
+varies by more than the cost, the share of the dashboard's own threads tells it: while one of them computes, the run may
+have to wait. A browser on the same machine draws with the processors that the run computes with; ``--viewer questions``
+asks what a browser asks, and as often, but draws nothing.
 """
 
 from __future__ import annotations
@@ -30,14 +31,24 @@ Delays = dict[str, list[float]]
 Viewer = Callable[["subprocess.Popen[str]", Path], Delays]
 
 RUN = """
-import resource, sys
+import resource, sys, threading, time
 from fedclade.cli import main
+
+served, run_thread = [], threading.Thread.run
+
+def run_and_count(thread):
+    serves = "socketserver" in getattr(getattr(thread, "_target", None), "__module__", "")
+    run_thread(thread)
+    if serves:
+        served.append(time.thread_time())
+
+threading.Thread.run = run_and_count
 sys.argv = ["fedclade", *sys.argv[1:]]
 try:
     main()
 finally:
     used = resource.getrusage(resource.RUSAGE_SELF)
-    print("processor seconds", used.ru_utime + used.ru_stime)
+    print("processor seconds", used.ru_utime + used.ru_stime, sum(served))
 """
 
 
@@ -51,6 +62,7 @@ def main() -> None:
     given = options.parse_args()
     seconds: dict[bool, list[float]] = {False: [], True: []}
     processor: dict[bool, list[float]] = {False: [], True: []}
+    shares: list[float] = []
     delays: dict[str, list[float]] = {"round": [], "version": []}
     with sync_playwright() as playwright, tempfile.TemporaryDirectory() as folder:
         browser = playwright.chromium.launch(executable_path=given.chromium, args=["--no-sandbox", "--disable-gpu"])
@@ -60,16 +72,21 @@ def main() -> None:
                 viewer = None
                 if watched:
                     viewer = ask if given.viewer == "questions" else partial(watch, browser.new_page())
-                spent, found = one_run(given, out, viewer)
+                spent, served, found = one_run(given, out, viewer)
                 seconds[watched].append(json.loads((out / "summary.json").read_text())["seconds"]["total"])
                 processor[watched].append(spent)
+                shares += [100 * served / spent] if watched else []
                 for what, each in found.items():
                     delays[what] += each
-                print(f"repeat {repeat}, dashboard {watched}: {seconds[watched][-1]:.1f} s, processor {spent:.1f} s")
+                print(
+                    f"repeat {repeat}, dashboard {watched}: {seconds[watched][-1]:.1f} s, processor {spent:.1f} s,"
+                    f" of which {served:.2f} s the dashboard's threads"
+                )
         browser.close()
     for name, values in (("seconds of the rounds", seconds), ("processor seconds of the process", processor)):
         watched, alone = (statistics.median(values[each]) for each in (True, False))
         print(f"{name}: median {watched:.2f} with, {alone:.2f} without, {100 * (watched / alone - 1):+.1f} %")
+    print(f"the dashboard's threads: median {statistics.median(shares):.2f} % of the processor's seconds")
     for what, name in (("round", "the numbers"), ("version", "the figures")):
         if not (found := sorted(delays[what])):
             continue
@@ -80,15 +97,22 @@ def main() -> None:
         )
 
 
-def one_run(given: argparse.Namespace, out: Path, viewer: Viewer | None) -> tuple[float, Delays]:
-    """Run the config once; return the processor's seconds, and how long after its end each round was on the page."""
+def one_run(given: argparse.Namespace, out: Path, viewer: Viewer | None) -> tuple[float, float, Delays]:
+    """Run the config once.
+
+    Returns
+    -------
+    tuple
+        Seconds of the processor, those of the dashboard's threads, and how long after its end each round was shown.
+    """
     command = [sys.executable, "-c", RUN, "run", given.config, "--out", str(out), "--rounds", str(given.rounds)]
     command += ["--quiet", "--set", "checkpoint_every=0", "--log", "tensorboard"]
     command += ["--dashboard", "--port", str(PORT)] if viewer is not None else []
     run = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"})
     delays = {} if viewer is None else viewer(run, out)
     told, _ = run.communicate()
-    return float(told.split("processor seconds ")[1].split()[0]), delays
+    spent, served = map(float, told.split("processor seconds ")[1].split())
+    return spent, served, delays
 
 
 def ask(run: subprocess.Popen[str], out: Path) -> Delays:
