@@ -152,6 +152,8 @@ def test_norms_have_both_criteria_and_their_thresholds(split_run):
     assert list(threshold.get_ydata()) == [0.5, 0.5]
     assert lines(bottom, "threshold")["threshold 1"] == [(2, 0.1), (3, 0.1), (4, 0.1)]
     assert top.get_ylim() == bottom.get_ylim()
+    by_date = replace(split_run, config={"algorithm": {"eps1": 0.1, "eps2": 0.5, "split_rounds": [2]}})
+    assert not artists(norms_figure(by_date).axes[1], "threshold"), "ε₁ decides nothing"
 
 
 def test_norms_of_zero_are_drawn_on_a_linear_scale(make_run):

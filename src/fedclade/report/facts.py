@@ -230,12 +230,13 @@ def criterion_courses(run: Run, column: str) -> dict[int, Course]:
 
 
 def thresholds_of_norms(run: Run) -> tuple[float | None, float | dict[int, Course] | None]:
-    """Return CFL's ε₂ (eq. 33) and ε₁ (eq. 32), each None for another algorithm.
+    """Return CFL's ε₂ (eq. 33) and ε₁ (eq. 32), each None for another algorithm, ε₁ also where splits have dates.
 
     With ``eps1 = "auto"`` that is a tenth of the largest mean norm in a cluster's lineage so far, by node.
     """
     settings = run.config.get("algorithm", {})
     eps2, eps1 = (settings.get(name) for name in ("eps2", "eps1"))
+    eps1 = None if settings.get("split_rounds") else eps1
     if eps1 != "auto":
         return eps2, eps1
     found: dict[int, Course] = {}
