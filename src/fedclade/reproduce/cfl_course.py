@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ def course_of(run: Run, settings: Settings) -> Course:
         rounds; ``jump``, ``gap_at_split``, ``gap_at_end``, ``norms`` and ``settled``, see the functions; ``examples``
         to train on.
     """
+    truth = {row["client"]: row["true_cluster"] for row in run.clients}
     score = perplexity if "perplexity" in run.summary else None
     table: dict[tuple[int, int], list[float]] = {}
     for row in run.clients:
@@ -47,22 +48,21 @@ def course_of(run: Run, settings: Settings) -> Course:
         "ari": [row["ari"] for row in run.metrics],
         "gaps": gaps,
         "splits": splits,
-        "jump": _jump(run, settings),
+        "jump": _jump(run, settings, truth),
         "gap_at_split": next((gap for number, gap in gaps.get("0", []) if number == settings["split_rounds"][0]), None),
-        "norms": _norms(run, settings),
+        "norms": _norms(run, settings, truth),
         "gap_at_end": max((last[-1][1] for last in gaps.values() if last[-1][0] == len(run.metrics)), default=-1.0),
         "settled": _settled([row["ari"] for row in run.metrics]),
         "examples": sum({row["client"]: row["n_train"] for row in run.clients}.values()),
     }
 
 
-def _jump(run: Run, settings: Settings) -> float:
+def _jump(run: Run, settings: Settings, truth: Mapping[int, int]) -> float:
     """Return by how many points those rise that the first split parts from everybody else, till the next evaluation.
 
     Those of a child that holds one true cluster alone; 0 if there is none.
     """
     first = settings["split_rounds"][0]
-    truth = {row["client"]: row["true_cluster"] for row in run.clients}
     pure = [
         node.members
         for node in run.tree.nodes
@@ -75,9 +75,8 @@ def _jump(run: Run, settings: Settings) -> float:
     return 100 * (accuracy(first + settings["evaluate_every"]) - accuracy(first)) if pure else 0.0
 
 
-def _norms(run: Run, settings: Settings) -> dict[str, list[float]]:
+def _norms(run: Run, settings: Settings, truth: Mapping[int, int]) -> dict[str, list[float]]:
     """Return the largest norms (eq. 33) in the rounds of the splits, of clusters that are ``mixed`` and ``pure``."""
-    truth = {row["client"]: row["true_cluster"] for row in run.clients}
     found: dict[str, list[float]] = {"mixed": [], "pure": []}
     for row in run.clusters:
         if row["round"] in settings["split_rounds"] and row["max_norm"] is not None:

@@ -35,7 +35,7 @@ class Active:
     def dropout(self, x: Tensor, p: float) -> Tensor:
         """Drop entries of x ``[k, ...]`` with probability p, and scale the others up."""
         kept = torch.empty_like(x, memory_format=torch.contiguous_format)
-        if not self._generators:  # made only where something is dropped: seeding twenty takes as long as a step
+        if not self._generators:  # made only where something is dropped
             self._generators = [torch.Generator(self._device).manual_seed(seed) for seed in self._seeds]
         for mask, generator in zip(kept, self._generators[self.start : self.stop], strict=True):
             mask.bernoulli_(1 - p, generator=generator)

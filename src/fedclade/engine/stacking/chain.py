@@ -1,6 +1,6 @@
 """Dense layers one after another, forward and backward by hand.
 
-The smallest models spend more time in autograd than in arithmetic, and federated learning is tried on them most.
+With the smallest models autograd takes a good part of a step, and federated learning is tried on them most.
 """
 
 from __future__ import annotations

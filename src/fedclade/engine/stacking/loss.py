@@ -13,8 +13,8 @@ from fedclade.engine.stacking.plan import Plan, Step
 class Losses:
     """Cross-entropy, summed over the clients' means, so that each client's gradient is its own.
 
-    The gradient with respect to the logits, softmax less one at the target, is formed here: with the smallest models
-    autograd would take as long for it as for the model.
+    The gradient with respect to the logits, softmax less one at the target, is formed here: autograd's way to it takes
+    longer, which shows in the step of a small model.
 
     Parameters
     ----------
