@@ -42,11 +42,18 @@ def torch_seed(seed: int, purpose: str, *numbers: int) -> int:
 @contextmanager
 def seeded_globally(seed: int, device: torch.device) -> Generator[None]:
     """Let what draws from torch's global generators, such as dropout, draw from a seed, and leave them as they were."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.default_generator.manual_seed(seed)  # not torch.manual_seed, which also looks for every accelerator
-        if device.type == "cuda":
+    # Not torch.manual_seed and fork_rng, which look for every accelerator: a loop comes here for each client.
+    before = torch.default_generator.get_state()
+    on_device = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    try:
+        torch.default_generator.manual_seed(seed)
+        if on_device is not None:
             torch.cuda.manual_seed(seed)
         yield
+    finally:
+        torch.default_generator.set_state(before)
+        if on_device is not None:
+            torch.cuda.set_rng_state(on_device, device)
 
 
 def _sequence(seed: int, purpose: str, numbers: tuple[int, ...]) -> np.random.SeedSequence:

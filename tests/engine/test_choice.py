@@ -97,6 +97,13 @@ def test_slow_engines_get_the_fewest_repeats(monkeypatch):
     assert [engine.calls for engine in slow.values()] == [choice.FEWEST_REPEATS] * 2
 
 
+def test_what_is_far_behind_at_first_is_not_measured_again():
+    far_behind, *close = measured = [Slow(0.2), Slow(0.0), Slow(0.001)]
+    measure({str(k): engine for k, engine in enumerate(measured)}, task())
+    assert far_behind.calls == 1
+    assert all(engine.calls >= choice.FEWEST_REPEATS for engine in close)
+
+
 @pytest.mark.parametrize("content", ["", "[1]", "{}", '{"engine": '])
 def test_a_damaged_file_is_measured_again(tmp_path, monkeypatch, caplog, content):
     fastest(engines(), task())

@@ -17,6 +17,7 @@ from fedclade.engine.memory import (
     bytes_per_client,
     clients_in_cache,
     default_memory,
+    hot_bytes,
     memory_bytes,
     updates_at_once,
 )
@@ -79,17 +80,17 @@ def test_a_client_takes_its_model_some_times_and_what_the_backward_pass_needs_tw
 
 def test_as_many_clients_as_have_their_parameters_in_the_cache():
     module = nn.Linear(1024, 512, bias=False)  # 2 MiB
-    assert clients_in_cache(module, Layout.of(module), threads=1) == 2
-    assert clients_in_cache(module, Layout.of(module), threads=3) == 6
+    assert clients_in_cache(hot_bytes(module, Layout.of(module)), threads=1) == 2
+    assert clients_in_cache(hot_bytes(module, Layout.of(module)), threads=3) == 6
 
 
 def test_embeddings_need_no_cache_and_one_client_trains_in_any_case():
     wide = nn.Sequential(nn.Embedding(100_000, 64), nn.Linear(64, 8192, bias=False))
-    assert clients_in_cache(wide, Layout.of(wide), threads=1) == 2
+    assert clients_in_cache(hot_bytes(wide, Layout.of(wide)), threads=1) == 2
     alone = nn.Embedding(100_000, 64)
-    assert clients_in_cache(alone, Layout.of(alone), threads=1) >= 1
+    assert clients_in_cache(hot_bytes(alone, Layout.of(alone)), threads=1) >= 1
     large = nn.Linear(2048, 2048)
-    assert clients_in_cache(large, Layout.of(large), threads=1) == 1
+    assert clients_in_cache(hot_bytes(large, Layout.of(large)), threads=1) == 1
 
 
 def test_a_stream_receives_as_many_updates_as_train_together():

@@ -279,10 +279,10 @@ def test_examples_that_lie_in_one_tensor_are_not_copied():
     everything = torch.arange(24.0).view(6, 2, 2)
     pieces = everything.split([1, 3, 2])
     rows, starts = joined([pieces[2], pieces[0], pieces[1]])
-    assert (rows.data_ptr(), rows.tolist(), starts.tolist()) == (everything.data_ptr(), everything.tolist(), [4, 0, 1])
+    assert (rows.data_ptr(), rows.tolist(), starts) == (everything.data_ptr(), everything.tolist(), [4, 0, 1])
     rows, starts = joined([pieces[2], pieces[1]])
     assert torch.equal(rows, everything[1:])
-    assert starts.tolist() == [3, 0]
+    assert starts == [3, 0]
 
 
 @pytest.mark.parametrize(
@@ -297,7 +297,7 @@ def test_examples_that_lie_in_one_tensor_are_not_copied():
 )
 def test_examples_that_do_not_are_joined(pieces):
     rows, starts = joined(pieces)
-    for piece, start in zip(pieces, starts.tolist(), strict=True):
+    for piece, start in zip(pieces, starts, strict=True):
         assert torch.equal(rows[start : start + len(piece)], piece)
 
 

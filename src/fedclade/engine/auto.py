@@ -14,6 +14,7 @@ from fedclade.engine.choice import fastest
 from fedclade.engine.jobs import CannotTrainTogether, Engine, Task
 from fedclade.engine.loop import LoopEngine
 from fedclade.engine.stacked import StackedEngine
+from fedclade.engine.stacking.replay import Replay, can_record
 from fedclade.engine.vmap import VmapEngine
 from fedclade.engine.workers import ChannelsLastLoop, WorkersEngine, cannot_fork
 from fedclade.errors import ConfigError, unknown
@@ -30,6 +31,9 @@ ENGINES: Mapping[str, str] = {
 
 TOGETHER: Mapping[str, Callable[[], Engine]] = {"stacked": StackedEngine, "vmap": VmapEngine}
 """Engines that train clients together, the faster first; not every module can be trained so."""
+
+REPLAYED = "stacked, replayed"
+"""The stacked engine that records its steps."""
 
 TOLERANCE = 1e-3
 """How far the updates of two engines may be apart after a few steps, relative to their norm."""
@@ -120,6 +124,8 @@ def _chosen(task: Task) -> tuple[str, Engine]:
             engines[name] = found
             break
         objections.append(f"{name}: {reason}")
+    if "stacked" in engines:
+        engines |= _replaying(task)
     if torch.get_num_threads() > 1 and len(task.jobs) > 1 and not cannot_fork(task.models.device):
         engines |= _workers(task, stackable="stacked" in engines)
     engines["loop"] = LoopEngine()
@@ -134,6 +140,10 @@ def _asked_for(name: str, task: Task) -> tuple[str, Engine]:
     engine: Engine | None = None
     if name in TOGETHER:
         engine, reason = _together(name, task)
+        if name == "stacked" and engine is not None and (others := _replaying(task)):
+            engines = {name: engine, **others}
+            name = fastest(engines, task)
+            engine = engines[name]
     elif name == "workers":
         if (reason := cannot_fork(task.models.device)) is None:
             workers = _workers(task, stackable=_together("stacked", task)[0] is not None)
@@ -150,6 +160,8 @@ def _named(taken: str) -> Engine:
     name, _, inside = taken.partition(", ")
     if name == "workers":
         return WorkersEngine(inside)
+    if taken == REPLAYED:
+        return StackedEngine(Replay())
     return TOGETHER.get(name, LoopEngine)()
 
 
@@ -160,6 +172,18 @@ def _together(name: str, task: Task) -> tuple[Engine | None, str | None]:
     return (engine, None) if reason is None else (None, reason)
 
 
+def _replaying(task: Task) -> dict[str, Engine]:
+    """Return the stacked engine that records its steps, if this is a GPU, and nothing of them resists."""
+    if not can_record(task.models.device):
+        return {}
+    engine = StackedEngine(Replay())
+    # In the first round steps are met, in the second recorded, in the third only launched.
+    reason = objection(engine, task, rounds=3)
+    if reason is not None:
+        _log.info("steps are not recorded as CUDA graphs: %s", reason)
+    return {REPLAYED: engine} if reason is None else {}
+
+
 def _workers(task: Task, stackable: bool) -> dict[str, Engine]:
     """Return the ways in which worker processes can train the clients."""
     convolves = any(parameter.dim() == 4 for parameter in task.module.parameters())
@@ -168,11 +192,18 @@ def _workers(task: Task, stackable: bool) -> dict[str, Engine]:
     return {f"workers, {way}": WorkersEngine(way) for way in inside}
 
 
-def objection(engine: Engine, task: Task) -> str | None:
+def objection(engine: Engine, task: Task, rounds: int = 1) -> str | None:
     """Say why an engine cannot train the clients of a task, or return None.
 
     It has to give the same updates as the loop on two steps of three clients. What this finds besides layers that the
     engine does not know: modules whose forward pass mixes the examples of a batch, which would mix clients.
+
+    Parameters
+    ----------
+    engine, task
+        Both.
+    rounds
+        After how many rounds it may have changed its way for the last time.
     """
     clients, batch = 3, task.spec.batch_size
     examples = 2 * batch + min(2, batch - 1)  # a ragged batch, but not of one example, which BatchNorm does not take
@@ -180,8 +211,9 @@ def objection(engine: Engine, task: Task) -> str | None:
     calm = replace(small, module=without_dropout(task.module))  # whose draws differ between engines
     expected = _by_loop(calm)
     try:
-        engine.train(small)
-        error = _relative_error(engine, calm, expected)
+        for _ in range(rounds):
+            engine.train(small)
+        error = max(_relative_error(engine, calm, expected) for _ in range(rounds))
         if error <= TOLERANCE or _rounding_explains(engine, calm):
             return None
     except CannotTrainTogether as reason:

@@ -19,14 +19,17 @@ from fedclade.engine.jobs import Engine, Task
 from fedclade.engine.loop import LoopEngine
 from fedclade.engine.workers import WorkersEngine
 
-FORMAT = 5
+FORMAT = 7
 """Part of every key: raise it whenever an engine has become faster or slower."""
 
-SECONDS = 0.4
+SECONDS = 0.6
 """How long to measure, but for the fewest repeats, which slow models get however long they take."""
 
-FEWEST_REPEATS, MOST_REPEATS = 3, 8
-STEPS, MORE_STEPS = 3, 15
+FEWEST_REPEATS, MOST_REPEATS = 3, 12
+FAR_BEHIND = 3
+"""What is so many times slower than the best at first is not measured again."""
+
+STEPS, MORE_STEPS = 3, 30
 """Of every client. What a client costs before its first step counts little in a round, so fast models get more."""
 
 MOST_CLIENTS = 32
@@ -65,11 +68,12 @@ def measure(engines: Mapping[str, Engine], task: Task) -> dict[str, float]:
     start = perf_counter()
     best = _measured_once(engines, task, STEPS)  # also a warm-up
     fast = perf_counter() - start < SECONDS / 4
+    leading = {name: engine for name, engine in engines.items() if FAR_BEHIND * best[name] > max(best.values())}
     for repeat in range(1, MOST_REPEATS):
         if repeat >= FEWEST_REPEATS and perf_counter() - start > SECONDS:
             break
-        speeds = _measured_once(engines, task, MORE_STEPS if fast else STEPS)
-        best = {name: max(best[name], speed) for name, speed in speeds.items()}
+        speeds = _measured_once(leading, task, MORE_STEPS if fast else STEPS)
+        best |= {name: max(best[name], speed) for name, speed in speeds.items()}
     return best
 
 

@@ -8,8 +8,8 @@ from torch.nn import functional
 
 from fedclade import rng
 from fedclade.data.federation import IGNORED
-from fedclade.engine.jobs import Job, Task
-from fedclade.engine.threads import threads_for, using_threads
+from fedclade.engine.jobs import Task
+from fedclade.engine.threads import Threads, using_threads
 from fedclade.local import LocalSpec
 from fedclade.params import Layout
 
@@ -18,27 +18,18 @@ class LoopEngine:
     """One client after another; each step on as many threads as it has work for."""
 
     def __init__(self) -> None:
-        self._threads: dict[tuple[int, ...], int] = {}
+        self._threads = Threads()
 
     def train(self, task: Task, into: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Train every client from its model; see :class:`~fedclade.engine.jobs.Engine`."""
         module, models = task.module, task.models
         updates, losses = task.room(into), torch.empty(len(task.jobs), dtype=torch.float64)
-        with using_threads(self._threads_for(module, task.jobs[0], task.spec.batch_size)):
+        with using_threads(self._threads.of_step(module, task.jobs[0].inputs, task.spec.batch_size)):
             for k, job in enumerate(task.jobs):
                 start, anchor, examples = models[job.row], models[job.anchor_row], (job.inputs, job.targets)
                 of_all = module, task.layout, start, examples, task.spec, task.lr
                 _, losses[k] = train(*of_all, job.draw, anchor, updates[k])
         return updates, losses
-
-    def _threads_for(self, module: nn.Module, job: Job, batch_size: int) -> int:
-        """Return the number of threads for a full batch, which is counted once for a shape of inputs."""
-        shape = (torch.get_num_threads(), batch_size, *job.inputs.shape[1:])
-        if shape not in self._threads:
-            some = torch.arange(batch_size, device=job.inputs.device) % len(job.inputs)
-            module.eval()
-            self._threads[shape] = threads_for(module, job.inputs[some])
-        return self._threads[shape]
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:

@@ -68,14 +68,21 @@ def default_memory(device: torch.device) -> int:
     return total // SHARE
 
 
-def clients_in_cache(module: nn.Module, layout: Layout, threads: int) -> int:
+def hot_bytes(module: nn.Module, layout: Layout) -> int:
+    """Return how many bytes of a client's parameters a step goes through; of embeddings it touches few rows."""
+    rows = sum(p.numel() for layer in module.modules() if isinstance(layer, nn.Embedding) for p in layer.parameters())
+    return (layout.n_parameters - rows) * layout.dtype.itemsize
+
+
+def clients_in_cache(hot: int, threads: int) -> int:
     """Return how many clients a CPU should train at the same time: with more, parameters come from memory at each step.
 
-    Embeddings do not count: a step touches few of their rows.
+    Parameters
+    ----------
+    hot
+        :func:`hot_bytes` of their model.
     """
-    rows = sum(p.numel() for layer in module.modules() if isinstance(layer, nn.Embedding) for p in layer.parameters())
-    each = (layout.n_parameters - rows) * layout.dtype.itemsize
-    return max(1, threads * CACHE // max(1, each))
+    return max(1, threads * CACHE // max(1, hot))
 
 
 def updates_at_once(size: int, device: torch.device, budget: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -15,11 +16,13 @@ from fedclade.engine.memory import clients_in_cache
 from fedclade.engine.stacking.batches import Batches
 from fedclade.engine.stacking.check import check
 from fedclade.engine.stacking.fold import CannotStack, Fold
+from fedclade.engine.stacking.kept import Kept
 from fedclade.engine.stacking.leaf import Rule
 from fedclade.engine.stacking.loss import Losses
-from fedclade.engine.stacking.plan import Plan
+from fedclade.engine.stacking.plan import Plan, Step
+from fedclade.engine.stacking.replay import Replay, Run
+from fedclade.engine.threads import WORTH_SHARING_STACKED, Threads, using_threads
 from fedclade.local import LocalSpec
-from fedclade.params import Layout
 
 __all__ = ["CannotStack", "StackedEngine"]
 
@@ -29,10 +32,18 @@ class StackedEngine:
 
     The batches of k clients are folded into ``[k·B, ...]``, so that the module's own forward runs unchanged; layers
     that hold parameters are swapped, in a copy, for ones that hold those of all clients.
+
+    Parameters
+    ----------
+    replay
+        Records steps and launches them again, on a GPU; None to run every step.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, replay: Replay | None = None) -> None:
+        self._replay = replay
         self._folds: weakref.WeakKeyDictionary[nn.Module, Fold] = weakref.WeakKeyDictionary()
+        self._kept = Kept()
+        self._threads = Threads(WORTH_SHARING_STACKED)
 
     def train(self, task: Task, into: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Train every client from its model; see :meth:`fedclade.engine.jobs.Engine.train`.
@@ -50,42 +61,55 @@ class StackedEngine:
             check(fold, module, layout, models, jobs)
             self._folds[module] = fold
         updates = task.room(into)
-        losses = torch.empty(len(jobs), dtype=torch.float64)
-        for places in _blocks(module, layout, jobs, models.device):
-            block = [jobs[place] for place in places]
-            rows = torch.tensor([job.row for job in block], device=models.device)
-            fold.load(models, rows)
-            losses[places] = _train(fold, models, block, task.spec, task.lr)
-            fold.updates(models, rows, updates, places)
-        return updates, losses
+        losses = np.empty(len(jobs))
+        blocks = _blocks(fold, jobs, models.device)
+        with using_threads(self._threads.of_step(module, jobs[0].inputs, task.spec.batch_size, len(blocks[0]))):
+            for places in blocks:
+                block = [jobs[place] for place in places]
+                rows = [job.row for job in block]
+                fold.load(models, rows)
+                losses[places] = self._train(fold, models, block, task.spec, task.lr)
+                fold.updates(models, rows, updates, places)
+        return updates, torch.from_numpy(losses)
+
+    def _train(self, fold: Fold, models: Tensor, jobs: Sequence[Job], spec: LocalSpec, lr: float) -> Tensor:
+        """Train the loaded models in place; return the mean losses, float64 ``[n]``."""
+        plan = Plan.of(tuple(job.size for job in jobs), spec.batch_size, not fold.padding_shows)
+        batches = Batches(jobs, plan, self._kept)
+        losses = Losses(plan, batches.all_count)
+        rule = Rule(lr, spec.momentum, spec.weight_decay, spec.mu, spec.clip_norm)
+        anchors = models[[job.anchor_row for job in jobs]] if spec.mu else None
+        seeds = [job.draw.initial_seed() for job in jobs]
+        fold.begin(rule, seeds, anchors)
+
+        def step_by_step(step: Step, x: Tensor, y: Tensor) -> Tensor:
+            fold.bind(step.start, step.stop)
+            logits = fold.forward(x)
+            seen, gradient = losses.of(step, logits, y)
+            fold.backward(logits, gradient)
+            fold.step()
+            return seen
+
+        run: Run = step_by_step
+        if self._replay is not None:
+            run = self._replay.of_round(run, fold, plan, (rule, batches.all_count))
+        # What is not stacked and draws, draws from all of the clients' keys.
+        with rng.seeded_globally(sum(seeds) % 2**63, models.device), torch.set_grad_enabled(fold.needs_autograd):
+            for _ in range(spec.epochs):
+                for step, x, y in batches.epoch():
+                    losses.note(run(step, x, y))
+        return losses.of_clients()
 
 
-def _blocks(module: nn.Module, layout: Layout, jobs: Sequence[Job], device: torch.device) -> list[list[int]]:
+def _blocks(fold: Fold, jobs: Sequence[Job], device: torch.device) -> list[list[int]]:
     """Return the places of the clients that train at the same time: on a CPU as many as its cache holds.
 
     The largest clients come first, so that those who still train are always the first of their block.
     """
-    largest_first = sorted(range(len(jobs)), key=lambda place: -len(jobs[place].inputs))
+    largest_first = sorted(range(len(jobs)), key=lambda place: -jobs[place].size)
     n, at_once = len(jobs), len(jobs)
     if device.type == "cpu":
-        at_once = clients_in_cache(module, layout, torch.get_num_threads())
-    return [block.tolist() for block in np.array_split(largest_first, -(-n // at_once))]
-
-
-def _train(fold: Fold, models: Tensor, jobs: Sequence[Job], spec: LocalSpec, lr: float) -> Tensor:
-    """Train the loaded models in place; return the mean losses, float64 ``[n]``."""
-    plan = Plan.of(tuple(len(job.inputs) for job in jobs), spec.batch_size, not fold.padding_shows)
-    batches = Batches(jobs, plan)
-    losses = Losses(plan, batches.all_count)
-    anchors = torch.tensor([job.anchor_row for job in jobs], device=models.device)
-    rule = Rule(lr, spec.momentum, spec.weight_decay, spec.mu, spec.clip_norm)
-    fold.begin(rule, [job.draw.initial_seed() for job in jobs], models, anchors)
-    # What is not stacked and draws, draws from all of the clients' keys.
-    with rng.seeded_globally(sum(job.draw.initial_seed() for job in jobs) % 2**63, models.device):
-        for _ in range(spec.epochs):
-            for step, x, y in batches.epoch():
-                fold.bind(step.start, step.stop)
-                logits = fold.forward(x)
-                fold.backward(logits, losses.gradient(step, logits, y))
-                fold.step()
-    return losses.of_clients()
+        at_once = clients_in_cache(fold.hot_bytes, torch.get_num_threads())
+    count = -(-n // at_once)
+    edges = [k * n // count for k in range(count + 1)]
+    return [largest_first[start:stop] for start, stop in pairwise(edges)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Generator
 from contextlib import contextmanager
 
@@ -12,19 +13,41 @@ from torch.utils.flop_counter import FlopCounterMode
 WORTH_SHARING = 5e7
 """Floating-point operations of a forward pass from which on several threads are faster than one."""
 
+WORTH_SHARING_STACKED = 1e7
+"""The same of a step of all clients together, which has fewer and larger operations."""
 
-def threads_for(module: nn.Module, batch: Tensor) -> int:
-    """Return how many threads to give a step on such a batch: one, unless there is work to share.
+
+class Threads:
+    """Tells how many threads to give a step: one, unless there is work to share.
 
     Federated learning takes many tiny steps, and threads that meet after every operation of a few microseconds lose
     more time than they save. The work is counted, not timed, so that the choice, on which rounding depends, is the same
     in every run.
+
+    Parameters
+    ----------
+    worth_sharing
+        Floating-point operations of a forward pass from which on there is.
     """
-    if torch.get_num_threads() == 1:  # nothing to choose, and the counter takes a second to import what it needs
-        return 1
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        module(batch)
-    return torch.get_num_threads() if counter.get_total_flops() >= WORTH_SHARING else 1
+
+    def __init__(self, worth_sharing: float = WORTH_SHARING) -> None:
+        self._worth_sharing = worth_sharing
+        self._operations: weakref.WeakKeyDictionary[nn.Module, dict[tuple[int, ...], int]]
+        self._operations = weakref.WeakKeyDictionary()
+
+    def of_step(self, module: nn.Module, inputs: Tensor, batch_size: int, clients: int = 1) -> int:
+        """Return the number for full batches of some clients, whose inputs are like these."""
+        available = torch.get_num_threads()
+        if available == 1 or inputs.is_cuda:  # the counter takes a second to import what it needs
+            return available
+        operations = self._operations.setdefault(module, {})
+        shape = (batch_size, *inputs.shape[1:])
+        if shape not in operations:
+            module.eval()
+            with FlopCounterMode(display=False) as counter, torch.no_grad():
+                module(inputs[torch.arange(batch_size) % len(inputs)])
+            operations[shape] = counter.get_total_flops()
+        return available if clients * operations[shape] >= self._worth_sharing else 1
 
 
 @contextmanager

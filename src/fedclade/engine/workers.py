@@ -19,13 +19,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from fedclade.engine.jobs import CannotTrainTogether, Engine, Job, Task
 from fedclade.engine.loop import LoopEngine
-from fedclade.engine.memory import clients_in_cache
+from fedclade.engine.memory import clients_in_cache, hot_bytes
 from fedclade.engine.stacked import StackedEngine
 from fedclade.errors import EngineError
 from fedclade.local import LocalSpec
@@ -35,8 +36,7 @@ ORDERS_EACH = 8
 """So many orders for each process where clients train one after another, so that all end at about the same time."""
 
 
-@dataclass(frozen=True)
-class _Place:
+class _Place(NamedTuple):
     """Where a tensor lies in what the processes have seen when they were forked."""
 
     storage: int
@@ -45,8 +45,7 @@ class _Place:
     stride: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class _Client:
+class _Client(NamedTuple):
     """A job without its data and its generator, for which the seed stands."""
 
     row: int
@@ -56,8 +55,7 @@ class _Client:
     seed: int
 
 
-@dataclass(frozen=True)
-class _Order:
+class _Order(NamedTuple):
     """What a process is asked to do: train these clients, each of which has a row among the updates."""
 
     rows: range
@@ -144,7 +142,7 @@ class _Crew:
         # More rows than now: pages that nobody touches cost nothing.
         self._models = _shared(2 * max(len(models), len(jobs)), layout)
         self._updates = _shared(2 * len(jobs), layout)
-        self._at_once = clients_in_cache(module, layout, threads=1) if inside == "stacked" else None
+        self._at_once = clients_in_cache(hot_bytes(module, layout), threads=1) if inside == "stacked" else None
         self._connections: list[Connection] = []
         self._processes: dict[Connection, int] = {}
         work = _Worker(inside, module, layout, self._models, self._updates, tuple(self._storages.values()))

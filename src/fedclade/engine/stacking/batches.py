@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from math import prod
+from operator import add
 
 import torch
 from torch import Tensor
 
 from fedclade.data.federation import IGNORED
 from fedclade.engine.jobs import Job
+from fedclade.engine.stacking.kept import Kept
 from fedclade.engine.stacking.plan import Plan, Step
 
 
@@ -21,47 +25,53 @@ class Batches:
         The clients, the largest first.
     plan
         The steps of an epoch.
+    kept
+        Holds the inputs of a step, until the next.
     """
 
-    def __init__(self, jobs: Sequence[Job], plan: Plan) -> None:
+    def __init__(self, jobs: Sequence[Job], plan: Plan, kept: Kept) -> None:
         self._plan = plan
         self._jobs = jobs
-        sizes = torch.tensor([len(job.inputs) for job in jobs])
-        self._inputs, starts = joined([job.inputs for job in jobs])
-        self._first_inputs = starts.repeat_interleave(sizes)
-        self._targets, starts = joined([job.targets for job in jobs])
-        self._first_targets = starts.repeat_interleave(sizes)
+        self._kept = kept
+        self._inputs, first_inputs = joined([job.inputs for job in jobs])
+        self._targets, first_targets = joined([job.targets for job in jobs])
+        self._first_inputs = plan.of_examples(first_inputs)
+        self._first_targets = self._first_inputs if first_targets == first_inputs else plan.of_examples(first_targets)
         self.all_count = not bool((self._targets == IGNORED).any())
 
     def epoch(self) -> Iterator[tuple[Step, Tensor, Tensor]]:
         """Draw the orders of an epoch, and yield each step with its inputs and targets ``[k·B, ...]``."""
-        drawn = torch.cat([torch.randperm(len(job.inputs), generator=job.draw) for job in self._jobs])
-        inputs = self._plan.rows(drawn + self._first_inputs).to(self._inputs.device)
-        targets = self._plan.rows(drawn + self._first_targets).to(self._targets.device)
+        drawn = torch.cat([torch.randperm(job.size, generator=job.draw) for job in self._jobs])
+        inputs = targets = self._plan.rows(drawn + self._first_inputs).to(self._inputs.device)
+        if self._first_targets is not self._first_inputs:
+            targets = self._plan.rows(drawn + self._first_targets).to(self._targets.device)
         rows = [step.rows for step in self._plan.steps]
         batches = self._plan.masked(self._targets.index_select(0, targets), IGNORED).split(rows)
+        room = self._kept.room(self._inputs, max(rows), *self._inputs.shape[1:])
         for step, x, y in zip(self._plan.steps, inputs.split(rows), batches, strict=True):
             # Step by step, so that what is fetched is still in the cache when it is used.
-            yield step, self._inputs.index_select(0, x), y
+            yield step, torch.index_select(self._inputs, 0, x, out=room[: step.rows]), y
 
 
-def joined(tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+def joined(tensors: Sequence[Tensor]) -> tuple[Tensor, list[int]]:
     """Return one tensor with the rows of all, and at which of its rows each starts.
 
     Pieces of one tensor, as ``split`` gives, are not copied.
     """
     one = tensors[0]
-    row, storage = one[0].numel(), one.untyped_storage().data_ptr()
-    offsets = [int(tensor.storage_offset()) for tensor in tensors]
-    begin = min(offsets)
-    pieces = all(
-        (offset - begin) % row == 0 and tensor.untyped_storage().data_ptr() == storage and tensor.is_contiguous()
-        for offset, tensor in zip(offsets, tensors, strict=True)
-    )
     lengths = [tensor.shape[0] for tensor in tensors]
+    entries = prod(one.shape[1:])
+    row = entries * one.itemsize
+    whole = one.untyped_storage()
+    addresses = [tensor.data_ptr() for tensor in tensors]
+    begin, end = min(addresses), whole.data_ptr() + whole.nbytes()
+    pieces = begin >= whole.data_ptr() and all(
+        (address - begin) % row == 0 and address + length * row <= end and tensor.is_contiguous()
+        for address, length, tensor in zip(addresses, lengths, tensors, strict=True)
+    )
     if not pieces:
-        ends = torch.tensor(lengths).cumsum(0)
-        return torch.cat([*tensors]), ends - torch.tensor(lengths)
-    starts = [(offset - begin) // row for offset in offsets]
-    end = max(map(sum, zip(starts, lengths, strict=True)))
-    return one.as_strided((end, *one.shape[1:]), one[:1].contiguous().stride(), begin), torch.tensor(starts)
+        return torch.cat([*tensors]), [0, *accumulate(lengths[:-1])]
+    starts = [(address - begin) // row for address in addresses]
+    rows = max(map(add, starts, lengths))
+    offset = one.storage_offset() - starts[0] * entries
+    return one.as_strided((rows, *one.shape[1:]), (entries, *one.stride()[1:]), offset), starts

@@ -39,7 +39,7 @@ def check(fold: Fold, module: nn.Module, layout: Layout, models: Tensor, jobs: S
             layout.load(model, module)
             expected.append(module(x))
         fold.module.eval()
-        fold.load(two, torch.arange(2, device=models.device))
+        fold.load(two, [0, 1])
         fold.bind(0, 2)
         try:
             got = fold.module(torch.cat(inputs))

@@ -11,9 +11,11 @@ from torch import Tensor, nn
 
 from fedclade.engine.clip import clipping
 from fedclade.engine.jobs import CannotTrainTogether
+from fedclade.engine.memory import hot_bytes
 from fedclade.engine.stacking.active import Active
 from fedclade.engine.stacking.attention import StackedAttention
 from fedclade.engine.stacking.chain import Chain
+from fedclade.engine.stacking.kept import Kept
 from fedclade.engine.stacking.layers import (
     Find,
     Refused,
@@ -92,11 +94,17 @@ class Fold:
         self._shared = [slot for slot in layout.buffers if slot.name not in owned]
         stacked = [layer for layer in self.module.modules() if isinstance(layer, Stacked)]
         self.padding_shows = any(layer.padding_shows for layer in stacked)
-        self._memory, self._clients = torch.empty(0), 0
+        self.hot_bytes = hot_bytes(module, layout)
+        self._kept, self._clients, self._device = Kept(), 0, torch.device("cpu")
         self._rule = Rule(0.0)
         self._chain = Chain.of(self.module)
 
-    def load(self, models: Tensor, rows: Tensor) -> None:
+    @property
+    def needs_autograd(self) -> bool:
+        """Whether forward has to be recorded for backward."""
+        return self._chain is None
+
+    def load(self, models: Tensor, rows: Sequence[int]) -> None:
         """Give each of n clients its model, a row of ``[K, S]``.
 
         Raises
@@ -105,27 +113,24 @@ class Fold:
             If a buffer that stays outside the stacked layers is not the same in all models.
         """
         n = len(rows)
-        if len(self._memory) < n * self.layout.size:
-            # One piece, kept from round to round: fresh memory has to be mapped page by page.
-            self._memory = models.new_empty(n * self.layout.size)
-            self._clients = 0
+        self._device = models.device
         if self._clients != n:
             self._clients = n
             self.active.start = self.active.stop = 0
+            memory = self._kept.room(models, n * self.layout.size)
             for leaf in self.leaves:
-                part = self._memory[n * leaf.slot.start : n * leaf.slot.stop]
+                part = memory[n * leaf.slot.start : n * leaf.slot.stop]
                 leaf.allocate(part.view(n, *leaf.slot.shape))
         for slot in self._shared:
-            values = models[rows, slot.start : slot.stop]
+            values = _of_clients(models, rows, slot)
             if not torch.equal(values, values[:1].expand_as(values)):
                 raise CannotStack.of(slot.name, self.module, "is a buffer that differs between the models")
             self.module.get_buffer(slot.name).copy_(_rounded(values[0], slot).view(slot.shape))
         for leaf in self.leaves:
-            values = models[:, leaf.slot.start : leaf.slot.stop]
-            values = values.expand(n, -1) if len(models) == 1 else values.index_select(0, rows)
+            values = _of_clients(models, rows, leaf.slot)
             leaf.everyone.copy_(_rounded(values, leaf.slot).view(leaf.everyone.shape))
 
-    def begin(self, rule: Rule, seeds: Sequence[int], anchors: Tensor, rows: Tensor) -> None:
+    def begin(self, rule: Rule, seeds: Sequence[int], anchors: Tensor | None) -> None:
         """Start local training of the models that are loaded.
 
         Parameters
@@ -134,15 +139,14 @@ class Fold:
             What a step does.
         seeds
             The clients' own, for dropout.
-        anchors, rows
-            Models ``[K, S]``, and which of them the proximal term pulls each client towards.
+        anchors
+            What the proximal term pulls each client towards, ``[n, S]``; None where there is no such term.
         """
         self._rule = rule
         self.module.train()
-        self.active.seed(seeds, self._memory.device)
+        self.active.seed(seeds, self._device)
         for leaf in self._trained:
-            part = anchors[:, leaf.slot.start : leaf.slot.stop]
-            leaf.begin(rule, part.index_select(0, rows) if rule.mu else None)
+            leaf.begin(rule, None if anchors is None else anchors[:, leaf.slot.start : leaf.slot.stop])
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits for the inputs ``[k·B, ...]`` of the clients that train."""
@@ -163,6 +167,10 @@ class Fold:
         for leaf in self._trained:
             leaf.step(scales)
 
+    def addresses(self) -> tuple[int, ...]:
+        """Return where everything lies that a step reads or writes, but for its batch and the shared buffers."""
+        return tuple(address for leaf in self.leaves for address in leaf.addresses())
+
     def bind(self, start: int, stop: int) -> None:
         """Let the clients ``start`` to ``stop`` be those that train."""
         if (start, stop) != (self.active.start, self.active.stop):
@@ -170,7 +178,7 @@ class Fold:
             for leaf in self.leaves:
                 leaf.bind(start, stop)
 
-    def updates(self, models: Tensor, rows: Tensor, out: Tensor, places: Sequence[int]) -> None:
+    def updates(self, models: Tensor, rows: Sequence[int], out: Tensor, places: Sequence[int]) -> None:
         """Write how far each client is from its model into its place, a row of ``[N, S]``.
 
         Raises
@@ -182,16 +190,21 @@ class Fold:
         side_by_side = list(places) == list(range(places[0], places[0] + n))
         updates = out[places[0] : places[0] + n] if side_by_side else out.new_empty(n, self.layout.size)
         for leaf in self.leaves:
-            start, stop = leaf.slot.start, leaf.slot.stop
-            before = models[:, start:stop] if len(models) == 1 else models[:, start:stop].index_select(0, rows)
-            torch.sub(leaf.everyone.view(n, -1), before, out=updates[:, start:stop])
+            out_of_leaf = updates[:, leaf.slot.start : leaf.slot.stop]
+            torch.sub(leaf.everyone.view(n, -1), _of_clients(models, rows, leaf.slot), out=out_of_leaf)
         for slot in self._shared:
-            before, buffer = models[rows, slot.start : slot.stop], self.module.get_buffer(slot.name)
+            before, buffer = _of_clients(models, rows, slot), self.module.get_buffer(slot.name)
             if not torch.equal(buffer, _rounded(before[0], slot).view(slot.shape).to(buffer.dtype)):
                 raise CannotStack.of(slot.name, self.module, "is a buffer that training changes")
             updates[:, slot.start : slot.stop] = buffer.flatten() - before
         if not side_by_side:
             out[places] = updates
+
+
+def _of_clients(models: Tensor, rows: Sequence[int], slot: Slot) -> Tensor:
+    """Return what the clients' models have in a slot, ``[n, entries]``."""
+    values = models[:, slot.start : slot.stop]
+    return values.expand(len(rows), -1) if len(models) == 1 else values[rows]
 
 
 class _Swap:

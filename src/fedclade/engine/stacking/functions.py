@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from fedclade.engine.stacking.leaf import Leaf, scaled
+from fedclade.engine.stacking.products import product
 
 
 def linear(x: Tensor, weight: Leaf, bias: Leaf | None) -> Tensor:
@@ -44,10 +45,7 @@ def linear_forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     # Not a view of what bmm returns: autograd would refuse activations that work in place.
     out = x.new_empty((*x.shape[:-1], outputs))
     rows, products = x.reshape(k, -1, inputs), out.view(k, -1, outputs)
-    if bias is None:
-        torch.bmm(rows, weight.mT, out=products)
-    else:
-        torch.baddbmm(bias.unsqueeze(1), rows, weight.mT, out=products)
+    product(rows, weight.mT, products, bias)
     return out
 
 
@@ -58,7 +56,10 @@ def linear_backward(
     k, outputs, inputs = value.shape
     rows = gradient.reshape(k, -1, outputs)
     # Before the weights change.
-    of_x = torch.bmm(rows, value).view(x.shape) if needs_x else None
+    of_x = None
+    if needs_x:
+        of_x = x.new_empty(x.shape)
+        product(rows, value, of_x.view(k, -1, inputs))
     if weight.trained:
         weight.add_product(rows.mT, x.reshape(k, -1, inputs))
     if bias is not None and bias.trained:
@@ -73,12 +74,12 @@ class _Linear(Function):
     ) -> Tensor:
         ctx.save_for_backward(x, value)
         ctx.leaves = weight, bias
-        return linear_forward(x, value, bias_value)
+        return linear_forward(x.detach(), value.detach(), bias_value)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, None, None, None, None]:
         x, value = ctx.saved_tensors
-        of_x = linear_backward(grads[0], x, value, *ctx.leaves, needs_x=ctx.needs_input_grad[0])
+        of_x = linear_backward(grads[0], x, value.detach(), *ctx.leaves, needs_x=ctx.needs_input_grad[0])
         return of_x, None, None, None, None
 
 

@@ -82,12 +82,17 @@ class Leaf:
         """
         self._rule = rule
         self._fused, self._waiting, self._touched = rule.can_fuse, False, False
-        self._anchor = None if anchor is None else anchor.view_as(self.everyone)
+        self._anchor = None if anchor is None else anchor.reshape(self.everyone.shape)
         if self._gradients is not None:
             self._gradients.zero_()
         # A gradient that is clipped has to be known before it is added to the momentum.
         apart = rule.momentum and rule.clip_norm is not None
         self._velocity = torch.zeros_like(self.everyone) if apart else None
+
+    def addresses(self) -> tuple[int, ...]:
+        """Return where parameters, gradients, momentum and anchors lie; 0 for what is not there."""
+        tensors = self.everyone, self._gradients, self._velocity, self._anchor
+        return tuple(0 if tensor is None else tensor.data_ptr() for tensor in tensors)
 
     def bind(self, start: int, stop: int) -> None:
         """Let the clients ``start`` to ``stop`` be those that train."""

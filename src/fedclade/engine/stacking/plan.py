@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -26,6 +27,11 @@ class Step:
     stop: int
     width: int
     own: Tensor | None
+
+    @property
+    def kind(self) -> tuple[int, int, int]:
+        """What steps that are alike have in common."""
+        return self.start, self.stop, self.width
 
     @property
     def clients(self) -> int:
@@ -56,8 +62,10 @@ class Plan:
 
     Attributes
     ----------
-    owners
-        Whose each row of the epoch is, int64.
+    steps
+        All of them.
+    kinds
+        How many there are of each kind.
     """
 
     @staticmethod
@@ -68,7 +76,8 @@ class Plan:
 
     def __init__(self, sizes: Sequence[int], batch_size: int, padding: bool) -> None:
         counts = np.asarray(sizes)
-        self._counts = torch.from_numpy(counts)
+        self._counts = counts
+        self._client = torch.from_numpy(np.arange(len(counts)).repeat(counts))
         ends = counts.cumsum()
         steps: list[Step] = []
         places: list[np.ndarray] = []
@@ -88,10 +97,15 @@ class Plan:
                 real.append(is_real.ravel())
                 owners.append(np.arange(start, stop).repeat(width))
         self.steps: tuple[Step, ...] = tuple(steps)
+        self.kinds = Counter(step.kind for step in steps)
         self._places = torch.from_numpy(np.concatenate(places))
-        self.owners = torch.from_numpy(np.concatenate(owners))
+        self._owners = np.concatenate(owners)
         self._padding = torch.from_numpy(~np.concatenate(real))
         self._padded = bool(self._padding.any())
+
+    def of_examples(self, of_clients: Sequence[int]) -> Tensor:
+        """Return for each of the clients' examples, one client after another, the number of its client."""
+        return torch.tensor(of_clients).index_select(0, self._client)
 
     def rows(self, examples: Tensor) -> Tensor:
         """Return which example each row of the epoch is.
@@ -101,11 +115,13 @@ class Plan:
         examples
             The clients' examples in the orders drawn, one client after another.
         """
-        return examples[self._places]
+        return examples.index_select(0, self._places)
 
     def means(self, losses: Tensor) -> Tensor:
-        """Return each client's mean over its examples of what the rows of an epoch have lost."""
-        return losses.new_zeros(len(self._counts)).index_add_(0, self.owners, losses) / self._counts
+        """Return each client's mean over its examples of what the rows of some epochs have lost, float64 ``[n]``."""
+        epochs = losses.cpu().numpy().reshape(-1, len(self._owners))
+        sums = np.bincount(self._owners, epochs.sum(0, dtype=np.float64), len(self._counts))
+        return torch.from_numpy(sums / (len(epochs) * self._counts))
 
     def masked(self, targets: Tensor, ignored: int) -> Tensor:
         """Return the targets of all rows, without those of padding."""
