@@ -2,7 +2,8 @@
 
 Each client trains on batches of 10, on made-up data of the right shape. ``loop`` is the plain loop with all threads;
 ``central`` is the same module on one heap of examples, in batches of 32, 128 or 512 (on a GPU also 1,000), whichever is
-fastest: the practical limit of the machine. All are timed by turns, in one process; the table has the medians.
+fastest: the practical limit of the machine. All are timed by turns, in one process; the table has the medians. On a GPU
+``step by step`` is the stacked engine without CUDA graphs.
 
     python benchmarks/engine.py --json engine.json
     python benchmarks/engine.py --quick
@@ -30,13 +31,14 @@ from fedclade import ConfigError, LocalSpec
 from fedclade.engine import loop
 from fedclade.engine.auto import ENGINES, build_engine
 from fedclade.engine.jobs import Job, Task
+from fedclade.engine.stacked import StackedEngine
 from fedclade.models import build_model
 from fedclade.params import Layout
 
 BATCH, LR = 10, 0.05
 CENTRAL_BATCHES = {"cpu": (32, 128, 512), "cuda": (32, 128, 512, 1000)}
 CLIENTS = (20, 100)
-WIDTH = 120
+WIDTH = 150
 
 Speed = Callable[[], float]
 """Trains, and returns samples/s."""
@@ -117,8 +119,12 @@ def contestants(name: str, clients: int, steps: int, device: str) -> tuple[dict[
         except ConfigError as error:
             Console(stderr=True).print(f"{name}: {error}", style="yellow")
             continue
-        taken = engine.name if kind == "auto" else taken
+        taken = str(engine.taken) if kind == "auto" else taken
         speeds[kind] = lambda engine=engine: timed(lambda: engine.train(task()), clients * each)
+    if device == "cuda":  # the stacked engine may record its steps, and launch them as one
+        step_by_step = StackedEngine()
+        step_by_step.train(task())
+        speeds["step by step"] = lambda: timed(lambda: step_by_step.train(task()), clients * each)
     some = data[:10]  # one after another, so that ten tell as much as a hundred
     speeds["loop"] = lambda: timed(lambda: [plain(x, y, BATCH) for x, y in some], len(some) * each)
     for size in CENTRAL_BATCHES[device]:
@@ -151,7 +157,8 @@ def measured(speeds: Mapping[str, Speed], repeats: int, quick: bool) -> dict[str
 
 def shown(results: Mapping[str, Mapping[str, float]], taken: Mapping[str, str], title: str) -> Table:
     table = Table(title=title)
-    kinds = [*ENGINES, "central", "auto/central", "auto/loop"]
+    unrecorded = ["step by step"] * any("step by step" in found for found in results.values())
+    kinds = [*ENGINES, *unrecorded, "central", "auto/central", "auto/loop"]
     for column in ("model", *kinds, "auto takes"):
         table.add_column(column, justify="left" if column in ("model", "auto takes") else "right", no_wrap=True)
     for model, found in results.items():

@@ -1,0 +1,77 @@
+"""Microseconds of the batched matrix products of small models, by torch and by NumPy.
+
+Each is the product of one step of 20 clients with batches of 10, forward: a dense layer's inputs by its weights. torch
+is given one thread and two, first in a row, as one would time it, then after 150 µs of other work on one thread, as it
+is in a step: by then its second thread sleeps.
+
+    python benchmarks/products.py
+"""
+
+from __future__ import annotations
+
+import fedclade  # noqa: F401  # isort: skip  (before torch, whose threads then sleep while they wait)
+
+import argparse
+from collections.abc import Callable
+from statistics import median
+from time import perf_counter
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from fedclade.engine.stacking.products import TINY
+from fedclade.engine.threads import using_threads
+
+ROWS = 10
+LAYERS = ((128, 10), (784, 10), (512, 10), (784, 32), (784, 128), (3136, 512))
+PAUSE = 150e-6
+WIDTH = 130
+
+
+def microseconds(run: Callable[[], object], repeats: int, pause: float) -> float:
+    """Return the median over the repeats."""
+    seen: list[float] = []
+    for _ in range(repeats):
+        until = perf_counter() + pause
+        while perf_counter() < until:
+            pass
+        start = perf_counter()
+        run()
+        seen.append(perf_counter() - start)
+    return 1e6 * median(seen)
+
+
+def row(clients: int, inputs: int, outputs: int, repeats: int) -> list[str]:
+    draw = torch.Generator().manual_seed(0)
+    left = torch.randn(clients, ROWS, inputs, generator=draw)
+    right = torch.randn(clients, outputs, inputs, generator=draw).mT
+    out = torch.empty(clients, ROWS, outputs)
+    arrays = left.numpy(), right.numpy(), out.numpy()
+    times: list[float] = []
+    for threads in (1, 2):
+        with using_threads(threads):
+            times += [microseconds(lambda: torch.bmm(left, right, out=out), repeats, pause) for pause in (0, PAUSE)]
+    times.append(microseconds(lambda: np.matmul(arrays[0], arrays[1], out=arrays[2]), repeats, PAUSE))
+    size = ROWS * inputs * outputs
+    taken = "NumPy" if size <= TINY else "torch"
+    return [f"{inputs} → {outputs}", f"{size:,}", *(f"{time:,.1f}" for time in times), taken]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clients", type=int, default=20)
+    parser.add_argument("--repeats", type=int, default=300)
+    arguments = parser.parse_args()
+    table = Table(title=f"µs for the products of {arguments.clients} clients")
+    columns = ("torch, 1 thread", "after a pause", "torch, 2 threads", "after a pause", "NumPy, after a pause")
+    for column in ("layer", "multiplications", *columns, "taken"):
+        table.add_column(column, justify="right")
+    for inputs, outputs in LAYERS:
+        table.add_row(*row(arguments.clients, inputs, outputs, arguments.repeats))
+    Console(width=WIDTH).print(table)
+
+
+if __name__ == "__main__":
+    main()
