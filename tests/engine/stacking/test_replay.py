@@ -147,6 +147,27 @@ def test_where_the_step_size_falls_nothing_is_recorded():
     assert recorder.recorded == 0
 
 
+def test_blocks_of_clients_that_take_turns_are_recorded_each():
+    task, recorder = task_for("by hand", SPECS["plain"]), Recorder()
+    engine = StackedEngine(Replay(recorder))
+    blocks = [replace(task, jobs=task.jobs[:2]), replace(task, jobs=task.jobs[1:])]
+    expected = [train(StackedEngine(), block) for block in blocks]
+    for _ in range(3):
+        for block, alone in zip(blocks, expected, strict=True):
+            assert_alike(train(engine, block), alone)
+    assert recorder.launched > recorder.recorded >= 2
+
+
+def test_of_steps_that_are_met_only_so_many_are_remembered(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(replay, "MOST_MET", 1)
+    task, recorder = task_for("by hand", SPECS["plain"]), Recorder()
+    engine = StackedEngine(Replay(recorder))
+    for _ in range(2):
+        for lr in (0.1, 0.2):
+            train(engine, replace(task, lr=lr))
+    assert recorder.recorded == 0
+
+
 def test_only_so_many_recordings_are_kept(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(replay, "MOST_RECORDINGS", 1)
     task, recorder = task_for("by hand", SPECS["plain"]), Recorder()

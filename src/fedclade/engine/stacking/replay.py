@@ -24,6 +24,9 @@ MOST_KINDS = 16
 MOST_RECORDINGS = 4 * MOST_KINDS
 """How many recordings are kept: those that were used last."""
 
+MOST_MET = 4 * MOST_RECORDINGS
+"""How many steps are remembered that have been met and not recorded."""
+
 
 class Run(Protocol):
     """Runs a step."""
@@ -48,7 +51,7 @@ class Replay:
 
     A recording holds addresses and numbers, not tensors. So it stands for a step only where parameters, gradients,
     momentum, anchors and inputs lie where they lay, and clients, width and the rule of SGD are the same. It is made
-    when a round has a step that the round before had, too: where, say, the step size falls in every round, none is.
+    when a round has a step that an earlier one had, too: where, say, the step size falls in every round, none is.
 
     Parameters
     ----------
@@ -59,7 +62,8 @@ class Replay:
     def __init__(self, record: Record | None = None) -> None:
         self._record = CudaGraphs() if record is None else record
         self._recordings: OrderedDict[Hashable, _Recording] = OrderedDict()
-        self._last_round: set[Hashable] = set()
+        self._met: OrderedDict[Hashable, int] = OrderedDict()  # in which round for the first time
+        self._rounds = 0
 
     def of_round(self, run: Run, fold: Fold, plan: Plan, rule: Hashable) -> Run:
         """Return what runs the steps of a round, or launches their recordings.
@@ -74,7 +78,7 @@ class Replay:
             Whatever else of a step does not change in a round.
         """
         kinds = {kind for kind, count in plan.kinds.most_common(MOST_KINDS) if count >= OFTEN}
-        before, self._last_round = self._last_round, set()
+        self._rounds += 1
         addresses: tuple[int, ...] = ()
 
         def run_or_launch(step: Step, x: Tensor, y: Tensor) -> Tensor:
@@ -86,12 +90,18 @@ class Replay:
             if step.kind not in kinds or step.own is not None:  # the weights of a ragged batch come from the CPU
                 return run(step, x, y)
             key = (addresses, rule, step.kind, x.data_ptr(), x.shape, x.dtype, y.shape)
-            self._last_round.add(key)
-            if key not in self._recordings and key not in before:
+            if key not in self._recordings and self._first_met(key) == self._rounds:
                 return run(step, x, y)
             return self._launched(key, lambda kept: run(step, x, kept), y)
 
         return run_or_launch
+
+    def _first_met(self, key: Hashable) -> int:
+        """Return in which round a step was met first: this one if it is new."""
+        first = self._met.setdefault(key, self._rounds)
+        if len(self._met) > MOST_MET:
+            self._met.popitem(last=False)
+        return first
 
     def _launched(self, key: Hashable, run: Callable[[Tensor], Tensor], targets: Tensor) -> Tensor:
         if key not in self._recordings:
