@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
@@ -53,3 +55,13 @@ def test_a_row_of_great_logits_has_a_loss_without_overflow():
     losses.note(seen)
     torch.testing.assert_close(gradient, torch.tensor([[1.0, -1.0, 0.0]]))
     assert losses.of_clients().tolist() == [2000.0]
+
+
+def test_half_precision_has_losses_too():
+    plan = Plan.of((2, 1), 2, True)
+    losses = Losses(plan, all_count=True)
+    (step,) = plan.steps
+    seen, gradient = losses.of(step, torch.zeros(4, 8, dtype=torch.bfloat16), torch.tensor([0, 1, 2, IGNORED]))
+    losses.note(seen)
+    assert gradient.dtype == torch.bfloat16
+    assert losses.of_clients().tolist() == pytest.approx([math.log(8)] * 2, rel=0.01)

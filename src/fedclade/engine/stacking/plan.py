@@ -119,8 +119,8 @@ class Plan:
 
     def means(self, losses: Tensor) -> Tensor:
         """Return each client's mean over its examples of what the rows of some epochs have lost, float64 ``[n]``."""
-        epochs = losses.cpu().numpy().reshape(-1, len(self._owners))
-        sums = np.bincount(self._owners, epochs.sum(0, dtype=np.float64), len(self._counts))
+        epochs = losses.cpu().double().numpy().reshape(-1, len(self._owners))
+        sums = np.bincount(self._owners, epochs.sum(0), len(self._counts))
         return torch.from_numpy(sums / (len(epochs) * self._counts))
 
     def masked(self, targets: Tensor, ignored: int) -> Tensor:
