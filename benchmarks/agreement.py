@@ -76,10 +76,8 @@ def updates(name: str, task: Task) -> Tensor:
     engine = StackedEngine(Replay())
     got = torch.empty(0)
     for _ in range(ROUNDS):
-        draws = [torch.Generator().manual_seed(job.draw.initial_seed()) for job in task.jobs]
-        jobs = [replace(job, draw=draw) for job, draw in zip(task.jobs, draws, strict=True)]
         try:
-            got, _ = engine.train(replace(task, jobs=jobs))
+            got, _ = engine.train(task.redrawn())
         except RuntimeError as error:
             raise ConfigError(f"not recorded: {error}") from error
     return got

@@ -200,10 +200,12 @@ def objection(engine: Engine, task: Task, rounds: int = 1) -> str | None:
 
     Parameters
     ----------
-    engine, task
-        Both.
+    engine
+        To be tried.
+    task
+        Its clients are cut short, and their draws stay unused.
     rounds
-        After how many rounds it may have changed its way for the last time.
+        How many have to come out right: an engine may go about a later one in another way.
     """
     clients, batch = 3, task.spec.batch_size
     examples = 2 * batch + min(2, batch - 1)  # a ragged batch, but not of one example, which BatchNorm does not take
@@ -225,12 +227,12 @@ def objection(engine: Engine, task: Task, rounds: int = 1) -> str | None:
 
 def _by_loop(task: Task) -> Tensor:
     """Return the loop's updates; the draws of the task stay unused."""
-    return LoopEngine().train(_redrawn(task))[0]
+    return LoopEngine().train(task.redrawn())[0]
 
 
 def _relative_error(engine: Engine, task: Task, expected: Tensor) -> float:
     """Return how far an engine's updates are from those expected, relative to their norms: that of the worst client."""
-    got, _ = engine.train(_redrawn(task))
+    got, _ = engine.train(task.redrawn())
     apart, norms = (torch.linalg.vector_norm(difference, dim=1) for difference in (got - expected, expected))
     # Updates are differences of models: tiny ones keep few digits. Those that diverge are left to the run to tell.
     models = torch.linalg.vector_norm(task.models[[job.row for job in task.jobs]], dim=1)
@@ -251,7 +253,7 @@ def _rounding_explains(engine: Engine, task: Task) -> bool:
             return False
     except (CannotTrainTogether, *_FAILURES):  # such as a module that makes float32 tensors in its forward pass
         return False
-    others = (_redrawn(task, by) for by in range(1, 4))
+    others = (task.redrawn(by) for by in range(1, 4))
     return any(_relative_error(engine, other, _by_loop(other)) <= TOLERANCE for other in others)
 
 
@@ -259,12 +261,6 @@ def _in_float64(task: Task) -> Task:
     module = copy.deepcopy(task.module).double()
     jobs = [replace(j, inputs=j.inputs.double() if j.inputs.is_floating_point() else j.inputs) for j in task.jobs]
     return replace(task, module=module, layout=Layout.of(module), models=task.models.double(), jobs=jobs)
-
-
-def _redrawn(task: Task, by: int = 0) -> Task:
-    """Return the task with fresh draws: those that it began with, or others."""
-    draws = [torch.Generator().manual_seed(job.draw.initial_seed() + by) for job in task.jobs]
-    return replace(task, jobs=[replace(job, draw=draw) for job, draw in zip(task.jobs, draws, strict=True)])
 
 
 def without_dropout(module: nn.Module) -> nn.Module:

@@ -81,7 +81,7 @@ def _measured_once(engines: Mapping[str, Engine], task: Task, steps: int) -> dic
     speeds: dict[str, float] = {}
     for name, engine in engines.items():
         small = task.cut(_enough(engine), steps * task.spec.batch_size)
-        speeds[name] = sum(len(job.inputs) for job in small.jobs) / _seconds(engine, small)
+        speeds[name] = sum(job.size for job in small.jobs) / _seconds(engine, small)
     return speeds
 
 

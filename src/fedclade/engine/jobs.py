@@ -81,15 +81,14 @@ class Task:
     def cut(self, clients: int, examples: int) -> Task:
         """Return a small copy: some clients, some examples of each, one epoch; the draws of this one stay unused."""
         jobs = [
-            replace(
-                job,
-                inputs=job.inputs[:examples],
-                targets=job.targets[:examples],
-                draw=torch.Generator().manual_seed(job.draw.initial_seed()),
-            )
-            for job in self.jobs[:clients]
+            replace(job, inputs=job.inputs[:examples], targets=job.targets[:examples]) for job in self.jobs[:clients]
         ]
-        return replace(self, jobs=jobs, spec=replace(self.spec, epochs=1))
+        return replace(self, jobs=jobs, spec=replace(self.spec, epochs=1)).redrawn()
+
+    def redrawn(self, by: int = 0) -> Task:
+        """Return the task with fresh draws: those that it began with, or others."""
+        draws = [torch.Generator().manual_seed(job.draw.initial_seed() + by) for job in self.jobs]
+        return replace(self, jobs=[replace(job, draw=draw) for job, draw in zip(self.jobs, draws, strict=True)])
 
 
 class CannotTrainTogether(Exception):  # noqa: N818  (not an error of the user's)

@@ -63,7 +63,7 @@ class VmapEngine:
                 totals[places] += clients.step(places, inputs, targets).to(torch.float64) * batch.shape[1]
         updates = task.room(into)
         updates[torch.tensor(order)] = clients.models - start
-        seen = torch.tensor([spec.epochs * len(job.inputs) for job in ordered], dtype=torch.float64)
+        seen = torch.tensor([spec.epochs * job.size for job in ordered], dtype=torch.float64)
         losses = torch.empty(len(jobs), dtype=torch.float64)
         losses[torch.tensor(order)] = totals.cpu() / seen
         return updates, losses
@@ -84,7 +84,7 @@ def refuse_what_cannot_be_mapped(module: nn.Module) -> None:
 
 def batches_of(job: Job, spec: LocalSpec) -> list[Tensor]:
     """Return the indices of every batch of every epoch, drawn as the loop draws them."""
-    orders = [torch.randperm(len(job.inputs), generator=job.draw) for _ in range(spec.epochs)]
+    orders = [torch.randperm(job.size, generator=job.draw) for _ in range(spec.epochs)]
     return [batch for order in orders for batch in order.split(spec.batch_size)]
 
 
@@ -109,7 +109,7 @@ class _Examples:
 
     @classmethod
     def of(cls, jobs: Sequence[Job]) -> _Examples:
-        sizes = torch.tensor([len(job.inputs) for job in jobs])
+        sizes = torch.tensor([job.size for job in jobs])
         starts = (sizes.cumsum(0) - sizes)[:, None]
         return cls(torch.cat([job.inputs for job in jobs]), torch.cat([job.targets for job in jobs]), starts)
 

@@ -100,8 +100,7 @@ def task_for(name: str, spec: LocalSpec) -> Task:
 
 def train(engine: Engine, task: Task) -> tuple[Tensor, Tensor]:
     """Train with the draws that the task began with."""
-    draws = [torch.Generator().manual_seed(job.draw.initial_seed()) for job in task.jobs]
-    return engine.train(replace(task, jobs=[replace(j, draw=draw) for j, draw in zip(task.jobs, draws, strict=True)]))
+    return engine.train(task.redrawn())
 
 
 def assert_alike(got: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]):

@@ -43,7 +43,7 @@ class Losses:
         Parameters
         ----------
         step
-            It.
+            Which of the plan's.
         logits, targets
             ``[k·B, ..., outputs]`` and ``[k·B, ...]``.
         """

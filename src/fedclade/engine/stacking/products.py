@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 TINY = 2**18
-"""Up to so many multiplications, NumPy's BLAS (OpenBLAS) has a product done before torch's has begun it.
+"""Up to so many multiplications for each client, NumPy's BLAS (OpenBLAS) is done sooner than torch's.
 
 From there on it uses threads of its own, which get in the way of torch's. ``benchmarks/products.py`` compares them.
 """
