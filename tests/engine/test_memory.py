@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -18,6 +20,7 @@ from fedclade.engine.memory import (
     clients_in_cache,
     default_memory,
     hot_bytes,
+    keep_freed_memory,
     memory_bytes,
     updates_at_once,
 )
@@ -99,3 +102,28 @@ def test_a_stream_receives_as_many_updates_as_train_together():
     assert updates_at_once(1000, cpu, 2**40) == RECEIVED // 1000
     assert updates_at_once(1000, cpu, 80_000) == updates_at_once(1000, cuda, 80_000) == 10
     assert updates_at_once(1000, cpu, 1) == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it is the C library of Linux that gives memory back")
+def test_memory_that_is_freed_is_kept_on_request():
+    program = f"""
+import resource, sys, torch
+from fedclade.engine.memory import keep_freed_memory
+if "keep" in sys.argv:
+    keep_freed_memory()
+for _ in range(4):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.empty({2 * RECEIVED}, dtype=torch.uint8).fill_(1)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+    def faults(*arguments: str) -> int:
+        command = [sys.executable, "-c", program, *arguments]
+        return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+    assert faults("keep") < faults() / 5
+
+
+def test_another_c_library_keeps_what_it_likes(monkeypatch):
+    monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: object())
+    keep_freed_memory()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 from contextlib import suppress
@@ -29,6 +30,12 @@ RECEIVED = 2**25
 From 32 MiB on the C library of Linux gives memory back as soon as it is freed: to have each page of it mapped again,
 block after block, can take as long as the training.
 """
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+"""Options of the C library's ``mallopt``, as ``malloc.h`` has them."""
+
+LARGEST_THRESHOLD = 2**30
+"""Bytes from which on a process that keeps its memory still gives it back."""
 
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 """Where Linux says how much memory a container may have; ``max`` where there is no limit."""
@@ -66,6 +73,20 @@ def default_memory(device: torch.device) -> int:
     with suppress(OSError, ValueError):  # no container, or no limit
         total = min(total, int(CGROUP_LIMIT.read_text()))
     return total // SHARE
+
+
+def keep_freed_memory() -> None:
+    """Let this process keep the memory that it frees, for its next use.
+
+    By default the C library of Linux gives large tensors, and what lies at the end of its heap, back to the system as
+    soon as they are freed, and has them mapped anew, page by page, when the next step makes the same tensors. A process
+    that does nothing but training has nobody to give memory back for.
+    """
+    with suppress(AttributeError):  # a C library of another kind
+        set_option = ctypes.CDLL(None).mallopt
+        set_option(M_TRIM_THRESHOLD, LARGEST_THRESHOLD)
+        if not set_option(M_MMAP_THRESHOLD, LARGEST_THRESHOLD):  # an older one, which takes 32 MiB at most
+            set_option(M_MMAP_THRESHOLD, RECEIVED)
 
 
 def hot_bytes(module: nn.Module, layout: Layout) -> int:

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from fedclade.engine.jobs import CannotTrainTogether, Engine, Job, Task
 from fedclade.engine.loop import LoopEngine
-from fedclade.engine.memory import clients_in_cache, hot_bytes
+from fedclade.engine.memory import clients_in_cache, hot_bytes, keep_freed_memory
 from fedclade.engine.stacked import StackedEngine
 from fedclade.errors import EngineError
 from fedclade.local import LocalSpec
@@ -241,6 +241,7 @@ class _Worker:
     def work(self, connection: Connection) -> None:
         """Take orders until there are none."""
         torch.set_num_threads(1)
+        keep_freed_memory()
         engine = INSIDE[self.inside]()
         while True:
             try:
