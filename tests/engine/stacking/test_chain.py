@@ -98,3 +98,33 @@ def test_updates_are_those_of_the_loop(name, spec):
     torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(got_losses, losses, rtol=1e-10, atol=0)
     assert (Chain.of(Fold(module, layout).module) is not None) == (name in BY_HAND)
+
+
+@torch.no_grad()
+def test_inputs_may_lie_anywhere_and_models_may_change():
+    torch.manual_seed(0)
+    module = dense()
+    layout = Layout.of(module)
+    fold = Fold(module, layout)
+    models = torch.randn(3, layout.size)
+    everyone = torch.randn(5, 2 * 4, 2, 3)
+    spread = torch.randn(2 * 4, 3, 2).mT
+    for rows in ([0, 1], [2, 1]):
+        fold.load(models, rows)
+        fold.bind(0, 2)
+        for x in (*everyone, everyone[0], spread):
+            torch.testing.assert_close(fold.forward(x), fold.module(x))
+
+
+@torch.no_grad()
+def test_steps_alike_have_the_same_memory():
+    module = dense()
+    layout = Layout.of(module)
+    fold = Fold(module, layout)
+    fold.load(layout.flatten(module)[None], [0, 0])
+    fold.bind(0, 2)
+    x = torch.randn(2 * 4, 2, 3)
+    first = fold.forward(x)
+    assert fold.forward(x.normal_()).data_ptr() == first.data_ptr()
+    fold.bind(0, 1)
+    torch.testing.assert_close(fold.forward(x[:4]), fold.module(x[:4]))

@@ -47,6 +47,20 @@ def test_gradients_and_losses_are_autograd_s(outputs: int, some_ignored: bool, p
     assert losses.of_clients().tolist() == pytest.approx(each)
 
 
+@pytest.mark.parametrize("outputs", [3, REGISTER])
+def test_logits_may_lie_where_others_lay(outputs: int):
+    draw = torch.Generator().manual_seed(0)
+    memory = torch.empty(2 * BATCH, outputs)
+    plan = Plan.of((3 * BATCH, BATCH), BATCH, True)
+    losses = Losses(plan, all_count=True)
+    assert [step.rows for step in plan.steps] == [2 * BATCH, BATCH, BATCH]
+    for step in plan.steps:
+        logits = memory[: step.rows].normal_(generator=draw)
+        targets = torch.randint(outputs, (step.rows,), generator=draw)
+        _, gradient = losses.of(step, logits, targets)
+        torch.testing.assert_close(gradient, by_autograd(logits, targets, step.clients)[0])
+
+
 def test_a_row_of_great_logits_has_a_loss_without_overflow():
     plan = Plan.of((1,), 1, True)
     losses = Losses(plan, all_count=True)

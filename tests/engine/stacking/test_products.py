@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedclade.engine.stacking import products
-from fedclade.engine.stacking.products import TINY, product
+from fedclade.engine.stacking.products import TINY, Product
 
 
 def matrices(rows: int, inner: int, columns: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
@@ -24,10 +24,10 @@ def test_products_are_torch_s(shape: tuple[int, int, int], dtype: torch.dtype):
     left, right = matrices(*shape, dtype)
     out = torch.full((3, shape[0], shape[2]), torch.nan, dtype=dtype)
     tolerance = 1e-4 if dtype == torch.float32 else 1e-12
-    product(left, right, out)
+    Product(left, right, out)()
     torch.testing.assert_close(out, left @ right, rtol=0, atol=tolerance)
     row = torch.arange(3.0 * shape[2], dtype=dtype).view(3, -1)
-    product(left, right, out, row)
+    Product(left, right, out, row)()
     torch.testing.assert_close(out, left @ right + row[:, None], rtol=0, atol=tolerance)
 
 
@@ -40,14 +40,14 @@ def test_tiny_products_are_numpy_s_unless_torch_has_many_threads(
     called: list[bool] = []
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     monkeypatch.setattr(products.np, "matmul", lambda *_, out: called.append(True))
-    product(left, right, torch.empty(3, 8, columns))
+    Product(left, right, torch.empty(3, 8, columns))()
     assert bool(called) == numpy
 
 
 def test_half_precision_is_left_to_torch():
     left, right = (matrix.bfloat16() for matrix in matrices(2, 3, 4))
     out = torch.empty(3, 2, 4, dtype=torch.bfloat16)
-    product(left, right, out)
+    Product(left, right, out)()
     torch.testing.assert_close(out, left @ right)
 
 
@@ -58,6 +58,6 @@ def test_what_overflows_does_so_without_a_word_and_alone():
     right[1, 0] = -torch.inf
     out = torch.empty(3, 2, 4)
     with np.errstate(all="raise"):
-        product(left, right, out)
+        Product(left, right, out)()
     assert not out[1].isfinite().any()
     torch.testing.assert_close(out[[0, 2]], expected[[0, 2]])

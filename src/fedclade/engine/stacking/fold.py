@@ -177,6 +177,8 @@ class Fold:
             self.active.start, self.active.stop = start, stop
             for leaf in self.leaves:
                 leaf.bind(start, stop)
+            if self._chain is not None:
+                self._chain.forget()
 
     def updates(self, models: Tensor, rows: Sequence[int], out: Tensor, places: Sequence[int]) -> None:
         """Write how far each client is from its model into its place, a row of ``[N, S]``.

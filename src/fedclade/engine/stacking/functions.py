@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from fedclade.engine.stacking.leaf import Leaf, scaled
-from fedclade.engine.stacking.products import product
+from fedclade.engine.stacking.products import Product
 
 
 def linear(x: Tensor, weight: Leaf, bias: Leaf | None) -> Tensor:
@@ -39,34 +39,6 @@ class _Delivered(Function):
         return None, None
 
 
-def linear_forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Apply weights ``[k, outputs, inputs]`` and biases ``[k, outputs]`` to each client's rows of x."""
-    k, outputs, inputs = weight.shape
-    # Not a view of what bmm returns: autograd would refuse activations that work in place.
-    out = x.new_empty((*x.shape[:-1], outputs))
-    rows, products = x.reshape(k, -1, inputs), out.view(k, -1, outputs)
-    product(rows, weight.mT, products, bias)
-    return out
-
-
-def linear_backward(
-    gradient: Tensor, x: Tensor, value: Tensor, weight: Leaf, bias: Leaf | None, *, needs_x: bool
-) -> Tensor | None:
-    """Hand the leaves their gradients, from that of the layer's output and the weights' value; return that of x."""
-    k, outputs, inputs = value.shape
-    rows = gradient.reshape(k, -1, outputs)
-    # Before the weights change.
-    of_x = None
-    if needs_x:
-        of_x = x.new_empty(x.shape)
-        product(rows, value, of_x.view(k, -1, inputs))
-    if weight.trained:
-        weight.add_product(rows.mT, x.reshape(k, -1, inputs))
-    if bias is not None and bias.trained:
-        bias.add(rows.sum(1))
-    return of_x
-
-
 class _Linear(Function):
     @staticmethod
     def forward(
@@ -74,13 +46,32 @@ class _Linear(Function):
     ) -> Tensor:
         ctx.save_for_backward(x, value)
         ctx.leaves = weight, bias
-        return linear_forward(x.detach(), value.detach(), bias_value)
+        k, outputs, inputs = value.shape
+        # Not a view of what bmm returns: autograd would refuse activations that work in place.
+        out = x.new_empty((*x.shape[:-1], outputs))
+        rows = x.detach().reshape(k, -1, inputs)
+        Product(rows, value.detach().mT, out.view(k, -1, outputs), bias_value)()
+        return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, None, None, None, None]:
         x, value = ctx.saved_tensors
-        of_x = linear_backward(grads[0], x, value.detach(), *ctx.leaves, needs_x=ctx.needs_input_grad[0])
+        k, outputs, inputs = value.shape
+        gradient, rows = grads[0].reshape(k, -1, outputs), x.reshape(k, -1, inputs)
+        of_x = None
+        if ctx.needs_input_grad[0]:
+            of_x = x.new_empty(x.shape)
+            Product(gradient, value.detach(), of_x.view(k, -1, inputs))()  # before the weights change
+        hand_over(gradient, rows, *ctx.leaves)
         return of_x, None, None, None, None
+
+
+def hand_over(gradient: Tensor, rows: Tensor, weight: Leaf, bias: Leaf | None) -> None:
+    """Hand the leaves of dense layers their gradients, from that of the outputs, and inputs: ``[k, B, ...]``, both."""
+    if weight.trained:
+        weight.add_product(gradient.mT, rows)
+    if bias is not None and bias.trained:
+        bias.add(gradient.sum(1))
 
 
 class _Embedding(Function):

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from fedclade.data.federation import IGNORED
 from fedclade.engine.stacking.plan import Plan, Step
 
-log_softmax_backward: Callable[[Tensor, Tensor, int, torch.dtype], Tensor]
-log_softmax_backward = torch._log_softmax_backward_data  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+log_softmax_backward: Any = torch._log_softmax_backward_data  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
 
 REGISTER = 16
 """Numbers of single precision in the widest vector registers, those of AVX-512."""
@@ -35,10 +36,11 @@ class Losses:
     def __init__(self, plan: Plan, all_count: bool) -> None:
         self._plan = plan
         self._all_count = all_count
-        self._seen: list[Tensor] = []  # log-likelihoods, of the rows of each step
+        self._seen: list[Tensor] = []  # of the rows of each step
+        self._scoring: _Scoring | None = None
 
     def of(self, step: Step, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what a step has lost, for :meth:`note`, and the gradient of the logits.
+        """Return what a step has lost, for :meth:`note`, and the gradient of the logits, until the next step.
 
         Parameters
         ----------
@@ -47,17 +49,20 @@ class Losses:
         logits, targets
             ``[k·B, ..., outputs]`` and ``[k·B, ...]``.
         """
-        rows, flat = logits.detach().flatten(0, -2), targets.flatten()
+        scoring = self._scoring
+        if scoring is None or not scoring.holds(logits):
+            scoring = self._scoring = (_ByRow if logits.shape[-1] >= REGISTER or logits.is_cuda else _ByColumn)(logits)
+        flat = targets.flatten()
         each = flat.shape[0] // step.rows
         if self._all_count and step.own is None:
-            likelihoods, gradient = _scored(rows, flat, 1 / (step.width * each))
-            seen = likelihoods.view(step.rows, each).mean(1) if each > 1 else likelihoods
+            lost, gradient = scoring.of(flat, 1 / (step.width * each))
+            seen = lost.view(step.rows, each).mean(1) if each > 1 else lost
         else:
             counts = (flat != IGNORED).view(step.clients, -1)
-            weights = counts / counts.sum(1, keepdim=True, dtype=rows.dtype)
-            own = step.width if step.own is None else step.own.to(rows.device).unsqueeze(1)
-            likelihoods, gradient = _scored(rows, flat.clamp(min=0), 1.0)
-            seen = (likelihoods.view_as(weights) * weights * own).view(step.rows, -1).sum(1)
+            weights = counts / counts.sum(1, keepdim=True, dtype=logits.dtype)
+            own = step.width if step.own is None else step.own.to(logits.device).unsqueeze(1)
+            lost, gradient = scoring.of(flat.clamp(min=0), 1.0)
+            seen = (lost.view_as(weights) * weights * own).view(step.rows, -1).sum(1)
             gradient.mul_(weights.view(-1, 1))
         return seen, gradient.view_as(logits)
 
@@ -67,21 +72,48 @@ class Losses:
 
     def of_clients(self) -> Tensor:
         """Return the mean of each client over all steps noted, float64 ``[n]`` on the CPU."""
-        return -self._plan.means(torch.cat(self._seen))
+        return self._plan.means(torch.cat(self._seen))
 
 
-def _scored(rows: Tensor, targets: Tensor, weight: float) -> tuple[Tensor, Tensor]:
-    """Return the log-likelihood of each row's target, and the gradient of −weight times it: in the row, ``[R, O]``."""
-    at = targets.unsqueeze(1)
-    if rows.shape[1] >= REGISTER or rows.is_cuda:
-        scores = rows.log_softmax(1)
-        likelihoods = scores.gather(1, at).view(-1)
-        return likelihoods, scores.exp_().scatter_(1, at, -1, reduce="add").mul_(weight)
-    # On a CPU, log_softmax would go through such rows entry by entry.
-    scores = rows.t().contiguous().log_softmax(0)
-    likelihoods = scores.t().gather(1, at).view(-1)
-    of_scores = _identity(rows.shape[1], -weight, rows.dtype).index_select(1, targets)
-    return likelihoods, log_softmax_backward(of_scores, scores, 0, rows.dtype).t().contiguous()
+class _Scoring(ABC):
+    """What the rows of some logits lose."""
+
+    def __init__(self, logits: Tensor) -> None:
+        self._logits = logits.detach()
+        self._rows = self._logits.flatten(0, -2)
+
+    def holds(self, logits: Tensor) -> bool:
+        """Whether these logits lie where those lay that it was made for."""
+        return logits.data_ptr() == self._logits.data_ptr() and logits.shape == self._logits.shape
+
+    @abstractmethod
+    def of(self, targets: Tensor, weight: float) -> tuple[Tensor, Tensor]:
+        """Return what each row ``[R]`` has lost, and the gradient of ``weight`` times it with respect to the rows."""
+
+
+class _ByRow(_Scoring):
+    def of(self, targets: Tensor, weight: float) -> tuple[Tensor, Tensor]:
+        scores = self._rows.log_softmax(1)
+        lost = functional.nll_loss(scores, targets, reduction="none")
+        return lost, scores.exp_().scatter_(1, targets.unsqueeze(1), -1, reduce="add").mul_(weight)
+
+
+class _ByColumn(_Scoring):
+    """On a CPU, log_softmax would go through rows of few outputs entry by entry. All memory stays, too."""
+
+    def __init__(self, logits: Tensor) -> None:
+        super().__init__(logits)
+        self._columns = self._rows.t().contiguous()
+        self._scores, self._of_scores, self._gradient = (torch.empty_like(self._columns) for _ in range(3))
+        self._turned = self._rows.t(), self._scores.t(), self._gradient.t()
+
+    def of(self, targets: Tensor, weight: float) -> tuple[Tensor, Tensor]:
+        columns, (logits, scores, gradient) = self._columns, self._turned
+        torch.log_softmax(columns.copy_(logits), 0, out=self._scores)
+        lost = functional.nll_loss(scores, targets, reduction="none")
+        torch.index_select(_identity(len(columns), -weight, columns.dtype), 1, targets, out=self._of_scores)
+        log_softmax_backward(self._of_scores, self._scores, 0, columns.dtype, out=self._gradient)
+        return lost, gradient
 
 
 @lru_cache(maxsize=16)

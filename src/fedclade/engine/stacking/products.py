@@ -19,28 +19,42 @@ FEW_THREADS = 2
 """How many threads of torch's are no faster than NumPy's one."""
 
 
-def product(left: Tensor, right: Tensor, out: Tensor, plus: Tensor | None = None) -> None:
-    """Write the products of left ``[k, m, i]`` and right ``[k, i, n]`` into out ``[k, m, n]``, unseen by autograd.
+class Product:
+    """The products of matrices ``[k, m, i]`` and ``[k, i, n]``, unseen by autograd.
+
+    It is made once, and can be called for every step that has its matrices in the same memory.
 
     Parameters
     ----------
-    left, right, out
-        As above.
+    left, right
+        The matrices.
+    out
+        Where the products go, ``[k, m, n]``.
     plus
         What is added to every row of a product, ``[k, n]``; nothing if left out.
     """
-    _, m, i = left.shape
-    if (
-        m * i * right.shape[2] <= TINY
-        and left.is_cpu
-        and left.dtype in TYPES
-        and torch.get_num_threads() <= FEW_THREADS
-    ):
-        with np.errstate(all="ignore"):  # as torch does: of a client that diverges, the updates tell
-            np.matmul(left.numpy(), right.numpy(), out=out.numpy())
-        if plus is not None:
-            out.add_(plus.unsqueeze(1))
-    elif plus is None:
-        torch.bmm(left, right, out=out)
-    else:
-        torch.baddbmm(plus.unsqueeze(1), left, right, out=out)
+
+    def __init__(self, left: Tensor, right: Tensor, out: Tensor, plus: Tensor | None = None) -> None:
+        _, m, i = left.shape
+        self._left, self._right, self._out = left, right, out
+        self._plus = None if plus is None else plus.unsqueeze(1)
+        tiny = (
+            m * i * right.shape[2] <= TINY
+            and left.is_cpu
+            and left.dtype in TYPES
+            and torch.get_num_threads() <= FEW_THREADS
+        )
+        self._arrays = (left.numpy(), right.numpy(), out.numpy()) if tiny else None
+
+    @np.errstate(all="ignore")  # as torch does: of a client that diverges, the updates tell
+    def __call__(self) -> None:
+        """Write the products of what the matrices hold now."""
+        if self._arrays is not None:
+            left, right, out = self._arrays
+            np.matmul(left, right, out=out)
+            if self._plus is not None:
+                self._out.add_(self._plus)
+        elif self._plus is None:
+            torch.bmm(self._left, self._right, out=self._out)
+        else:
+            torch.baddbmm(self._plus, self._left, self._right, out=self._out)
