@@ -18,15 +18,15 @@ from tests.engine.worlds import LABELS, SPECS, features, perceptron, task_of
 
 
 class Slow(LoopEngine):
-    """The loop, after a nap; counts its calls."""
+    """The loop, after a nap, and further ones the first few times; counts its calls."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, *at_first: float) -> None:
         super().__init__()
-        self.seconds, self.calls = seconds, 0
+        self.seconds, self.at_first, self.calls = seconds, [*at_first], 0
 
     def train(self, *arguments):
         self.calls += 1
-        time.sleep(self.seconds)
+        time.sleep(self.seconds + (self.at_first.pop(0) if self.at_first else 0))
         return super().train(*arguments)
 
 
@@ -94,14 +94,22 @@ def test_slow_engines_get_the_fewest_repeats(monkeypatch):
     monkeypatch.setattr(choice, "SECONDS", 0.01)
     slow = engines(0.02, 0.02)
     measure(slow, task())
-    assert [engine.calls for engine in slow.values()] == [choice.FEWEST_REPEATS] * 2
+    assert [engine.calls for engine in slow.values()] == [1 + choice.FEWEST_REPEATS] * 2, "and one to warm up"
 
 
 def test_what_is_far_behind_at_first_is_not_measured_again():
     far_behind, *close = measured = [Slow(0.2), Slow(0.0), Slow(0.001)]
     measure({str(k): engine for k, engine in enumerate(measured)}, task())
-    assert far_behind.calls == 1
-    assert all(engine.calls >= choice.FEWEST_REPEATS for engine in close)
+    assert far_behind.calls == 1 + choice.SURE
+    assert all(engine.calls > choice.FEWEST_REPEATS for engine in close)
+
+
+@pytest.mark.parametrize("at_first", [(0.2,), (0.0, 0.2), (0.2, 0.2)], ids=["to get ready", "once", "both"])
+def test_who_takes_long_at_first_is_not_far_behind(at_first):
+    late, other = Slow(0.0, *at_first), Slow(0.002)
+    speeds = measure({"late": late, "other": other}, task())
+    assert late.calls == other.calls > choice.FEWEST_REPEATS
+    assert speeds["late"] > speeds["other"]
 
 
 @pytest.mark.parametrize("content", ["", "[1]", "{}", '{"engine": '])

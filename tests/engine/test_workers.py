@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from fedclade import ConfigError, EngineError
-from fedclade.engine import auto, workers
+from fedclade.engine import auto
 from fedclade.engine.auto import build_engine
 from fedclade.engine.jobs import CannotTrainTogether, Task
 from fedclade.engine.loop import LoopEngine
-from fedclade.engine.workers import INSIDE, ChannelsLastLoop, WorkersEngine, cannot_fork
+from fedclade.engine.workers import INSIDE, WorkersEngine, cannot_fork
 from tests.engine.worlds import LABELS, SPECS, Counts, Tied, features, perceptron, task_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
@@ -205,18 +205,6 @@ def test_convolutions_keep_their_channels_last_unless_the_module_cannot(monkeypa
     got, _ = build_engine("workers").train(task(convolutional(flat())))
     assert seen == ["workers, stacked", f"workers, {inside}"]
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-6)
-
-
-def test_channels_come_last_in_memory_even_where_there_is_one():
-    changed = workers.channels_last(convolutional(nn.Flatten()))
-    weight = changed.get_parameter("1.weight")
-    assert weight.stride() == (4, 1, 2, 1), "not as contiguous() leaves it, for which one channel is in any order"
-
-
-def test_the_users_module_stays_as_it_was():
-    module = convolutional(nn.Flatten())
-    ChannelsLastLoop().train(task(module))
-    assert module.get_parameter("1.weight").is_contiguous()
 
 
 def test_where_processes_cannot_be_forked_safely_there_are_none(monkeypatch):

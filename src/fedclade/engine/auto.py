@@ -10,13 +10,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from fedclade.engine.channels_last import ChannelsLastLoop
 from fedclade.engine.choice import fastest
 from fedclade.engine.jobs import CannotTrainTogether, Engine, Task
 from fedclade.engine.loop import LoopEngine
 from fedclade.engine.stacked import StackedEngine
 from fedclade.engine.stacking.replay import Replay, can_record
 from fedclade.engine.vmap import VmapEngine
-from fedclade.engine.workers import ChannelsLastLoop, WorkersEngine, cannot_fork
+from fedclade.engine.workers import WorkersEngine, cannot_fork
 from fedclade.errors import ConfigError, unknown
 from fedclade.params import Layout
 

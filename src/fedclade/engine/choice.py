@@ -26,8 +26,8 @@ SECONDS = 0.6
 """How long to measure, but for the fewest repeats, which slow models get however long they take."""
 
 FEWEST_REPEATS, MOST_REPEATS = 3, 12
-FAR_BEHIND = 3
-"""What is so many times slower than the best at first is not measured again."""
+SURE, FAR_BEHIND = 2, 3
+"""After so many repeats, what is so many times slower than the best is not measured again."""
 
 STEPS, MORE_STEPS = 3, 30
 """Of every client. What a client costs before its first step counts little in a round, so fast models get more."""
@@ -65,14 +65,18 @@ def fastest(engines: Mapping[str, Engine], task: Task) -> str:
 
 def measure(engines: Mapping[str, Engine], task: Task) -> dict[str, float]:
     """Return the samples/s of each engine on the first few steps of a task: the best of some interleaved repeats."""
+    _measured_once(engines, task, 1)  # a warm-up: processes are forked, threads started
     start = perf_counter()
-    best = _measured_once(engines, task, STEPS)  # also a warm-up
-    fast = perf_counter() - start < SECONDS / 4
-    leading = {name: engine for name, engine in engines.items() if FAR_BEHIND * best[name] > max(best.values())}
-    for repeat in range(1, MOST_REPEATS):
-        if repeat >= FEWEST_REPEATS and perf_counter() - start > SECONDS:
+    best = dict.fromkeys(engines, 0.0)
+    steps = STEPS
+    for repeat in range(MOST_REPEATS):
+        took = perf_counter() - start
+        if repeat >= FEWEST_REPEATS and took > SECONDS:
             break
-        speeds = _measured_once(leading, task, MORE_STEPS if fast else STEPS)
+        if repeat == SURE:
+            engines = {name: engine for name, engine in engines.items() if FAR_BEHIND * best[name] > max(best.values())}
+            steps = MORE_STEPS if took < SECONDS / 3 else STEPS
+        speeds = _measured_once(engines, task, steps)
         best |= {name: max(best[name], speed) for name, speed in speeds.items()}
     return best
 

@@ -77,7 +77,7 @@ class StackedEngine:
         plan = Plan.of(tuple(job.size for job in jobs), spec.batch_size, not fold.padding_shows)
         batches = Batches(jobs, plan, self._kept)
         losses = Losses(plan, batches.all_count)
-        rule = Rule(lr, spec.momentum, spec.weight_decay, spec.mu, spec.clip_norm)
+        rule = Rule.of(spec, lr)
         anchors = models[[job.anchor_row for job in jobs]] if spec.mu else None
         seeds = [job.draw.initial_seed() for job in jobs]
         fold.begin(rule, seeds, anchors)

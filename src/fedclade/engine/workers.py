@@ -6,7 +6,6 @@ limit already when every core has a client of its own.
 
 from __future__ import annotations
 
-import copy
 import gc
 import mmap
 import os
@@ -24,6 +23,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from fedclade.engine.channels_last import ChannelsLastLoop
 from fedclade.engine.jobs import CannotTrainTogether, Engine, Job, Task
 from fedclade.engine.loop import LoopEngine
 from fedclade.engine.memory import clients_in_cache, hot_bytes, keep_freed_memory
@@ -275,32 +275,6 @@ class _Worker:
 
     def _tensor(self, place: _Place) -> Tensor:
         return self.storages[place.storage].as_strided(place.shape, place.stride, place.offset)
-
-
-class ChannelsLastLoop(LoopEngine):
-    """The loop, on a copy of the module whose convolutions keep the channels of a place side by side in memory.
-
-    CPUs are faster so. A forward pass that takes a ``view`` of what a convolution gives cannot be run.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._copies: weakref.WeakKeyDictionary[nn.Module, nn.Module] = weakref.WeakKeyDictionary()
-
-    def train(self, task: Task, into: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Train every client from its model; see :class:`~fedclade.engine.jobs.Engine`."""
-        if task.module not in self._copies:
-            self._copies[task.module] = channels_last(task.module)
-        return super().train(replace(task, module=self._copies[task.module]), into)
-
-
-def channels_last(module: nn.Module) -> nn.Module:
-    """Return a copy whose two-dimensional convolutions keep their channels last in memory."""
-    module = copy.deepcopy(module)
-    for parameter in module.parameters():
-        if parameter.dim() == 4:
-            parameter.data = parameter.data.to(memory_format=torch.channels_last)
-    return module
 
 
 INSIDE: Mapping[str, Callable[[], Engine]] = {

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fedclade.engine.clip import per_client
+from fedclade.local import LocalSpec
 from fedclade.params import Slot
 
 FEW_ROWS = 32
@@ -27,6 +28,11 @@ class Rule:
     weight_decay: float = 0.0
     mu: float = 0.0
     clip_norm: float | None = None
+
+    @classmethod
+    def of(cls, spec: LocalSpec, lr: float) -> Rule:
+        """Return that of local training, with the step size of a round."""
+        return cls(lr, spec.momentum, spec.weight_decay, spec.mu, spec.clip_norm)
 
     @property
     def can_fuse(self) -> bool:
