@@ -24,8 +24,8 @@ class ChannelsLastLoop(LoopEngine):
     """The loop, on a copy of the module that a CPU is faster with.
 
     Its convolutions keep the channels of a place side by side in memory: a forward pass that takes a ``view`` of what
-    one gives cannot be run. Its large dense layers take their steps of plain SGD as the gradient is formed: one that
-    is used twice in a forward pass cannot be trained, which autograd finds.
+    one gives cannot be run. Its large dense layers take their steps of plain SGD as the gradient is formed: one whose
+    weight is read besides cannot be trained, which autograd finds.
     """
 
     def __init__(self) -> None:
@@ -56,31 +56,41 @@ def fitted(module: nn.Module) -> nn.Module:
 
 
 class _SteppingLinear(nn.Linear):
-    """A dense layer that no optimizer finds a gradient at, where the rule is plain SGD."""
+    """A dense layer that no optimizer finds a gradient at, where the rule is plain SGD and it is used once a step."""
 
     rule = Rule(0.0)
+    waiting = 0  # uses whose backward is still to come
+    shared = False
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (its name in torch)
         """Return ``[..., outputs]``."""
-        if self.rule.can_fuse and self.weight.requires_grad and input.numel() <= FEW_ROWS * self.in_features:
-            return _Step.apply(input, self.weight, self.bias, self.rule)
+        few = input.numel() <= FEW_ROWS * self.in_features
+        if few and self.rule.can_fuse and self.weight.requires_grad and torch.is_grad_enabled():
+            self.waiting += 1
+            self.shared = self.shared or self.waiting > 1
+            return _Step.apply(input, self.weight, self.bias, self)
         return super().forward(input)
 
 
 class _Step(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, rule: Rule) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: _SteppingLinear) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.rule = rule
+        ctx.layer = layer
         return functional.linear(x, weight, bias)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, None, Tensor | None, None]:
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
         x, weight = ctx.saved_tensors
-        rows = grads[0].reshape(-1, weight.shape[0])
+        layer, rule = ctx.layer, ctx.layer.rule
+        of_outputs, rows = grads[0].reshape(-1, weight.shape[0]), x.reshape(-1, weight.shape[1])
         of_x = grads[0] @ weight if ctx.needs_input_grad[0] else None  # before the weight changes
-        of_bias = rows.sum(0) if ctx.needs_input_grad[2] else None
-        rule = ctx.rule
-        # Not behind autograd's back: so it finds a weight that is needed as it was.
-        weight.addmm_(rows.t(), x.reshape(-1, weight.shape[1]), beta=1 - rule.lr * rule.weight_decay, alpha=-rule.lr)
-        return of_x, None, of_bias, None
+        of_bias = of_outputs.sum(0) if ctx.needs_input_grad[2] else None
+        of_weight = None
+        if layer.shared:
+            of_weight = of_outputs.t() @ rows
+        else:  # not behind autograd's back, which so finds out who needs the weight as it was
+            weight.addmm_(of_outputs.t(), rows, beta=1 - rule.lr * rule.weight_decay, alpha=-rule.lr)
+        layer.waiting -= 1
+        layer.shared = layer.shared and layer.waiting > 0
+        return of_x, of_weight, of_bias, None
