@@ -27,7 +27,7 @@ SECONDS = 0.6
 
 FEWEST_REPEATS, MOST_REPEATS = 3, 12
 SURE, FAR_BEHIND = 2, 3
-"""After so many repeats, what is so many times slower than the best is not measured again."""
+"""After so many repeats, of slow models after one, what is so many times slower than the best is not measured again."""
 
 STEPS, MORE_STEPS = 3, 30
 """Of every client. What a client costs before its first step counts little in a round, so fast models get more."""
@@ -67,16 +67,14 @@ def measure(engines: Mapping[str, Engine], task: Task) -> dict[str, float]:
     """Return the samples/s of each engine on the first few steps of a task: the best of some interleaved repeats."""
     _measured_once(engines, task, 1)  # a warm-up: processes are forked, threads started
     start = perf_counter()
-    best = dict.fromkeys(engines, 0.0)
-    steps = STEPS
-    for repeat in range(MOST_REPEATS):
-        took = perf_counter() - start
-        if repeat >= FEWEST_REPEATS and took > SECONDS:
+    best = _measured_once(engines, task, STEPS)
+    fast = perf_counter() - start < SECONDS / 4
+    for repeat in range(1, MOST_REPEATS):
+        if repeat >= FEWEST_REPEATS and perf_counter() - start > SECONDS:
             break
-        if repeat == SURE:
+        if repeat == (SURE if fast else 1):
             engines = {name: engine for name, engine in engines.items() if FAR_BEHIND * best[name] > max(best.values())}
-            steps = MORE_STEPS if took < SECONDS / 3 else STEPS
-        speeds = _measured_once(engines, task, steps)
+        speeds = _measured_once(engines, task, MORE_STEPS if fast and repeat >= SURE else STEPS)
         best |= {name: max(best[name], speed) for name, speed in speeds.items()}
     return best
 
