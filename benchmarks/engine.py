@@ -80,9 +80,9 @@ class Subject:
 SUBJECTS = {
     "mclr": Subject((1, 28, 28), 10, 30, 15),
     "mlp": Subject((1, 28, 28), 10, 30, 15),
-    "cnn": Subject((1, 28, 28), 10, 20, 4),
-    "cifar_cnn": Subject((3, 32, 32), 10, 20, 3),
-    "lstm": Subject((25,), 2, 20, 3, vocabulary=10_000),
+    "cnn": Subject((1, 28, 28), 10, 20, 3),
+    "cifar_cnn": Subject((3, 32, 32), 10, 20, 2),
+    "lstm": Subject((25,), 2, 20, 2, vocabulary=10_000),
 }
 
 
