@@ -125,6 +125,16 @@ def test_a_weight_that_is_needed_as_it_was_is_not_changed_unseen():
     assert "modified by an inplace operation" in reason
 
 
+def test_a_step_that_was_broken_off_is_forgotten():
+    module, engine = convolutional(), ChannelsLastLoop()
+    clients = task_of(module, features(), LABELS, RULES["plain"])
+    engine.train(clients)
+    copied = engine._copies[module]
+    copied(features((2,)))
+    engine.train(clients.redrawn())
+    assert copied.get_submodule("4").weight.grad is None
+
+
 def test_small_layers_are_left_alone(monkeypatch: pytest.MonkeyPatch):
     module = convolutional()
     monkeypatch.setattr(channels_last, "LARGE", module[4].weight.numel())

@@ -39,7 +39,7 @@ class ChannelsLastLoop(LoopEngine):
         module, rule = self._copies[task.module], Rule.of(task.spec, task.lr)
         for layer in module.modules():
             if isinstance(layer, _SteppingLinear):
-                layer.rule = rule
+                layer.begin(rule)
         return super().train(replace(task, module=module), into)
 
 
@@ -61,6 +61,10 @@ class _SteppingLinear(nn.Linear):
     rule = Rule(0.0)
     waiting = 0  # uses whose backward is still to come
     shared = False
+
+    def begin(self, rule: Rule) -> None:
+        """Start local training; what an earlier one that failed has left waiting does not count."""
+        self.rule, self.waiting, self.shared = rule, 0, False
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (its name in torch)
         """Return ``[..., outputs]``."""
