@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedclade.data import load_pool
-from fedclade.errors import DataError
+from fedclade.data import load_federation, load_pool
+from fedclade.errors import ConfigError, DataError
 
 Write = Callable[..., Path]
 Png = Callable[..., dict[str, Any]]
@@ -78,6 +78,29 @@ def test_femnist_in_the_hubs_layout_has_writers_and_no_test_split(
     assert pool.natural is not None
     assert pool.natural.tolist() == ["f01", "f00"]
     assert (pool.y.tolist(), pool.outputs, len(pool.test)) == ([61, 0], 62, 0)
+
+
+@pytest.mark.parametrize(("characters", "labels"), [("all", [61, 0, 36, 40, 35]), ("lowercase", [25, 0, 4])])
+def test_femnist_with_small_letters_alone(
+    characters: str, labels: list[int], write_parquet: Write, png: Png, tmp_path: Path
+) -> None:
+    columns = {"image": [png(grey(n)) for n in range(5)], "writer_id": [*"abcde"], "character": [61, 0, 36, 40, 35]}
+    write_parquet("femnist/train.parquet", columns)
+    pool = load_pool("femnist", data_dir=tmp_path / "data", characters=characters)
+    assert pool.y[pool.train].tolist() == pool.groups[pool.train].tolist() == labels
+    assert pool.outputs == (62 if characters == "all" else 26)
+    if characters == "lowercase":
+        assert pool.x[pool.train, 0, 0, 0].tolist() == [0, 2, 3]
+        (client,) = load_federation(
+            pool, clients=1, partition="power_law", partition_arguments={"min_samples": 1}
+        ).clients
+        assert {*client.train, *client.test} <= {0, 2, 3}, "nobody gets what is no small letter"
+
+
+def test_femnist_with_other_characters_is_refused(write_parquet: Write, png: Png, tmp_path: Path) -> None:
+    write_parquet("femnist/train.parquet", {"image": [png(grey(1))], "writer_id": ["a"], "character": [61]})
+    with pytest.raises(ConfigError, match=r"characters .*should be 'all' or 'lowercase', got 'upper'"):
+        load_pool("femnist", data_dir=tmp_path / "data", characters="upper")
 
 
 def leaf(**users: tuple[list[Any], list[Any]]) -> dict[str, Any]:

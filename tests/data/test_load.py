@@ -71,7 +71,7 @@ def test_label_groups_default_to_at_most_the_number_of_labels(make_pool: MakePoo
     assert federation.true_clusters == {i: i % 3 for i in range(6)}
 
 
-@pytest.mark.parametrize("partition", ["iid", "power_law"])
+@pytest.mark.parametrize("partition", ["iid", "quantity_skew"])
 def test_with_like_clients_all_are_tested_on_the_one_test_split(partition: str) -> None:
     federation = load_federation(clients=4, partition=partition)
     assert {id(client.test) for client in federation.clients} == {id(federation.pool.test)}
@@ -87,7 +87,6 @@ def test_with_like_clients_all_are_tested_on_the_one_test_split(partition: str) 
         ("dirichlet", {"alpha": 0.3}),
         ("shards", {}),
         ("label_groups", {}),
-        ("power_law", {"labels_per_client": 2}),
     ],
 )
 def test_with_unlike_clients_each_is_tested_on_its_own_labels(partition: str, arguments: dict[str, Any]) -> None:
@@ -119,6 +118,67 @@ def test_proportional_division_is_whole_and_within_one_of_the_exact(counts: list
     shares = _proportional(np.asarray(counts), total)
     assert shares.sum() == total
     assert (np.abs(shares - np.asarray(counts) * total / sum(counts)) < 1).all()
+
+
+def test_power_law_clients_are_tested_on_a_tenth_of_their_own() -> None:
+    federation = load_federation(clients=10, partition="power_law")
+    everybody = [(len(client.train), len(client.test)) for client in federation.clients]
+    assert everybody == [(train, max(1, round(0.1 * (train + test)))) for train, test in everybody]
+    given_out = all_indices(federation)
+    assert len(np.unique(given_out)) == len(given_out)
+    assert np.isin(DIGITS.test, given_out).mean() > 0.8, "the source's test split is shared out, too"
+
+
+def test_power_law_with_newcomers_gives_no_example_twice() -> None:
+    federation = load_federation(clients=8, partition="power_law", newcomers=4, samples_per_client=30)
+    assert federation.newcomers is not None
+    given_out = np.concatenate([all_indices(federation), all_indices(federation.newcomers)])
+    assert len(np.unique(given_out)) == len(given_out)
+
+
+@pytest.mark.parametrize("fraction", [0.1, 0.5])
+def test_the_part_that_clients_are_tested_on(fraction: float) -> None:
+    federation = load_federation(
+        "synthetic", clients=4, partition="natural", test_fraction=fraction, source_arguments={"clients": 4}
+    )
+    for client in federation.clients:
+        assert len(client.test) == round(fraction * (len(client.train) + len(client.test)))
+
+
+def test_images_scaled_by_pixel() -> None:
+    """(x − μ)/(σ + 0.001) of each pixel over all images, in grey levels (the generator of Li et al. 2018)."""
+    scaled = load_federation(scaling="pixel", clients=2).pool
+    x = DIGITS.x.double().numpy()
+    expected = (x - x.mean(0)) / (x.std(0) + 0.001)
+    assert scaled.x.dtype == torch.float32
+    np.testing.assert_allclose(scaled.x.numpy(), expected, rtol=1e-4, atol=1e-5)
+    assert torch.equal(scaled.inputs(np.arange(3)), scaled.x[:3]), "they reach the model as they are"
+    assert scaled.schema.scaled is None
+    always_black = DIGITS.x.float().std(0) == 0
+    assert always_black.any()
+    assert (scaled.x[:, always_black] == 0).all()
+    assert DIGITS.x.dtype == torch.uint8, "the source's own pool is not changed"
+
+
+def test_images_scaled_to_the_unit_interval() -> None:
+    scaled = load_federation(scaling="unit", clients=2).pool
+    assert scaled.x is DIGITS.x or torch.equal(scaled.x, DIGITS.x)
+    assert torch.equal(scaled.inputs(np.arange(3)), DIGITS.x[:3] / 255)
+    assert scaled.schema.scaled == (0.0, 1.0)
+
+
+@pytest.mark.parametrize("scaling", ["unit", "pixel"])
+def test_only_images_are_scaled_otherwise(scaling: str) -> None:
+    with pytest.raises(ConfigError, match="scaling should be 'source' for synthetic, whose inputs are not images of"):
+        load_federation("synthetic", partition="natural", scaling=scaling)
+    with pytest.raises(ConfigError, match="unknown scaling 'pixle'; did you mean 'pixel'"):
+        load_federation(scaling="pixle")
+
+
+@pytest.mark.parametrize("fraction", [0.0, 1.0])
+def test_test_fraction_out_of_range(fraction: float) -> None:
+    with pytest.raises(ConfigError, match=f"test_fraction should be greater than 0 and less than 1, got {fraction}"):
+        load_federation(test_fraction=fraction)
 
 
 def test_natural_clients_hold_back_a_fifth_and_keep_their_names() -> None:

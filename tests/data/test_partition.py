@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -9,13 +10,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.reference.power_law import examples_of_each
 
+from fedclade import rng
 from fedclade.data import PARTITIONS, Parts, Pool, load_pool, partition_pool
 from fedclade.errors import ConfigError, DataError, MissingExtraError
 
 DIGITS = load_pool("digits")  # 1,437 training examples
 OWNED = load_pool("synthetic", clients=6, max_samples=60)
-USES_ALL = ["iid", "pathological", "dirichlet", "power_law", "label_groups"]
+USES_ALL = ["iid", "pathological", "dirichlet", "quantity_skew", "label_groups"]
 
 MakePool = Callable[..., Pool]
 
@@ -34,7 +37,7 @@ def check_cover(pool: Pool, parts: Parts, clients: int) -> None:
     given_out = np.concatenate(parts.indices)
     assert given_out.dtype == np.int64
     assert len(np.unique(given_out)) == len(given_out)
-    assert np.isin(given_out, pool.train).all()
+    assert np.isin(given_out, pool.train).all() or parts.test == "own"
 
 
 @settings(max_examples=12, deadline=None)
@@ -47,7 +50,7 @@ def test_every_example_is_given_out_once(name: str, clients: int, seed: int) -> 
         assert set(sizes(parts)) == {2 * (1437 // (2 * clients))}, "equal shards; what is left over is not used"
     elif name != "pathological" or clients >= 10:  # with fewer clients some label may be nobody's
         assert sum(sizes(parts)) == 1437
-    assert (parts.names, parts.test) == (None, "pool" if name in ("iid", "power_law") else "matched")
+    assert (parts.names, parts.test) == (None, "pool" if name in ("iid", "quantity_skew") else "matched")
 
 
 @pytest.mark.parametrize("name", list(PARTITIONS))
@@ -114,30 +117,45 @@ def test_natural_keeps_the_largest_owners_largest_first(make_pool: MakePool) -> 
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(1, 60), st.integers(1, 20), st.floats(1.1, 5), st.integers(0, 1000))
-def test_power_law_uses_all_and_respects_the_minimum(clients: int, least: int, exponent: float, seed: int) -> None:
+def test_quantity_skew_uses_all_and_respects_the_minimum(clients: int, least: int, exponent: float, seed: int) -> None:
     more = {"min_samples": least, "exponent": exponent}
-    parts = partition_pool(DIGITS, "power_law", clients=clients, seed=seed, **more)
+    parts = partition_pool(DIGITS, "quantity_skew", clients=clients, seed=seed, **more)
     check_cover(DIGITS, parts, clients)
     assert sum(sizes(parts)) == 1437
     assert min(sizes(parts)) >= least
 
 
-def test_power_law_sizes_have_the_tail_of_their_exponent(make_pool: MakePool) -> None:
+def test_quantity_skew_has_sizes_with_the_tail_of_their_exponent(make_pool: MakePool) -> None:
     pool = make_pool(train=2_000_000, test=0)
-    drawn = np.sort(sizes(partition_pool(pool, "power_law", clients=4000, min_samples=1, exponent=2.5)))
+    drawn = np.sort(sizes(partition_pool(pool, "quantity_skew", clients=4000, min_samples=1, exponent=2.5)))
     spare = (drawn - 1) / np.median(drawn - 1)
     # P(size > s) = (s / s_min)^-(exponent - 1), so that ten times the median is exceeded by half of 10^-1.5.
     assert (spare > 10).mean() == pytest.approx(0.5 * 10**-1.5, rel=0.25)
 
 
-@pytest.mark.parametrize("labels_per_client", [1, 2, 3])
-def test_power_law_with_few_labels(labels_per_client: int) -> None:
-    parts = partition_pool(DIGITS, "power_law", clients=20, labels_per_client=labels_per_client)
-    check_cover(DIGITS, parts, 20)
-    assert {len(held) for held in labels(DIGITS, parts)} == {labels_per_client}
-    assert sum(sizes(parts)) == 1437
-    assert min(sizes(parts)) >= 10
-    assert parts.test == "matched"
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 60), st.integers(1, 5), st.floats(0, 3), st.integers(1, 10), st.integers(0, 1000))
+def test_power_law_is_the_generator_of_fedprox(
+    clients: int, labels_per_client: int, sigma: float, least: int, seed: int
+) -> None:
+    """Literal reference: the same draws give every client the same number of examples of each label."""
+    more = {"labels_per_client": labels_per_client, "sigma": sigma, "min_samples": least}
+    parts = partition_pool(DIGITS, "power_law", clients=clients, seed=seed, **more)
+    check_cover(DIGITS, parts, clients)
+    weights = rng.generator(seed, "power_law").lognormal(0, sigma, (clients, labels_per_client))
+    there = np.bincount(DIGITS.groups, minlength=10).tolist()  # the test split, too
+    first = math.ceil(least / labels_per_client)
+    expected = examples_of_each(there, weights, per_label_first=first)
+    found = [dict(zip(*np.unique(DIGITS.groups[part], return_counts=True), strict=True)) for part in parts.indices]
+    for mine, theirs in zip(found, expected, strict=True):
+        assert mine == theirs
+    assert (parts.test, parts.own_test_fraction) == ("own", 0.1)
+
+
+def test_power_law_makes_overlapping_runs_of_labels_and_no_groups_of_equal_clients() -> None:
+    parts = partition_pool(DIGITS, "power_law", clients=20)
+    assert labels(DIGITS, parts) == [{i % 10, (i + 1) % 10} for i in range(20)]
+    assert 1797 - 20 * 2 <= sum(sizes(parts)) <= 1797, "rounded down for each client and label"
 
 
 def test_label_groups_are_runs_of_labels() -> None:
@@ -163,7 +181,9 @@ def test_flowers_progress_bars_stay_silent(capfd: pytest.CaptureFixture[str]) ->
 
 
 def test_every_partition_has_a_one_line_description() -> None:
-    assert list(PARTITIONS) == ["iid", "pathological", "dirichlet", "shards", "natural", "power_law", "label_groups"]
+    assert list(PARTITIONS) == [
+        *("iid", "pathological", "dirichlet", "shards", "natural", "quantity_skew", "power_law", "label_groups")
+    ]
     assert all(kind.description and "\n" not in kind.description for kind in PARTITIONS.values())
 
 
@@ -180,8 +200,10 @@ def test_every_partition_has_a_one_line_description() -> None:
         ("iid", {"samples_per_client": 0}, "samples_per_client should be at least 1, got 0"),
         ("pathological", {"labels_per_client": 11}, "labels_per_client should be from 1 to the number of labels (10)"),
         ("power_law", {"labels_per_client": 0}, "labels_per_client should be from 1 to the number of labels (10)"),
-        ("power_law", {"exponent": 1.0}, "exponent should be above 1, got 1.0"),
+        ("power_law", {"sigma": -1.0}, "sigma should be at least 0, got -1.0"),
         ("power_law", {"min_samples": 0}, "min_samples should be at least 1, got 0"),
+        ("quantity_skew", {"exponent": 1.0}, "exponent should be above 1, got 1.0"),
+        ("quantity_skew", {"min_samples": 0}, "min_samples should be at least 1, got 0"),
         ("shards", {"shards_per_client": 0}, "shards_per_client should be at least 1, got 0"),
         ("label_groups", {"clusters": 6}, "clusters should be from 1 to the number of clients (5), got 6"),
         ("label_groups", {"clients": 20, "clusters": 11}, "at most the number of labels (10) for label_groups, got 11"),
@@ -215,9 +237,19 @@ def test_natural_min_samples(make_pool: MakePool) -> None:
         ("shards", {"clients": 800}, "800 clients with 2 shards each need 1600 training examples, but digits has 1437"),
         ("natural", {}, "partition 'natural' needs data that says who owns each example; digits does not"),
         (
-            "power_law",
+            "quantity_skew",
             {"clients": 100, "min_samples": 15},
             "100 clients with at least 15 examples each need 1500, but there are 1437 in digits to share",
+        ),
+        (
+            "power_law",
+            {"clients": 100, "min_samples": 18},
+            "20 clients with at least 9 examples of label 0 each need 180, but there are 178 in digits to share",
+        ),
+        (
+            "power_law",
+            {"clients": 90, "samples_per_client": 20},
+            "90 clients with 20 training examples each need 1800, but digits has 1797",
         ),
         (
             "dirichlet",

@@ -129,6 +129,35 @@ def leaf(x: list[Any], y: list[Any]) -> dict[str, Any]:
     return {"users": ["u"], "num_samples": [len(y)], "user_data": {"u": {"x": x, "y": y}}}
 
 
+def test_sent140_with_word_vectors(write_parquet: Write, tmp_path: Path) -> None:
+    write_parquet("sent140/train.parquet", {"text": ["so sad", "so good!"], "user": ["u", "v"], "sentiment": [0, 4]})
+    (tmp_path / "data/sent140/small.txt").write_text("so 1 2\nother 9 9\ngood -3 0.5\n")
+    plain = load_pool("sent140", data_dir=tmp_path / "data", sequence_length=3)
+    pool = load_pool("sent140", data_dir=tmp_path / "data", sequence_length=3, vectors="small.txt")
+    assert pool.x.dtype == torch.float32
+    assert pool.x.tolist() == [[[1, 2], [0, 0], [0, 0]], [[1, 2], [-3, 0.5], [0, 0]]], "sad, ! and padding have none"
+    assert (pool.vocabulary, pool.task, pool.outputs) == ((), "classification", 2)
+    assert pool.y.tolist() == plain.y.tolist()
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (None, "no word vectors: expected .*small.txt, with a word and its numbers in each line"),
+        ("so 1 2\nsad 1\n", "small.txt, line 2: 'sad' should have 2 finite numbers, got 1"),
+        ("so 1 nan\n", "small.txt, line 1: 'so' should have 2 finite numbers, got 2"),
+        ("so 1 x\n", "cannot read the word vectors in .*small.txt: could not convert"),
+        ("other 1 2\n", "small.txt should have vectors of the 4 words of the data, got none of them"),
+    ],
+)
+def test_word_vectors_that_cannot_be_used(content: str | None, told: str, write_parquet: Write, tmp_path: Path) -> None:
+    write_parquet("sent140/train.parquet", {"text": ["so sad"], "user": ["u"], "sentiment": [0]})
+    if content is not None:
+        (tmp_path / "data/sent140/small.txt").write_text(content)
+    with pytest.raises(DataError, match=told):
+        load_pool("sent140", data_dir=tmp_path / "data", vectors="small.txt")
+
+
 def test_sent140_in_leafs_layout(write_json: Write, tmp_path: Path) -> None:
     write_json("sent140/train/a.json", leaf([tweet("so sad"), tweet("good")], [0, 1]))
     write_json("sent140/test/a.json", leaf([tweet("good")], [4]))

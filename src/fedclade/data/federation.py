@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 import torch
@@ -14,10 +15,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedclade.clients import Split
-from fedclade.errors import DataError
+from fedclade.errors import DataError, require
 from fedclade.roster import Roster, Schema, Task
 
 Indices = NDArray[np.int64]
+
+Scaling = Literal["source", "unit", "pixel"]
+"""How images are scaled; see :meth:`Pool.scaled`."""
 
 IGNORED = -100
 """Target of a place that does not count, such as padding; what ``torch.nn.functional.cross_entropy`` ignores."""
@@ -101,6 +105,31 @@ class Pool:
         """What the examples look like, to whom does not have them."""
         scaled = (self.mean, self.std) if self.x.dtype == torch.uint8 else None
         return Schema(self.name, self.input_shape, self.outputs, self.task, len(self.vocabulary), scaled)
+
+    def scaled(self, how: Scaling) -> Pool:
+        """Return the pool with its images scaled in another way.
+
+        Parameters
+        ----------
+        how
+            ``source``: by the source's mean and standard deviation, as they are. ``unit``: to [0, 1], and no further.
+            ``pixel``: every pixel by its own mean and deviation over all images, the test split included, as floats; in
+            grey levels (x − μ)/(σ + 0.001), as Li et al. 2018 have MNIST, so that a pixel that is always black is 0.
+
+        Raises
+        ------
+        ConfigError
+            If the inputs are not images of uint8, and it is not ``source``.
+        """
+        if how == "source":
+            return self
+        images = self.x.dtype == torch.uint8
+        require(("scaling", how, images, f"'source' for {self.name}, whose inputs are not images of whole bytes"))
+        if how == "unit":
+            return replace(self, mean=0.0, std=1.0)
+        x = self.x.to(torch.float32)
+        deviation, mean = torch.std_mean(x, dim=0, correction=0)
+        return replace(self, x=x.sub_(mean).div_(deviation + 0.001), mean=0.0, std=1.0)
 
     def inputs(self, indices: Indices, quarter_turns: int = 0) -> Tensor:
         """Return inputs as a model takes them, ``[n, ...]``: normalised floats, or tokens; turned by 90° each."""

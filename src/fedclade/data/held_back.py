@@ -14,7 +14,7 @@ from fedclade.data.partition import partition_pool
 from fedclade.data.parts import Parts
 from fedclade.errors import DataError
 
-BY_PLACE = ("natural", "label_groups")
+BY_PLACE = ("natural", "power_law", "label_groups")
 """Partitions whose clients differ by their place, so that newcomers must be drawn from among all."""
 
 
@@ -72,7 +72,7 @@ def share_out(
         other = {} if few is None else dict.fromkeys(places[clients:], few)
         parts = parted(pool, clients + newcomers, seed, samples_per_client, other)
         names = None if parts.names is None else [parts.names[place] for place in places]
-        return Parts([parts.indices[place] for place in places], names, parts.test), places
+        return replace(parts, indices=[parts.indices[place] for place in places], names=names), places
     parts = parted(pool, clients, seed, samples_per_client, {})
     left = replace(pool, train=np.setdiff1d(pool.train, np.concatenate(parts.indices)))
     if newcomers * (few or 1) > len(left.train):
@@ -82,7 +82,7 @@ def share_out(
             "newcomers.samples_per_client or data.samples_per_client"
         )
     late = parted(left, newcomers, rng.torch_seed(seed, "newcomers"), few, {})
-    return Parts([*parts.indices, *late.indices], None, parts.test), [*range(clients), *range(newcomers)]
+    return replace(parts, indices=[*parts.indices, *late.indices]), [*range(clients), *range(newcomers)]
 
 
 def _newcomers_last(clients: int, newcomers: int, clusters: int, seed: int) -> list[int]:

@@ -9,9 +9,6 @@ from fedclade.data.federation import Indices, Pool
 from fedclade.data.parts import Parts
 from fedclade.errors import DataError
 
-OWN_TEST_FRACTION = 0.2
-"""Part of its own examples that a client holds back for testing."""
-
 
 def train_and_test(
     pool: Pool, parts: Parts, test_samples: int | None, seed: int
@@ -35,7 +32,7 @@ def _own_tests(pool: Pool, parts: Parts, test_samples: int | None, seed: int) ->
         if np.isin(parts.names, owners).all():
             return parts.indices, [pool.test[owners == name][:test_samples] for name in parts.names]
     pairs = [
-        set_aside(indices, OWN_TEST_FRACTION, "test", seed, client, at_most=test_samples)
+        set_aside(indices, parts.own_test_fraction, "test", seed, client, at_most=test_samples)
         for client, indices in enumerate(parts.indices)
     ]
     return [train for train, _ in pairs], [test for _, test in pairs]

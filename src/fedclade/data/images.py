@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -15,10 +16,11 @@ from fedclade.data.cache import Arrays, cached, stamps
 from fedclade.data.federation import Pool
 from fedclade.data.leaf import LeafFiles, find_leaf, read_leaf
 from fedclade.data.tables import Tables, open_tables, to_labels
-from fedclade.errors import DataError
+from fedclade.errors import DataError, require
 from fedclade.extras import import_extra
 
 FEMNIST_LABELS = 62  # ten digits, 26 capital and 26 small letters
+SMALL_A = 36
 
 
 def load_digits(_data_dir: Path | None, _seed: int) -> Pool:
@@ -57,8 +59,11 @@ def load_cifar10(data_dir: Path | None, _seed: int) -> Pool:
     return _pool("cifar10", arrays, outputs=10, mean=0.4734, std=0.2516)
 
 
-def load_femnist(data_dir: Path | None, _seed: int) -> Pool:
-    """Return FEMNIST: characters, 28×28, grey, by writer; the Hub's layout or LEAF's JSON (Caldas et al. 2018)."""
+def load_femnist(data_dir: Path | None, _seed: int, *, characters: Literal["all", "lowercase"] = "all") -> Pool:
+    """Return FEMNIST: characters, 28×28, grey, by writer; the Hub's layout or LEAF's JSON (Caldas et al. 2018).
+
+    ``characters = "lowercase"`` keeps the 26 small letters alone, as FedProx and FedGroup do.
+    """
     leaf = find_leaf(data_dir, "femnist")
     if leaf:
         arrays = cached("femnist", {"leaf": stamps(leaf.files)}, lambda: _femnist_from_leaf(leaf))
@@ -73,7 +78,23 @@ def load_femnist(data_dir: Path | None, _seed: int) -> Pool:
             outputs=FEMNIST_LABELS,
             owner="writer_id",
         )
-    return _pool("femnist", arrays, outputs=FEMNIST_LABELS, mean=0.9637, std=0.1592)
+    pool = _pool("femnist", arrays, outputs=FEMNIST_LABELS, mean=0.9637, std=0.1592)
+    require(("characters", characters, characters in ("all", "lowercase"), "'all' or 'lowercase'"))
+    return pool if characters == "all" else _small_letters(pool)
+
+
+def _small_letters(pool: Pool) -> Pool:
+    """Return a pool of FEMNIST with the small letters alone, whose labels are then 0 to 25."""
+    y = (pool.groups - SMALL_A).clip(min=0)
+    small = pool.groups >= SMALL_A
+    return replace(
+        pool,
+        y=torch.from_numpy(y),
+        groups=y,
+        train=pool.train[small[pool.train]],
+        test=pool.test[small[pool.test]],
+        outputs=FEMNIST_LABELS - SMALL_A,
+    )
 
 
 def _pool(name: str, arrays: Arrays, *, outputs: int, mean: float, std: float) -> Pool:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from torch.utils.data import Dataset
 
 from fedclade.arguments import known_arguments
 from fedclade.data.custom import pool_from_torch
-from fedclade.data.federation import ClientData, Federation, Pool
+from fedclade.data.federation import ClientData, Federation, Pool, Scaling
 from fedclade.data.held_back import share_out
 from fedclade.data.holdout import set_aside, train_and_test
 from fedclade.data.partition import PARTITIONS
@@ -33,6 +34,8 @@ def load_federation(
     clusters: int | None = None,
     validation_fraction: float = 0.0,
     test_samples: int | None = None,
+    test_fraction: float | None = None,
+    scaling: Scaling = "source",
     newcomers: int = 0,
     newcomer_samples: int | None = None,
     seed: int = 0,
@@ -45,8 +48,8 @@ def load_federation(
     A client's test data follows the distribution of its training data. With an iid partition every client is tested on
     the source's whole test split (Sattler et al. 2019, eq. 53). If clients differ in their labels, each is tested on
     test examples in the proportions of its own labels. With partition ``natural``, or if the source has no test split,
-    a client is tested on examples of its own: those in the source's test split if every client has some there, else a
-    fifth that it holds back. The client's shift applies to its test data too.
+    a client is tested on examples of its own: those in the source's test split if every client has some there, else
+    some that it holds back, as with partition ``power_law``. The client's shift applies to its test data too.
 
     Parameters
     ----------
@@ -69,6 +72,13 @@ def load_federation(
         least one example, but not all of several.
     test_samples
         Test each client on at most so many examples; None tests on as many as there are.
+    test_fraction
+        Part of its own examples that a client holds back for testing, in (0, 1), where it is tested on these; None: a
+        tenth with partition ``power_law``, as in Li et al. 2018, otherwise a fifth.
+    scaling
+        Of images: by the ``source``'s mean and standard deviation, one of each for all pixels; to the ``unit`` interval
+        and no further, as FL+HC has MNIST, by its threshold; or by mean and deviation of each ``pixel`` over all images
+        of the source, as Li et al. 2018 and FedGroup have it.
     newcomers
         How many clients there are besides, held back from training: ``Federation.newcomers``, spread evenly over the
         true clusters. With ``samples_per_client`` they share out what the others leave, who so have the same data as
@@ -102,6 +112,8 @@ def load_federation(
         clusters=clusters,
         validation_fraction=validation_fraction,
         test_samples=test_samples,
+        test_fraction=test_fraction,
+        scaling=scaling,
     )
     doubled = partition == "label_groups" and "clusters" in arguments
     require(
@@ -109,7 +121,7 @@ def load_federation(
         ("partition_arguments", arguments, not doubled, "without 'clusters', which is a setting of its own"),
     )
     everyone = None if clients is None else clients + newcomers
-    pool = _open(source, data_dir, seed, everyone, source_arguments or {})
+    pool = _open(source, data_dir, seed, everyone, source_arguments or {}).scaled(scaling)
     if partition == "label_groups":
         labels = len(np.unique(pool.groups[pool.train]))
         clusters = arguments["clusters"] = clusters or min(DEFAULT_CLUSTERS, clients or 1, labels)
@@ -126,6 +138,8 @@ def load_federation(
         seed=seed,
         arguments=arguments,
     )
+    if test_fraction is not None:
+        parts = replace(parts, own_test_fraction=test_fraction)
     n = len(places) - newcomers
     if shift != "none":
         clusters = clusters or min(DEFAULT_CLUSTERS, n)
@@ -163,6 +177,8 @@ def check_data_settings(
     clusters: int | None = None,
     validation_fraction: float = 0.0,
     test_samples: int | None = None,
+    test_fraction: float | None = None,
+    scaling: Scaling = "source",
 ) -> None:
     """Check what can be checked without the data; see :func:`load_federation` for the settings.
 
@@ -175,6 +191,8 @@ def check_data_settings(
         raise ConfigError(unknown("partition", partition, PARTITIONS))
     if shift not in SHIFTS:
         raise ConfigError(unknown("shift", shift, SHIFTS))
+    if scaling not in get_args(Scaling):
+        raise ConfigError(unknown("scaling", scaling, get_args(Scaling)))
     everyone = clients is None and partition == "natural"
     grouped, shifted = partition == "label_groups", shift != "none"
     without_clusters = "1 or left out when there is neither a shift nor partition 'label_groups'"
@@ -187,6 +205,12 @@ def check_data_settings(
         ("shift", shift, not (grouped and shifted), no_shift),
         ("validation_fraction", validation_fraction, 0 <= validation_fraction < 1, "in [0, 1)"),
         ("test_samples", test_samples, test_samples is None or test_samples >= 1, "at least 1"),
+        (
+            "test_fraction",
+            test_fraction,
+            test_fraction is None or 0 < test_fraction < 1,
+            "greater than 0 and less than 1",
+        ),
     )
 
 

@@ -1,6 +1,9 @@
-"""The partitions of our own: iid, power_law, label_groups."""
+"""The partitions of our own: iid, quantity_skew, power_law, label_groups."""
 
 from __future__ import annotations
+
+import math
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,42 +19,58 @@ def iid(pool: Pool, clients: int, seed: int) -> Parts:
     return Parts(np.array_split(shuffled(pool, seed), clients), test="pool")
 
 
+def quantity_skew(pool: Pool, clients: int, seed: int, *, exponent: float = 2.5, min_samples: int = 10) -> Parts:
+    """Shuffle, and cut into parts whose sizes are drawn from a power law, density ``size^-exponent``."""
+    require(
+        ("exponent", exponent, exponent > 1, "above 1"),
+        ("min_samples", min_samples, min_samples >= 1, "at least 1"),
+    )
+    draw = rng.generator(seed, "quantity_skew")
+    weights = (1 - draw.random(clients)) ** (-1 / (exponent - 1))  # by inversion of P(size > s) = s^-(exponent - 1)
+    return Parts(_cut(shuffled(pool, seed), weights, min_samples, pool), test="pool")
+
+
 def power_law(
     pool: Pool,
     clients: int,
     seed: int,
     *,
-    exponent: float = 2.5,
+    labels_per_client: int = 2,
+    sigma: float = 2.0,
     min_samples: int = 10,
-    labels_per_client: int | None = None,
 ) -> Parts:
-    """Draw clients' sizes from a power law, density ``size^-exponent``; iid, or a few labels each (Li et al. 2018)."""
+    """Give client ``i`` label ``i mod C`` and the next ones, in log-normal sizes (Li et al. 2018, for MNIST).
+
+    Every client begins with ``min_samples`` examples, as many of each of its labels. What a label has left is shared
+    among those who hold it in proportion to weights from LogNormal(0, ``sigma``), rounded down, so that a few examples
+    are nobody's. The source's test split is shared out too: a client is tested on a tenth of its own examples.
+    """
+    everything = replace(pool, train=np.concatenate([pool.train, pool.test]))
+    labels = labels_of(everything)
     require(
-        ("exponent", exponent, exponent > 1, "above 1"),
+        ("sigma", sigma, 0 <= sigma < math.inf, "at least 0"),
         ("min_samples", min_samples, min_samples >= 1, "at least 1"),
     )
-    draw = rng.generator(seed, "power_law")
-    weights = (1 - draw.random(clients)) ** (-1 / (exponent - 1))  # by inversion of P(size > s) = s^-(exponent - 1)
-    if labels_per_client is None:
-        return Parts(_cut(shuffled(pool, seed), weights, min_samples, pool), test="pool")
-    labels = labels_of(pool)
     require_labels(labels_per_client, labels, pool)
-    order = draw.permutation(labels)
-    places = np.arange(clients * labels_per_client).reshape(clients, labels_per_client)
-    held = order[places % len(order)]  # [clients, labels_per_client]: dealt in turn, so that labels are used evenly
-    return Parts(_by_label(pool, held, weights, -(-min_samples // labels_per_client), seed))
-
-
-def _by_label(pool: Pool, held: Indices, weights: NDArray[np.float64], minimum: int, seed: int) -> list[Indices]:
-    """Share the examples of each label among the clients that hold it, in proportion to their weights."""
-    indices = shuffled(pool, seed)
+    first = -(-min_samples // labels_per_client)
+    held = (np.arange(clients)[:, None] + np.arange(labels_per_client)) % len(labels)  # [clients, labels_per_client]
+    weights = rng.generator(seed, "power_law").lognormal(0, sigma, held.shape)
+    indices = shuffled(everything, seed)
     of_client: list[list[Indices]] = [[] for _ in held]
-    for label in np.unique(held):
-        holders = np.flatnonzero((held == label).any(axis=1))
-        cuts = _cut(indices[pool.groups[indices] == label], weights[holders], minimum, pool)
-        for client, cut in zip(holders, cuts, strict=True):
-            of_client[client].append(cut)
-    return [np.concatenate(cuts) for cuts in of_client]
+    for place, label in enumerate(labels):
+        holders, slots = np.nonzero(held == place)
+        mine, shares = indices[pool.groups[indices] == label], weights[holders, slots]
+        spare = len(mine) - first * len(holders)
+        if spare < 0:
+            raise DataError(
+                f"{len(holders)} clients with at least {first} examples of label {label} each need "
+                f"{first * len(holders)}, but there are {len(mine)} in {pool.name} to share; ask for fewer clients or "
+                "a smaller min_samples"
+            )
+        counts = first + np.floor(spare * shares / shares.sum()).astype(np.int64)
+        for client, part in zip(holders, np.split(mine, np.cumsum(counts)), strict=False):  # the last part is nobody's
+            of_client[client].append(part)
+    return Parts([np.concatenate(parts) for parts in of_client], test="own", own_test_fraction=0.1)
 
 
 def label_groups(pool: Pool, clients: int, seed: int, *, clusters: int = 2) -> Parts:

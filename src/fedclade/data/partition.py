@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -11,7 +11,7 @@ from fedclade import rng
 from fedclade.arguments import check_arguments
 from fedclade.data.federation import Pool
 from fedclade.data.flower_partitions import dirichlet, natural, pathological, shards
-from fedclade.data.own_partitions import iid, label_groups, power_law
+from fedclade.data.own_partitions import iid, label_groups, power_law, quantity_skew
 from fedclade.data.parts import Parts
 from fedclade.errors import ConfigError, DataError, require, unknown
 
@@ -26,12 +26,15 @@ class Partition:
         Called as ``split(pool, clients, seed, **arguments)``; its keyword-only parameters are what it can be told.
     description
         One line for ``fedclade ls partitions``.
+    whole
+        Whether the source's test split is shared out as well.
     even
         Whether all clients get equally many examples by design, so that each must reach ``samples_per_client``.
     """
 
     split: Callable[..., Parts]
     description: str
+    whole: bool = False
     even: bool = False
 
 
@@ -84,10 +87,11 @@ def partition_pool(
     )
     if clients is not None and name != "natural":
         needed = sum(other.get(client, samples_per_client) or 1 for client in range(clients))
-        if needed > len(pool.train):
+        there = len(pool.train) + (len(pool.test) if kind.whole else 0)
+        if needed > there:
             raise DataError(
                 f"{clients} clients with {samples_per_client or 1} training examples each need {needed}, but "
-                f"{pool.name} has {len(pool.train)}; ask for fewer clients or a smaller samples_per_client"
+                f"{pool.name} has {there}; ask for fewer clients or a smaller samples_per_client"
             )
     parts = kind.split(pool, clients, seed, **arguments)
     limits = [other.get(client, samples_per_client) for client in range(len(parts.indices))]
@@ -97,7 +101,7 @@ def partition_pool(
         indices if limit is None else rng.generator(seed, "samples_per_client", client).permutation(indices)[:limit]
         for client, (indices, limit) in enumerate(zip(parts.indices, limits, strict=True))
     ]
-    return Parts(kept, parts.names, parts.test)
+    return replace(parts, indices=kept)
 
 
 def _require_enough_each(parts: Parts, limits: Sequence[int | None], name: str) -> None:
@@ -116,7 +120,10 @@ PARTITIONS: Mapping[str, Partition] = MappingProxyType(
         "dirichlet": Partition(dirichlet, "each label is spread over the clients by Dirichlet(alpha=0.5)"),
         "shards": Partition(shards, "sorted by label and cut into shards; shards_per_client=2 each", even=True),
         "natural": Partition(natural, "by owner: writer, speaker, user; those with the most examples"),
-        "power_law": Partition(power_law, "sizes from a power law, iid or with labels_per_client labels each"),
+        "quantity_skew": Partition(quantity_skew, "iid, but for sizes from a power law"),
+        "power_law": Partition(
+            power_law, "overlapping runs of labels_per_client=2 labels in log-normal sizes (FedProx)", whole=True
+        ),
         "label_groups": Partition(label_groups, "runs of labels, one for each of the true clusters", even=True),
     }
 )

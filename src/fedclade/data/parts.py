@@ -22,16 +22,20 @@ class Parts:
     Parameters
     ----------
     indices
-        For each client, indices into the pool, all of them in ``pool.train``; no index is given out twice.
+        For each client, indices into the pool, all of them in ``pool.train``, or in ``pool.test`` where clients are
+        tested on their own; no index is given out twice.
     names
         Names of the clients, where the partition knows them.
     test
         What the clients are to be tested on, so that it has the distribution of their training data.
+    own_test_fraction
+        Part of its own examples that a client holds back for testing, where it is tested on these.
     """
 
     indices: list[Indices]
     names: list[str] | None = None
     test: TestRule = "matched"
+    own_test_fraction: float = 0.2
 
 
 def shuffled(pool: Pool, seed: int) -> Indices:

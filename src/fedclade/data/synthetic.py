@@ -24,7 +24,7 @@ def load_synthetic(
     alpha: float = 1.0,
     beta: float = 1.0,
     clients: int = 100,
-    max_samples: int = 10_000,
+    max_samples: int | None = None,
 ) -> Pool:
     """Return Synthetic(α, β), without a test split; the natural owners are the clients it was made for.
 
@@ -49,13 +49,14 @@ def load_synthetic(
     clients
         How many natural owners to make.
     max_samples
-        Cut off the log-normal's long tail, which reaches into the hundreds of thousands.
+        Cut off the log-normal's long tail, which reaches into the hundreds of thousands; None, as in the generator,
+        does not.
     """
     require(
         ("alpha", alpha, 0 <= alpha < math.inf, "at least 0"),
         ("beta", beta, 0 <= beta < math.inf, "at least 0"),
         ("clients", clients, clients >= 1, "at least 1"),
-        ("max_samples", max_samples, max_samples >= 2, "at least 2"),
+        ("max_samples", max_samples, max_samples is None or max_samples >= 2, "at least 2"),
     )
     draws = [_draw_client(rng.generator(seed, "synthetic", k), alpha, beta, max_samples) for k in range(clients)]
     y = np.concatenate([labels for _, labels in draws])
@@ -73,9 +74,10 @@ def load_synthetic(
 
 
 def _draw_client(
-    draw: np.random.Generator, alpha: float, beta: float, max_samples: int
+    draw: np.random.Generator, alpha: float, beta: float, max_samples: int | None
 ) -> tuple[NDArray[np.float32], Indices]:
-    samples = min(max_samples, 50 + int(draw.lognormal(4, 2)))
+    samples = 50 + int(draw.lognormal(4, 2))
+    samples = samples if max_samples is None else min(samples, max_samples)
     u, B = draw.normal(0, math.sqrt(alpha)), draw.normal(0, math.sqrt(beta))
     W, b = draw.normal(u, 1, (LABELS, FEATURES)), draw.normal(u, 1, LABELS)
     v = draw.normal(B, 1, FEATURES)

@@ -15,6 +15,7 @@ from fedclade.data.corpus import Corpus, join, pool_from_corpus
 from fedclade.data.federation import Pool, Task
 from fedclade.data.leaf import LeafFiles, find_leaf, read_leaf
 from fedclade.data.tables import HubTables, Tables, open_hub, open_tables, to_labels, to_texts
+from fedclade.data.vectors import with_vectors
 from fedclade.data.words import split_words, windows
 from fedclade.errors import DataError
 
@@ -62,12 +63,18 @@ def load_tiny_shakespeare(
 
 
 def load_sent140(
-    data_dir: Path | None, _seed: int, *, sequence_length: int = 25, vocabulary_size: int = 10_000
+    data_dir: Path | None,
+    _seed: int,
+    *,
+    sequence_length: int = 25,
+    vocabulary_size: int = 10_000,
+    vectors: str | None = None,
 ) -> Pool:
     """Return Sentiment140: tweets by user, negative (0) or positive (1); the Hub's layout or LEAF's JSON.
 
     Neutral tweets (there are some in the Hub's test split) are left out. Tweets are cut or padded to one length; LEAF's
-    is 25 words.
+    is 25 words. With ``vectors``, the name of a file in the folder of the data such as ``glove.6B.300d.txt``, each word
+    is given as its vector, as in FedProx and FedGroup.
     """
     leaf = find_leaf(data_dir, "sent140")
     if leaf:
@@ -75,7 +82,12 @@ def load_sent140(
     else:
         tables = open_tables("sent140", data_dir)
         key, read = tables.key, partial(_read_sent140, tables)
-    return pool_from_corpus("sent140", key, read, "classification", sequence_length, vocabulary_size, labels=2)
+    pool = pool_from_corpus("sent140", key, read, "classification", sequence_length, vocabulary_size, labels=2)
+    if vectors is None:
+        return pool
+    if data_dir is None:
+        raise DataError(f"vectors = {vectors!r} needs a data folder that has sent140/{vectors}; set --data-dir")
+    return with_vectors(pool, data_dir / "sent140" / vectors)
 
 
 def _read_ag_news(tables: Tables) -> Corpus:

@@ -116,6 +116,8 @@ def _facts(card: Card) -> Mapping[str, str]:
     facts["data"] = f"{data['description']}; {data['training_examples']:,} training examples of the members"
     if data.get("scaled") is not None:
         facts["inputs"] = f"shape {data['shape']}, pixels as (x / 255 − {data['scaled'][0]}) / {data['scaled'][1]}"
+    elif card["config"].get("data", {}).get("scaling") == "pixel":
+        facts["inputs"] = f"shape {data['shape']}, each pixel standardised over the images of the source"
     facts["accuracy"] = _in_words(card["accuracy"])
     facts["algorithm"] = _settings(card["algorithm"])
     facts["model"] = _settings(card["model"])

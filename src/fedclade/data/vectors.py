@@ -1,0 +1,68 @@
+"""Word vectors that somebody trained before, such as GloVe's, as the frozen first layer of a model of texts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedclade.data.federation import Pool
+from fedclade.errors import DataError
+
+
+def with_vectors(pool: Pool, file: Path) -> Pool:
+    """Return a pool of token sequences with each token's vector in its place.
+
+    A frozen embedding is the same for all clients and never changes, so it is looked up once here: it takes part in no
+    step, no message and no mean.
+
+    Parameters
+    ----------
+    pool
+        Texts, tokens ``[N, T]``.
+    file
+        One word and the numbers of its vector in each line, split by spaces, as GloVe's files are.
+
+    Returns
+    -------
+    Pool
+        Inputs float32 ``[N, T, d]``; padding, and words without a vector, are zeros.
+
+    Raises
+    ------
+    DataError
+        If the file is missing or damaged, or has none of the words.
+    """
+    embedding = read_vectors(file, pool.vocabulary)
+    return replace(pool, x=torch.from_numpy(embedding)[pool.x], vocabulary=())
+
+
+def read_vectors(file: Path, vocabulary: tuple[str, ...]) -> NDArray[np.float32]:
+    """Return the vectors of a vocabulary's words, ``[V, d]``; see :func:`with_vectors`."""
+    place = {word: number for number, word in enumerate(vocabulary)}
+    found: dict[int, NDArray[np.float32]] = {}
+    width: int | None = None
+    try:
+        with file.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, start=1):
+                word, *numbers = line.rstrip("\n").split(" ")
+                if word in place:
+                    found[place[word]] = np.asarray(numbers, dtype=np.float32)
+                    width = width or len(numbers)
+                    if len(numbers) != width or not np.isfinite(found[place[word]]).all():
+                        raise DataError(
+                            f"{file}, line {number}: {word!r} should have {width} finite numbers, got {len(numbers)}"
+                        )
+    except FileNotFoundError:
+        raise DataError(f"no word vectors: expected {file}, with a word and its numbers in each line") from None
+    except (OSError, ValueError) as error:
+        raise DataError(f"cannot read the word vectors in {file}: {error}") from error
+    if width is None:
+        raise DataError(f"{file} should have vectors of the {len(vocabulary)} words of the data, got none of them")
+    embedding = np.zeros((len(vocabulary), width), dtype=np.float32)
+    for row, vector in found.items():
+        embedding[row] = vector
+    return embedding
