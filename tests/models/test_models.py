@@ -9,7 +9,7 @@ from torch import nn
 
 from fedclade import ConfigError, ModelError
 from fedclade.models import MODELS, build_model
-from fedclade.models.recurrent import TextClassifier, WordLSTM
+from fedclade.models.recurrent import TextClassifier, VectorClassifier, WordLSTM
 
 MNIST, CIFAR = (1, 28, 28), (3, 32, 32)
 
@@ -43,12 +43,45 @@ def test_the_counts_that_the_papers_give():
     }
     assert counts == {"mclr": 7_850, "mlp": 101_770, "cnn": 582_026, "cifar_cnn": 321_290}
     assert parameters(build_model("mlp", input_shape=MNIST, outputs=26, arguments={"hidden": 512})) == 415_258
+    assert parameters(build_model("mclr", input_shape=MNIST, outputs=26)) == 20_410
+    assert parameters(build_model("mclr", input_shape=(60,), outputs=10)) == 610
+    assert parameters(build_model("vector_lstm", input_shape=(25, 300), outputs=2)) == 243_861
 
 
 def lstm(task: str, outputs: int, **arguments) -> nn.Module:
     return build_model(
         "lstm", input_shape=(6,), outputs=outputs, task=task, vocabulary_size=50, arguments=arguments or None
     )
+
+
+def test_vector_lstm_is_torchs_lstm_with_one_vector_of_biases():
+    """Forget gates begin open, and the first label has logit 0."""
+    module = build_model("vector_lstm", input_shape=(5, 7), outputs=3, arguments={"hidden": 4, "dense": 6})
+    assert isinstance(module, VectorClassifier)
+    layers = []
+    for ours, width in ((module.first, 7), (module.second, 4)):
+        theirs = nn.LSTM(width, 4, batch_first=True)
+        weight = ours.weight_ih_l0.detach()
+        assert weight[:, -1].tolist() == [0] * 4 + [1] * 4 + [0] * 8
+        parts = {
+            "weight_ih_l0": weight[:, :-1],
+            "weight_hh_l0": ours.weight_hh_l0.detach(),
+            "bias_ih_l0": weight[:, -1],
+        }
+        theirs.load_state_dict({**parts, "bias_hh_l0": torch.zeros(16)})
+        layers.append(theirs)
+    x = torch.randn(2, 5, 7, generator=torch.Generator().manual_seed(0))
+    states = layers[1](layers[0](x)[0])[0]
+    logits = module(x)
+    torch.testing.assert_close(logits[:, 1:], module.output(module.dense(states[:, -1])))
+    assert logits[:, 0].tolist() == [0, 0]
+
+
+def test_vector_lstm_needs_vectors():
+    with pytest.raises(
+        ModelError, match=r"'vector_lstm' takes sequences of vectors, got input shape \(25,\); give the"
+    ):
+        build_model("vector_lstm", input_shape=(25,), outputs=2, vocabulary_size=9)
 
 
 def test_lstm_predicts_a_word_at_every_place():
@@ -121,7 +154,8 @@ def test_initial_parameters_depend_on_the_seed_alone():
 
 
 def test_an_unknown_model_suggests_the_nearest():
-    text = "unknown model 'mpl'; did you mean 'mlp'? (known: cifar_cnn, cnn, lstm, mclr, mlp); your own is given as"
+    text = "unknown model 'mpl'; did you mean 'mlp'? (known: cifar_cnn, cnn, lstm, mclr, mlp, vector_lstm); your own "
+    "is given as"
     with pytest.raises(ConfigError, match=re.escape(text)):
         build_model("mpl", input_shape=(4,), outputs=2)
 

@@ -15,7 +15,7 @@ from fedclade.arguments import check_arguments, known_arguments
 from fedclade.errors import ConfigError, ModelError, unknown
 from fedclade.models.convolutional import cifar_cnn, cnn
 from fedclade.models.dense import mclr, mlp
-from fedclade.models.recurrent import lstm
+from fedclade.models.recurrent import lstm, vector_lstm
 
 Factory = Callable[..., object]
 """What it returns is checked: a user's own may return anything."""
@@ -44,6 +44,7 @@ MODELS: Mapping[str, Model] = {
     "cnn": Model(cnn, "FL+HC's: two 5×5 convolutions (32, 64) with max-pools, dense 512"),
     "cifar_cnn": Model(cifar_cnn, "five layers: three 3×3 convolutions with max-pools, two dense"),
     "lstm": Model(lstm, "two-layer LSTM over words: predicts the next one, or classifies the text"),
+    "vector_lstm": Model(vector_lstm, "two-layer LSTM over word vectors: classifies the text (FedGroup's Sent140)"),
 }
 
 FROM_DATA = ("input_shape", "outputs", "task", "vocabulary_size")
