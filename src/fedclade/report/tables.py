@@ -85,7 +85,7 @@ def event_table(run: Run) -> Table:
         if event["kind"] == "split":
             into = " + ".join(str(child) for child in event["children"])
             sizes = " + ".join(str(len(cluster)) for cluster in event["clusters"])
-            criteria = (number(event[key]) for key in CRITERIA)
+            criteria = (number(event.get(key)) for key in CRITERIA)  # of very many clients no similarities are kept
             table.add_row(str(event["round"]), str(event["node"]), into, sizes, *criteria)
     table.caption = _captions(run.events, any_split=bool(table.row_count))
     return table

@@ -1,0 +1,38 @@
+"""Clusters of more than a thousand clients: their similarities are not kept, and reports do without."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fedclade import FLHC, FedGroup, LocalSpec, simulate
+from fedclade.algorithms import Algorithm
+from fedclade.cli import app
+from fedclade.geometry import LARGEST_COMPARED
+from fedclade.report.tables import event_table
+from tests.tiny import federation_of, linear
+
+CLIENTS = LARGEST_COMPARED + 10
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [FLHC(rounds_before=1, n_clusters=4, metric="l2", linkage="ward"), FedGroup(groups=3, pretrain_scale=400)],
+    ids=["fl_hc", "fedgroup"],
+)
+def test_a_run_is_reported(algorithm: Algorithm, tmp_path: Path):
+    federation = federation_of([client % 4 for client in range(CLIENTS)], [4] * CLIENTS, seed=1)
+    run = simulate(algorithm, linear(1), federation, local=LocalSpec(lr=0.1), rounds=3, engine="stacked")
+    assert run.summary["clusters"]["found"] > 1
+    assert run.clusters[0]["alpha_cross_max"] is None
+    table = event_table(run)
+    if isinstance(algorithm, FLHC):
+        cells = {str(column.header): list(column.cells) for column in table.columns}
+        assert cells["α cross max"] == ["–"]
+        assert cells["mean norm"] != ["–"]
+    folder = run.save(tmp_path / "run")
+    result = CliRunner().invoke(app, ["report", str(folder)])
+    assert result.exit_code == 0, result.output
+    assert (folder / "report.html").stat().st_size > 10_000
