@@ -49,12 +49,12 @@ def projected(run: Run, n_parameters: int) -> Run:
 
 
 def right(run: Run, members: Federation, newcomers: Federation, found: Sequence[Assignment]) -> list[bool]:
-    """Tell of each newcomer whether it fits a leaf of which most members are of its true cluster."""
+    """Tell of each newcomer whether it came to a leaf of which most members are of its true cluster."""
     truth, theirs = members.true_clusters, newcomers.true_clusters
     assert truth is not None
     assert theirs is not None
     majority = {leaf.id: Counter(truth[c] for c in leaf.members).most_common(1) for leaf in run.tree.leaves}
-    return [a.fits and majority[a.leaf][0][0] == theirs[a.client] for a in found]
+    return [majority[a.node][0][0] == theirs[a.client] for a in found]
 
 
 def ranges(newcomers: str, found: Iterable[Assignment], run: Run, seen: dict[tuple[str, str], list[float]]) -> None:

@@ -30,7 +30,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedclade import Federation, LocalSpec, Pool
-from fedclade.aggregate import weighted_mean
+from fedclade.aggregate import mean
 from fedclade.clients import Clients, Round
 from fedclade.data.federation import ClientData
 from fedclade.engine import SimulatedClients
@@ -94,7 +94,7 @@ def measure(
     for number in range(1, rounds + 2):
         start = perf_counter(), cpu_time()
         spec = LocalSpec(batch_size=10, lr=0.05)
-        params = params + weighted_mean(asked.train(asked.ids, params[None], [0] * clients, Round(number, spec)))
+        params = params + mean(asked.train(asked.ids, params[None], [0] * clients, Round(number, spec)))
         times.append((perf_counter() - start[0], cpu_time() - start[1]))
     unit = 1 if sys.platform == "darwin" else 1024
     (first, _), *others = times  # the first gathers the data and may measure engines

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from fedclade.aggregate import inter_group, weighted_mean
+from fedclade.aggregate import inter_group, mean
 from fedclade.updates import Sums, Updates
 
 
@@ -10,13 +10,13 @@ def test_clients_weigh_as_much_as_they_have_examples():
     """Eq. 2: (1·4 + 3·8) / 4 and (1·2 + 3·(−2)) / 4."""
     deltas = torch.tensor([[4.0, 2.0], [8.0, -2.0]])
     updates = Updates.received([0, 1], [1, 3], deltas, 2, torch.zeros(2), 1)
-    assert weighted_mean(updates).tolist() == [(1 * 4 + 3 * 8) / 4, (1 * 2 + 3 * -2) / 4]
-    assert weighted_mean(updates).dtype == torch.float32
+    assert mean(updates).tolist() == [(1 * 4 + 3 * 8) / 4, (1 * 2 + 3 * -2) / 4]
+    assert mean(updates).dtype == torch.float32
 
 
 def test_buffers_are_averaged_with_the_parameters():
     updates = Updates.received([0, 1], [1, 1], torch.tensor([[0.0, 2.0], [0.0, 6.0]]), 1, torch.zeros(2), 1)
-    assert weighted_mean(updates).tolist() == [0, (2 + 6) / 2]
+    assert mean(updates).tolist() == [0, (2 + 6) / 2]
 
 
 def test_in_a_stream_the_mean_is_made_of_sums():
@@ -24,8 +24,8 @@ def test_in_a_stream_the_mean_is_made_of_sums():
     sizes, none = torch.tensor([1.0, 3.0], dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
     sums = Sums(torch.tensor([[4.0, 2.0], [3 * 8.0, 3 * -2.0]]), torch.tensor([0, 1]))
     updates = Updates(ids=(0, 1), sizes=sizes, losses=none, norms=none, n_parameters=2, sums=sums)
-    assert weighted_mean(updates).tolist() == [(1 * 4 + 3 * 8) / 4, (1 * 2 + 3 * -2) / 4]
-    assert weighted_mean(updates).dtype == torch.float32
+    assert mean(updates).tolist() == [(1 * 4 + 3 * 8) / 4, (1 * 2 + 3 * -2) / 4]
+    assert mean(updates).dtype == torch.float32
 
 
 MODELS = torch.tensor([[3.0, 4.0, 100.0], [0.0, 2.0, -7.0], [0.0, 0.0, 5.0]])

@@ -71,17 +71,22 @@ def test_accuracies_are_those_of_the_models_that_the_columns_name():
             assert row[column] == pytest.approx(float((module(x).argmax(1) == y).double().mean()), abs=1e-6)
 
 
-def test_a_stranger_is_told_to_fit_nowhere_and_gets_the_root():
+def test_a_stranger_is_told_to_fit_nowhere_and_gets_a_leaf_or_on_request_the_root():
     newcomers = digits().newcomers
     shifted = (torch.arange(10) + 1) % 10
     strangers = dataclasses.replace(
         newcomers, clients=tuple(dataclasses.replace(client, label_map=shifted) for client in newcomers.clients)
     )
     for name in ("cfl", "fedgroup", "oracle"):
-        found = fedclade.assign(run_of(name), strangers)
-        assert [(row["fits"], row["right"]) for row in found.rows] == [(False, False)] * 4
-        assert found.summary["fit_nowhere"] == 4
-    assert {row["node"] for row in found.rows} == {0}
+        found, fitting = (fedclade.assign(run_of(name), strangers, only_fitting=only) for only in (False, True))
+        assert [row["fits"] for row in (*found.rows, *fitting.rows)] == [False] * 8
+        assert found.summary["fit_nowhere"] == fitting.summary["fit_nowhere"] == 4
+        leaves = {leaf.id for leaf in run_of(name).tree.leaves}
+        assert {row["node"] for row in found.rows} <= leaves
+        assert [row["leaf"] for row in found.rows] == [row["leaf"] for row in fitting.rows]
+        assert not leaves & {row["node"] for row in fitting.rows}
+        assert not any(row["right"] for row in fitting.rows)
+    assert {row["node"] for row in fitting.rows} == {0}
 
 
 def test_without_truth_there_is_no_assignment_accuracy():

@@ -178,7 +178,7 @@ def test_nobody_goes_where_everybody_has_left():
     state = State(tree.without([0]).with_newcomers([7]))
     clients = ScriptedClients({1: [0.0, 1.0], 2: [0.0, 1.0], 7: [1.0, 0.0]})
     (found,) = CFL().assign(state.tree, [7], clients, Round(2, LocalSpec()))
-    assert found.leaf == 2
+    assert found.node == 2
     state = State(state.tree, {"peaks": torch.zeros(3, dtype=torch.float64)})
     after, _ = CFL().step(state, [1, 2, 7], clients, Round(2, LocalSpec()))
     assert after.tree.leaf_of[7] == 2

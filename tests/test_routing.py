@@ -69,15 +69,15 @@ def test_a_newcomer_fits_down_to_half_of_the_lower_end_of_the_range(cached, leas
     assert least_similarity(branch) == pytest.approx(least, abs=1e-6)
 
 
-def test_who_fits_nowhere_keeps_the_deepest_node_that_fits():
+def test_who_fits_nowhere_comes_to_a_leaf_all_the_same_and_it_is_told_what_fits():
     tree = forked([[1.0, 0.0], [1.0, 0.0]], [[-1.0, 0.0], [-1.0, 0.0]])
     first = [torch.tensor([[0.0, 1.0]] * 1), torch.tensor([[0.0, 1.0]] * 1)]
     tree = tree.split(1, [[0], [1]], params=torch.zeros(2), cached=first, round_number=6, criteria={})
     (found,) = route(tree, [7], ScriptedClients({7: [1.0, -0.5]}), ROUND)
     assert [step.fits for step in found.steps] == [True, False]
-    assert (found.path, found.node, found.leaf, found.fits) == ((0, 1), 1, 4, False)
+    assert (found.path, found.node, found.fits, found.fitting) == ((0, 1, 4), 4, False, (0, 1))
     (found,) = route(tree, [7], ScriptedClients({7: [0.1, -1.0]}), ROUND)
-    assert (found.path, found.fits) == ((0,), False)
+    assert (len(found.path), found.fits, found.fitting) == (3, False, (0,))
 
 
 @dataclass
@@ -101,7 +101,7 @@ def lowest_loss(losses: Mapping[float, float], clusters=((0,), (1,), (2,))) -> A
 
 def test_without_cached_updates_the_lowest_loss_decides_and_the_first_of_equals():
     found = lowest_loss({0.0: 2.3, 1.0: 4.0, 2.0: 0.5, 3.0: 0.5})
-    assert (found.path, found.steps[0].by, found.fits) == ((0, 2), "loss", True)
+    assert (found.path, found.steps[0].by, found.fits, found.fitting) == ((0, 2), "loss", True, (0, 2))
     assert found.margin == 0.0
     assert lowest_loss({0.0: 2.3, 1.0: float("nan"), 2.0: 1.5, 3.0: 2.0}).margin == 0.5
 
@@ -118,7 +118,8 @@ def test_a_leaf_fits_if_it_beats_a_guess_or_is_twice_as_good_as_the_next(best, s
     found = lowest_loss({0.0: 2.3, 1.0: second, 2.0: best, 3.0: 13.0})
     assert found.steps[0].taken == 2
     assert found.fits is fits
-    assert found.path == ((0, 2) if fits else (0,))
+    assert found.path == (0, 2)
+    assert found.fitting == ((0, 2) if fits else (0,))
 
 
 def test_a_single_leaf_is_judged_by_the_guess_alone():
@@ -131,7 +132,7 @@ def test_methods_whose_leaves_are_single_clients_give_newcomers_the_root(algorit
     clients = ScriptedClients({client: [1.0, 0.0] for client in range(3)})
     tree = algorithm.init(torch.zeros(2), clients).tree
     (found,) = algorithm.assign(tree, [2], clients, ROUND)
-    assert (found.path, found.leaf, found.fits, found.margin) == ((0,), 0, True, None)
+    assert (found.path, found.fitting, found.fits, found.margin) == ((0,), (0,), True, None)
 
 
 def test_fedgroup_joins_the_group_of_the_largest_cosine_not_the_largest_product():
@@ -139,12 +140,25 @@ def test_fedgroup_joins_the_group_of_the_largest_cosine_not_the_largest_product(
     models = torch.tensor([[10.0, 1.0], [1.25, 1.125], [-1.0, 0.0]])
     tree = ParameterTree.star([(0,), (1,), (2,)], models).with_model(0, torch.ones(2))
     clients = Judges({7: [2.0, 1.0]}, losses={0.0: 2.3, 10.0: 0.1, 1.25: 0.4, -1.0: 9.0})
-    (found,) = FedGroup(groups=3).assign(tree, [7], clients, ROUND)
+    (found,) = FedGroup(groups=3, direction="position").assign(tree, [7], clients, ROUND)
     assert found.steps[0].scores == pytest.approx({1: 2 / 5**0.5, 2: 1.0, 3: -1.0})
     assert (found.node, found.fits) == (2, True), "its loss is below that of a guess"
     clients.losses = {0.0: 2.3, 10.0: 0.1, 1.25: 2.4, -1.0: 9.0}
+    (found,) = FedGroup(groups=3, direction="position").assign(tree, [7], clients, ROUND)
+    assert (found.node, found.fits, found.fitting) == (2, False, (0,))
+
+
+def test_fedgroup_compares_with_what_a_group_learnt_last():
+    """Eq. 10 by the letter: group 1 moved along (0, 3) last, and group 2 along (4, 0); group 3 never had clients."""
+    tree = ParameterTree.star([(0,), (1,), (2,)], torch.tensor([[9.0, 0.0], [0.0, 9.0], [5.0, 5.0]]))
+    tree = tree.trained(1, torch.tensor([0.0, 3.0])).trained(2, torch.tensor([4.0, 0.0]))
+    clients = Judges({7: [1.0, 0.0]}, losses=dict.fromkeys((0.0, 9.0, 4.0, 5.0), 1.0))
     (found,) = FedGroup(groups=3).assign(tree, [7], clients, ROUND)
-    assert (found.node, found.leaf, found.fits) == (0, 2, False)
+    assert found.steps[0].scores == pytest.approx({1: 0.0, 2: 1.0, 3: 0.0})
+    # A run of an earlier version did not keep where groups came from: their places count, as they did then.
+    tree = ParameterTree.star([(0,), (1,), (2,)], torch.tensor([[9.0, 0.0], [0.0, 9.0], [5.0, 5.0]]))
+    (found,) = FedGroup(groups=3).assign(tree.with_model(0, torch.tensor([1.0, 0.0])), [7], clients, ROUND)
+    assert found.node == 1
 
 
 def test_fedgroup_offers_no_group_that_nobody_is_in():

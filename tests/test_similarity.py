@@ -1,14 +1,12 @@
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 import torch
 from scipy.spatial.distance import pdist, squareform
 
 from fedclade import ConfigError
-from fedclade.similarity import METRICS, cosine_similarity, cosines, distances, gamma_bound, separation_gap
+from fedclade.similarity import METRICS, cosine_similarity, cosines, distances
 
 
 def in_float64(signatures: torch.Tensor) -> np.ndarray:
@@ -47,31 +45,6 @@ def test_a_row_of_zeros_is_like_nothing_but_itself():
 def test_lengths_do_not_matter():
     alpha = cosine_similarity(torch.tensor([[3.0, 0.0], [0.001, 0.0], [-7.0, 0.0], [0.0, 2.0]]))
     np.testing.assert_allclose(alpha[0], [1, 1, -1, 0], atol=1e-7)
-
-
-@pytest.mark.parametrize(
-    ("alpha", "bound"), [(-1.0, 1.0), (0.0, math.sqrt(1 / 2)), (0.5, math.sqrt(1 / 4)), (1.0, 0.0)]
-)
-def test_gamma_bound_is_eq_39(alpha, bound):
-    assert gamma_bound(alpha) == bound
-
-
-ALPHA = np.array([[1.0, 0.8, 0.1], [0.8, 1.0, -0.2], [0.1, -0.2, 1.0]])
-
-
-def test_separation_gap_is_the_smallest_similarity_inside_less_the_largest_across():
-    """Eq. 28: clients 0 and 1 belong together."""
-    assert separation_gap(ALPHA, [5, 5, 6], alpha_cross_max=0.1) == 0.8 - 0.1
-
-
-def test_separation_gap_is_negative_in_a_pure_cluster():
-    """All three have the same distribution: α_intra^min = -0.2."""
-    assert separation_gap(ALPHA, [5, 5, 5], alpha_cross_max=0.1) == -0.2 - 0.1
-
-
-def test_separation_gap_of_clients_that_are_all_different():
-    """No pair lies inside a cluster: a client's similarity to itself, 1, is the smallest inside."""
-    assert separation_gap(ALPHA, [5, 6, 7], alpha_cross_max=0.1) == 1 - 0.1
 
 
 @pytest.mark.parametrize(("metric", "name"), [("l1", "cityblock"), ("l2", "euclidean"), ("cosine", "cosine")])

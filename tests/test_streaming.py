@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedclade import CFL, FedAvg, Local, LocalSpec, Oracle, ReplicatedCFL
-from fedclade.aggregate import weighted_mean
+from fedclade.aggregate import mean
 from fedclade.algorithms import Algorithm
 from fedclade.clients import Clients, Round
 from fedclade.signature import CountSketch, ProjectedClients
@@ -48,7 +48,7 @@ def test_what_is_kept_are_sums_signatures_and_numbers(what, at_once):
         assert getattr(stream, name).tolist() == getattr(plain, name).tolist(), name
     assert stream.n_parameters == plain.n_parameters
     for members in ([0, 3], [4, 2], [1], range(5)):
-        torch.testing.assert_close(weighted_mean(stream.of(members)), weighted_mean(plain.of(members)))
+        torch.testing.assert_close(mean(stream.of(members)), mean(plain.of(members)))
 
 
 def test_clients_are_asked_a_few_at_a_time_the_largest_first():

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedclade import ternary
-from fedclade.ternary import k_means, nearest_of_random, ternary_similarity
+from fedclade.ternary import k_means, ternary_similarity
 from tests.reference.fedgroup import tightest, zeta
 
 
@@ -104,39 +104,24 @@ def test_k_means_finds_the_tightest_clusters_there_are(seed, m):
 @given(st.permutations(range(7)), st.integers(0, 3))
 @settings(max_examples=20)
 def test_the_order_of_points_changes_nothing_but_the_numbers(order, seed):
-    for cluster in (k_means, nearest_of_random):
-        points = np.random.default_rng(seed).random((7, 3))
-        labels = cluster(points, 3, generator())
-        shuffled = cluster(points[list(order)], 3, generator())
-        back = shuffled[np.argsort(order)]
-        assert len(set(zip(labels.tolist(), back.tolist(), strict=True))) == 3
+    points = np.random.default_rng(seed).random((7, 3))
+    labels = k_means(points, 3, generator())
+    back = k_means(points[list(order)], 3, generator())[np.argsort(order)]
+    assert len(set(zip(labels.tolist(), back.tolist(), strict=True))) == 3
 
 
 def test_the_draw_decides_only_what_is_random():
     points = np.random.default_rng(0).random((40, 3))
     assert k_means(points, 5, generator(1)).tolist() == k_means(points, 5, generator(1)).tolist()
-    found = {tuple(nearest_of_random(points, 5, generator(seed)).tolist()) for seed in range(10)}
-    assert len(found) == 10
 
 
-@pytest.mark.parametrize("cluster", [k_means, nearest_of_random])
-def test_fewer_distinct_points_than_clusters_leave_the_last_clusters_empty(cluster):
+def test_fewer_distinct_points_than_clusters_leave_the_last_clusters_empty():
     points = np.array([[1.0, 0], [0, 1], [1, 0], [0, 1]])
-    assert cluster(points, 3, generator()).tolist() == [0, 1, 0, 1]
-    assert cluster(np.ones((5, 3)), 4, generator()).tolist() == [0] * 5
+    assert k_means(points, 3, generator()).tolist() == [0, 1, 0, 1]
+    assert k_means(np.ones((5, 3)), 4, generator()).tolist() == [0] * 5
 
 
 def test_k_means_counts_equal_points():
     """Of 0, 3 and 5.5 the two that share a cluster are those which that costs least: 3 joins the side that is light."""
     assert k_means(np.array([[0.0]] * 5 + [[3.0], [5.5], [5.5]]), 2, generator()).tolist() == [0] * 5 + [1, 1, 1]
     assert k_means(np.array([[0.0], [3.0], *[[5.5]] * 5]), 2, generator()).tolist() == [0, 0, *[1] * 5]
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_random_centers_are_points_and_every_point_goes_to_the_nearest(seed):
-    points = np.random.default_rng(seed).random((12, 3))
-    labels = nearest_of_random(points, 4, generator(seed))
-    centers = np.unique(points, axis=0)[generator(seed).choice(12, 4, replace=False)]
-    nearest = np.array([np.argmin([np.linalg.norm(point - center) for center in centers]) for point in points])
-    assert len(set(zip(labels.tolist(), nearest.tolist(), strict=True))) == 4
-    assert set(nearest.tolist()) == {0, 1, 2, 3}

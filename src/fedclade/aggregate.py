@@ -8,8 +8,24 @@ from torch.nn import functional
 from fedclade.updates import Updates
 
 
-def weighted_mean(updates: Updates) -> Tensor:
-    """Return Σ |D_i|/|D| Δθ_i over the clients that answered (CFL eq. 2, FedAvg), ``[S]``."""
+def mean(updates: Updates, *, weighted: bool = True) -> Tensor:
+    """Return the mean update of the clients that answered, ``[S]``.
+
+    Parameters
+    ----------
+    updates
+        Of at least one client.
+    weighted
+        By their numbers of examples: Σ |D_i|/|D| Δθ_i (CFL eq. 2, FedAvg). Otherwise all clients count alike (CFL
+        Algorithm 5, line 13; FedGroup Algorithm 4, line 7), which sums of weighted updates cannot tell.
+
+    Raises
+    ------
+    UpdateError
+        If it is not weighted, and the run streams.
+    """
+    if not weighted:
+        return updates.each.mean(dim=0)
     total = updates.sizes.sum()
     if updates.sums is not None:
         return updates.sums.groups.sum(0) / float(total)

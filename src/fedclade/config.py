@@ -231,7 +231,7 @@ def check_config(raw: Mapping[str, Any]) -> Config:
     data = _data(sections["data"], problems)
     model = _model(sections["model"], problems)
     local = problems.building("local", LocalSpec, sections["local"])
-    algorithm = _algorithm(sections["algorithm"], problems)
+    algorithm, built = _algorithm(sections["algorithm"], problems)
     signature = problems.building("signature", Signature, sections["signature"])
     target = problems.building("target", Target, sections["target"])
     privacy = problems.building("privacy", Privacy, sections["privacy"])
@@ -246,11 +246,10 @@ def check_config(raw: Mapping[str, Any]) -> Config:
     if top is not None and target is not None:
         settings = {key: value for key, value in asdict(top).items() if key != "tf32"}  # which cannot be wrong
         problems.collect("", check_settings, **settings, target=target.accuracy)
-    if top is not None and signature is not None and algorithm.get("name") in ALGORITHMS:
-        kind = ALGORITHMS[algorithm["name"]].algorithm
-        problems.collect("", check_stream, top.stream, kind, signature)
+    if top is not None and signature is not None and built is not None:
+        problems.collect("", check_stream, top.stream, built, signature)
         if privacy is not None:
-            problems.collect("", check_privacy, DifferentialPrivacy.of(asdict(privacy)), kind)
+            problems.collect("", check_privacy, DifferentialPrivacy.of(asdict(privacy)), type(built))
     problems.report()
     assert top is not None  # as all others: what could not be built has been reported
     assert local is not None
@@ -331,15 +330,18 @@ def _model(section: Section, problems: _Problems) -> Section:
     return {"name": name, **defaults(factory, besides=FROM_DATA, positional=True), **(fitted or {})}
 
 
-def _algorithm(section: Section, problems: _Problems) -> Section:
-    """Check the algorithm section; its keys are the hyper-parameters."""
+def _algorithm(section: Section, problems: _Problems) -> tuple[Section, Algorithm | None]:
+    """Check the algorithm section, whose keys are the hyper-parameters; return it, and the algorithm if all is right.
+
+    The oracle's truth is not known yet, and left empty.
+    """
     name = section.get("name", "fedavg")
     if name not in ALGORITHMS:
         problems.add(unknown("algorithm in [algorithm]:", str(name), ALGORITHMS))
-        return section
+        return section, None
     kind = ALGORITHMS[name].algorithm
     settings = {key: value for key, value in section.items() if key != "name"}
     fitted = problems.collect("algorithm", check_arguments, "[algorithm]", kind, settings)
-    if fitted is not None and kind is not Oracle:
-        problems.collect("algorithm", kind, **fitted)
-    return {"name": name, **defaults(kind), **(fitted or {})}
+    given = {"true_clusters": {}} if kind is Oracle else fitted
+    built = None if given is None else problems.collect("algorithm", kind, **given)
+    return {"name": name, **defaults(kind), **(fitted or {})}, built

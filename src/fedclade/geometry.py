@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
+from torch import Tensor
 
-from fedclade.aggregate import weighted_mean
+from fedclade.aggregate import mean
 from fedclade.clustering import Bipartition, optimal_bipartition
-from fedclade.similarity import Similarity, cosine_similarity, gamma_bound
+from fedclade.separation import gamma_bound
+from fedclade.similarity import Similarity, cosine_similarity
 from fedclade.updates import Updates
 
 LARGEST_COMPARED = 1000
@@ -25,7 +27,7 @@ class Geometry:
     members
         The clients that answered, ``[n]``.
     mean_norm
-        ‖Σ |D_i|/|D_c| Δθ_i‖, the norm of the weighted mean (eq. 32), in parameter units.
+        ‖Σ |D_i|/|D_c| Δθ_i‖, the norm of the mean (eq. 32), in parameter units.
     max_norm
         max_i ‖Δθ_i‖ (eq. 33), in parameter units.
     similarity
@@ -38,14 +40,24 @@ class Geometry:
     similarity: Similarity | None
 
     @classmethod
-    def of(cls, updates: Updates, *, largest_compared: int = LARGEST_COMPARED) -> Geometry:
-        """Measure the updates of one cluster, be it none; the similarities of up to so many clients."""
+    def of(cls, updates: Updates, moved: Tensor | None = None, *, largest_compared: int = LARGEST_COMPARED) -> Geometry:
+        """Measure the updates of one cluster, be it none.
+
+        Parameters
+        ----------
+        updates
+            The updates.
+        moved
+            Their mean ``[S]``, if it is known; otherwise it is the weighted one.
+        largest_compared
+            Of how many clients, at most, the similarities are computed.
+        """
         if not updates.ids:
             return cls((), 0.0, 0.0, None)
-        mean = weighted_mean(updates)[: updates.n_parameters]
+        moved = mean(updates) if moved is None else moved
         return cls(
             updates.ids,
-            float(torch.linalg.vector_norm(mean, dtype=torch.float64)),
+            float(torch.linalg.vector_norm(moved[: updates.n_parameters], dtype=torch.float64)),
             float(updates.norms.max()),
             cosine_similarity(updates.signatures) if len(updates.ids) <= largest_compared else None,
         )

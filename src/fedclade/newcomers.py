@@ -41,21 +41,24 @@ class Newcomers:
     assignments
         Where each goes.
     rows
-        One for each newcomer: ``client``, ``name``, ``path`` and ``node``, ``fits``, ``leaf`` (where its way led,
-        whether or not it fits there), ``by`` (``similarity`` or ``loss``), for every step on its way the ``scores`` of
-        the branch it took, of the best ``others`` and their ``margins``, the smallest ``margin``, its ``true_cluster``,
-        whether that is the leaf's (``right``), and :data:`ACCURACIES`.
+        One for each newcomer: ``client``, ``name``, ``path`` and ``node`` of the model that it got, ``fits``, ``leaf``
+        (where its way led, whether or not it fits there), ``by`` (``similarity`` or ``loss``), for every step on its
+        way the ``scores`` of the branch it took, of the best ``others`` and their ``margins``, the smallest ``margin``,
+        its ``true_cluster``, whether it got the model of a leaf of that (``right``), and :data:`ACCURACIES`.
     rounds_alone
         For how many rounds a newcomer trained a model of its own.
+    only_fitting
+        Whether newcomers got no model that does not fit them.
     """
 
     assignments: Sequence[Assignment]
     rows: Sequence[Row]
     rounds_alone: int
+    only_fitting: bool = False
 
     @property
     def summary(self) -> Row:
-        """Means, the number of those that fit nowhere, and the share of newcomers in a leaf of their true cluster."""
+        """Means, the number of those that fit nowhere, and the share that came to a leaf of their true cluster."""
         right = [row["right"] for row in self.rows if row["right"] is not None]
         return {
             "newcomers": len(self.rows),
@@ -63,6 +66,7 @@ class Newcomers:
             "assignment_accuracy": fmean(right) if right else None,
             **{column: fmean(row[column] for row in self.rows) for column in ACCURACIES},
             "rounds_alone": self.rounds_alone,
+            "only_fitting": self.only_fitting,
         }
 
     def save(self, path: Path) -> Path:
@@ -120,6 +124,7 @@ def assign(
     device: str = "auto",
     engine: str | None = None,
     memory: int | str | None = None,
+    only_fitting: bool = False,
 ) -> Newcomers:
     """Give every newcomer one of a run's models, and measure what that is worth to it.
 
@@ -139,6 +144,9 @@ def assign(
         See :func:`fedclade.simulate`.
     engine
         The run's if left out.
+    only_fitting
+        Give a newcomer the deepest model on its way that fits it, the root's if none does. By default it gets that of
+        the leaf that it comes to, as CFL's Algorithm 4 has it, and is only told whether it fits.
 
     Raises
     ------
@@ -152,13 +160,14 @@ def assign(
     setting = _Setting.of(run, newcomers, algorithm, model, device, engine, memory)
     with float32_products(run.config.get("tf32", False)):
         assignments = setting.assignments()
-        accuracies = setting.accuracies(assignments)
+        paths = [each.fitting if only_fitting else each.path for each in assignments]
+        accuracies = setting.accuracies(assignments, [path[-1] for path in paths])
     truth = _true_clusters_of_leaves(run)
     rows = [
-        _row(each, newcomers, truth, {column: values[i] for column, values in accuracies.items()})
-        for i, each in enumerate(assignments)
+        _row(each, path, newcomers, truth, {column: values[i] for column, values in accuracies.items()})
+        for i, (each, path) in enumerate(zip(assignments, paths, strict=True))
     ]
-    return Newcomers(assignments, rows, setting.last.number)
+    return Newcomers(assignments, rows, setting.last.number, only_fitting)
 
 
 @dataclass(frozen=True, eq=False)
@@ -215,10 +224,10 @@ class _Setting:
     def assignments(self) -> list[Assignment]:
         return list(self.algorithm.assign(self.tree, self.world.clients.ids, self.world.clients, self.last))
 
-    def accuracies(self, assignments: Sequence[Assignment]) -> dict[str, list[float]]:
-        """Return the columns of :data:`ACCURACIES`."""
+    def accuracies(self, assignments: Sequence[Assignment], nodes: Sequence[int]) -> dict[str, list[float]]:
+        """Return the columns of :data:`ACCURACIES`, for newcomers that get the models of some nodes."""
         clients, ids = self.world.clients, [each.client for each in assignments]
-        models, rows = self.tree.models([each.node for each in assignments])
+        models, rows = self.tree.models(nodes)
         tuning = replace(self.last, spec=replace(self.last.spec, epochs=1), purpose="finetune", travels="nothing")
         tuned = models[rows] + all_of(ids, clients.train(ids, models, rows, tuning)).each
         each_its_own = list(range(len(ids)))
@@ -252,22 +261,28 @@ def _true_clusters_of_leaves(run: Run) -> Mapping[int, int]:
     return {node: counts.most_common(1)[0][0] for node, counts in inside.items() if counts}
 
 
-def _row(each: Assignment, newcomers: Federation, truth: Mapping[int, int], accuracies: Mapping[str, float]) -> Row:
+def _row(
+    each: Assignment,
+    path: Sequence[int],
+    newcomers: Federation,
+    truth: Mapping[int, int],
+    accuracies: Mapping[str, float],
+) -> Row:
     true_cluster = None if newcomers.true_clusters is None or not truth else newcomers.true_clusters[each.client]
     return {
         "client": each.client,
         "name": newcomers.by_id[each.client].name,
-        "path": list(each.path),
-        "node": each.node,
+        "path": list(path),
+        "node": path[-1],
         "fits": each.fits,
-        "leaf": each.leaf,
+        "leaf": each.node,
         "by": each.steps[0].by if each.steps else None,
         "scores": [step.score for step in each.steps],
         "others": [step.other for step in each.steps],
         "margins": [step.margin for step in each.steps],
         "margin": each.margin,
         "true_cluster": true_cluster,
-        "right": None if true_cluster is None else each.fits and truth.get(each.leaf) == true_cluster,
+        "right": None if true_cluster is None else path[-1] == each.node and truth.get(each.node) == true_cluster,
         **accuracies,
     }
 

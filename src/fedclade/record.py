@@ -18,7 +18,7 @@ from fedclade.metrics import SPREAD, cluster_scores, perplexity, share_at_target
 from fedclade.params import Layout
 from fedclade.privacy import DifferentialPrivacy
 from fedclade.roster import Roster, Schema
-from fedclade.similarity import separation_gap
+from fedclade.separation import separation_gap
 from fedclade.store.run import FORMAT, Row, Run, SimilarityMatrix
 from fedclade.tree import ParameterTree
 
@@ -85,7 +85,7 @@ class Record:
             **self._evaluation_columns(evaluation),
             "accuracy_weighted": None if evaluation is None else _accuracy_weighted(evaluation, state.tree),
             "train_loss": _mean_loss(log.losses.values()),
-            "discrepancy": sum(log.norms.values()) if log.norms else None,
+            "discrepancy": log.discrepancy,
             "clusters": len(_sizes(state.tree)),
             **scores,
             "mean_norm": _extreme(max, rows, "mean_norm"),

@@ -102,13 +102,16 @@ def run_rounds(
     try:
         with float32_products(schedule.tf32):
             for number in range(progress.number + 1, schedule.rounds + 1):
+                if algorithm.finished(progress.state):
+                    break
                 row = run_round(algorithm, world, clients, progress, schedule, number)
                 if on_round is not None:
                     on_round(row, progress.state.tree)
                 if follow is not None and progress.record.clients:
                     follow(so_far)
                 keeper.after_round(progress, world)
-                if stop is not None and number < schedule.rounds and stop():
+                over = number == schedule.rounds or algorithm.finished(progress.state)
+                if stop is not None and not over and stop():
                     keeper.stop(progress, world)
     except (CheckpointError, RunInterrupted):  # which saved what it could
         raise
@@ -144,7 +147,7 @@ def run_round(
     state, log = algorithm.step(state, cohort, clients, this_round)
     events = (*came_and_went, *world.attendance.closed(number), *log.events)
     evaluation, served = None, dict[int, int]()
-    if evaluated:
+    if evaluated or algorithm.finished(state):
         served = dict(algorithm.serve(state, clients))
         models, rows = state.tree.models([served[client] for client in clients.ids])
         answered = clients.evaluate(clients.ids, models, rows, "test")
@@ -209,7 +212,7 @@ def check_settings(
     check_engine(engine)
 
 
-def check_stream(stream: Stream, algorithm: type[Algorithm], signature: Signature) -> None:
+def check_stream(stream: Stream, algorithm: Algorithm, signature: Signature) -> None:
     """Check that a run that is asked to stream can.
 
     Raises
@@ -221,7 +224,8 @@ def check_stream(stream: Stream, algorithm: type[Algorithm], signature: Signatur
         return
     problems: list[str] = []
     if algorithm.needs_updates:
-        problems.append(f"stream = true: {algorithm.__name__} needs the updates of single clients; set stream = false")
+        name = type(algorithm).__name__
+        problems.append(f"stream = true: {name} needs the updates of single clients; set stream = false")
     if signature.kind == "full":
         problems.append(
             "stream = true: signatures of kind 'full' take as much memory as the updates; set signature.kind = "

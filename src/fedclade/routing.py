@@ -1,8 +1,9 @@
 """Where newcomers go: down the parameter tree by their updates, or to the leaf whose model has the lowest loss.
 
-When a newcomer fits nowhere. The papers do not say; these rules were chosen on MNIST with four label swaps, 20 members
-with 300 images each, and 20 newcomers for each of three seeds, honest ones with 300 or 40 images, and strangers who
-permute all labels (``benchmarks/newcomers.py``):
+A newcomer is served with the model of the leaf that it comes to (CFL Algorithm 4). Besides it is told whether it fits
+there, and who asks for it gets the deepest model that fits. The papers know of no such thing. The rules were chosen on
+MNIST with four label swaps, 20 members with 300 images each, and 20 newcomers for each of three seeds, honest ones with
+300 or 40 images, and strangers who permute all labels (``benchmarks/newcomers.py``):
 
 - By similarity, the range seen inside a branch is: for each member, its largest similarity to another member. Newcomers
   are less similar to members than these are to each other, since the model at which the members' updates were made had
@@ -24,6 +25,7 @@ from typing import Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedclade.clients import Clients, Round
@@ -89,9 +91,9 @@ class Assignment:
     client
         The newcomer.
     path
-        The nodes from the root to the deepest that fits it.
+        The nodes from the root to the leaf that its choices lead to.
     steps
-        Its choices down to a leaf, whether or not it fits there.
+        Its choices.
     """
 
     client: int
@@ -100,18 +102,19 @@ class Assignment:
 
     @property
     def node(self) -> int:
-        """The node whose model it gets: the deepest that fits it."""
+        """The leaf that its choices lead to (CFL Algorithm 4, line 14), whether or not it fits there."""
         return self.path[-1]
-
-    @property
-    def leaf(self) -> int:
-        """Where its choices lead, whether or not it fits there."""
-        return self.steps[-1].taken if self.steps else self.node
 
     @property
     def fits(self) -> bool:
         """Whether it fits all the way down."""
         return all(step.fits for step in self.steps)
+
+    @property
+    def fitting(self) -> tuple[int, ...]:
+        """The part of its path that fits it: from the root to the deepest node before a step that does not."""
+        misfit = next((place for place, step in enumerate(self.steps) if not step.fits), len(self.steps))
+        return self.path[: len(self.path) - len(self.steps) + misfit]
 
     @property
     def margin(self) -> float | None:
@@ -121,12 +124,8 @@ class Assignment:
     @classmethod
     def along(cls, tree: ParameterTree, client: int, steps: Sequence[Step]) -> Assignment:
         """Return the assignment that some choices make."""
-        node = 0
-        for step in steps:
-            if not step.fits:
-                break
-            node = step.taken
-        return cls(client, tuple(each.id for each in tree.above(node)), tuple(steps))
+        leaf = steps[-1].taken if steps else 0
+        return cls(client, tuple(each.id for each in tree.above(leaf)), tuple(steps))
 
 
 def to_root(ids: Sequence[int]) -> list[Assignment]:
@@ -171,11 +170,84 @@ def by_similarity(tree: ParameterTree, ids: Sequence[int], clients: Clients, thi
         least = {branch.id: least_similarity(branch) for branch in branches}
         for client, similar in zip(updates.ids, best.tolist(), strict=True):
             scores = {branch.id: alpha for branch, alpha in zip(branches, similar, strict=True)}
-            taken = max(scores, key=lambda branch: (scores[branch], branch))  # line 8: of equals the last
+            taken = max(scores, key=lambda branch: (scores[branch], branch))  # lines 8 to 12: of equals the last
             steps[client].append(Step(here, "similarity", scores, taken, scores[taken] >= least[taken]))
             if _peopled(tree, taken):
                 pending.setdefault(taken, []).append(client)  # lines 9 and 11
     return [Assignment.along(tree, client, steps[client]) for client in ids]  # line 14
+
+
+def walk_down(
+    tree: ParameterTree, ids: Sequence[int], clients: Clients, this_round: Round
+) -> tuple[ParameterTree, dict[int, list[int]]]:
+    """Send clients that stand somewhere in the tree down to its leaves, where updates are cached (CFL Algorithm 4).
+
+    Parameters
+    ----------
+    tree
+        As the server sees it, with the clients among the members of a node.
+    ids
+        The clients.
+    clients
+        Who can be asked.
+    this_round
+        What they are asked to do; at each node in the round in which the cached updates were made.
+
+    Returns
+    -------
+    tree
+        With the clients in the nodes that they came through. One that does not answer stays where it stands.
+    joined
+        By node, those who joined it.
+    """
+    joined: dict[int, list[int]] = {}
+    moving = set(ids)
+    while pending := {
+        node: here
+        for node, waiting in tree.waiting.items()
+        if (here := [client for client in waiting if client in moving]) and _cached_below(tree, node)
+    }:
+        for here, standing in pending.items():
+            node = tree.nodes[here]
+            asked = replace(this_round, number=node.split_in or this_round.number)
+            updates = clients.train(standing, node.params[None], [0] * len(standing), asked)
+            moving.intersection_update({*updates.ids, *(moving - set(standing))})
+            tree, came = placed(tree, here, updates)
+            joined |= came
+    return tree, joined
+
+
+def placed(tree: ParameterTree, node: int, updates: Updates) -> tuple[ParameterTree, dict[int, list[int]]]:
+    """Put clients into that branch of a node whose cached updates hold the one most like theirs.
+
+    CFL Algorithm 4, lines 6 to 12. Their updates, made at the node's model, are cached beside the others.
+
+    Returns
+    -------
+    tree
+        With the clients in the branches, or as it was if there are none.
+    joined
+        By branch, those who joined it.
+    """
+    branches, joined = _peopled(tree, node), dict[int, list[int]]()
+    if not branches or not updates.ids:
+        return tree, joined
+    nearest = _last_largest(likeness(updates.signatures, branches))
+    for place, branch in enumerate(branches):
+        if mine := np.flatnonzero(nearest == place).tolist():
+            joined[branch.id] = [updates.ids[i] for i in mine]
+            tree = tree.with_members(branch.id, joined[branch.id], updates.signatures[mine])
+    return tree, joined
+
+
+def _last_largest(scores: Similarity) -> NDArray[np.intp]:
+    """Return the place of the largest score of each row, of equals the last (line 8)."""
+    return scores.shape[1] - 1 - scores[:, ::-1].argmax(axis=1)
+
+
+def _cached_below(tree: ParameterTree, node: int) -> bool:
+    branches = _peopled(tree, node)
+    return bool(branches) and all(branch.cached is not None for branch in branches)
 
 
 def all_of(ids: Sequence[int], updates: Updates) -> Updates:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -99,28 +96,3 @@ def distances(signatures: Tensor, metric: str) -> Distances:
     for block in signatures.split(COLUMNS, dim=1):
         total += torch.pdist(block.contiguous(), p) ** p
     return total.pow_(1 / p).cpu().numpy()
-
-
-def gamma_bound(alpha_cross_max: float) -> float:
-    """Return √((1 − α_cross^max) / 2): a bi-partition is certainly right while γ_max stays below it (CFL eq. 39)."""
-    return math.sqrt((1.0 - alpha_cross_max) / 2.0)
-
-
-def separation_gap(alpha: Similarity, truth: Sequence[int], alpha_cross_max: float) -> float:
-    """Return the separation gap g(α) = α_intra^min − α_cross^max (CFL Definition 2, eqs. 28 and 29).
-
-    The optimal bi-partition is right if, and only if, it is positive (Remark 2). Needs the truth: for scoring only.
-
-    Parameters
-    ----------
-    alpha
-        Similarities ``[n, n]``.
-    truth
-        True cluster of each client, ``[n]``.
-    alpha_cross_max
-        Of the optimal bi-partition of the same clients.
-    """
-    labels = np.asarray(truth)
-    # The diagonal is among them, so that clients who are all different have an α_intra^min of 1.
-    alpha_intra_min = float(alpha[np.equal.outer(labels, labels)].min())
-    return alpha_intra_min - alpha_cross_max

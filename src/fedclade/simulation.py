@@ -159,7 +159,7 @@ def simulate(
     everybody = presence.everybody(federation)
     if isinstance(algorithm, str):
         algorithm = build_algorithm(algorithm, true_clusters=everybody.true_clusters)
-    check_stream(stream, type(algorithm), signature)
+    check_stream(stream, algorithm, signature)
     check_privacy(privacy, type(algorithm))
     schedule = Schedule(rounds, local, seed, client_fraction, evaluate_every, min_clients, tf32)
     config = config or config_of(

@@ -21,7 +21,7 @@ LARGEST_DECOMPOSED = 500
 """Updates whose Gram matrix is decomposed as a whole; of more, only the directions that are asked for."""
 
 
-def ternary_similarity(signatures: Tensor, directions: int = 3) -> Points:
+def ternary_similarity(signatures: Tensor, directions: int = 3, others: Tensor | None = None) -> Points:
     """Return how far each update points along the base directions of all, M of eq. 9.
 
     The base directions v_1, v_2, ... are the first left singular vectors of ΔWᵀ (Algorithm 3, line 7). Their products
@@ -35,22 +35,30 @@ def ternary_similarity(signatures: Tensor, directions: int = 3) -> Points:
         Updates ΔW, ``[n, D]``.
     directions
         Number k of base directions: 3 in the paper, as its name says.
+    others
+        Updates ``[m, D]`` that are compared with the base directions in the place of ``signatures``.
 
     Returns
     -------
     numpy.ndarray
-        ζ of eq. 8, ``[n, k]`` in [0, 1]: 0 along a base direction, ½ at right angles to it, 1 against it. An update of
-        zeros is at right angles to all, and all are to directions beyond the rank of ΔW.
+        ζ of eq. 8, ``[n, k]`` or ``[m, k]`` in [0, 1]: 0 along a base direction, ½ at right angles to it, 1 against it.
+        An update of zeros is at right angles to all, and all are to directions beyond the rank of ΔW.
     """
     gram = (signatures @ signatures.T).to("cpu", torch.float64).numpy()
     squares, left = _largest_eigenpairs((gram + gram.T) / 2, directions)
     rounding = len(gram) * torch.finfo(signatures.dtype).eps * max(squares[0], 0.0)
-    products = left * np.sqrt(np.where(squares > rounding, squares, 0.0))
-    norms = np.sqrt(np.diagonal(gram))[:, None]
+    lengths = np.sqrt(np.where(squares > rounding, squares, 0.0))
+    products, norms = left * lengths, np.sqrt(np.diagonal(gram))[:, None]
     cosines = np.divide(products, norms, out=np.zeros_like(products), where=norms > 0)
     # A singular vector may point either way: let the largest cosine be positive.
-    cosines *= np.where(cosines.max(0) >= -cosines.min(0), 1.0, -1.0)
-    missing = np.zeros((len(gram), directions - cosines.shape[1]))
+    signs = np.where(cosines.max(0) >= -cosines.min(0), 1.0, -1.0)
+    if others is not None:  # ΔW'·V = ΔW'·ΔWᵀ·U·S⁻¹
+        across = (others @ signatures.T).to("cpu", torch.float64).numpy() @ left
+        products = np.divide(across, lengths, out=np.zeros_like(across), where=lengths > 0)
+        norms = torch.linalg.vector_norm(others, dim=1, dtype=torch.float64).cpu().numpy()[:, None]
+        cosines = np.divide(products, norms, out=np.zeros_like(products), where=norms > 0)
+    cosines *= signs
+    missing = np.zeros((len(cosines), directions - cosines.shape[1]))
     return (1.0 - np.round(np.hstack([cosines, missing]), DECIMALS)) / 2.0
 
 
@@ -88,16 +96,6 @@ def k_means(points: Points, n_clusters: int, draw: np.random.Generator) -> Label
     n_clusters, seed = min(n_clusters, len(distinct)), int(draw.integers(2**32))
     means = KMeans(n_clusters, n_init=50, random_state=seed)  # pyright: ignore[reportArgumentType]
     return _numbered(means.fit_predict(distinct, sample_weight=counts)[place.ravel()])
-
-
-def nearest_of_random(points: Points, n_clusters: int, draw: np.random.Generator) -> Labels:
-    """Cluster points by the nearest of m of them, drawn at random: the ablation FedGroup-RCC.
-
-    Parameters and result are those of :func:`k_means`.
-    """
-    distinct = np.unique(points, axis=0)
-    centers = distinct[draw.choice(len(distinct), min(n_clusters, len(distinct)), replace=False)]
-    return _numbered(np.linalg.norm(points[:, None] - centers, axis=2).argmin(1))
 
 
 def _numbered(labels: Labels) -> Labels:

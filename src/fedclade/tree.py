@@ -37,6 +37,9 @@ class Node:
         The signatures of the members' updates at the parent's model before the split, Δ_e of eq. 47, ``[n, R]`` in the
         order of members: the updates without their buffers, or sketches of them. None for the root, and where no split
         made the node.
+    trained_from
+        The model ``[S]`` from which its last own training began, so that ``params - trained_from`` is its latest update
+        (Δw_t^(g) of FedGroup's eq. 10). None where no algorithm asks for it.
     """
 
     id: int
@@ -47,6 +50,7 @@ class Node:
     split_in: int | None = None
     criteria: Mapping[str, float] = field(default_factory=dict[str, float])
     cached: Tensor | None = None
+    trained_from: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -208,6 +212,11 @@ class ParameterTree:
         """Return the tree with another model ``[S]`` for one node."""
         return self._with(replace(self.nodes[node], params=params))
 
+    def trained(self, node: int, delta: Tensor) -> ParameterTree:
+        """Return the tree after one node's model took a step of its own, with the model that it began from."""
+        began = self.nodes[node].params
+        return self._with(replace(self.nodes[node], params=began + delta, trained_from=began))
+
     def reassigned(self, leaf_of: Mapping[int, int]) -> ParameterTree:
         """Return the tree after some clients changed their leaf.
 
@@ -349,6 +358,7 @@ class ParameterTree:
                 replace(
                     node,
                     params=models(node.params),
+                    trained_from=None if node.trained_from is None else models(node.trained_from),
                     cached=node.cached if signatures is None or node.cached is None else signatures(node.cached),
                 )
                 for node in self.nodes

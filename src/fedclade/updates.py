@@ -260,8 +260,16 @@ def _what_is_wrong(delta: Tensor, norm: float, loss: float) -> str:
     return f"loss {loss}" if norm <= LARGEST_NORM else f"norm {norm:.3g}, more than {LARGEST_NORM:.3g}"
 
 
-def row_norms(rows: Tensor) -> Tensor:
-    """Return the Euclidean norm of each row of ``[n, m]``, float64 ``[n]``, without a float64 copy of all of them."""
+def row_norms(rows: Tensor, from_: Tensor | None = None) -> Tensor:
+    """Return the Euclidean norm of each row of ``[n, m]``, float64 ``[n]``, without a copy of all of them.
+
+    Parameters
+    ----------
+    rows
+        The vectors.
+    from_
+        A point ``[m]``: the distances of the rows from it.
+    """
     at_once = max(1, CONVERTED_AT_A_TIME // max(1, rows.shape[1]))
-    norms = [torch.linalg.vector_norm(some, dim=1, dtype=torch.float64) for some in rows.split(at_once)]
-    return torch.cat(norms).cpu()
+    parts = (some if from_ is None else some - from_ for some in rows.split(at_once))
+    return torch.cat([torch.linalg.vector_norm(some, dim=1, dtype=torch.float64) for some in parts]).cpu()

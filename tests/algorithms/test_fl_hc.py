@@ -9,6 +9,7 @@ import torch
 
 from fedclade import FLHC, ConfigError, LocalSpec, load_federation, simulate
 from fedclade.algorithms import build_algorithm
+from fedclade.config import check_config
 from tests.tiny import ScriptedClients, federation_of, linear
 
 LOCAL = LocalSpec(epochs=3, batch_size=20, lr=0.1)
@@ -41,6 +42,7 @@ def test_the_defaults_are_the_papers_for_unknown_heterogeneity():
         ({"threshold": float("nan")}, "algorithm.threshold should be greater than 0, or 'auto', got nan"),
         ({"threshold": "gap"}, "algorithm.threshold should be greater than 0, or 'auto', got 'gap'"),
         ({"n_clusters": 0}, "algorithm.n_clusters should be at least 1, got 0"),
+        ({"compare": "models"}, "algorithm.compare should be 'updates' or 'parameters', got 'models'"),
         (
             {"n_clusters": 4, "threshold": 2.0},
             "algorithm.threshold should be left out where n_clusters is given, got 2.0",
@@ -65,6 +67,18 @@ def test_a_threshold_of_the_wrong_kind_is_refused_by_name():
     text = "threshold of algorithm 'fl_hc' should be a number or 'auto' or left out, got 'high'"
     with pytest.raises(ConfigError, match=re.escape(text)):
         build_algorithm("fl_hc", {"threshold": "high"})
+
+
+@pytest.mark.parametrize(("name", "options"), [("fl_hc", {"compare": "parameters"}), ("cfl", {"weighted": False})])
+def test_what_works_on_single_updates_cannot_stream(name, options):
+    signature = {"kind": "projected", "dim": 64}
+    streams = {"stream": True, "signature": signature, "algorithm": {"name": name}}
+    assert check_config(streams)
+    text = f"stream = true: {type(build_algorithm(name)).__name__} needs the updates of single clients"
+    with pytest.raises(ConfigError, match=text):
+        check_config({**streams, "algorithm": {"name": name, **options}})
+    run = check_config({"signature": signature, "algorithm": {"name": name, **options}, "rounds": 2})
+    assert run.run(run.federation()).summary["rounds"] == 2
 
 
 def test_all_errors_come_at_once():

@@ -16,8 +16,9 @@ from torch.nn import functional
 from fedclade import CFL, FedAvg, LocalSpec, simulate
 from fedclade.clients import Round
 from fedclade.geometry import Geometry
+from fedclade.keeper import Keeper
+from fedclade.separation import gamma_bound
 from fedclade.signature import Permutation, PermutedClients
-from fedclade.similarity import gamma_bound
 from tests.reference.bipartition import alpha_cross_max, bipartition
 from tests.reference.cfl import clustered_federated_learning
 from tests.reference.fedavg import as_numpy, federated_learning
@@ -80,6 +81,85 @@ def test_equals_algorithm_5_with_automatic_eps1_and_a_noise_bound(gamma_max):
     assert [clusters(state.tree) for state in played.states[1:]] == [wanted.clusters for wanted in expected]
     kinds = {event.kind for log in played.logs for event in log.events}
     assert kinds == ({"split"} if gamma_max == 0 else {"split", "rejected"})
+
+
+@pytest.mark.parametrize("weighted", [True, False])
+def test_equals_algorithm_5_with_and_without_the_weights_of_eq_2(weighted):
+    """Line 13, with clients of 3 to 200 examples: the models and the norms differ."""
+    federation = world(1, [3, 200, 31, 24, 40, 7, 90, 12])
+    clients, params = simulated(federation, linear(1))
+    played = play(dataclasses.replace(NESTED, weighted=weighted), clients, params, 9, spec=SPEC, seed=1)
+    settings = {"eps1": NESTED.eps1, "eps2": NESTED.eps2, "gamma_max": 0.0, "seed": 1, "rounds": 9}
+    expected = clustered_federated_learning(as_numpy(params), federation, linear(), SPEC, weighted=weighted, **settings)
+    other = clustered_federated_learning(
+        as_numpy(params), federation, linear(), SPEC, weighted=not weighted, **settings
+    )
+    for state, log, wanted in zip(played.states[1:], played.logs, expected, strict=True):
+        assert clusters(state.tree) == wanted.clusters
+        for client, model in models(state.tree).items():
+            np.testing.assert_allclose(model.numpy(), wanted.theta[client], atol=1e-5)
+        for geometry in log.geometry.values():
+            assert geometry.mean_norm == pytest.approx(wanted.mean_norms[frozenset(geometry.members)], rel=1e-4)
+    assert np.abs(other[0].theta[0] - expected[0].theta[0]).max() > 1e-3
+
+
+@pytest.mark.parametrize(("eps1", "eps2", "gamma_max"), [("auto", 0.6, 0.0), ("auto", 0.6, 0.702), ("auto", 1e9, 0.0)])
+def test_ends_where_algorithms_2_and_3_do(eps1, eps2, gamma_max):
+    """When no cluster moves any more: after splits, after a rejected split, and as plain federated learning."""
+    federation = world(1)
+    algorithm = CFL(eps1=eps1, eps2=eps2, gamma_max=gamma_max, stop_when_stationary=True)
+    run = simulate(algorithm, linear(1), federation, local=DESCENT, rounds=150, seed=1)
+    start = as_numpy(simulated(federation, linear(1))[1])
+    settings = {"eps1": eps1, "eps2": eps2, "gamma_max": gamma_max, "seed": 1, "rounds": 150, "stop": True}
+    expected = clustered_federated_learning(start, federation, linear(), DESCENT, **settings)
+    assert len(run.metrics) == run.summary["rounds"] == len(expected) < 150
+    assert clusters(run.tree) == expected[-1].clusters
+    (event,) = [event for event in run.events if event["kind"] == "stationary"]
+    assert (event["round"], event["clusters"]) == (len(expected), len(expected[-1].clusters))
+    assert run.metrics[-1]["accuracy_mean"] is not None
+    on = simulate(
+        dataclasses.replace(algorithm, stop_when_stationary=False),
+        linear(1),
+        federation,
+        local=DESCENT,
+        rounds=len(expected) + 2,
+        seed=1,
+    )
+    assert without_seconds(on.metrics)[: len(expected)] == without_seconds(run.metrics)
+
+
+def test_a_run_that_ended_by_itself_is_evaluated_kept_and_not_gone_on_with(tmp_path):
+    algorithm = CFL(eps1="auto", eps2=1e9, stop_when_stationary=True)
+    settings = {"local": DESCENT, "rounds": 150, "seed": 1, "evaluate_every": 150, "folder": tmp_path / "run"}
+    run = simulate(algorithm, linear(1), world(1), **settings)
+    assert run.summary["rounds"] < 150
+    assert run.metrics[-1]["accuracy_mean"] is not None
+    again = simulate(algorithm, linear(1), world(1), **settings)
+    assert without_seconds(again.metrics) == without_seconds(run.metrics)
+
+
+def test_a_run_that_was_killed_at_its_end_ends_there(tmp_path, monkeypatch):
+    """Its last checkpoint holds the end: no round more is run."""
+    algorithm = CFL(eps1="auto", eps2=1e9, stop_when_stationary=True)
+    settings = {"local": DESCENT, "rounds": 150, "seed": 1, "folder": tmp_path / "run", "checkpoint_every": 1}
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Keeper, "finish", killed)
+        with pytest.raises(KeyboardInterrupt):
+            simulate(algorithm, linear(1), world(1), **settings)
+    run = simulate(algorithm, linear(1), world(1), **settings)
+    whole = simulate(algorithm, linear(1), world(1), **{**settings, "folder": None})
+    assert without_seconds(run.metrics) == without_seconds(whole.metrics)
+
+
+def test_a_calendar_is_not_left_before_its_last_date():
+    algorithm = CFL(eps1=1e9, eps2=0.1, split_rounds=(3, 6), stop_when_stationary=True)
+    run = simulate(algorithm, linear(1), world(1), local=SPEC, rounds=12, seed=1)
+    assert run.summary["rounds"] == 7
+    assert [event["round"] for event in run.events if event["kind"] == "split"] == [3, 6, 6]
 
 
 def test_norms_of_eqs_32_and_33_equal_algorithm_5s():

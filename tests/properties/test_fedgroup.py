@@ -11,10 +11,9 @@ import torch
 from torch import nn
 
 from fedclade import ConfigError, FedAvg, FedGroup, LocalSpec, simulate
-from fedclade.algorithms import State, build_algorithm
+from fedclade.algorithms import State, build_algorithm, fedgroup
 from fedclade.clients import Round
 from fedclade.store.tree_files import read_tree, write_tree
-from fedclade.ternary import ternary_similarity
 from tests.reference.fedavg import as_numpy
 from tests.reference.fedgroup import cosine, fed_group, tightest, zeta
 from tests.tiny import FEATURES, LABELS, ScriptedClients, federation_of, linear, perceptron, play, renamed, simulated
@@ -48,24 +47,38 @@ def bits(tree) -> list[bytes]:
 # The literal pseudo-code
 
 
+LATE = {"cold_start": "sampled"}
+
+
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(
-    ("alpha", "eta_g", "mu", "fraction", "rac", "sizes"),
+    ("options", "alpha", "eta_g", "mu", "fraction", "sizes"),
     [
-        (2, 0.0, 0.0, 1.0, False, SIZES),
-        (2, 0.05, 0.5, 1.0, False, SIZES),
-        (1, 0.05, 0.0, 1.0, False, SIZES),  # half of the clients join in round 1
-        (1, 0.05, 0.5, 0.25, False, SIZES),  # and here later
-        (1, 0.05, 0.0, 0.25, True, SIZES),
-        (1, 0.0, 0.0, 0.5, False, [1, 200, 3, 24, 40, 7, 90, 12]),
+        ({}, 2, 0.0, 0.0, 1.0, SIZES),
+        ({}, 2, 0.05, 0.5, 1.0, SIZES),
+        ({}, 1, 0.05, 0.0, 0.5, SIZES),  # half of the clients pre-train, the others join before round 1
+        (LATE, 1, 0.05, 0.0, 1.0, SIZES),  # half of the clients join in round 1
+        (LATE, 1, 0.05, 0.5, 0.25, SIZES),  # and here later, by the groups' latest updates
+        ({**LATE, "direction": "position"}, 1, 0.05, 0.5, 0.25, SIZES),
+        ({**LATE, "rac": True}, 1, 0.05, 0.0, 0.25, SIZES),
+        ({"rcc": True}, 1, 0.05, 0.0, 0.5, SIZES),
+        ({}, 1, 0.0, 0.0, 0.5, [1, 200, 3, 24, 40, 7, 90, 12]),
+        ({"weighted_start": True}, 1, 0.0, 0.0, 0.5, [1, 200, 3, 24, 40, 7, 90, 12]),
     ],
 )
-def test_equals_algorithms_2_to_4_round_by_round(seed, alpha, eta_g, mu, fraction, rac, sizes):
+def test_equals_algorithms_2_to_4_round_by_round(seed, options, alpha, eta_g, mu, fraction, sizes):
     """The groups, every group's model and the global model after each of 6 rounds."""
     federation = world(seed, sizes)
-    algorithm = FedGroup(groups=4, pretrain_scale=alpha, eta_g=eta_g, mu=mu, rac=rac)
+    algorithm = FedGroup(groups=4, pretrain_scale=alpha, eta_g=eta_g, mu=mu, **options)
     run = played(algorithm, 6, seed=seed, fraction=fraction, federation=federation)
-    settings = {"alpha": alpha, "eta_g": eta_g, "mu": mu, "fraction": fraction, "rac": rac}
+    switches = {
+        "rac": algorithm.rac,
+        "rcc": algorithm.rcc,
+        "weighted": algorithm.weighted_start,
+        "sampled": algorithm.cold_start == "sampled",
+        "position": algorithm.direction == "position",
+    }
+    settings = {"alpha": alpha, "eta_g": eta_g, "mu": mu, "fraction": fraction, **switches}
     start = as_numpy(run.states[0].tree.nodes[0].params)
     expected = fed_group(start, federation, linear(), SPEC, m=4, seed=seed, rounds=6, **settings)
     for state, wanted in zip(run.states[1:], expected, strict=True):
@@ -89,16 +102,18 @@ def test_three_base_directions_are_the_papers_and_their_number_can_be_set():
 # Choices
 
 
-def test_groups_start_from_the_first_model_plus_the_weighted_mean_of_their_pre_training_updates():
-    """Algorithm 4, line 7: with pre-training (1, 0) and (3, 0) of 1 and 3 examples, and again in round 1."""
+@pytest.mark.parametrize(("weighted", "first"), [(False, (1 + 3) / 2), (True, (1 * 1 + 3 * 3) / 4)])
+def test_groups_start_from_the_first_model_plus_the_mean_of_their_pre_training_updates(weighted, first):
+    """Algorithm 4, line 7: with pre-training (1, 0) and (3, 0) of 1 and 3 examples; Algorithm 1 weights round 1."""
     clients = ScriptedClients({0: [1, 0], 1: [3, 0], 2: [0, 8]}, {0: 1, 1: 3, 2: 1})
-    run = play(FedGroup(groups=2, eta_g=0.0), clients, torch.tensor([100.0, 100.0]), 1)
+    algorithm = FedGroup(groups=2, eta_g=0.0, weighted_start=weighted)
+    run = play(algorithm, clients, torch.tensor([100.0, 100.0]), 1)
     tree = run.states[1].tree
     assert groups(tree) == [{0, 1}, {2}]
-    first = (1 * 1 + 3 * 3) / 4
-    assert tree.nodes[1].params.tolist() == [100 + first + first, 100]
+    then = (1 * 1 + 3 * 3) / 4
+    assert tree.nodes[1].params.tolist() == [100 + first + then, 100]
     assert tree.nodes[2].params.tolist() == [100, 100 + 8 + 8]
-    assert tree.nodes[0].params.tolist() == [100 + first, 100 + 8], "line 11: the plain mean"
+    assert tree.nodes[0].params.tolist() == [100 + (first + then) / 2, 100 + 8], "line 11: the plain mean"
     pretrain, train = run.clients.asked("train", 1)
     assert all(model.tolist() == [100, 100] for model in pretrain.models.values())
     assert {client: model.tolist() for client, model in train.models.items()} == {
@@ -127,17 +142,36 @@ def pre_trained(algorithm, clients, seed):
     return {client for leaf in state.tree.leaves for client in leaf.members}
 
 
+@pytest.mark.parametrize("direction", ["update", "position"])
 @pytest.mark.parametrize(("newcomer", "group"), [((5, 1), 1), ((1, 5), 2), ((5, -1), 1), ((-5, 1), 2)])
-def test_newcomers_join_the_group_with_the_largest_cosine(newcomer, group):
-    """Eq. 10: against the groups' models relative to the global one, (2, −½) and (−2, ½) times the rounds."""
-    state, events = late(FedGroup(groups=2, pretrain_scale=2, eta_g=0.0), newcomer=newcomer)
+def test_newcomers_join_the_group_with_the_largest_cosine(newcomer, group, direction):
+    """Eq. 10: against the groups' latest updates, (4, 0.05) and (0.05, 1), or their places from the global model."""
+    algorithm = FedGroup(groups=2, pretrain_scale=2, eta_g=0.0, direction=direction, **LATE)
+    state, events = late(algorithm, newcomer=newcomer)
     assert state.tree.leaf_of[4] == group
     (joined,) = events[-1]
     assert (joined.kind, joined.node, joined.details) == ("joined", group, {"clients": [4]})
 
 
+def test_all_clients_join_a_group_before_round_1():
+    """Some at a time, as their updates need not all be held at once."""
+    federation = federation_of([k % 4 for k in range(12)], seed=1)
+    for at_once in (3, 500):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(fedgroup, "AT_ONCE", at_once)
+            run = played(FedGroup(groups=4, pretrain_scale=1), 2, fraction=0.25, federation=federation)
+        first, *cold, _ = run.clients.asked("train", 1)
+        assert [len(call.ids) for call in cold] == ([3, 3, 2] if at_once == 3 else [8])
+        joined = [client for call in cold for client in call.ids]
+        assert sorted([*first.ids, *joined]) == list(range(12))
+        start = run.states[0].tree.nodes[0].params
+        assert all(torch.equal(model, start) for call in (first, *cold) for model in call.models.values())
+        assert not run.states[1].tree.waiting
+        assert len(run.clients.asked("train", 2)) == 1
+
+
 def test_newcomers_pre_train_at_the_current_global_model_and_then_train_at_their_groups():
-    run = played(FedGroup(groups=4, pretrain_scale=1), 5, fraction=0.25)
+    run = played(FedGroup(groups=4, pretrain_scale=1, **LATE), 5, fraction=0.25)
     newcomers = 0
     for number in range(2, 6):
         before, after = run.states[number - 1].tree, run.states[number].tree
@@ -165,13 +199,13 @@ def test_newcomers_of_round_1_pre_train_at_the_first_model():
 def test_clients_that_come_late_find_their_group():
     """Every client of a group is of one kind, also those that join in rounds 5 to 30, when the groups have moved on.
 
-    By what the groups learnt in their last round (the other reading of eq. 10) some would be misplaced: they are here.
+    That takes ``direction = "position"``. By what the groups learnt in their last round, which is eq. 10 to the letter,
+    some would be misplaced.
     """
     truth = [k % 4 for k in range(60)]
     federation = federation_of(truth, [60] * 60, seed=2)
-    run = played(
-        FedGroup(groups=4, pretrain_scale=4), 30, fraction=0.1, federation=federation, module=linear(2), seed=2
-    )
+    algorithm = FedGroup(groups=4, pretrain_scale=4, direction="position", **LATE)
+    run = played(algorithm, 30, fraction=0.1, federation=federation, module=linear(2), seed=2)
     tree = run.states[-1].tree
     assert all(len({truth[client] for client in leaf.members}) == 1 for leaf in tree.leaves)
     misplaced, came = 0, 0
@@ -248,7 +282,7 @@ def test_an_empty_group_takes_newcomers_that_point_away_from_all_others():
     """Relative to the global model, the mean of (1, 0), (0, 1) and (0, 0), the empty group lies at −(⅓, ⅓)."""
     deltas = {0: [1, 0], 1: [0, 1], 2: [1, 0], 3: [-1, -1]}
     clients = ScriptedClients(deltas)
-    algorithm = FedGroup(groups=3, pretrain_scale=1, eta_g=0.0)
+    algorithm = FedGroup(groups=3, pretrain_scale=1, eta_g=0.0, direction="position", **LATE)
     seed = next(seed for seed in range(99) if 3 not in pre_trained(algorithm, clients, seed))
     state = algorithm.init(torch.zeros(2), clients)
     state, _ = algorithm.step(state, [0, 1, 2], clients, Round(1, SPEC, seed))
@@ -288,19 +322,20 @@ def test_random_assignment_of_newcomers_leaves_the_pre_trained_where_they_are():
     assert 5 < sum(ours[client] != theirs[client] for client in newcomers) < 25
 
 
-def test_random_centers_put_every_pre_trained_client_with_the_nearest_of_them():
-    """RCC: m distinct points by the draw, and no clustering."""
+def test_random_centers_are_the_first_clients_of_the_groups():
+    """RCC: m clients pre-train, each starts a group with its own model, and all others join by eq. 10."""
     truth = [k % 4 for k in range(24)]
-    run = played(FedGroup(groups=4, rcc=True), 1, federation=federation_of(truth, seed=1))
-    points = ternary_similarity(run.clients.asked("train", 1)[0].answer.signatures)
-    tree = run.states[-1].tree
-    distinct = np.unique(points, axis=0)
-    draw = Round(1, SPEC, 1).generator("centers")
-    centers = distinct[draw.choice(len(distinct), 4, replace=False)]
-    nearest = [int(np.argmin(np.linalg.norm(centers - point, axis=1))) for point in points]
-    assert groups(tree) == sorted(({c for c in range(24) if nearest[c] == k} for k in range(4)), key=min)
-    clustered = played(FedGroup(groups=4), 1, federation=federation_of(truth, seed=1))
-    assert groups(tree) != groups(clustered.states[-1].tree)
+    run = played(FedGroup(groups=4, eta_g=0.0, rcc=True), 1, federation=federation_of(truth, seed=1))
+    first, cold, train = run.clients.asked("train", 1)
+    assert len(first.ids) == 4
+    assert set(cold.ids) == set(range(24)) - set(first.ids)
+    start, tree = run.states[0].tree.nodes[0].params, run.states[1].tree
+    for place, (client, delta) in enumerate(zip(first.ids, first.answer.deltas, strict=True), start=1):
+        assert tree.leaf_of[client] == place
+        assert torch.equal(train.models[client], start + delta)
+    for client, delta in zip(cold.ids, cold.answer.deltas.double().numpy(), strict=True):
+        cosines = [cosine(delta, each) for each in first.answer.deltas.double().numpy()]
+        assert tree.leaf_of[client] == 1 + int(np.argmax(cosines))
 
 
 # Changes that should change nothing
@@ -477,24 +512,31 @@ def test_a_client_of_one_example_and_one_of_500_work():
 
 
 def test_the_first_round_logs_its_pre_training_and_all_rounds_the_discrepancy_of_their_cohort():
-    """Eq. 4: Σ ‖w_i − w_t‖ over S_t, each client against the model that it was given."""
-    run = simulate(FedGroup(groups=4, pretrain_scale=1), linear(1), world(), local=SPEC, rounds=3, seed=1)
+    """Eq. 4: Σ ‖w_i − w_t‖ over S_t, each client from its group's model after all aggregation."""
+    algorithm = FedGroup(groups=4, pretrain_scale=1, eta_g=0.3)
+    run = simulate(algorithm, linear(1), world(), local=SPEC, rounds=3, seed=1)
     assert [row["phase"] for row in run.metrics] == ["pretrain", "train", "train"]
     assert run.clusters[0]["node"] == 0
     assert next(s for s in run.similarities if s.node == 0).round == 1
-    watched = played(FedGroup(groups=4, pretrain_scale=1), 3)
+    watched = played(algorithm, 3)
     for number, row in enumerate(run.metrics, start=1):
-        answer = watched.clients.asked("train", number)[-1].answer
-        assert row["discrepancy"] == pytest.approx(float(answer.deltas.norm(dim=1).sum()), rel=1e-5)
+        assert row["discrepancy"] == pytest.approx(discrepancy(watched, number), rel=1e-5)
         assert row["clients_trained"] == 8
 
 
+def discrepancy(run, number: int) -> float:
+    """Eq. 4 for the cohort of a round."""
+    call, tree = run.clients.asked("train", number)[-1], run.states[number].tree
+    local = {c: call.models[c] + delta for c, delta in zip(call.answer.ids, call.answer.deltas, strict=True)}
+    return sum(float((model - tree.nodes[tree.leaf_of[client]].params).norm()) for client, model in local.items())
+
+
 def test_the_discrepancy_leaves_out_those_who_only_pre_trained():
-    settings = {"local": SPEC, "rounds": 1, "seed": 1, "client_fraction": 0.25}
+    settings = {"local": SPEC, "rounds": 1, "seed": 1, "client_fraction": 0.5}
     row = simulate(FedGroup(groups=4), linear(1), world(), **settings).metrics[0]
-    answer = played(FedGroup(groups=4), 1, fraction=0.25).clients.asked("train", 1)[-1].answer
-    assert len(answer.ids) == 2
-    assert row["discrepancy"] == pytest.approx(float(answer.deltas.norm(dim=1).sum()), rel=1e-5)
+    watched = played(FedGroup(groups=4), 1, fraction=0.5)
+    assert len(watched.clients.asked("train", 1)[-1].ids) == 4
+    assert row["discrepancy"] == pytest.approx(discrepancy(watched, 1), rel=1e-5)
 
 
 def test_pre_training_is_paid_for():
@@ -509,9 +551,8 @@ def test_the_weighted_accuracy_is_that_of_clients_in_a_group_by_their_test_examp
     federation = world()
     uneven = tuple(dataclasses.replace(c, test=c.test[: 5 + 2 * c.id]) for c in federation.clients)
     federation = dataclasses.replace(federation, clients=uneven)
-    run = simulate(
-        FedGroup(groups=3, pretrain_scale=1), linear(1), federation, local=SPEC, rounds=2, client_fraction=0.25
-    )
+    algorithm = FedGroup(groups=3, pretrain_scale=1, **LATE)
+    run = simulate(algorithm, linear(1), federation, local=SPEC, rounds=2, client_fraction=0.25)
     for row in run.metrics:
         scores = [r for r in run.clients if r["round"] == row["round"]]
         inside = [r for r in scores if r["cluster"] != 0]
@@ -522,8 +563,9 @@ def test_the_weighted_accuracy_is_that_of_clients_in_a_group_by_their_test_examp
 
 
 def test_clients_that_were_never_sampled_are_served_with_the_global_model():
-    run = played(FedGroup(groups=2, pretrain_scale=1), 1, fraction=0.25)
-    algorithm, tree = FedGroup(groups=2, pretrain_scale=1), run.states[-1].tree
+    algorithm = FedGroup(groups=2, pretrain_scale=1, **LATE)
+    run = played(algorithm, 1, fraction=0.25)
+    tree = run.states[-1].tree
     served = algorithm.serve(run.states[-1], run.clients)
     members = {client for leaf in tree.leaves for client in leaf.members}
     assert set(served) == set(range(8))
@@ -551,6 +593,8 @@ def test_the_cohort_is_drawn_from_all_clients_whatever_their_group():
         ("eta_g", -0.01, "at least 0"),
         ("mu", -1.0, "at least 0, or left out"),
         ("base_directions", 0, "at least 1"),
+        ("cold_start", "late", "'start' or 'sampled'"),
+        ("direction", "model", "'update' or 'position'"),
     ],
 )
 def test_an_option_out_of_range_is_refused(option, value, rule):

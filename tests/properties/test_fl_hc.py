@@ -72,6 +72,28 @@ def test_equals_algorithm_1_round_by_round(metric, linkage, fraction, seed):
             np.testing.assert_allclose(model.numpy(), wanted.w[client], atol=1e-5)
 
 
+@pytest.mark.parametrize(("metric", "linkage"), [("cosine", "complete"), ("l2", "average"), ("l1", "complete")])
+def test_parameters_in_place_of_updates_equal_algorithm_1s(metric, linkage):
+    """Section I-C: other distances for cosine, and so other merges; for l1 and l2 the joint model cancels out."""
+    federation = world()
+    clients, params = simulated(federation, linear(1))
+    options = {"rounds_before": 2, "metric": metric, "linkage": linkage, "n_clusters": 4}
+    by_updates, by_parameters = (
+        play(FLHC(**options, compare=compare), clients, params, 4, spec=SPEC, seed=1)
+        for compare in ("updates", "parameters")
+    )
+    merges = [[height for *_, height in event_of(run.logs[2])["merges"]] for run in (by_updates, by_parameters)]
+    assert (merges[0] == pytest.approx(merges[1], rel=1e-4)) == (metric != "cosine")
+    expected = reference.fl_hc(
+        *(as_numpy(params), federation, linear(), SPEC),
+        **{"n": 2, "alpha": 1.0, "metric": metric, "linkage": linkage, "parameters": True},
+        **{"T": event_of(by_parameters.logs[2])["threshold"], "seed": 1, "rounds": 4},
+    )
+    assert clusters(by_parameters.states[-1].tree) == expected[-1].clusters
+    cached, signatures = by_parameters.states[-1].tree.nodes[1].cached, by_updates.states[-1].tree.nodes[1].cached
+    assert cached.abs().max() < 2 * signatures.abs().max(), "edges keep updates, not models (CFL eq. 47)"
+
+
 def test_merges_up_to_a_threshold_equal_algorithm_1s():
     """Line 10 with a number for T: as many clusters as it makes, from everybody alone to all in one."""
     federation = world()

@@ -6,10 +6,12 @@ import dataclasses
 from functools import cache
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedclade import CFL, FLHC, IFCA, FedGroup, LocalSpec, Signature, simulate
+from fedclade.algorithms import State
 from fedclade.clients import Round
 from fedclade.data.federation import Federation
 from fedclade.world import World
@@ -64,6 +66,45 @@ def test_equals_algorithm_4_choice_by_choice(seed):
         assert [step.taken for step in found.steps] == [node for _, _, node in expected]
         for step, (alpha_0, alpha_1, _) in zip(found.steps, expected, strict=True):
             assert list(step.scores.values()) == pytest.approx([alpha_0, alpha_1], abs=1e-4)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_who_joins_a_run_walks_down_to_the_leaf_of_algorithm_4(seed):
+    """In the round that it joins, past every split there has been; its updates are cached on its way."""
+    members, newcomers = parted(seed)
+    run, together = run_of(NESTED, seed), members.joined(newcomers)
+    world = World.simulated_by(together, linear, NESTED, seed=seed, engine="loop")
+    before = State(run.tree, {"peaks": torch.zeros(len(run.tree.nodes), dtype=torch.float64)})
+    after, events = NESTED.join(before, newcomers.ids, world.clients, Round(ROUNDS + 1, SPEC, seed))
+    assert not after.tree.waiting
+    told = {client: [0] for client in newcomers.ids}
+    for event in events[1:]:
+        for client in event.details["clients"]:
+            told[client].append(event.node)
+    for client in newcomers.clients:
+        expected = assign_new_client(client, run.tree, newcomers, linear(), SPEC, seed)
+        assert [node.id for node in after.tree.path(client.id)] == [0, *(node for _, _, node in expected)]
+        assert told[client.id] == [0, *(node for _, _, node in expected)]
+    for node in after.tree.nodes[1:]:
+        assert len(node.cached) == len(node.members)
+
+
+def test_who_does_not_answer_when_it_joins_waits_where_it_stands():
+    members, newcomers = parted()
+    run, silent = run_of(NESTED), newcomers.ids[0]
+
+    class Deaf:
+        def __init__(self, clients):
+            self._clients = clients
+
+        def train(self, ids, models, assignment, this_round, anchors=None):
+            heard = [(c, row) for c, row in zip(ids, assignment, strict=True) if c != silent]
+            return self._clients.train([c for c, _ in heard], models, [row for _, row in heard], this_round)
+
+    world = World.simulated_by(members.joined(newcomers), linear, NESTED, engine="loop")
+    before = State(run.tree, {"peaks": torch.zeros(len(run.tree.nodes), dtype=torch.float64)})
+    after, _ = NESTED.join(before, newcomers.ids, Deaf(world.clients), Round(ROUNDS + 1, SPEC, 0))
+    assert after.tree.waiting == {0: (silent,)}
 
 
 @pytest.mark.parametrize("permute", [False, True])

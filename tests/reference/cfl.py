@@ -2,9 +2,10 @@
 
 Only SGD_n itself is the library's, with the library's random draws. Its choices are those of ``algorithms/cfl.py``:
 
-- Line 13 has the weights of eq. 2.
+- Line 13 has the weights of eq. 2, unless ``weighted`` is false.
 - After a split (line 19) the children have no Δθ_c of their own yet; line 7 of the next round takes their parent's.
 - ε₁ may be "auto": a tenth of the largest ‖Δθ_c‖ that the cluster or one of its ancestors has seen.
+- With ``stop`` it ends as Algorithms 2 and 3 do: when eq. 32 holds for every cluster, and none is split.
 """
 
 from __future__ import annotations
@@ -64,6 +65,8 @@ def clustered_federated_learning(
     gamma_max: float,
     seed: int,
     rounds: int,
+    weighted: bool = True,
+    stop: bool = False,
     P: Callable[[Vector], Vector] = lambda v: v,
     P_inverse: Callable[[Vector], Vector] = lambda v: v,
 ) -> list[AfterRound]:
@@ -80,14 +83,17 @@ def clustered_federated_learning(
             mine = next(c for c in C if i in c)
             theta[i] = theta[i] + P_inverse(delta_of_cluster[mine])  # line 7
             delta[i] = P(sgd(theta[i], clients[i], federation, module, spec, seed, number) - theta[i])  # line 8
-        C_tmp, mean_norms, max_norms = set(C), {}, {}  # line 11
+        C_tmp, mean_norms, max_norms, stationary = set(C), {}, {}, set()  # line 11
         for c in C:  # line 12
-            D_c = sum(size[i] for i in c)
-            delta_of_cluster[c] = sum(size[i] / D_c * delta[i] for i in c)  # line 13, weighted as in eq. 2
+            weight = {i: size[i] if weighted else 1 for i in c}
+            D_c = sum(weight.values())
+            delta_of_cluster[c] = sum(weight[i] / D_c * delta[i] for i in c)  # line 13
             mean_norms[c] = float(np.linalg.norm(delta_of_cluster[c]))
             max_norms[c] = max(float(np.linalg.norm(delta[i])) for i in c)
             peak[c] = max(peak[c], mean_norms[c])
             threshold = peak[c] / 10 if eps1 == "auto" else eps1
+            if mean_norms[c] < threshold:  # Algorithm 2, line 8
+                stationary.add(c)
             if len(c) > 1 and mean_norms[c] < threshold and max_norms[c] > eps2:  # line 14
                 members = sorted(c)
                 alpha = np.array([[_cosine(delta[i], delta[j]) for j in members] for i in members])  # line 15
@@ -98,9 +104,12 @@ def clustered_federated_learning(
                     C_tmp = (C_tmp - {c}) | set(parts)  # line 19
                     for part in parts:
                         delta_of_cluster[part], peak[part] = delta_of_cluster[c], peak[c]
+        ended = stop and stationary == C == C_tmp  # Algorithm 3, lines 6 and 9
         C = C_tmp  # line 23
         moved = {i: theta[i] + P_inverse(delta_of_cluster[next(c for c in C if i in c)]) for i in clients}
         history.append(AfterRound(C, moved, mean_norms, max_norms))
+        if ended:
+            break
     return history
 
 

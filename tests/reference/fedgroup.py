@@ -3,8 +3,10 @@
 Only the local training is the library's, with the library's random draws. Instead of running k-means++ it looks at
 every partition and takes the one whose clusters are the tightest. The choices are those of ``algorithms/fedgroup.py``:
 
-- Algorithm 4 line 7 adds w_0, and weights the mean as Algorithm 1 does.
-- Δw_t^(g) of eq. 10 is w_t^(g) − w_t.
+- Algorithm 4 line 7 adds w_0; its mean is plain, unless ``weighted`` asks for that of Algorithm 1.
+- All clients join a group before round 1, unless ``sampled`` leaves it to the round that first samples them.
+- Δw_t^(g) of eq. 10 is the group's latest update: all that its model has moved since its clients last began to train.
+  With ``position`` it is w_t^(g) − w_t.
 - All entries of eq. 7 are divided by the norm of the update.
 """
 
@@ -46,6 +48,10 @@ def fed_group(
     rounds: int,
     fraction: float = 1.0,
     rac: bool = False,
+    rcc: bool = False,
+    weighted: bool = False,
+    sampled: bool = False,
+    position: bool = False,
 ) -> list[AfterRound]:
     clients = {client.id: client for client in federation.clients}
     n = {i: len(client.train) for i, client in clients.items()}
@@ -59,24 +65,33 @@ def fed_group(
         return w + sum(n[i] / sum(n[j] for j in S) * delta[i] for i in S)
 
     # Algorithms 3 and 4
-    S = drawn(clients, min(alpha * m, len(clients)), "pretrain", seed, 1)  # Algorithm 3, line 2
-    delta_W = np.array([pre_train(i, w_0, 1) for i in S])  # lines 3 to 6
-    V = np.linalg.svd(delta_W.T, full_matrices=False)[0][:, :3]  # line 7
-    M = np.array([zeta(delta, V) for delta in delta_W])  # lines 8 and 9
-    g = [{S[row] for row in part} for part in tightest(M, m)]  # Algorithm 4, line 3
+    if rcc:  # m clients pre-train, and each is a group
+        S = drawn(clients, m, "pretrain", seed, 1)
+        delta_W = np.array([pre_train(i, w_0, 1) for i in S])
+        g = [{i} for i in S]
+    else:
+        S = drawn(clients, min(alpha * m, len(clients)), "pretrain", seed, 1)  # Algorithm 3, line 2
+        delta_W = np.array([pre_train(i, w_0, 1) for i in S])  # lines 3 to 6
+        V = np.linalg.svd(delta_W.T, full_matrices=False)[0][:, :3]  # line 7
+        M = np.array([zeta(delta, V) for delta in delta_W])  # lines 8 and 9
+        g = [{S[row] for row in part} for part in tightest(M, m)]  # Algorithm 4, line 3
     W = []
     for j in range(m):  # line 5
-        n_j = sum(n[i] for i in g[j])
-        W.append(w_0 + sum(n[i] / n_j * delta_W[S.index(i)] for i in g[j]))  # line 7
+        weight = {i: n[i] if weighted else 1 for i in g[j]}
+        W.append(w_0 + sum(weight[i] / sum(weight.values()) * delta_W[S.index(i)] for i in g[j]))  # line 7
+    began = [w_0 for _ in range(m)]  # so that W[j] - began[j] is the update of line 8
     # Algorithm 2
     w, history = w_0, []
     for t in range(1, rounds + 1):  # line 3
         S_t = drawn(clients, max(1, round(fraction * len(clients))), "cohort", seed, t)  # line 4
-        cold = [i for i in S_t if not any(i in g_j for g_j in g)]
+        joining = S_t if sampled or t > 1 else sorted(clients)
+        cold = [i for i in joining if not any(i in g_j for g_j in g)]
         at_random = rng.generator(seed, "cold start", t).integers(m, size=len(cold)).tolist() if rac else []
         for k, i in enumerate(cold):
-            distances = [(1 - cosine(W[j] - w, pre_train(i, w, t))) / 2 for j in range(m)] if not rac else []
+            direction = [W[j] - (w if position else began[j]) for j in range(m)]
+            distances = [(1 - cosine(direction[j], pre_train(i, w, t))) / 2 for j in range(m)] if not rac else []
             g[at_random[k] if rac else int(np.argmin(distances))].add(i)  # eq. 10
+        began = [W[j] if set(S_t) & g[j] else began[j] for j in range(m)]
         W_tilde = [fed_prox(S_t_j, W[j], t) if (S_t_j := set(S_t) & g[j]) else W[j] for j in range(m)]  # lines 5 to 8
         W = [
             W_tilde[j] + eta_g * sum((W_tilde[k] / np.linalg.norm(W_tilde[k]) for k in range(m) if k != j), 0 * w)

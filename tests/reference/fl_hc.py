@@ -6,6 +6,7 @@ Only the local SGD is the library's, with the library's random draws. Where the 
 - Line 8 calls the result of CLIENTUPDATE, which returns w (line 33), Δw. It is "the difference between the global model
   and local model parameters" (section II).
 - Line 24 sums over all K clients; those that were not in S_t sent nothing, and n is the number of examples of S_t.
+- With ``parameters`` the vectors are those of section I-C, "the parameters of the local model".
 - The hierarchical clustering algorithm (line 10) is the text of section I-C, with the linkages of its reference [7].
 """
 
@@ -46,6 +47,7 @@ def fl_hc(
     T: float,
     seed: int,
     rounds: int,
+    parameters: bool = False,
 ) -> list[AfterRound]:
     K = [client.id for client in federation.clients]
     by_id = {client.id: client for client in federation.clients}
@@ -66,7 +68,8 @@ def fl_hc(
         w = federated_learning(w, K, t, rng.generator(seed, "cohort", t))  # lines 4 and 6
         history.append(AfterRound({frozenset(K)}, dict.fromkeys(K, w)))
     delta_w = {k: client_update(k, w, n + 1) - w for k in K}  # lines 7 to 9
-    C = hierarchical_clustering(delta_w, metric, linkage, T)  # line 10
+    vectors = {k: w + delta for k, delta in delta_w.items()} if parameters else delta_w
+    C = hierarchical_clustering(vectors, metric, linkage, T)  # line 10
     w_c = dict.fromkeys(C, w)  # lines 11 and 12
     history.append(AfterRound(set(C), dict.fromkeys(K, w)))
     for t in range(n + 2, rounds + 1):  # line 13

@@ -177,11 +177,13 @@ def test_a_tree_reads_back_the_same(finished, tmp_path):
 
 
 def test_a_tree_with_an_empty_leaf_and_clients_in_none_reads_back_the_same(tmp_path):
-    tree = ParameterTree.star([(2,), ()], torch.ones(3), unassigned=[0, 1])
+    tree = ParameterTree.star([(2,), ()], torch.ones(3), unassigned=[0, 1]).trained(1, torch.arange(3.0))
     write_tree(tree, tmp_path / "tree")
     again = read_tree(tmp_path / "tree")
     assert_same_tree(again, tree)
     assert again.leaf_of == {0: 0, 1: 0, 2: 1}
+    assert again.nodes[1].trained_from.tolist() == [1, 1, 1]
+    assert again.nodes[2].trained_from is None
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,12 @@ from typing import ClassVar
 import numpy as np
 from torch import Tensor
 
-from fedclade.aggregate import weighted_mean
+from fedclade.aggregate import mean
 from fedclade.clients import Clients, Round
 from fedclade.geometry import Geometry
-from fedclade.routing import Assignment, route, to_root
+from fedclade.routing import Assignment, route, to_root, walk_down
 from fedclade.tree import ParameterTree
-from fedclade.updates import Updates
+from fedclade.updates import Updates, row_norms
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,8 +63,9 @@ class RoundLog:
         By node, for every cluster that had answers.
     losses
         Mean training loss of each client that answered.
-    norms
-        Norm of the update of each client that answered, in parameter units.
+    discrepancy
+        Σ ‖w_i − w‖ over the clients that answered, where w is the model of the client's cluster after the round, in
+        parameter units (FedGroup eq. 4). None if nobody answered, or the run streams and keeps no single updates.
     events
         In the order in which they happened.
     phase
@@ -73,7 +74,7 @@ class RoundLog:
 
     geometry: Mapping[int, Geometry]
     losses: Mapping[int, float]
-    norms: Mapping[int, float] = field(default_factory=dict[int, float])
+    discrepancy: float | None = None
     events: tuple[Event, ...] = ()
     phase: str = "train"
 
@@ -85,16 +86,20 @@ class Algorithm(ABC):
 
     Attributes
     ----------
-    needs_updates
-        Whether a step works on the updates of single clients. One that does with their signatures, and with sums over
-        all clients of a model, says False, and can stream.
     asks_for
         What else of their data clients must tell besides updates and scores, in words; differential privacy does not
         cover it.
     """
 
-    needs_updates: ClassVar[bool] = True
     asks_for: ClassVar[str] = ""
+
+    @property
+    def needs_updates(self) -> bool:
+        """Whether a step works on the updates of single clients.
+
+        One that does with their signatures, and with sums over all clients of a model, says False, and can stream.
+        """
+        return True
 
     @property
     def initial_models(self) -> int:
@@ -114,6 +119,10 @@ class Algorithm(ABC):
     def step(self, state: State, cohort: Sequence[int], clients: Clients, this_round: Round) -> tuple[State, RoundLog]:
         """Run one round with the sampled clients; return the next state and what there is to tell."""
 
+    def finished(self, state: State) -> bool:
+        """Tell whether the run is at its end, however many rounds it was given."""
+        return False
+
     def cohort(self, state: State, fraction: float, draw: np.random.Generator) -> tuple[int, ...]:
         """Sample the clients of a round: this fraction of every cluster, and at least one of each.
 
@@ -131,9 +140,8 @@ class Algorithm(ABC):
     def join(self, state: State, ids: Sequence[int], clients: Clients, this_round: Round) -> tuple[State, list[Event]]:
         """Take newcomers in before a round; return the next state and what there is to tell.
 
-        They begin at the root, like clients that did not answer in time: methods that assign clients in every round, or
-        at their first, do so with them; in a tree of cached updates they go down a level with every update (CFL
-        Algorithm 4).
+        In a tree of cached updates they go down to a leaf (CFL Algorithm 4). Otherwise they begin at the root, and so
+        does who does not answer: methods that assign clients in every round, or at their first, do so with them.
 
         Parameters
         ----------
@@ -144,7 +152,9 @@ class Algorithm(ABC):
         clients, this_round
             As in :meth:`step`.
         """
-        return replace(state, tree=state.tree.with_newcomers(ids)), [Event("joined", 0, {"clients": list(ids)})]
+        tree, joined = walk_down(state.tree.with_newcomers(ids), ids, clients, this_round)
+        events = [Event("joined", node, {"clients": come}) for node, come in [(0, list(ids)), *joined.items()]]
+        return replace(state, tree=tree), events
 
     def assign(
         self, tree: ParameterTree, ids: Sequence[int], clients: Clients, this_round: Round
@@ -186,6 +196,10 @@ class OwnModels(Algorithm):
 class OneCohort(Algorithm):
     """An algorithm that samples from all clients at once: who is in which cluster may change in every round."""
 
+    def finished(self, state: State) -> bool:
+        """Tell whether the run is at its end, however many rounds it was given."""
+        return False
+
     def cohort(self, state: State, fraction: float, draw: np.random.Generator) -> tuple[int, ...]:
         """Sample the clients of a round: this fraction of all, and at least one."""
         return sample(state.tree.nodes[0].members, fraction, draw)
@@ -205,6 +219,8 @@ class ClusterRound:
     ----------
     node, updates, geometry
         The cluster, the updates of its members that answered, and their geometry.
+    mean
+        The mean of the updates, ``[S]``; None if nobody answered.
     enough
         Whether so many answered that the cluster may move, and decide anything.
     waits
@@ -214,20 +230,42 @@ class ClusterRound:
     node: int
     updates: Updates
     geometry: Geometry
+    mean: Tensor | None
     enough: bool
     waits: bool = False
 
     @classmethod
-    def of(cls, node: int, updates: Updates, this_round: Round, *, waits: bool = False) -> ClusterRound:
-        """Measure what came from a cluster."""
-        return cls(node, updates, Geometry.of(updates), len(updates.ids) >= this_round.min_clients, waits)
+    def of(
+        cls, node: int, updates: Updates, this_round: Round, *, waits: bool = False, weighted: bool = True
+    ) -> ClusterRound:
+        """Measure what came from a cluster; see :func:`fedclade.aggregate.mean` for ``weighted``."""
+        moved = mean(updates, weighted=weighted) if updates.ids else None
+        enough = len(updates.ids) >= this_round.min_clients
+        return cls(node, updates, Geometry.of(updates, moved), moved, enough, waits)
+
+    @property
+    def step(self) -> Tensor | None:
+        """What the cluster's model moves by, ``[S]``: the mean of its updates; None if it keeps its model."""
+        return self.mean if self.enough and not self.waits else None
+
+    @property
+    def discrepancy(self) -> float | None:
+        """How far the clients' models are from the cluster's after its step, in all (FedGroup eq. 4)."""
+        if not self.updates.ids or self.updates.deltas is None:
+            return None
+        D = self.updates.n_parameters
+        if self.step is None:
+            return float(self.updates.norms.sum())
+        return float(row_norms(self.updates.deltas[:, :D], self.step[:D]).sum())
 
 
-def train_clusters(state: State, cohort: Sequence[int], clients: Clients, this_round: Round) -> list[ClusterRound]:
+def train_clusters(
+    state: State, cohort: Sequence[int], clients: Clients, this_round: Round, *, weighted: bool = True
+) -> list[ClusterRound]:
     """Let the cohort train, each client from its cluster's model; return the clusters that were asked."""
     leaf_of = state.tree.leaf_of
     models, assignment = state.tree.models([leaf_of[client] for client in cohort])
-    return by_cluster(state.tree, clients.train(cohort, models, assignment, this_round), this_round)
+    return by_cluster(state.tree, clients.train(cohort, models, assignment, this_round), this_round, weighted=weighted)
 
 
 def train_root(state: State, cohort: Sequence[int], clients: Clients, this_round: Round) -> ClusterRound:
@@ -236,24 +274,27 @@ def train_root(state: State, cohort: Sequence[int], clients: Clients, this_round
     return ClusterRound.of(0, updates.of(sorted(cohort)), this_round)
 
 
-def by_cluster(tree: ParameterTree, updates: Updates, this_round: Round) -> list[ClusterRound]:
+def by_cluster(
+    tree: ParameterTree, updates: Updates, this_round: Round, *, weighted: bool = True
+) -> list[ClusterRound]:
     """Part the updates of clients that each started from its cluster's model; return the clusters that were asked."""
     members: dict[int, list[int]] = {}
     for client in sorted({*updates.ids, *updates.left_out}):
         members.setdefault(tree.leaf_of[client], []).append(client)
     # Where a split took place, that is: the root of a star, split in round 0, is no cluster that was parted.
     waits = {node: bool(tree.nodes[node].split_in) for node in members}
-    return [ClusterRound.of(node, updates.of(members[node]), this_round, waits=waits[node]) for node in sorted(members)]
+    how = {node: {"waits": waits[node], "weighted": weighted} for node in members}
+    return [ClusterRound.of(node, updates.of(members[node]), this_round, **how[node]) for node in sorted(members)]
 
 
 def move_clusters(tree: ParameterTree, parts: Sequence[ClusterRound]) -> ParameterTree:
-    """Move every cluster's model by the weighted mean of its updates (CFL eq. 2; Algorithm 2, line 7).
+    """Move every cluster's model by the mean of its updates (CFL eq. 2; Algorithm 2, line 7).
 
     A cluster with too few answers keeps its model, and so does a node at which clients wait.
     """
     for part in parts:
-        if part.enough and not part.waits:
-            tree = tree.moved(part.node, weighted_mean(part.updates))
+        if part.step is not None:
+            tree = tree.moved(part.node, part.step)
     return tree
 
 
@@ -261,10 +302,11 @@ def log_of(parts: Sequence[ClusterRound], events: Sequence[Event] = (), phase: s
     """Gather what a round reports, and tell of clusters with too few answers."""
     clusters = [part for part in parts if not part.waits]
     too_few = [too_few_event(part.node, len(part.updates.ids)) for part in clusters if not part.enough]
+    apart = [part.discrepancy for part in parts if part.updates.ids]
     return RoundLog(
         geometry={part.node: part.geometry for part in clusters if part.updates.ids},
         losses={c: loss for p in parts for c, loss in zip(p.updates.ids, p.updates.losses.tolist(), strict=True)},
-        norms={c: norm for p in parts for c, norm in zip(p.updates.ids, p.updates.norms.tolist(), strict=True)},
+        discrepancy=sum(each for each in apart if each is not None) if apart and None not in apart else None,
         events=(*too_few, *events),
         phase=phase,
     )

@@ -2,8 +2,11 @@
 
 Where the paper leaves a choice, this file makes it:
 
-- The mean is weighted by |D_i| as in eqs. 2 and 32; Algorithm 5 line 13 leaves the weights out. With equal sizes it is
-  the same.
+- The mean is weighted by |D_i| as in eqs. 2 and 32; Algorithm 5 line 13 leaves the weights out (``weighted = false``).
+  With equal sizes it is the same.
+- Algorithms 2 and 3 end: a cluster is done when its mean update is below ε₁, and all of its updates are below ε₂
+  (eq. 34) or the split is rejected. A run trains for as many rounds as it is told, so that methods can be compared;
+  with ``stop_when_stationary`` it ends in the first round in which every cluster is done.
 - A cluster's children go on from θ + Δθ_c, the model that its last round led to (Algorithm 2 line 7, then Algorithm 3
   lines 7 and 8). The node itself keeps θ, at which the updates before the split were made (eq. 47).
 - With a client fraction below 1 the criteria are first looked at on the cohort. If they call for a split, the absent
@@ -15,11 +18,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from fedclade.aggregate import mean
 from fedclade.algorithms.base import (
     Algorithm,
     ClusterRound,
@@ -37,6 +41,9 @@ from fedclade.errors import require
 from fedclade.geometry import Geometry
 from fedclade.similarity import cosine_similarity
 from fedclade.tree import Node, ParameterTree
+
+STATIONARY = "stationary"
+"""In a state's memory, once the run is at its end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +67,11 @@ class CFL(Algorithm):
         which clusters. Empty: whenever eq. 32 holds.
     min_cluster_size
         Splits that leave a smaller cluster are rejected.
+    weighted
+        Whether clients count by their numbers of examples (eqs. 2 and 32), or all alike (Algorithm 5, line 13).
+    stop_when_stationary
+        End the run when every cluster is near a stationary point (eq. 32, the end of Algorithm 2) and is not to be
+        split (eq. 34, or eq. 39: the end of Algorithm 3); with ``split_rounds`` not before the last of them.
     fallback
         Serve each client with that model on its path from the root that does best on its validation data (end of
         section II-A), so that nobody fares worse than with plain federated learning.
@@ -70,14 +82,14 @@ class CFL(Algorithm):
         If a value is out of range; one line for each.
     """
 
-    needs_updates: ClassVar[bool] = False
-
     eps1: float | Literal["auto"] = "auto"
     eps2: float = 1.0
     gamma_max: float = 0.0
     similarity: Literal["updates", "gradients"] = "updates"
     split_rounds: tuple[int, ...] = ()
     min_cluster_size: int = 1
+    weighted: bool = True
+    stop_when_stationary: bool = False
     fallback: bool = False
 
     def __post_init__(self) -> None:
@@ -92,13 +104,18 @@ class CFL(Algorithm):
             ("algorithm.min_cluster_size", self.min_cluster_size, self.min_cluster_size >= 1, "at least 1"),
         )
 
+    @property
+    def needs_updates(self) -> bool:
+        """Whether a step works on the updates of single clients: sums over all of them carry their weights."""
+        return not self.weighted
+
     def init(self, params: Tensor, clients: Clients) -> State:
         """Put all clients in one cluster (line 3)."""
         return State(ParameterTree.root_only(clients.ids, params), {"peaks": torch.zeros(1, dtype=torch.float64)})
 
     def step(self, state: State, cohort: Sequence[int], clients: Clients, this_round: Round) -> tuple[State, RoundLog]:
         """Run one round of Algorithm 5 (lines 5 to 23)."""
-        parts = train_clusters(state, cohort, clients, this_round)  # lines 5 to 9
+        parts = train_clusters(state, cohort, clients, this_round, weighted=self.weighted)  # lines 5 to 9
         parts = [self._completed(part, state, clients, this_round) for part in parts]
         peaks = _raised(state.memory["peaks"], parts)
         tree = move_clusters(state.tree, parts)  # line 13; line 7 of the next round
@@ -109,7 +126,16 @@ class CFL(Algorithm):
                 tree, event = self._split(tree, node, part, this_round.number)  # lines 15 to 19
                 events.append(event)
         phase = "split" if any(event.kind == "split" for event in events) else "train"
-        return State(tree, {"peaks": _inherited(peaks, tree)}), log_of(parts, events, phase)
+        memory = {"peaks": _inherited(peaks, tree)}
+        may_end = self.stop_when_stationary and this_round.number >= max(self.split_rounds, default=0)
+        if may_end and phase == "train" and self._all_stationary(state.tree, parts, peaks):
+            events.append(Event("stationary", 0, {"clusters": len(state.tree.leaves)}))
+            memory[STATIONARY] = torch.ones(1)
+        return State(tree, memory), log_of(parts, events, phase)
+
+    def finished(self, state: State) -> bool:
+        """Tell whether every cluster is at its end, and the run is to end with them."""
+        return STATIONARY in state.memory
 
     def serve(self, state: State, clients: Clients) -> Mapping[int, int]:
         """Return the node whose model each client is served with."""
@@ -118,10 +144,18 @@ class CFL(Algorithm):
     def _calls_for_split(self, node: Node, part: ClusterRound, peaks: Tensor, this_round: Round) -> bool:
         if len(node.members) < 2 or not part.enough or part.waits:
             return False
-        eps1 = float(peaks[node.id]) / 10 if self.eps1 == "auto" else self.eps1
-        mean_norm, rounds = part.geometry.mean_norm, self.split_rounds
-        near = this_round.number in rounds if rounds else mean_norm < eps1  # eq. 32
+        near = this_round.number in self.split_rounds if self.split_rounds else self._is_stationary(part, peaks)
         return near and part.geometry.max_norm > self.eps2  # eq. 33
+
+    def _is_stationary(self, part: ClusterRound, peaks: Tensor) -> bool:
+        """Tell whether a cluster is near a stationary point of its objective (eq. 32)."""
+        eps1 = float(peaks[part.node]) / 10 if self.eps1 == "auto" else self.eps1
+        return part.geometry.mean_norm < eps1
+
+    def _all_stationary(self, tree: ParameterTree, parts: Sequence[ClusterRound], peaks: Tensor) -> bool:
+        """Tell whether every cluster has answered, and is near a stationary point."""
+        ready = {part.node for part in parts if part.enough and not part.waits and self._is_stationary(part, peaks)}
+        return not tree.waiting and ready >= {leaf.id for leaf in tree.leaves if leaf.members}
 
     def _completed(self, part: ClusterRound, state: State, clients: Clients, this_round: Round) -> ClusterRound:
         """Ask for what a split needs beyond the regular round: the absent members' updates, and gradients (eq. 50)."""
@@ -134,13 +168,14 @@ class CFL(Algorithm):
         models = node.params[None]
         if absent:
             updates = updates.joined(clients.train(absent, models, [0] * len(absent), insisting)).of(node.members)
-        geometry = Geometry.of(updates, largest_compared=len(updates.ids))
+        moved = mean(updates, weighted=self.weighted)
+        geometry = Geometry.of(updates, moved, largest_compared=len(updates.ids))
         if self.similarity == "gradients":
             gradients = clients.gradients(updates.ids, models, [0] * len(updates.ids), insisting)
             if len(gradients.ids) < 2:
-                return replace(part, updates=updates, geometry=replace(geometry, similarity=None))
+                return replace(part, updates=updates, mean=moved, geometry=replace(geometry, similarity=None))
             geometry = replace(geometry, members=gradients.ids, similarity=cosine_similarity(gradients.signatures))
-        return replace(part, updates=updates, geometry=geometry)
+        return replace(part, updates=updates, mean=moved, geometry=geometry)
 
     def _split(self, tree: ParameterTree, before: Node, part: ClusterRound, number: int) -> tuple[ParameterTree, Event]:
         """Split a cluster in two, unless the noise that γ_max allows for could explain it (eq. 39)."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -28,7 +27,10 @@ from fedclade.tree import ParameterTree
 class _FixedClusters(Algorithm):
     """Clusters that never change: each is a FedAvg of its own."""
 
-    needs_updates: ClassVar[bool] = False
+    @property
+    def needs_updates(self) -> bool:
+        """Whether a step works on the updates of single clients."""
+        return False
 
     def step(self, state: State, cohort: Sequence[int], clients: Clients, this_round: Round) -> tuple[State, RoundLog]:
         """Train every cluster for one round."""

@@ -2,9 +2,18 @@
 
 Where the paper leaves a choice, or its text and its formulas differ, this file makes it:
 
-- A group starts from w_0 plus the weighted mean of its pre-training updates; Algorithm 4 line 7 forgets w_0.
-- A group's update in eq. 10 is w_t^(g) − w_t, from the global model at which newcomers pre-train, as line 8 has it for
-  t = 0. What the group learnt in its last round, at a model of its own, would send newcomers astray.
+- A group starts from w_0 plus the mean of its pre-training updates; Algorithm 4 line 7 forgets w_0. The mean gives all
+  clients the same weight, as the line reads; ``weighted_start`` weights them by their examples, as Algorithm 1 does.
+- All clients join a group before round 1: "the groups and clients need to tackle cold start issues before training"
+  (section III-B), and so does the authors' code. Section III-E may be read otherwise, that a client pre-trains in the
+  first round that it is sampled in (``cold_start = "sampled"``); but by the letter of eq. 10 Table III is then out of
+  reach, as ``fedclade reproduce fedgroup-eq10`` shows. Who joins the run later pre-trains when it is first sampled.
+- A group's latest update in eq. 10 is w − w', where w' is the model from which its clients trained last: what they
+  learnt then, and all steps along other groups' models since. (The authors' code adds these to it, too.) With
+  ``direction = "position"`` it is w_t^(g) − w_t, which Algorithm 4 line 8 has for t = 0: where the group stands, seen
+  from the global model at which newcomers pre-train.
+- RCC: m clients pre-train, and each is the first of a group; all others join by eq. 10. The paper says "random cluster
+  centers" and no more; this is what the authors' code does.
 - In eq. 10 argmin is right, as (1 − cos)/2 is a distance: a newcomer joins where the cosine is largest.
 - A newcomer trains for all E epochs from its group's model; section III-E has E − 1 more from where it pre-trained.
 - A client that does not answer when it pre-trains is in no group yet, and takes no part in the round. If fewer than m
@@ -16,7 +25,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
+import numpy as np
 from torch import Tensor
 
 from fedclade.algorithms.base import (
@@ -26,17 +37,27 @@ from fedclade.algorithms.base import (
     State,
     log_of,
     membership_events,
-    move_clusters,
     postponed,
     sample,
     train_clusters,
 )
-from fedclade.algorithms.groups import assigned, directions_to_groups, moved_together, pretrain, with_groups
+from fedclade.algorithms.groups import (
+    GroupDirection,
+    assigned,
+    directions_to_groups,
+    moved_together,
+    pretrain,
+    with_groups,
+)
 from fedclade.clients import Clients, Round
 from fedclade.errors import require
 from fedclade.routing import Assignment
-from fedclade.ternary import k_means, nearest_of_random, ternary_similarity
+from fedclade.ternary import k_means, ternary_similarity
 from fedclade.tree import ParameterTree
+from fedclade.updates import row_norms
+
+AT_ONCE = 500
+"""Clients, at most, whose pre-training updates are held in memory together when all join a group."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +76,15 @@ class FedGroup(OneCohort):
         μ of FedGrouProx, the proximal term within the groups; left out: that of the local training.
     base_directions
         Columns of V: three, or the number of groups in the paper's later version.
+    weighted_start
+        Whether a group's first model weights its clients by their examples; Algorithm 4 line 7 does not.
+    cold_start
+        When clients in no group pre-train to join one: all of them at the ``start``, or each in the first round that it
+        is ``sampled`` in.
+    direction
+        Of a group in eq. 10: its latest ``update``, or its ``position``, where its model is from the global one.
     rcc
-        The ablation "random cluster centers": pre-trained clients go to the nearest of m of them.
+        The ablation "random cluster centers": m clients pre-train, and are the groups; all others are cold.
     rac
         The ablation "randomly assign cold clients": those that did not pre-train for the groups join any of them.
 
@@ -71,16 +99,22 @@ class FedGroup(OneCohort):
     eta_g: float = 0.01
     mu: float | None = None
     base_directions: int = 3
+    weighted_start: bool = False
+    cold_start: Literal["start", "sampled"] = "start"
+    direction: GroupDirection = "update"
     rcc: bool = False
     rac: bool = False
 
     def __post_init__(self) -> None:
+        moments, directions = ("start", "sampled"), ("update", "position")
         require(
             ("algorithm.groups", self.groups, self.groups >= 1, "at least 1"),
             ("algorithm.pretrain_scale", self.pretrain_scale, self.pretrain_scale >= 1, "at least 1"),
             ("algorithm.eta_g", self.eta_g, self.eta_g >= 0, "at least 0"),
             ("algorithm.mu", self.mu, self.mu is None or self.mu >= 0, "at least 0, or left out"),
             ("algorithm.base_directions", self.base_directions, self.base_directions >= 1, "at least 1"),
+            ("algorithm.cold_start", self.cold_start, self.cold_start in moments, "'start' or 'sampled'"),
+            ("algorithm.direction", self.direction, self.direction in directions, "'update' or 'position'"),
         )
 
     def init(self, params: Tensor, clients: Clients) -> State:
@@ -102,44 +136,62 @@ class FedGroup(OneCohort):
             state, pretrained = self._group_cold_start(state, clients, this_round)
             if state.tree is before:
                 log = log_of(pretrained, [postponed(pretrained[0], self.groups)], "pretrain")
-                return state, replace(log, norms={})
-        state = self._client_cold_start(state, cohort, clients, this_round)
+                return state, replace(log, discrepancy=None)
+        joining = clients.ids if pretrained and self.cold_start == "start" else cohort
+        state = self._client_cold_start(state, joining, clients, this_round)
         grouped = [client for client in cohort if state.tree.leaf_of[client]]
         local = this_round if self.mu is None else replace(this_round, spec=replace(this_round.spec, mu=self.mu))
         trained = train_clusters(state, grouped, clients, local) if grouped else []  # lines 5 to 7
-        tree = move_clusters(state.tree, trained)
+        tree = state.tree
+        for part in trained:
+            tree = tree if part.step is None else tree.trained(part.node, part.step)
         if any(part.enough for part in trained):
             tree = moved_together(tree, self.eta_g, trained[0].updates.n_parameters)  # lines 10 and 11
         log = log_of([*pretrained, *trained], membership_events(before, tree), "pretrain" if pretrained else "train")
-        return State(tree), replace(log, norms=log_of(trained).norms)  # eq. 4 is for S_t
+        return State(tree), replace(log, discrepancy=_discrepancy(trained, state.tree, tree))
 
     def assign(
         self, tree: ParameterTree, ids: Sequence[int], clients: Clients, this_round: Round
     ) -> Sequence[Assignment]:
         """Let newcomers join groups as cold clients do (eq. 10), from the last global model."""
-        return assigned(tree, ids, clients, this_round)
+        return assigned(tree, ids, clients, this_round, self.direction)
 
     def _group_cold_start(self, state: State, clients: Clients, this_round: Round) -> tuple[State, list[ClusterRound]]:
         """Let αm clients pre-train, cluster them, and give each group its first model (Algorithms 3 and 4)."""
-        share = min(1.0, self.pretrain_scale * self.groups / len(clients.ids))
+        wanted = self.groups if self.rcc else self.pretrain_scale * self.groups
+        share = min(1.0, wanted / len(clients.ids))
         chosen = sample(clients.ids, share, this_round.generator("pretrain"))  # Algorithm 3, line 2
         updates = pretrain(chosen, state.tree, clients, replace(this_round, insists=True))
         part = ClusterRound.of(0, updates, this_round)
         if not part.enough or len(updates.ids) < self.groups:
             return state, [part]
-        points, draw = ternary_similarity(updates.signatures, self.base_directions), this_round.generator("centers")
-        groups = (nearest_of_random if self.rcc else k_means)(points, self.groups, draw)  # Algorithm 4, line 3
-        return State(with_groups(state.tree, updates, groups)), [part]  # Algorithm 4, line 7
+        if self.rcc:
+            groups = np.arange(self.groups)
+        else:
+            points = ternary_similarity(updates.signatures, self.base_directions)
+            groups = k_means(points, self.groups, this_round.generator("centers"))  # Algorithm 4, line 3
+        tree = with_groups(state.tree, updates, groups, weighted=self.weighted_start)  # Algorithm 4, line 7
+        return State(tree), [part]
 
-    def _client_cold_start(self, state: State, cohort: Sequence[int], clients: Clients, this_round: Round) -> State:
-        """Let every client of the cohort that is in no group join one (eq. 10)."""
+    def _client_cold_start(self, state: State, ids: Sequence[int], clients: Clients, this_round: Round) -> State:
+        """Let every one of some clients that is in no group join one (eq. 10)."""
         tree = state.tree
-        cold: Sequence[int] = sorted(client for client in cohort if tree.leaf_of[client] == 0)
-        if not cold:
-            return state
+        cold = sorted(client for client in ids if tree.leaf_of[client] == 0)
+        joined: dict[int, int] = {}
         if self.rac:
             groups = this_round.generator("cold start").integers(self.groups, size=len(cold))
-        else:
-            updates = pretrain(cold, state.tree, clients, this_round)
-            cold, groups = updates.ids, directions_to_groups(updates, tree).argmax(axis=1)
-        return State(tree.reassigned(dict(zip(cold, (1 + groups).tolist(), strict=True))))
+            joined = dict(zip(cold, (1 + groups).tolist(), strict=True))
+        for first in range(0, 0 if self.rac else len(cold), AT_ONCE):
+            updates = pretrain(cold[first : first + AT_ONCE], tree, clients, this_round)
+            groups = directions_to_groups(updates, tree, self.direction).argmax(axis=1)
+            joined |= dict(zip(updates.ids, (1 + groups).tolist(), strict=True))
+        return State(tree.reassigned(joined)) if joined else state
+
+
+def _discrepancy(trained: Sequence[ClusterRound], before: ParameterTree, after: ParameterTree) -> float | None:
+    """Return Σ ‖w_i − w_t‖ (eq. 4) over the cohort, from the groups' models after all aggregation; None for nobody."""
+    found: list[float] = []
+    for part in (part for part in trained if part.updates.ids):
+        D, moved = part.updates.n_parameters, after.nodes[part.node].params - before.nodes[part.node].params
+        found.append(float(row_norms(part.updates.each[:, :D], moved[:D]).sum()))
+    return sum(found) if found else None

@@ -86,7 +86,9 @@ class FeSEM(OneCohort):
         came = by_cluster(tree, updates, replace(this_round, min_clients=0))  # where they went to counts
         gone = nearest.bincount(minlength=len(centres)).tolist()
         too_few = [too_few_event(k, n) for k, n in enumerate(gone, start=1) if 0 < n < this_round.min_clients]
-        return State(moved), log_of(came, [*too_few, *membership_events(tree, moved)])
+        log = log_of(came, [*too_few, *membership_events(tree, moved)])
+        apart = torch.linalg.vector_norm((local - centres[nearest])[:, :D], dim=1, dtype=torch.float64)
+        return State(moved), replace(log, discrepancy=float(apart.sum()))
 
 
 def _means(local: Tensor, sizes: Tensor, labels: Tensor, otherwise: Tensor, least: int = 1) -> Tensor:

@@ -7,7 +7,8 @@ Where the paper leaves a choice, this file makes it:
 - Clients that do not answer in it, though they are asked again, wait in no cluster, with the joint model w. When one
   answers in a later round, from w as the others did, it joins the cluster with the update most like its own. With too
   few answers to cluster, the round is held again.
-- Clients are compared by their updates Δw (line 8, section II), not by their parameters (section I-C).
+- Clients are compared by their updates Δw (line 8, section II). Section I-C has "the parameters of the local model",
+  w + Δw (``compare = "parameters"``): that is the same for l1 and l2, but for cosine the common w hides what differs.
 - Average linkage is the mean distance over all pairs (UPGMA). Section I-C compares the averages of the clusters, which
   is centroid linkage and can merge at falling distances, against the monotonicity that the same section counts on.
 - The paper tries several thresholds T and reports the best. Without one, T is where the merge heights have their
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -66,6 +67,8 @@ class FLHC(Algorithm):
         ``ward`` or ``cosine``, as gaps between ``l1`` distances are narrow.
     n_clusters
         Merge until so many are left, instead of up to a threshold.
+    compare
+        Clients by their ``updates``, or by the ``parameters`` of the models that they trained.
 
     Raises
     ------
@@ -73,24 +76,30 @@ class FLHC(Algorithm):
         If a name is unknown, a value is out of range, or two do not go together.
     """
 
-    needs_updates: ClassVar[bool] = False
-
     rounds_before: int = 10
     metric: str = "l1"
     linkage: str = "complete"
     threshold: float | Literal["auto"] | None = None
     n_clusters: int | None = None
+    compare: Literal["updates", "parameters"] = "updates"
 
     def __post_init__(self) -> None:
         for kind, name, known in (("metric", self.metric, METRICS), ("linkage", self.linkage, LINKAGES)):
             if name not in known:
                 raise ConfigError(unknown(kind, name, known))
+        compared = ("updates", "parameters")
         fits = self.linkage != "ward" or self.metric == "l2"
         require(
             ("algorithm.rounds_before", self.rounds_before, self.rounds_before >= 0, "at least 0"),
             ("algorithm.metric", self.metric, fits, "'l2' with linkage 'ward'"),
+            ("algorithm.compare", self.compare, self.compare in compared, "'updates' or 'parameters'"),
             *cut_rules(self.threshold, self.n_clusters),
         )
+
+    @property
+    def needs_updates(self) -> bool:
+        """Whether a step works on the updates of single clients."""
+        return self.compare == "parameters"
 
     @property
     def rounds_needed(self) -> int:
@@ -119,12 +128,16 @@ class FLHC(Algorithm):
         if not part.enough or len(part.updates.ids) < needed:
             return state, log_of([part], [postponed(part, needed)], phase="cluster")
         tree, events = self._clustered(state.tree, part, this_round.number)
-        return State(tree, {CLUSTERED: torch.ones(1)}), log_of([part], events, phase="cluster")
+        log = replace(log_of([part], events, phase="cluster"), discrepancy=None)  # no model moves
+        return State(tree, {CLUSTERED: torch.ones(1)}), log
 
     def _clustered(self, tree: ParameterTree, part: ClusterRound, number: int) -> tuple[ParameterTree, list[Event]]:
         """Cluster the updates (line 10); every cluster goes on from the joint model (lines 11 and 12)."""
         root, updates = tree.nodes[part.node], part.updates
-        apart = distances(updates.signatures, self.metric)
+        vectors = updates.signatures
+        if self.compare == "parameters":
+            vectors = (root.params + updates.each)[:, : updates.n_parameters]
+        apart = distances(vectors, self.metric)
         how = self.metric, self.linkage, self.threshold, self.n_clusters
         clusters, threshold, event = merged(updates.ids, apart, *how)
         events = [event]

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
 import torch
 
-from fedclade.aggregate import inter_group, weighted_mean
+from fedclade.aggregate import inter_group, mean
 from fedclade.clients import Clients, Round
 from fedclade.routing import Assignment, Step, all_of, fits_by_loss, leaf_losses
 from fedclade.similarity import Similarity, cosines
 from fedclade.ternary import Labels
 from fedclade.tree import ParameterTree
 from fedclade.updates import Updates
+
+GroupDirection = Literal["update", "position"]
+"""Of a group: its latest update, or where its model is from the global one."""
 
 
 def pretrain(ids: Sequence[int], tree: ParameterTree, clients: Clients, this_round: Round) -> Updates:
@@ -22,7 +26,7 @@ def pretrain(ids: Sequence[int], tree: ParameterTree, clients: Clients, this_rou
     return clients.train(ids, *tree.models([0] * len(ids)), asked)
 
 
-def with_groups(tree: ParameterTree, updates: Updates, groups: Labels) -> ParameterTree:
+def with_groups(tree: ParameterTree, updates: Updates, groups: Labels, *, weighted: bool = False) -> ParameterTree:
     """Return the tree with its groups' members and first models: w_0 and the mean of pre-training updates (line 7).
 
     Parameters
@@ -33,10 +37,12 @@ def with_groups(tree: ParameterTree, updates: Updates, groups: Labels) -> Parame
         Of the n clients that pre-trained.
     groups
         The group of each, ``[n]`` from 0.
+    weighted
+        Whether clients count by their numbers of examples.
     """
     tree = tree.reassigned(dict(zip(updates.ids, (1 + groups).tolist(), strict=True)))
     for leaf in (leaf for leaf in tree.leaves if leaf.members):
-        tree = tree.moved(leaf.id, weighted_mean(updates.of(leaf.members)))
+        tree = tree.trained(leaf.id, mean(updates.of(leaf.members), weighted=weighted))
     return tree
 
 
@@ -58,13 +64,30 @@ def moved_together(tree: ParameterTree, eta_g: float, n_parameters: int) -> Para
     return tree.with_model(0, models.mean(0))
 
 
-def directions_to_groups(updates: Updates, tree: ParameterTree) -> Similarity:
-    """Return the cosine of each pre-training update with each group's update (eq. 10), ``[n, m]``."""
-    of_groups = torch.stack([leaf.params - tree.nodes[0].params for leaf in tree.leaves])
+def directions_to_groups(updates: Updates, tree: ParameterTree, by: GroupDirection) -> Similarity:
+    """Return the cosine of each pre-training update with each group's direction (eq. 10), ``[n, m]``.
+
+    Parameters
+    ----------
+    updates
+        Of n cold clients, from the global model.
+    tree
+        Its m leaves are the groups, its root has the global model.
+    by
+        What a group's direction is, see :class:`~fedclade.algorithms.FedGroup`.
+    """
+    known = any(leaf.trained_from is not None for leaf in tree.leaves)  # it is not in runs of earlier versions
+    if by == "position" or not known:
+        starts = [tree.nodes[0].params] * len(tree.leaves)
+    else:  # a group that never had clients learnt nothing
+        starts = [leaf.params if leaf.trained_from is None else leaf.trained_from for leaf in tree.leaves]
+    of_groups = torch.stack([leaf.params - start for leaf, start in zip(tree.leaves, starts, strict=True)])
     return cosines(updates.each[:, : updates.n_parameters], of_groups[:, : updates.n_parameters])
 
 
-def assigned(tree: ParameterTree, ids: Sequence[int], clients: Clients, this_round: Round) -> list[Assignment]:
+def assigned(
+    tree: ParameterTree, ids: Sequence[int], clients: Clients, this_round: Round, by: GroupDirection
+) -> list[Assignment]:
     """Assign newcomers as cold clients are (eq. 10), from the last global model; a group without members is no choice.
 
     Whether they fit is told by their losses. The largest cosine of a newcomer with 40 images can be smaller than a
@@ -73,7 +96,7 @@ def assigned(tree: ParameterTree, ids: Sequence[int], clients: Clients, this_rou
     updates, losses = all_of(ids, pretrain(ids, tree, clients, this_round)), leaf_losses(tree, ids, clients)
     places = [place for place, leaf in enumerate(tree.leaves) if leaf.members]
     peopled = [tree.leaves[place].id for place in places]
-    similar = directions_to_groups(updates, tree)[:, places].tolist()
+    similar = directions_to_groups(updates, tree, by)[:, places].tolist()
     scores = {c: dict(zip(peopled, mine, strict=True)) for c, mine in zip(updates.ids, similar, strict=True)}
     taken = {client: max(mine, key=mine.__getitem__) for client, mine in scores.items()}
     fits = fits_by_loss(losses, taken, tree, clients)

@@ -24,7 +24,6 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedclade.aggregate import weighted_mean
 from fedclade.algorithms.base import (
     ClusterRound,
     Event,
@@ -63,7 +62,6 @@ class IFCA(OneCohort):
         If a value is out of range; one line for each.
     """
 
-    needs_updates: ClassVar[bool] = False
     asks_for: ClassVar[str] = "training losses"
 
     clusters: int = 2
@@ -78,6 +76,11 @@ class IFCA(OneCohort):
             ("algorithm.restarts", self.restarts, self.restarts >= 1, "at least 1"),
             ("algorithm.restart_rounds", self.restart_rounds, self.restart_rounds >= 1, "at least 1"),
         )
+
+    @property
+    def needs_updates(self) -> bool:
+        """Whether a step works on the updates of single clients."""
+        return False
 
     @property
     def initial_models(self) -> int:
@@ -108,7 +111,9 @@ class IFCA(OneCohort):
             events.insert(0, Event("restart", 0, {"chosen": best, "losses": losses}))
             sets, best = [sets[best]], 0
         moved = [self._moved(tree, cohort, clients, replace(this_round, travels="updates")) for tree in sets]
-        return _packed([tree for tree, _ in moved], best, clients.ids), log_of(moved[best][1], events)
+        log = log_of(moved[best][1], events)
+        log = log if self.average == "models" else replace(log, discrepancy=None)  # gradients are no models
+        return _packed([tree for tree, _ in moved], best, clients.ids), log
 
     def serve(self, state: State, clients: Clients) -> Mapping[int, int]:
         """Return the node that each client is served with: the one it took, or would take now."""
@@ -128,9 +133,10 @@ class IFCA(OneCohort):
         parts = by_cluster(tree, updates, this_round)
         if self.average == "models":
             return move_clusters(tree, parts), parts
-        for part in (part for part in parts if part.enough):
-            share = float(part.updates.sizes.sum() / updates.sizes.sum())
-            tree = tree.moved(part.node, this_round.lr * share * weighted_mean(part.updates))
+        for part in parts:
+            if part.step is not None:
+                share = float(part.updates.sizes.sum() / updates.sizes.sum())
+                tree = tree.moved(part.node, this_round.lr * share * part.step)
         return tree, parts
 
 

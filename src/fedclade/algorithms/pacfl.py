@@ -73,7 +73,6 @@ class PACFL(Algorithm):
         If a value is out of range; one line for each.
     """
 
-    needs_updates: ClassVar[bool] = False
     asks_for: ClassVar[str] = "subspaces of their data"
 
     vectors: int = 3
@@ -89,6 +88,11 @@ class PACFL(Algorithm):
             ("algorithm.angle", self.angle, self.angle in known, "'smallest' or 'same_place'"),
             *cut_rules(self.threshold, self.n_clusters, largest=90),
         )
+
+    @property
+    def needs_updates(self) -> bool:
+        """Whether a step works on the updates of single clients."""
+        return False
 
     def init(self, params: Tensor, clients: Clients) -> State:
         """Put all clients in one cluster; they are asked for their vectors in the first round.

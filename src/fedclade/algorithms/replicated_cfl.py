@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -53,8 +52,6 @@ class ReplicatedCFL(Algorithm):
         If a value is out of range; one line for each.
     """
 
-    needs_updates: ClassVar[bool] = False
-
     level: float = 0.01
     check_every: int = 7
 
@@ -63,6 +60,11 @@ class ReplicatedCFL(Algorithm):
             ("algorithm.level", self.level, 0 < self.level < 1, "greater than 0 and less than 1"),
             ("algorithm.check_every", self.check_every, self.check_every >= 1, "at least 1"),
         )
+
+    @property
+    def needs_updates(self) -> bool:
+        """Whether a step works on the updates of single clients."""
+        return False
 
     @property
     def rounds_needed(self) -> int:

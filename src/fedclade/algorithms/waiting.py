@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from fedclade.algorithms.base import ClusterRound, Event
-from fedclade.routing import likeness
+from fedclade.routing import placed
 from fedclade.tree import ParameterTree
 
 
@@ -19,14 +17,7 @@ def place_waiting(tree: ParameterTree, parts: Sequence[ClusterRound]) -> tuple[P
     """
     events: list[Event] = []
     for part in parts:
-        children = [child for child in tree.children(part.node) if child.members]
-        if not part.waits or not part.updates.ids or not children:
-            continue
-        signatures = part.updates.signatures
-        nearest = likeness(signatures, children).argmax(axis=1)
-        for k, child in enumerate(children):
-            if mine := np.flatnonzero(nearest == k).tolist():
-                joined = [part.updates.ids[i] for i in mine]
-                tree = tree.with_members(child.id, joined, signatures[mine])
-                events.append(Event("joined", child.id, {"clients": joined}))
+        if part.waits:
+            tree, joined = placed(tree, part.node, part.updates)
+            events += [Event("joined", node, {"clients": clients}) for node, clients in joined.items()]
     return tree, events

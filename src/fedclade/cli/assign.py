@@ -37,6 +37,10 @@ def assign_newcomers(
     device: DeviceOption = "auto",
     engine: EngineOption = None,
     memory: MemoryOption = None,
+    only_fitting: Annotated[
+        bool,
+        typer.Option("--only-fitting", help="Give each the deepest model that fits it, not the leaf's it comes to."),
+    ] = False,
 ) -> None:
     """Send newcomers down the tree of a finished run, and measure what the model that each gets is worth.
 
@@ -48,7 +52,7 @@ def assign_newcomers(
     console, run = new_console(), Run.load(folder)
     own = _config_of(run, folder)
     federation = _held_back(own, folder, data_dir) if config is None else _all_of(find_config(config), own, data_dir)
-    found = assign(run, federation, device=device, engine=engine, memory=memory)
+    found = assign(run, federation, device=device, engine=engine, memory=memory, only_fitting=only_fitting)
     written = [found.save(path) for path in ([out] if out else [folder / f"newcomers{s}" for s in (".csv", ".json")])]
     console.print(newcomer_table(found))
     console.print(f"written: {', '.join(str(path) for path in written)}", soft_wrap=True)

@@ -164,7 +164,7 @@ def federate(
         require(("privacy.permute", permute, False, rule))
     roster = members.roster
     algorithm = _built(algorithm, roster.true_clusters)
-    check_stream(stream, type(algorithm), signature)
+    check_stream(stream, algorithm, signature)
     check_privacy(privacy, type(algorithm))
     name, model = _known(model, roster.schema, seed)
     module, initial = initial_models(model, roster.schema, seed, algorithm)

@@ -46,7 +46,7 @@ def _path(row: dict[str, object]) -> Text:
     text = Text(" > ".join(str(node) for node in path))
     if not row["fits"]:
         text.append(" fits nowhere", style="bold yellow")
-    elif row["right"] is False:
+    if row["right"] is False:
         text.append(" wrong", style="bold red")
     return text
 
@@ -67,5 +67,6 @@ def _captions(newcomers: Newcomers) -> list[str]:
     ]
     if summary["fit_nowhere"]:
         who = count(summary["fit_nowhere"], "newcomer")
-        lines.append(f"{who} of {summary['newcomers']} fit nowhere, and got the deepest node that still fits")
+        got = "the deepest node that still fits" if summary["only_fitting"] else "the leaf that they came to"
+        lines.append(f"{who} of {summary['newcomers']} fit nowhere, and got {got}")
     return lines

@@ -29,6 +29,8 @@ def write_tree(tree: ParameterTree, folder: Path, layout: Layout | None = None) 
         tensors[f"{node.id}/params"] = node.params.cpu().clone()
         if node.cached is not None:
             tensors[f"{node.id}/cached"] = node.cached.cpu().contiguous()
+        if node.trained_from is not None:
+            tensors[f"{node.id}/trained_from"] = node.trained_from.cpu().clone()
     write_tensors(folder / "tree.safetensors", tensors)
     described = [
         {
@@ -67,6 +69,7 @@ def read_tree(folder: Path) -> ParameterTree:
                     split_in=node["split_in"],
                     criteria=node["criteria"],
                     cached=tensors.get(f"{node['id']}/cached"),
+                    trained_from=tensors.get(f"{node['id']}/trained_from"),
                 )
                 for node in described
             )

@@ -49,7 +49,9 @@ def _caption(newcomers: Mapping[str, Any]) -> str:
     if summary["assignment_accuracy"] is not None:
         told += f"{percent(summary['assignment_accuracy'], 0)} came into a cluster of their true one. "
     if summary["fit_nowhere"]:
-        told += f"{summary['fit_nowhere']} fit nowhere, and got the deepest model that still fits. "
+        only_fitting = summary.get("only_fitting", True)  # which it was in earlier versions
+        got = "the deepest model that still fits" if only_fitting else "that of the leaf that they came to"
+        told += f"{summary['fit_nowhere']} fit nowhere, and got {got}. "
     return told + (f"The first {DRAWN} are drawn." if summary["newcomers"] > DRAWN else "")
 
 
