@@ -15,10 +15,9 @@ from fedclade.reproduce.gaps import gaps_over_rounds, separation
 from fedclade.reproduce.result import Result
 from fedclade.reproduce.separation_theorem import (
     Sample,
+    bounds,
     draw_sample,
-    highest_cross,
     largest_noise,
-    lowest_intra,
     summary,
 )
 from fedclade.reproduce.toys import TwoWeights, federated_xor, opposed, risk, two_risks
@@ -100,23 +99,13 @@ def test_fl_cfl_and_rcfl_are_told_with_the_papers_figures(smoke: Smoke):
         assert courses["fl"]["rounds"] == courses["cfl"]["rounds"] == courses["rcfl"]["rounds"]
 
 
-# Where a sample's cosines cannot lie: by hand for k = 2, 3 and γ = 0.
-
-
-def test_bounds_by_hand():
-    assert highest_cross(2, 0.0) == pytest.approx(-1)  # two gradients that sum to zero
-    assert highest_cross(3, 0.0) == pytest.approx(0, abs=1e-15)  # cos(π/2)
-    assert highest_cross(3, 0.9) == 1.0
-    # Eq. 22 for k = 2: −H, with H = 1 − 2γ².
-    assert highest_cross(2, 0.5) == pytest.approx(-(1 - 2 * 0.25))
-    assert lowest_intra(0.5) == pytest.approx(0.5)
-
-
 @pytest.mark.parametrize("k", [2, 3, 7])
 def test_the_bounds_meet_at_the_largest_noise(k: int):
     gamma = largest_noise(k)
-    assert highest_cross(k, gamma) == pytest.approx(lowest_intra(gamma))
-    assert highest_cross(k, 0.99 * gamma) < lowest_intra(0.99 * gamma)
+    cross, intra = bounds(k, gamma)
+    assert cross == pytest.approx(intra)
+    cross, intra = bounds(k, 0.99 * gamma)
+    assert cross < intra
 
 
 def test_without_noise_clients_of_one_distribution_are_alike():

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -58,6 +59,10 @@ def reproduce(
     out: Annotated[
         Path | None, typer.Option("--out", help="Folder for the results; reproduced/NAME-SCALE if left out.")
     ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the scale: --set seeds=[0]. Repeatable."),
+    ] = None,
     show_list: Annotated[bool, typer.Option("--list", help="List the experiments, and leave.")] = False,
     data_dir: DataDirOption = None,
     device: DeviceOption = "auto",
@@ -72,7 +77,9 @@ def reproduce(
     if show_list:
         console.print(_list(data_dir))
         return
-    chosen = choose(names or [], EXPERIMENTS)
+    chosen, changed = choose(names or [], EXPERIMENTS), changes(settings or [])
+    for experiment in chosen:
+        experiment.settings(scale.value, changed)
     choose_device(device)
     with interruptible(lambda: "go on with the same command") as stop:
         for experiment in chosen:
@@ -86,6 +93,7 @@ def reproduce(
             result = measure(
                 experiment,
                 scale.value,
+                changed=changed,
                 data_dir=data_dir,
                 device=device,
                 folder=folder / f"{experiment.pieces or experiment.name}-{scale.value}-pieces",
@@ -111,6 +119,29 @@ def choose(names: Sequence[str], known: Mapping[str, Experiment]) -> list[Experi
         if name not in known and name != ALL:
             raise ConfigError(unknown("experiment", name, known))
     return list(known.values()) if ALL in names else [known[name] for name in dict.fromkeys(names)]
+
+
+def changes(settings: Sequence[str]) -> dict[str, Any]:
+    """Return what ``--set`` changes; values are JSON, or plain words.
+
+    >>> changes(["seeds=[0, 1]", "model=mlp", "samples_per_client=null"])
+    {'seeds': [0, 1], 'model': 'mlp', 'samples_per_client': None}
+
+    Raises
+    ------
+    ConfigError
+        If one has no ``=``.
+    """
+    changed: dict[str, Any] = {}
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        if not (key and equals):
+            raise ConfigError(f"--set should be KEY=VALUE, got {setting!r}")
+        try:
+            changed[key] = json.loads(text)
+        except ValueError:
+            changed[key] = text
+    return changed
 
 
 def _timed(console: Console) -> Callable[[str], None]:

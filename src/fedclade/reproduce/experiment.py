@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fedclade.data import SOURCES
-from fedclade.errors import ConfigError, RunError, RunInterrupted
+from fedclade.errors import ConfigError, RunError, RunInterrupted, unknown
 from fedclade.files import remove
 from fedclade.reproduce.outcome import Outcome
 
@@ -47,7 +47,8 @@ class Experiment:
     data
         The data sets that it cannot do without, as of ``fedclade ls datasets``.
     pieces
-        The name of the experiment whose pieces it shares, as it has the same settings; empty where it has its own.
+        Names the folder of pieces that it shares with other experiments of the same settings, or of parts that are the
+        same (see :meth:`Bench.within`); empty where it has its own.
     smoke_data
         The same as ``data`` at the scale ``smoke``; None where that needs the same.
 
@@ -80,14 +81,29 @@ class Experiment:
         """Return the data sets that a scale cannot do without."""
         return self.smoke_data if scale == "smoke" and self.smoke_data is not None else self.data
 
-    def settings(self, scale: Scale) -> Settings:
-        """Return the settings of a scale."""
-        return self.paper if scale == "paper" else {**self.paper, **self.changes[scale]}
+    def settings(self, scale: Scale, changed: Settings | None = None) -> Settings:
+        """Return the settings of a scale.
 
-    def differences(self, scale: Scale) -> Mapping[str, tuple[Any, Any]]:
-        """Return by name what is set otherwise than in the paper: the paper's value, and this scale's."""
-        ours = self.settings(scale)
-        return {key: (value, ours[key]) for key, value in self.paper.items() if ours[key] != value}
+        Parameters
+        ----------
+        scale
+            The scale.
+        changed
+            What is set otherwise besides.
+
+        Raises
+        ------
+        ConfigError
+            If that is no setting.
+        """
+        for key in changed or {}:
+            if key not in self.paper:
+                raise ConfigError(unknown(f"setting of {self.name}", key, self.paper))
+        return {**self.paper, **({} if scale == "paper" else self.changes[scale]), **(changed or {})}
+
+    def differences(self, settings: Settings) -> Mapping[str, tuple[Any, Any]]:
+        """Return by name what is set otherwise than in the paper: the paper's value, and ours."""
+        return {key: (value, settings[key]) for key, value in self.paper.items() if settings[key] != value}
 
 
 class Bench:
@@ -125,14 +141,30 @@ class Bench:
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
         self.data_dir, self.device, self.stop = data_dir, device, stop
-        self._say = say
+        self._say, self._root = say, folder
         self._taken = set[str]()
-        self.seconds = 0.0
-        """What the pieces took, those of earlier calls included, and each counted once."""
+        self._seconds = 0.0
+        self._within: dict[str, Bench] = {}
         digest = sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
         self._folder = None if folder is None else folder / digest
         self._file = None if self._folder is None else self._folder / "pieces.jsonl"
         self._done = {} if self._file is None or not self._file.exists() else _read(self._file)
+
+    @property
+    def seconds(self) -> float:
+        """What the pieces took, those of earlier calls included, and each counted once."""
+        return self._seconds + sum(bench.seconds for bench in self._within.values())
+
+    def within(self, settings: Settings) -> Bench:
+        """Return the bench of a part of the settings: its pieces are shared by all experiments that have the part.
+
+        Their folder has to be one, too, see :attr:`Experiment.pieces`.
+        """
+        part = json.dumps(settings, sort_keys=True)
+        if part not in self._within:
+            how: dict[str, Any] = {"data_dir": self.data_dir, "device": self.device, "stop": self.stop}
+            self._within[part] = Bench(settings, folder=self._root, say=self._say, **how)
+        return self._within[part]
 
     def piece(self, key: str, make: Callable[[], Any]) -> Any:
         """Return what ``make`` makes, as JSON has it; it is called only if no earlier call has kept this piece.
@@ -164,7 +196,7 @@ class Bench:
                 remove(folder)  # a run's folder can hold the updates of all clients
         if key not in self._taken:
             self._taken.add(key)
-            self.seconds += self._done[key]["seconds"]
+            self._seconds += self._done[key]["seconds"]
         return self._done[key]["value"]
 
     def folder_for(self, key: str) -> Path | None:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, median, variance
 
 from fedclade.reproduce.experiment import Bench, Settings
 from fedclade.reproduce.fedgroup_runs import SHARES_OUT, TOLD_AFTER, Found, Task, run_of
-from fedclade.reproduce.outcome import Claim, Outcome, Row
+from fedclade.reproduce.outcome import Claim, Outcome, Row, Summary, as_told
 
 ClassRow = tuple[float, float, float, float, float]
 """Discrepancy (mean, variance), accuracy in % (maximum, median), rounds to the target."""
 
+Size = Callable[[float, float], bool]
+"""Tells of the figures with the fewest and with the most classes whether they differ by as much as the paper says."""
+
 TARGET = 0.85
 
 REMARK = (
-    "Discrepancy (eq. 4) is the sum over the clients of a round of how far they moved from the model they were sent."
+    "Discrepancy (eq. 4) is the sum over the clients of a round of how far their models are from the latest global "
+    "one, that after aggregation. Its variance over the rounds hangs on which of the few large clients are drawn, and "
+    "with which others: from seed to seed it changes by as much as from the paper's figure to ours."
 )
 
 
@@ -37,7 +42,7 @@ def measure_classes(
     }
     missed = [f"With {n} classes 85 % were not reached in all runs." for n in rows if ROUNDS not in rows[n]]
     flat = tuple(row for of_it in rows.values() for row in of_it.values())
-    return Outcome(flat, _claims(rows, settings), series, (REMARK, SHARES_OUT, *missed))
+    return Outcome(flat, _claims(rows, settings), series, (REMARK, SHARES_OUT, *missed), _summary(rows))
 
 
 MEAN, VARIANCE = "discrepancy, mean", "discrepancy, variance"
@@ -72,16 +77,44 @@ def _claims(rows: Mapping[int, Mapping[str, Row]], settings: Settings) -> tuple[
     few, many = min(rows), max(rows)
     told = settings["rounds"] >= TOLD_AFTER
 
-    def claim(text: str, what: str, sign: int, told: bool = told) -> Claim:
+    def claim(text: str, what: str, sign: int, size: Size | None = None, told: bool = told) -> Claim:
         if not (what in rows[few] and what in rows[many]):
             return Claim(text, None, f"{what}: not reached in all runs")
         first, last = rows[few][what].ours, rows[many][what].ours
         measured = f"{what}: {first:.3g} with {few}, {last:.3g} with {many}"
-        return Claim(text, sign * (last - first) > 0 if told else None, measured)
+        as_large = None if size is None else size(first, last)
+        return Claim(text, sign * (last - first) > 0 if told else None, measured, as_large)
 
     return (
         claim("the discrepancy falls with the number of classes (section III-A)", MEAN, -1),
-        claim("its variance falls, by 80.5 % (section III-A)", VARIANCE, -1),
-        claim("the maximum accuracy rises, by 4.0 points (section III-A)", MAXIMUM, 1, told=True),
-        claim("85 % are reached in fewer rounds, 10 for 36 (Table I)", ROUNDS, -1),
+        claim(
+            "its variance falls, by 80.5 % (section III-A)",
+            *(VARIANCE, -1),
+            size=lambda first, last: as_told([100 * (1 - last / first)], 80.5),
+        ),
+        claim(
+            "the maximum accuracy rises, by 4.0 points (section III-A)",
+            *(MAXIMUM, 1),
+            size=lambda first, last: as_told([last - first], 4.0),
+            told=True,
+        ),
+        claim(
+            "85 % are reached in fewer rounds, 10 for 36 (Table I)",
+            *(ROUNDS, -1),
+            size=lambda first, last: as_told([first], 36) and as_told([last], 10),
+        ),
+    )
+
+
+def _summary(rows: Mapping[int, Mapping[str, Row]]) -> Summary:
+    few, many = min(rows), max(rows)
+    best = f"{rows[few][MAXIMUM].ours:.1f} to {rows[many][MAXIMUM].ours:.1f} %"
+    apart = f"{rows[few][MEAN].ours:.1f} to {rows[many][MEAN].ours:.1f}"
+    spread = f"{rows[few][VARIANCE].ours:.0f} to {rows[many][VARIANCE].ours:.0f}"
+    return Summary(
+        "With more classes a client FedAvg's best accuracy rises from 87.2 to 91.2 %, and the discrepancy falls from "
+        "15.3 to 14.0, its variance from 46 to 9.",
+        f"From {few} to {many} classes: best accuracy {best}, discrepancy {apart}, its variance {spread}.",
+        "The sizes of the clients are drawn, and the paper's draw is not known; accuracies and the mean of the "
+        "discrepancy hardly depend on it, its variance and the round that first reaches 85 % do.",
     )

@@ -63,6 +63,25 @@ def draw_best(outcome: Outcome, settings: Settings) -> Figure:
     return figure
 
 
+def draw_statistics(outcome: Outcome, settings: Settings) -> Figure:
+    """Draw Table II: every count, ours and the paper's, on a logarithmic scale."""
+    series = outcome.series
+    figure = style.new_figure(7.0, 1.4 + 0.3 * len(series))
+    (axes,) = figure.subplots(1, 1, squeeze=False)[0]
+    places = range(len(series))
+    axes.plot([ours for _, ours in series.values()], places, **OUR_MARK)
+    told = [(paper, place) for place, (paper, _) in enumerate(series.values()) if paper is not None]
+    axes.plot([paper for paper, _ in told], [place for _, place in told], **PAPER_MARK)
+    axes.set_yticks(places, list(series))
+    axes.set_ylim(len(series) - 0.5, -0.5)
+    axes.set_xscale("log")
+    style.plain(axes)
+    style.label(axes, x="number")
+    style.legend_beside(axes, [style.handle("ours", OUR_MARK), style.handle("paper", PAPER_MARK)], "")
+    style.set_title(figure, "Clients, samples and parameters", "Duan et al. 2020, Table II")
+    return figure
+
+
 def draw_rounds(outcome: Outcome, settings: Settings) -> Figure:
     """Draw figures 3 and 4: one column for each task; baselines, then the groups of FedGroup and of FedGrouProx."""
     tasks = list(outcome.series)

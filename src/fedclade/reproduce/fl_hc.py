@@ -6,28 +6,22 @@ from functools import partial
 from typing import Any
 
 from fedclade.reproduce.experiment import Experiment
-from fedclade.reproduce.fl_hc_figures import draw_cells, draw_curves
-from fedclade.reproduce.fl_hc_tables import Cells, measure_curves, measure_fractions, measure_linkages
+from fedclade.reproduce.fl_hc_figures import draw_cells, draw_curves, draw_heights
+from fedclade.reproduce.fl_hc_runs import HOWS
+from fedclade.reproduce.fl_hc_tables import Cells, measure_curves, measure_fractions, measure_iid, measure_linkages
 
 PAPER = "Briggs et al. 2020"
 
 TRAINING: dict[str, Any] = {
-    "seeds": [0],
-    "images": "mnist",
-    "clients": 100,
-    "samples_per_client": 600,
-    "test_samples": 100,
-    "model": "cnn",
-    "model_arguments": {},
-    "rounds": 50,
-    "epochs": 3,
-    "batch_size": 10,
-    "lr": 0.1,
-    "engine": "auto",
+    **{"images": "mnist", "scaling": "unit", "clients": 100, "samples_per_client": 600, "test_samples": 100},
+    **{"model": "cnn", "model_arguments": {}, "engine": "auto"},
+    **{"rounds": 50, "epochs": 3, "batch_size": 10, "lr": 0.1},
 }
-"""Section II-A. All of MNIST is shared out, 60,000 images to train on and 10,000 to test on."""
+"""Section II-A. All of MNIST is shared out, 60,000 images to train on and 10,000 to test on. How pixels are scaled is
+not in the paper, and follows from its thresholds."""
 
 SETTINGS: dict[str, dict[str, Any]] = {
+    "iid": {**TRAINING, "setting": "iid", "target": 0.99, "threshold": 3.0},
     "pathological": {**TRAINING, "setting": "pathological", "target": 0.99, "threshold": 3.0},
     "label-swapped": {**TRAINING, "setting": "label-swapped", "target": 0.99, "threshold": 3.0},
     "by writer": {
@@ -35,12 +29,22 @@ SETTINGS: dict[str, dict[str, Any]] = {
         **{"images": "femnist", "clients": 367, "samples_per_client": None},
     },
 }
-"""The three settings in which clients differ; target accuracies of section III; thresholds T of section III-A."""
+"""The settings of section II-A; target accuracies of section III; thresholds T of section III-A."""
 
-FRACTIONS: dict[str, Any] = {"client_fractions": [0.1, 0.2, 0.5, 1.0], "rounds_before": [1, 3, 5, 10]}
+FRACTIONS: dict[str, Any] = {
+    "seeds": [0],
+    "client_fractions": [0.1, 0.2, 0.5, 1.0],
+    "rounds_before": [1, 3, 5, 10],
+}
 """Section III-A: Ward's linkage of Euclidean distances, at these fractions and rounds prior to clustering."""
 
-LINKAGES: dict[str, Any] = {"client_fraction": 0.2, "rounds_before": 10, "cuts": [4, 8, 16, 32, 64]}
+LINKAGES: dict[str, Any] = {
+    "seeds": [0],
+    "client_fraction": 0.2,
+    "rounds_before": 10,
+    "hows": [f"{metric} {linkage}" for metric, linkage in sorted(HOWS)],
+    "cuts": [4, 8, 16, 32, 64],
+}
 """Section III-B. The paper tries 'a range of distance thresholds' and shows the best: here numbers of clusters."""
 
 SMOKE: dict[str, Any] = {
@@ -49,19 +53,12 @@ SMOKE: dict[str, Any] = {
 }
 """Digits of 8×8 pixels, which need no download."""
 
-PERCEPTRON: dict[str, Any] = {"model": "mlp", "rounds": 20, "engine": "stacked"}
-SMALL_CNN: dict[str, Any] = {"model": "cifar_cnn", "model_arguments": {"width": 8}}
-"""13,000 parameters, where a perceptron cannot reach the paper's accuracy."""
-
-LAPTOP: dict[str, dict[str, Any]] = {
-    "pathological": {**SMALL_CNN, "clients": 50, "samples_per_client": 300, "rounds": 20},
-    "label-swapped": {**SMALL_CNN, "clients": 40, "samples_per_client": 1500, "epochs": 1, "rounds": 25},
-    "by writer": {**PERCEPTRON, "clients": 60},
+LAPTOP: dict[str, Any] = {
+    **{"model": "cifar_cnn", "model_arguments": {"width": 8}, "rounds": 20, "threshold": "auto"},
+    **{"samples_per_client": 300},
 }
-"""What 2 cores can do: a smaller model, fewer clients, fewer rounds."""
-
-THRESHOLDS = {"pathological": 2.0, "label-swapped": 5.0, "by writer": 3.0}
-"""T at the scale of a laptop: other models and other local training make updates of other lengths."""
+"""What 2 cores can do in ten minutes: a network of 13,000 parameters, half of the images, fewer rounds; updates of
+another length, so that T is where the merges have their largest gap."""
 
 TABLE_1: Cells = {
     "cf 0.1, n 1": (91.1, 98.5, 62.0, 83.0),
@@ -167,44 +164,44 @@ TABLE_6: Cells = {
 """FEMNIST."""
 
 
+PIECES = "flhc"
+"""Runs are shared by the tables and figures that show them."""
+
+
 def _by_fraction(name: str, number: str, setting: str, table: Cells) -> Experiment:
-    smoke = {"client_fractions": [0.5], "rounds_before": [1, 3], "threshold": 3.0}
-    laptop = {"client_fractions": [0.1, 0.2], "threshold": THRESHOLDS[setting]}
+    smoke = {"client_fractions": [0.5], "rounds_before": [1, 3], "threshold": "auto"}
+    laptop = {"client_fractions": [0.2], "rounds_before": [1, 10]}
     return Experiment(
         name=name,
         source=f"{PAPER}, Table {number}",
         title=f"FL+HC, {setting}: client fraction and rounds before clustering",
         paper={**SETTINGS[setting], **FRACTIONS},
-        changes={"smoke": {**SMOKE, **smoke}, "laptop": {**LAPTOP[setting], **laptop}},
+        changes={"smoke": {**SMOKE, **smoke}, "laptop": {**LAPTOP, **laptop}},
         measure=partial(measure_fractions, table),
         draw=draw_cells,
         data=("femnist",) if setting == "by writer" else ("mnist",),
+        pieces=PIECES,
         smoke_data=(),
     )
 
 
-FEW: dict[str, Any] = {**PERCEPTRON, "clients": 50, "samples_per_client": 300, "epochs": 1, "seeds": [0, 1, 2]}
-"""For many runs."""
-
-BY_LINKAGE: dict[str, dict[str, Any]] = {
-    "pathological": {**FEW, "rounds_before": 5, "cuts": [16, 40]},
-    "label-swapped": {**LAPTOP["label-swapped"], "rounds_before": 5, "cuts": [4]},
-    "by writer": {**LAPTOP["by writer"], "cuts": [4]},
-}
-"""Tables IV to VI at the scale of a laptop; of label-swapped clients only the true number of clusters."""
-
-
 def _by_linkage(name: str, number: str, setting: str, table: Cells) -> Experiment:
     smoke = {"client_fraction": 0.5, "rounds_before": 2, "cuts": [4]}
+    paper = {key: value for key, value in SETTINGS[setting].items() if key != "threshold"}
+    laptop = {key: value for key, value in LAPTOP.items() if key != "threshold"}
     return Experiment(
         name=name,
         source=f"{PAPER}, Table {number}",
         title=f"FL+HC, {setting}: distance metric and linkage",
-        paper={**SETTINGS[setting], **LINKAGES},
-        changes={"smoke": {**SMOKE, **smoke}, "laptop": BY_LINKAGE[setting]},
+        paper={**paper, **LINKAGES},
+        changes={
+            "smoke": {**SMOKE, **smoke},
+            "laptop": {**laptop, "hows": ["cosine complete", "l1 complete", "l2 ward"], "cuts": [4, 32]},
+        },
         measure=partial(measure_linkages, table),
         draw=draw_cells,
         data=("femnist",) if setting == "by writer" else ("mnist",),
+        pieces=PIECES,
         smoke_data=(),
     )
 
@@ -217,11 +214,28 @@ FIGURES: dict[str, dict[str, Any]] = {
     "figure 5": {"setting": "pathological", "client_fraction": 0.2, "rounds_before": 10, "how": "l1 complete"},
     "figure 6": {"setting": "by writer", "client_fraction": 0.2, "rounds_before": 10, "how": "l1 complete"},
 }
-"""What the captions say. Figures 5 and 6 cut where the best of several thresholds is: here at the number of clusters
-``cut``, as the paper names none."""
+"""What the captions say. Figures 5 and 6 cut where the best of several thresholds is: here at the best of ``cuts``."""
 
 
 EXPERIMENTS: tuple[Experiment, ...] = (
+    Experiment(
+        name="flhc-iid",
+        source=f"{PAPER}, sections III-A and III-B",
+        title="FL+HC, IID clients: how many clusters there are at one threshold",
+        paper={
+            **{**SETTINGS["iid"], "seeds": [0], "client_fraction": 0.2, "rounds_before": [1, 3, 5, 10]},
+            "other_scaling": "source",
+        },
+        changes={
+            "smoke": {**SMOKE, "client_fraction": 0.5, "rounds_before": [1, 3]},
+            "laptop": {**{key: value for key, value in LAPTOP.items() if key != "threshold"}, "rounds_before": [1, 10]},
+        },
+        measure=measure_iid,
+        draw=draw_heights,
+        data=("mnist",),
+        pieces=PIECES,
+        smoke_data=(),
+    ),
     _by_fraction("flhc-table1", "I", "pathological", TABLE_1),
     _by_fraction("flhc-table2", "II", "label-swapped", TABLE_2),
     _by_fraction("flhc-table3", "III", "by writer", TABLE_3),
@@ -232,25 +246,25 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         name="flhc-fig1-6",
         source=f"{PAPER}, figures 1 to 6",
         title="FL+HC and FL round by round: accuracy and clients at the target accuracy",
-        paper={"settings": SETTINGS, "figures": FIGURES, "cut": 16, "seeds": [0]},
+        paper={"settings": SETTINGS, "figures": FIGURES, "cuts": LINKAGES["cuts"], "seeds": [0]},
         changes={
             "smoke": {
-                "settings": {name: {**each, **SMOKE} for name, each in SETTINGS.items()},
+                "settings": {name: {**each, **SMOKE, "threshold": "auto"} for name, each in SETTINGS.items()},
                 "figures": {
                     name: {**each, "client_fraction": 0.5, "rounds_before": min(3, each["rounds_before"])}
                     for name, each in FIGURES.items()
                 },
-                "cut": 4,
+                "cuts": [4],
             },
             "laptop": {
-                "settings": {
-                    name: {**each, **LAPTOP[name], "threshold": THRESHOLDS[name]} for name, each in SETTINGS.items()
-                }
+                "settings": {name: {**each, **LAPTOP} for name, each in SETTINGS.items()},
+                "cuts": [32],
             },
         },
         measure=measure_curves,
         draw=draw_curves,
         data=("mnist",),
+        pieces=PIECES,
         smoke_data=(),
     ),
 )

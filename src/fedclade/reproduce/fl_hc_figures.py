@@ -61,3 +61,20 @@ def draw_curves(outcome: Outcome, settings: Settings) -> Figure:
         figure, "FL+HC and FL over rounds", f"Briggs et al. 2020 measured again · seed {settings['seeds'][0]}"
     )
     return figure
+
+
+def draw_heights(outcome: Outcome, settings: Settings) -> Figure:
+    """Draw the heights at which IID clients merge, by the rounds before clustering; a line where the threshold is."""
+    figure = style.new_figure(7.0, 4.2)
+    axes = figure.subplots()
+    for color, (name, heights) in zip(style.CLUSTERS, outcome.series["heights"].items(), strict=False):
+        left = range(len(heights), 0, -1)  # clusters that are left after each merge
+        axes.plot(left, heights, color=color, label=name.replace("n ", "n = "), linewidth=1.6)
+    axes.axhline(outcome.series["threshold"], color=style.INK, linewidth=0.9, linestyle="--", label="T")
+    axes.invert_xaxis()
+    style.plain(axes)
+    style.label(axes, x="clusters left", y="distance at which two merge")
+    axes.legend(frameon=False, fontsize=9, loc="upper left")
+    subtitle = f"Briggs et al. 2020, section III · {settings['clients']} clients, l2 distance, Ward's linkage"
+    style.set_title(figure, "IID clients merge below the threshold, but for n = 1", subtitle)
+    return figure

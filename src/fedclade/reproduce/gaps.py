@@ -14,7 +14,8 @@ from fedclade.data.federation import Federation
 from fedclade.engine import SimulatedClients
 from fedclade.engine.clients import choose_device
 from fedclade.local import LocalSpec
-from fedclade.similarity import cosine_similarity, separation_gap
+from fedclade.separation import separation_gap
+from fedclade.similarity import cosine_similarity
 from fedclade.simulation import simulate
 from fedclade.store.run import Row
 from fedclade.tree import ParameterTree

@@ -29,6 +29,8 @@ class Row:
         Which side of the paper's figure is as good or better.
     within
         What difference does not count.
+    told
+        How the paper puts its figure, where it prints none: ``"≈ 1"``.
     """
 
     what: str
@@ -38,6 +40,7 @@ class Row:
     seeds: tuple[float, ...] = ()
     wanted: Wanted = "near"
     within: float = 1.0
+    told: str = ""
 
     @property
     def verdict(self) -> str:
@@ -65,11 +68,57 @@ class Claim:
         Whether it was seen; None where the scale is too small to tell.
     measured
         What was measured, in words and numbers.
+    as_large
+        Where the text says how much: whether it was seen to be so much, by :func:`as_told`; None where it does not.
     """
 
     text: str
     holds: bool | None
     measured: str
+    as_large: bool | None = None
+
+    @property
+    def seen(self) -> str:
+        """Say whether it was seen: ``yes``, ``direction only``, ``no``, or ``not tested``."""
+        if self.holds is None:
+            return "not tested"
+        if not self.holds:
+            return "no"
+        return "direction only" if self.as_large is False else "yes"
+
+
+TOLERANCE = 0.2
+"""How far from a magnitude that a paper tells ours may be, as a share of it, to be as large."""
+
+
+def as_told(values: Iterable[float], low: float, high: float | None = None) -> bool:
+    """Tell whether all of ours lie within a fifth of the magnitude that a paper tells, or of the ends of its range.
+
+    >>> as_told([1.1, 2.2], 1.3, 1.9), as_told([5.5], 1.3, 1.9), as_told([3.5], 4.0)
+    (True, False, True)
+    """
+    high = low if high is None else high
+    return all(low - TOLERANCE * abs(low) <= value <= high + TOLERANCE * abs(high) for value in values)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What an experiment comes to, for those who read no tables.
+
+    Parameters
+    ----------
+    shows
+        What the paper shows, in a sentence.
+    found
+        What was measured here, in a sentence with its numbers.
+    because
+        Where the two differ, why, as far as it is known: scale, data, settings that the paper does not tell, or
+        disagreement. Empty where they do not.
+    """
+
+    shows: str = ""
+    found: str = ""
+    because: str = ""
 
 
 def untold(claims: Iterable[Claim]) -> tuple[Claim, ...]:
@@ -89,12 +138,15 @@ class Outcome:
         What the picture shows, as JSON has it: lists and mappings of numbers and strings, a few kilobytes.
     remarks
         What a reader should know: what departs from the paper, and what was found out on the way.
+    summary
+        What it comes to.
     """
 
     rows: tuple[Row, ...] = ()
     claims: tuple[Claim, ...] = ()
     series: Mapping[str, Any] = field(default_factory=dict[str, Any])
     remarks: tuple[str, ...] = ()
+    summary: Summary = Summary()
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Outcome:
@@ -104,6 +156,7 @@ class Outcome:
             claims=tuple(Claim(**claim) for claim in found["claims"]),
             series=found["series"],
             remarks=tuple(found["remarks"]),
+            summary=Summary(**found["summary"]),
         )
 
 

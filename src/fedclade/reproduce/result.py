@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
@@ -21,7 +22,7 @@ from fedclade.record import versions
 from fedclade.reproduce.experiment import Bench, Experiment, Scale, Settings, is_at_hand
 from fedclade.reproduce.outcome import Outcome
 
-FORMAT = 1
+FORMAT = 2
 """Version of the JSON file's layout."""
 
 
@@ -104,6 +105,7 @@ def measure(
     experiment: Experiment,
     scale: Scale,
     *,
+    changed: Settings | None = None,
     data_dir: Path | None = None,
     device: str = "auto",
     folder: Path | None = None,
@@ -116,6 +118,8 @@ def measure(
     ----------
     experiment, scale
         What is measured.
+    changed
+        Settings that are not those of the scale.
     data_dir, device, say, stop
         See :class:`Bench`.
     folder
@@ -123,6 +127,8 @@ def measure(
 
     Raises
     ------
+    ConfigError
+        If one of ``changed`` is no setting.
     DataError
         If a data set that it cannot do without is not in the data folder.
     RunInterrupted
@@ -133,7 +139,7 @@ def measure(
             f"{experiment.name} needs the data set {missing[0]!r}, which is not in {data_dir}; name a folder that has "
             "it with --data-dir / FEDCLADE_DATA_DIR"
         )
-    settings = experiment.settings(scale)
+    settings = experiment.settings(scale, changed)
     bench = Bench(settings, data_dir=data_dir, device=device, folder=folder, say=say, stop=stop)
     # As JSON has it, so that what is drawn and written now is what is drawn and written of the file.
     outcome = json.loads(json.dumps(asdict(experiment.measure(bench, settings)), default=_plain))
@@ -144,14 +150,21 @@ def measure(
         scale=scale,
         outcome=Outcome.from_json(outcome),
         settings=settings,
-        differences=experiment.differences(scale),
+        differences=experiment.differences(settings),
         machine=_machine(device),
         date=datetime.now(UTC).date().isoformat(),
         versions=versions(),
-        command=f"fedclade reproduce {experiment.name} --scale {scale}",
+        command=" ".join(
+            [f"fedclade reproduce {experiment.name} --scale {scale}", *map(_set, (changed or {}).items())]
+        ),
         seconds=round(bench.seconds, 1),
         seeds=tuple(cast("list[int]", settings.get("seeds", []))),
     )
+
+
+def _set(changed: tuple[str, Any]) -> str:
+    """Return the option that changes a setting."""
+    return shlex.join(["--set", f"{changed[0]}={json.dumps(changed[1])}"])
 
 
 def _plain(value: Any) -> Any:

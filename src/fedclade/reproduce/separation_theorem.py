@@ -1,4 +1,4 @@
-"""CFL's Theorem 1, and gradients that are drawn at random: bounds, samples, how often the split is right.
+"""Gradients that are drawn at random: how often the split is right, and what CFL's Theorem 1 says of it.
 
 The setting of the paper's figure 3: k distributions whose gradients ∇R are normal in d dimensions and sum to zero, as
 at a stationary point (eq. 104); m clients, the same number of each distribution, whose ∇r = ∇R + noise. The noise is
@@ -9,34 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import asin, cos, pi, sin
+from math import pi, sin
 
 import numpy as np
 import torch
 
 from fedclade.clustering import optimal_bipartition
-from fedclade.similarity import cosine_similarity, separation_gap
+from fedclade.separation import highest_cross, lowest_intra, separation_gap
+from fedclade.similarity import cosine_similarity
 
 
-def highest_cross(k: int, gamma: float) -> float:
-    """Return the bound of eq. 19 on α_cross^max from above, where all γ_i are γ in [0, 1).
-
-    As angles: two gradients of different sides are at least π/(k − 1) apart, less arcsin γ for each one's noise. With
-    H = cos(2·arcsin γ) (eq. 20) the cosine of that is the paper's formula.
-    """
-    left = pi / (k - 1) - 2 * asin(gamma)
-    return cos(left) if left >= 0 else 1.0
-
-
-def lowest_intra(gamma: float) -> float:
-    """Return the bound of eq. 21 on α_intra^min from below, where all γ_i are γ in [0, 1): H = 1 − 2γ²."""
-    return 1 - 2 * gamma**2
+def bounds(k: int, gamma: float) -> tuple[float, float]:
+    """Return the bounds of eqs. 19 and 21, on α_cross^max from above and α_intra^min from below, if all γ_i are γ."""
+    return highest_cross([gamma] * k, range(k)), lowest_intra([gamma] * 2, [0, 0])
 
 
 def largest_noise(k: int) -> float:
     """Return the γ below which Theorem 1 promises a right split of k distributions: sin(π / (4·(k − 1))).
 
-    There the two bounds meet: 2·arcsin γ = π/(k − 1) − 2·arcsin γ.
+    There the two bounds meet: with H = cos(2·arcsin γ), 2·arcsin γ = π/(k − 1) − 2·arcsin γ.
     """
     return sin(pi / (4 * (k - 1)))
 

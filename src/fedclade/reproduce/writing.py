@@ -13,9 +13,6 @@ from fedclade.report.formats import NONE, duration
 from fedclade.reproduce.outcome import Claim, Row
 from fedclade.reproduce.result import Result
 
-ANSWERS = {True: "yes", False: "no", None: "not tested"}
-"""Whether a claim holds."""
-
 LONGEST = 80
 """Letters of a setting that are shown."""
 
@@ -23,12 +20,15 @@ LONGEST = 80
 def figure(value: float | None, unit: str = "") -> str:
     """Write a figure of a paper or of ours: per cent to one decimal, all else to three digits, six decimals at most.
 
-    >>> figure(98.456, "%"), figure(0.01234), figure(-2.5, "rounds"), figure(-2e-8), figure(None, "%")
-    ('98.5 %', '0.0123', '−2.5 rounds', '0', '–')
+    >>> figure(98.456, "%"), figure(0.01234), figure(-2.5, "rounds"), figure(-2e-8), figure(None, "%"), figure(7850)
+    ('98.5 %', '0.0123', '−2.5 rounds', '0', '–', '7,850')
     """
     if value is None:
         return NONE
-    digits = f"{round(value, 1) + 0.0:.1f}" if unit == "%" else f"{round(value, 6) + 0.0:.3g}"
+    if unit == "%":
+        digits = f"{round(value, 1) + 0.0:.1f}"
+    else:
+        digits = f"{value:,.0f}" if abs(value) >= 1000 else f"{round(value, 6) + 0.0:.3g}"
     return f"{digits} {unit}".strip().replace("-", "−")
 
 
@@ -55,7 +55,7 @@ def difference(row: Row) -> str:
 
 def row_cells(row: Row) -> tuple[str, ...]:
     """Return the cells under :data:`ROW_COLUMNS`."""
-    return row.what, figure(row.paper, row.unit), ours(row), difference(row), row.verdict or NONE
+    return row.what, row.told or figure(row.paper, row.unit), ours(row), difference(row), row.verdict or NONE
 
 
 ROW_COLUMNS = ("what", "paper", "ours", "difference", "verdict")
@@ -63,7 +63,7 @@ ROW_COLUMNS = ("what", "paper", "ours", "difference", "verdict")
 
 def claim_cells(claim: Claim) -> tuple[str, ...]:
     """Return the cells under :data:`CLAIM_COLUMNS`."""
-    return claim.text, ANSWERS[claim.holds], claim.measured
+    return claim.text, claim.seen, claim.measured
 
 
 CLAIM_COLUMNS = ("the paper's claim", "seen", "measured")
