@@ -142,7 +142,7 @@ def test_power_law_is_the_generator_of_fedprox(
     more = {"labels_per_client": labels_per_client, "sigma": sigma, "min_samples": least}
     parts = partition_pool(DIGITS, "power_law", clients=clients, seed=seed, **more)
     check_cover(DIGITS, parts, clients)
-    weights = rng.generator(seed, "power_law").lognormal(0, sigma, (clients, labels_per_client))
+    weights = rng.generator(seed, "log-normal").lognormal(0, sigma, (clients, labels_per_client))
     there = np.bincount(DIGITS.groups, minlength=10).tolist()  # the test split, too
     first = math.ceil(least / labels_per_client)
     expected = examples_of_each(there, weights, per_label_first=first)

@@ -25,7 +25,7 @@ def quantity_skew(pool: Pool, clients: int, seed: int, *, exponent: float = 2.5,
         ("exponent", exponent, exponent > 1, "above 1"),
         ("min_samples", min_samples, min_samples >= 1, "at least 1"),
     )
-    draw = rng.generator(seed, "quantity_skew")
+    draw = rng.generator(seed, "power_law")
     weights = (1 - draw.random(clients)) ** (-1 / (exponent - 1))  # by inversion of P(size > s) = s^-(exponent - 1)
     return Parts(_cut(shuffled(pool, seed), weights, min_samples, pool), test="pool")
 
@@ -54,7 +54,7 @@ def power_law(
     require_labels(labels_per_client, labels, pool)
     first = -(-min_samples // labels_per_client)
     held = (np.arange(clients)[:, None] + np.arange(labels_per_client)) % len(labels)  # [clients, labels_per_client]
-    weights = rng.generator(seed, "power_law").lognormal(0, sigma, held.shape)
+    weights = rng.generator(seed, "log-normal").lognormal(0, sigma, held.shape)
     indices = shuffled(everything, seed)
     of_client: list[list[Indices]] = [[] for _ in held]
     for place, label in enumerate(labels):
