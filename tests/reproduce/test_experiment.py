@@ -15,9 +15,29 @@ from tests.reproduce.examples import TINY
 
 def test_a_scale_changes_the_papers_settings_where_it_says_so():
     assert TINY.settings("laptop") == {"seeds": [1, 3], "rounds": 10, "data": "mnist"}
-    assert TINY.differences("laptop") == {"seeds": ([0, 1, 2], [1, 3]), "rounds": (100, 10)}
+    assert TINY.differences(TINY.settings("laptop")) == {"seeds": ([0, 1, 2], [1, 3]), "rounds": (100, 10)}
     assert TINY.settings("paper") == TINY.paper
-    assert TINY.differences("paper") == {}
+    assert TINY.differences(TINY.settings("paper")) == {}
+
+
+def test_a_scale_can_be_changed_by_settings_that_there_are():
+    changed = TINY.settings("laptop", {"rounds": 100, "seeds": [7]})
+    assert changed == {"seeds": [7], "rounds": 100, "data": "mnist"}
+    assert TINY.differences(changed) == {"seeds": ([0, 1, 2], [7])}
+    with pytest.raises(ConfigError, match=r"unknown setting of tiny 'round'.*rounds"):
+        TINY.settings("laptop", {"round": 100})
+
+
+def test_parts_of_the_settings_share_their_pieces(tmp_path: Path):
+    made: list[int] = []
+    for whole in ({"a": 1}, {"a": 2}):
+        part = Bench(whole, folder=tmp_path).within({"b": 1})
+        assert part.piece("first", lambda: made.append(1) or len(made)) == 1
+    bench = Bench({"a": 1}, folder=tmp_path)
+    assert bench.within({"b": 2}).piece("first", lambda: 5) == 5
+    assert bench.within({"b": 1}) is bench.within({"b": 1})
+    assert bench.within({"b": 1}).piece("first", lambda: -1) == 1
+    assert bench.seconds == sum(bench.within({"b": b}).seconds for b in (1, 2)) > 0
 
 
 def test_a_change_of_a_setting_that_the_paper_has_not_is_refused():

@@ -12,8 +12,14 @@ import pytest
 from fedclade import FLHC, FedAvg
 from fedclade.reproduce import EXPERIMENTS, Bench, Claim, Outcome, fl_hc_tables
 from fedclade.reproduce import fl_hc as papers
-from fedclade.reproduce.fl_hc_claims import Cell, claim_of_curve, claims_of_fractions, claims_of_linkages
-from fedclade.reproduce.fl_hc_runs import federation_of, run_of
+from fedclade.reproduce.fl_hc_claims import (
+    Cell,
+    claim_of_curve,
+    claims_of_fractions,
+    claims_of_iid,
+    claims_of_linkages,
+)
+from fedclade.reproduce.fl_hc_runs import clusters_at, federation_of, key_of, labels_of, merges_of, run_of
 from fedclade.reproduce.result import Result
 
 Smoke = Callable[[str], Result]
@@ -35,7 +41,7 @@ def test_the_papers_settings_name_every_cell_of_its_tables():
     for table in (papers.TABLE_1, papers.TABLE_2, papers.TABLE_3):
         assert list(table) == by_fraction
     assert list(papers.TABLE_4) == list(papers.TABLE_5) == list(papers.TABLE_6)
-    assert [*(f"flhc-table{number}" for number in range(1, 7)), "flhc-fig1-6"] == NAMES
+    assert ["flhc-iid", *(f"flhc-table{number}" for number in range(1, 7)), "flhc-fig1-6"] == NAMES
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -54,7 +60,7 @@ def test_every_cell_has_its_rows(name: str, smoke: Smoke):
 @pytest.mark.parametrize("name", NAMES)
 def test_figures_have_a_panel_for_all_there_is(name: str, smoke: Smoke):
     figure = EXPERIMENTS[name].draw(smoke(name).outcome, smoke(name).settings)
-    assert len(figure.axes) == (12 if name == "flhc-fig1-6" else 2)
+    assert len(figure.axes) == ({"flhc-fig1-6": 12, "flhc-iid": 1}.get(name, 2))
 
 
 def test_label_swapped_clients_are_told_apart_and_gain_by_it(smoke: Smoke):
@@ -67,26 +73,36 @@ def test_label_swapped_clients_are_told_apart_and_gain_by_it(smoke: Smoke):
 
 def test_runs_of_equal_partitions_are_measured_once_and_the_best_cut_is_shown(monkeypatch: pytest.MonkeyPatch):
     hows = [tuple(key.split()) for key in papers.TABLE_5]
-    alike = {f"{metric} {linkage} {cut}": [int(metric == "l1"), cut] for metric, linkage in hows for cut in (2, 4)}
-    monkeypatch.setattr(fl_hc_tables, "partitions", lambda *_: alike)
-    runs: dict[str, Any] = {}
+    alike = {f"{metric} {linkage}": metric == "l1" for metric, linkage in hows}
+    merges = {way: [[0, 1, 1.0, 2], [int(way_is_l1), 2, 2.0, 3]] for way, way_is_l1 in alike.items()}
+    merges["cosine complete, parameters"] = merges["cosine complete"]
+    monkeypatch.setattr(fl_hc_tables, "merges_of", lambda *_, **__: merges)
+    monkeypatch.setattr(
+        fl_hc_tables, "labels_of", lambda merged, n_clusters: [merged[1][0], n_clusters, *range(int(n_clusters))]
+    )
+    monkeypatch.setattr(fl_hc_tables, "_of_parameters", lambda *_: "")
+    runs: list[str] = []
 
-    def scripted(bench: Bench, settings: Any, key: str, algorithm: Any, **_: Any) -> dict[str, Any]:
-        return runs.setdefault(key, made_up(0.75 if key.startswith("FL") else 0.9 + 0.01 * algorithm.n_clusters))
+    def scripted(bench: Bench, settings: Any, algorithm: Any, *, fraction: float, seed: int) -> dict[str, Any]:
+        key = key_of(algorithm, fraction, seed)
+        if key not in runs:
+            runs.append(key)
+        return made_up(0.75 if key.startswith("FL") else 0.9 + 0.01 * algorithm.n_clusters)
 
     monkeypatch.setattr(fl_hc_tables, "run_of", scripted)
-    settings = {**EXPERIMENTS["flhc-table5"].settings("laptop"), "cuts": [2, 4]}
+    settings = {**EXPERIMENTS["flhc-table5"].settings("laptop"), "cuts": [2, 3], "hows": list(papers.TABLE_5)}
     found = EXPERIMENTS["flhc-table5"].measure(Bench({}), settings)
-    measured = ["cosine average 2", "cosine average 4", "l1 average 2", "l1 average 4"]
-    assert list(runs) == [f"{key}, seed 0" for key in ("FL, cf 0.2", *measured)]
-    assert {row.ours for row in found.rows if row.what.endswith(" · accuracy at the end")} == {75.0, 94.0}
-    assert found.remarks[-1].endswith("the best of [2, 4]: " + ", ".join(f"{' '.join(how)} 4" for how in hows) + ".")
+    tried = [f"{how}, {cut} clusters, n 10, cf 0.2" for how in ("cosine average", "l1 average") for cut in (2, 3)]
+    tried = [f"{key}, seed {seed}" for key in tried for seed in settings["seeds"]]
+    assert set(runs) == {*(f"FL, cf 0.2, seed {seed}" for seed in settings["seeds"]), *tried}
+    assert {row.ours for row in found.rows if row.what.endswith(" · accuracy at the end")} == {75.0, 93.0}
+    assert any("the best of [2, 3]: " in remark and "l2 ward 3 (T ≈ " in remark for remark in found.remarks)
 
 
 def test_the_clustering_step_is_no_round_and_moves_nothing():
-    fl = run_of(Bench({}), SMALL, "FL", FedAvg(), fraction=0.5, seed=0)
+    fl = run_of(Bench({}), SMALL, FedAvg(), fraction=0.5, seed=0)
     clustered = FLHC(rounds_before=2, metric="l2", linkage="ward", n_clusters=4)
-    hc = run_of(Bench({}), SMALL, "FL+HC", clustered, fraction=0.5, seed=0)
+    hc = run_of(Bench({}), SMALL, clustered, fraction=0.5, seed=0)
     assert fl["rounds"] == hc["rounds"] == [1, 2, 3, 4]
     assert fl["accuracy"][:2] == hc["accuracy"][:2]
     assert hc["accuracy"][2:] != fl["accuracy"][2:]
@@ -95,9 +111,9 @@ def test_the_clustering_step_is_no_round_and_moves_nothing():
 
 def test_only_clusters_that_were_found_have_a_mean_to_start_from():
     one = FLHC(rounds_before=1, metric="l2", linkage="ward", n_clusters=1)
-    assert run_of(Bench({}), SMALL, "one", one, fraction=0.5, seed=0)["at_the_mean"] is None
+    assert run_of(Bench({}), SMALL, one, fraction=0.5, seed=0)["at_the_mean"] is None
     each = FLHC(rounds_before=1, metric="l2", linkage="ward", n_clusters=SMALL["clients"])
-    apart = run_of(Bench({}), SMALL, "each", each, fraction=1.0, seed=0)
+    apart = run_of(Bench({}), SMALL, each, fraction=1.0, seed=0)
     # A client alone is moved by its own update, as in the round after the step, but for other draws of its batches.
     assert apart["at_the_mean"] == pytest.approx(apart["accuracy"][1], abs=0.06)
 
@@ -167,9 +183,38 @@ def test_claims_on_pathological_clients():
     good = claims_of_fractions(cells(fl, a=made_up(0.9, 0.3), b=made_up(0.6, 0.2)), settings_of("pathological"))
     assert holds(good) == [True, True, True]
     assert good[1].measured == "n = 1: 1.80x to 1.80x, later: 1.20x to 1.20x"
-    bad = claims_of_fractions(cells(fl, a=made_up(0.55, 0.1), b=made_up(0.4, 0.0)), settings_of("pathological"))
+    assert [each.seen for each in good] == ["yes", "yes", "direction only"]  # 3.0 times the clients, the paper 2.0
+    bad = claims_of_fractions(cells(fl, a=made_up(0.45, 0.1), b=made_up(0.6, 0.0)), settings_of("pathological"))
     assert holds(bad) == [False, False, False]
     assert bad[0].measured == "at the end in 1 of 2, in the round after clustering in 1"
+
+
+def test_claims_on_iid_clients():
+    counts = {"n 1, l2 ward": [7], "n 2, l2 ward": [1], "n 2, cosine average": [1], "n 2, l1 average": [10]}
+    settings = {"rounds_before": [1, 2]}
+    (cell,) = cells(made_up(0.99), a=made_up(0.985))
+    good = claims_of_iid(counts, cell, settings)
+    assert [each.seen for each in good] == ["yes"] * 3
+    assert good[1].measured == "7 clusters, and 0.5 points less at the end"
+    (far,) = cells(made_up(0.99), a=made_up(0.9))
+    assert [each.seen for each in claims_of_iid(counts, far, settings)] == ["yes", "direction only", "yes"]
+    other = {"n 1, l2 ward": [1], "n 2, l2 ward": [1, 2], "n 2, cosine average": [1], "n 2, l1 average": [1]}
+    assert holds(claims_of_iid(other, cell, settings)) == [False] * 3
+
+
+def test_a_merge_tells_the_clusters_at_every_threshold_and_cut():
+    merges = [[0, 1, 0.5, 2], [2, 3, 1.0, 2], [4, 5, 4.0, 4]]
+    assert [clusters_at(merges, T) for T in (0.1, 0.5, 0.9, 1.0, 3.9, 4.0)] == [4, 3, 3, 2, 2, 1]
+    assert [labels_of(merges, n) for n in (1, 2, 4)] == [[0] * 4, [0, 0, 1, 1], [0, 1, 2, 3]]
+
+
+def test_clients_merge_by_updates_and_by_parameters(tmp_path: Path):
+    merges = merges_of(Bench({}, folder=tmp_path), SMALL, rounds_before=2, fraction=0.5, seed=0)
+    assert len(merges) == 11
+    truth = [client % 4 for client in range(SMALL["clients"])]
+    assert labels_of(merges["l2 ward"], 4) == truth
+    # The joint model, which all parameters share, leaves the angles between them small.
+    assert merges["cosine complete, parameters"][-1][2] < merges["cosine complete"][-1][2]
 
 
 def test_claims_on_writers():

@@ -5,16 +5,19 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from fedclade.cli.reproduce import changes
 from fedclade.errors import DataError, RunError
-from fedclade.reproduce import Outcome, Row
+from fedclade.reproduce import Claim, Outcome, Row
+from fedclade.reproduce.outcome import as_told
 from fedclade.reproduce.result import Result, measure
-from fedclade.reproduce.writing import difference, figure, ours, setting, to_csv, to_markdown
+from fedclade.reproduce.writing import departures, difference, figure, ours, row_cells, setting, to_csv, to_markdown
 from tests.reproduce.examples import TINY
 
 
@@ -52,7 +55,7 @@ def test_an_outcome_is_as_json_has_it():
 
 @pytest.mark.parametrize(
     ("content", "told"),
-    [("[]", "TypeError"), ("{", "JSONDecodeError"), ('{"format": 1}', "KeyError: 'outcome'"), (None, "FileNotFound")],
+    [("[]", "TypeError"), ("{", "JSONDecodeError"), ('{"format": 2}', "KeyError: 'outcome'"), (None, "FileNotFound")],
 )
 def test_a_file_that_holds_no_result_is_said_to(tmp_path: Path, content: str | None, told: str):
     path = tmp_path / "odd.json"
@@ -66,7 +69,7 @@ def test_a_result_of_another_format_is_refused(result: Result, tmp_path: Path):
     path = tmp_path / "tiny.json"
     result.save(path)
     path.write_text(json.dumps({**json.loads(path.read_text()), "format": 7}))
-    with pytest.raises(RunError, match="has format 7, this version of fedclade reads format 1"):
+    with pytest.raises(RunError, match="has format 7, this version of fedclade reads format 2"):
         Result.load(path)
 
 
@@ -80,6 +83,44 @@ def test_what_was_measured_before_is_not_measured_again(tmp_path: Path):
     for _ in range(2):
         measure(TINY, "laptop", folder=tmp_path, say=told.append)
     assert told == ["seed 1", "seed 3"]
+
+
+def test_what_was_set_by_hand_is_in_the_command_and_among_the_differences():
+    changed = measure(TINY, "laptop", changed={"rounds": 20, "data": "a b"})
+    assert changed.command == """fedclade reproduce tiny --scale laptop --set rounds=20 --set 'data="a b"'"""
+    assert changes(shlex.split(changed.command)[6::2]) == {"rounds": 20, "data": "a b"}
+    assert changed.differences == {"seeds": ([0, 1, 2], [1, 3]), "rounds": (100, 20), "data": ("mnist", "a b")}
+    assert departures(changed) == "seeds [0, 1, 2] → [1, 3]; rounds 100 → 20; also data"
+
+
+def test_what_is_as_in_the_paper_departs_in_nothing():
+    assert departures(measure(TINY, "paper")) == "nothing"
+
+
+@pytest.mark.parametrize(
+    ("claim", "seen"),
+    [
+        (Claim("it rises by 4 points", True, "+4.5", as_told([4.5], 4)), "yes"),
+        (Claim("it rises by 4 points", True, "+1.0", as_told([1.0], 4)), "direction only"),
+        (Claim("it rises by 4 points", False, "-4.0", as_told([-4.0], 4)), "no"),
+        (Claim("it rises", True, "+1.0"), "yes"),
+        (Claim("it rises", None, "+1.0", as_large=True), "not tested"),
+    ],
+)
+def test_a_claim_is_seen_only_if_it_is_as_large_as_it_says(claim: Claim, seen: str):
+    assert claim.seen == seen
+
+
+def test_as_large_is_within_a_fifth_of_what_is_told():
+    assert as_told([1.05, 2.25], 1.3, 1.9)
+    assert not as_told([1.5, 5.5], 1.3, 1.9)
+    assert not as_told([1.0], 1.3, 1.9)
+    assert as_told([-17.0], -20)
+
+
+def test_a_figure_that_the_paper_does_not_print_is_written_as_it_puts_it():
+    row = Row("P[g(α) > 0]", 100.0, 99.9, told="≈ 1")
+    assert row_cells(row) == ("P[g(α) > 0]", "≈ 1", "99.9 %", "−0.1 %", "reached")
 
 
 @pytest.mark.parametrize(
@@ -120,6 +161,7 @@ def test_a_page_holds_rows_claims_remarks_changes_and_the_command(result: Result
     assert "| above 90 % (section I) | yes | 92.0 % |" in page
     assert "| always | no | once |" in page
     assert "- The paper does not say the seeds." in page
+    assert "- **The paper shows:** 95 % on average.\n- **Measured here:** 92.0 %." in page
     assert "| rounds | 100 | 10 |" in page
     assert "`fedclade reproduce tiny --scale laptop` · scale laptop · seeds 1, 3 · " in page
 

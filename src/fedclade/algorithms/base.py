@@ -196,10 +196,6 @@ class OwnModels(Algorithm):
 class OneCohort(Algorithm):
     """An algorithm that samples from all clients at once: who is in which cluster may change in every round."""
 
-    def finished(self, state: State) -> bool:
-        """Tell whether the run is at its end, however many rounds it was given."""
-        return False
-
     def cohort(self, state: State, fraction: float, draw: np.random.Generator) -> tuple[int, ...]:
         """Sample the clients of a round: this fraction of all, and at least one."""
         return sample(state.tree.nodes[0].members, fraction, draw)

@@ -33,6 +33,7 @@ from fedclade.reproduce.writing import (
     circumstances,
     claim_cells,
     row_cells,
+    summary_lines,
     to_csv,
     to_markdown,
 )
@@ -169,6 +170,8 @@ def _save(result: Result, experiment: Experiment, folder: Path, console: Console
 
 def _show(result: Result, console: Console) -> None:
     console.print(Text(result.source))
+    for about, sentence in summary_lines(result.outcome.summary):
+        console.print(Text.assemble((f"{about}: ", "bold"), sentence))
     if result.outcome.rows:
         console.print(_table(ROW_COLUMNS, map(row_cells, result.outcome.rows)))
     if result.outcome.claims:

@@ -8,16 +8,17 @@ from __future__ import annotations
 import io
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedclade.errors import DataError
 from fedclade.files import appear
-from fedclade.report.formats import duration
+from fedclade.report.formats import NONE, duration
 from fedclade.reproduce import EXPERIMENTS
+from fedclade.reproduce.outcome import Row
 from fedclade.reproduce.result import Result
-from fedclade.reproduce.writing import table, to_markdown
+from fedclade.reproduce.writing import departures, figure, table, to_markdown
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,7 +34,8 @@ those, not this page. `fedclade reproduce --list` lists all experiments, and the
 
 **Paper** is a figure of the paper's own text; a dash stands where it shows none. **Ours** is the mean over seeds with
 its 95 % interval by Student's t. A verdict is *reached* within what does not count as a difference, *exceeded* or
-*short by* where one side is better, and *off by* where either side may be.
+*short by* where one side is better, and *off by* where either side may be. A claim is *seen*, where it says how much,
+if ours lies within a fifth of that; *direction only* if ours goes the same way, but less far, or much further.
 """
 
 
@@ -95,7 +97,16 @@ def book(results: Sequence[Result], pictures: str) -> str:
     pictures
         Folder of the figures ``NAME-SCALE.png``, seen from the page.
     """
-    parts = [INTRODUCTION, "## Overview\n", table(OVERVIEW, map(_overview, results)), "", *_unconfirmed(results)]
+    parts = [
+        INTRODUCTION,
+        "## Overview\n",
+        table(OVERVIEW, map(_overview, results)),
+        "\n## Rows and claims\n",
+        table(COUNTS, map(_counts, results)),
+        "",
+        *_unconfirmed(results),
+        *_not_measured({result.name for result in results}),
+    ]
     parts += [to_markdown(result, f"{pictures}/{result.stem}.png", level=2) for result in results]
     return "\n".join(parts)
 
@@ -109,38 +120,92 @@ def _save_small(picture: Figure, path: Path) -> None:
     Image.open(whole).convert("RGB").quantize(COLOURS).save(path, format="png", optimize=True)
 
 
-OVERVIEW = ("experiment", "source", "scale", "rows", "claims", "time")
+OVERVIEW = ("experiment", "the paper shows", "measured here", "why they differ", "set otherwise than in the paper")
 
 
 def _overview(result: Result) -> tuple[str, ...]:
+    summary = result.outcome.summary
+    sentences = (summary.shows, summary.found, summary.because)
+    return _link(result), *(sentence or NONE for sentence in sentences), departures(result)
+
+
+def _link(result: Result) -> str:
+    return f"[{result.name}](#{result.stem})"
+
+
+COUNTS = ("experiment", "source", "scale", "rows", "claims", "time")
+
+
+def _counts(result: Result) -> tuple[str, ...]:
     outcome = result.outcome
-    verdicts = Counter(row.verdict.partition(" by ")[0] for row in outcome.rows if row.paper is not None)
-    claims = Counter(claim.holds for claim in outcome.claims)
-    named = {"seen": claims[True], "not seen": claims[False], "not tested": claims[None]}
+    verdicts = Counter(_kind(row) for row in outcome.rows if row.paper is not None)
+    claims = Counter(SEEN[claim.seen] for claim in outcome.claims)
     return (
-        f"[{result.name}](#{result.stem})",
+        _link(result),
         result.source,
         result.scale,
-        ", ".join(f"{n} {verdict}" for verdict, n in verdicts.items()) or "–",
-        ", ".join(f"{n} {word}" for word, n in named.items() if n) or "–",
+        ", ".join(f"{n} {verdict}" for verdict, n in verdicts.items()) or NONE,
+        ", ".join(f"{claims[word]} {word}" for word in SEEN.values() if claims[word]) or NONE,
         duration(result.seconds),
     )
 
 
+SEEN = {"yes": "seen", "direction only": "direction only", "no": "not seen", "not tested": "not tested"}
+"""What the overview calls a claim that was."""
+
+
+def _kind(row: Row) -> str:
+    """Return a verdict without its number: ``reached``, ``exceeded``, ``short``, ``off``."""
+    return row.verdict.partition(" by ")[0]
+
+
 def _unconfirmed(results: Sequence[Result]) -> Iterator[str]:
-    """Yield the section on what could not be confirmed; which rows fall short is told with each experiment."""
+    """Yield the section on claims that were not seen, or not as large, and on rows that fall short, each with why."""
     claims = [
-        (f"{result.name}, {result.scale}", claim.text, claim.measured)
+        (_link(result), claim.text, claim.seen, claim.measured)
         for result in results
         for claim in result.outcome.claims
-        if claim.holds is False
+        if claim.seen in ("no", "direction only")
     ]
     yield "## What we could not confirm\n"
     if claims:
-        yield table(("experiment", "the paper's claim", "measured instead"), claims)
+        yield table(("experiment", "the paper's claim", "seen", "measured instead"), claims)
     else:
         yield "No claim that was tested failed."
     yield ""
+    apart = [(result, [row for row in result.outcome.rows if _kind(row) in ("short", "off")]) for result in results]
+    rows = [(_link(result), _range(rows), result.outcome.summary.because or NONE) for result, rows in apart if rows]
+    if rows:
+        yield "Rows that are short of the paper's figures, or off them:\n"
+        yield table(("experiment", "rows", "why, as far as it is known"), rows)
+        yield ""
+
+
+def _range(rows: Sequence[Row]) -> str:
+    """Say for each unit how many rows there are, and from where to where they differ from the paper."""
+    by_unit: dict[str, list[float]] = {}
+    for row in rows:
+        by_unit.setdefault(row.unit, []).append(row.ours - (row.paper or 0))
+    told: list[str] = []
+    for unit, gaps in by_unit.items():
+        low, high = figure(min(gaps), unit), figure(max(gaps), unit)
+        told.append(f"{len(gaps)}, by {low}" + (f" to {high}" if len(gaps) > 1 else ""))
+    return "; ".join(told)
+
+
+def _not_measured(measured: Collection[str]) -> Iterator[str]:
+    """Yield the section on experiments that there is no result of."""
+    missing = [each for each in EXPERIMENTS.values() if each.name not in measured]
+    if missing:
+        yield "## Not measured\n"
+        yield "There are no results of these, as their data sets were not at hand. With them in the data folder:\n"
+        commands = [f"`fedclade reproduce {each.name} --scale paper`" for each in missing]
+        cells = [
+            (each.name, each.source, ", ".join(each.data) or NONE, command)
+            for each, command in zip(missing, commands, strict=True)
+        ]
+        yield table(("experiment", "source", "data", "command"), cells)
+        yield ""
 
 
 if __name__ == "__main__":

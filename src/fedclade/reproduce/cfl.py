@@ -63,6 +63,9 @@ BY_ROUNDS: dict[str, Any] = {
     "seeds": [0, 1, 2],
 }
 
+SMALL_CIFAR: dict[str, Any] = {"model": "cifar_cnn", "model_arguments": {"width": 8}, "seeds": [0]}
+"""CIFAR-10's part of figures 5 and 6, in a few minutes."""
+
 NORMS: dict[str, Any] = {
     "data": "mnist",
     "model": "cnn",
@@ -164,14 +167,16 @@ EXPERIMENTS = (
                         "points": [20, 50],
                         "batch_size": 10,
                     },
+                    "cifar10": {**SMALL_CIFAR, "points": [100, 200, 500]},
                 },
-                "enough_points": {"mnist": 20, "mnist, CNN, batches of 10": 20},
+                "enough_points": {"mnist": 20, "mnist, CNN, batches of 10": 20, "cifar10": 500},
                 "test_samples": 20,
             },
         },
         measure=cfl_gaps.measure_data,
         draw=cfl_gaps.draw_data,
-        data=("mnist",),
+        data=("mnist", "cifar10"),
+        smoke_data=("mnist",),
     ),
     Experiment(
         name="cfl-fig6-rounds",
@@ -191,13 +196,15 @@ EXPERIMENTS = (
                     "mnist": {"model": "mlp", "points": 100},
                     "mnist, CNN": {"data": "mnist", "model": "cnn", "points": 100},
                     "mnist, batches of 10": {"data": "mnist", "model": "mlp", "points": 100, "batch_size": 10},
+                    "cifar10": {**SMALL_CIFAR, "points": 500},
                 },
                 "test_samples": 20,
             },
         },
         measure=cfl_gaps.measure_rounds,
         draw=cfl_gaps.draw_rounds,
-        data=("mnist",),
+        data=("mnist", "cifar10"),
+        smoke_data=("mnist",),
     ),
     Experiment(
         name="cfl-fig7-norms",

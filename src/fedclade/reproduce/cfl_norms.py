@@ -13,7 +13,7 @@ from fedclade.local import LocalSpec
 from fedclade.report import style
 from fedclade.reproduce.drawing import head, legend, panels
 from fedclade.reproduce.experiment import Bench, Settings
-from fedclade.reproduce.outcome import Claim, Outcome, Row
+from fedclade.reproduce.outcome import Claim, Outcome, Row, Summary
 from fedclade.simulation import simulate
 
 if TYPE_CHECKING:
@@ -33,8 +33,16 @@ POINTS = 100
 EARLY, LATE = 0.2, 0.1
 """Shares of the rounds whose mean is compared: the end of the first fifth, and the last tenth."""
 
+BECAUSE = (
+    "The paper gives neither network, nor step size, nor batch size: at a constant step size updates of small batches "
+    "keep a norm from the noise of the batches alone, and a network that knows swapped labels by heart has none left."
+)
+
 FEWEST_ROUNDS = 100
 """Fewer do not tell what stagnates."""
+
+VANISHED = 0.1
+"""What norm has gone to zero: one that keeps less than this of what it was early on."""
 
 STAGNANT = 0.8
 """What norm has stagnated: one that keeps so much of what it was early on."""
@@ -73,13 +81,15 @@ def measure(bench: Bench, settings: Settings) -> Outcome:
         ),
         Claim(
             "Congruent: the largest norm goes to zero along with the mean (fig. 7 right)",
-            max(falls) < 0.5,
-            f"×{min(falls):.2f} to ×{max(falls):.2f}",
+            max(falls) < 1,
+            f"×{min(falls):.2g} to ×{max(falls):.2g}",
+            max(falls) < VANISHED,
         ),
         Claim(
             "In both cases the norm of the mean tends to zero (fig. 7)",
             max(server) < 1,
-            f"×{min(server):.2f} to ×{max(server):.2f}",
+            f"×{min(server):.2g} to ×{max(server):.2g}",
+            max(server) < VANISHED,
         ),
         Claim(
             "So the largest norm tells the two cases apart (eq. 33)",
@@ -87,12 +97,18 @@ def measure(bench: Bench, settings: Settings) -> Outcome:
             f"in the end the incongruent one is at least {parted:.1f} times the congruent one",
         ),
     )
+    summary = Summary(
+        "In both cases the mean update goes to zero; the largest one goes with it only if clients are congruent.",
+        f"From early on to the end the mean update falls to ×{min(server):.2g} to ×{max(server):.2g}, the largest to "
+        f"×{max(falls):.2g} of congruent clients, and to ×{min(stays):.2g} of incongruent ones.",
+        BECAUSE if any(claim.seen in ("no", "direction only") for claim in claims) else "",
+    )
     series = {kind: {norm: _thinned(runs[0][norm]) for norm in NORMS} for kind, runs in found.items()}
     remarks = (
         "The paper does not give the step size, the batch size or the network of this figure. 'Early on' is the end of "
         "the first fifth of the rounds.",
     )
-    return Outcome(rows, claims, {"rounds": settings["rounds"], **series}, remarks)
+    return Outcome(rows, claims, {"rounds": settings["rounds"], **series}, remarks, summary)
 
 
 def _norms(bench: Bench, settings: Settings, kind: str, seed: int) -> dict[str, list[float]]:

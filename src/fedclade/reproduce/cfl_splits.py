@@ -7,10 +7,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from torch import nn
 
 from fedclade.algorithms import CFL, FedAvg, ReplicatedCFL
 from fedclade.algorithms.base import Algorithm
 from fedclade.data import load_federation
+from fedclade.data.federation import Federation
 from fedclade.local import LocalSpec
 from fedclade.models import build_model
 from fedclade.report import style
@@ -142,28 +144,9 @@ def _train(bench: Bench, settings: Settings, method: str, seed: int) -> Course:
         "cfl": _calendar(settings),
         "rcfl": ReplicatedCFL(),
     }[method]
-    federation = load_federation(
-        settings["data"],
-        clients=settings["clients"],
-        samples_per_client=settings["samples_per_client"],
-        test_samples=settings["test_samples"],
-        seed=seed,
-        data_dir=bench.data_dir,
-        source_arguments=settings.get("source_arguments"),
-        **settings["distribution"],
-    )
-    schema = federation.pool.schema
-    model = build_model(
-        settings["model"],
-        input_shape=schema.input_shape,
-        outputs=schema.outputs,
-        task=schema.task,
-        vocabulary_size=schema.vocabulary_size,
-        seed=seed,
-        arguments=settings["model_arguments"],
-    )
+    federation = federation_of(settings, bench, seed)
     run = simulate(
-        *(algorithm, model, federation),
+        *(algorithm, model_of(settings, federation, seed), federation),
         local=LocalSpec(epochs=settings["epochs"], batch_size=settings["batch_size"], lr=settings["lr"]),
         rounds=settings["rounds"],
         seed=seed,
@@ -173,6 +156,34 @@ def _train(bench: Bench, settings: Settings, method: str, seed: int) -> Course:
         stop=bench.stop,
     )
     return course_of(run, settings)
+
+
+def federation_of(settings: Settings, bench: Bench, seed: int) -> Federation:
+    """Return the clients of a figure."""
+    return load_federation(
+        settings["data"],
+        clients=settings["clients"],
+        samples_per_client=settings["samples_per_client"],
+        test_samples=settings["test_samples"],
+        seed=seed,
+        data_dir=bench.data_dir,
+        source_arguments=settings.get("source_arguments"),
+        **settings["distribution"],
+    )
+
+
+def model_of(settings: Settings, federation: Federation, seed: int) -> nn.Module:
+    """Return the model of a figure, from a seed."""
+    schema = federation.pool.schema
+    return build_model(
+        settings["model"],
+        input_shape=schema.input_shape,
+        outputs=schema.outputs,
+        task=schema.task,
+        vocabulary_size=schema.vocabulary_size,
+        seed=seed,
+        arguments=settings["model_arguments"],
+    )
 
 
 def _calendar(settings: Settings) -> CFL:

@@ -46,7 +46,7 @@ def measure_distances(tasks: Mapping[str, Task], bench: Bench, settings: Setting
     summary = Summary(
         "Distances in M follow those in M′ about linearly, on all six tasks.",
         f"Correlation of the distances of all pairs: {straight}.",
-        f"{', '.join(bent)}: three directions hold too little of how the clients differ." if bent else "",
+        f"{', '.join(bent)}: m directions hold too little of how the clients differ." if bent else "",
     )
     remarks = (groups, SHARES_OUT, *absent(tasks, bench, settings))
     return Outcome(tuple(rows), tuple(claims), series, remarks, summary)

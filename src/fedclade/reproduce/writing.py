@@ -10,7 +10,7 @@ from typing import Any
 
 from fedclade.metrics import mean_and_interval
 from fedclade.report.formats import NONE, duration
-from fedclade.reproduce.outcome import Claim, Row
+from fedclade.reproduce.outcome import Claim, Row, Summary
 from fedclade.reproduce.result import Result
 
 LONGEST = 80
@@ -76,6 +76,25 @@ def change_cells(result: Result) -> list[tuple[str, ...]]:
 
 CHANGE_COLUMNS = ("setting", "paper", "here")
 
+FIRST_ASKED = ("model", "clients", "rounds", "samples_per_client", "seeds")
+"""Settings whose difference from the paper's is told in full in the overview; of others their names are."""
+
+
+def departures(result: Result) -> str:
+    """Say what differs from the paper: ``rounds 100 → 10; also lr``; nothing is left out."""
+    written = {key: f"{key} {setting(paper)} → {setting(now)}" for key, (paper, now) in result.differences.items()}
+    told = [text for key, text in written.items() if key in FIRST_ASKED and len(text) <= LONGEST]
+    others = [key for key, text in written.items() if text not in told]
+    if others:
+        told.append(f"also {', '.join(others)}" if told else ", ".join(others))
+    return "; ".join(told) or "nothing"
+
+
+def summary_lines(summary: Summary) -> list[tuple[str, str]]:
+    """Return what of a summary there is: what it is about, and a sentence."""
+    lines = [("The paper shows", summary.shows), ("Measured here", summary.found), ("Why they differ", summary.because)]
+    return [(about, sentence) for about, sentence in lines if sentence]
+
 
 def setting(value: Any) -> str:
     """Write a setting, cut if it is long.
@@ -114,6 +133,8 @@ def to_markdown(result: Result, picture: str | None = None, level: int = 1) -> s
     parts = [f"{'#' * level} {result.name}, {result.scale}", f"{result.title} ({result.source})."]
     if picture:
         parts.append(f"![{result.title}]({picture})")
+    if lines := summary_lines(outcome.summary):
+        parts.append("\n".join(f"- **{about}:** {sentence}" for about, sentence in lines))
     if outcome.rows:
         parts.append(table(ROW_COLUMNS, map(row_cells, outcome.rows)))
     if outcome.claims:
