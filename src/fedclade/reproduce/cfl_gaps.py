@@ -13,12 +13,12 @@ from torch import nn
 from fedclade.data import load_federation
 from fedclade.data.federation import Federation
 from fedclade.local import LocalSpec
-from fedclade.models import build_model
 from fedclade.report import style
 from fedclade.reproduce.drawing import head, legend, mean_lines, panels
 from fedclade.reproduce.experiment import Bench, Settings
 from fedclade.reproduce.gaps import KINDS, Gaps, gaps_over_rounds
 from fedclade.reproduce.outcome import Claim, Outcome, Row, Summary, untold
+from fedclade.world import module_for
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -128,9 +128,7 @@ def _gaps(bench: Bench, settings: Settings, data: str, points: int, at: Sequence
 
 
 def _model(federation: Federation, task: Settings, seed: int) -> nn.Module:
-    pool, arguments = federation.pool, task.get("model_arguments", {})
-    shape = {"input_shape": pool.input_shape, "outputs": pool.outputs}
-    return build_model(task["model"], **shape, seed=seed, arguments=arguments)
+    return module_for(task["model"], federation.pool.schema, seed, task.get("model_arguments"))
 
 
 def _from_on(data: str, x: Sequence[int], curve: Curves, enough: int, unit: str) -> list[Claim]:

@@ -14,13 +14,13 @@ from fedclade.algorithms.base import Algorithm
 from fedclade.data import load_federation
 from fedclade.data.federation import Federation
 from fedclade.local import LocalSpec
-from fedclade.models import build_model
 from fedclade.report import style
 from fedclade.reproduce.cfl_course import Course, course_of
 from fedclade.reproduce.drawing import head, legend, panels
 from fedclade.reproduce.experiment import Bench, Settings
 from fedclade.reproduce.outcome import Claim, Outcome, Row, untold
 from fedclade.simulation import simulate
+from fedclade.world import module_for
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -174,16 +174,7 @@ def federation_of(settings: Settings, bench: Bench, seed: int) -> Federation:
 
 def model_of(settings: Settings, federation: Federation, seed: int) -> nn.Module:
     """Return the model of a figure, from a seed."""
-    schema = federation.pool.schema
-    return build_model(
-        settings["model"],
-        input_shape=schema.input_shape,
-        outputs=schema.outputs,
-        task=schema.task,
-        vocabulary_size=schema.vocabulary_size,
-        seed=seed,
-        arguments=settings["model_arguments"],
-    )
+    return module_for(settings["model"], federation.pool.schema, seed, settings["model_arguments"])
 
 
 def _calendar(settings: Settings) -> CFL:

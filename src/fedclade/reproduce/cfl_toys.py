@@ -212,8 +212,8 @@ def measure_paths(bench: Bench, settings: Settings) -> Outcome:
     summary = Summary(
         "At a stationary point of the joint objective incongruent clients' updates oppose each other, congruent ones "
         "vanish.",
-        f"Incongruent: cosine {np.mean(cosines):.3f}, the largest update keeps {still:.2g} of its first norm; congruent: "
-        f"{gone:.2g}.",
+        f"Incongruent: cosine {np.mean(cosines):.3f}, and the largest update keeps {still:.2g} of its first norm; "
+        f"congruent: {gone:.2g}.",
     )
     return Outcome((row,), claims, {kind: runs[0] for kind, runs in found.items()}, remarks, summary)
 

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
-
 from fedclade.algorithms import Algorithm, FedAvg, FedGroup
 from fedclade.clients import Round
 from fedclade.data import load_federation
@@ -19,7 +17,7 @@ from fedclade.reproduce.experiment import Bench, Settings
 from fedclade.simulation import simulate
 from fedclade.store import Run
 from fedclade.updates import Updates
-from fedclade.world import Maker, World
+from fedclade.world import Maker, World, module_for
 
 Found = dict[str, Any]
 """What is kept of a run, as JSON has it."""
@@ -67,26 +65,17 @@ class Task:
     @property
     def parameters(self) -> int:
         """Number of the model's parameters."""
-        arguments = {} if self.hidden is None else {"hidden": self.hidden}
-        module = build_model(self.model, input_shape=self.input_shape, outputs=self.outputs, arguments=arguments)
+        module = build_model(self.model, input_shape=self.input_shape, outputs=self.outputs, arguments=self.arguments)
         return sum(parameter.numel() for parameter in module.parameters())
+
+    @property
+    def arguments(self) -> Mapping[str, int]:
+        """Arguments of the model's factory."""
+        return {} if self.hidden is None else {"hidden": self.hidden}
 
     def maker(self, federation: Federation) -> Maker:
         """Return what makes the model from a seed."""
-        schema = federation.pool.schema
-
-        def make(seed: int) -> nn.Module:
-            return build_model(
-                self.model,
-                input_shape=schema.input_shape,
-                outputs=schema.outputs,
-                task=schema.task,
-                vocabulary_size=schema.vocabulary_size,
-                seed=seed,
-                arguments={} if self.hidden is None else {"hidden": self.hidden},
-            )
-
-        return make
+        return lambda seed: module_for(self.model, federation.pool.schema, seed, self.arguments)
 
     @property
     def engine(self) -> str:

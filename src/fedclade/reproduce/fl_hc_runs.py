@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,12 +17,11 @@ from fedclade.clustering import LINKAGES, agglomerate, cut
 from fedclade.data import load_federation
 from fedclade.data.federation import Federation
 from fedclade.local import LocalSpec
-from fedclade.models import build_model
 from fedclade.reproduce.experiment import Bench, Settings
 from fedclade.similarity import METRICS, distances
 from fedclade.simulation import simulate
 from fedclade.store import Run
-from fedclade.world import Maker, World
+from fedclade.world import Maker, World, module_for
 
 Found = dict[str, Any]
 """What is kept of a run, as JSON has it."""
@@ -79,13 +79,11 @@ def _tested_apart(federation: Federation, samples: int, seed: int) -> Federation
 
 def maker(federation: Federation, settings: Settings) -> Maker:
     """Return what makes the model from a seed."""
-    schema, arguments = federation.pool.schema, settings["model_arguments"]
+    return partial(_module, settings, federation)
 
-    def make(seed: int) -> nn.Module:
-        shape, outputs = schema.input_shape, schema.outputs
-        return build_model(settings["model"], input_shape=shape, outputs=outputs, seed=seed, arguments=arguments)
 
-    return make
+def _module(settings: Settings, federation: Federation, seed: int) -> nn.Module:
+    return module_for(settings["model"], federation.pool.schema, seed, settings["model_arguments"])
 
 
 def key_of(algorithm: Algorithm, fraction: float, seed: int) -> str:
