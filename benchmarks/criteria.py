@@ -165,6 +165,7 @@ def main() -> None:
     settings = EXPERIMENTS[arguments.experiment].settings(arguments.scale)
     bench = Bench(settings, data_dir=arguments.data_dir)
 
+    console = Console(width=160)
     table = Table(title=f"{arguments.experiment}, seeds {arguments.seeds}: what splits mixed clusters, and no pure one")
     for column in (
         "optimizer",
@@ -183,6 +184,8 @@ def main() -> None:
             seen += seen_in(run, truth, seed)
             language = run.summary.get("perplexity")
             scores.append(language["mean"] if language else 100 * run.summary["accuracy"]["mean"])
+            console.print(f"{name}, seed {seed}: {scores[-1]:.1f}")
+        console.print(course_of_norms(seen))
         serving = that_serve(seen)
         told = [name, f"{np.mean(scores):.1f}"]
         if serving:
@@ -190,7 +193,20 @@ def main() -> None:
             table.add_row(*told, f"{share:g}", f"{gamma:g}", f"{low:.3g}", f"{high:.3g}", str(len(serving)))
         else:
             table.add_row(*told, *["none"] * 4, "0")
-    Console(width=160).print(table)
+    console.print(table)
+
+
+def course_of_norms(seen: Sequence[Seen]) -> Table:
+    """Return for every cluster what the criteria saw in it: the least, and the last."""
+    table = Table("cluster", "mixed", "rounds", "mean norm, least share", "largest norm", "γ bound, highest")
+    for cluster in dict.fromkeys(each.cluster for each in seen):
+        rows = [each for each in seen if each.cluster == cluster]
+        table.add_row(
+            *(cluster, "yes" if rows[0].mixed else "", str(len(rows)), f"{min(row.mean for row in rows):.2f}"),
+            f"{min(row.largest for row in rows):.3g} to {max(row.largest for row in rows):.3g}",
+            f"{max(row.gamma for row in rows):.2f}",
+        )
+    return table
 
 
 if __name__ == "__main__":

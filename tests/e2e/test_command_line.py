@@ -287,8 +287,15 @@ def test_assign_takes_the_clients_of_another_config(fedclade: Callable[..., Outc
     Path("strangers.toml").write_text(strangers)
     outcome = fedclade("assign", "held", "--config", "strangers.toml")
     assert outcome.code == 0, outcome.err
-    assert "2 newcomers of 2 fit nowhere, and got the deepest node that still fits" in outcome.out
+    assert "2 newcomers of 2 fit nowhere, and got the leaf that they came to" in outcome.out
     assert "assignment accuracy" not in outcome.out, "their clusters are not those of the run"
+    leaves = [row["node"] for row in json.loads((with_newcomers / "newcomers.json").read_text())["newcomers"]]
+    assert 0 not in leaves
+    outcome = fedclade("assign", "held", "--config", "strangers.toml", "--only-fitting", "--out", "fitting.json")
+    assert "2 newcomers of 2 fit nowhere, and got the deepest node that still fits" in outcome.out
+    fitting = json.loads(Path("fitting.json").read_text())
+    assert fitting["summary"]["only_fitting"]
+    assert {row["node"] for row in fitting["newcomers"]} == {0}
     Path("members.toml").write_text(Path("held.toml").read_text())
     outcome = fedclade("assign", "held", "--config", "members.toml")
     assert "assignment accuracy 1.00" in outcome.out
@@ -449,7 +456,7 @@ def test_compare_keeps_what_finished_when_a_run_fails(fedclade: Callable[..., Ou
 
 def test_fedgroup_runs_reports_and_compares(fedclade: Callable[..., Outcome], tmp_path: Path):
     """With clients in no group yet, who are served with the global model; there are no splits to list."""
-    fedgroup = 'name = "fedgroup"\ngroups = 2\npretrain_scale = 1'
+    fedgroup = 'name = "fedgroup"\ngroups = 2\npretrain_scale = 1\ncold_start = "sampled"'
     for name, algorithm in (
         ("fedgroup", fedgroup),
         ("fedgrouprox", f"{fedgroup}\nmu = 0.1"),

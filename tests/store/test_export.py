@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from fedclade import CFL, ConfigError, FineTune, LocalSpec, Oracle, Run, RunError, TreeError, export_model, simulate
+from fedclade.config import check_config
 from fedclade.params import Layout
 from fedclade.store import export
 from tests.tiny import FEATURES, LABELS, federation_of, linear, perceptron
@@ -101,6 +102,20 @@ def test_the_card_of_a_leaf(run, tmp_path):
     assert set(card["versions"]) >= {"python", "torch"}
     with safe_open(path, "pt") as file:
         assert json.loads(file.metadata()["fedclade"]) == card
+
+
+@pytest.mark.parametrize(
+    ("scaling", "told"),
+    [
+        ("unit", "pixels as (x / 255 − 0.0) / 1.0"),
+        ("pixel", "each pixel standardised over the images of the source"),
+    ],
+)
+def test_a_card_says_how_pixels_were_scaled(scaling, told, tmp_path):
+    """Whoever feeds the exported model has to do the same."""
+    config = check_config({"rounds": 1, "data": {"clients": 2, "scaling": scaling}, "model": {"name": "mclr"}})
+    path = export_model(config.run(config.federation()), tmp_path / "root.safetensors", node=0)
+    assert told in path.with_suffix(".md").read_text()
 
 
 def test_the_accuracy_of_an_inner_node_is_that_of_the_model_it_keeps(run, tmp_path):

@@ -87,6 +87,10 @@ TABLE_2: dict[str, tuple[int, int, int]] = {
 """By task: devices, samples, parameters of the model."""
 
 
+PIECES = "fedgroup"
+"""Runs are shared by the tables and figures that show them."""
+
+
 def _of_classes(name: str, place: str, title: str) -> Experiment:
     return Experiment(
         name=name,
@@ -97,7 +101,7 @@ def _of_classes(name: str, place: str, title: str) -> Experiment:
         measure=partial(measure_classes, TASKS, TABLE_1),
         draw=draw_classes,
         data=("mnist",),
-        pieces="fedgroup-table1",
+        pieces=PIECES,
         smoke_data=(),
     )
 
@@ -109,7 +113,7 @@ METHODS: dict[str, Any] = {
         "laptop": {"seeds": [0], "rounds": 50, "tasks": ["MNIST-MCLR", "MNIST-MLP"]},
     },
     "data": ("mnist",),
-    "pieces": "fedgroup-table3",
+    "pieces": PIECES,
     "smoke_data": (),
 }
 """Table III, and figures 3 and 4, which show its runs."""
@@ -144,6 +148,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         measure=partial(measure_joining, TASKS, TABLE_3),
         draw=draw_best,
         data=("mnist",),
+        pieces=PIECES,
         smoke_data=(),
     ),
     Experiment(

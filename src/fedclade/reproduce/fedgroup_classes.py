@@ -30,10 +30,7 @@ def measure_classes(
     """Train FedAvg on clients with few classes each; ``series`` has the first seed round by round."""
     task = tasks[settings["task"]]
     runs = {
-        classes: [
-            run_of(bench, settings, f"{classes} classes, seed {seed}", task, "FedAvg", seed, classes)
-            for seed in settings["seeds"]
-        ]
+        classes: [run_of(bench, settings, task, "FedAvg", seed, classes) for seed in settings["seeds"]]
         for classes in settings["classes"]
     }
     rows = {classes: _rows(classes, found, table[classes]) for classes, found in runs.items()}

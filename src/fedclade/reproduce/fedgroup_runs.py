@@ -122,7 +122,16 @@ WAYS: Mapping[str, Mapping[str, Any]] = {
 """FedGroup's variants; the last two let clients join a group in the round that first samples them."""
 
 
-def federation_of(data: str, settings: Settings, bench: Bench, seed: int, labels_per_client: int = 2) -> Federation:
+LABELS = 2
+"""Labels per client of Li et al.'s images, if not told otherwise."""
+
+OF_A_RUN = ("rounds", "selected", "epochs", "batch_size", "pretrain_scale", "eta_g")
+"""Settings that a run depends on, besides the number of clients: tables and figures that share them share runs."""
+
+
+def federation_of(
+    data: str, settings: Settings, bench: Bench, seed: int, labels_per_client: int = LABELS
+) -> Federation:
     """Return the clients of a data set of Table II.
 
     Images are shared out as Li et al. do it, those of the test split too; a client's words and the draws of Synthetic
@@ -143,7 +152,7 @@ def federation_of(data: str, settings: Settings, bench: Bench, seed: int, labels
 
 
 def run_of(
-    bench: Bench, settings: Settings, key: str, task: Task, name: str, seed: int, labels_per_client: int = 2
+    bench: Bench, settings: Settings, task: Task, name: str, seed: int, labels_per_client: int = LABELS
 ) -> Found:
     """Run a method once; return ``accuracy`` and ``discrepancy`` by round, and the accuracy of the ``groups``.
 
@@ -151,8 +160,6 @@ def run_of(
     ----------
     bench, settings
         Of the experiment.
-    key
-        Names the piece.
     task, name
         What is run.
     seed
@@ -160,6 +167,10 @@ def run_of(
     labels_per_client
         Of the digits that a client has.
     """
+    of_it = {key: settings[key] for key in OF_A_RUN}
+    bench = bench.within({**of_it, "clients": {task.data: settings["clients"][task.data]}})
+    labels = "" if labels_per_client == LABELS else f", labels per client {labels_per_client}"
+    key = f"{task.data}, {task.model}{labels}, {name}, seed {seed}"
 
     def make() -> Found:
         federation = federation_of(task.data, settings, bench, seed, labels_per_client)
