@@ -19,18 +19,18 @@ from __future__ import annotations
 import argparse
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from fedclade import CFL, LocalSpec, Run, simulate
+from fedclade import CFL, Run, simulate
 from fedclade.algorithms.base import RoundLog, State, log_of, move_clusters, train_clusters
 from fedclade.clients import Clients, Round
 from fedclade.reproduce import EXPERIMENTS, Bench, Settings
-from fedclade.reproduce.cfl_splits import federation_of, model_of
+from fedclade.reproduce.cfl_splits import federation_of, local_of, model_of
 
 SHARES = (0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5)
 """Of the largest mean norm: ε₁."""
@@ -141,18 +141,12 @@ def told_run(bench: Bench, settings: Settings, change: Mapping[str, float], seed
         Told(truth=truth, dates=(first, second)),
         model_of(settings, federation, seed),
         federation,
-        local=_local(settings, change),
+        local=local_of({**settings, **change, "lr": settings["lr"] * change.get("lr", 1.0)}),
         rounds=settings["rounds"],
         seed=seed,
         evaluate_every=settings["rounds"],
     )
     return run, truth
-
-
-def _local(settings: Settings, change: Mapping[str, float]) -> LocalSpec:
-    lr = settings["lr"] * change.get("lr", 1.0)
-    local = LocalSpec(epochs=settings["epochs"], batch_size=settings["batch_size"], lr=lr)
-    return replace(local, **{key: value for key, value in change.items() if key != "lr"})
 
 
 def main() -> None:

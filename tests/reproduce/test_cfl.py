@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from fedclade import LocalSpec, load_federation
+from fedclade import LocalSpec, load_federation, simulate
 from fedclade.models import build_model
-from fedclade.reproduce import Row
+from fedclade.reproduce import EXPERIMENTS, Bench, Row
+from fedclade.reproduce.cfl_pairs import WatchedCFL, pairs_of
 from fedclade.reproduce.gaps import gaps_over_rounds, separation
 from fedclade.reproduce.result import Result
 from fedclade.reproduce.separation_theorem import (
@@ -88,15 +89,47 @@ def test_the_largest_norm_is_larger_where_clients_are_incongruent(smoke: Smoke):
 
 def test_fl_cfl_and_rcfl_are_told_with_the_papers_figures(smoke: Smoke):
     cifar, agnews = smoke("cfl-fig8-cifar"), smoke("cfl-fig9-agnews")
-    assert [row.paper for row in cifar.outcome.rows] == [20.0, 20.0, 25.0, 60.0, None, None]
-    assert [row.paper for row in agnews.outcome.rows] == [43.0, 42.0, 36.0, None]
+    assert [row.paper for row in cifar.outcome.rows] == [20.0, 20.0, 25.0, 60.0, None, None, None]
+    assert [row.paper for row in agnews.outcome.rows] == [43.0, 42.0, 36.0, None, None]
     for result in (cifar, agnews):
         courses = result.outcome.series
         assert courses["fl"]["splits"] == []
         assert courses["cfl"]["splits"]
         assert set(courses["cfl"]["splits"]) <= set(result.settings["split_rounds"])
         assert {claim.holds for claim in result.outcome.claims} == {None}
-        assert courses["fl"]["rounds"] == courses["cfl"]["rounds"] == courses["rcfl"]["rounds"]
+        assert set(courses) == {"fl", "cfl", "own", "rcfl"}
+        assert len({tuple(course["rounds"]) for course in courses.values()}) == 1
+
+
+def test_pairs_are_told_by_whether_they_are_of_one_distribution_and_already_a_cluster():
+    """Truth: {0, 1} and {2, 3}; split by hand after the second round."""
+    federation = load_federation("digits", clients=4, samples_per_client=60, shift="label_swap", clusters=2)
+    truth = federation.true_clusters
+    assert truth is not None
+    local = LocalSpec(epochs=3, batch_size=20, lr=0.1)
+    run = simulate(WatchedCFL(split_rounds=(2,), eps2=1e-6), "mclr", federation, local=local, rounds=3)
+    assert run.summary["clusters"]["ari"] == 1
+    pairs = pairs_of(run, truth)
+    assert {kind: [row[0] for row in rows] for kind, rows in pairs.items()} == {
+        "same": [1, 2],
+        "other": [1, 2],
+        "clustered": [3],
+    }
+    told = [event for event in run.events if event["kind"] == "similarities" and event["round"] == 1]
+    alpha = np.array(told[0]["alpha"])
+    alike = [alpha[a, b] for a in range(4) for b in range(a) if truth[a] == truth[b]]
+    assert len(alike) == 2
+    assert pairs["same"][0][1:] == pytest.approx([min(alike), np.mean(alike), max(alike)], abs=1e-3)
+
+
+def test_criteria_that_are_not_known_are_said_to_be_so():
+    """Without ε₁, ε₂ and γ_max that serve there is no run, and no row."""
+    settings = {**EXPERIMENTS["cfl-fig8-cifar"].settings("smoke"), "data": "digits", "model": "mclr", "criteria": {}}
+    settings |= {"model_arguments": {}, "clients": 8, "samples_per_client": 60, "test_samples": 20}
+    outcome = EXPERIMENTS["cfl-fig8-cifar"].measure(Bench(settings), settings)
+    assert set(outcome.series) == {"fl", "cfl", "rcfl"}
+    assert not any("criteria" in row.what for row in outcome.rows)
+    assert any("No ε₁, ε₂ and γ_max were found" in remark for remark in outcome.remarks)
 
 
 @pytest.mark.parametrize("k", [2, 3, 7])
