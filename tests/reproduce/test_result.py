@@ -133,6 +133,10 @@ def test_a_figure_that_the_paper_does_not_print_is_written_as_it_puts_it():
         (Row("x", 36.0, 30.0, unit="", wanted="at most"), "exceeded"),
         (Row("x", 90.0, 85.0), "off by -5"),
         (Row("x", None, 85.0), ""),
+        # One more of 84, 85, 86 lies within 4.303 · 1 · √(1 + 1/3) = 4.97 of 85.
+        (Row("x", 89.9, 85.0, seeds=(84.0, 85.0, 86.0)), "off by -4.9, as seeds differ"),
+        (Row("x", 90.0, 85.0, wanted="at least", seeds=(84.0, 85.0, 86.0)), "short by 5"),
+        (Row("x", 86.5, 85.0, seeds=(84.0, 86.0)), "off by -1.5"),
     ],
 )
 def test_verdicts(row: Row, verdict: str):

@@ -16,7 +16,7 @@ from fedclade.errors import DataError
 from fedclade.files import appear
 from fedclade.report.formats import NONE, duration
 from fedclade.reproduce import EXPERIMENTS
-from fedclade.reproduce.outcome import Row
+from fedclade.reproduce.outcome import AS_SEEDS_DIFFER, Row
 from fedclade.reproduce.result import Result
 from fedclade.reproduce.writing import departures, figure, table, to_markdown
 
@@ -34,8 +34,10 @@ those, not this page. `fedclade reproduce --list` lists all experiments, and the
 
 **Paper** is a figure of the paper's own text; a dash stands where it shows none. **Ours** is the mean over seeds with
 its 95 % interval by Student's t. A verdict is *reached* within what does not count as a difference, *exceeded* or
-*short by* where one side is better, and *off by* where either side may be. A claim is *seen*, where it says how much,
-if ours lies within a fifth of that; *direction only* if ours goes the same way, but less far, or much further.
+*short by* where one side is better, and *off by* where either side may be; *as seeds differ* stands where there are
+three seeds or more, and the paper's figure lies where one more of them would, with 95 %. A claim is *seen*, where it
+says how much, if ours lies within a fifth of that; *direction only* if ours goes the same way, but less far, or much
+further.
 """
 
 
@@ -155,8 +157,9 @@ SEEN = {"yes": "seen", "direction only": "direction only", "no": "not seen", "no
 
 
 def _kind(row: Row) -> str:
-    """Return a verdict without its number: ``reached``, ``exceeded``, ``short``, ``off``."""
-    return row.verdict.partition(" by ")[0]
+    """Return a verdict without its number: ``reached``, ``exceeded``, ``short``, ``off as seeds differ``."""
+    kind, _, rest = row.verdict.partition(" by ")
+    return f"{kind}{AS_SEEDS_DIFFER.removeprefix(',')}" if rest.endswith(AS_SEEDS_DIFFER) else kind
 
 
 def _unconfirmed(results: Sequence[Result]) -> Iterator[str]:
@@ -173,7 +176,9 @@ def _unconfirmed(results: Sequence[Result]) -> Iterator[str]:
     else:
         yield "No claim that was tested failed."
     yield ""
-    apart = [(result, [row for row in result.outcome.rows if _kind(row) in ("short", "off")]) for result in results]
+    apart = [
+        (result, [row for row in result.outcome.rows if _kind(row).startswith(("short", "off"))]) for result in results
+    ]
     rows = [(_link(result), _range(rows), result.outcome.summary.because or NONE) for result, rows in apart if rows]
     if rows:
         yield "Rows that are short of the paper's figures, or off them:\n"
@@ -198,7 +203,10 @@ def _not_measured(measured: Collection[str]) -> Iterator[str]:
     missing = [each for each in EXPERIMENTS.values() if each.name not in measured]
     if missing:
         yield "## Not measured\n"
-        yield "There are no results of these, as their data sets were not at hand. With them in the data folder:\n"
+        yield (
+            "There are no results of these here: the data sets are not at hand, or 2 cores take too many hours. Each "
+            "is measured by its command, which goes on where it was stopped:\n"
+        )
         commands = [f"`fedclade reproduce {each.name} --scale paper`" for each in missing]
         cells = [
             (each.name, each.source, ", ".join(each.data) or NONE, command)

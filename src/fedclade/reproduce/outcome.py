@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from fedclade.metrics import mean_and_interval
+
 Wanted = Literal["near", "at least", "at most"]
+
+FEWEST_SEEDS = 3
+"""Fewer tell too little of how much seeds differ."""
+
+AS_SEEDS_DIFFER = ", as seeds differ"
+"""Of a figure of the paper, from one run, that could as well be one of ours."""
 
 
 @dataclass(frozen=True)
@@ -44,16 +53,27 @@ class Row:
 
     @property
     def verdict(self) -> str:
-        """Return ``reached``, ``exceeded``, ``short by X`` or, where either side may be wrong, ``off by X``."""
+        """Return ``reached``, ``exceeded``, ``short by X`` or, where either side may be wrong, ``off by X``.
+
+        The last two with ``, as seeds differ`` if the seeds spread as far.
+        """
         if self.paper is None:
             return ""
         difference = self.ours - self.paper
         if abs(difference) <= self.within:
             return "reached"
         if self.wanted == "near":
-            return f"off by {difference:+.3g}"
+            return f"off by {difference:+.3g}{self._spread}"
         better = (difference > 0) == (self.wanted == "at least")
-        return "exceeded" if better else f"short by {abs(difference):.3g}"
+        return "exceeded" if better else f"short by {abs(difference):.3g}{self._spread}"
+
+    @property
+    def _spread(self) -> str:
+        """Tell if the paper's figure lies where one more seed of ours would, with 95 % (Student's t)."""
+        half = mean_and_interval(self.seeds)[1] if len(self.seeds) >= FEWEST_SEEDS else None
+        assert self.paper is not None
+        as_far = half is not None and abs(self.ours - self.paper) <= half * math.sqrt(len(self.seeds) + 1)
+        return AS_SEEDS_DIFFER if as_far else ""
 
 
 @dataclass(frozen=True)
