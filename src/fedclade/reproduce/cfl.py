@@ -224,7 +224,7 @@ EXPERIMENTS = (
                 "lr": 0.1,
                 "test_samples": 20,
             },
-            "laptop": {"model": "mlp", "samples_per_client": 15000, "rounds": 200, "test_samples": 20},
+            "laptop": {"model": "mlp", "samples_per_client": 6000, "test_samples": 20},
         },
         measure=cfl_norms.measure,
         draw=cfl_norms.draw,
