@@ -288,7 +288,11 @@ EXPERIMENTS = (
                 "model_arguments": {"embedding": 32, "hidden": 32},
                 "rounds": 40,
                 "split_rounds": [15, 20, 25],
-                "at_dates": {"eps2": 0.1},
+                "lr": 0.1,
+                "momentum": 0.9,  # as in the authors' published code, and so the next
+                "lr_decay": 0.99,
+                "at_dates": {"eps2": 1.8},
+                "criteria": {"eps1": 1.4, "eps2": 1.9, "gamma_max": 0.6},
                 "batch_size": 20,
             },
         },

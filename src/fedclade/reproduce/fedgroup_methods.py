@@ -48,7 +48,10 @@ def measure_best(
 def _runs(tasks: Mapping[str, Task], bench: Bench, settings: Settings, methods: Sequence[str] = METHODS) -> Runs:
     return {
         name: {
-            which: [run_of(bench, settings, tasks[name], which, seed) for seed in settings["seeds"]]
+            which: [
+                run_of(bench, settings, tasks[name], which, seed)
+                for seed in settings["seeds_of"].get(name, settings["seeds"])
+            ]
             for which in methods
         }
         for name in there(tasks, bench, settings)
