@@ -227,6 +227,8 @@ def _because(settings: Settings, found: Courses) -> str:
             "At a date every cluster whose largest norm is above ε₂ is split, and at this scale the norms of pure "
             "clusters are not below those of mixed ones."
         )
+    if "own" in found and any(course["ari"][-1] < 1 for course in found["own"]):
+        parts.append("The ε₁, ε₂ and γ_max that serve the seeds that they were chosen on do not quite serve this one.")
     return " ".join(parts)
 
 
@@ -346,7 +348,7 @@ def draw(outcome: Outcome, settings: Settings, *, place: str, score: str) -> Fig
             below.set_axis_off()
         for panel in (above, middle, below):
             panel.set_xlim(1, settings["rounds"])
-            for number in course["splits"]:
+            for number in course["splits"] if panel.axison else ():
                 panel.axvline(number, color=style.MUTED, linewidth=0.9, linestyle=(0, (1, 2)))
         head(above, f"{METHODS[method]}: true clusters")
         style.label(above, y=score if column == 0 else "")
