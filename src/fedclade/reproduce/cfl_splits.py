@@ -184,9 +184,9 @@ def _of_criteria(settings: Settings) -> str:
     rule = ", ".join(f"{key} {value:g}" for key, value in settings["at_dates"].items())
     told = f"At the dates clusters are split by {rule}; a cluster may be split down to single clients."
     if settings["criteria"]:
-        return told + " The criteria were chosen on seeds 10 and 11 (benchmarks/criteria.py)."
+        return told + " The criteria were chosen on other seeds (benchmarks/criteria.py)."
     return told + (
-        " No ε₁, ε₂ and γ_max were found on seeds 10 and 11 that split every mixed cluster and no pure one "
+        " No ε₁, ε₂ and γ_max were found on another seed that split every mixed cluster and no pure one "
         "(benchmarks/criteria.py), so that there is no row for CFL without dates."
     )
 
