@@ -18,6 +18,7 @@ from fedclade.reproduce.fl_hc_claims import (
     claims_of_fractions,
     claims_of_iid,
     claims_of_linkages,
+    summary_of_cells,
 )
 from fedclade.reproduce.fl_hc_runs import clusters_at, federation_of, key_of, labels_of, merges_of, run_of
 from fedclade.reproduce.result import Result
@@ -254,6 +255,11 @@ def test_clusters_that_are_not_the_true_ones_are_named():
     runs = {"cosine_average": made_up(0.99), "l2_ward": made_up(0.9, ari=0.5), "l1_single": made_up(0.91)}
     found = claims_of_linkages(cells(made_up(0.8), **runs), settings_of("label-swapped"))[-1]
     assert found.measured == "90.0 to 99.0 %; other clusters than the true ones with l2 ward"
+    told = summary_of_cells(cells(made_up(0.8), **runs), {}, {**settings_of("label-swapped"), "cuts": [4]})
+    assert told.because.endswith(
+        "At the numbers of clusters tried, [4], l2 ward finds others than the 4 groups; the paper shows the best of "
+        "thresholds that it does not tell."
+    )
 
 
 def test_runs_of_few_rounds_tell_little():
