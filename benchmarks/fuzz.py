@@ -321,6 +321,14 @@ def tiny(path: Path) -> list[str] | None:
     return [f"{key}={value}" for key, value in changed.items()]
 
 
+def warm_up() -> None:
+    """Import in this process what a run does: its children then have it, and their time is that of the run alone."""
+    with tempfile.TemporaryDirectory() as scratch:
+        path = Path(scratch) / "warm-up.toml"
+        path.write_text(tomli_w.dumps({**small_config("cfl"), "engine": "loop"}))
+        outcome_of(lambda: app(["run", str(path), "--quiet", "--out", f"{scratch}/run"], standalone_mode=False))
+
+
 def run_it(path: Path, changes: list[str], out: Path, told: Path) -> None:
     """Run a config in this process, within limits, and write down how it ended."""
     os.setsid()  # so that whatever it starts can be ended with it
@@ -372,6 +380,7 @@ def main() -> None:
     matplotlib.use("agg")
     console, draw = Console(soft_wrap=True), random.Random(arguments.seed)
     mutator = Mutator(draw)
+    warm_up()
     counts: dict[str, Counter[str]] = {kind: Counter() for kind in ("validated", "--set", "--memory", "run")}
     runnable: list[tuple[str, Path, list[str]]] = []
     with tempfile.TemporaryDirectory() as scratch:
