@@ -365,9 +365,13 @@ def half_written(folder: Path) -> str:
     if not folder.exists():
         return ""
     try:
-        return "" if is_unfinished(folder) and read_config(folder / "config.toml") else str(Run.load(folder))[:0]
-    except Exception as error:
+        if is_unfinished(folder):
+            read_config(folder / "config.toml")
+        else:
+            Run.load(folder)
+    except Exception as error:  # whatever it is, nobody could go on with the folder
         return f"{type(error).__name__}: {error}"
+    return ""
 
 
 def main() -> None:

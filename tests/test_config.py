@@ -181,12 +181,14 @@ def test_a_value_that_is_very_long_or_deep_is_shortened_in_its_message():
         assert len(str(error.value)) < 1000
 
 
-def test_wrong_data_does_not_keep_newcomers_from_being_checked():
-    """Clients that leave are compared with those that there are, of whom nothing is known here."""
+def test_newcomers_are_checked_beside_wrong_data_as_far_as_that_goes():
+    """Clients that leave would be compared with those that there are, of whom nothing is known here."""
     raw = {"data": {"clients": "six"}, "newcomers": {"clients": 2, "leave_round": 2}}
-    with pytest.raises(
-        ConfigError, match=re.escape("clients of [data] should be a whole number or left out, got 'six'")
-    ):
+    told = "clients of [data] should be a whole number or left out, got 'six'"
+    with pytest.raises(ConfigError, match=f"^{re.escape(told)}$"):
+        check_config(raw)
+    raw["newcomers"]["clients"] = -1
+    with pytest.raises(ConfigError, match="^" + re.escape(f"{told}\nnewcomers.clients should be at least 0, got -1")):
         check_config(raw)
 
 

@@ -237,14 +237,14 @@ def check_config(raw: Mapping[str, Any]) -> Config:
     privacy = problems.building("privacy", Privacy, sections["privacy"])
     faults = problems.building("faults", Faults, sections["faults"])
     newcomers = problems.building("newcomers", Newcomers, sections["newcomers"])
-    if newcomers is not None and data_is_right:
-        clients = data["clients"]
+    clients = data["clients"] if data_is_right else 1  # any number will do where it is not known
+    if newcomers is not None:
         problems.collect("", check_newcomers, newcomers.clients, newcomers.samples_per_client, clients)
         presence = problems.collect("", lambda: newcomers.presence)
-        if presence is not None and top is not None:
+        if presence is not None and top is not None and data_is_right:
             problems.collect("", presence.check, newcomers.clients, clients or 0, top.rounds)
-    if built is not None and data_is_right and data["clients"] is not None:
-        problems.collect("", built.check_clients, data["clients"])
+    if built is not None and data_is_right and clients is not None:
+        problems.collect("", built.check_clients, clients)
     if top is not None and target is not None:
         settings = {key: value for key, value in asdict(top).items() if key != "tf32"}  # which cannot be wrong
         problems.collect("", check_settings, **settings, target=target.accuracy)
