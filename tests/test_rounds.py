@@ -7,8 +7,20 @@ import pytest
 import torch
 from torch import nn
 
-from fedclade import CFL, ConfigError, FedAvg, LocalSpec, ModelError, Oracle, Run, Signature, UpdateError, simulate
-from fedclade.algorithms import Local, RoundLog, State
+from fedclade import (
+    CFL,
+    ConfigError,
+    FedAvg,
+    LocalSpec,
+    ModelError,
+    Oracle,
+    Run,
+    RunError,
+    Signature,
+    UpdateError,
+    simulate,
+)
+from fedclade.algorithms import IFCA, PACFL, FedGroup, Local, RoundLog, State
 from fedclade.clients import Round
 from fedclade.data.federation import Federation
 from fedclade.models import build_model
@@ -67,6 +79,57 @@ def test_a_model_that_does_not_fit_and_training_that_diverges_are_refused():
     )
     with pytest.raises(UpdateError, match=text):
         run_of(local=LocalSpec(lr=1e38, epochs=30, weight_decay=0.1))
+
+
+def test_a_model_that_diverges_on_the_server_ends_the_run_and_is_named():
+    """Every update is finite, but the step along the other groups' models takes their entries beyond float32."""
+    text = (
+        r"round 1: the model of cluster [12] has diverged: \d+ of its \d+ entries are NaN or infinite; its clients are "
+        r"\[\d.*\]; lower the step size local.lr, or algorithm.eta_g where there is one"
+    )
+    with pytest.raises(RunError, match=text):
+        run_of(TwoGroups(groups=2))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TwoGroups(FedGroup):
+    """FedGroup whose steps along other groups are infinite, as those of many rounds with a huge eta_g may become."""
+
+    def step(self, state: State, cohort, clients, this_round: Round) -> tuple[State, RoundLog]:
+        state, log = super().step(state, cohort, clients, this_round)
+        leaf = state.tree.leaves[0]
+        return State(state.tree.with_model(leaf.id, leaf.params * torch.inf)), log
+
+
+def test_a_huge_step_along_other_groups_ends_in_an_error_that_names_the_fix():
+    with pytest.raises((RunError, UpdateError), match=r"lower (the step size )?local\.lr"):
+        run_of(FedGroup(groups=2, eta_g=1e30), model="mlp", rounds=4)
+
+
+def test_losses_that_are_not_finite_are_told_of_as_training_and_evaluation_meet_them(caplog):
+    """Products of the two layers' weights are beyond float32: first the test losses are, then nobody can train."""
+    with pytest.raises(UpdateError, match="nobody answered"):
+        run_of(FedGroup(groups=2, eta_g=1e30), model="mlp", rounds=4)
+    assert "round 1: the test losses of 4 of 4 clients are NaN or infinite, first of client 0" in caplog.text
+
+
+def test_several_initial_models_that_take_more_than_the_memory_are_refused():
+    text = "IFCA starts from 2000000 models, which take 0.2 GB, and the run may take 0.0 GB; ask for fewer"
+    with pytest.raises(ConfigError, match=re.escape(text)):
+        run_of(IFCA(restarts=10**6), model=linear, memory="10MB")
+
+
+def test_more_clusters_than_clients_are_refused_before_a_model_is_made():
+    with pytest.raises(ConfigError, match=re.escape("algorithm.clusters should be at most the number of clients, 4")):
+        run_of(IFCA(clusters=10**9), model=linear)
+    with pytest.raises(ConfigError, match=re.escape("algorithm.base_directions should be at most 4, as 4 clients")):
+        run_of(FedGroup(groups=2, base_directions=10**9))
+
+
+def test_more_vectors_than_an_input_has_entries_are_refused():
+    text = f"algorithm.vectors should be at most {FEATURES}, as an input of .* has no more entries, got 1000000000"
+    with pytest.raises(ConfigError, match=text):
+        run_of(PACFL(vectors=10**9))
 
 
 def test_a_model_can_be_made_by_a_function_of_the_seed():

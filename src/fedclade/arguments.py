@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Collection, Mapping
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from fedclade.errors import ConfigError, unknown
+from fedclade.errors import ConfigError, shown, unknown
 
 Taker = Callable[..., Any]
 """A function, or a class such as a dataclass of hyper-parameters; its keyword-only parameters are options."""
+
+BITS = 64
+"""Of whole numbers, with their sign: neither tensors nor files hold longer ones, and a float need not reach as far."""
 
 
 def known_arguments(
@@ -85,7 +89,8 @@ def check_arguments(
             else:
                 problems.append(unknown(f"key of {owner}:", name, known))
         elif not _fits(value, hint := hints.get(name, Any)):
-            problems.append(f"{name} of {owner} should be {_in_words(hint)}, got {value!r}")
+            why = f", of more than {BITS} bits" if _is_too_long(value) else ""
+            problems.append(f"{name} of {owner} should be {_in_words(hint)}, got {shown(value)}{why}")
         else:
             fitted[name] = _as(value, hint)
     if problems:
@@ -113,7 +118,15 @@ def _fits(value: Any, hint: Any) -> bool:
         return True
     if isinstance(value, bool):  # which Python counts as an int
         return hint is bool
-    return isinstance(value, int | float) if hint is float else isinstance(value, hint)
+    if _is_too_long(value):
+        return False
+    if hint is float:
+        return isinstance(value, int | float) and not math.isnan(value)  # which is neither in nor out of any range
+    return isinstance(value, hint)
+
+
+def _is_too_long(value: Any) -> bool:
+    return isinstance(value, int) and value.bit_length() >= BITS
 
 
 def _as(value: Any, hint: Any) -> Any:

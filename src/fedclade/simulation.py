@@ -159,6 +159,7 @@ def simulate(
     everybody = presence.everybody(federation)
     if isinstance(algorithm, str):
         algorithm = build_algorithm(algorithm, true_clusters=everybody.true_clusters)
+    algorithm.check_clients(len(federation))
     check_stream(stream, algorithm, signature)
     check_privacy(privacy, type(algorithm))
     schedule = Schedule(rounds, local, seed, client_fraction, evaluate_every, min_clients, tf32)

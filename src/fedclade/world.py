@@ -125,7 +125,7 @@ class World:
         device = choose_device(device)
         signature = signature or Signature()
         budget = default_memory(torch.device(device)) if memory is None else memory_bytes(memory)
-        module, initial = initial_models(model, federation.pool.schema, seed, algorithm)
+        module, initial = initial_models(model, federation.pool.schema, seed, algorithm, budget)
         simulated = SimulatedClients(federation, module, device, engine, budget, taken)
         layout, initial = simulated.layout, initial.to(device)
         secret = rng.torch_seed(seed, "the clients' secret")
@@ -182,7 +182,7 @@ def model_name(model: nn.Module | str | Maker, seed: int) -> str:
 
 
 def initial_models(
-    model: nn.Module | str | Maker, schema: Schema, seed: int, algorithm: Algorithm
+    model: nn.Module | str | Maker, schema: Schema, seed: int, algorithm: Algorithm, budget: int | None = None
 ) -> tuple[nn.Module, Tensor]:
     """Return a module of a run's own, and its initial models ``[S]`` or ``[initial_models, S]``, not permuted.
 
@@ -196,11 +196,13 @@ def initial_models(
         Of the run.
     algorithm
         Says how many it starts from; each after the first is drawn from a seed of its own.
+    budget
+        How many bytes they may take together.
 
     Raises
     ------
     ConfigError
-        If the model is unknown, or several are needed and the one given cannot be made anew.
+        If the model is unknown, several are needed and the one given cannot be made anew, or they take more than that.
     """
     module = _module(model, schema, seed)
     first = (layout := Layout.of(module)).flatten(module)
@@ -210,6 +212,11 @@ def initial_models(
         raise ConfigError(
             f"{type(algorithm).__name__} starts from {algorithm.initial_models} different models, and a module is only "
             "one; give the model's name, or a function that makes a module from a seed"
+        )
+    if budget is not None and (needed := algorithm.initial_models * first.numel() * first.itemsize) > budget:
+        raise ConfigError(
+            f"{type(algorithm).__name__} starts from {algorithm.initial_models} models, which take "
+            f"{needed / 1e9:.1f} GB, and the run may take {budget / 1e9:.1f} GB; ask for fewer, or raise the memory"
         )
     seeds = (rng.torch_seed(seed, "initial model", number) for number in range(1, algorithm.initial_models))
     return module, torch.stack([first, *(layout.flatten(_module(model, schema, each)).to(first) for each in seeds)])

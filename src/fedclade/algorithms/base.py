@@ -111,6 +111,16 @@ class Algorithm(ABC):
         """How many rounds it takes until it has done what sets it apart; a run of fewer is told so."""
         return 1
 
+    def check_clients(self, clients: int) -> None:
+        """Check that so many clients are enough for what the hyper-parameters ask for; any number is by default.
+
+        Raises
+        ------
+        ConfigError
+            If they are not.
+        """
+        return
+
     @abstractmethod
     def init(self, params: Tensor, clients: Clients) -> State:
         """Return the state before the first round, from the initial model ``[S]``, or ``[initial_models, S]``."""

@@ -25,6 +25,7 @@ from torch import Tensor
 from fedclade.algorithms.base import Event, OneCohort, OwnModels, RoundLog, State, log_of, move_clusters, train_root
 from fedclade.clients import Clients, Round
 from fedclade.errors import require
+from fedclade.local import LARGEST
 from fedclade.tree import ParameterTree
 
 
@@ -52,6 +53,7 @@ class Ditto(OwnModels, OneCohort):
     def __post_init__(self) -> None:
         require(
             ("algorithm.lam", self.lam, self.lam >= 0, "at least 0"),
+            ("algorithm.lam", self.lam, not self.lam > LARGEST, f"at most {LARGEST:g}"),
             ("algorithm.epochs", self.epochs, self.epochs is None or self.epochs >= 1, "at least 1, or left out"),
         )
 

@@ -106,6 +106,10 @@ class FLHC(Algorithm):
         """Rounds until the clustering step."""
         return self.rounds_before + 1
 
+    def check_clients(self, clients: int) -> None:
+        """Check that there are as many clients as clusters are asked for; raises ConfigError."""
+        check_enough("n_clusters", self.n_clusters, clients)
+
     def init(self, params: Tensor, clients: Clients) -> State:
         """Put all clients in one cluster (line 2).
 
@@ -114,7 +118,7 @@ class FLHC(Algorithm):
         ConfigError
             If more clusters are asked for than there are clients.
         """
-        check_enough(self.n_clusters, clients.ids)
+        self.check_clients(len(clients.ids))
         return State(ParameterTree.root_only(clients.ids, params))
 
     def step(self, state: State, cohort: Sequence[int], clients: Clients, this_round: Round) -> tuple[State, RoundLog]:

@@ -86,5 +86,5 @@ def _known(kind: Kind) -> Mapping[str, str]:
 
 
 def _first_comment(file: Path) -> str:
-    first = file.read_text().partition("\n")[0]
+    first = file.read_text(encoding="utf-8").partition("\n")[0]
     return first.removeprefix("#").strip() if first.startswith("#") else ""

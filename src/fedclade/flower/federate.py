@@ -164,6 +164,7 @@ def federate(
         require(("privacy.permute", permute, False, rule))
     roster = members.roster
     algorithm = _built(algorithm, roster.true_clusters)
+    algorithm.check_clients(len(roster))
     check_stream(stream, algorithm, signature)
     check_privacy(privacy, type(algorithm))
     name, model = _known(model, roster.schema, seed)

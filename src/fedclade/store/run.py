@@ -247,7 +247,7 @@ def read_config(folder: Path) -> Mapping[str, Any]:
         If it cannot be read.
     """
     try:
-        return tomllib.loads((folder / CONFIG).read_text())
+        return tomllib.loads((folder / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise RunError(f"the run folder {folder} is damaged: {type(error).__name__}: {error}") from error
 
@@ -256,7 +256,7 @@ def write_config(path: Path, config: Mapping[str, Any]) -> None:
     """Write a config as TOML."""
     import tomli_w  # not needed to simulate, only to save
 
-    path.write_text(tomli_w.dumps(without_none(config)))
+    path.write_text(tomli_w.dumps(without_none(config)), encoding="utf-8")
 
 
 def without_none(value: Any) -> Any:
