@@ -117,7 +117,7 @@ def _key(engines: list[str], task: Task) -> dict[str, object]:
         "tensors": [[slot.name, *slot.shape] for slot in (*task.layout.parameters, *task.layout.buffers)],
         "type": str(task.layout.dtype),
         "inputs": list(task.jobs[0].inputs.shape[1:]),
-        "batch_size": task.spec.batch_size,
+        "batch_size": task.batch_size,
         "clients": 1 << (clients - 1).bit_length(),  # the next power of two
         "device": torch.cuda.get_device_name() if cuda else f"{platform.machine()}, {os.cpu_count()} cores",
         "threads": torch.get_num_threads(),
