@@ -16,8 +16,8 @@ from fedclade.engine import clients as clients_module
 from fedclade.engine.clients import choose_device
 from fedclade.engine.jobs import Engine
 from fedclade.engine.loop import LoopEngine
+from fedclade.engine.processes import cannot_fork
 from fedclade.engine.stacked import StackedEngine
-from fedclade.engine.workers import cannot_fork
 from fedclade.params import Layout
 from fedclade.updates import Updates
 from tests.tiny import FEATURES, LABELS, VIEWS, federation_of, linear, perceptron, simulated
