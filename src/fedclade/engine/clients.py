@@ -209,7 +209,8 @@ class SimulatedClients:
         sizes = [len(self._client(client).train) for client in ids]
         by_size = sorted(range(len(ids)), key=lambda place: -sizes[place])
         if spec not in self._bytes_by_spec:
-            some = np.resize(self._federation.clients[0].train, spec.batch_size)
+            largest = max(len(client.train) for client in self._federation.clients)
+            some = np.resize(self._federation.clients[0].train, min(spec.batch_size, largest))
             batch = self._federation.pool.inputs(some).to(self._device)
             self._bytes_by_spec[spec] = bytes_per_client(self._module, self.layout, batch, spec)
         own_data = 0 if self._data.bytes_kept else self._data.bytes_each * max(sizes)
