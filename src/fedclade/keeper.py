@@ -17,6 +17,7 @@ from fedclade.errors import CheckpointError, ConfigError, RunInterrupted
 from fedclade.files import remove
 from fedclade.record import Record, versions
 from fedclade.store import Checkpoint, Run, RunFolder
+from fedclade.store.run import plain
 from fedclade.world import Stream, World
 
 Every = int | Literal["auto"]
@@ -111,7 +112,7 @@ class Keeper:
         self, folder: str | Path | None, config: Mapping[str, Any], every: Every, fingerprint: Callable[[], str]
     ) -> None:
         self._folder = None if folder is None else RunFolder(Path(folder))
-        self.config = config
+        self.config = config = plain(config)
         self._fingerprint = fingerprint
         self._pace = Pace(every)
         self._saved = 0
