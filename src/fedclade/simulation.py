@@ -114,7 +114,8 @@ def simulate(
     tf32
         Let a GPU round the factors of float32 products to 10 bits, which is faster.
     on_round
-        Called after every round with its metrics and the tree.
+        Called after every round with its metrics and the tree. If it fails, that is told in a warning, once, and the
+        run goes on; an error of fedclade's own, such as ``RunInterrupted``, ends it.
     config
         What to note as the run's config; by default it is put together from the arguments.
     folder

@@ -76,6 +76,8 @@ class FLHC(Algorithm):
         If a name is unknown, a value is out of range, or two do not go together.
     """
 
+    waits_by = "rounds_before"
+
     rounds_before: int = 10
     metric: str = "l1"
     linkage: str = "complete"

@@ -52,6 +52,8 @@ class ReplicatedCFL(Algorithm):
         If a value is out of range; one line for each.
     """
 
+    waits_by = "check_every"
+
     level: float = 0.01
     check_every: int = 7
 

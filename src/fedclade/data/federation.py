@@ -95,6 +95,9 @@ class Pool:
         if len(self.y) and int(self.y.max()) >= self.outputs:
             raise DataError(f"pool {self.name!r} has {self.outputs} outputs, but a label {int(self.y.max())}")
 
+    def __repr__(self) -> str:
+        return f"Pool({self.name!r}, {self.x.dtype} {list(self.x.shape)}, outputs={self.outputs}, task={self.task!r})"
+
     @property
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one input, without the batch dimension."""
@@ -225,6 +228,9 @@ class Federation:
 
     def __len__(self) -> int:
         return len(self.clients)
+
+    def __repr__(self) -> str:
+        return f"Federation({str(self)!r})"
 
     def __str__(self) -> str:
         return self.description or f"{self.pool.name}, {len(self)} clients"
