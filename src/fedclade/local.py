@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fedclade.arguments import checked
 from fedclade.errors import require
 
 
+@checked()
 @dataclass(frozen=True, kw_only=True)
 class LocalSpec:
     """Local training: plain SGD, the SGD_n of eq. 1 of the CFL paper; a proximal term and clipping are options.

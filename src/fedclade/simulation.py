@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from fedclade.algorithms import Algorithm, build_algorithm
+from fedclade.arguments import checked
 from fedclade.data.federation import Federation
 from fedclade.faults import Faults
 from fedclade.keeper import Every, Keeper
@@ -32,6 +33,7 @@ from fedclade.store import Run
 from fedclade.world import Maker, Stream, World, model_name
 
 
+@checked()
 def simulate(
     algorithm: Algorithm | str,
     model: nn.Module | str | Maker,

@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from fedclade.arguments import checked
 from fedclade.data.arrays import as_inputs
 from fedclade.data.federation import ClientData, Federation, Indices, Pool
 from fedclade.errors import DataError
 
 
+@checked("dataset", "test")
 def pool_from_torch(dataset: Dataset[Any], test: Dataset[Any] | None = None, name: str = "custom") -> Pool:
     """Read a map-style torch data set of ``(x, label)`` pairs into a pool for classification.
 
@@ -47,6 +49,7 @@ def pool_from_torch(dataset: Dataset[Any], test: Dataset[Any] | None = None, nam
     )
 
 
+@checked("train", "test", "validation")
 def one_client(
     train: Dataset[Any],
     test: Dataset[Any],

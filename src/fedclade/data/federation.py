@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedclade.arguments import checked
 from fedclade.clients import Split
 from fedclade.data.arrays import as_indices, as_inputs, as_targets
 from fedclade.errors import DataError, require, unknown
@@ -244,6 +245,7 @@ def _check_held(pool: Pool, indices: Indices, split: Split, client: str) -> None
     )
 
 
+@checked()
 @dataclass(frozen=True, eq=False)
 class Federation:
     """N clients with their data.
