@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from importlib.metadata import version
 
 import pytest
 import torch
 from torch import nn
 
+import fedclade
 from fedclade import (
     CFL,
     ConfigError,
@@ -16,6 +18,7 @@ from fedclade import (
     Oracle,
     Run,
     RunError,
+    RunInterrupted,
     Signature,
     UpdateError,
     simulate,
@@ -309,6 +312,48 @@ def test_on_round_is_called_after_every_round():
     run = run_of("local", on_round=lambda row, tree: seen.append((row["round"], len(tree.leaves))))
     assert seen == [(1, 4), (2, 4), (3, 4)]
     assert len(run.tree.leaves) == 4
+
+
+def test_an_on_round_that_fails_costs_one_warning_and_not_the_run(caplog):
+    seen = []
+
+    def on_round(row, tree):
+        seen.append(row["round"])
+        raise ZeroDivisionError("in a callback")
+
+    run = run_of("local", on_round=on_round)
+    assert (run.summary["rounds"], seen) == (3, [1, 2, 3])
+    assert len(caplog.records) == 1
+    assert "on_round failed in round 1; the run goes on" in caplog.text
+    assert "ZeroDivisionError: in a callback" in caplog.text
+
+
+def test_an_on_round_may_end_the_run_by_an_error_of_fedclades_own():
+    def on_round(row, tree):
+        raise RunInterrupted("enough", "nothing more")
+
+    with pytest.raises(RunInterrupted, match="enough"):
+        run_of("local", on_round=on_round)
+
+
+@pytest.mark.parametrize("thing", ["run", "tree", "federation", "pool"])
+def test_what_a_run_is_made_of_looks_like_one_line(thing):
+    federation = federation_of(TRUTH)
+    run = run_of("local", federation)
+    things = {"run": run, "tree": run.tree, "federation": federation, "pool": federation.pool}
+    assert (
+        repr(things[thing])
+        == {
+            "run": "Run(algorithm='local', data='tiny', model='Sequential', seed=0, rounds=3)",
+            "tree": "ParameterTree(nodes=5, clusters=4, clients=4)",
+            "federation": "Federation('tiny')",
+            "pool": "Pool('tiny', torch.float32 [216, 6], outputs=4, task='classification')",
+        }[thing]
+    )
+
+
+def test_fedclade_tells_its_version():
+    assert fedclade.__version__ == version("fedclade")
 
 
 def test_who_follows_a_run_is_given_what_makes_one_of_the_rounds_so_far():

@@ -17,6 +17,7 @@ from fedclade.errors import CheckpointError, ConfigError, RunInterrupted
 from fedclade.files import remove
 from fedclade.record import Record, versions
 from fedclade.store import Checkpoint, Run, RunFolder
+from fedclade.store.run import plain
 from fedclade.world import Stream, World
 
 Every = int | Literal["auto"]
@@ -101,6 +102,8 @@ class Keeper:
 
     Raises
     ------
+    ConfigError
+        If the config is not that of a whole run.
     RunError
         If the folder holds something else, or a run of another config.
     CheckpointError
@@ -111,7 +114,8 @@ class Keeper:
         self, folder: str | Path | None, config: Mapping[str, Any], every: Every, fingerprint: Callable[[], str]
     ) -> None:
         self._folder = None if folder is None else RunFolder(Path(folder))
-        self.config = config
+        self.config = config = plain(config)
+        _check_whole(config)
         self._fingerprint = fingerprint
         self._pace = Pace(every)
         self._saved = 0
@@ -249,6 +253,17 @@ class Keeper:
             on_cpu=frozenset(name for name, tensor in memory.items() if tensor.device.type == "cpu"),
             rows={name: getattr(record, name) for name in ("metrics", "clusters", "clients", "events")},
             similarities=tuple(record.similarities.values()),
+        )
+
+
+def _check_whole(config: Mapping[str, Any]) -> None:
+    """Check that a config that was given to be noted has what a run's summary tells of it."""
+    named = {key: isinstance(config.get(key), Mapping) and "name" in config[key] for key in ("algorithm", "model")}
+    told = {key: key in config for key in ("rounds", "seed", "engine")}
+    if lacking := [key for key, holds in {**told, **named}.items() if not holds]:
+        raise ConfigError(
+            f"a config to note should be that of a whole run, but this one lacks {', '.join(lacking)} (the last as "
+            "sections with a name); leave it out to have it put together"
         )
 
 

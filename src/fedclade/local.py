@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fedclade.arguments import checked
 from fedclade.errors import require
 
 LARGEST = 3.4e38
 """Of a step size, and of what scales a penalty: float32 holds no larger number."""
 
 
+@checked()
 @dataclass(frozen=True, kw_only=True)
 class LocalSpec:
     """Local training: plain SGD, the SGD_n of eq. 1 of the CFL paper; a proximal term and clipping are options.

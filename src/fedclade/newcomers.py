@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fedclade.algorithms import Algorithm, Local, build_algorithm
+from fedclade.arguments import checked
 from fedclade.clients import Round
 from fedclade.data.federation import Federation
 from fedclade.engine.precision import float32_products
@@ -99,6 +100,7 @@ class Newcomers:
         return path
 
 
+@checked()
 def place(
     run: Run,
     newcomers: Federation,
@@ -115,6 +117,7 @@ def place(
         return setting.assignments()
 
 
+@checked()
 def assign(
     run: Run,
     newcomers: Federation,

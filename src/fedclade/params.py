@@ -13,6 +13,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.nn.utils.parametrize import is_parametrized
+from torch.nn.utils.prune import BasePruningMethod
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 
 from fedclade.errors import ModelError
 
@@ -58,8 +63,10 @@ class Layout:
         Raises
         ------
         ModelError
-            If the module has no parameters to train, or parameters of several types.
+            If the module has no parameters to train, or parameters of several types, or of those that
+            :func:`check_module` refuses.
         """
+        check_module(module)
         trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         frozen = [(name, p) for name, p in module.named_parameters() if not p.requires_grad]
         if not trained:
@@ -126,6 +133,35 @@ class Layout:
         placed = self.unflatten(vector.cpu())
         names = {**{name: name for name in placed}, **dict(self.tied)}
         return {name: placed[place].clone() for name, place in names.items()}
+
+
+def check_module(module: nn.Module) -> None:
+    """Check that a module's state is that of its parameters and buffers, so that a vector can hold it.
+
+    Raises
+    ------
+    ModelError
+        If parameters have no shape yet, or tensors are computed from others before each pass: weight and spectral
+        norm, orthogonal and other parametrisations, pruning. Names the first module that has such.
+    """
+    for name, part in module.named_modules():
+        where = f"{name!r} ({type(part).__name__})" if name else type(part).__name__
+        if any(is_lazy(tensor) for tensor in (*part.parameters(recurse=False), *part.buffers(recurse=False))):
+            raise ModelError(
+                f"{where} is lazy: its parameters have no shape yet; pass a batch through the model first, or name the "
+                "sizes"
+            )
+        hooks: Mapping[int, object] = part._forward_pre_hooks  # pyright: ignore[reportPrivateUsage]  (no other way)
+        if is_parametrized(part) or any(isinstance(hook, _COMPUTING) for hook in hooks.values()):
+            raise ModelError(
+                f"{where} computes its weights from other parameters, as weight norm, spectral norm and pruning do, "
+                "but models are averaged by their parameters; remove that (torch.nn.utils.parametrize."
+                "remove_parametrizations), or take a layer without it"
+            )
+
+
+_COMPUTING = (WeightNorm, SpectralNorm, BasePruningMethod)
+"""Hooks that compute a weight before each pass; what came after them are parametrisations."""
 
 
 def _typed(value: Tensor, dtype: torch.dtype) -> Tensor:

@@ -12,7 +12,7 @@ from fedclade.algorithms import ALGORITHMS, Algorithm, Oracle
 from fedclade.clients import Evaluation, Round
 from fedclade.engine.auto import check_engine
 from fedclade.engine.precision import float32_products
-from fedclade.errors import CheckpointError, ConfigError, RunError, RunInterrupted, require, shown
+from fedclade.errors import CheckpointError, ConfigError, FedcladeError, RunError, RunInterrupted, require, shown
 from fedclade.keeper import Keeper, Progress
 from fedclade.local import LocalSpec
 from fedclade.presence import ComingAndGoing
@@ -85,11 +85,13 @@ def run_rounds(
     if schedule.rounds < algorithm.rounds_needed:
         _log.warning(
             "%s needs %d rounds until it has clustered the clients, and this run has %d: it will be federated "
-            "averaging; set more rounds, or a smaller algorithm.rounds_before",
+            "averaging; set more rounds%s",
             type(algorithm).__name__,
             algorithm.rounds_needed,
             schedule.rounds,
+            f", or a smaller algorithm.{algorithm.waits_by}" if algorithm.waits_by else "",
         )
+    tell = _unfailing(on_round)
     progress = keeper.progress(world, record)
     if progress is None:
         progress = Progress(0, algorithm.init(world.initial, clients), record)
@@ -105,8 +107,7 @@ def run_rounds(
                 if algorithm.finished(progress.state):
                     break
                 row = run_round(algorithm, world, clients, progress, schedule, number)
-                if on_round is not None:
-                    on_round(row, progress.state.tree)
+                tell(row, progress.state.tree)
                 if follow is not None and progress.record.clients:
                     follow(so_far)
                 keeper.after_round(progress, world)
@@ -194,6 +195,29 @@ def _warn_of_losses(number: int, evaluation: Evaluation) -> None:
             len(evaluation.ids),
             bad[0],
         )
+
+
+def _unfailing(on_round: OnRound | None) -> OnRound:
+    """Return what to call after a round: where that fails, a run is worth more, and goes on.
+
+    An error of fedclade's own, such as :class:`~fedclade.errors.RunInterrupted`, does end the run.
+    """
+    failed = False
+
+    def tell(row: Row, tree: ParameterTree) -> None:
+        nonlocal failed
+        if on_round is None:
+            return
+        try:
+            on_round(row, tree)
+        except FedcladeError:
+            raise
+        except Exception:
+            if not failed:
+                _log.warning("on_round failed in round %d; the run goes on", row["round"], exc_info=True)
+            failed = True
+
+    return tell
 
 
 def config_of(

@@ -18,11 +18,11 @@ from fedclade.clients import Clients
 from fedclade.data.federation import Federation
 from fedclade.engine.clients import SimulatedClients, choose_device
 from fedclade.engine.memory import default_memory, memory_bytes, updates_at_once
-from fedclade.errors import ConfigError
+from fedclade.errors import ConfigError, FedcladeError, ModelError
 from fedclade.faults import Faults, FaultyClients
 from fedclade.meter import Meter, MeteredClients
 from fedclade.models import build_model
-from fedclade.params import Layout
+from fedclade.params import Layout, check_module
 from fedclade.privacy import DifferentialPrivacy, PrivateClients, keyed_noise
 from fedclade.replicates import ReplicatingClients
 from fedclade.roster import Schema
@@ -178,7 +178,7 @@ def model_name(model: nn.Module | str | Maker, seed: int) -> str:
     """Return the name that a model was asked for by, or that of its class."""
     if isinstance(model, str):
         return model
-    return type(model if isinstance(model, nn.Module) else model(seed)).__name__
+    return type(model if isinstance(model, nn.Module) else _made(model, seed)).__name__
 
 
 def initial_models(
@@ -225,7 +225,23 @@ def initial_models(
 def _module(model: nn.Module | str | Maker, schema: Schema, seed: int) -> nn.Module:
     if isinstance(model, str):
         return module_for(model, schema, seed)
-    return copy.deepcopy(model) if isinstance(model, nn.Module) else model(seed)
+    if isinstance(model, nn.Module):
+        check_module(model)  # before it is copied, which can fail for the same reason
+        return copy.deepcopy(model)
+    return _made(model, seed)
+
+
+def _made(make: Maker, seed: int) -> nn.Module:
+    """Return the module that a user's function makes from a seed, checked."""
+    try:
+        module: Any = make(seed)
+    except FedcladeError:
+        raise
+    except Exception as error:
+        raise ModelError(f"making the model from seed {seed} failed: {type(error).__name__}: {error}") from error
+    if not isinstance(module, nn.Module):
+        raise ModelError(f"a function that makes a model should return a torch.nn.Module, got {type(module).__name__}")
+    return module
 
 
 def module_for(name: str, schema: Schema, seed: int, arguments: Mapping[str, Any] | None = None) -> nn.Module:

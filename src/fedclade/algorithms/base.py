@@ -89,9 +89,12 @@ class Algorithm(ABC):
     asks_for
         What else of their data clients must tell besides updates and scores, in words; differential privacy does not
         cover it.
+    waits_by
+        The hyper-parameter by which :attr:`rounds_needed` can be lowered, if there is one.
     """
 
     asks_for: ClassVar[str] = ""
+    waits_by: ClassVar[str] = ""
 
     @property
     def needs_updates(self) -> bool:

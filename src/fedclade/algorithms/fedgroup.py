@@ -49,6 +49,7 @@ from fedclade.algorithms.groups import (
     pretrain,
     with_groups,
 )
+from fedclade.arguments import checked
 from fedclade.clients import Clients, Round
 from fedclade.errors import require
 from fedclade.local import LARGEST
@@ -61,6 +62,7 @@ AT_ONCE = 500
 """Clients, at most, whose pre-training updates are held in memory together when all join a group."""
 
 
+@checked()
 @dataclass(frozen=True, kw_only=True)
 class FedGroup(OneCohort):
     """FedGroup (Duan et al. 2020, Algorithm 2): clients are grouped once, by the directions of their first updates.

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from fedclade.algorithms.base import OneCohort, RoundLog, State, by_cluster, log_of, membership_events, too_few_event
 from fedclade.algorithms.hierarchical import check_enough
+from fedclade.arguments import checked
 from fedclade.clients import Clients, Round
 from fedclade.clustering import agglomerate, cut
 from fedclade.errors import require
@@ -35,6 +36,7 @@ from fedclade.similarity import distances
 from fedclade.tree import ParameterTree
 
 
+@checked()
 @dataclass(frozen=True, kw_only=True)
 class FeSEM(OneCohort):
     """Multi-center federated learning (Xie et al. 2020): k-means on local models, one iteration a round.

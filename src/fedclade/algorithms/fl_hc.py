@@ -38,6 +38,7 @@ from fedclade.algorithms.base import (
 )
 from fedclade.algorithms.hierarchical import check_enough, cut_rules, merged
 from fedclade.algorithms.waiting import place_waiting
+from fedclade.arguments import checked
 from fedclade.clients import Clients, Round
 from fedclade.clustering import LINKAGES
 from fedclade.errors import ConfigError, require, unknown
@@ -48,6 +49,7 @@ CLUSTERED = "clustered"
 """In a state's memory, once the clustering step has been taken."""
 
 
+@checked()
 @dataclass(frozen=True, kw_only=True)
 class FLHC(Algorithm):
     """Federated learning with one step of hierarchical clustering (Briggs et al. 2020, Algorithm 1).
@@ -75,6 +77,8 @@ class FLHC(Algorithm):
     ConfigError
         If a name is unknown, a value is out of range, or two do not go together.
     """
+
+    waits_by = "rounds_before"
 
     rounds_before: int = 10
     metric: str = "l1"

@@ -36,12 +36,14 @@ from fedclade.algorithms.base import (
     move_clusters,
 )
 from fedclade.algorithms.hierarchical import check_enough
+from fedclade.arguments import checked
 from fedclade.clients import Clients, Round
 from fedclade.errors import ConfigError, require
 from fedclade.routing import to_lowest_loss
 from fedclade.tree import ParameterTree
 
 
+@checked()
 @dataclass(frozen=True, kw_only=True)
 class IFCA(OneCohort):
     """IFCA (Ghosh et al. 2020): k models, and every client trains the one with the lowest loss on its data.

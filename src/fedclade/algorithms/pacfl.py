@@ -43,11 +43,13 @@ from fedclade.algorithms.base import (
 )
 from fedclade.algorithms.hierarchical import check_enough, cut_rules, merged
 from fedclade.angles import angles
+from fedclade.arguments import checked
 from fedclade.clients import Clients, Round
 from fedclade.errors import require
 from fedclade.tree import ParameterTree
 
 
+@checked()
 @dataclass(frozen=True, kw_only=True)
 class PACFL(Algorithm):
     """Clusters by principal angles between the clients' data, found once before training (Vahidian et al. 2023).

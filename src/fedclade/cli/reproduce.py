@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -161,7 +162,7 @@ def _save(result: Result, experiment: Experiment, folder: Path, console: Console
         figure = experiment.draw(result.outcome, result.settings)
         appear(folder / f"{result.stem}.png", lambda beside: figure.savefig(beside, dpi=style.DPI, format="png"))
     except MissingExtraError as error:
-        console.print(f"[yellow]no figure:[/] {error}", soft_wrap=True)
+        console.print(f"[yellow]no figure:[/] {escape(str(error))}", soft_wrap=True)
         picture = None
     (folder / f"{result.stem}.csv").write_text(to_csv(result), encoding="utf-8")
     (folder / f"{result.stem}.md").write_text(to_markdown(result, picture), encoding="utf-8")

@@ -66,10 +66,11 @@ def demo(
     console.print(comparison.table(console.width))
     console.print(event_table(cfl))
     console.print(tree_view(cfl.tree, cfl))
-    console.print(
-        f"\nEverything is in [bold]{target}[/]; the pictures of CFL in {target / 'cfl' / 'seed-0' / 'figures'}."
-    )
-    console.print(f"Look at all four in a browser with: fedclade report {target} --open", soft_wrap=True)
+    figures = target / "cfl" / "seed-0" / "figures"
+    pictures = f"; the pictures of CFL in {figures}" if figures.is_dir() else ""  # not without the extra 'report'
+    console.print(f"\nEverything is in [bold]{target}[/]{pictures}.")
+    if pictures:
+        console.print(f"Look at all four in a browser with: fedclade report {target} --open", soft_wrap=True)
     console.print("Next: fedclade ls configs, then fedclade run CONFIG --data-dir DIR")
 
 

@@ -13,6 +13,7 @@ from flwr.serverapp import Grid
 from torch import Tensor, nn
 
 from fedclade.algorithms import Algorithm, build_algorithm
+from fedclade.arguments import checked
 from fedclade.attendance import AttendedClients
 from fedclade.engine.memory import default_memory, memory_bytes
 from fedclade.errors import require
@@ -53,6 +54,7 @@ class ModelFor:
     name: str
 
 
+@checked()
 @dataclass(frozen=True, kw_only=True)
 class Network:
     """The ``[network]`` section: how long a server waits, and for whom.
@@ -89,6 +91,7 @@ class Network:
         )
 
 
+@checked("grid")
 def federate(
     grid: Grid,
     algorithm: Algorithm | str | MakeAlgorithm,

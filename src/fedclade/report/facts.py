@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, groupby
+from numbers import Real
+from types import UnionType
+from typing import Any
 
 import numpy as np
 
@@ -35,6 +38,52 @@ class Course:
 def heading(run: Run) -> str:
     """Return what a run is, in one line: ``cfl on digits, 20 clients, shift label_swap, 4 clusters, seed 0``."""
     return f"{run.summary['algorithm']} on {run.summary['data']}, seed {run.summary['seed']}"
+
+
+def _of(kind: type | UnionType) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, kind)
+
+
+def _lists(value: Any) -> bool:
+    return isinstance(value, Sequence) and all(isinstance(each, Sequence) for each in value)
+
+
+_CHECKED = {
+    **{"clusters": _lists, "gamma": _of(Real | None)},
+    **dict.fromkeys(("p_value", "level", "gain", "gain_before"), _of(Real)),
+}
+_MERGED = {
+    **{"clients": _of(Sequence), "merges": _lists, "sizes": _of(Sequence)},
+    **{"metric": _of(str), "linkage": _of(str), "threshold": _of(Real | None)},
+}
+_DETAILS: Mapping[str, Mapping[str, Callable[[Any], bool]]] = {
+    "split": {"children": _of(Sequence), "clusters": _lists},
+    "rejected": {"because": _of(str)},
+    "checked": _CHECKED,
+    "regrouped": _CHECKED,
+    "clustered": _MERGED,
+    "left_out": {"clients": _of(Mapping)},
+    "retried": {"clients": _of(int)},
+    "joined": {"clients": _of(Sequence)},
+    "left": {"clients": _of(Sequence)},
+    "disconnected": {"clients": _of(Sequence)},
+    "reconnected": {"clients": _of(Sequence)},
+    "refused": {"nodes": _of(Mapping)},
+}
+"""What is looked up in the events of a kind, and whether it is what is expected there."""
+
+
+def events_of(run: Run, *kinds: str) -> list[Row]:
+    """Return the events of some kinds, in order: those with all that a table or a figure tells of them.
+
+    A method of one's own may have events of the same names, and tell less of them.
+    """
+    return [
+        event
+        for event in run.events
+        if event["kind"] in kinds
+        and all(key in event and fits(event[key]) for key, fits in _DETAILS[event["kind"]].items())
+    ]
 
 
 def is_language(run: Run) -> bool:
@@ -162,7 +211,7 @@ def splits_by_round(tree: ParameterTree) -> dict[int, list[int]]:
 
 def clustering_step(run: Run) -> Row | None:
     """Return the event of the last step of hierarchical clustering; None if there was none."""
-    steps = [event for event in run.events if event["kind"] == "clustered" and "merges" in event]
+    steps = events_of(run, "clustered")
     return steps[-1] if steps else None
 
 

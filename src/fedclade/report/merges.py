@@ -10,8 +10,12 @@ from functools import cached_property
 from fedclade.report import facts
 from fedclade.store.run import Row, Run
 
-METRICS = {"l1": "L1 distance", "l2": "L2 distance", "cosine": "cosine distance", "angle": "angle in degrees"}
-"""What to call a metric in words."""
+_METRICS = {"l1": "L1 distance", "l2": "L2 distance", "cosine": "cosine distance", "angle": "angle in degrees"}
+
+
+def metric_in_words(metric: str) -> str:
+    """Return what to call a metric."""
+    return _METRICS.get(metric, f"{metric} distance")
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 
 from fedclade.errors import MissingExtraError
 from fedclade.report.figures import save_figures
@@ -17,7 +18,7 @@ def add_figures(run: Run, folder: Path, console: Console) -> None:
     try:
         save_figures(run, folder / "figures")
     except MissingExtraError as error:
-        console.print(f"[yellow]no figures:[/] {error}", soft_wrap=True)
+        console.print(f"[yellow]no figures:[/] {escape(str(error))}", soft_wrap=True)
 
 
 def show_run(run: Run, console: Console) -> None:

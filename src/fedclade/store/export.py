@@ -10,6 +10,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from fedclade.arguments import checked
 from fedclade.errors import ConfigError, RunError, TreeError
 from fedclade.files import appear, remove
 from fedclade.params import Layout
@@ -20,6 +21,7 @@ from fedclade.tree import Node
 SUFFIX = ".safetensors"
 
 
+@checked()
 def export_model(
     run: Run, out: str | Path, *, client: int | None = None, node: int | None = None, level: int | None = None
 ) -> Path:

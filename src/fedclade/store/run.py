@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from fedclade.errors import RunError
 from fedclade.files import appear, bring_to_disk, remove, take_place
@@ -92,6 +93,10 @@ class Run:
     events: Sequence[Row]
     similarities: Sequence[SimilarityMatrix] = field(default_factory=tuple[SimilarityMatrix, ...])
     layout: Layout | None = None
+
+    def __repr__(self) -> str:
+        told = ("algorithm", "data", "model", "seed", "rounds")
+        return f"Run({', '.join(f'{key}={self.summary.get(key)!r}' for key in told)})"
 
     def check_readable(self) -> None:
         """Check that its models can be used as they are.
@@ -257,6 +262,18 @@ def write_config(path: Path, config: Mapping[str, Any]) -> None:
     import tomli_w  # not needed to simulate, only to save
 
     path.write_text(tomli_w.dumps(without_none(config)), encoding="utf-8")
+
+
+def plain(value: Any) -> Any:
+    """Return a setting, or a detail of an event, as files can hold it: no numbers of NumPy, no tensors, no objects."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(entry) for key, entry in value.items()}
+    if isinstance(value, tuple | list):
+        entries = [plain(entry) for entry in value]
+        return tuple(entries) if isinstance(value, tuple) else entries
+    if isinstance(value, np.generic | np.ndarray | Tensor):
+        return value.tolist()
+    return value if isinstance(value, bool | int | float | str | None) else str(value)
 
 
 def without_none(value: Any) -> Any:

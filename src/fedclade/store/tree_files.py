@@ -28,7 +28,7 @@ def write_tree(tree: ParameterTree, folder: Path, layout: Layout | None = None) 
     for node in tree.nodes:
         tensors[f"{node.id}/params"] = node.params.cpu().clone()
         if node.cached is not None:
-            tensors[f"{node.id}/cached"] = node.cached.cpu().contiguous()
+            tensors[f"{node.id}/cached"] = node.cached.cpu().clone(memory_format=torch.contiguous_format)
         if node.trained_from is not None:
             tensors[f"{node.id}/trained_from"] = node.trained_from.cpu().clone()
     write_tensors(folder / "tree.safetensors", tensors)
