@@ -60,6 +60,11 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def write_text(path: Path, text: str) -> None:
+    """Write a text file; one that is there is replaced in one go."""
+    appear(path, lambda beside: beside.write_text(text, encoding="utf-8"))
+
+
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write tensors that share no memory as safetensors.
 

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from fedclade.cli.console import new_console
 from fedclade.errors import RunError
-from fedclade.report import Comparison, cluster_table, decision_tables, run_table, save_figures
+from fedclade.report import Comparison, add_figures, cluster_table, decision_tables, run_table
 from fedclade.report.page import REPORT, Subject, comparison_page, run_labels, run_page, write_page
 from fedclade.store import Run
 from fedclade.store.run import is_finished, is_unfinished
@@ -73,8 +73,8 @@ def _report_of_one(folder: Path, against: Path | None, out: Path | None, console
     console.print(cluster_table(run))
     for table in decision_tables(run):
         console.print(table)
-    save_figures(run, folder / "figures")
-    console.print(f"figures: {folder / 'figures'}", soft_wrap=True)
+    if add_figures(run, folder, console):
+        console.print(f"figures: {folder / 'figures'}", soft_wrap=True)
     return write_page(run_page(subject), out or folder / REPORT)
 
 

@@ -241,8 +241,8 @@ def _node_text(node: Node, tree: ParameterTree, last_round: int | None, outcome:
     if outcome is not None:
         if is_leaf:
             parts.append(f"{'perplexity' if outcome.language else 'accuracy'} {_mean_score(node, outcome)}")
-        if outcome.truth is not None and node.members:
-            members += f"  ({_purity(node.members, outcome.truth)})"
+        if outcome.truth is not None and (inside := _purity(node.members, outcome.truth)):
+            members += f"  ({inside})"
     text.append("  " + " · ".join(parts), style="not bold default")
     if members:
         text.append(f"\n{members}", style="not bold dim default")
@@ -273,10 +273,10 @@ def _members(node: Node, outcome: Outcome | None) -> str:
 
 
 def _purity(members: Sequence[int], truth: Mapping[int, int]) -> str:
-    """Say which true clusters are in a cluster: one, or how many clients of each."""
+    """Say which true clusters are in a cluster: one, or how many clients of each; nothing where none is known."""
     inside = facts.composition(members, truth)
-    if len(inside) == 1:
-        return f"true cluster {inside[0][0]}"
+    if len(inside) <= 1:
+        return f"true cluster {inside[0][0]}" if inside else ""
     return f"true clusters {_composition(members, truth)}; purity {percent(facts.purity(members, truth), 0)}"
 
 
