@@ -119,6 +119,14 @@ def test_one_flipped_bit_is_found(written, name, place):
         Checkpoint.read(written)
 
 
+def test_a_stray_file_is_no_part_of_a_checkpoint(written):
+    """Systems leave such files in folders that are looked at, shared, or deleted while they are read."""
+    for name in ("record/.DS_Store", "record/.nfs0001", "tree/Thumbs.db", "notes.txt"):
+        (written / name).write_bytes(b"\xff\xfe not ours")
+    (written / "record/folder").mkdir()
+    assert Checkpoint.read(written).rows == a_checkpoint().rows
+
+
 def test_every_flipped_byte_of_the_manifest_is_found(written):
     """But for white space: whatever else it turns into, it is no manifest, or not of these files."""
     path = written / "checkpoint.json"

@@ -59,7 +59,7 @@ def report(
         raise RunError("--against is for the report of one run; of several, each is measured by FedAvg if it is there")
     else:
         page = _report_of_several(runs, out, console)
-    console.print(f"report: {page}", soft_wrap=True)
+    console.print(f"report: {page}", soft_wrap=True, markup=False)
     if open_it:
         webbrowser.open(page.resolve().as_uri())
 
@@ -74,7 +74,7 @@ def _report_of_one(folder: Path, against: Path | None, out: Path | None, console
     for table in decision_tables(run):
         console.print(table)
     if add_figures(run, folder, console):
-        console.print(f"figures: {folder / 'figures'}", soft_wrap=True)
+        console.print(f"figures: {folder / 'figures'}", soft_wrap=True, markup=False)
     return write_page(run_page(subject), out or folder / REPORT)
 
 

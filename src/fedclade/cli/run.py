@@ -78,9 +78,9 @@ def demo(
     console.print(event_table(cfl))
     console.print(tree_view(cfl.tree, cfl))
     console.print(
-        f"\nEverything is in [bold]{target}[/]; the pictures of CFL in {target / 'cfl' / 'seed-0' / 'figures'}."
+        f"\nEverything is in {target}; the pictures of CFL in {target / 'cfl' / 'seed-0' / 'figures'}.", markup=False
     )
-    console.print(f"Look at all four in a browser with: fedclade report {target} --open", soft_wrap=True)
+    console.print(f"Look at all four in a browser with: fedclade report {target} --open", soft_wrap=True, markup=False)
     console.print("Next: fedclade ls configs, then fedclade run CONFIG --data-dir DIR")
 
 
@@ -154,9 +154,9 @@ def run_and_show(
     add_figures(run, folder, console)
     if not progress.quiet:
         show_run(run, console)
-    console.print(f"run folder: {folder}", soft_wrap=True)
+    console.print(f"run folder: {folder}", soft_wrap=True, markup=False)
     if not progress.quiet:
-        console.print(f"look at it with: fedclade report {folder} --open", soft_wrap=True)
+        console.print(f"look at it with: fedclade report {folder} --open", soft_wrap=True, markup=False)
 
 
 def compare(
@@ -224,7 +224,7 @@ def compare(
         console.print(comparison.table(console.width))
         try:
             _save_comparison(comparison, target, console)
-            console.print(f"comparison folder: {target}", soft_wrap=True)
+            console.print(f"comparison folder: {target}", soft_wrap=True, markup=False)
         except RunError as error:
             runner.failures[str(error)] = ["comparison"]
     runner.raise_failures()

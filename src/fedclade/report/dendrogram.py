@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from fedclade.report import facts, style
 from fedclade.report.formats import count
-from fedclade.report.merges import METRICS, Merges
+from fedclade.report.merges import Merges, metric_name
 from fedclade.store.run import Run
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def dendrogram_figure(run: Run) -> Figure | None:
     layout.draw_cut(axes)
     layout.draw_clients(axes)
     layout.draw_legend(axes)
-    style.label(axes, y=f"{METRICS[step['metric']]} of clusters that merge, {step['linkage']} linkage")
+    style.label(axes, y=f"{metric_name(step)} of clusters that merge, {step['linkage']} linkage")
     compared = "data" if step["metric"] == "angle" else "updates"
     style.set_title(figure, f"Dendrogram of the clients’ {compared}, round {step['round']}", facts.heading(run))
     return figure

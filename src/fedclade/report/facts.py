@@ -136,8 +136,9 @@ class ClientOrder:
 
 def largest_similarity(matrices: Sequence[SimilarityMatrix]) -> float:
     """Return the largest similarity of two different clients, up to the next tenth: the end of a colour scale."""
-    pairs = [np.abs(m.alpha[~np.eye(len(m.clients), dtype=bool)]).max() for m in matrices]
-    return min(1.0, math.ceil(10 * max(pairs)) / 10) or 0.1
+    pairs = [np.abs(m.alpha[~np.eye(len(m.clients), dtype=bool)]) for m in matrices]
+    largest = max((float(each[np.isfinite(each)].max(initial=0.0)) for each in pairs), default=0.0)
+    return min(1.0, math.ceil(10 * largest) / 10) or 0.1
 
 
 def last_criteria(run: Run) -> dict[int, Row]:
@@ -250,8 +251,8 @@ def criterion_courses(run: Run, column: str) -> dict[int, Course]:
     """Return one column of ``clusters.parquet`` over the rounds, by node, wherever there is a number."""
     numbers: dict[int, list[tuple[int, float]]] = defaultdict(list)
     for row in run.clusters:
-        if row[column] is not None:
-            numbers[row["node"]].append((row["round"], row[column]))
+        if (value := row.get(column)) is not None:
+            numbers[row["node"]].append((row["round"], value))
     return {
         node: Course(tuple(number for number, _ in pairs), tuple(value for _, value in pairs))
         for node, pairs in numbers.items()

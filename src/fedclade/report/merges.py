@@ -14,6 +14,12 @@ METRICS = {"l1": "L1 distance", "l2": "L2 distance", "cosine": "cosine distance"
 """What to call a metric in words."""
 
 
+def metric_name(step: Row) -> str:
+    """Return what to call the metric of a step of clustering: in words, or by its name if it is of somebody's own."""
+    metric: str = step["metric"]
+    return METRICS.get(metric, metric)
+
+
 @dataclass(frozen=True)
 class Merges:
     """A dendrogram: clients side by side, so that no lines cross, and every merge above its two parts.

@@ -228,7 +228,7 @@ def _clustering(step: Row) -> str:
     """Say what a step of hierarchical clustering found."""
     found, cut = count(len(step["sizes"]), "cluster"), step["threshold"]
     where = "not cut" if cut is None else f"cut at {number(cut)}"
-    return f"Round {step['round']}: {found} by {step['metric']} distance and {step['linkage']} linkage, {where}"
+    return escape(f"Round {step['round']}: {found} by {step['metric']} distance and {step['linkage']} linkage, {where}")
 
 
 def _node_text(node: Node, tree: ParameterTree, last_round: int | None, outcome: Outcome | None) -> Text:

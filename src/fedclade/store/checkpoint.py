@@ -21,14 +21,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
 from fedclade.errors import CheckpointError, RunError
-from fedclade.files import sha256_of, write_tensors
+from fedclade.files import write_tensors
+from fedclade.store.manifest import check_manifest, write_manifest
 from fedclade.store.run import Row, SimilarityMatrix
-from fedclade.store.tree_files import read_tree, write_tree
+from fedclade.store.tree_files import DAMAGES, read_tree, write_tree
 from fedclade.tree import ParameterTree
 
 FORMAT = 1
@@ -100,9 +100,7 @@ class Checkpoint:
         (folder / "record").mkdir()
         for name, lines in (tables or Tables()).encoded(self.rows).items():
             (folder / "record" / f"{name}.jsonl").write_bytes(lines)
-        files = sorted(path for path in folder.rglob("*") if path.is_file())
-        sums = {path.relative_to(folder).as_posix(): sha256_of(path) for path in files}
-        _write_json(folder / _MANIFEST, {"format": FORMAT, "sha256": sums})
+        write_manifest(folder / _MANIFEST, FORMAT)
 
     def moved(self, device: str) -> Checkpoint:
         """Return the checkpoint with its tensors on a device, but for those that an algorithm keeps on the CPU."""
@@ -119,10 +117,14 @@ class Checkpoint:
         CheckpointError
             If it is of another format, or not what was written.
         """
-        _check(folder)
+        try:
+            names = check_manifest(folder / _MANIFEST, FORMAT)
+        except RunError as error:
+            raise CheckpointError(str(error)) from error
         try:
             run = json.loads((folder / "run.json").read_text())
-            rows = {path.stem: _read_lines(path) for path in sorted((folder / "record").iterdir())}
+            tables = [folder / name for name in names if name.startswith("record/")]
+            rows = {path.stem: _read_lines(path) for path in tables}
             # Cloned, since what is read lies at any address in one piece of memory: rounding can depend on that.
             tensors = {name: tensor.clone() for name, tensor in load_file(folder / "tensors.safetensors").items()}
             similarities = [
@@ -141,7 +143,7 @@ class Checkpoint:
                 rows=rows,
                 similarities=similarities,
             )
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError, RunError) as error:
+        except (*DAMAGES, RunError) as error:
             raise CheckpointError(f"{folder}: {type(error).__name__}: {error}") from error
 
 
@@ -163,29 +165,6 @@ class Tables:
 
 def _read_lines(path: Path) -> list[Row]:
     return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def _check(folder: Path) -> None:
-    """Check that the files of a checkpoint are those that were written.
-
-    Raises
-    ------
-    CheckpointError
-        If they are not; names the file.
-    """
-    try:
-        manifest = json.loads((folder / _MANIFEST).read_text())
-        version, sums = manifest["format"], dict[str, str](manifest["sha256"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{folder / _MANIFEST} cannot be read: {type(error).__name__}: {error}") from error
-    if version != FORMAT:
-        raise CheckpointError(f"{folder} has format {version!r}, this version reads format {FORMAT}")
-    for name, expected in sums.items():
-        path = folder / name
-        if not path.is_file():
-            raise CheckpointError(f"{path} is missing")
-        if sha256_of(path) != expected:
-            raise CheckpointError(f"{path} is damaged: its SHA-256 is not the one in {_MANIFEST}")
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:

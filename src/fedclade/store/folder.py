@@ -44,7 +44,7 @@ class RunFolder:
 
     def holds_all(self, config: Mapping[str, Any]) -> bool:
         """Whether it holds a finished run with as many rounds as a config asks for."""
-        return is_finished(self.path) and read_config(self.path)["rounds"] == config["rounds"]
+        return is_finished(self.path) and _rounds(read_config(self.path)) == config["rounds"]
 
     def check(self, config: Mapping[str, Any]) -> None:
         """Check that a run of this config can begin in the folder, or go on there.
@@ -78,7 +78,7 @@ class RunFolder:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 appear(self.path, lambda beside: _begin(beside, config))
                 return True
-            if config["rounds"] > (kept := read_config(self.path))["rounds"]:
+            if config["rounds"] > _rounds(kept := read_config(self.path)):
                 reopen(self.path)  # first, since a finished run has had all the rounds of its config
                 appear(self.path / CONFIG, lambda beside: write_config(beside, {**kept, "rounds": config["rounds"]}))
             return False
@@ -172,9 +172,14 @@ def first_difference(kept: Mapping[str, Any], config: Mapping[str, Any]) -> str 
             continue
         if key not in CHOSEN or now.get(key) != "auto":
             return f"its {key} is {before.get(key)!r}, not {now.get(key)!r}"
-    if config["rounds"] < kept["rounds"]:
-        return f"its rounds is {kept['rounds']}, and {config['rounds']} would be fewer"
+    if config["rounds"] < _rounds(kept):
+        return f"its rounds is {_rounds(kept)}, and {config['rounds']} would be fewer"
     return None
+
+
+def _rounds(kept: Mapping[str, Any]) -> int:
+    """Return the rounds of a config that was read; one without them is that of no run, and has none."""
+    return kept.get("rounds", 0)
 
 
 def _check_origin(folder: Path, checkpoint: Checkpoint, config: Mapping[str, Any], fingerprint: str) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from fedclade.report import facts
 from fedclade.report.formats import NONE, count
-from fedclade.report.merges import METRICS, Merges
+from fedclade.report.merges import Merges, metric_name
 from fedclade.report.page import plot
 from fedclade.report.page.palette import Key, truth_colour
 from fedclade.report.page.section import Section, Table
@@ -77,7 +77,7 @@ def _figure(subject: Subject, merges: Merges) -> dict[str, Any]:
         _bridges(subject, merges),
         440,
         xaxis=plot.axis(x_title, range=[-1, m], showgrid=False, **ticks),
-        yaxis=plot.axis(f"{METRICS[step['metric']]}, {step['linkage']} linkage", range=[low, merges.top]),
+        yaxis=plot.axis(f"{metric_name(step)}, {step['linkage']} linkage", range=[low, merges.top]),
         shapes=shapes,
         annotations=labels,
     )
