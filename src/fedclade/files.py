@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -65,18 +66,32 @@ def write_text(path: Path, text: str) -> None:
     appear(path, lambda beside: beside.write_text(text, encoding="utf-8"))
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+def write_tensors(
+    path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, str] | None = None, *, private: bool = False
+) -> None:
     """Write tensors that share no memory as safetensors.
+
+    Parameters
+    ----------
+    path
+        Must not exist yet.
+    tensors, header
+        What to write, and texts to write in its header.
+    private
+        Whether nobody but the user may read them; if not, whoever may read other new files of the user.
 
     Raises
     ------
     OSError
         If they cannot be written, as of any other file.
     """
+    path.touch(0o600 if private else 0o666)
+    mode = stat.S_IMODE(path.stat().st_mode)
     try:
-        save_file(dict(tensors), path)
+        save_file(dict(tensors), path, None if header is None else dict(header))
     except SafetensorError as error:
         raise OSError(str(error)) from error
+    path.chmod(mode)  # which safetensors makes private
 
 
 def sha256_of(path: Path) -> str:

@@ -13,10 +13,21 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import nn
 
-from fedclade import CFL, ConfigError, FineTune, LocalSpec, Oracle, Run, RunError, TreeError, export_model, simulate
+from fedclade import (
+    CFL,
+    ConfigError,
+    FineTune,
+    LocalSpec,
+    Oracle,
+    Run,
+    RunError,
+    TreeError,
+    export_model,
+    files,
+    simulate,
+)
 from fedclade.config import check_config
 from fedclade.params import Layout
-from fedclade.store import export
 from tests.folders import resealed, unsealed
 from tests.tiny import FEATURES, LABELS, federation_of, linear, perceptron
 
@@ -205,7 +216,7 @@ def test_a_disk_that_fills_up_leaves_nothing_half_written(run, tmp_path, monkeyp
     def full(*_):
         raise error
 
-    monkeypatch.setattr(export, "save_file", full)
+    monkeypatch.setattr(files, "save_file", full)
     with pytest.raises(RunError, match=re.escape(f"cannot write {tmp_path / 'm.safetensors'}: {error}")):
         export_model(run, tmp_path / "m.safetensors", node=0)
     assert list(tmp_path.iterdir()) == []

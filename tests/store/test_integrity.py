@@ -5,9 +5,12 @@ from __future__ import annotations
 import io
 import json
 import math
+import os
 import re
+import stat
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +20,7 @@ import pytest
 import torch
 
 from fedclade import CFL, LocalSpec, Run, RunError, simulate
+from fedclade.newcomers import ACCURACIES, Newcomers, read_newcomers
 from fedclade.store.run import read_config, write_config
 from fedclade.store.shape import check_shape
 from fedclade.store.tree_files import read_tree
@@ -304,3 +308,31 @@ def test_another_shape_is_told_with_its_place_and_what_is_there(value, shape, to
 )
 def test_what_has_its_shape_is_taken(value, shape):
     check_shape(value, shape, "it")
+
+
+@pytest.mark.parametrize(("config", "mode"), [({}, 0o640), ({"network": {"deadline": 60}}, 0o600)])
+def test_models_of_a_network_are_private_and_others_as_readable_as_the_folder(run, tmp_path, config, mode):
+    before = os.umask(0o027)
+    try:
+        folder = replace(run, config={**run.config, **config}).save(tmp_path / "run")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((folder / "tree/tree.safetensors").stat().st_mode) == mode
+    assert stat.S_IMODE((folder / "summary.json").stat().st_mode) == 0o640
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda rows: rows["newcomers"][0].update(accuracy=0.9), "its SHA-256 is not the one in it"),
+        (lambda rows: rows["newcomers"][0].pop("path"), "newcomers.json: newcomers[0] lacks path"),
+        (lambda rows: rows.update(summary=3), "newcomers.json: summary should be a table, got 3"),
+    ],
+)
+def test_what_became_of_newcomers_is_checked(tmp_path, change, told):
+    row = {"name": "n", "path": [0, 1], "fits": True, "right": None, "margin": 0.25, **dict.fromkeys(ACCURACIES, 0.5)}
+    path = Newcomers([], [row], 3).save(tmp_path / "newcomers.json")
+    assert read_newcomers(path)["newcomers"] == [row]
+    json_change("newcomers.json", change)(tmp_path)
+    with pytest.raises(RunError, match=re.escape(f"{path} is damaged: {told}; make it again with: fedclade assign")):
+        read_newcomers(path)

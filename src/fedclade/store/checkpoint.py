@@ -27,7 +27,7 @@ from torch import Tensor
 from fedclade.errors import CheckpointError, RunError
 from fedclade.files import write_tensors
 from fedclade.store.manifest import check_manifest, write_manifest
-from fedclade.store.run import Row, SimilarityMatrix
+from fedclade.store.run import Row, SimilarityMatrix, is_private
 from fedclade.store.tree_files import DAMAGES, read_tree, write_tree
 from fedclade.tree import ParameterTree
 
@@ -84,10 +84,11 @@ class Checkpoint:
             What earlier checkpoints of the same run were written with, which need not be done again.
         """
         folder.mkdir(parents=True)
-        write_tree(self.tree, folder / "tree")
+        private = is_private(self.config)
+        write_tree(self.tree, folder / "tree", None, private)
         tensors = {f"memory/{name}": tensor.detach().cpu().clone() for name, tensor in self.memory.items()}
         tensors |= {f"similarity/{s.node}": torch.tensor(s.alpha) for s in self.similarities}
-        write_tensors(folder / "tensors.safetensors", tensors)
+        write_tensors(folder / "tensors.safetensors", tensors, private=private)
         run = {
             "round": self.round,
             "config": self.config,

@@ -217,7 +217,7 @@ class Run:
         _write_rows(folder / "metrics.parquet", self.metrics)
         _write_rows(folder / "clusters.parquet", self.clusters)
         _write_rows(folder / "clients.parquet", self.clients)
-        write_tree(self.tree, folder / "tree", self.layout)
+        write_tree(self.tree, folder / "tree", self.layout, is_private(self.config))
         _write_similarities(folder / "similarities.npz", self.similarities)
         write_manifest(folder / _MANIFEST, FORMAT)
 
@@ -297,6 +297,11 @@ def read_config(folder: Path) -> Mapping[str, Any]:
         return config
     except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"the run folder {folder} is damaged: {type(error).__name__}: {error}") from error
+
+
+def is_private(config: Mapping[str, Any]) -> bool:
+    """Whether the models of a run are for the user alone: those of a network have learned from the data of others."""
+    return "network" in config
 
 
 def write_config(path: Path, config: Mapping[str, Any]) -> None:

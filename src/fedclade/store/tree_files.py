@@ -41,8 +41,11 @@ _SLOT = {"name": str, "shape": [int], "dtype": str}
 _LAYOUT = {"dtype": str, "parameters": [_SLOT], "buffers": [_SLOT], "tied": {...: str}}
 
 
-def write_tree(tree: ParameterTree, folder: Path, layout: Layout | None = None) -> None:
-    """Write a tree, and where its vectors' entries belong if that is known, into a new folder."""
+def write_tree(tree: ParameterTree, folder: Path, layout: Layout | None = None, private: bool = False) -> None:
+    """Write a tree, and where its vectors' entries belong if that is known, into a new folder.
+
+    Whether the models are ``private``, see :func:`fedclade.files.write_tensors`.
+    """
     folder.mkdir()
     tensors: dict[str, Tensor] = {}
     for node in tree.nodes:
@@ -51,7 +54,7 @@ def write_tree(tree: ParameterTree, folder: Path, layout: Layout | None = None) 
             tensors[f"{node.id}/cached"] = node.cached.cpu().contiguous()
         if node.trained_from is not None:
             tensors[f"{node.id}/trained_from"] = node.trained_from.cpu().clone()
-    write_tensors(folder / "tree.safetensors", tensors)
+    write_tensors(folder / "tree.safetensors", tensors, private=private)
     described = [
         {
             "id": node.id,
