@@ -53,6 +53,13 @@ def bring_to_disk(path: Path) -> None:
     _sync(path)
 
 
+def make_folder(path: Path) -> None:
+    """Make a folder, and those that it lies in, if they are not there."""
+    if not path.is_dir():
+        path.mkdir(parents=True, exist_ok=True)
+        _sync(path.parent)
+
+
 def remove(path: Path) -> None:
     """Remove a file or a folder with all that it holds, if it is there."""
     if path.is_dir():

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from fedclade.errors import CheckpointError, RunError
-from fedclade.files import appear, remove
+from fedclade.files import appear, make_folder, remove
 from fedclade.store.checkpoint import Checkpoint, Tables
+from fedclade.store.lock import LOCK, Lock
 from fedclade.store.run import CONFIG, is_finished, is_unfinished, read_config, reopen, without_none, write_config
 
 KEPT = 2
@@ -41,6 +42,7 @@ class RunFolder:
 
     path: Path
     _tables: Tables = field(default_factory=Tables)
+    _lock: Lock = field(default_factory=Lock)
 
     def holds_all(self, config: Mapping[str, Any]) -> bool:
         """Whether it holds a finished run with as many rounds as a config asks for."""
@@ -57,11 +59,13 @@ class RunFolder:
         if self._taken:
             if difference := first_difference(read_config(self.path), config):
                 raise RunError(f"{self.path} holds a run of another config: {difference}; name another folder")
-        elif self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+        elif self.path.exists() and (not self.path.is_dir() or any(path.name != LOCK for path in self.path.iterdir())):
             raise RunError(f"{self.path} exists already and holds no run; name another folder, or remove it")
 
     def begin(self, config: Mapping[str, Any]) -> bool:
         """Make the folder; one that holds a run already is made ready for more rounds if it is given them.
+
+        Until :meth:`leave`, no other process can.
 
         Returns
         -------
@@ -71,12 +75,20 @@ class RunFolder:
         Raises
         ------
         RunError
-            If it cannot be written.
+            If it cannot be written, another process is writing to it, or has begun something else there meanwhile.
         """
         try:
+            is_new = not self.path.exists()
+            make_folder(self.path)
+            self._lock.take(self.path)
+            self.check(config)
             if not self._taken:
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-                appear(self.path, lambda beside: _begin(beside, config))
+                try:
+                    appear(self.path / CONFIG, lambda beside: write_config(beside, config))
+                except OSError:
+                    if is_new:
+                        remove(self.path)
+                    raise
                 return True
             if config["rounds"] > _rounds(kept := read_config(self.path)):
                 reopen(self.path)  # first, since a finished run has had all the rounds of its config
@@ -84,6 +96,10 @@ class RunFolder:
             return False
         except OSError as error:
             raise RunError(f"cannot write the run folder {self.path}: {error}") from error
+
+    def leave(self) -> None:
+        """Let other processes write to the folder."""
+        self._lock.let_go()
 
     def newest(self, config: Mapping[str, Any], fingerprint: str) -> Checkpoint | None:
         """Return the newest checkpoint that this run can go on from; None if there is no checkpoint.
@@ -149,11 +165,6 @@ class RunFolder:
         found = self._folder.iterdir() if self._folder.is_dir() else ()
         numbers = {path: int(match[1]) for path in found if (match := _NAME.fullmatch(path.name))}
         return sorted(numbers, key=lambda path: -numbers[path])
-
-
-def _begin(folder: Path, config: Mapping[str, Any]) -> None:
-    folder.mkdir()
-    write_config(folder / CONFIG, config)
 
 
 def first_difference(kept: Mapping[str, Any], config: Mapping[str, Any]) -> str | None:
