@@ -12,7 +12,7 @@ from typing import Any
 
 from fedclade.errors import CheckpointError, RunError
 from fedclade.files import appear, make_folder, remove
-from fedclade.store.checkpoint import Checkpoint, Tables
+from fedclade.store.checkpoint import Checkpoint
 from fedclade.store.lock import LOCK, Lock
 from fedclade.store.run import CONFIG, is_finished, is_unfinished, read_config, reopen, without_none, write_config
 
@@ -41,7 +41,6 @@ class RunFolder:
     """
 
     path: Path
-    _tables: Tables = field(default_factory=Tables)
     _lock: Lock = field(default_factory=Lock)
 
     def holds_all(self, config: Mapping[str, Any]) -> bool:
@@ -145,7 +144,9 @@ class RunFolder:
         target = self._folder / f"round-{checkpoint.round:06d}"
         try:
             self._folder.mkdir(exist_ok=True)
-            appear(target, lambda beside: checkpoint.write(beside, self._tables))
+            # Shared with the one that is to be removed and not with the one that stays, should that be needed.
+            earlier = next(iter(self._checkpoints()[KEPT - 1 :]), None)
+            appear(target, lambda beside: checkpoint.write(beside, earlier))
             half_written = self._folder.glob(".round-*.writing")  # when the run was killed
             for old in (*self._checkpoints()[KEPT:], *half_written):
                 remove(old)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 from fedclade.errors import RunError
@@ -10,11 +11,40 @@ from fedclade.files import sha256_of
 from fedclade.store.shape import check_shape
 
 
-def write_manifest(path: Path, version: int) -> None:
-    """Write the version of a folder's format, and the SHA-256 of every file in it, into a new file beside them."""
+def write_manifest(path: Path, version: int, known: Mapping[str, str] | None = None) -> None:
+    """Write the version of a folder's format, and the SHA-256 of every file in it, into a new file beside them.
+
+    Parameters
+    ----------
+    path
+        Of the manifest.
+    version
+        Of the format.
+    known
+        The sums of files that were taken from elsewhere, by name: they are not taken anew of what may be damaged since.
+    """
     files = sorted(each for each in path.parent.rglob("*") if each.is_file())
-    sums = {each.relative_to(path.parent).as_posix(): sha256_of(each) for each in files}
+    names = {each.relative_to(path.parent).as_posix(): each for each in files}
+    sums = {name: (known or {}).get(name) or sha256_of(each) for name, each in names.items()}
     path.write_text(json.dumps({"format": version, "sha256": sums}) + "\n")
+
+
+def read_manifest(path: Path, version: int) -> Mapping[str, str]:
+    """Return the SHA-256 of every file of a folder, as it was written.
+
+    Raises
+    ------
+    RunError
+        If the manifest cannot be read, or is of another version.
+    """
+    try:
+        manifest = json.loads(path.read_text())
+        check_shape(manifest, {"format": object, "sha256": {...: str}}, path.name)
+    except (OSError, ValueError, RecursionError) as error:
+        raise RunError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
+    if manifest["format"] != version:
+        raise RunError(f"{path.parent} has format {manifest['format']!r}, this version reads format {version}")
+    return manifest["sha256"]
 
 
 def check_manifest(path: Path, version: int) -> tuple[str, ...]:
@@ -32,14 +62,8 @@ def check_manifest(path: Path, version: int) -> tuple[str, ...]:
     RunError
         If they are not; names the file.
     """
-    try:
-        manifest = json.loads(path.read_text())
-        check_shape(manifest, {"format": object, "sha256": {...: str}}, path.name)
-    except (OSError, ValueError, RecursionError) as error:
-        raise RunError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
-    if manifest["format"] != version:
-        raise RunError(f"{path.parent} has format {manifest['format']!r}, this version reads format {version}")
-    for name, expected in manifest["sha256"].items():
+    sums = read_manifest(path, version)
+    for name, expected in sums.items():
         file = path.parent / name
         if not file.is_file():
             raise RunError(f"{file} is missing")
@@ -49,4 +73,4 @@ def check_manifest(path: Path, version: int) -> tuple[str, ...]:
             raise RunError(f"{file} cannot be read: {error}") from error
         if found != expected:
             raise RunError(f"{file} is damaged: its SHA-256 is not the one in {path.name}")
-    return tuple(manifest["sha256"])
+    return tuple(sums)
