@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -52,6 +53,13 @@ def bring_to_disk(path: Path) -> None:
     _sync(path)
 
 
+def make_folder(path: Path) -> None:
+    """Make a folder, and those that it lies in, if they are not there."""
+    if not path.is_dir():
+        path.mkdir(parents=True, exist_ok=True)
+        _sync(path.parent)
+
+
 def remove(path: Path) -> None:
     """Remove a file or a folder with all that it holds, if it is there."""
     if path.is_dir():
@@ -60,18 +68,37 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+def write_text(path: Path, text: str) -> None:
+    """Write a text file; one that is there is replaced in one go."""
+    appear(path, lambda beside: beside.write_text(text, encoding="utf-8"))
+
+
+def write_tensors(
+    path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, str] | None = None, *, private: bool = False
+) -> None:
     """Write tensors that share no memory as safetensors.
+
+    Parameters
+    ----------
+    path
+        Must not exist yet.
+    tensors, header
+        What to write, and texts to write in its header.
+    private
+        Whether nobody but the user may read them; if not, whoever may read other new files of the user.
 
     Raises
     ------
     OSError
         If they cannot be written, as of any other file.
     """
+    path.touch(0o600 if private else 0o666)
+    mode = stat.S_IMODE(path.stat().st_mode)
     try:
-        save_file(dict(tensors), path)
+        save_file(dict(tensors), path, None if header is None else dict(header))
     except SafetensorError as error:
         raise OSError(str(error)) from error
+    path.chmod(mode)  # which safetensors makes private
 
 
 def sha256_of(path: Path) -> str:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
+from types import TracebackType
 from typing import Any, Literal, NoReturn
 
 import torch
@@ -89,6 +90,8 @@ class Pace:
 class Keeper:
     """Keeps a run in its folder; without a folder it does nothing.
 
+    To be used as a context from when the run begins: at its end, other processes may write to the folder again.
+
     Parameters
     ----------
     folder
@@ -127,6 +130,15 @@ class Keeper:
             self._folder.check(config)
             if not self._folder.holds_all(config):
                 self._found = self._folder.newest(config, fingerprint())
+
+    def __enter__(self) -> Keeper:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._folder is not None:
+            self._folder.leave()
 
     def finished(self) -> Run | None:
         """Return the run that the folder holds, if that has had all its rounds."""
@@ -179,12 +191,12 @@ class Keeper:
         return Progress(found.round, State(found.tree, found.memory), record)
 
     def begin(self) -> None:
-        """Make the folder, if it is not there yet.
+        """Make the folder, if it is not there yet, and keep other processes from writing to it.
 
         Raises
         ------
         RunError
-            If it cannot be written.
+            If it cannot be written, or another process is writing to it.
         """
         if self._folder is not None:
             self._empty = self._folder.begin(self.config)

@@ -19,11 +19,8 @@ from fedclade.params import Layout
 from fedclade.privacy import DifferentialPrivacy
 from fedclade.roster import Roster, Schema
 from fedclade.separation import separation_gap
-from fedclade.store.run import FORMAT, Row, Run, SimilarityMatrix, plain
+from fedclade.store.run import FORMAT, LARGEST_KEPT, Row, Run, SimilarityMatrix, plain
 from fedclade.tree import ParameterTree
-
-LARGEST_KEPT = 1000
-"""Similarity matrices of more clients are not kept: a picture of them shows nothing, and they fill the disk."""
 
 
 @dataclass(eq=False)

@@ -195,14 +195,6 @@ def simulate(
         privacy=privacy,
         **settings,
     )
-    return run_rounds(
-        algorithm,
-        world,
-        presence.among(world.clients, federation, seed),
-        keeper,
-        Record(everybody.roster, target),
-        schedule,
-        on_round,
-        stop,
-        follow,
-    )
+    present, record = presence.among(world.clients, federation, seed), Record(everybody.roster, target)
+    with keeper:
+        return run_rounds(algorithm, world, present, keeper, record, schedule, on_round, stop, follow)

@@ -126,6 +126,7 @@ def test_run_writes_the_whole_run_folder(fedclade: Callable[..., Outcome], small
     assert files_in(tmp_path / "result") == {
         "config.toml",
         "summary.json",
+        "manifest.json",
         "metrics.parquet",
         "clusters.parquet",
         "clients.parquet",

@@ -152,7 +152,7 @@ DAMAGES = {
     "cut off": lambda path: (path / "run.json").write_bytes((path / "run.json").read_bytes()[:100]),
     "flipped": lambda path: _flip(path / "tree/tree.safetensors"),
     "no manifest": lambda path: (path / "checkpoint.json").unlink(),
-    "of the future": lambda path: (path / "checkpoint.json").write_text('{"format": 2, "sha256": {}}'),
+    "of the future": lambda path: (path / "checkpoint.json").write_text('{"format": 99, "sha256": {}}'),
     "empty": lambda path: [shutil.rmtree(path), path.mkdir()],
 }
 

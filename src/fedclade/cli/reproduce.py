@@ -87,7 +87,8 @@ def reproduce(
         for experiment in chosen:
             missing = missing_data(experiment, scale.value, data_dir)
             if missing and experiment.name not in (names or []):  # of all, those are measured that can be
-                console.print(f"[yellow]{experiment.name} is left out:[/] {', '.join(missing)} is not in {data_dir}\n")
+                what = f"{', '.join(missing)} is not in {escape(str(data_dir))}"
+                console.print(f"[yellow]{experiment.name} is left out:[/] {what}\n")
                 continue
             folder = out or Path("reproduced") / f"{experiment.name}-{scale.value}"
             folder.mkdir(parents=True, exist_ok=True)
@@ -104,7 +105,7 @@ def reproduce(
             )
             _save(result, experiment, folder, console)
             _show(result, console)
-            console.print(f"written to {folder}: {result.stem}.json, .csv, .md, .png\n", soft_wrap=True)
+            console.print(f"written to {folder}: {result.stem}.json, .csv, .md, .png\n", soft_wrap=True, markup=False)
 
 
 def choose(names: Sequence[str], known: Mapping[str, Experiment]) -> list[Experiment]:

@@ -201,7 +201,8 @@ def federate(
         initial = _drawn_by_clients(there, algorithm)
     world = World(attendance, initial, there, meter, attendance, None, sketch, streams, "cpu", budget)
     clients = ConnectedClients(attendance, members, path, network.wait)
-    return run_rounds(algorithm, world, clients, keeper, Record(roster, target), schedule, on_round)
+    with keeper:
+        return run_rounds(algorithm, world, clients, keeper, Record(roster, target), schedule, on_round)
 
 
 def _members(exchange: Exchange, network: Network, folder: Path | None) -> Members:

@@ -89,7 +89,7 @@ class _Layout(Merges):
         axes.tick_params(axis="x", length=0, labelsize=8.5)
         label = "client" if named else count(self.m, "client")
         if outcome.truth is not None:
-            for start, size, cluster in facts.blocks([outcome.truth[client] for client in clients]):
+            for start, size, cluster in facts.truth_blocks(clients, outcome.truth):
                 colour = style.TRUTH[cluster % len(style.TRUTH)]
                 axes.bar(
                     start + (size - 1) / 2, STRIP * top, size, -1.4 * STRIP * top, color=colour, gid="true cluster"

@@ -225,7 +225,7 @@ def _clustering(step: Row) -> str:
     """Say what a step of hierarchical clustering found."""
     found, cut = count(len(step["sizes"]), "cluster"), step["threshold"]
     where = "not cut" if cut is None else f"cut at {number(cut)}"
-    return f"Round {step['round']}: {found} by {step['metric']} distance and {step['linkage']} linkage, {where}"
+    return escape(f"Round {step['round']}: {found} by {step['metric']} distance and {step['linkage']} linkage, {where}")
 
 
 def _node_text(node: Node, tree: ParameterTree, last_round: int | None, outcome: Outcome | None) -> Text:
@@ -238,8 +238,8 @@ def _node_text(node: Node, tree: ParameterTree, last_round: int | None, outcome:
     if outcome is not None:
         if is_leaf:
             parts.append(f"{'perplexity' if outcome.language else 'accuracy'} {_mean_score(node, outcome)}")
-        if outcome.truth is not None and node.members:
-            members += f"  ({_purity(node.members, outcome.truth)})"
+        if outcome.truth is not None and (inside := _purity(node.members, outcome.truth)):
+            members += f"  ({inside})"
     text.append("  " + " · ".join(parts), style="not bold default")
     if members:
         text.append(f"\n{members}", style="not bold dim default")
@@ -270,10 +270,10 @@ def _members(node: Node, outcome: Outcome | None) -> str:
 
 
 def _purity(members: Sequence[int], truth: Mapping[int, int]) -> str:
-    """Say which true clusters are in a cluster: one, or how many clients of each."""
+    """Say which true clusters are in a cluster: one, or how many clients of each; nothing where none is known."""
     inside = facts.composition(members, truth)
-    if len(inside) == 1:
-        return f"true cluster {inside[0][0]}"
+    if len(inside) <= 1:
+        return f"true cluster {inside[0][0]}" if inside else ""
     return f"true clusters {_composition(members, truth)}; purity {percent(facts.purity(members, truth), 0)}"
 
 

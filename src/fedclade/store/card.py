@@ -82,7 +82,7 @@ def _accuracy(run: Run, node: Node) -> Card | None:
 
 def as_markdown(card: Card, file: str) -> str:
     """Return a card as a page for people, with the lines that load the model from a file of this name."""
-    rows = "".join(f"| {name} | {value} |\n" for name, value in _facts(card).items())
+    rows = "".join(f"| {name} | {_plain(value)} |\n" for name, value in _facts(card).items())
     tensors = "".join(f"| `{name}` | {each['shape']} | {each['dtype']} |\n" for name, each in card["tensors"].items())
     return f"""# Node {card["node"]} of a {card["algorithm"]["name"]} run
 
@@ -101,6 +101,11 @@ model.load_state_dict(load_file("{file}"))
 | tensor | shape | type |
 | :-- | :-- | :-- |
 {tensors}"""
+
+
+def _plain(text: str) -> str:
+    """Return a text that Markdown shows as it is: no link, no tag, and in one cell of a table."""
+    return " ".join(text.replace("](", "]\\(").replace("<", "\\<").replace("|", "\\|").split())
 
 
 def _facts(card: Card) -> Mapping[str, str]:

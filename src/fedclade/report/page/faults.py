@@ -73,5 +73,4 @@ def _kind(why: str) -> str:
 
 
 def _name(subject: Subject, client: str) -> str:
-    known = client.isdigit() and int(client) in subject.outcome.rows
-    return subject.outcome.name(int(client)) if known else client
+    return subject.outcome.name(int(client)) if client.isdecimal() else client

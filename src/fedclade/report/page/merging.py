@@ -68,7 +68,7 @@ def _figure(subject: Subject, merges: Merges) -> dict[str, Any]:
     low, truth = 0.0, subject.outcome.truth
     if truth is not None:
         low = -1.5 * STRIP * merges.top
-        for start, size, label in facts.blocks([truth[client] for client in clients]):
+        for start, size, label in facts.truth_blocks(clients, truth):
             place = {"x0": start - 0.5, "x1": start + size - 0.5, "y0": -1.4 * STRIP * merges.top, "y1": low / 3.75}
             shapes.append({"type": "rect", "fillcolor": truth_colour(label), "line": {"width": 0}, **place})
     ticks = {"tickvals": list(range(len(names))), "ticktext": names, "tickangle": -90 if m > 12 else 0}
