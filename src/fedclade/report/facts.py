@@ -54,34 +54,44 @@ class Outcome:
     Parameters
     ----------
     rows
-        Each client's row of the last evaluation, by client id.
+        Each client's row of the last evaluation, by client id: of those that answered it.
+    known
+        The last row of each client that ever answered one.
+    everybody
+        All clients of the run, also those that never answered one.
     language
         Whether scores are perplexities.
     """
 
     rows: Mapping[int, Row]
+    known: Mapping[int, Row]
+    everybody: frozenset[int]
     language: bool
 
     @classmethod
     def of(cls, run: Run) -> Outcome:
         """Look it up in a run."""
-        last = max((row["round"] for row in run.clients), default=0)
-        return cls({row["client"]: row for row in run.clients if row["round"] == last}, is_language(run))
+        known = {row["client"]: row for row in sorted(run.clients, key=lambda row: row["round"])}
+        last = max((row["round"] for row in known.values()), default=0)
+        members = {client for node in run.tree.nodes for client in node.members}
+        compared = {client for matrix in run.similarities for client in matrix.clients}
+        rows = {client: row for client, row in known.items() if row["round"] == last}
+        return cls(rows, known, frozenset(members | compared | set(known)), is_language(run))
 
     @cached_property
     def truth(self) -> dict[int, int] | None:
-        """The true cluster of each client by id; None if it is not known."""
-        truth = {client: row["true_cluster"] for client, row in self.rows.items()}
-        return None if not truth or None in truth.values() else truth
+        """The true cluster of each client by id; None if it is not known of all."""
+        truth = {client: row["true_cluster"] for client, row in self.known.items()}
+        return None if not truth or None in truth.values() or self.everybody - set(truth) else truth
 
     def name(self, client: int) -> str:
-        """Return what to call a client: its name, or only its id if the name says nothing more."""
-        name = self.rows[client]["name"]
+        """Return what to call a client: its name, or only its id if the name says nothing more, or is not known."""
+        name = self.known[client]["name"] if client in self.known else f"client-{client}"
         return str(client) if name == f"client-{client}" else name
 
     def mean_score(self, members: Iterable[int]) -> float | None:
-        """Return the mean accuracy of some clients, or their mean perplexity for language data; None for no clients."""
-        scores = [score(self.rows[client], self.language) for client in members]
+        """Return the mean accuracy of clients, or perplexity for language data; None if none of them was evaluated."""
+        scores = [score(self.rows[client], self.language) for client in members if client in self.rows]
         return sum(scores) / len(scores) if scores else None
 
 

@@ -73,5 +73,5 @@ def _kind(why: str) -> str:
 
 
 def _name(subject: Subject, client: str) -> str:
-    known = client.isdigit() and int(client) in subject.outcome.rows
+    known = client.isdigit() and int(client) in subject.outcome.known
     return subject.outcome.name(int(client)) if known else client
