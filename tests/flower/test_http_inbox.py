@@ -1,4 +1,4 @@
-"""Answers out of a SuperLink: what one client sends costs no other's, and no more is fetched than an answer may take."""
+"""Answers out of a SuperLink: what one client sends costs no other's, and no more is fetched than may be."""
 
 from __future__ import annotations
 

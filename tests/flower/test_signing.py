@@ -254,7 +254,7 @@ def test_a_list_that_is_none_is_one_clear_error(text: str, why: str, tmp_path: P
     (tmp_path / "keys").write_text(text)
     with pytest.raises(ConfigError, match=why):
         read_keys(tmp_path / "keys")
-    with pytest.raises(ConfigError, match="cannot read the list of clients' keys .*nowhere"):
+    with pytest.raises(ConfigError, match=r"cannot read the list of clients' keys .*nowhere"):
         read_keys(tmp_path / "nowhere")
 
 
