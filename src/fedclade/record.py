@@ -154,8 +154,7 @@ class Record:
         if privacy := DifferentialPrivacy.of(config.get("privacy", {})):
             summary["privacy"] = privacy.spent(self._most_releases())
         if self.roster.schema.task == "language":
-            scores = next(row for row in self.metrics if row["round"] == evaluated)
-            summary["perplexity"] = {number: scores[f"perplexity_{number}"] for number in SPREAD}
+            summary["perplexity"] = spread([perplexity(row["loss"]) for row in final], lower_is_better=True)
         return summary
 
     def _most_releases(self) -> int:

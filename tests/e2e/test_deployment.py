@@ -212,6 +212,24 @@ def test_a_federation_of_processes_ends_as_its_simulation_does(federation, tmp_p
     assert (tmp_path / "real/figures/accuracy.png").is_file()
 
 
+def test_what_one_client_sends_costs_no_other_its_answer(federation, tmp_path):
+    """One signs as another, one sends what is no protobuf, one sends 40 kB that unpack to 77 MB; the fourth trains."""
+    for node, what in enumerate(("forge", "garble", "bloat")):
+        (federation.node_folder(node) / f"{what}-1").touch()
+    try:
+        federation.run({"rounds": 1, "network.out": str(tmp_path / "run"), "network.deadline": 600.0})
+    finally:
+        for node, what in enumerate(("forge", "garble", "bloat")):
+            (federation.node_folder(node) / f"{what}-1").unlink()
+    run = Run.load(tmp_path / "run")
+    (why,) = [event["clients"] for event in run.events if event["kind"] == "left_out" and event["query"] == "train"]
+    assert sorted(why) == ["0", "1", "2"]
+    assert why["0"] == "signed by another key than that of the client's introduction"
+    assert why["1"].startswith("cannot be read: DecodeError")
+    assert "bytes once it is unpacked, more than" in why["2"]
+    assert run.metrics[0]["clients_trained"] == 1
+
+
 def test_a_run_that_fails_is_told_though_flower_ends_well(federation, capfd):
     with pytest.raises(DeploymentError, match=r"run \d+ ended as 'finished:failed'; its log is above"):
         federation.run({"rounds": 0})

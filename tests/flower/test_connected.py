@@ -24,6 +24,7 @@ from tests.flower.worlds import (
     app_of,
     federated,
     grid_of,
+    housed,
     network_of,
     node_of,
     reasons,
@@ -223,11 +224,13 @@ def stopped_after(number: int) -> Callable[[Any, Any], None]:
 def test_a_server_that_is_started_again_ends_as_if_it_had_not_been_stopped(name: str, number: int, tmp_path: Path):
     federation, algorithm = federation_of(FOUR), ALGORITHMS[name]
     folder, whole = tmp_path / "stopped", tmp_path / "whole"
-    uninterrupted = federated(grid_of(federation), algorithm, folder=whole)
+    grid = housed(grid_of(federation), tmp_path / "clients")
+    uninterrupted = federated(grid, algorithm, folder=whole)
     with pytest.raises(UpdateError, match="the server was stopped"):
-        federated(grid_of(federation), algorithm, folder=folder, on_round=stopped_after(number))
+        federated(grid, algorithm, folder=folder, on_round=stopped_after(number))
     assert not (folder / "summary.json").exists()
-    same(federated(grid_of(federation), algorithm, folder=folder), uninterrupted)
+    grid = housed(grid_of(federation), tmp_path / "clients")
+    same(federated(grid, algorithm, folder=folder), uninterrupted)
     for table in ("clusters.parquet", "clients.parquet"):
         assert pq.read_table(folder / table).equals(pq.read_table(whole / table))
     tree = [path.relative_to(whole) for path in (whole / "tree").rglob("*") if path.is_file()]

@@ -16,6 +16,7 @@ from fedclade.data.federation import Federation
 from fedclade.engine.clients import choose_device
 from fedclade.errors import ConfigError, DataError, FedcladeError
 from fedclade.flower.respondent import Respondent, read_secret
+from fedclade.flower.signing import key_of, signed, unsigned
 from fedclade.flower.wire import Content, refusal
 from fedclade.ledger import Budget
 from fedclade.privacy import DifferentialPrivacy
@@ -107,9 +108,10 @@ def app_for(make: Callable[[Context], Respondent]) -> ClientApp:
     def answer(message: Message, context: Context) -> Message:
         try:
             content = respondent(context).answer(Content.of(message.content))
+            content = signed(content, message, key_of(context))
         except (FedcladeError, OSError) as error:  # such as data that is not there, or a full disk
             _log.warning("refused %s: %s", message.metadata.message_type, error)
-            content = refusal(str(error))
+            content = unsigned(refusal(str(error)), message)
         return Message(content, reply_to=message)
 
     app = ClientApp()

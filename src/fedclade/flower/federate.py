@@ -22,6 +22,7 @@ from fedclade.flower.connected import ConnectedClients
 from fedclade.flower.exchange import Exchange
 from fedclade.flower.grid_clients import GridClients
 from fedclade.flower.members import Identity, Members
+from fedclade.flower.signing import read_keys
 from fedclade.keeper import Every, Keeper
 from fedclade.local import LocalSpec
 from fedclade.meter import Meter
@@ -70,6 +71,9 @@ class Network:
     identity
         What tells that a client has come back: the ``node`` id, which lasts where SuperNodes have keys, or the
         ``number`` (partition-id) that it says it has.
+    keys
+        A file that lists the clients, with number and public key each; nobody else is let in. Without one, a key is the
+        client's that first joins with it.
 
     Raises
     ------
@@ -81,6 +85,7 @@ class Network:
     wait: float = 300.0
     deadline: float = 600.0
     identity: Identity = "node"
+    keys: str | None = None
 
     def __post_init__(self) -> None:
         require(
@@ -207,7 +212,8 @@ def federate(
 
 def _members(exchange: Exchange, network: Network, folder: Path | None) -> Members:
     """Return the members of the run: those of its folder, or the first to connect."""
-    members = Members(exchange, network.identity)
+    keys = None if network.keys is None else read_keys(Path(network.keys))
+    members = Members(exchange, network.identity, keys)
     if folder is not None:
         members.load(folder)
     if not members.known:

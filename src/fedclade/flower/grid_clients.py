@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ from flwr.app import Array, MessageType, RecordDict
 from torch import Tensor
 
 from fedclade.clients import Evaluation, Round, Split
+from fedclade.encoding import ENCODINGS, encoded_bytes
 from fedclade.errors import UpdateError
 from fedclade.flower import wire
 from fedclade.flower.arrivals import Arrivals
@@ -22,7 +24,7 @@ from fedclade.meter import Meter
 from fedclade.params import Layout
 from fedclade.signature import CountSketch
 from fedclade.streaming import Tally
-from fedclade.updates import DROPPED_OUT, Updates
+from fedclade.updates import DROPPED_OUT, LARGEST_NORM, Updates
 
 _log = logging.getLogger(__name__)
 
@@ -67,6 +69,8 @@ class GridClients:
         self._sketch = sketch
         self._streams = streams
         self._warned = False
+        self._counts: dict[tuple[int, Split], int] = {}
+        """Of how many examples a client gave its scores, on each split: they are always the same."""
 
     @property
     def layout(self) -> Layout:
@@ -130,9 +134,13 @@ class GridClients:
         with self._meter.evaluating():
             for client, answer in self._ask(questions, MessageType.EVALUATE, f"evaluate {split}"):
                 try:
-                    scores[client] = wire.read_scores(_content(answer), len(rows[client]))
+                    with wire.distrusting():
+                        mine = wire.read_scores(_content(answer), len(rows[client]), self._count(client, split))
                 except UpdateError as error:
                     left_out[client] = str(error)
+                else:
+                    self._counts[client, split] = mine[0][2]
+                    scores[client] = mine
         answered = [(client, scores[client].pop(0)) for client in ids if client in scores]
         columns = zip(*(score for _, score in answered), strict=True) if answered else ((), (), ())
         accuracies, losses, examples = columns
@@ -152,11 +160,14 @@ class GridClients:
         words["layout"] = self._structure
         found = torch.zeros(len(ids), *shape)
         place_of = {client: place for place, client in enumerate(ids)}
+        questions, largest = {c: wire.record(words) for c in ids}, 4 * math.prod(shape)
         with self._meter.training():
-            for client, answer in self._ask({c: wire.record(words) for c in ids}, MessageType.QUERY, "subspaces"):
+            for client, answer in self._ask(questions, MessageType.QUERY, "subspaces", largest):
                 try:
-                    data = _content(answer).vector("subspaces")
-                    vectors = wire.read_vector(data, shape, torch.float32, "subspaces")
+                    with wire.distrusting():
+                        _content(answer).has_only(("subspaces",))
+                        data = _content(answer).vector("subspaces")
+                        vectors = wire.read_vector(data, shape, torch.float32, "subspaces")
                 except UpdateError:  # who does not answer is asked again, and told of then
                     continue
                 if bool(torch.isfinite(vectors).all()):
@@ -166,6 +177,9 @@ class GridClients:
     def initial(self, count: int) -> Tensor:
         """Return the initial models ``[count, S]`` that clients draw from the secret that they share.
 
+        All draw the same, so each is asked what it draws by a digest, and one of those that agree with most is asked
+        for the models themselves: a client that would like others has no say.
+
         Raises
         ------
         UpdateError
@@ -173,15 +187,53 @@ class GridClients:
         """
         words = {"what": "initial", "models": count, "layout": self._structure}
         why: dict[int, str] = {}
-        for client in self.ids:
-            for _, answer in self._ask({client: wire.record(words)}, MessageType.QUERY, "initial models"):
+        drawn: dict[int, str] = {}
+        questions = {client: wire.record({**words, "digest": True}) for client in self.ids}
+        for client, answer in self._ask(questions, MessageType.QUERY, "initial models"):
+            try:
+                with wire.distrusting():
+                    drawn[client] = _content(answer).words.get("digest", str)
+            except UpdateError as error:
+                why[client] = str(error)
+        votes = Counter(drawn[client] for client in sorted(drawn))
+        for digest, agreeing in votes.most_common():  # of as many, that of the client with the lowest number
+            for client in sorted(client for client in drawn if drawn[client] == digest):
                 try:
-                    content = _content(answer)
-                    return torch.stack([self._model(content.vector(str(k)), f"model {k}") for k in range(count)])
+                    models = self._drawn(client, wire.record({**words, "digest": False}), count, digest)
                 except UpdateError as error:
                     why[client] = str(error)
-        told = "; ".join(f"client {client}: {reason}" for client, reason in why.items())
+                    continue
+                if others := sorted(other for other in drawn if drawn[other] != digest):
+                    _log.warning(
+                        "%d of %d clients draw the same initial model, which is taken; clients %s draw another: they "
+                        "run another version, or do not tell the truth",
+                        *(agreeing, len(drawn), ", ".join(map(str, others))),
+                    )
+                return models
+        told = "; ".join(f"client {client}: {reason}" for client, reason in sorted(why.items()))
         raise UpdateError(f"no client sent the initial model: {told}")
+
+    def _drawn(self, client: int, question: RecordDict, count: int, digest: str) -> Tensor:
+        """Return the initial models of a client, which must be finite, and those of a digest.
+
+        Raises
+        ------
+        UpdateError
+            If they are not, or do not come.
+        """
+        size = self._layout.size * self._layout.dtype.itemsize
+        names = [str(k) for k in range(count)]
+        ((_, answer),) = self._ask({client: question}, MessageType.QUERY, "initial models", count * size)
+        with wire.distrusting():
+            content = _content(answer)
+            content.has_only(names)
+            data = [content.vector(name) for name in names]
+            if (sent := wire.digest(b"".join(data))) != digest:
+                raise UpdateError(f"initial models of digest {sent}, said to be {digest}")
+            models = torch.stack([self._model(each, f"model {name}") for name, each in zip(names, data, strict=True)])
+            if not bool((models.norm(dim=1) <= LARGEST_NORM).all()):  # as NaN is not
+                raise UpdateError(f"initial models that are not finite, or of norms above {LARGEST_NORM:g}")
+        return models
 
     def _updates(
         self,
@@ -209,7 +261,9 @@ class GridClients:
         expected = {client: {**same, "model": names[row]} for client, row in zip(ids, assignment, strict=True)}
         with self._meter.training():
             left_out: dict[int, str] = {}
-            told = self._ask(questions, MessageType.TRAIN, str(this_round.number))
+            length, n_parameters = self._shape(this_round)
+            largest = max(encoded_bytes(length, encoding, n_parameters) for encoding in ENCODINGS)
+            told = self._ask(questions, MessageType.TRAIN, str(this_round.number), largest)
             answers = self._read(told, self._shape(this_round), expected, left_out)
             if not self._streams or this_round.replicates > 1:
                 return self._kept(answers, ids, models, this_round, left_out)
@@ -225,7 +279,9 @@ class GridClients:
         """Yield the updates among the answers, and note why the others are left out."""
         for client, answer in answers:
             try:
-                read = wire.read_answer(_content(answer), *shape, self._layout.dtype, expected[client])
+                with wire.distrusting():
+                    size = self.sizes[client]
+                    read = wire.read_answer(_content(answer), *shape, self._layout.dtype, size, expected[client])
             except UpdateError as error:
                 left_out[client] = str(error)
             else:
@@ -278,14 +334,28 @@ class GridClients:
         length = this_round.replicates * (self._sketch.dim if self._sketch else self._layout.n_parameters)
         return length, length
 
-    def _ask(self, questions: Mapping[int, RecordDict], kind: str, group: str) -> Iterator[tuple[int, Content | str]]:
+    def _count(self, client: int, split: Split) -> int | None:
+        """Return how many examples a client is scored on, if that is known."""
+        if split == "train" and self._members.roster.schema.task == "classification":
+            return self.sizes[client]
+        return self._counts.get((client, split))
+
+    def _ask(
+        self, questions: Mapping[int, RecordDict], kind: str, group: str, largest: int = 0
+    ) -> Iterator[tuple[int, Content | str]]:
         """Ask clients, and yield what comes; who is not connected is not waited for."""
         node_of = {client: self._members.node(client) for client in questions}
         yield from ((client, DROPPED_OUT) for client, node in node_of.items() if node is None)
         client_of = {node: client for client, node in node_of.items() if node is not None}
         asked = {node: questions[client] for node, client in client_of.items()}
-        for node, answer in self._exchange.ask(asked, kind, group):
-            yield client_of[node], answer
+        for node, answer in self._exchange.ask(asked, kind, group, largest):
+            client = client_of[node]
+            if not isinstance(answer, str):
+                try:
+                    answer = self._members.checked(client, answer)
+                except UpdateError as error:
+                    answer = str(error)
+            yield client, answer
 
     def _model(self, data: bytes, name: str) -> Tensor:
         return wire.read_vector(data, (self._layout.size,), self._layout.dtype, name)

@@ -34,6 +34,10 @@ LEAST_SECRET = 32
 """Characters of a secret: as many hexadecimal digits are 128 bits."""
 
 
+MOST_RESIDUALS = 16
+"""Kinds of answers of which a client keeps what encoding lost; no algorithm asks for as many."""
+
+
 class Respondent:
     """One client, with its data.
 
@@ -153,7 +157,9 @@ class Respondent:
         seed, count = seed_of(self._secret), content.words.get("models", int)
         permutation = Permutation(seed, self._layout.size, self._layout.n_parameters)
         models = [permutation.apply(secret_model(self._make, self._layout, seed, k)) for k in range(count)]
-        return wire.record({}, {str(k): wire.raw_vector(model) for k, model in enumerate(models)})
+        vectors = {str(k): wire.raw_vector(model) for k, model in enumerate(models)}
+        digest = wire.digest(b"".join(vector.data for vector in vectors.values()))
+        return wire.record({"digest": digest}, {} if content.words.get("digest", bool) else vectors)
 
     def _train(self, content: Content) -> RecordDict:
         words, what = content.words, content.words.get("what", str)
@@ -190,7 +196,8 @@ class Respondent:
                 "encoding": encoding,
                 **({} if loss != loss else {"loss": loss}),  # NaN: it is kept from the server
             },
-            {"update": self._encoded(updates.each[0], encoding, f"{what}-{this_round.purpose}")},
+            # The server words the purpose, and a file is named by the kind: so by its digest.
+            {"update": self._encoded(updates.each[0], encoding, wire.digest(f"{what} {this_round.purpose}".encode()))},
         )
 
     def _evaluate(self, content: Content) -> RecordDict:
@@ -218,6 +225,10 @@ class Respondent:
         """Encode an update with what earlier ones of its kind lost, which lasts if the client has a folder."""
         size, n_parameters = self._layout.size, self._layout.n_parameters
         path = None if self._folder is None else self._folder / f"residual-{kind}.safetensors"
+        kept = self._residuals if self._folder is None else list(self._folder.glob("residual-*.safetensors"))
+        new = kind not in self._residuals if path is None else not path.exists()
+        if new and len(kept) >= MOST_RESIDUALS:
+            return encode(update, self._encoding, n_parameters)
         if path is not None:
             feedback = ErrorFeedback.load(path, self._encoding, size, n_parameters)
         else:

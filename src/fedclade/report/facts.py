@@ -105,32 +105,38 @@ class Outcome:
     Parameters
     ----------
     rows
-        Each client's row of the last evaluation, by client id. Clients that left or did not answer have none.
+        Each client's row of the last evaluation, by client id: of those that answered it.
+    known
+        The last row of each client that ever answered one.
+    everybody
+        All clients of the run, also those that never answered one.
     language
         Whether scores are perplexities.
-    known
-        The last row of every client that ever answered an evaluation.
     """
 
     rows: Mapping[int, Row]
-    language: bool
     known: Mapping[int, Row]
+    everybody: frozenset[int]
+    language: bool
 
     @classmethod
     def of(cls, run: Run) -> Outcome:
         """Look it up in a run."""
-        last = max((row["round"] for row in run.clients), default=0)
-        rows = {row["client"]: row for row in run.clients if row["round"] == last}
-        return cls(rows, is_language(run), {row["client"]: row for row in run.clients})
+        known = {row["client"]: row for row in sorted(run.clients, key=lambda row: row["round"])}
+        last = max((row["round"] for row in known.values()), default=0)
+        members = {client for node in run.tree.nodes for client in node.members}
+        compared = {client for matrix in run.similarities for client in matrix.clients}
+        rows = {client: row for client, row in known.items() if row["round"] == last}
+        return cls(rows, known, frozenset(members | compared | set(known)), is_language(run))
 
     @cached_property
     def truth(self) -> dict[int, int] | None:
-        """The true cluster of each client that ever answered an evaluation; None if there is no truth known."""
+        """The true cluster of each client by id; None if it is not known of all."""
         truth = {client: row["true_cluster"] for client, row in self.known.items()}
-        return None if not truth or None in truth.values() else truth
+        return None if not truth or None in truth.values() or self.everybody - set(truth) else truth
 
     def name(self, client: int) -> str:
-        """Return what to call a client: its name, or only its id if the name says nothing more or is not known."""
+        """Return what to call a client: its name, or only its id if the name says nothing more, or is not known."""
         name = self.known[client]["name"] if client in self.known else f"client-{client}"
         return str(client) if name == f"client-{client}" else name
 
