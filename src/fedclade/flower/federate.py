@@ -18,6 +18,7 @@ from fedclade.engine.memory import default_memory, memory_bytes
 from fedclade.errors import require
 from fedclade.flower import wire
 from fedclade.flower.connected import ConnectedClients
+from fedclade.flower.doors import Doors
 from fedclade.flower.exchange import Exchange
 from fedclade.flower.grid_clients import GridClients
 from fedclade.flower.members import Identity, Members
@@ -68,6 +69,11 @@ class Network:
     identity
         What tells that a client has come back: the ``node`` id, which lasts where SuperNodes have keys, or the
         ``number`` (partition-id) that it says it has.
+    largest_weight
+        How many times as much as the median client one may weigh; infinity for no limit.
+    largest_norm
+        How many times as long as the median update of its cluster one may be; a longer one is left out of the round.
+        Infinity for no limit.
 
     Raises
     ------
@@ -79,6 +85,8 @@ class Network:
     wait: float = 300.0
     deadline: float = 600.0
     identity: Identity = "node"
+    largest_weight: float = 10.0
+    largest_norm: float = 20.0
 
     def __post_init__(self) -> None:
         require(
@@ -86,6 +94,8 @@ class Network:
             ("network.wait", self.wait, self.wait > 0, "greater than 0"),
             ("network.deadline", self.deadline, self.deadline > 0, "greater than 0"),
             ("network.identity", self.identity, self.identity in ("node", "number"), "'node' or 'number'"),
+            ("network.largest_weight", self.largest_weight, self.largest_weight >= 1, "at least 1"),
+            ("network.largest_norm", self.largest_norm, self.largest_norm >= 1, "at least 1"),
         )
 
 
@@ -191,7 +201,8 @@ def federate(
     size = len(roster) * layout.size * initial.itemsize
     streams = decide_stream(settings["stream"], algorithm, signature, size, budget)
     sketch = signature.sketch(seed, layout.n_parameters)
-    there = GridClients(exchange, members, layout, meter, sketch, streams)
+    doors = Doors(network.largest_weight, network.largest_norm)
+    there = GridClients(exchange, members, layout, meter, sketch, streams, doors)
     attendance = AttendedClients(there, tells_releases=privacy is not None)
     if members.secret:
         initial = _drawn_by_clients(there, algorithm)

@@ -15,8 +15,10 @@ from fedclade.clients import Evaluation, Round, Split
 from fedclade.errors import UpdateError
 from fedclade.flower import wire
 from fedclade.flower.arrivals import Arrivals
+from fedclade.flower.doors import Doors, Start
 from fedclade.flower.exchange import AT_ONCE, Exchange
 from fedclade.flower.members import Members
+from fedclade.flower.policy import FORBIDS
 from fedclade.flower.wire import Content
 from fedclade.meter import Meter
 from fedclade.params import Layout
@@ -48,6 +50,8 @@ class GridClients:
         What the server compares clients by, if not by the whole update.
     streams
         Whether only sums and signatures of updates are kept: an update is forgotten before the next is read.
+    doors
+        How much an update may weigh, and how long it may be.
     """
 
     def __init__(
@@ -58,6 +62,7 @@ class GridClients:
         meter: Meter,
         sketch: CountSketch | None = None,
         streams: bool = False,
+        doors: Doors | None = None,
     ) -> None:
         self._exchange = exchange
         self._members = members
@@ -66,6 +71,7 @@ class GridClients:
         self._meter = meter
         self._sketch = sketch
         self._streams = streams
+        self._doors = doors or Doors(math.inf, math.inf)
         self._warned = False
 
     @property
@@ -90,8 +96,8 @@ class GridClients:
 
     @property
     def sizes(self) -> Mapping[int, int]:
-        """Number of training examples of each client, as it said when it joined."""
-        return self._members.roster.sizes
+        """Number of training examples that each client counts with: what it said when it joined, within the limit."""
+        return self._doors.weights(self._members.roster.sizes)
 
     def train(
         self,
@@ -152,15 +158,18 @@ class GridClients:
         words["layout"] = self._structure
         found = torch.zeros(len(ids), *shape)
         place_of = {client: place for place, client in enumerate(ids)}
+        why: dict[int, str] = {}
         with self._meter.training():
             for client, answer in self._ask({c: wire.record(words) for c in ids}, MessageType.QUERY, "subspaces"):
                 try:
                     data = _content(answer).vector("subspaces")
                     vectors = wire.read_vector(data, shape, torch.float32, "subspaces")
-                except UpdateError:  # who does not answer is asked again, and told of then
+                except UpdateError as error:  # who does not answer is asked again, and told of then
+                    why[client] = str(error)
                     continue
                 if bool(torch.isfinite(vectors).all()):
                     found[place_of[client]] = vectors
+        self._check_allowed("subspaces", ids, why)
         return found
 
     def initial(self, count: int) -> Tensor:
@@ -207,13 +216,32 @@ class GridClients:
             vectors = {"model": arrays[row]} | ({"anchor": arrays[anchor]} if anchor != row else {})
             questions[client] = wire.record(words, vectors)
         expected = {client: {**same, "model": names[row]} for client, row in zip(ids, assignment, strict=True)}
+        starts = {
+            row: Start.of(names[row], models[row], self._layout.n_parameters) for row in dict.fromkeys(assignment)
+        }
+        question = (what, this_round.purpose, this_round.number)
+        self._doors.ask(question, {client: starts[row] for client, row in zip(ids, assignment, strict=True)})
         with self._meter.training():
             left_out: dict[int, str] = {}
             told = self._ask(questions, MessageType.TRAIN, str(this_round.number))
             answers = self._read(told, self._shape(this_round), expected, left_out)
             if not self._streams or this_round.replicates > 1:
-                return self._kept(answers, ids, models, this_round, left_out)
-            return self._summed(answers, Tally(ids, models, assignment), models, this_round, left_out)
+                updates = self._kept(answers, ids, models, this_round, left_out)
+            else:
+                updates = self._summed(answers, Tally(ids, models, assignment), models, this_round, left_out)
+        self._check_allowed(what, ids, left_out)
+        return updates
+
+    def _check_allowed(self, what: str, ids: Sequence[int], left_out: Mapping[int, str]) -> None:
+        """End a run that asks for what clients do not allow: to ask them again would change nothing.
+
+        Most of those who are connected must have said so, or a few could end the run.
+        """
+        forbidding = [client for client in ids if left_out.get(client, "").startswith(FORBIDS)]
+        if len(forbidding) == len(ids) and 2 * len(ids) > len(self._members.connected):
+            raise UpdateError(
+                f"none of {len(ids)} clients answers the question {what!r}; client {ids[0]} says: {left_out[ids[0]]}"
+            )
 
     def _read(
         self,
@@ -226,6 +254,7 @@ class GridClients:
         for client, answer in answers:
             try:
                 read = wire.read_answer(_content(answer), *shape, self._layout.dtype, expected[client])
+                self._doors.check_size(read.size, self._members.roster.sizes[client])
             except UpdateError as error:
                 left_out[client] = str(error)
             else:
@@ -266,7 +295,11 @@ class GridClients:
 
     def _checked(self, arrivals: Arrivals, this_round: Round, left_out: Mapping[int, str]) -> Updates:
         updates = arrivals.checked(self._shape(this_round)[1], this_round.number)
-        updates = replace(updates, left_out={**left_out, **updates.left_out})
+        sizes = self.sizes
+        weights = torch.tensor([sizes[client] for client in updates.ids], dtype=updates.sizes.dtype)
+        updates = replace(updates, sizes=weights, left_out={**left_out, **updates.left_out})
+        if this_round.travels != "nothing":  # what a client keeps for itself is nobody else's
+            updates = self._doors.admit(updates)
         if self._sketch is None or this_round.replicates > 1:
             return updates
         return replace(updates, sketches=self._sketch.apply(updates.signatures))
