@@ -1,9 +1,9 @@
 """What liars among honest clients come to: honest clients' accuracy with them, beside that of a run without.
 
-Every client is an app on a ``LocalGrid``, every message goes through Flower's own serialisation, and the doors are those
-that are on by default (``network.largest_weight``, ``network.largest_norm``), or none with ``--open``. The data is the
-bundled digits, two groups of clients with two labels swapped. A liar has honest data of the first group, trains on it,
-and lies about what came out:
+Every client is an app on a ``LocalGrid``, every message goes through Flower's own serialisation, and the doors are
+those that are on by default (``network.largest_weight``, ``network.largest_norm``), or none with ``--open``. The data
+is the bundled digits, two groups of clients with two labels swapped. A liar has honest data of one group, trains on
+it, and lies about what came out:
 
 - ``size``: it claims 10⁹ examples, and sends its update with the sign flipped;
 - ``scale``: it sends a thousand times its update;
@@ -35,8 +35,8 @@ from fedclade.algorithms import CFL, FLHC, IFCA, Algorithm, ReplicatedCFL
 from fedclade.data.federation import Federation
 from fedclade.flower import LocalGrid, LocalNode, Network, client_app, federate, wire
 
-CLIENTS = 14
-"""Of whom half see the labels in one way and half in the other; the last of the first half is the liar."""
+CLIENTS, SAMPLES = 28, 50
+"""Half of them see the labels in one way and half in the other."""
 
 LIAR = 6
 MODEL = "mclr"
@@ -47,7 +47,7 @@ WITHIN = 2.0
 METHODS: Mapping[str, Algorithm] = {
     "cfl": CFL(eps1=0.3, eps2=0.3),
     "rcfl": ReplicatedCFL(),
-    "fl_hc": FLHC(rounds_before=3, n_clusters=2),
+    "fl_hc": FLHC(rounds_before=3, metric="cosine", linkage="average"),
     "ifca": IFCA(clusters=2, restarts=4),
 }
 
@@ -119,7 +119,7 @@ def accuracy(
         METHODS[method],
         MODEL,
         network=replace(network, clients=len(nodes)),
-        local=LocalSpec(epochs=3, batch_size=20, lr=0.1),
+        local=LocalSpec(epochs=3, batch_size=10, lr=0.1),
         rounds=rounds,
         seed=seed,
         evaluate_every=rounds,
@@ -143,7 +143,7 @@ def main() -> int:
         columns: list[list[float]] = []
         for seed in range(arguments.seeds):
             federation = load_federation(
-                "digits", clients=CLIENTS, samples_per_client=100, shift="label_swap", clusters=2, seed=seed
+                "digits", clients=CLIENTS, samples_per_client=SAMPLES, shift="label_swap", clusters=2, seed=seed
             )
             cases: list[tuple[Lie | None, bool]] = [
                 (None, False),

@@ -202,7 +202,7 @@ def federate(
     streams = decide_stream(settings["stream"], algorithm, signature, size, budget)
     sketch = signature.sketch(seed, layout.n_parameters)
     doors = Doors(network.largest_weight, network.largest_norm)
-    there = GridClients(exchange, members, layout, meter, sketch, streams, doors)
+    there = GridClients(exchange, members, layout, meter, sketch, streams, doors, network.wait)
     attendance = AttendedClients(there, tells_releases=privacy is not None)
     if members.secret:
         initial = _drawn_by_clients(there, algorithm)

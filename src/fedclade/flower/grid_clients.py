@@ -18,13 +18,14 @@ from fedclade.flower.arrivals import Arrivals
 from fedclade.flower.doors import Doors, Start
 from fedclade.flower.exchange import AT_ONCE, Exchange
 from fedclade.flower.members import Members
+from fedclade.flower.patience import Patience
 from fedclade.flower.policy import FORBIDS
 from fedclade.flower.wire import Content
 from fedclade.meter import Meter
 from fedclade.params import Layout
 from fedclade.signature import CountSketch
 from fedclade.streaming import Tally
-from fedclade.updates import DROPPED_OUT, Updates
+from fedclade.updates import DROPPED_OUT, TOO_LATE, Updates
 
 _log = logging.getLogger(__name__)
 
@@ -52,6 +53,8 @@ class GridClients:
         Whether only sums and signatures of updates are kept: an update is forgotten before the next is read.
     doors
         How much an update may weigh, and how long it may be.
+    wait
+        Seconds to wait for anybody, should all be gone in the middle of a round.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class GridClients:
         sketch: CountSketch | None = None,
         streams: bool = False,
         doors: Doors | None = None,
+        wait: float = 0.0,
     ) -> None:
         self._exchange = exchange
         self._members = members
@@ -72,6 +76,8 @@ class GridClients:
         self._sketch = sketch
         self._streams = streams
         self._doors = doors or Doors(math.inf, math.inf)
+        self._wait = wait
+        self._patience = Patience()
         self._warned = False
 
     @property
@@ -312,12 +318,29 @@ class GridClients:
         return length, length
 
     def _ask(self, questions: Mapping[int, RecordDict], kind: str, group: str) -> Iterator[tuple[int, Content | str]]:
-        """Ask clients, and yield what comes; who is not connected is not waited for."""
+        """Ask clients, and yield what comes; who is not connected, or was late before, is not waited for.
+
+        Raises
+        ------
+        UpdateError
+            If nobody at all is connected, and nobody comes back in time; scores can do without.
+        """
+        if not self._members.reach(self._wait) and kind != MessageType.EVALUATE:
+            raise UpdateError(
+                f"nobody is connected any more, and nobody came back within {self._wait:g} s; start the SuperNodes "
+                "again, and then the server with the same folder"
+            )
         node_of = {client: self._members.node(client) for client in questions}
-        yield from ((client, DROPPED_OUT) for client, node in node_of.items() if node is None)
-        client_of = {node: client for client, node in node_of.items() if node is not None}
-        asked = {node: questions[client] for node, client in client_of.items()}
-        for node, answer in self._exchange.ask(asked, kind, group):
+        for client in (client for client, node in node_of.items() if node is None):
+            self._patience.forget(client)
+            yield client, DROPPED_OUT
+        there = {client: node for client, node in node_of.items() if node is not None}
+        spared = self._patience.spare(there, self._members.connected)
+        yield from spared.items()
+        client_of = {node: client for client, node in there.items() if client not in spared}
+        for node, answer in self._exchange.ask({n: questions[c] for n, c in client_of.items()}, kind, group):
+            note = self._patience.late if answer == TOO_LATE else self._patience.forget
+            note(client_of[node])
             yield client_of[node], answer
 
     def _model(self, data: bytes, name: str) -> Tensor:
