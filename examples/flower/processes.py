@@ -52,8 +52,8 @@ _GUARD = Guard()
 class Process:
     """A command that runs in a session of its own, and writes into a log.
 
-    What it starts belongs to its process group, unless it leaves that on purpose, and ends with it. It also ends, all of
-    it, if this process is killed.
+    What it starts belongs to its process group, unless it leaves that on purpose, and ends with it. The group also
+    ends if this process is killed.
 
     Parameters
     ----------

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -43,6 +44,16 @@ def appear(target: Path, write: Callable[[Path], object], *, private: bool = Fal
         take_place(beside, target)
     finally:
         remove(beside)
+
+
+@contextmanager
+def owner_only() -> Iterator[None]:
+    """Let only the owner read the files and enter the folders that are made meanwhile, whatever else is the rule."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
 
 
 def take_place(source: Path, target: Path) -> None:

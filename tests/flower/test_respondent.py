@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -309,3 +311,13 @@ def test_a_damaged_ledger_keeps_everything_back(tmp_path: Path):
     (tmp_path / "privacy.json").write_text("{")
     with pytest.raises(PrivacyError, match=r"the privacy ledger .*privacy.json is damaged"):
         ask(respondent_of(privacy=CLIPPED, budget=UNBOUNDED, folder=tmp_path))
+
+
+def test_what_it_keeps_only_its_owner_reads(tmp_path: Path):
+    before = os.umask(0o022)
+    try:
+        ask(respondent_of(privacy=CLIPPED, budget=UNBOUNDED, encoding="int8", folder=tmp_path))
+    finally:
+        os.umask(before)
+    modes = {path.name: oct(stat.S_IMODE(path.stat().st_mode)) for path in tmp_path.iterdir()}
+    assert modes == dict.fromkeys(["privacy.json", "policy.json", "residual-train-train.safetensors"], "0o600")

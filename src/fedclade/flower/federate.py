@@ -16,6 +16,7 @@ from fedclade.algorithms import Algorithm, build_algorithm
 from fedclade.attendance import AttendedClients
 from fedclade.engine.memory import default_memory, memory_bytes
 from fedclade.errors import require
+from fedclade.files import owner_only
 from fedclade.flower import wire
 from fedclade.flower.connected import ConnectedClients
 from fedclade.flower.doors import Doors
@@ -208,7 +209,8 @@ def federate(
         initial = _drawn_by_clients(there, algorithm)
     world = World(attendance, initial, there, meter, attendance, None, sketch, streams, "cpu", budget)
     clients = ConnectedClients(attendance, members, path, network.wait)
-    return run_rounds(algorithm, world, clients, keeper, Record(roster, target), schedule, on_round)
+    with owner_only():  # models tell of the clients' data, and the machine may have other users
+        return run_rounds(algorithm, world, clients, keeper, Record(roster, target), schedule, on_round)
 
 
 def _members(exchange: Exchange, network: Network, folder: Path | None) -> Members:
