@@ -24,16 +24,17 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from statistics import mean
-from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
-from flwr.clientapp import ClientApp
+from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
 
 from fedclade import LocalSpec, load_federation
 from fedclade.algorithms import CFL, FLHC, IFCA, Algorithm, ReplicatedCFL
 from fedclade.data.federation import Federation
-from fedclade.flower import LocalGrid, LocalNode, Network, client_app, federate, wire
+from fedclade.flower import LocalGrid, LocalNode, Network, federate, wire
+from fedclade.flower.client_app import app_for
+from fedclade.flower.respondent import Respondent
+from fedclade.flower.wire import Content
 
 CLIENTS, SAMPLES = 28, 50
 """Half of them see the labels in one way and half in the other."""
@@ -83,37 +84,39 @@ class Lie:
 LIES: Mapping[str, Lie] = {"size": Lie(flipped, MANY), "scale": Lie(thousandfold), "norm": Lie(huge)}
 
 
-@dataclass(frozen=True)
-class Liar:
-    """An app around an honest one."""
+class Liar(Respondent):
+    """A client that lies in what it answers, and has a key of its own like every other."""
 
-    app: ClientApp
-    lie: Lie
+    lie = Lie(flipped)
 
-    def __call__(self, message: Message, context: Context) -> Message:
-        """Answer as the honest app does, and then lie."""
-        answer = self.app(message, context)
-        words, vectors = dict(answer.content.config_records["fedclade"]), answer.content.array_records.get("vectors")
+    def answer(self, content: Content, state: RecordDict | None = None) -> RecordDict:
+        """Answer as an honest client does, and then lie."""
+        answer = super().answer(content, state)
+        words, sent = dict(answer.config_records["fedclade"]), dict(answer.array_records.get("vectors", {}))
         if self.lie.size is not None and "size" in words:
             words["size"] = self.lie.size
-        sent: dict[str, Any] = dict(vectors or {})
         if "update" in sent:
             update = self.lie.change(np.frombuffer(sent["update"].data, dtype="<f4"))
             sent["update"] = wire.raw(update.astype("<f4").tobytes(), "float32", len(update))
-        content = RecordDict({"fedclade": ConfigRecord(words)} | ({"vectors": ArrayRecord(sent)} if sent else {}))
-        return Message(content, reply_to=message)
+        records = {"fedclade": ConfigRecord(words), **({"vectors": ArrayRecord(sent)} if sent else {})}
+        return RecordDict(records)
 
 
 def accuracy(
     method: str, federation: Federation, rounds: int, seed: int, lie: Lie | None, present: bool, network: Network
 ) -> float:
     """Return the honest clients' mean accuracy in the end, in percent."""
-    app = client_app(MODEL, lambda context: federation.alone(int(context.node_config["partition-id"])))
-    nodes = {100 + client: LocalNode(app, {"partition-id": client}) for client in federation.ids}
-    if lie is not None:
-        nodes[100 + LIAR] = LocalNode(Liar(app, lie), {"partition-id": LIAR})
-    if not present:
-        del nodes[100 + LIAR]
+
+    def client(context: Context) -> Respondent:
+        number = int(context.node_config["partition-id"])
+        kind = Liar if lie is not None and number == LIAR else Respondent
+        made = kind(federation.alone(number), MODEL, number=number)
+        if isinstance(made, Liar) and lie is not None:
+            made.lie = lie
+        return made
+
+    app, there = app_for(client), [number for number in federation.ids if present or number != LIAR]
+    nodes = {100 + number: LocalNode(app, {"partition-id": number}) for number in there}
     run = federate(
         LocalGrid(nodes),
         METHODS[method],

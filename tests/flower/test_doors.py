@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable
 from typing import Any
@@ -163,19 +164,26 @@ def test_without_anything_to_measure_by_nobody_is_left_out():
     assert doors.admit(updates_of({0: 1.0, 1: 1e6})).ids == (0, 1)
 
 
-def test_weights_within_the_limit_stay_as_they_are():
+def test_weights_within_the_limit_stay_as_they_are(caplog: pytest.LogCaptureFixture):
     doors = Doors(10.0, 10.0)
     assert doors.weights({0: 5, 1: 50, 2: 51, 3: 1}) == {0: 5, 1: 50, 2: 50, 3: 1}
     assert doors.weights({0: 10**9}) == {0: 10**9}
     assert doors.weights({}) == {}
     assert Doors(math.inf, 10.0).weights({0: 1, 1: 10**9}) == {0: 1, 1: 10**9}
+    with caplog.at_level(logging.WARNING, "fedclade"):
+        for _ in range(2):
+            doors.weights({0: 5, 1: 5, 7: 10**9})
+    assert caplog.messages == [  # once, though it is looked up again and again; client 2 was told of above
+        "client 7 says that it has 1000000000 training examples, and counts with 50: 10 times as many as the median "
+        "client (network.largest_weight)"
+    ]
     with pytest.raises(UpdateError, match="size of 25 examples, and it joined with 24"):
         doors.check_size(25, 24)
 
 
 @pytest.mark.parametrize("algorithm", [FedAvg(), CFL(split_rounds=(2,), eps2=1e-6)])
 def test_honest_clients_do_not_notice(algorithm: Any):
-    federation = federation_of((0, 1, 0, 1, 0, 1), sizes=[12, 24, 48, 12, 24, 90])
+    federation = federation_of((0, 1, 0, 1, 0, 1), sizes=[12, 24, 48, 24, 24, 40])
     with_doors = federated(grid_of(federation), algorithm)
     grid = grid_of(federation)
     assert reasons(with_doors) == {}

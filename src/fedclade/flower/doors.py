@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import defaultdict
 from collections.abc import Hashable, Mapping
@@ -15,6 +16,8 @@ from fedclade.updates import Updates, row_norms
 
 ENOUGH = 3
 """Updates of a cluster from which their median tells what is usual: of two, either could be the wrong one."""
+
+_log = logging.getLogger(__name__)
 
 Norms = tuple[float, float]
 """Of the parameters and of the buffers, in their units."""
@@ -43,7 +46,7 @@ class Start:
 
 
 class Doors:
-    """Two rules that no honest client meets, and that bound what a single one can do.
+    """Two rules that bound what a single client can do, and that hardly an honest one meets.
 
     A client weighs what it said when it joined, and at most so many times as much as the median client. An update that
     is many times longer than the median of its cluster is left out; so is one whose buffers are. Where fewer than
@@ -65,6 +68,8 @@ class Doors:
         self._largest_norm = largest_norm
         self._question: Hashable = None
         self._start_of: Mapping[int, Start] = {}
+        self._told = set[int]()
+        """Whose weight was said to be limited."""
         self._seen: dict[str, dict[int, Norms]] = {}
         """By model and client: also what was left out, which may be sent again."""
 
@@ -73,6 +78,13 @@ class Doors:
         if not sizes or math.isinf(self._largest_weight):
             return dict(sizes)
         most = max(1, math.floor(self._largest_weight * median_low(sizes.values())))
+        for client in (client for client, size in sizes.items() if size > most and client not in self._told):
+            self._told.add(client)
+            _log.warning(
+                "client %d says that it has %d training examples, and counts with %d: %g times as many as the median "
+                "client (network.largest_weight)",
+                *(client, sizes[client], most, self._largest_weight),
+            )
         return {client: min(size, most) for client, size in sizes.items()}
 
     def check_size(self, size: int, introduced: int) -> None:

@@ -86,7 +86,7 @@ class Network:
     wait: float = 300.0
     deadline: float = 600.0
     identity: Identity = "node"
-    largest_weight: float = 10.0
+    largest_weight: float = 2.0
     largest_norm: float = 20.0
 
     def __post_init__(self) -> None:
