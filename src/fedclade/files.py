@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -47,7 +47,7 @@ def appear(target: Path, write: Callable[[Path], object], *, private: bool = Fal
 
 
 @contextmanager
-def owner_only() -> Iterator[None]:
+def owner_only() -> Generator[None]:
     """Let only the owner read the files and enter the folders that are made meanwhile, whatever else is the rule."""
     before = os.umask(0o077)
     try:
