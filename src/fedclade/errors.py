@@ -36,6 +36,10 @@ class PrivacyError(FedcladeError):
     """An update may not leave a client: its privacy budget is spent, or what it has released is not known."""
 
 
+class PolicyError(FedcladeError):
+    """A client is asked for what its own policy forbids, or has answered as often as it may."""
+
+
 class RunError(FedcladeError):
     """A run folder is missing, exists already, or is damaged."""
 

@@ -6,15 +6,19 @@ import hashlib
 import os
 import shutil
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+OWNER_ONLY = 0o600
+"""Mode of files with models, which tell of the data that they were trained on, and of a client's own records."""
 
-def appear(target: Path, write: Callable[[Path], object]) -> None:
+
+def appear(target: Path, write: Callable[[Path], object], *, private: bool = False) -> None:
     """Let a file or a folder appear whole, in place of what may be there.
 
     It is written beside, brought to the disk, and renamed. Only where a folder replaces a folder is there a moment with
@@ -26,15 +30,31 @@ def appear(target: Path, write: Callable[[Path], object]) -> None:
         What is to appear; the folder that it lies in must exist.
     write
         Writes it under the name that it is given.
+    private
+        Whether it is a file that only its owner may read, from its first byte.
     """
     beside = target.with_name(f".{target.name}.writing")
     remove(beside)
     try:
+        if private:
+            beside.touch(mode=OWNER_ONLY, exist_ok=False)
         write(beside)
+        if private:
+            beside.chmod(OWNER_ONLY)  # what wrote it may have put another file in its place
         bring_to_disk(beside)
         take_place(beside, target)
     finally:
         remove(beside)
+
+
+@contextmanager
+def owner_only() -> Generator[None]:
+    """Let only the owner read the files and enter the folders that are made meanwhile, whatever else is the rule."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
 
 
 def take_place(source: Path, target: Path) -> None:

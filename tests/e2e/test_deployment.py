@@ -162,6 +162,28 @@ def test_a_process_ends_with_all_that_it_started_even_if_that_outlives_it(tmp_pa
     eventually(lambda: state(child) in ("gone", "Z"))
 
 
+@needs_proc
+def test_nothing_outlives_whoever_started_it_and_was_killed(tmp_path):
+    """SIGKILL leaves no time to stop anything; neither does a child that ignores SIGTERM end by itself."""
+    child = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(300)"
+    script = (
+        "import os, sys, time\nfrom pathlib import Path\nfrom processes import Process\n"
+        f"started = [Process(str(k), [sys.executable, '-c', {child!r}], Path(sys.argv[1]) / str(k), dict(os.environ))"
+        " for k in range(2)]\n"
+        "print(*(each.group for each in started), flush=True)\n"
+        "while True:\n    time.sleep(1)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(EXAMPLE), *sys.path])}
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as parent:
+        assert parent.stdout is not None
+        children = [int(number) for number in parent.stdout.readline().split()]
+        eventually(lambda: all((tmp_path / str(k)).read_text() for k in range(2)), 60)
+        parent.kill()
+    assert len(children) == 2
+    eventually(lambda: {state(child) for child in children} <= {"gone", "Z"}, 60)
+
+
 def state(process: int) -> str:
     """Return the state of a process as Linux names it, or ``gone``; a zombie (Z) only waits to be forgotten."""
     try:

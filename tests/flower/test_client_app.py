@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from fedclade.encoding import ENCODINGS
 from fedclade.errors import ConfigError, UpdateError
 from fedclade.flower import LocalGrid, LocalNode, client_app
 from fedclade.flower.client_app import KEPT, app_for, own_of, partition_of
+from fedclade.flower.policy import Policy
 from fedclade.flower.server_app import show
 from fedclade.flower.wire import Content
 from fedclade.ledger import Budget, Ledger
@@ -99,7 +101,7 @@ def test_so_is_a_model_that_is_unknown_and_a_private_client_without_a_folder():
 def test_what_a_node_config_leaves_out_is_none(tmp_path: Path):
     assert partition_of(context_of()) is None
     assert partition_of(context_of(**{"partition-id": 3})) == 3
-    assert own_of(context_of()) == {"folder": None, "secret": None}
+    assert own_of(context_of()) == {"folder": None, "secret": None, "policy": Policy()}
     assert own_of(context_of(folder=str(tmp_path / "a" / "b")))["folder"] == tmp_path / "a" / "b"
     assert (tmp_path / "a" / "b").is_dir()
     assert hello_of(client_app(perceptron, lambda context: federation_of(FOUR).alone(2)))["number"] == -1
@@ -143,7 +145,7 @@ def test_however_updates_travel_the_clusters_are_the_right_ones(encoding: str, t
     assert kept == ([] if encoding == "float32" else list("0123"))
 
 
-def private_grid(tmp_path: Path, budget: Budget | None = None, noise: float = 0.0) -> LocalGrid:
+def private_grid(tmp_path: Path, budget: Budget = Budget(epsilon=math.inf), noise: float = 0.0) -> LocalGrid:  # noqa: B008
     federation, privacy = federation_of(FOUR), DifferentialPrivacy(clip_norm=0.5, noise_multiplier=noise)
     app = app_of(federation, privacy=privacy, budget=budget)
     return LocalGrid(

@@ -19,6 +19,7 @@ from fedclade.errors import ConfigError, RunError, UpdateError
 from fedclade.flower import LocalGrid, LocalNode
 from fedclade.flower.members import CLIENTS
 from tests.flower.worlds import (
+    ALL_ALLOWED,
     CFL_OF_TWO,
     FOUR,
     app_of,
@@ -75,7 +76,7 @@ def test_who_connects_later_finds_the_right_cluster():
     "algorithm", [FedAvg(), FLHC(rounds_before=2, n_clusters=2), FedGroup(groups=2), PACFL(n_clusters=2)]
 )
 def test_whatever_the_algorithm_who_connects_later_takes_part(algorithm: Algorithm):
-    grid = grid_of(federation_of(FOUR))
+    grid = grid_of(federation_of(FOUR), config=ALL_ALLOWED)
     connect(grid, 3, connected=False)
     run = federated(grid, algorithm, rounds=6, on_round=at(3, lambda: connect(grid, 3)))
     assert (4, "joined", [3]) in told(run, "joined")

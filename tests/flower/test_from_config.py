@@ -70,6 +70,8 @@ def test_one_config_gives_the_same_run_over_a_grid_and_in_a_simulation(folder: P
         "wait": 1.0,
         "deadline": 600.0,
         "identity": "node",
+        "largest_weight": 2.0,
+        "largest_norm": 20.0,
         "out": str(folder),
         "encoding": "float32",
     }

@@ -24,7 +24,18 @@ from fedclade.flower import wire
 from fedclade.flower.wire import RAW, Content
 from fedclade.params import Layout
 from fedclade.updates import LARGEST_NORM
-from tests.flower.worlds import CFL_OF_TWO, FOUR, app_of, federated, grid_of, node_of, reasons, spoil, worded
+from tests.flower.worlds import (
+    ALL_ALLOWED,
+    CFL_OF_TWO,
+    FOUR,
+    app_of,
+    federated,
+    grid_of,
+    node_of,
+    reasons,
+    spoil,
+    worded,
+)
 from tests.tiny import federation_of, perceptron
 
 LAYOUT = Layout.of(perceptron())
@@ -198,7 +209,7 @@ def test_subspaces_that_are_none_are_asked_for_again_and_then_left_out():
             subspaces=Array("float32", (1,), RAW, torch.full((4 * 6 * 3,), math.nan).numpy().tobytes())
         )(honest),
     ):
-        grid = grid_of(federation_of(FOUR))
+        grid = grid_of(federation_of(FOUR), config=ALL_ALLOWED)
         spoil(grid, BAD, "subspaces", change)
         run = federated(grid, PACFL(n_clusters=2), rounds=2)
         assert reasons(run) == {BAD: "dropped out"}

@@ -67,6 +67,8 @@ class Exchange:
         self._deadline = deadline
         self.clock = clock
         self.sleep = sleep
+        self.meanwhile: Callable[[], None] = lambda: None
+        """What is done now and then while answers are awaited."""
 
     def ask(
         self, questions: Mapping[int, RecordDict], kind: str, group: str, largest: int = 0
@@ -99,6 +101,7 @@ class Exchange:
                 told = self.clock()
                 _log.info("%s: %d of %d have answered", kind, len(questions) - len(pending), len(questions))
             pause = FIRST_PAUSE if len(pending) < asked else pause
+            self.meanwhile()
             self.sleep(min(pause, max(0.0, end - self.clock())))
             pause = min(2 * pause, LONGEST_PAUSE)
         yield from ((asked.node, TOO_LATE) for asked in pending.values())

@@ -17,8 +17,10 @@ from fedclade.arguments import checked
 from fedclade.attendance import AttendedClients
 from fedclade.engine.memory import default_memory, memory_bytes
 from fedclade.errors import require
+from fedclade.files import owner_only
 from fedclade.flower import wire
 from fedclade.flower.connected import ConnectedClients
+from fedclade.flower.doors import Doors
 from fedclade.flower.exchange import Exchange
 from fedclade.flower.grid_clients import GridClients
 from fedclade.flower.members import Identity, Members
@@ -74,6 +76,11 @@ class Network:
     keys
         A file that lists the clients, with number and public key each; nobody else is let in. Without one, a key is the
         client's that first joins with it.
+    largest_weight
+        How many times as much as the median client one may weigh; infinity for no limit.
+    largest_norm
+        How many times as long as the median update of its cluster one may be; a longer one is left out of the round.
+        Infinity for no limit.
 
     Raises
     ------
@@ -86,6 +93,8 @@ class Network:
     deadline: float = 600.0
     identity: Identity = "node"
     keys: str | None = None
+    largest_weight: float = 2.0
+    largest_norm: float = 20.0
 
     def __post_init__(self) -> None:
         require(
@@ -93,6 +102,8 @@ class Network:
             ("network.wait", self.wait, self.wait > 0, "greater than 0"),
             ("network.deadline", self.deadline, self.deadline > 0, "greater than 0"),
             ("network.identity", self.identity, self.identity in ("node", "number"), "'node' or 'number'"),
+            ("network.largest_weight", self.largest_weight, self.largest_weight >= 1, "at least 1"),
+            ("network.largest_norm", self.largest_norm, self.largest_norm >= 1, "at least 1"),
         )
 
 
@@ -200,13 +211,15 @@ def federate(
     size = len(roster) * layout.size * initial.itemsize
     streams = decide_stream(settings["stream"], algorithm, signature, size, budget)
     sketch = signature.sketch(seed, layout.n_parameters)
-    there = GridClients(exchange, members, layout, meter, sketch, streams)
+    doors = Doors(network.largest_weight, network.largest_norm)
+    there = GridClients(exchange, members, layout, meter, sketch, streams, doors, network.wait)
     attendance = AttendedClients(there, tells_releases=privacy is not None)
     if members.secret:
         initial = _drawn_by_clients(there, algorithm)
     world = World(attendance, initial, there, meter, attendance, None, sketch, streams, "cpu", budget)
     clients = ConnectedClients(attendance, members, path, network.wait)
-    with keeper:
+    # Models tell of the clients' data, and the machine may have other users.
+    with keeper, owner_only():
         return run_rounds(algorithm, world, clients, keeper, Record(roster, target), schedule, on_round)
 
 

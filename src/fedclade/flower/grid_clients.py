@@ -17,14 +17,17 @@ from fedclade.encoding import ENCODINGS, encoded_bytes
 from fedclade.errors import UpdateError
 from fedclade.flower import wire
 from fedclade.flower.arrivals import Arrivals
+from fedclade.flower.doors import Doors, Start
 from fedclade.flower.exchange import AT_ONCE, Exchange
 from fedclade.flower.members import Members
+from fedclade.flower.patience import Patience
+from fedclade.flower.policy import FORBIDS
 from fedclade.flower.wire import Content
 from fedclade.meter import Meter
 from fedclade.params import Layout
 from fedclade.signature import CountSketch
 from fedclade.streaming import Tally
-from fedclade.updates import DROPPED_OUT, LARGEST_NORM, Updates
+from fedclade.updates import DROPPED_OUT, LARGEST_NORM, TOO_LATE, Updates
 
 _log = logging.getLogger(__name__)
 
@@ -50,6 +53,10 @@ class GridClients:
         What the server compares clients by, if not by the whole update.
     streams
         Whether only sums and signatures of updates are kept: an update is forgotten before the next is read.
+    doors
+        How much an update may weigh, and how long it may be.
+    wait
+        Seconds to wait for anybody, should all be gone in the middle of a round.
     """
 
     def __init__(
@@ -60,6 +67,8 @@ class GridClients:
         meter: Meter,
         sketch: CountSketch | None = None,
         streams: bool = False,
+        doors: Doors | None = None,
+        wait: float = 0.0,
     ) -> None:
         self._exchange = exchange
         self._members = members
@@ -68,6 +77,9 @@ class GridClients:
         self._meter = meter
         self._sketch = sketch
         self._streams = streams
+        self._doors = doors or Doors(math.inf, math.inf)
+        self._wait = wait
+        self._patience = Patience()
         self._warned = False
         self._counts: dict[tuple[int, Split], int] = {}
         """Of how many examples a client gave its scores, on each split: they are always the same."""
@@ -94,8 +106,8 @@ class GridClients:
 
     @property
     def sizes(self) -> Mapping[int, int]:
-        """Number of training examples of each client, as it said when it joined."""
-        return self._members.roster.sizes
+        """Number of training examples that each client counts with: what it said when it joined, within the limit."""
+        return self._doors.weights(self._members.roster.sizes)
 
     def train(
         self,
@@ -161,6 +173,7 @@ class GridClients:
         found = torch.zeros(len(ids), *shape)
         place_of = {client: place for place, client in enumerate(ids)}
         questions, largest = {c: wire.record(words) for c in ids}, 4 * math.prod(shape)
+        why: dict[int, str] = {}
         with self._meter.training():
             for client, answer in self._ask(questions, MessageType.QUERY, "subspaces", largest):
                 try:
@@ -168,10 +181,12 @@ class GridClients:
                         _content(answer).has_only(("subspaces",))
                         data = _content(answer).vector("subspaces")
                         vectors = wire.read_vector(data, shape, torch.float32, "subspaces")
-                except UpdateError:  # who does not answer is asked again, and told of then
+                except UpdateError as error:  # who does not answer is asked again, and told of then
+                    why[client] = str(error)
                     continue
                 if bool(torch.isfinite(vectors).all()):
                     found[place_of[client]] = vectors
+        self._check_allowed("subspaces", ids, why)
         return found
 
     def initial(self, count: int) -> Tensor:
@@ -259,6 +274,11 @@ class GridClients:
             vectors = {"model": arrays[row]} | ({"anchor": arrays[anchor]} if anchor != row else {})
             questions[client] = wire.record(words, vectors)
         expected = {client: {**same, "model": names[row]} for client, row in zip(ids, assignment, strict=True)}
+        starts = {
+            row: Start.of(names[row], models[row], self._layout.n_parameters) for row in dict.fromkeys(assignment)
+        }
+        question = (what, this_round.purpose, this_round.number)
+        self._doors.ask(question, {client: starts[row] for client, row in zip(ids, assignment, strict=True)})
         with self._meter.training():
             left_out: dict[int, str] = {}
             length, n_parameters = self._shape(this_round)
@@ -266,8 +286,22 @@ class GridClients:
             told = self._ask(questions, MessageType.TRAIN, str(this_round.number), largest)
             answers = self._read(told, self._shape(this_round), expected, left_out)
             if not self._streams or this_round.replicates > 1:
-                return self._kept(answers, ids, models, this_round, left_out)
-            return self._summed(answers, Tally(ids, models, assignment), models, this_round, left_out)
+                updates = self._kept(answers, ids, models, this_round, left_out)
+            else:
+                updates = self._summed(answers, Tally(ids, models, assignment), models, this_round, left_out)
+        self._check_allowed(what, ids, left_out)
+        return updates
+
+    def _check_allowed(self, what: str, ids: Sequence[int], left_out: Mapping[int, str]) -> None:
+        """End a run that asks for what clients do not allow: to ask them again would change nothing.
+
+        Most of those who are connected must have said so, or a few could end the run.
+        """
+        forbidding = [client for client in ids if left_out.get(client, "").startswith(FORBIDS)]
+        if len(forbidding) == len(ids) and 2 * len(ids) > len(self._members.connected):
+            raise UpdateError(
+                f"none of {len(ids)} clients answers the question {what!r}; client {ids[0]} says: {left_out[ids[0]]}"
+            )
 
     def _read(
         self,
@@ -280,7 +314,7 @@ class GridClients:
         for client, answer in answers:
             try:
                 with wire.distrusting():
-                    size = self.sizes[client]
+                    size = self._members.roster.sizes[client]
                     read = wire.read_answer(_content(answer), *shape, self._layout.dtype, size, expected[client])
             except UpdateError as error:
                 left_out[client] = str(error)
@@ -322,7 +356,11 @@ class GridClients:
 
     def _checked(self, arrivals: Arrivals, this_round: Round, left_out: Mapping[int, str]) -> Updates:
         updates = arrivals.checked(self._shape(this_round)[1], this_round.number)
-        updates = replace(updates, left_out={**left_out, **updates.left_out})
+        sizes = self.sizes
+        weights = torch.tensor([sizes[client] for client in updates.ids], dtype=updates.sizes.dtype)
+        updates = replace(updates, sizes=weights, left_out={**left_out, **updates.left_out})
+        if this_round.travels != "nothing":  # what a client keeps for itself is nobody else's
+            updates = self._doors.admit(updates)
         if self._sketch is None or this_round.replicates > 1:
             return updates
         return replace(updates, sketches=self._sketch.apply(updates.signatures))
@@ -337,19 +375,37 @@ class GridClients:
     def _count(self, client: int, split: Split) -> int | None:
         """Return how many examples a client is scored on, if that is known."""
         if split == "train" and self._members.roster.schema.task == "classification":
-            return self.sizes[client]
+            return self._members.roster.sizes[client]
         return self._counts.get((client, split))
 
     def _ask(
         self, questions: Mapping[int, RecordDict], kind: str, group: str, largest: int = 0
     ) -> Iterator[tuple[int, Content | str]]:
-        """Ask clients, and yield what comes; who is not connected is not waited for."""
+        """Ask clients, and yield what comes; who is not connected, or was late before, is not waited for.
+
+        Raises
+        ------
+        UpdateError
+            If nobody at all is connected, and nobody comes back in time; scores can do without.
+        """
+        if not self._members.reach(self._wait) and kind != MessageType.EVALUATE:
+            raise UpdateError(
+                f"nobody is connected any more, and nobody came back within {self._wait:g} s; start the SuperNodes "
+                "again, and then the server with the same folder"
+            )
         node_of = {client: self._members.node(client) for client in questions}
-        yield from ((client, DROPPED_OUT) for client, node in node_of.items() if node is None)
-        client_of = {node: client for client, node in node_of.items() if node is not None}
+        for client in (client for client, node in node_of.items() if node is None):
+            self._patience.forget(client)
+            yield client, DROPPED_OUT
+        there = {client: node for client, node in node_of.items() if node is not None}
+        spared = self._patience.spare(there, self._members.connected)
+        yield from spared.items()
+        client_of = {node: client for client, node in there.items() if client not in spared}
         asked = {node: questions[client] for node, client in client_of.items()}
         for node, answer in self._exchange.ask(asked, kind, group, largest):
             client = client_of[node]
+            note = self._patience.late if answer == TOO_LATE else self._patience.forget
+            note(client)
             if not isinstance(answer, str):
                 try:
                     answer = self._members.checked(client, answer)

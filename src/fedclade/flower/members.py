@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -31,6 +31,12 @@ ASKED_AGAIN = 30.0
 
 LOOK_EVERY = 0.5
 """Seconds between two looks at who is connected, while not enough are."""
+
+LOOK_MEANWHILE = 3.0
+"""Seconds between two looks at who is connected, while answers are awaited."""
+
+GATHERING = 30
+"""One part in so many of the time to wait for anybody is given to the others, once the first is back."""
 
 CLIENTS = "clients.json"
 """The file of a run folder that says which client is behind which node."""
@@ -99,6 +105,8 @@ class Members:
         self._told, self._known = set[int](), set[int]()
         """Who was connected at the last news, and who had ever been."""
         self._expected: Introduction | None = None
+        self._looked = exchange.clock()
+        exchange.meanwhile = self._glance
 
     @property
     def known(self) -> bool:
@@ -188,6 +196,42 @@ class Members:
         enough
             The first are taken in once so many have introduced themselves.
         """
+        self.refresh()
+        if self._introduced and (self.known or len(self._introduced) >= enough):
+            self._take_in(self._introduced)
+
+    def reach(self, seconds: float) -> bool:
+        """See who is connected in the middle of a round; if nobody is, wait for those who come back.
+
+        Returns
+        -------
+        bool
+            Whether anybody is connected now.
+        """
+        self.refresh()
+        if self.connected:
+            return True
+        end = self._exchange.clock() + seconds
+        _log.info("nobody is connected; waiting for up to %g s", seconds)
+        while not self.connected and self._exchange.clock() < end:
+            self._exchange.sleep(LOOK_EVERY)
+            self.refresh()
+        end = min(end, self._exchange.clock() + seconds / GATHERING)
+        while len(self.connected) < len(self._members) and self._exchange.clock() < end:
+            self._exchange.sleep(LOOK_EVERY)
+            self.refresh()
+        return bool(self.connected)
+
+    def _glance(self) -> None:
+        if self._exchange.clock() - self._looked >= LOOK_MEANWHILE:
+            self.refresh()
+
+    def refresh(self) -> None:
+        """See who is connected, and who has come back; newcomers wait until :meth:`look` takes them in.
+
+        It can be called in the middle of a round: which clients there are stays the same.
+        """
+        self._looked = self._exchange.clock()
         nodes = set(self._exchange.grid.get_node_ids())
         self._connected = (nodes & {member.node for member in self._members.values()}) - self._doubted
         self._refused = {node: refusal for node, refusal in self._refused.items() if node in nodes}
@@ -201,8 +245,7 @@ class Members:
                     self._introduced.append(Introduction.read(answer, node))
             except UpdateError as error:
                 self._refuse(node, f"it did not introduce itself: {error}")
-        if self._introduced and (self.known or len(self._introduced) >= enough):
-            self._take_in()
+        self._take_in([one for one in self._introduced if one.number in self._members])
 
     def news(self) -> News:
         """Return what is new since the last news."""
@@ -278,12 +321,12 @@ class Members:
         asked, _ = self._exchange.send(questions, MessageType.QUERY, "hello", HELLO_SECONDS)
         self._asked |= asked
 
-    def _take_in(self) -> None:
-        if not self.known:
-            (most, _), *_ = Counter(one.kind for one in self._introduced).most_common(1)
-            self._begin(next(one for one in self._introduced if one.kind == most))
+    def _take_in(self, some: Sequence[Introduction]) -> None:
+        if some and not self.known:
+            (most, _), *_ = Counter(one.kind for one in some).most_common(1)
+            self._begin(next(one for one in some if one.kind == most))
         # In the order of their numbers: results should not depend on who was first.
-        introduced = [self._numbered(one) for one in self._introduced]
+        introduced = [self._numbered(one) for one in some]
         introduced.sort(key=lambda one: (one.number is None, one.number, one.member.node))
         for one in introduced:
             client = one.number if one.number is not None else max(self._members, default=-1) + 1
@@ -294,7 +337,7 @@ class Members:
                 self._doubted.discard(one.member.node)
                 self._enter(client, one.member)
                 self._connected.add(one.member.node)
-        self._introduced = []
+        self._introduced = [one for one in self._introduced if one not in some]
 
     def _numbered(self, one: Introduction) -> Introduction:
         """Return an introduction with the number that goes with its key, if it says none."""
