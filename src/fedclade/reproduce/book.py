@@ -23,7 +23,7 @@ from fedclade.reproduce.writing import departures, figure, table, to_markdown
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-FIGURE_DPI, COLOURS = 80, 64
+FIGURE_DPI, COLOURS = 80, 48
 """The page's figures are for reading on a screen, and stay below 60 KB."""
 
 INTRODUCTION = """\

@@ -9,6 +9,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedclade.algorithms import CFL
 from fedclade.algorithms.base import Event, RoundLog, State
@@ -82,7 +83,13 @@ def draw_pairs(axes: Axes, pairs: Pairs) -> None:
     colors = dict(zip(KINDS, (style.CLUSTERS[0], style.CLUSTERS[1], style.MUTED), strict=True))
     for kind, rows in pairs.items():
         if rows:
-            number, low, mean, high = np.asarray(rows).T
+            number, low, mean, high = _with_gaps(np.asarray(rows)).T
             axes.fill_between(number, low, high, color=colors[kind], alpha=0.25, linewidth=0)
             axes.plot(number, mean, color=colors[kind], label=KINDS[kind])
     axes.axhline(0, color=style.MUTED, linewidth=0.9)
+
+
+def _with_gaps(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Put a row of NaN where rounds are missing, so that no line is drawn across."""
+    gaps = 1 + np.flatnonzero(np.diff(rows[:, 0]) > 1)
+    return np.insert(rows, gaps, np.nan, axis=0)
