@@ -194,6 +194,21 @@ def test_models_of_other_structures_have_other_digests():
     assert wire.layout_digest(Layout.of(wide(0))) == wire.layout_digest(Layout.of(wide(1)))
 
 
+def test_models_of_other_frozen_values_have_other_digests():
+    """Nobody sends them, so they have to be the same everywhere."""
+
+    def half_frozen(value: float) -> nn.Module:
+        module = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 1))
+        module[0].requires_grad_(False)
+        nn.init.constant_(module[0].weight, value)
+        nn.init.constant_(module[0].bias, value)
+        return module
+
+    models = [half_frozen(0.1), half_frozen(0.2), half_frozen(0.1).requires_grad_(True)]
+    assert len({wire.layout_digest(Layout.of(model)) for model in models}) == 3
+    assert wire.layout_digest(Layout.of(half_frozen(0.1))) == wire.layout_digest(Layout.of(models[0]))
+
+
 def test_a_message_must_be_one_of_fedclades():
     with pytest.raises(UpdateError, match=r"has the record 'fedclade', this one has \['vectors'\]"):
         Content.of(RecordDict({"vectors": ArrayRecord()}))

@@ -295,8 +295,9 @@ def _rounding_explains(engine: Engine, task: Task) -> bool:
 
 def _in_float64(task: Task) -> Task:
     module = copy.deepcopy(task.module).double()
+    layout = replace(Layout.of(module), resting=task.layout.resting)  # checks leave modules in evaluation mode
     jobs = [replace(j, inputs=j.inputs.double() if j.inputs.is_floating_point() else j.inputs) for j in task.jobs]
-    return replace(task, module=module, layout=Layout.of(module), models=task.models.double(), jobs=jobs)
+    return replace(task, module=module, layout=layout, models=task.models.double(), jobs=jobs)
 
 
 def without_dropout(module: nn.Module) -> nn.Module:

@@ -270,6 +270,7 @@ def _key(engines: list[str], task: Task) -> dict[str, object]:
         "engines": engines,
         "module": str(task.module),
         "tensors": [[slot.name, *slot.shape] for slot in (*task.layout.parameters, *task.layout.buffers)],
+        "at rest": [*task.layout.frozen, *task.layout.resting],
         "type": str(task.layout.dtype),
         "inputs": list(task.jobs[0].inputs.shape[1:]),
         "batch_size": task.batch_size,

@@ -73,7 +73,7 @@ def train(
         The update ``[S]``, and the mean training loss over all steps.
     """
     layout.load(model, module)
-    module.train()
+    layout.set_training(module)
     trained = [p for p in module.parameters() if p.requires_grad]
     anchors = layout.unflatten(model if anchor is None else anchor) if spec.mu else {}
     pulled = [(p, anchors[name]) for name, p in module.named_parameters() if anchors and p.requires_grad]

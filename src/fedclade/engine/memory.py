@@ -92,7 +92,7 @@ def keep_freed_memory() -> None:
 def hot_bytes(module: nn.Module, layout: Layout) -> int:
     """Return how many bytes of a client's parameters a step goes through; of embeddings it touches few rows."""
     rows = sum(p.numel() for layer in module.modules() if isinstance(layer, nn.Embedding) for p in layer.parameters())
-    return (layout.n_parameters - rows) * layout.dtype.itemsize
+    return (layout.n_parameters + _frozen(layout) - rows) * layout.dtype.itemsize
 
 
 def clients_in_cache(hot: int, threads: int) -> int:
@@ -139,4 +139,9 @@ def bytes_per_client(module: nn.Module, layout: Layout, batch: Tensor, spec: Loc
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         module(batch)
     vectors = 4 + (spec.mu > 0) + (spec.clip_norm is not None)
-    return vectors * layout.size * layout.dtype.itemsize + 2 * sum(kept.values())
+    return (vectors * layout.size + _frozen(layout)) * layout.dtype.itemsize + 2 * sum(kept.values())
+
+
+def _frozen(layout: Layout) -> int:
+    """Return how many frozen entries there are, which layers that are stacked have once for each client, too."""
+    return sum(p.numel() for p in layout.frozen.values())

@@ -133,8 +133,9 @@ class Members:
         """
         if self._expected is not None and layout != self._expected.layout:
             raise ModelError(
-                "the server's model is not built like the clients': its tensors have other names, shapes or types; "
-                "give server_app and client_app the same model"
+                "the server's model is not built like the clients': its tensors have other names, shapes or types, or "
+                "its frozen parameters, which are not sent, have other values; give server_app and client_app the same "
+                "model, with frozen parameters from a file or a seed of their own"
             )
 
     def node(self, client: int) -> int | None:

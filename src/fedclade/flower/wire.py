@@ -246,9 +246,14 @@ def digest(data: bytes) -> str:
 
 
 def layout_digest(layout: Layout) -> str:
-    """Return a short name of a model's structure: the names, shapes and types of its tensors."""
+    """Return a short name of a model's structure: the names, shapes and types of its tensors, and its frozen values."""
     slots = [[s.name, list(s.shape), str(s.dtype)] for s in (*layout.parameters, *layout.buffers)]
-    return digest(json.dumps([slots, layout.n_parameters, str(layout.dtype)]).encode())
+    frozen = [[name, list(p.shape), str(p.dtype), _digest_of(p)] for name, p in layout.frozen.items()]
+    return digest(json.dumps([slots, layout.n_parameters, str(layout.dtype), *frozen]).encode())
+
+
+def _digest_of(tensor: Tensor) -> str:
+    return digest(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
 
 
 def to_json(value: Any) -> str:

@@ -33,7 +33,8 @@ def model_card(run: Run, node: Node, layout: Layout, client: int | None = None) 
     last = {row["client"]: row for row in run.clients}
     sizes = [last[member]["n_train"] for member in node.members if member in last]
     path = run.tree.above(node.id)
-    tensors = (*layout.parameters, *layout.buffers)
+    tensors = [(s.name, s.shape, s.dtype) for s in (*layout.parameters, *layout.buffers)]
+    tensors += [(name, p.shape, p.dtype) for name, p in layout.frozen.items()]
     asked = {} if client is None else {"client": client, "name": last[client]["name"] if client in last else None}
     return {
         "format": CARD_FORMAT,
@@ -48,7 +49,9 @@ def model_card(run: Run, node: Node, layout: Layout, client: int | None = None) 
         "accuracy": _accuracy(run, node),
         "algorithm": run.config["algorithm"],
         "model": {**run.config["model"], "parameters": layout.n_parameters},
-        "tensors": {s.name: {"shape": list(s.shape), "dtype": str(s.dtype).removeprefix("torch.")} for s in tensors},
+        "tensors": {
+            name: {"shape": list(shape), "dtype": str(dtype).removeprefix("torch.")} for name, shape, dtype in tensors
+        },
         "config": {key: value for key, value in run.config.items() if key != "versions"},
         "versions": run.config.get("versions", {}),
     }

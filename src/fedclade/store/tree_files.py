@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -37,8 +37,10 @@ _DTYPES = (
     *("float16", "bfloat16", "float32", "float64", "complex64", "complex128", "bool"),
     *("uint8", "int8", "int16", "int32", "int64"),
 )
+FROZEN = "frozen/"
+"""How the names of frozen parameters begin in ``tree.safetensors``."""
 _SLOT = {"name": str, "shape": [int], "dtype": str}
-_LAYOUT = {"dtype": str, "parameters": [_SLOT], "buffers": [_SLOT], "tied": {...: str}}
+_LAYOUT = {"dtype": str, "parameters": [_SLOT], "buffers": [_SLOT], "tied": {...: str}, "frozen?": [str]}
 
 
 def write_tree(tree: ParameterTree, folder: Path, layout: Layout | None = None, private: bool = False) -> None:
@@ -54,6 +56,8 @@ def write_tree(tree: ParameterTree, folder: Path, layout: Layout | None = None, 
             tensors[f"{node.id}/cached"] = node.cached.cpu().clone(memory_format=torch.contiguous_format)
         if node.trained_from is not None:
             tensors[f"{node.id}/trained_from"] = node.trained_from.cpu().clone()
+    for name, value in ({} if layout is None else layout.frozen).items():
+        tensors[f"{FROZEN}{name}"] = value.cpu().clone(memory_format=torch.contiguous_format)
     write_tensors(folder / "tree.safetensors", tensors, private=private)
     described = [
         {
@@ -115,7 +119,7 @@ def read_layout(folder: Path) -> Layout | None:
     try:
         described = json.loads((folder / "tree.json").read_text())
         check_shape(described, {"layout?": _LAYOUT}, "tree.json")
-        return _layout(described["layout"]) if "layout" in described else None
+        return _layout(described["layout"], folder) if "layout" in described else None
     except DAMAGES as error:
         raise RunError(f"the layout in {folder / 'tree.json'} is damaged: {type(error).__name__}: {error}") from error
 
@@ -154,10 +158,11 @@ def _described(layout: Layout) -> dict[str, Any]:
         "parameters": places(layout.parameters),
         "buffers": places(layout.buffers),
         "tied": dict(layout.tied),
+        "frozen": [*layout.frozen],
     }
 
 
-def _layout(described: Mapping[str, Any]) -> Layout:
+def _layout(described: Mapping[str, Any], folder: Path) -> Layout:
     start = 0
 
     def places(kind: str) -> tuple[Slot, ...]:
@@ -169,8 +174,12 @@ def _layout(described: Mapping[str, Any]) -> Layout:
         return tuple(slots)
 
     tied = tuple(described["tied"].items())
-    layout = Layout(places("parameters"), places("buffers"), _dtype(described["dtype"]), tied)
-    names = [slot.name for slot in (*layout.parameters, *layout.buffers)]
+    frozen = dict[str, Tensor]()
+    if described.get("frozen"):
+        with safe_open(folder / "tree.safetensors", "pt") as tensors:
+            frozen = {name: tensors.get_tensor(f"{FROZEN}{name}") for name in described["frozen"]}
+    layout = Layout(places("parameters"), places("buffers"), _dtype(described["dtype"]), tied, frozen)
+    names = [*(slot.name for slot in (*layout.parameters, *layout.buffers)), *frozen]
     if len(set(names)) < len(names) or not {place for _, place in tied} <= set(names):
         raise ValueError("each tensor should have one place, and tied ones that of another")
     return layout
