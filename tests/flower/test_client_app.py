@@ -14,7 +14,7 @@ from flwr.app import Context, Message, RecordDict
 from fedclade.algorithms import CFL, IFCA, FedAvg
 from fedclade.encoding import ENCODINGS
 from fedclade.errors import ConfigError, UpdateError
-from fedclade.flower import LocalGrid, LocalNode, client_app
+from fedclade.flower import LocalGrid, LocalNode, client_app, server_app
 from fedclade.flower.client_app import KEPT, app_for, own_of, partition_of
 from fedclade.flower.policy import Policy
 from fedclade.flower.server_app import show
@@ -194,3 +194,15 @@ def test_algorithms_that_ask_private_clients_for_training_losses_are_told(tmp_pa
     assert reasons(run) == {}
     with pytest.raises(UpdateError, match=r"nobody answered.*do not tell training losses.*cfl, fl_hc, fedgroup"):
         federated(private_grid(tmp_path), IFCA(clusters=2), rounds=2)
+
+
+@pytest.mark.parametrize(
+    ("build", "told"),
+    [
+        (lambda: client_app(perceptron(), 3), "data_fn of client_app should be a function, got 3"),
+        (lambda: server_app(3, perceptron()), "algorithm of server_app should be of type Algorithm"),
+    ],
+)
+def test_apps_look_at_their_arguments_when_they_are_built(build, told):
+    with pytest.raises(ConfigError, match=told):
+        build()

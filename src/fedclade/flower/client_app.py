@@ -12,6 +12,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from torch import nn
 
+from fedclade.arguments import checked
 from fedclade.data.federation import Federation
 from fedclade.engine.clients import choose_device
 from fedclade.errors import ConfigError, DataError, FedcladeError
@@ -41,6 +42,7 @@ class Own(TypedDict):
 _log = logging.getLogger(__name__)
 
 
+@checked()
 def client_app(
     model: nn.Module | str | Maker,
     data_fn: DataFn,

@@ -11,6 +11,7 @@ from flwr.serverapp import Grid, ServerApp
 from torch import nn
 
 from fedclade.algorithms import Algorithm
+from fedclade.arguments import checked
 from fedclade.flower.federate import MakeAlgorithm, federate
 from fedclade.report import add_figures, show_run
 from fedclade.report.formats import count
@@ -24,6 +25,7 @@ WIDTH = 100
 """Of the tables: the output of a ServerApp is a log, which no terminal tells its width."""
 
 
+@checked()
 def server_app(
     algorithm: Algorithm | str | MakeAlgorithm, model: nn.Module | str | Maker, **settings: Any
 ) -> ServerApp:

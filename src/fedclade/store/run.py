@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from fedclade.arguments import checked
 from fedclade.errors import RunError
 from fedclade.files import appear, bring_to_disk, remove, take_place
 from fedclade.params import Layout
@@ -130,6 +131,7 @@ class Run:
                 "them; clients are served over the network, where newcomers join too"
             )
 
+    @checked()
     def save(self, folder: str | Path, extra: Callable[[Path], object] | None = None) -> Path:
         """Write the run folder; all of it or nothing.
 
@@ -182,6 +184,7 @@ class Run:
             remove(beside)
 
     @classmethod
+    @checked()
     def load(cls, folder: str | Path) -> Run:
         """Read a run folder.
 
