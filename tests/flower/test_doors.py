@@ -91,7 +91,7 @@ def test_a_size_is_that_of_the_introduction():
     grid = grid_of(federation_of(ONE_CLUSTER))
     spoil(grid, BAD, "train", worded(size=10**9))
     run = federated(grid, FedAvg(), rounds=1)
-    assert reasons(run) == {BAD: "size of 1000000000 examples, and it joined with 24; what it joined with counts"}
+    assert reasons(run) == {BAD: "update from 1000000000 training examples, but the client joined with 24"}
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -189,5 +189,5 @@ def test_honest_clients_do_not_notice(algorithm: Any):
 
 
 def test_limits_are_checked():
-    with pytest.raises(ConfigError, match=r"(?s)largest_weight should be at least 1, got 0.5.*largest_norm.*nan"):
-        Network(largest_weight=0.5, largest_norm=math.nan)
+    with pytest.raises(ConfigError, match=r"(?s)largest_weight .*at least 1, got 0.5.*largest_norm .*at least 1"):
+        Network(largest_weight=0.5, largest_norm=0.0)

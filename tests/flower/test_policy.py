@@ -19,6 +19,7 @@ from fedclade.errors import ConfigError, PolicyError, UpdateError
 from fedclade.flower import LocalGrid, LocalNode, wire
 from fedclade.flower.client_app import own_of
 from fedclade.flower.policy import EXAMPLES_A_PARTING, FORBIDS, Policy, Spent
+from fedclade.flower.signing import question
 from fedclade.flower.wire import Content
 from fedclade.ledger import Budget
 from fedclade.privacy import DifferentialPrivacy
@@ -223,7 +224,7 @@ def test_a_server_that_wants_single_examples_gets_none():
     """Replicates of one example each are that example's gradients, from which an image can be read."""
     federation = federation_of(FOUR)
     grid = LocalGrid({node_of(0): LocalNode(app_of(federation), {"partition-id": 0})})
-    honest = wire.record(
+    wanted = wire.record(
         {
             **{"what": "train", "round": 1, "query": 0, "purpose": "train", "seed": 0, "dim": 0},
             **{"replicates": EXAMPLES, "spec": wire.to_json(LOCAL)},
@@ -231,14 +232,14 @@ def test_a_server_that_wants_single_examples_gets_none():
         },
         {"model": wire.raw_vector(MODEL)},
     )
-    (reply,) = grid.send_and_receive([Message(honest, node_of(0), "train")])
+    (reply,) = grid.send_and_receive([Message(question(wanted)[0], node_of(0), "train")])
     answer = Content.of(reply.content)
     assert answer.vectors == {}
     assert answer.words.values["refused"].startswith(f"{FORBIDS} {EXAMPLES} replicates")
 
 
 def _hello(grid: LocalGrid) -> RecordDict:
-    (reply,) = grid.send_and_receive([Message(wire.record({"what": "hello"}), node_of(0), "query")])
+    (reply,) = grid.send_and_receive([Message(question(wire.record({"what": "hello"}))[0], node_of(0), "query")])
     return reply.content
 
 

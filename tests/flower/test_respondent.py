@@ -137,7 +137,7 @@ def test_it_evaluates_all_models_that_it_is_sent():
         ({"spec": '{"speed": 3}'}, "asked for local training that is not known here: unknown key of .*'speed'"),
         ({"spec": '{"epochs": "x"}'}, "asked for local training .* epochs .* should be a whole number, got 'x'"),
         ({"spec": '{"epochs": 1.5}'}, "asked for local training .* epochs .* should be a whole number, got 1.5"),
-        ({"spec": '{"lr": 1' + 400 * "0" + "}"}, "asked for local training that is not known here: int too large"),
+        ({"spec": '{"lr": 1' + 400 * "0" + "}"}, "asked for local training .*: lr .* more than 64 bits"),
         ({"replicates": 2, "dim": 2**40}, "asked for 2 replicates of length 1099511627776 from 24 training examples"),
         ({"spec": '{"epochs": 0}'}, "local.epochs should be at least 1, got 0"),
         (
@@ -330,4 +330,5 @@ def test_what_it_keeps_only_its_owner_reads(tmp_path: Path):
     finally:
         os.umask(before)
     modes = {path.name: oct(stat.S_IMODE(path.stat().st_mode)) for path in tmp_path.iterdir()}
-    assert modes == dict.fromkeys(["privacy.json", "policy.json", "residual-train-train.safetensors"], "0o600")
+    assert set(modes.values()) == {"0o600"}
+    assert {name.partition("-")[0] for name in modes} == {"privacy.json", "policy.json", "residual"}

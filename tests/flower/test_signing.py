@@ -174,7 +174,8 @@ def test_a_key_that_lasts_is_the_client_wherever_its_node_is(tmp_path: Path):
     """Its number cannot be claimed by another, whether the client is there or not."""
     federation = federation_of(FOUR)
     grid = housed(grid_of(federation), tmp_path)
-    settings = {"rounds": 2, "folder": tmp_path / "run", "network": network_of(grid, clients=3, identity="number")}
+    settings = {"rounds": 2, "folder": tmp_path / "run", "checkpoint_every": 1}
+    settings["network"] = network_of(grid, clients=3, identity="number")
     victim = grid.nodes[node_of(VICTIM)]
 
     def leave(row: dict[str, Any], tree: Any) -> None:

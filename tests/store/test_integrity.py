@@ -128,11 +128,6 @@ def event(**changes) -> Callable[[Path], None]:
     return text("events.jsonl", json.dumps(wanted) + "\n")
 
 
-def clustered(merges: list) -> Callable[[Path], None]:
-    more = {"clients": [0, 1, 2], "merges": merges, "sizes": [3], "threshold": None, "metric": "l2", "linkage": "ward"}
-    return event(kind="clustered", **more)
-
-
 def table(name: str, change: Callable[[dict], object]) -> Callable[[Path], None]:
     def damage(folder: Path) -> None:
         rows = pq.read_table(folder / f"{name}.parquet").to_pylist()
@@ -171,13 +166,8 @@ DAMAGES = {
     "deep nesting": (text("events.jsonl", "[" * 100_000), "RecursionError"),
     "an event without a kind": (event(kind=...), "line 1 of events.jsonl lacks kind"),
     "an event of no node": (event(node=99), "line 1 of events.jsonl should be of a node from 0 to 2, got 99"),
-    "a split without children": (event(children=...), "line 1 of events.jsonl lacks children"),
     "an event with words": (event(round="[bold]"), "line 1 of events.jsonl: round should be a whole number"),
     "an event that is none": (text("events.jsonl", "3\n"), "line 1 of events.jsonl should be a table, got 3"),
-    "merges in a circle": (clustered([[0, 1, 1.0], [3, 3, 2.0]]), "merge 1 should join two clusters of before"),
-    "merges of nothing": (clustered([[0, 7, 1.0], [2, 3, 2.0]]), "merge 0 should join two clusters of before"),
-    "merges of fractions": (clustered([[0, 1.0, 1.0], [2, 3, 2.0]]), "merge 0 should join two clusters of before"),
-    "too few merges": (clustered([[0, 1, 1.0]]), "should have 2 merges of its 3 clients, got 1"),
     "a config of words": (text("config.toml", 'algorithm = "cfl"'), "config.toml: algorithm should be a table"),
     "a config without a name": (text("config.toml", "[algorithm]"), "config.toml: algorithm lacks name"),
     "a table without a column": (

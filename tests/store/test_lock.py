@@ -80,7 +80,7 @@ def test_a_run_within_a_run_is_refused_and_does_not_let_go_of_the_first(tmp_path
     assert told == [BUSY.format(tmp_path / "run")] * 3
 
 
-@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
 def test_a_run_that_fails_lets_go(tmp_path, error):
     def fails(row, tree):
         raise error

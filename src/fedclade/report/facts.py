@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, groupby
-from numbers import Real
-from types import UnionType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
 from fedclade.metrics import perplexity
+from fedclade.store.contents import tells_what_its_kind_does
 from fedclade.store.run import Row, Run, SimilarityMatrix
 from fedclade.tree import Node, ParameterTree
 
@@ -42,50 +41,12 @@ def heading(run: Run) -> str:
     return f"{run.summary['algorithm']} on {run.summary['data']}, seed {run.summary['seed']}"
 
 
-def _of(kind: type | UnionType) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, kind)
-
-
-def _lists(value: Any) -> bool:
-    return isinstance(value, Sequence) and all(isinstance(each, Sequence) for each in value)
-
-
-_CHECKED = {
-    **{"clusters": _lists, "gamma": _of(Real | None)},
-    **dict.fromkeys(("p_value", "level", "gain", "gain_before"), _of(Real)),
-}
-_MERGED = {
-    **{"clients": _of(Sequence), "merges": _lists, "sizes": _of(Sequence)},
-    **{"metric": _of(str), "linkage": _of(str), "threshold": _of(Real | None)},
-}
-_DETAILS: Mapping[str, Mapping[str, Callable[[Any], bool]]] = {
-    "split": {"children": _of(Sequence), "clusters": _lists},
-    "rejected": {"because": _of(str)},
-    "checked": _CHECKED,
-    "regrouped": _CHECKED,
-    "clustered": _MERGED,
-    "left_out": {"clients": _of(Mapping)},
-    "retried": {"clients": _of(int)},
-    "joined": {"clients": _of(Sequence)},
-    "left": {"clients": _of(Sequence)},
-    "disconnected": {"clients": _of(Sequence)},
-    "reconnected": {"clients": _of(Sequence)},
-    "refused": {"nodes": _of(Mapping)},
-}
-"""What is looked up in the events of a kind, and whether it is what is expected there."""
-
-
 def events_of(run: Run, *kinds: str) -> list[Row]:
     """Return the events of some kinds, in order: those with all that a table or a figure tells of them.
 
     A method of one's own may have events of the same names, and tell less of them.
     """
-    return [
-        event
-        for event in run.events
-        if event["kind"] in kinds
-        and all(key in event and fits(event[key]) for key, fits in _DETAILS[event["kind"]].items())
-    ]
+    return [event for event in run.events if event["kind"] in kinds and tells_what_its_kind_does(event)]
 
 
 def is_language(run: Run) -> bool:
@@ -131,9 +92,9 @@ class Outcome:
 
     @cached_property
     def truth(self) -> dict[int, int] | None:
-        """The true cluster of each client by id; None if it is not known of all."""
+        """The true cluster of each client by id, of those of whom it is known; None if it is known of nobody."""
         truth = {client: row["true_cluster"] for client, row in self.known.items()}
-        return None if not truth or None in truth.values() or self.everybody - set(truth) else truth
+        return {client: cluster for client, cluster in truth.items() if cluster is not None} or None
 
     def name(self, client: int) -> str:
         """Return what to call a client: its name, or only its id if the name says nothing more, or is not known."""

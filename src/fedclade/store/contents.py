@@ -51,19 +51,19 @@ _CHECK = {
 _EVENT = {"round": int, "kind": str, "node": int}
 _EVENTS: Mapping[str, Any] = {
     "split": {"children": [int], "clusters": [[int]], **_CRITERIA},
-    "rejected": {"because": object},
+    "rejected": {"because": str},
     "checked": _CHECK,
     "regrouped": _CHECK,
     "clustered": {
-        **{"merges?": [[float]], "clients?": [int], "sizes": [int], "threshold": (float, None)},
-        **{"metric?": str, "linkage?": str},
+        **{"merges": [[float]], "clients": [int], "sizes": [int], "threshold": (float, None)},
+        **{"metric": str, "linkage": str},
     },
     "left_out": {"clients": {...: str}},
     "retried": {"clients": int},
     **{kind: {"clients": [int]} for kind in ("joined", "left", "disconnected", "reconnected")},
     "refused": {"nodes": {...: str}},
 }
-"""The shape of an event by its kind; of others nothing is known but :data:`_EVENT`."""
+"""What events of fedclade's own methods tell, by kind; those of other methods may have their names and tell less."""
 
 _NUMBERS = ("int64", "double", "null", "bool")
 _TABLES: Mapping[str, Mapping[str, Sequence[str]]] = {
@@ -99,30 +99,43 @@ def read_events(path: Path, nodes: int) -> list[Row]:
     Raises
     ------
     OSError, ValueError, RecursionError
-        If they cannot be read, or one lacks what its kind has.
+        If they cannot be read, or one does not say when, what and where.
     """
     events: list[Row] = []
     for i, line in enumerate(path.read_text().splitlines(), start=1):
         event, where = json.loads(line), f"line {i} of {path.name}"
         check_shape(event, _EVENT, where)
-        check_shape(event, _EVENTS.get(event["kind"], {}), where)
         _check_node(event["node"], nodes, where)
-        if "merges" in event and event["kind"] == "clustered":
-            check_shape(event, {"clients": [int], "metric": str, "linkage": str}, where)
-            _check_merges(event["merges"], len(event["clients"]), where)
         events.append(event)
     return events
 
 
-def _check_merges(merges: Sequence[Sequence[float]], clients: int, where: str) -> None:
-    """Check that each merge joins two earlier clusters, numbered as in SciPy, until there is one."""
+def tells_what_its_kind_does(event: Row) -> bool:
+    """Say whether an event has all that events of its kind have by fedclade's own methods, so that it can be shown."""
+    try:
+        check_shape(event, _EVENTS.get(event["kind"], {}), "it")
+        if event["kind"] == "clustered":
+            _check_merges(event["merges"], len(event["clients"]))
+    except ValueError:
+        return False
+    return True
+
+
+def _check_merges(merges: Sequence[Sequence[float]], clients: int) -> None:
+    """Check that each merge joins two earlier clusters, numbered as in SciPy, until there is one.
+
+    Raises
+    ------
+    ValueError
+        If one does not.
+    """
     if len(merges) != clients - 1:
-        raise ValueError(f"{where} should have {clients - 1} merges of its {clients} clients, got {len(merges)}")
+        raise ValueError(f"there should be {clients - 1} merges of {clients} clients, got {len(merges)}")
     free = set(range(clients))
     for place, merge in enumerate(merges, start=clients):
         parts = set(merge[:2])
         if len(merge) != 3 or len(parts) < 2 or not parts <= free or any(isinstance(part, float) for part in parts):
-            raise ValueError(f"{where}: merge {place - clients} should join two clusters of before, got {merge}")
+            raise ValueError(f"merge {place - clients} should join two clusters of before, got {merge}")
         free = free - parts | {place}
 
 

@@ -44,7 +44,7 @@ def check_shape(value: object, shape: Shape, where: str) -> None:
         _check_table(value, cast("dict[Any, Shape]", shape), where)
     elif isinstance(shape, list):
         (each,) = cast("list[Shape]", shape)
-        if not isinstance(value, list):
+        if not isinstance(value, list | tuple):
             raise ValueError(f"{where} should be a list, got {_written(value)}")
         for i, entry in enumerate(cast("list[object]", value)):
             check_shape(entry, each, f"{where}[{i}]")
