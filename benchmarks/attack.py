@@ -9,8 +9,11 @@ it, and lies about what came out:
 - ``scale``: it sends a thousand times its update;
 - ``norm``: it sends an update of norm 10¹⁷.
 
+With ``--sizes`` nobody lies, and clients have from few to many examples (a power law): what the limit on weights costs.
+
     python benchmarks/attack.py
     python benchmarks/attack.py --open --methods cfl ifca --seeds 1
+    python benchmarks/attack.py --sizes
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ import argparse
 import logging
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import mean
 
@@ -136,6 +139,8 @@ def main() -> int:
     logging.getLogger("fedclade").setLevel(logging.ERROR)
     limits = {"largest_weight": math.inf, "largest_norm": math.inf} if arguments.open else {}
     limits |= {} if arguments.largest_weight is None else {"largest_weight": arguments.largest_weight}
+    if arguments.sizes:
+        return compare_sizes(arguments.methods, arguments.rounds, arguments.seeds)
     network, lies = Network(**limits), {name: LIES[name] for name in arguments.lies}
     print(
         f"honest clients' accuracy in %, mean of {arguments.seeds} seeds; doors {'open' if arguments.open else 'shut'}"
@@ -163,6 +168,26 @@ def main() -> int:
     return int(lost > WITHIN)
 
 
+def compare_sizes(methods: Sequence[str], rounds: int, seeds: int) -> int:
+    """Print what honest clients of different sizes come to with and without the doors."""
+    print(f"accuracy in %, mean of {seeds} seeds; clients of a power law of sizes, nobody lies")
+    print(f"{'':8}{'doors open':>12}{'doors shut':>12}")
+    doors = Network(largest_weight=math.inf, largest_norm=math.inf), Network()
+    lost = 0.0
+    for method in methods:
+        rows: list[list[float]] = []
+        for seed in range(seeds):
+            federation = load_federation(
+                "digits", partition="quantity_skew", clients=CLIENTS, shift="label_swap", clusters=2, seed=seed
+            )
+            rows.append([accuracy(method, federation, rounds, seed, None, True, network) for network in doors])
+        apart, shut = (mean(column) for column in zip(*rows, strict=True))
+        print(f"{method:8}{apart:12.1f}{shut:12.1f}", flush=True)
+        lost = max(lost, apart - shut)
+    print(f"at most {lost:.1f} points lost")
+    return int(lost > WITHIN)
+
+
 def parse() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -172,6 +197,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--open", action="store_true", help="without the doors")
+    parser.add_argument("--sizes", action="store_true", help="nobody lies: what the limit on weights costs")
     return parser.parse_args()
 
 
