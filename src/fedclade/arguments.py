@@ -188,7 +188,7 @@ def _fits(value: Any, hint: Any, *, strict: bool = False) -> bool:
         return hint is bool
     if _is_too_long(value):
         return False
-    if hint is float and isinstance(value, _NUMBERS[float]) and math.isnan(value):  # neither in nor out of any range
+    if not strict and hint is float and isinstance(value, _NUMBERS[float]) and math.isnan(value):  # of no range
         return False
     return isinstance(value, _NUMBERS.get(hint, hint))
 

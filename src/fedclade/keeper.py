@@ -144,6 +144,7 @@ class Keeper:
         """Return the run that the folder holds, if that has had all its rounds."""
         if self._folder is None or not self._folder.holds_all(self.config):
             return None
+        self._folder.clear()
         return Run.load(self._folder.path)
 
     def settings(self, *, stream: Stream, device: str, memory: int | str | None) -> dict[str, Any]:

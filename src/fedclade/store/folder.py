@@ -6,6 +6,7 @@ import json
 import logging
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,13 @@ class RunFolder:
             return False
         except OSError as error:
             raise RunError(f"cannot write the run folder {self.path}: {error}") from error
+
+    def clear(self) -> None:
+        """Remove the lock of a process that was killed when it had just finished the run."""
+        if (self.path / LOCK).exists():
+            with suppress(RunError, OSError):  # another process has it, or the folder is read-only
+                self._lock.take(self.path)
+                self._lock.let_go()
 
     def leave(self) -> None:
         """Let other processes write to the folder."""
