@@ -97,7 +97,7 @@ class Newcomers:
             raise RunError(f"newcomers can be written as .csv or .json, got {path.name!r}")
         beside = path.with_name(f".{path.name}.writing")
         try:
-            with beside.open("w", newline="") as file:
+            with beside.open("w", newline="", encoding="utf-8") as file:
                 if path.suffix == ".json":
                     content = {"summary": self.summary, "newcomers": self.rows}
                     file.write(json.dumps({**content, "sha256": _sum_of(content)}, indent=2) + "\n")

@@ -330,7 +330,7 @@ def read_secret(path: Path) -> str:
         If it cannot be read, or is too short to keep anybody from trying them all.
     """
     try:
-        secret = path.read_text().strip()
+        secret = path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the clients' secret {path}: {error}") from error
     if len(secret) < LEAST_SECRET:

@@ -100,7 +100,7 @@ def _write(run: Run, node: Node, layout: Layout, client: int | None, target: Pat
     tensors, header = layout.state_dict(node.params), {"format": "pt", "fedclade": text}
     writers: Mapping[Path, Callable[[Path], object]] = {
         target.with_suffix(".json"): lambda path: path.write_text(text + "\n"),
-        target.with_suffix(".md"): lambda path: path.write_text(as_markdown(card, target.name)),
+        target.with_suffix(".md"): lambda path: path.write_text(as_markdown(card, target.name), encoding="utf-8"),
         target: lambda path: write_tensors(path, tensors, header),
     }
     try:
