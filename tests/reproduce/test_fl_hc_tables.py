@@ -71,6 +71,15 @@ def test_label_swapped_clients_are_told_apart_and_gain_by_it(smoke: Smoke):
     assert claim(found, "at the end FL+HC has").holds is None  # too few rounds to tell
 
 
+def test_where_a_threshold_misses_the_four_groups_a_cut_at_four_stands_beside_it():
+    settings = {**EXPERIMENTS["flhc-table2"].settings("smoke"), "threshold": 1e-3, "rounds_before": [1]}
+    found = EXPERIMENTS["flhc-table2"].measure(Bench({}), settings)
+    ours = {row.what: row.ours for row in found.rows}
+    assert ours["cf 0.5, n 1, cut at 4 clusters · accuracy at the end"] > ours["cf 0.5, n 1 · accuracy at the end"]
+    assert list(found.series["cells"]) == ["cf 0.5, n 1", "cf 0.5, n 1, cut at 4 clusters"]
+    assert [remark for remark in found.remarks if remark.startswith("cf 0.5, n 1: every T from ")]
+
+
 def test_runs_of_equal_partitions_are_measured_once_and_the_best_cut_is_shown(monkeypatch: pytest.MonkeyPatch):
     hows = [tuple(key.split()) for key in papers.TABLE_5]
     alike = {f"{metric} {linkage}": metric == "l1" for metric, linkage in hows}

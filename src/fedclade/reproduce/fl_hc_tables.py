@@ -63,7 +63,7 @@ def remarks_on(settings: Settings) -> tuple[str, ...]:
 
 def measure_fractions(table: Cells, bench: Bench, settings: Settings) -> Outcome:
     """Measure Tables I to III: every client fraction with every number of rounds before clustering."""
-    rows, cells, series = list[Row](), list[Cell](), dict[str, Any]()
+    rows, cells, series, remarks = list[Row](), list[Cell](), dict[str, Any](), list[str]()
     for fraction in settings["client_fractions"]:
         averaged = [_averaged(bench, settings, fraction, seed) for seed in settings["seeds"]]
         rows += _rows_of_averaging(f"cf {fraction:.1f}", averaged)
@@ -74,15 +74,36 @@ def measure_fractions(table: Cells, bench: Bench, settings: Settings) -> Outcome
             cells.append(Cell(key, n, found, averaged))
             rows += _rows_of_cell(cells[-1], table)
             series[key] = _shown(cells[-1], table)
+            if settings["setting"] == "label-swapped" and any(run["clusters"] != CLUSTERS for run in found):
+                cell, told = _at_the_true_number(bench, settings, fraction, n, averaged)
+                asked = {cell.key: table[key]} if key in table else {}
+                rows += _rows_of_cell(cell, asked)
+                series[cell.key] = _shown(cell, asked)
+                remarks.append(told)
     made = "; ".join(f"{cell.key}: {', '.join(str(run['clusters']) for run in cell.runs)}" for cell in cells)
     remark = f"Clusters that T = {settings['threshold']} made (the paper does not tell): {made}."
     return Outcome(
         tuple(rows),
         claims_of_fractions(cells, settings),
         {"cells": series},
-        (*remarks_on(settings), remark),
+        (*remarks_on(settings), remark, *remarks),
         summary_of_cells(cells, table, settings),
     )
+
+
+def _at_the_true_number(
+    bench: Bench, settings: Settings, fraction: float, n: int, averaged: list[Found]
+) -> tuple[Cell, str]:
+    """Return what FL+HC comes to if it is cut where the four groups are, and by which T that would be."""
+    algorithm = FLHC(rounds_before=n, metric="l2", linkage="ward", n_clusters=CLUSTERS)
+    runs = [run_of(bench, settings, algorithm, fraction=fraction, seed=seed) for seed in settings["seeds"]]
+    heights = [
+        _heights(merges_of(bench, settings, rounds_before=n, fraction=fraction, seed=seed)["l2 ward"])
+        for seed in settings["seeds"]
+    ]
+    low, high = max(each[-CLUSTERS] for each in heights), min(each[-CLUSTERS + 1] for each in heights)
+    cell = Cell(f"cf {fraction:.1f}, n {n}, cut at {CLUSTERS} clusters", n, runs, averaged)
+    return cell, f"cf {fraction:.1f}, n {n}: every T from {low:.3g} to {high:.3g} makes {CLUSTERS} clusters."
 
 
 def measure_linkages(table: Cells, bench: Bench, settings: Settings) -> Outcome:
