@@ -169,6 +169,7 @@ DAMAGES = {
     "an event with words": (event(round="[bold]"), "line 1 of events.jsonl: round should be a whole number"),
     "an event that is none": (text("events.jsonl", "3\n"), "line 1 of events.jsonl should be a table, got 3"),
     "a config of words": (text("config.toml", 'algorithm = "cfl"'), "config.toml: algorithm should be a table"),
+    "a config of nothing": (text("config.toml", "rounds = 3"), "config.toml lacks algorithm"),
     "a config without a name": (text("config.toml", "[algorithm]"), "config.toml: algorithm lacks name"),
     "a table without a column": (
         table("clients", lambda row: row.pop("name")),

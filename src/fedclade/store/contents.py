@@ -43,6 +43,9 @@ CONFIG = {
 }
 """The shape of ``config.toml``, as far as it can be known without the algorithm."""
 
+FINISHED = {name: {"name": str} for name in ("algorithm", "model")}
+"""What the config of a finished run has besides: those that somebody wrote may leave out what has a default."""
+
 _CRITERIA = dict.fromkeys(("mean_norm?", "max_norm?", "alpha_cross_max?", "gamma_bound?"), (float, None))
 _CHECK = {
     **dict.fromkeys(("p_value", "level", "gain", "gain_before"), float),

@@ -21,7 +21,7 @@ from fedclade.files import appear, bring_to_disk, remove, take_place
 from fedclade.params import Layout
 from fedclade.similarity import Similarity
 from fedclade.store.contents import CONFIG as CONFIG_SHAPE
-from fedclade.store.contents import SUMMARY, Row, check_ids, read_events, read_json, read_rows
+from fedclade.store.contents import FINISHED, SUMMARY, Row, check_ids, read_events, read_json, read_rows
 from fedclade.store.manifest import check_manifest, write_manifest
 from fedclade.store.shape import check_shape
 from fedclade.store.tree_files import DAMAGES, read_layout, read_tree, write_tree
@@ -206,9 +206,10 @@ class Run:
                 name: read_rows(source / f"{name}.parquet", summary["rounds"], len(tree.nodes))
                 for name in ("metrics", "clusters", "clients")
             }
+            check_shape(config := read_config(source), FINISHED, CONFIG)
             return cls(
                 summary=summary,
-                config=read_config(source),
+                config=config,
                 tree=tree,
                 **rows,
                 events=read_events(source / "events.jsonl", len(tree.nodes)),
