@@ -80,7 +80,8 @@ def test_brackets_in_a_path_are_shown(make_run, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     run = make_run()
     summary = {**run.summary, "format": FORMAT}
-    replace(run, summary=summary, config={"rounds": 4}).save("a [bold] run [/x]")
+    config = {"rounds": 4, "algorithm": {"name": "cfl"}, "model": {"name": "mclr"}}
+    replace(run, summary=summary, config=config).save("a [bold] run [/x]")
     for command in (["report"], ["resume"]):
         monkeypatch.setattr(sys, "argv", ["fedclade", *command, "a [bold] run [/x]"])
         with pytest.raises(SystemExit) as left:
