@@ -78,6 +78,7 @@ def test_where_a_threshold_misses_the_four_groups_a_cut_at_four_stands_beside_it
     assert ours["cf 0.5, n 1, cut at 4 clusters · accuracy at the end"] > ours["cf 0.5, n 1 · accuracy at the end"]
     assert list(found.series["cells"]) == ["cf 0.5, n 1", "cf 0.5, n 1, cut at 4 clusters"]
     assert [remark for remark in found.remarks if remark.startswith("cf 0.5, n 1: every T from ")]
+    assert "At cf 0.5, n 1 T = 0.001 makes 12 clusters in place of 4" in found.summary.because
 
 
 def test_runs_of_equal_partitions_are_measured_once_and_the_best_cut_is_shown(monkeypatch: pytest.MonkeyPatch):

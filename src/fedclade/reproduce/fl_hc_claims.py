@@ -8,7 +8,7 @@ from itertools import pairwise
 from statistics import fmean
 
 from fedclade.reproduce.experiment import Settings
-from fedclade.reproduce.fl_hc_runs import Found
+from fedclade.reproduce.fl_hc_runs import CLUSTERS, Found
 from fedclade.reproduce.outcome import Claim, Summary, as_told
 
 TOLD_AFTER = 20
@@ -276,7 +276,15 @@ def summary_of_cells(cells: Sequence[Cell], table: Mapping[str, Sequence[float |
     averaged = sorted({run["accuracy"][-1] for cell in cells for run in cell.averaged})
     found = f"FL+HC ends at {_range(last)}" + (f" (paper {min(told):.1f} to {max(told):.1f} %)" if told else "")
     found += f", FL at {_range(averaged)}; {_points([cell.gain for cell in cells])}."
-    return Summary(shows, found, BECAUSE[setting])
+    because = BECAUSE[setting]
+    for cell in cells:
+        counts = sorted({run["clusters"] for run in cell.runs})
+        if setting == "label-swapped" and "threshold" in settings and counts != [CLUSTERS]:
+            because += (
+                f" At {cell.key} T = {settings['threshold']} makes {_counts(counts)} clusters in place of {CLUSTERS}: "
+                f"the rows 'cut at {CLUSTERS} clusters' show what these come to."
+            )
+    return Summary(shows, found, because)
 
 
 BECAUSE = {
