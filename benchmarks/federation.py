@@ -34,6 +34,7 @@ from torch import Tensor
 from fedclade import CFL, Run, Signature
 from fedclade.encoding import ENCODINGS, encode
 from fedclade.flower import LocalGrid, LocalNode, Network, federate, wire
+from fedclade.flower.signing import key_of, signed
 from fedclade.flower.wire import Content
 from fedclade.models import build_model
 from fedclade.params import Layout
@@ -91,7 +92,7 @@ class Herd:
         start = process_time()
         content, client = Content.of(message.content), int(context.node_config["partition-id"])
         answer = {"hello": self._hello, "train": self._train, "evaluate": self._evaluate}
-        record = answer[content.words.get("what", str)](content, client)
+        record = signed(answer[content.words.get("what", str)](content, client), message, key_of(context))
         self.seconds += process_time() - start
         return Message(record, reply_to=message)
 

@@ -6,7 +6,7 @@ import re
 import tomllib
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from fedclade import CFL, Ditto, LocalSpec, Run
 from fedclade.flower import LocalGrid, LocalNode, Network, client_app_from_config, federate
 from fedclade.flower.from_config import Apps, RunConfig
+from fedclade.flower.policy import Policy
 
 PAGE = (Path(__file__).parents[1] / "docs" / "federation.md").read_text()
 DATA = {"data.name": "digits", "data.clients": 4, "data.samples_per_client": 20, "model.name": "mclr"}
@@ -67,8 +68,16 @@ def test_the_run_config_of_the_page_is_one():
 
 
 def test_the_page_has_every_network_setting_with_its_default():
-    told = {key.strip("`"): tomllib.loads(f"x = {default.strip('`')}")["x"] for key, default, _ in table("`[network]`")}
+    written = {key.strip("`"): default.strip("`") for key, default, _ in table("`[network]`")}
+    told = {key: None if value == "–" else tomllib.loads(f"x = {value}")["x"] for key, value in written.items()}
     assert told == {**asdict(Network()), **asdict(Apps())}
+
+
+def test_the_page_has_every_limit_of_a_client_with_its_default():
+    told = {key.strip("`"): default.strip("`") for key, default, _ in table("a client's limits")}
+    defaults = {field.name.replace("_", "-"): field.default for field in fields(Policy)}
+    shown = {"allow": '"train evaluate"', "max-partings": "a quarter of its training examples"}
+    assert told == {key: shown.get(key, str(default)) for key, default in defaults.items()}
 
 
 class Overheard:
@@ -100,7 +109,8 @@ def test_messages_have_what_the_page_says(tmp_path: Path):
         (Ditto(), False),
         ("ifca", False),
     ):
-        config = {"secret-file": str(secret)} if shares else {}
+        config = {"allow": "train evaluate gradients subspaces"}
+        config |= {"secret-file": str(secret)} if shares else {}
         nodes = {10 + k: LocalNode(app, {"partition-id": k, **config}) for k in range(4)}
         grid = LocalGrid(nodes, DATA)
         local = LocalSpec(epochs=1)

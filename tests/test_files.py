@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import os
+import stat
 from pathlib import Path
 
 import pytest
+import torch
 
-from fedclade.files import appear, remove, sha256_of
+from fedclade.files import appear, remove, sha256_of, write_tensors
 
 
 def write(text: str):
@@ -57,3 +60,15 @@ def test_the_sum_is_that_of_the_standard(tmp_path):
     (tmp_path / "abc").write_text("abc")
     expected = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
     assert sha256_of(tmp_path / "abc") == expected
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o002, 0o664)])
+def test_tensors_are_as_readable_as_other_files_unless_they_are_private(tmp_path, umask, mode):
+    before = os.umask(umask)
+    try:
+        write_tensors(tmp_path / "shared", {"x": torch.ones(2)})
+        write_tensors(tmp_path / "private", {"x": torch.ones(2)}, private=True)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "shared").stat().st_mode) == mode
+    assert stat.S_IMODE((tmp_path / "private").stat().st_mode) == 0o600

@@ -150,7 +150,7 @@ def test_what_cannot_be_booked_may_not_leave_and_is_not_half_booked(tmp_path, mo
     Ledger(path).book(4.0, "run", 1)
     before = path.read_bytes()
 
-    def full(target, write):
+    def full(target, write, *, private):
         raise OSError("No space left on device")
 
     monkeypatch.setattr(ledger, "appear", full)

@@ -51,3 +51,9 @@ def test_clip_norm_is_a_number_or_left_out():
     assert check_config({}).local.clip_norm is None
     with pytest.raises(ConfigError, match=re.escape("clip_norm of [local] should be a number or left out, got 'no'")):
         check_config({"local": {"clip_norm": "no"}})
+
+
+@pytest.mark.parametrize("name", ["lr", "weight_decay", "mu"])
+def test_a_value_that_float32_does_not_hold_is_refused(name):
+    with pytest.raises(ConfigError, match=re.escape(f"local.{name} should be at most 3.4e+38, got 1e+39")):
+        LocalSpec(**{name: 1e39})

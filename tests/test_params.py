@@ -64,13 +64,49 @@ def test_a_state_dict_has_all_of_the_modules_names_and_is_a_copy():
     assert torch.equal(layout.flatten(module), torch.arange(layout.size, dtype=torch.float32))
 
 
-def test_frozen_parameters_lie_behind_the_trained_ones_and_are_not_compared():
-    module = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
+def test_frozen_parameters_are_in_no_vector_and_in_every_state_dict():
+    module = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1), nn.Linear(3, 2))
     module[0].requires_grad_(False)
+    module[2].weight = module[0].weight  # tied to a frozen one
     layout = Layout.of(module)
-    assert [slot.name for slot in layout.parameters] == ["1.weight", "1.bias"]
-    assert layout.n_parameters == 2 + 1
-    assert layout.size == 2 + 1 + 3 * 2 + 2
+    assert [slot.name for slot in layout.parameters] == ["1.weight", "1.bias", "2.bias"]
+    assert layout.n_parameters == layout.size == 2 + 1 + 2
+    state = layout.state_dict(torch.arange(5.0))
+    assert set(state) == set(module.state_dict())
+    assert torch.equal(state["0.weight"], module[0].weight)
+    assert torch.equal(state["2.weight"], module[0].weight)
+    module.load_state_dict(state)
+    assert torch.equal(layout.flatten(module), torch.arange(5.0))
+
+
+def body_and_head() -> nn.Sequential:
+    body = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Dropout(0.5))
+    return nn.Sequential(body, nn.BatchNorm1d(2), nn.Dropout(0.5), nn.Linear(2, 2))
+
+
+def resting(module: nn.Module) -> set[str]:
+    layout = Layout.of(module)
+    layout.set_training(module.eval())  # as engines do between rounds
+    return {name for name, part in module.named_modules() if not part.training}
+
+
+def test_what_was_in_eval_stays_so_while_the_rest_trains():
+    module = body_and_head()
+    module[1].eval()
+    assert resting(module) == {"1"}
+
+
+def test_a_frozen_part_in_eval_stays_so_even_if_all_is_in_eval():
+    module = body_and_head().eval()
+    module[0].requires_grad_(False)
+    assert resting(module) == {"0", "0.0", "0.1", "0.2"}
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_all_trains_that_was_not_put_in_eval_or_was_with_all_the_rest(frozen):
+    module = body_and_head().train(frozen)
+    module[0].requires_grad_(not frozen)  # frozen, and in training mode: its statistics adapt, as is often wanted
+    assert resting(module) == set()
 
 
 def test_buffers_that_are_not_saved_stay_out():

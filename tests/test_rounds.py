@@ -2,13 +2,28 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from importlib.metadata import version
 
 import pytest
 import torch
 from torch import nn
 
-from fedclade import CFL, ConfigError, FedAvg, LocalSpec, ModelError, Oracle, Run, Signature, UpdateError, simulate
-from fedclade.algorithms import Local, RoundLog, State
+import fedclade
+from fedclade import (
+    CFL,
+    ConfigError,
+    FedAvg,
+    LocalSpec,
+    ModelError,
+    Oracle,
+    Run,
+    RunError,
+    RunInterrupted,
+    Signature,
+    UpdateError,
+    simulate,
+)
+from fedclade.algorithms import IFCA, PACFL, FedGroup, Local, RoundLog, State
 from fedclade.clients import Round
 from fedclade.data.federation import Federation
 from fedclade.models import build_model
@@ -67,6 +82,57 @@ def test_a_model_that_does_not_fit_and_training_that_diverges_are_refused():
     )
     with pytest.raises(UpdateError, match=text):
         run_of(local=LocalSpec(lr=1e38, epochs=30, weight_decay=0.1))
+
+
+def test_a_model_that_diverges_on_the_server_ends_the_run_and_is_named():
+    """Every update is finite, but the step along the other groups' models takes their entries beyond float32."""
+    text = (
+        r"round 1: the model of cluster [12] has diverged: \d+ of its \d+ entries are NaN or infinite; its clients are "
+        r"\[\d.*\]; lower the step size local.lr, or algorithm.eta_g where there is one"
+    )
+    with pytest.raises(RunError, match=text):
+        run_of(TwoGroups(groups=2))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TwoGroups(FedGroup):
+    """FedGroup whose steps along other groups are infinite, as those of many rounds with a huge eta_g may become."""
+
+    def step(self, state: State, cohort, clients, this_round: Round) -> tuple[State, RoundLog]:
+        state, log = super().step(state, cohort, clients, this_round)
+        leaf = state.tree.leaves[0]
+        return State(state.tree.with_model(leaf.id, leaf.params * torch.inf)), log
+
+
+def test_a_huge_step_along_other_groups_ends_in_an_error_that_names_the_fix():
+    with pytest.raises((RunError, UpdateError), match=r"lower (the step size )?local\.lr"):
+        run_of(FedGroup(groups=2, eta_g=1e30), model="mlp", rounds=4)
+
+
+def test_losses_that_are_not_finite_are_told_of_as_training_and_evaluation_meet_them(caplog):
+    """Products of the two layers' weights are beyond float32: first the test losses are, then nobody can train."""
+    with pytest.raises(UpdateError, match="nobody answered"):
+        run_of(FedGroup(groups=2, eta_g=1e30), model="mlp", rounds=4)
+    assert "round 1: the test losses of 4 of 4 clients are NaN or infinite, first of client 0" in caplog.text
+
+
+def test_several_initial_models_that_take_more_than_the_memory_are_refused():
+    text = "IFCA starts from 2000000 models, which take 0.2 GB, and the run may take 0.0 GB; ask for fewer"
+    with pytest.raises(ConfigError, match=re.escape(text)):
+        run_of(IFCA(restarts=10**6), model=linear, memory="10MB")
+
+
+def test_more_clusters_than_clients_are_refused_before_a_model_is_made():
+    with pytest.raises(ConfigError, match=re.escape("algorithm.clusters should be at most the number of clients, 4")):
+        run_of(IFCA(clusters=10**9), model=linear)
+    with pytest.raises(ConfigError, match=re.escape("algorithm.base_directions should be at most 4, as 4 clients")):
+        run_of(FedGroup(groups=2, base_directions=10**9))
+
+
+def test_more_vectors_than_an_input_has_entries_are_refused():
+    text = f"algorithm.vectors should be at most {FEATURES}, as an input of .* has no more entries, got 1000000000"
+    with pytest.raises(ConfigError, match=text):
+        run_of(PACFL(vectors=10**9))
 
 
 def test_a_model_can_be_made_by_a_function_of_the_seed():
@@ -246,6 +312,48 @@ def test_on_round_is_called_after_every_round():
     run = run_of("local", on_round=lambda row, tree: seen.append((row["round"], len(tree.leaves))))
     assert seen == [(1, 4), (2, 4), (3, 4)]
     assert len(run.tree.leaves) == 4
+
+
+def test_an_on_round_that_fails_costs_one_warning_and_not_the_run(caplog):
+    seen = []
+
+    def on_round(row, tree):
+        seen.append(row["round"])
+        raise ZeroDivisionError("in a callback")
+
+    run = run_of("local", on_round=on_round)
+    assert (run.summary["rounds"], seen) == (3, [1, 2, 3])
+    assert len(caplog.records) == 1
+    assert "on_round failed in round 1; the run goes on" in caplog.text
+    assert "ZeroDivisionError: in a callback" in caplog.text
+
+
+def test_an_on_round_may_end_the_run_by_an_error_of_fedclades_own():
+    def on_round(row, tree):
+        raise RunInterrupted("enough", "nothing more")
+
+    with pytest.raises(RunInterrupted, match="enough"):
+        run_of("local", on_round=on_round)
+
+
+@pytest.mark.parametrize("thing", ["run", "tree", "federation", "pool"])
+def test_what_a_run_is_made_of_looks_like_one_line(thing):
+    federation = federation_of(TRUTH)
+    run = run_of("local", federation)
+    things = {"run": run, "tree": run.tree, "federation": federation, "pool": federation.pool}
+    assert (
+        repr(things[thing])
+        == {
+            "run": "Run(algorithm='local', data='tiny', model='Sequential', seed=0, rounds=3)",
+            "tree": "ParameterTree(nodes=5, clusters=4, clients=4)",
+            "federation": "Federation('tiny')",
+            "pool": "Pool('tiny', torch.float32 [216, 6], outputs=4, task='classification')",
+        }[thing]
+    )
+
+
+def test_fedclade_tells_its_version():
+    assert fedclade.__version__ == version("fedclade")
 
 
 def test_who_follows_a_run_is_given_what_makes_one_of_the_rounds_so_far():

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -23,10 +24,36 @@ class DeploymentError(FedcladeError):
     """A process of the deployment ended, or did not get ready in time; the message ends with its log's last lines."""
 
 
+class Guard:
+    """A process of its own that ends what this one has started, should this one be killed; see :mod:`guard`."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[str] | None = None
+
+    def tell(self, line: str) -> None:
+        """Tell it of a process group; it is started with the first."""
+        if self._process is None:
+            self._process = subprocess.Popen(
+                [sys.executable, str(Path(__file__).with_name("guard.py"))],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                text=True,
+                start_new_session=True,  # Ctrl-C and the end of a terminal are not for it
+            )
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):  # somebody has killed it
+            self._process.stdin.write(f"{line}\n")
+            self._process.stdin.flush()
+
+
+_GUARD = Guard()
+
+
 class Process:
     """A command that runs in a session of its own, and writes into a log.
 
-    What it starts belongs to its process group, unless it leaves that on purpose, and ends with it.
+    What it starts belongs to its process group, unless it leaves that on purpose, and ends with it. The group also
+    ends if this process is killed.
 
     Parameters
     ----------
@@ -52,6 +79,7 @@ class Process:
                 env=environment,
                 start_new_session=True,
             )
+        _GUARD.tell(f"+{self.group}")
 
     @property
     def running(self) -> bool:
@@ -107,6 +135,7 @@ class Process:
         """End it, and all that it has started, at once."""
         self._signal(signal.SIGKILL)
         self._process.wait()
+        _GUARD.tell(f"-{self.group}")
 
     def wait(self, timeout: float) -> bool:
         """Wait for its end; return whether it came within so many seconds."""

@@ -50,10 +50,13 @@ from fedclade.faults import Faults
 from fedclade.local import LocalSpec
 from fedclade.newcomers import Newcomers, assign
 from fedclade.privacy import DifferentialPrivacy
+from fedclade.record import version_of
 from fedclade.signature import Signature
 from fedclade.simulation import simulate
 from fedclade.store import Run, export_model
 from fedclade.tree import Node, ParameterTree
+
+__version__ = version_of("fedclade")
 
 __all__ = [
     "CFL",
@@ -92,6 +95,7 @@ __all__ = [
     "Signature",
     "TreeError",
     "UpdateError",
+    "__version__",
     "assign",
     "evaluate_paths",
     "export_model",

@@ -1,16 +1,28 @@
-"""Named things that take options: what people wrote is checked against what the thing takes, before it is called."""
+"""Arguments are checked against what a function or a class says that it takes, before it is called.
+
+Those of a config by name, and those of Python (:func:`checked`) as they are given.
+"""
 
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Collection, Mapping
+from functools import cache, wraps
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from fedclade.errors import ConfigError, unknown
+import numpy as np
+
+from fedclade.errors import ConfigError, shown, unknown
+
+T = TypeVar("T")
 
 Taker = Callable[..., Any]
 """A function, or a class such as a dataclass of hyper-parameters; its keyword-only parameters are options."""
+
+BITS = 64
+"""Of whole numbers, with their sign: neither tensors nor files hold longer ones, and a float need not reach as far."""
 
 
 def known_arguments(
@@ -85,12 +97,65 @@ def check_arguments(
             else:
                 problems.append(unknown(f"key of {owner}:", name, known))
         elif not _fits(value, hint := hints.get(name, Any)):
-            problems.append(f"{name} of {owner} should be {_in_words(hint)}, got {value!r}")
+            why = f", of more than {BITS} bits" if _is_too_long(value) else ""
+            problems.append(f"{name} of {owner} should be {_in_words(hint)}, got {shown(value)}{why}")
         else:
             fitted[name] = _as(value, hint)
     if problems:
         raise ConfigError("\n".join(problems))
     return fitted
+
+
+def checked(*besides: str) -> Callable[[T], T]:
+    """Let a function, or a class, check the types of its arguments at its door.
+
+    Numbers and truth values of NumPy become Python's, and lists tuples where a tuple is asked for.
+
+    Parameters
+    ----------
+    *besides
+        Names of arguments that are not looked at.
+
+    Returns
+    -------
+    Callable
+        A decorator. What it decorates raises a ConfigError with a line for each argument of a wrong type; arguments
+        that are missing or unknown stay Python's own ``TypeError``.
+    """
+
+    def decorated(taker: Any) -> Any:
+        call = taker.__init__ if inspect.isclass(taker) else taker
+
+        @cache  # when it is first called: the types may be defined after it
+        def takes() -> tuple[inspect.Signature, Mapping[str, Any]]:
+            signature = inspect.signature(call)
+            several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+            unchecked = {*besides, *(name for name, p in signature.parameters.items() if p.kind in several)}
+            return signature, {name: hint for name, hint in _hints(call).items() if name not in unchecked}
+
+        @wraps(call)
+        def at_the_door(*args: Any, **kwargs: Any) -> Any:
+            signature, hints = takes()
+            try:
+                given = signature.bind(*args, **kwargs)
+            except TypeError:
+                return call(*args, **kwargs)  # which raises the same, in its own name
+            problems: list[str] = []
+            for name, value in given.arguments.items():
+                if name in hints and not _fits(value, hint := hints[name], strict=True):
+                    problems.append(f"{name} of {taker.__name__} should be {_in_words(hint)}, got {_shown(value)}")
+                elif name in hints:
+                    given.arguments[name] = _as(value, hints[name], strict=True)
+            if problems:
+                raise ConfigError("\n".join(problems))
+            return call(*given.args, **given.kwargs)
+
+        if inspect.isclass(taker):
+            taker.__init__ = at_the_door  # pyright: ignore[reportAttributeAccessIssue]
+            return taker
+        return at_the_door
+
+    return decorated
 
 
 def _hints(taker: Taker) -> Mapping[str, Any]:
@@ -102,26 +167,42 @@ def _members(hint: Any) -> tuple[Any, ...]:
     return get_args(hint) if isinstance(hint, UnionType) or get_origin(hint) is Union else ()
 
 
-def _fits(value: Any, hint: Any) -> bool:
+def _fits(value: Any, hint: Any, *, strict: bool = False) -> bool:
+    """Tell whether a value is of a type.
+
+    At the door of a function (``strict``) that goes for classes too, and of names only the type counts: which are known
+    the function says itself. In a config every value is of a class, and names are checked.
+    """
     if get_origin(hint) is Literal:
-        return value in get_args(hint)
+        return any(isinstance(value, type(choice)) and (strict or value == choice) for choice in get_args(hint))
     if members := _members(hint):
-        return any(_fits(value, member) for member in members)
+        return any(_fits(value, member, strict=strict) for member in members)
     if get_origin(hint) is tuple:
-        return isinstance(value, list | tuple) and all(_fits(entry, get_args(hint)[0]) for entry in value)
-    if hint not in _WORDS:  # a user's own type: the factory must judge
+        return isinstance(value, list | tuple) and all(_fits(e, get_args(hint)[0], strict=strict) for e in value)
+    if hint is Any:
         return True
-    if isinstance(value, bool):  # which Python counts as an int
+    if hint not in _WORDS:  # a user's own type: the factory must judge
+        kind = get_origin(hint) or hint
+        return not (strict and inspect.isclass(kind)) or isinstance(value, kind)
+    if isinstance(value, bool | np.bool_):  # which Python counts as an int
         return hint is bool
-    return isinstance(value, int | float) if hint is float else isinstance(value, hint)
+    if _is_too_long(value):
+        return False
+    if not strict and hint is float and isinstance(value, _NUMBERS[float]) and math.isnan(value):  # of no range
+        return False
+    return isinstance(value, _NUMBERS.get(hint, hint))
 
 
-def _as(value: Any, hint: Any) -> Any:
+def _is_too_long(value: Any) -> bool:
+    return isinstance(value, int) and value.bit_length() >= BITS
+
+
+def _as(value: Any, hint: Any, *, strict: bool = False) -> Any:
     if members := _members(hint):
-        return _as(value, next(member for member in members if _fits(value, member)))
+        return _as(value, next(member for member in members if _fits(value, member, strict=strict)), strict=strict)
     if get_origin(hint) is tuple:
-        return tuple(value)
-    return float(value) if hint is float else value
+        return tuple(_as(entry, get_args(hint)[0], strict=strict) for entry in value)
+    return hint(value) if hint in (int, float, bool) else value
 
 
 def _in_words(hint: Any) -> str:
@@ -131,7 +212,26 @@ def _in_words(hint: Any) -> str:
         return " or ".join(_in_words(member) for member in members)
     if get_origin(hint) is tuple:
         return f"a list, each of it {_in_words(get_args(hint)[0])}"
-    return _WORDS[hint]
+    kind = get_origin(hint) or hint
+    return _WORDS.get(hint) or _WORDS.get(kind) or f"of type {getattr(kind, '__name__', kind)}"
 
 
-_WORDS = {int: "a whole number", float: "a number", str: "a string", bool: "true or false", NoneType: "left out"}
+def _shown(value: Any) -> str:
+    """Return a value as a message has it: not all of a long one."""
+    shown = repr(value)
+    return shown if len(shown) <= LONGEST_SHOWN else f"{shown[:LONGEST_SHOWN]} ..."
+
+
+LONGEST_SHOWN = 200
+"""Characters of a value in a message."""
+
+_NUMBERS: Mapping[Any, Any] = {int: int | np.integer, float: int | float | np.integer | np.floating}
+
+_WORDS: Mapping[Any, str] = {
+    int: "a whole number",
+    float: "a number",
+    str: "a string",
+    bool: "true or false",
+    NoneType: "left out",
+    Callable: "a function",
+}

@@ -13,7 +13,7 @@ from torch import Tensor
 from fedclade.algorithms.base import Event
 from fedclade.clients import Clients, ClientsWrapper, Evaluation, Round, Split
 from fedclade.errors import UpdateError
-from fedclade.updates import DROPPED_OUT, TOO_LATE, Updates
+from fedclade.updates import DROPPED_OUT, NOT_ASKED, TOO_LATE, Updates
 
 RETRIES = 2
 """How often clients are asked again where nobody answered, or everybody is needed."""
@@ -185,6 +185,6 @@ def _told(left_out: dict[int, str]) -> str:
         f"client {who[0]}: {left_out[who[0]]}" + (f" (and {len(who) - 1} more like it)" if who[1:] else "")
         for who in sorted(kinds.values(), key=len, reverse=True)
     ]
-    absent = {DROPPED_OUT, TOO_LATE}.issuperset(left_out.values())
+    absent = all(why.startswith((DROPPED_OUT, TOO_LATE, NOT_ASKED)) for why in left_out.values())
     advice = "raise client_fraction to ask more of them" if absent else "if training diverged, lower local.lr"
     return f"{'; '.join(told)}; {advice}"

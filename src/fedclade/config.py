@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,7 +13,7 @@ from fedclade.algorithms import ALGORITHMS, Algorithm, Oracle, build_algorithm
 from fedclade.arguments import check_arguments, defaults, known_arguments
 from fedclade.config_files import Section, apply_overrides, read_toml
 from fedclade.data import PARTITIONS, SOURCES, Federation, check_data_settings, check_newcomers, load_federation
-from fedclade.errors import ConfigError, unknown
+from fedclade.errors import ConfigError, shown, unknown
 from fedclade.faults import Faults
 from fedclade.keeper import Every
 from fedclade.local import LocalSpec
@@ -228,7 +228,7 @@ def check_config(raw: Mapping[str, Any]) -> Config:
             problems.add(unknown("section", key, SECTIONS))
     sections = {name: _section(raw, name, problems) for name in SECTIONS}
     top = problems.building("", TopLevel, top_settings)
-    data = _data(sections["data"], problems)
+    data, data_is_right = _data(sections["data"], problems)
     model = _model(sections["model"], problems)
     local = problems.building("local", LocalSpec, sections["local"])
     algorithm, built = _algorithm(sections["algorithm"], problems)
@@ -237,12 +237,14 @@ def check_config(raw: Mapping[str, Any]) -> Config:
     privacy = problems.building("privacy", Privacy, sections["privacy"])
     faults = problems.building("faults", Faults, sections["faults"])
     newcomers = problems.building("newcomers", Newcomers, sections["newcomers"])
+    clients = data["clients"] if data_is_right else 1  # any number will do where it is not known
     if newcomers is not None:
-        clients = data.get("clients", 0)
         problems.collect("", check_newcomers, newcomers.clients, newcomers.samples_per_client, clients)
         presence = problems.collect("", lambda: newcomers.presence)
-        if presence is not None and top is not None:
+        if presence is not None and top is not None and data_is_right:
             problems.collect("", presence.check, newcomers.clients, clients or 0, top.rounds)
+    if built is not None and data_is_right and clients is not None:
+        problems.collect("", built.check_clients, clients)
     if top is not None and target is not None:
         settings = {key: value for key, value in asdict(top).items() if key != "tf32"}  # which cannot be wrong
         problems.collect("", check_settings, **settings, target=target.accuracy)
@@ -270,6 +272,13 @@ class _Problems:
     def add(self, problem: str) -> None:
         self._lines.append(problem)
 
+    def name(self, kind: str, value: object, known: Collection[str]) -> str | None:
+        """Return a name if it is a known one; note if it is not."""
+        if isinstance(value, str) and value in known:
+            return value
+        self.add(unknown(f"{kind}:", value, known))
+        return None
+
     def collect(self, section: str, check: Callable[..., Any], *arguments: Any, **settings: Any) -> Any:
         """Call something that may raise a ConfigError, and note its lines; return what it returns, or None."""
         try:
@@ -294,33 +303,37 @@ def _section(raw: Mapping[str, Any], name: str, problems: _Problems) -> Section:
     section = raw.get(name, {})
     if isinstance(section, Mapping):
         return dict(section)
-    problems.add(f"[{name}] should be a section, got {section!r}")
+    problems.add(f"[{name}] should be a section, got {shown(section)}")
     return {}
 
 
-def _data(section: Section, problems: _Problems) -> Section:
-    """Check the data section; its keys are those of ``load_federation``, of the source and of the partition."""
-    name, partition = section.get("name", "digits"), section.get("partition", "iid")
-    for kind, value, known in (("dataset", name, SOURCES), ("partition", partition, PARTITIONS)):
-        if value not in known:
-            problems.add(unknown(f"{kind} in [data]:", str(value), known))
-    if name not in SOURCES or partition not in PARTITIONS:
-        return section
+def _data(section: Section, problems: _Problems) -> tuple[Section, bool]:
+    """Check the data section; its keys are those of ``load_federation``, of the source and of the partition.
+
+    Returns
+    -------
+    tuple
+        The section, and whether all of it is right.
+    """
+    name = problems.name("dataset in [data]", section.get("name", "digits"), SOURCES)
+    partition = problems.name("partition in [data]", section.get("partition", "iid"), PARTITIONS)
+    if name is None or partition is None:
+        return section, False
     functions = (SOURCES[name].load, PARTITIONS[partition].split, load_federation)
     settings = {key: value for key, value in section.items() if key != "name"}
     fitted = problems.collect("data", check_arguments, "[data]", functions, settings, besides=_NOT_IN_DATA)
     if fitted is None:
-        return section
+        return section, False
     filled = {**defaults(functions, besides=_NOT_IN_DATA), **fitted}
     fixed = {key: value for key, value in filled.items() if key in known_arguments(check_data_settings)}
-    problems.collect("data", check_data_settings, **fixed)
-    return {"name": name, **filled}
+    holds = problems.collect("data", lambda: check_data_settings(**fixed) or True)
+    return {"name": name, **filled}, holds is not None
 
 
 def _model(section: Section, problems: _Problems) -> Section:
     """Check the model section; its keys are the arguments of the factory that the data does not give."""
     name = section.get("name", "mlp")
-    factory = problems.collect("model", model_factory, str(name))
+    factory = problems.collect("model", model_factory, name)
     if factory is None:
         return section
     settings = {key: value for key, value in section.items() if key != "name"}
@@ -335,9 +348,8 @@ def _algorithm(section: Section, problems: _Problems) -> tuple[Section, Algorith
 
     The oracle's truth is not known yet, and left empty.
     """
-    name = section.get("name", "fedavg")
-    if name not in ALGORITHMS:
-        problems.add(unknown("algorithm in [algorithm]:", str(name), ALGORITHMS))
+    name = problems.name("algorithm in [algorithm]", section.get("name", "fedavg"), ALGORITHMS)
+    if name is None:
         return section, None
     kind = ALGORITHMS[name].algorithm
     settings = {key: value for key, value in section.items() if key != "name"}

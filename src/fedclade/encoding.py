@@ -190,7 +190,7 @@ class ErrorFeedback:
 
     def save(self, path: Path) -> None:
         """Write the residual to a file, whole or not at all."""
-        appear(path, lambda beside: write_tensors(beside, {"residual": self.residual}))
+        appear(path, lambda beside: write_tensors(beside, {"residual": self.residual}, private=True))
 
     def encode(self, update: Tensor) -> bytes:
         """Return an update ``[S]``, with what was lost before, as bytes; keep what is lost now."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedclade.arguments import checked
 from fedclade.clients import Evaluation, Split
 from fedclade.engine.clients import SimulatedClients
 from fedclade.errors import ConfigError
@@ -28,6 +29,7 @@ SMALLEST = 1e-30
 """A likelihood is taken to be at least this: a model that excludes what was seen, or has diverged, is no more wrong."""
 
 
+@checked()
 class PathEnsemble(nn.Module):
     """The mixture Σ_l w_l p_l(y | x) of several models of one structure, as a module for plain PyTorch.
 
@@ -104,6 +106,7 @@ def mixture_weights(likelihoods: Tensor) -> Tensor:
     return weights / weights.sum()
 
 
+@checked()
 def path_weights(tree: ParameterTree, clients: SimulatedClients, split: Split = "validation") -> dict[int, Tensor]:
     """Return for each client that is in the tree the weights ``[L]`` of the models on its path that suit its data best.
 
@@ -122,6 +125,7 @@ def path_weights(tree: ParameterTree, clients: SimulatedClients, split: Split = 
     return {client: mixture_weights(torch.stack(found)) for client, found in of_each.items()}
 
 
+@checked()
 def evaluate_paths(
     tree: ParameterTree,
     clients: SimulatedClients,

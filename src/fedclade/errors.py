@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import reprlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -33,6 +34,10 @@ class UpdateError(FedcladeError):
 
 class PrivacyError(FedcladeError):
     """An update may not leave a client: its privacy budget is spent, or what it has released is not known."""
+
+
+class PolicyError(FedcladeError):
+    """A client is asked for what its own policy forbids, or has answered as often as it may."""
 
 
 class RunError(FedcladeError):
@@ -83,19 +88,39 @@ def require(*checks: tuple[str, Any, bool, str]) -> None:
     ConfigError
         If at least one does not hold; one line for each, with the value.
     """
-    problems = [f"{name} should be {rule}, got {value!r}" for name, value, holds, rule in checks if not holds]
+    problems = [f"{name} should be {rule}, got {shown(value)}" for name, value, holds, rule in checks if not holds]
     if problems:
         raise ConfigError("\n".join(problems))
 
 
-def unknown(kind: str, name: str, known: Iterable[str]) -> str:
+def unknown(kind: str, name: object, known: Iterable[str]) -> str:
     """Say that a name is unknown, and suggest the nearest known one.
 
     >>> unknown("algorithm", "clf", ["cfl", "fedavg"])
     "unknown algorithm 'clf'; did you mean 'cfl'? (known: cfl, fedavg)"
     """
     known = sorted(known)
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(name[:_LONGEST_SHOWN], known, n=1, cutoff=0.5) if isinstance(name, str) else []
     hint = f"; did you mean {near[0]!r}?" if near else ""
     known_ones = f"known: {', '.join(known)}" if known else "it takes none"
-    return f"unknown {kind} {name!r}{hint} ({known_ones})"
+    return f"unknown {kind} {shown(name)}{hint} ({known_ones})"
+
+
+def shown(value: object) -> str:
+    """Return a value for a message: its ``repr``, shortened in the middle, however long or nested it is.
+
+    >>> shown([1, "two"])
+    "[1, 'two']"
+    """
+    try:
+        return _SHORT.repr(value)
+    except ValueError:  # Python writes no whole number of more than 4,300 digits
+        return "a number of more than 4,300 digits"
+
+
+_LONGEST_SHOWN = 200
+"""Characters of a string or a number in a message."""
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = _LONGEST_SHOWN
+_SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxdict = _SHORT.maxset = 20

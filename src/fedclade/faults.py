@@ -11,6 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from fedclade import rng
+from fedclade.arguments import checked
 from fedclade.clients import Clients, ClientsWrapper, Round
 from fedclade.errors import require
 from fedclade.updates import DROPPED_OUT, LARGEST_NORM, TOO_LATE, Updates
@@ -24,6 +25,7 @@ CORRUPTIONS: tuple[Corruption, ...] = ("nan", "infinite", "huge", "misshapen")
 _BAD_ENTRIES = {"nan": math.nan, "infinite": math.inf, "huge": 10 * LARGEST_NORM}
 
 
+@checked()
 @dataclass(frozen=True, kw_only=True)
 class Faults:
     """How often a client fails when it is asked to train; each time is drawn anew.

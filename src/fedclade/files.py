@@ -5,15 +5,20 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Mapping
+import stat
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+OWNER_ONLY = 0o600
+"""Mode of files with models, which tell of the data that they were trained on, and of a client's own records."""
 
-def appear(target: Path, write: Callable[[Path], object]) -> None:
+
+def appear(target: Path, write: Callable[[Path], object], *, private: bool = False) -> None:
     """Let a file or a folder appear whole, in place of what may be there.
 
     It is written beside, brought to the disk, and renamed. Only where a folder replaces a folder is there a moment with
@@ -25,15 +30,31 @@ def appear(target: Path, write: Callable[[Path], object]) -> None:
         What is to appear; the folder that it lies in must exist.
     write
         Writes it under the name that it is given.
+    private
+        Whether it is a file that only its owner may read, from its first byte.
     """
     beside = target.with_name(f".{target.name}.writing")
     remove(beside)
     try:
+        if private:
+            beside.touch(mode=OWNER_ONLY, exist_ok=False)
         write(beside)
+        if private:
+            beside.chmod(OWNER_ONLY)  # what wrote it may have put another file in its place
         bring_to_disk(beside)
         take_place(beside, target)
     finally:
         remove(beside)
+
+
+@contextmanager
+def owner_only() -> Generator[None]:
+    """Let only the owner read the files and enter the folders that are made meanwhile, whatever else is the rule."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
 
 
 def take_place(source: Path, target: Path) -> None:
@@ -52,6 +73,13 @@ def bring_to_disk(path: Path) -> None:
     _sync(path)
 
 
+def make_folder(path: Path) -> None:
+    """Make a folder, and those that it lies in, if they are not there."""
+    if not path.is_dir():
+        path.mkdir(parents=True, exist_ok=True)
+        _sync(path.parent)
+
+
 def remove(path: Path) -> None:
     """Remove a file or a folder with all that it holds, if it is there."""
     if path.is_dir():
@@ -60,18 +88,37 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+def write_text(path: Path, text: str) -> None:
+    """Write a text file; one that is there is replaced in one go."""
+    appear(path, lambda beside: beside.write_text(text, encoding="utf-8"))
+
+
+def write_tensors(
+    path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, str] | None = None, *, private: bool = False
+) -> None:
     """Write tensors that share no memory as safetensors.
+
+    Parameters
+    ----------
+    path
+        Must not exist yet.
+    tensors, header
+        What to write, and texts to write in its header.
+    private
+        Whether nobody but the user may read them; if not, whoever may read other new files of the user.
 
     Raises
     ------
     OSError
         If they cannot be written, as of any other file.
     """
+    path.touch(0o600 if private else 0o666)
+    mode = stat.S_IMODE(path.stat().st_mode)
     try:
-        save_file(dict(tensors), path)
+        save_file(dict(tensors), path, None if header is None else dict(header))
     except SafetensorError as error:
         raise OSError(str(error)) from error
+    path.chmod(mode)  # which safetensors makes private
 
 
 def sha256_of(path: Path) -> str:

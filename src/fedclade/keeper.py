@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
+from types import TracebackType
 from typing import Any, Literal, NoReturn
 
 import torch
@@ -17,6 +18,7 @@ from fedclade.errors import CheckpointError, ConfigError, RunInterrupted
 from fedclade.files import remove
 from fedclade.record import Record, versions
 from fedclade.store import Checkpoint, Run, RunFolder
+from fedclade.store.run import plain
 from fedclade.world import Stream, World
 
 Every = int | Literal["auto"]
@@ -88,6 +90,8 @@ class Pace:
 class Keeper:
     """Keeps a run in its folder; without a folder it does nothing.
 
+    To be used as a context from when the run begins: at its end, other processes may write to the folder again.
+
     Parameters
     ----------
     folder
@@ -101,6 +105,8 @@ class Keeper:
 
     Raises
     ------
+    ConfigError
+        If the config is not that of a whole run.
     RunError
         If the folder holds something else, or a run of another config.
     CheckpointError
@@ -111,7 +117,8 @@ class Keeper:
         self, folder: str | Path | None, config: Mapping[str, Any], every: Every, fingerprint: Callable[[], str]
     ) -> None:
         self._folder = None if folder is None else RunFolder(Path(folder))
-        self.config = config
+        self.config = config = plain(config)
+        _check_whole(config)
         self._fingerprint = fingerprint
         self._pace = Pace(every)
         self._saved = 0
@@ -124,10 +131,20 @@ class Keeper:
             if not self._folder.holds_all(config):
                 self._found = self._folder.newest(config, fingerprint())
 
+    def __enter__(self) -> Keeper:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._folder is not None:
+            self._folder.leave()
+
     def finished(self) -> Run | None:
         """Return the run that the folder holds, if that has had all its rounds."""
         if self._folder is None or not self._folder.holds_all(self.config):
             return None
+        self._folder.clear()
         return Run.load(self._folder.path)
 
     def settings(self, *, stream: Stream, device: str, memory: int | str | None) -> dict[str, Any]:
@@ -175,12 +192,12 @@ class Keeper:
         return Progress(found.round, State(found.tree, found.memory), record)
 
     def begin(self) -> None:
-        """Make the folder, if it is not there yet.
+        """Make the folder, if it is not there yet, and keep other processes from writing to it.
 
         Raises
         ------
         RunError
-            If it cannot be written.
+            If it cannot be written, or another process is writing to it.
         """
         if self._folder is not None:
             self._empty = self._folder.begin(self.config)
@@ -249,6 +266,17 @@ class Keeper:
             on_cpu=frozenset(name for name, tensor in memory.items() if tensor.device.type == "cpu"),
             rows={name: getattr(record, name) for name in ("metrics", "clusters", "clients", "events")},
             similarities=tuple(record.similarities.values()),
+        )
+
+
+def _check_whole(config: Mapping[str, Any]) -> None:
+    """Check that a config that was given to be noted has what a run's summary tells of it."""
+    named = {key: isinstance(config.get(key), Mapping) and "name" in config[key] for key in ("algorithm", "model")}
+    told = {key: key in config for key in ("rounds", "seed", "engine")}
+    if lacking := [key for key, holds in {**told, **named}.items() if not holds]:
+        raise ConfigError(
+            f"a config to note should be that of a whole run, but this one lacks {', '.join(lacking)} (the last as "
+            "sections with a name); leave it out to have it put together"
         )
 
 

@@ -64,7 +64,7 @@ class Budget:
     Parameters
     ----------
     epsilon, delta
-        ε at δ.
+        ε at δ; an ε of infinity is no bound.
 
     Raises
     ------
@@ -147,10 +147,10 @@ class Ledger:
         key = run, number, noise_multiplier
         entries[key] = entries.get(key, 0) + 1
         after = [Entry(*key, releases) for key, releases in entries.items()]
-        if self._budget is not None:
+        if self._budget is not None and self._budget.epsilon < math.inf:
             self._check(self._budget, _counted(after))
         text = json.dumps({"format": FORMAT, "entries": [asdict(entry) for entry in after]}, indent=1)
-        appear(self._path, lambda beside: beside.write_text(text))
+        appear(self._path, lambda beside: beside.write_text(text), private=True)
 
     def _check(self, budget: Budget, after: Mapping[float, int]) -> None:
         if (epsilon := epsilon_of(after, budget.delta)) > budget.epsilon:

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fedclade.arguments import checked
 from fedclade.errors import require
 
+LARGEST = 3.4e38
+"""Of a step size, and of what scales a penalty: float32 holds no larger number."""
 
+
+@checked()
 @dataclass(frozen=True, kw_only=True)
 class LocalSpec:
     """Local training: plain SGD, the SGD_n of eq. 1 of the CFL paper; a proximal term and clipping are options.
@@ -49,6 +54,7 @@ class LocalSpec:
     clip_norm: float | None = None
 
     def __post_init__(self) -> None:
+        scales = ("local.lr", self.lr), ("local.weight_decay", self.weight_decay), ("local.mu", self.mu)
         require(
             ("local.epochs", self.epochs, self.epochs >= 1, "at least 1"),
             ("local.batch_size", self.batch_size, self.batch_size >= 1, "at least 1"),
@@ -58,6 +64,7 @@ class LocalSpec:
             ("local.lr_decay", self.lr_decay, 0 < self.lr_decay <= 1, "in (0, 1]"),
             ("local.mu", self.mu, self.mu >= 0, "at least 0"),
             ("local.clip_norm", self.clip_norm, self.clip_norm is None or self.clip_norm > 0, "greater than 0"),
+            *((name, value, not value > LARGEST, f"at most {LARGEST:g}") for name, value in scales),
         )
 
     def lr_at(self, round_number: int) -> float:

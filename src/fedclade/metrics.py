@@ -26,8 +26,10 @@ def spread(values: Sequence[float], *, lower_is_better: bool = False) -> dict[st
     -------
     dict
         ``mean, std, min, max, p5, p10, p25, p50, p75, p90, worst10_mean``; ``std`` over the clients at hand (ddof 0),
-        the worst tenth rounded up to whole clients.
+        the worst tenth rounded up to whole clients. All are NaN if there are none.
     """
+    if len(values) == 0:
+        return dict.fromkeys(SPREAD, math.nan)
     ordered = np.sort(np.asarray(values, dtype=np.float64))
     tenth = math.ceil(len(ordered) / 10)
     worst = ordered[-tenth:] if lower_is_better else ordered[:tenth]
@@ -65,8 +67,10 @@ def cluster_scores(found: Mapping[int, int], truth: Mapping[int, int] | None) ->
 
 
 def share_at_target(accuracies: Sequence[float], target: float | None) -> float | None:
-    """Return the share of clients whose accuracy has reached the target; None without a target."""
-    return None if target is None else float(np.mean(np.asarray(accuracies) >= target))
+    """Return the share of clients whose accuracy has reached the target; None without a target, or without clients."""
+    if target is None or len(accuracies) == 0:
+        return None
+    return float(np.mean(np.asarray(accuracies) >= target))
 
 
 def gap_closed(accuracy: float, fedavg: float, oracle: float) -> float | None:

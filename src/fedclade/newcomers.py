@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fedclade.algorithms import Algorithm, Local, build_algorithm
+from fedclade.arguments import checked
 from fedclade.clients import Round
 from fedclade.data.federation import Federation
 from fedclade.engine.precision import float32_products
@@ -25,11 +27,23 @@ from fedclade.routing import Assignment, all_of
 from fedclade.signature import Signature
 from fedclade.store import Run
 from fedclade.store.run import Row
+from fedclade.store.shape import check_shape
 from fedclade.tree import ParameterTree
 from fedclade.world import Maker, World, module_for
 
 ACCURACIES = ("accuracy", "accuracy_root", "accuracy_own", "accuracy_fine_tuned")
 """Columns, all on a newcomer's test data: of the model it got, the root's, its own, and the one it got fine-tuned."""
+
+_SHAPE = {
+    "summary": {
+        **{"newcomers": int, "fit_nowhere": int, "assignment_accuracy": (float, None), "only_fitting?": bool},
+        **dict.fromkeys(ACCURACIES, float),
+    },
+    "newcomers": [
+        {"name": str, "path": [int], "fits": bool, "margin": (float, None), **dict.fromkeys(ACCURACIES, float)}
+    ],
+    "sha256?": str,
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,10 +97,10 @@ class Newcomers:
             raise RunError(f"newcomers can be written as .csv or .json, got {path.name!r}")
         beside = path.with_name(f".{path.name}.writing")
         try:
-            with beside.open("w", newline="") as file:
+            with beside.open("w", newline="", encoding="utf-8") as file:
                 if path.suffix == ".json":
-                    json.dump({"summary": self.summary, "newcomers": self.rows}, file, indent=2)
-                    file.write("\n")
+                    content = {"summary": self.summary, "newcomers": self.rows}
+                    file.write(json.dumps({**content, "sha256": _sum_of(content)}, indent=2) + "\n")
                 else:
                     writer = csv.DictWriter(file, list(self.rows[0]))
                     writer.writeheader()
@@ -99,6 +113,30 @@ class Newcomers:
         return path
 
 
+def read_newcomers(path: Path) -> Mapping[str, Any]:
+    """Read what :meth:`Newcomers.save` wrote as JSON: the ``summary``, and the rows of the ``newcomers``.
+
+    Raises
+    ------
+    RunError
+        If it is damaged.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        check_shape(content, _SHAPE, path.name)
+        expected = content.pop("sha256", None)  # which those of earlier versions lack
+        if expected not in (None, _sum_of(content)):
+            raise ValueError("its SHA-256 is not the one in it")
+    except (OSError, ValueError, RecursionError) as error:
+        raise RunError(f"{path} is damaged: {error}; make it again with: fedclade assign {path.parent}") from error
+    return content
+
+
+def _sum_of(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+@checked()
 def place(
     run: Run,
     newcomers: Federation,
@@ -115,6 +153,7 @@ def place(
         return setting.assignments()
 
 
+@checked()
 def assign(
     run: Run,
     newcomers: Federation,

@@ -2,17 +2,23 @@
 
 Servers only add, average and compare vectors. Buffers (the running statistics of BatchNorm) travel in the same vector,
 so that they are averaged with the parameters, but everything that compares clients looks at the parameters alone.
+Parameters that do not require a gradient are the same everywhere: they stay in the module, outside the vector.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.nn.utils.parametrize import is_parametrized
+from torch.nn.utils.prune import BasePruningMethod
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 
 from fedclade.errors import ModelError
 
@@ -44,12 +50,19 @@ class Layout:
         Of the flat vector.
     tied
         The further names of tied weights, each with the name of the place.
+    frozen
+        Parameters without ``requires_grad``, which no vector holds.
+    resting
+        Names of the modules that stay in evaluation mode while the others train: those that were in ``eval()`` inside
+        a module that was not, and those in ``eval()`` of which every parameter is frozen.
     """
 
     parameters: tuple[Slot, ...]
     buffers: tuple[Slot, ...]
     dtype: torch.dtype
     tied: tuple[tuple[str, str], ...] = ()
+    frozen: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor], compare=False, repr=False)
+    resting: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, module: nn.Module) -> Layout:
@@ -58,18 +71,21 @@ class Layout:
         Raises
         ------
         ModelError
-            If the module has no parameters to train, or parameters of several types.
+            If the module has no parameters to train, or parameters of several types, or of those that
+            :func:`check_module` refuses.
         """
+        check_module(module)
         trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
-        frozen = [(name, p) for name, p in module.named_parameters() if not p.requires_grad]
+        frozen = {name: p.detach() for name, p in module.named_parameters() if not p.requires_grad}
         if not trained:
             raise ModelError(f"{type(module).__name__} has no trainable parameters")
         dtypes = {p.dtype for _, p in trained}
         if len(dtypes) > 1:
             raise ModelError(f"parameters should share one type, got {sorted(map(str, dtypes))}; cast the model first")
         parameters, end = _slots(trained, 0)
-        buffers, _ = _slots([*frozen, *_saved_buffers(module)], end)
-        return cls(parameters, buffers, dtypes.pop(), _tied(module, [*parameters, *buffers]))
+        buffers, _ = _slots(_saved_buffers(module), end)
+        tied = _tied(module, [*(slot.name for slot in (*parameters, *buffers)), *frozen])
+        return cls(parameters, buffers, dtypes.pop(), tied, frozen, _resting(module))
 
     @property
     def n_parameters(self) -> int:
@@ -102,6 +118,12 @@ class Layout:
             for name, value in self.unflatten(vector).items():
                 tensors[name].copy_(value)
 
+    def set_training(self, module: nn.Module) -> None:
+        """Put the module into training mode, except the parts of it that rest."""
+        module.train()
+        for name in self.resting:
+            module.get_submodule(name).training = False
+
     def difference(self, module: nn.Module, vector: Tensor, out: Tensor) -> Tensor:
         """Write how far the module's state is from a vector ``[S]`` into another one, and return that."""
         tensors = _tensors(module)
@@ -123,9 +145,38 @@ class Layout:
 
     def state_dict(self, vector: Tensor) -> dict[str, Tensor]:
         """Return a vector ``[S]`` as the module's ``load_state_dict`` takes it: copies on the CPU, by all its names."""
-        placed = self.unflatten(vector.cpu())
+        placed = {**self.unflatten(vector.cpu()), **{name: p.cpu() for name, p in self.frozen.items()}}
         names = {**{name: name for name in placed}, **dict(self.tied)}
         return {name: placed[place].clone() for name, place in names.items()}
+
+
+def check_module(module: nn.Module) -> None:
+    """Check that a module's state is that of its parameters and buffers, so that a vector can hold it.
+
+    Raises
+    ------
+    ModelError
+        If parameters have no shape yet, or tensors are computed from others before each pass: weight and spectral
+        norm, orthogonal and other parametrisations, pruning. Names the first module that has such.
+    """
+    for name, part in module.named_modules():
+        where = f"{name!r} ({type(part).__name__})" if name else type(part).__name__
+        if any(is_lazy(tensor) for tensor in (*part.parameters(recurse=False), *part.buffers(recurse=False))):
+            raise ModelError(
+                f"{where} is lazy: its parameters have no shape yet; pass a batch through the model first, or name the "
+                "sizes"
+            )
+        hooks: Mapping[int, object] = part._forward_pre_hooks  # pyright: ignore[reportPrivateUsage]  (no other way)
+        if is_parametrized(part) or any(isinstance(hook, _COMPUTING) for hook in hooks.values()):
+            raise ModelError(
+                f"{where} computes its weights from other parameters, as weight norm, spectral norm and pruning do, "
+                "but models are averaged by their parameters; remove that (torch.nn.utils.parametrize."
+                "remove_parametrizations), or take a layer without it"
+            )
+
+
+_COMPUTING = (WeightNorm, SpectralNorm, BasePruningMethod)
+"""Hooks that compute a weight before each pass; what came after them are parametrisations."""
 
 
 def _typed(value: Tensor, dtype: torch.dtype) -> Tensor:
@@ -145,9 +196,21 @@ def _saved_buffers(module: nn.Module) -> list[tuple[str, Tensor]]:
     return [(name, buffer) for name, buffer in module.named_buffers() if name in saved]
 
 
-def _tied(module: nn.Module, slots: Sequence[Slot]) -> tuple[tuple[str, str], ...]:
+def _resting(module: nn.Module) -> tuple[str, ...]:
+    own = {part: list(part.parameters()) for part in module.modules()}
+    frozen = {
+        inner
+        for part, parameters in own.items()
+        if parameters and not any(p.requires_grad for p in parameters)
+        for inner in part.modules()
+    }
+    at_rest = {part for part in own if not part.training and (module.training or part in frozen)}
+    return tuple(name for name, part in module.named_modules() if part in at_rest)
+
+
+def _tied(module: nn.Module, places: Sequence[str]) -> tuple[tuple[str, str], ...]:
     tensors = _tensors(module)
-    place_of = {id(tensors[slot.name]): slot.name for slot in slots}
+    place_of = {id(tensors[name]): name for name in places}
     saved: dict[str, Any] = module.state_dict(keep_vars=True)
     names = ((name, place_of.get(id(tensor))) for name, tensor in saved.items())
     return tuple((name, place) for name, place in names if place is not None and place != name)

@@ -9,6 +9,7 @@ from typing import Protocol
 from fedclade import rng
 from fedclade.algorithms import Algorithm
 from fedclade.algorithms.base import Event, State
+from fedclade.arguments import checked
 from fedclade.clients import Clients, ClientsWrapper, Round
 from fedclade.data.federation import Federation
 from fedclade.errors import require
@@ -22,6 +23,7 @@ class ComingAndGoing(Clients, Protocol):
         ...
 
 
+@checked()
 @dataclass(frozen=True, kw_only=True)
 class Presence:
     """When newcomers join a run, and when as many clients leave it.

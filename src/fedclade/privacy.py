@@ -22,6 +22,7 @@ from scipy.special import ndtri
 from torch import Tensor
 
 from fedclade import rng
+from fedclade.arguments import checked
 from fedclade.clients import Clients, ClientsWrapper, Evaluation, Round, Split
 from fedclade.errors import ConfigError, UpdateError, require
 from fedclade.ledger import Ledger, epsilon_of
@@ -34,6 +35,7 @@ Book = Callable[[int, Round], None]
 """Called before an update of a client leaves; what it raises keeps the update back."""
 
 
+@checked()
 @dataclass(frozen=True, kw_only=True)
 class DifferentialPrivacy:
     """The Gaussian mechanism (Dwork and Roth 2014, appendix A) on whole updates, and the δ at which ε is told.

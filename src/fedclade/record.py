@@ -19,11 +19,8 @@ from fedclade.params import Layout
 from fedclade.privacy import DifferentialPrivacy
 from fedclade.roster import Roster, Schema
 from fedclade.separation import separation_gap
-from fedclade.store.run import FORMAT, Row, Run, SimilarityMatrix
+from fedclade.store.run import FORMAT, LARGEST_KEPT, Row, Run, SimilarityMatrix, plain
 from fedclade.tree import ParameterTree
-
-LARGEST_KEPT = 1000
-"""Similarity matrices of more clients are not kept: a picture of them shows nothing, and they fill the disk."""
 
 
 @dataclass(eq=False)
@@ -70,7 +67,7 @@ class Record:
         served
             The node whose model each client was evaluated with.
         """
-        self.events += [{"round": number, "kind": e.kind, "node": e.node, **e.details} for e in log.events]
+        self.events += [{"round": number, "kind": e.kind, "node": e.node, **plain(e.details)} for e in log.events]
         rows = [self._cluster_row(number, node, geometry, log) for node, geometry in log.geometry.items()]
         self.clusters += rows
         self._keep_similarities(number, log)
@@ -157,15 +154,14 @@ class Record:
         if privacy := DifferentialPrivacy.of(config.get("privacy", {})):
             summary["privacy"] = privacy.spent(self._most_releases())
         if self.roster.schema.task == "language":
-            scores = next(row for row in self.metrics if row["round"] == evaluated)
-            summary["perplexity"] = {number: scores[f"perplexity_{number}"] for number in SPREAD}
+            summary["perplexity"] = spread([perplexity(row["loss"]) for row in final], lower_is_better=True)
         return summary
 
     def _most_releases(self) -> int:
         """Return how many updates the client sent that sent most."""
         sent: Counter[str] = Counter()
         for event in self.events:
-            sent.update(event["clients"] if event["kind"] == "released" else {})
+            sent.update(event.get("clients", {}) if event["kind"] == "released" else {})
         return max(sent.values(), default=0)
 
     def _cluster_row(self, number: int, node: int, geometry: Geometry, log: RoundLog) -> Row:
@@ -176,7 +172,7 @@ class Record:
         if truth is not None and bipartition is not None and geometry.similarity is not None:
             labels = [truth[client] for client in geometry.members]
             row["separation_gap"] = separation_gap(geometry.similarity, labels, bipartition.alpha_cross_max)
-        row["train_loss"] = _mean_loss(log.losses[client] for client in geometry.members)
+        row["train_loss"] = _mean_loss(log.losses[client] for client in geometry.members if client in log.losses)
         return row
 
     def _keep_similarities(self, number: int, log: RoundLog) -> None:
@@ -258,10 +254,13 @@ def versions() -> dict[str, str]:
 @cache
 def _versions() -> dict[str, str]:
     """Look the versions up, once: that reads a file for each package."""
-    found = {"python": platform.python_version()}
-    for package in ("fedclade", "torch", "numpy", "scipy", "scikit-learn"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:  # used from a source folder
-            found[package] = "unknown"
-    return found
+    packages = ("fedclade", "torch", "numpy", "scipy", "scikit-learn")
+    return {"python": platform.python_version(), **{package: version_of(package) for package in packages}}
+
+
+def version_of(package: str) -> str:
+    """Return the version of an installed package."""
+    try:
+        return version(package)
+    except PackageNotFoundError:  # used from a source folder
+        return "unknown"

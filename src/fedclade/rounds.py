@@ -9,10 +9,10 @@ from time import perf_counter
 from typing import Any
 
 from fedclade.algorithms import ALGORITHMS, Algorithm, Oracle
-from fedclade.clients import Round
+from fedclade.clients import Evaluation, Round
 from fedclade.engine.auto import check_engine
 from fedclade.engine.precision import float32_products
-from fedclade.errors import CheckpointError, ConfigError, RunInterrupted, require
+from fedclade.errors import CheckpointError, ConfigError, FedcladeError, RunError, RunInterrupted, require, shown
 from fedclade.keeper import Keeper, Progress
 from fedclade.local import LocalSpec
 from fedclade.presence import ComingAndGoing
@@ -76,7 +76,7 @@ def run_rounds(
     UpdateError
         If nobody answers in a round.
     RunError
-        If the run's folder cannot be written.
+        If a cluster's model is no longer finite, or the run's folder cannot be written.
     CheckpointError
         If there is a checkpoint of another model, or one cannot be written.
     RunInterrupted
@@ -85,11 +85,13 @@ def run_rounds(
     if schedule.rounds < algorithm.rounds_needed:
         _log.warning(
             "%s needs %d rounds until it has clustered the clients, and this run has %d: it will be federated "
-            "averaging; set more rounds, or a smaller algorithm.rounds_before",
+            "averaging; set more rounds%s",
             type(algorithm).__name__,
             algorithm.rounds_needed,
             schedule.rounds,
+            f", or a smaller algorithm.{algorithm.waits_by}" if algorithm.waits_by else "",
         )
+    tell = _unfailing(on_round)
     progress = keeper.progress(world, record)
     if progress is None:
         progress = Progress(0, algorithm.init(world.initial, clients), record)
@@ -105,8 +107,7 @@ def run_rounds(
                 if algorithm.finished(progress.state):
                     break
                 row = run_round(algorithm, world, clients, progress, schedule, number)
-                if on_round is not None:
-                    on_round(row, progress.state.tree)
+                tell(row, progress.state.tree)
                 if follow is not None and progress.record.clients:
                     follow(so_far)
                 keeper.after_round(progress, world)
@@ -145,6 +146,7 @@ def run_round(
     state, came_and_went = clients.begin(algorithm, progress.state, this_round)
     cohort = algorithm.cohort(state, schedule.client_fraction, this_round.generator("cohort"))
     state, log = algorithm.step(state, cohort, clients, this_round)
+    check_models(number, progress.state.tree, state.tree)
     events = (*came_and_went, *world.attendance.closed(number), *log.events)
     evaluation, served = None, dict[int, int]()
     if evaluated or algorithm.finished(state):
@@ -152,11 +154,70 @@ def run_round(
         models, rows = state.tree.models([served[client] for client in clients.ids])
         answered = clients.evaluate(clients.ids, models, rows, "test")
         evaluation = answered if answered.ids else None
+        _warn_of_losses(number, answered)
     log = replace(log, events=(*events, *world.attendance.told()))
     cost = meter.since(before, perf_counter() - start)
     row = progress.record.add(number, state, log, cost, evaluation, served)
     progress.number, progress.state = number, state
     return row
+
+
+def check_models(number: int, before: ParameterTree, after: ParameterTree) -> None:
+    """Check that the models that a round has moved are still finite.
+
+    Single updates that are not were left out where they came in; what is left is what the algorithm does with them.
+
+    Raises
+    ------
+    RunError
+        If one is not; names the round and the cluster.
+    """
+    for node in after.nodes:
+        if node.id < len(before.nodes) and before.nodes[node.id].params is node.params:
+            continue
+        if bad := int((~node.params.isfinite()).sum()):
+            raise RunError(
+                f"round {number}: the model of cluster {node.id} has diverged: {bad} of its {len(node.params)} entries "
+                f"are NaN or infinite; its clients are {shown(list(node.members))}; lower the step size local.lr, or "
+                "algorithm.eta_g where there is one"
+            )
+
+
+def _warn_of_losses(number: int, evaluation: Evaluation) -> None:
+    if bad := [
+        c for c, finite in zip(evaluation.ids, evaluation.losses.isfinite().tolist(), strict=True) if not finite
+    ]:
+        _log.warning(
+            "round %d: the test losses of %d of %d clients are NaN or infinite, first of client %d; if training "
+            "diverged, lower local.lr",
+            number,
+            len(bad),
+            len(evaluation.ids),
+            bad[0],
+        )
+
+
+def _unfailing(on_round: OnRound | None) -> OnRound:
+    """Return what to call after a round: where that fails, a run is worth more, and goes on.
+
+    An error of fedclade's own, such as :class:`~fedclade.errors.RunInterrupted`, does end the run.
+    """
+    failed = False
+
+    def tell(row: Row, tree: ParameterTree) -> None:
+        nonlocal failed
+        if on_round is None:
+            return
+        try:
+            on_round(row, tree)
+        except FedcladeError:
+            raise
+        except Exception:
+            if not failed:
+                _log.warning("on_round failed in round %d; the run goes on", row["round"], exc_info=True)
+            failed = True
+
+    return tell
 
 
 def config_of(

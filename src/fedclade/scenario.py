@@ -10,7 +10,7 @@ from typing import Any
 
 from fedclade.config import Config, check_config
 from fedclade.config_files import apply_overrides, read_toml
-from fedclade.errors import ConfigError, unknown
+from fedclade.errors import ConfigError, shown, unknown
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def read_scenario(path: Path, overrides: Sequence[str] = (), scale: str | None =
     if "algorithm" in raw:
         raise ConfigError(f"{path}: a scenario has no [algorithm]; set hyper-parameters in [algorithms]")
     if not isinstance(seeds, int) or isinstance(seeds, bool) or seeds < 1:
-        raise ConfigError(f"{path}: seeds should be a whole number of at least 1, got {seeds!r}")
+        raise ConfigError(f"{path}: seeds should be a whole number of at least 1, got {shown(seeds)}")
     shared = {key: value for key, value in raw.items() if key not in ("algorithms", "scales", "seeds")}
     configs: dict[str, Config] = {}
     problems: dict[str, None] = {}  # a dict, since all algorithms share the problems of the other sections
@@ -95,7 +95,7 @@ def read_scenario(path: Path, overrides: Sequence[str] = (), scale: str | None =
 def _table(raw: Mapping[str, Any], key: str, path: Path) -> Mapping[str, Any]:
     table = raw.get(key, {})
     if not isinstance(table, Mapping):
-        raise ConfigError(f"{path}: {key} should be a table, got {table!r}")
+        raise ConfigError(f"{path}: {key} should be a table, got {shown(table)}")
     return table
 
 

@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 
 from fedclade import rng
+from fedclade.arguments import checked
 from fedclade.clients import Clients, ClientsWrapper, Evaluation, Round, Split
 from fedclade.errors import require
 from fedclade.updates import Updates
 
 
+@checked()
 @dataclass(frozen=True, kw_only=True)
 class Signature:
     """What clients are compared by.

@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from fedclade.algorithms import Algorithm, build_algorithm
+from fedclade.arguments import checked
 from fedclade.data.federation import Federation
 from fedclade.faults import Faults
 from fedclade.keeper import Every, Keeper
@@ -32,6 +33,7 @@ from fedclade.store import Run
 from fedclade.world import Maker, Stream, World, model_name
 
 
+@checked()
 def simulate(
     algorithm: Algorithm | str,
     model: nn.Module | str | Maker,
@@ -114,7 +116,8 @@ def simulate(
     tf32
         Let a GPU round the factors of float32 products to 10 bits, which is faster.
     on_round
-        Called after every round with its metrics and the tree.
+        Called after every round with its metrics and the tree. If it fails, that is told in a warning, once, and the
+        run goes on; an error of fedclade's own, such as ``RunInterrupted``, ends it.
     config
         What to note as the run's config; by default it is put together from the arguments.
     folder
@@ -159,6 +162,7 @@ def simulate(
     everybody = presence.everybody(federation)
     if isinstance(algorithm, str):
         algorithm = build_algorithm(algorithm, true_clusters=everybody.true_clusters)
+    algorithm.check_clients(len(federation))
     check_stream(stream, algorithm, signature)
     check_privacy(privacy, type(algorithm))
     schedule = Schedule(rounds, local, seed, client_fraction, evaluate_every, min_clients, tf32)
@@ -191,14 +195,6 @@ def simulate(
         privacy=privacy,
         **settings,
     )
-    return run_rounds(
-        algorithm,
-        world,
-        presence.among(world.clients, federation, seed),
-        keeper,
-        Record(everybody.roster, target),
-        schedule,
-        on_round,
-        stop,
-        follow,
-    )
+    present, record = presence.among(world.clients, federation, seed), Record(everybody.roster, target)
+    with keeper:
+        return run_rounds(algorithm, world, present, keeper, record, schedule, on_round, stop, follow)

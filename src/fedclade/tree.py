@@ -87,6 +87,9 @@ class ParameterTree:
 
     nodes: tuple[Node, ...]
 
+    def __repr__(self) -> str:
+        return f"ParameterTree(nodes={len(self.nodes)}, clusters={len(self.leaves)}, clients={len(self.leaf_of)})"
+
     @classmethod
     def root_only(cls, members: Sequence[int], params: Tensor) -> ParameterTree:
         """Return a tree of one cluster: all clients share one model."""

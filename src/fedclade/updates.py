@@ -20,6 +20,9 @@ DROPPED_OUT = "dropped out"
 TOO_LATE = "too late"
 """Why a client is left out that was not waited for."""
 
+NOT_ASKED = "not asked"
+"""How the reason begins why a client is left out that was sent nothing."""
+
 CONVERTED_AT_A_TIME = 2**17
 """Entries of updates that are turned to float64 at once: 1 MiB, which stays in a processor's cache."""
 
@@ -174,7 +177,8 @@ class Updates:
     @property
     def senders(self) -> tuple[int, ...]:
         """Who sent an update, usable or not."""
-        return (*self.ids, *(client for client, why in self.left_out.items() if why != DROPPED_OUT))
+        silent = (DROPPED_OUT, NOT_ASKED)
+        return (*self.ids, *(client for client, why in self.left_out.items() if not why.startswith(silent)))
 
     @property
     def signatures(self) -> Tensor:

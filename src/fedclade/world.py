@@ -18,11 +18,11 @@ from fedclade.clients import Clients
 from fedclade.data.federation import Federation
 from fedclade.engine.clients import SimulatedClients, choose_device
 from fedclade.engine.memory import default_memory, memory_bytes, updates_at_once
-from fedclade.errors import ConfigError
+from fedclade.errors import ConfigError, FedcladeError, ModelError
 from fedclade.faults import Faults, FaultyClients
 from fedclade.meter import Meter, MeteredClients
 from fedclade.models import build_model
-from fedclade.params import Layout
+from fedclade.params import Layout, check_module
 from fedclade.privacy import DifferentialPrivacy, PrivateClients, keyed_noise
 from fedclade.replicates import ReplicatingClients
 from fedclade.roster import Schema
@@ -125,7 +125,7 @@ class World:
         device = choose_device(device)
         signature = signature or Signature()
         budget = default_memory(torch.device(device)) if memory is None else memory_bytes(memory)
-        module, initial = initial_models(model, federation.pool.schema, seed, algorithm)
+        module, initial = initial_models(model, federation.pool.schema, seed, algorithm, budget)
         simulated = SimulatedClients(federation, module, device, engine, budget, taken)
         layout, initial = simulated.layout, initial.to(device)
         secret = rng.torch_seed(seed, "the clients' secret")
@@ -178,11 +178,11 @@ def model_name(model: nn.Module | str | Maker, seed: int) -> str:
     """Return the name that a model was asked for by, or that of its class."""
     if isinstance(model, str):
         return model
-    return type(model if isinstance(model, nn.Module) else model(seed)).__name__
+    return type(model if isinstance(model, nn.Module) else _made(model, seed)).__name__
 
 
 def initial_models(
-    model: nn.Module | str | Maker, schema: Schema, seed: int, algorithm: Algorithm
+    model: nn.Module | str | Maker, schema: Schema, seed: int, algorithm: Algorithm, budget: int | None = None
 ) -> tuple[nn.Module, Tensor]:
     """Return a module of a run's own, and its initial models ``[S]`` or ``[initial_models, S]``, not permuted.
 
@@ -196,11 +196,13 @@ def initial_models(
         Of the run.
     algorithm
         Says how many it starts from; each after the first is drawn from a seed of its own.
+    budget
+        How many bytes they may take together.
 
     Raises
     ------
     ConfigError
-        If the model is unknown, or several are needed and the one given cannot be made anew.
+        If the model is unknown, several are needed and the one given cannot be made anew, or they take more than that.
     """
     module = _module(model, schema, seed)
     first = (layout := Layout.of(module)).flatten(module)
@@ -211,6 +213,11 @@ def initial_models(
             f"{type(algorithm).__name__} starts from {algorithm.initial_models} different models, and a module is only "
             "one; give the model's name, or a function that makes a module from a seed"
         )
+    if budget is not None and (needed := algorithm.initial_models * first.numel() * first.itemsize) > budget:
+        raise ConfigError(
+            f"{type(algorithm).__name__} starts from {algorithm.initial_models} models, which take "
+            f"{needed / 1e9:.1f} GB, and the run may take {budget / 1e9:.1f} GB; ask for fewer, or raise the memory"
+        )
     seeds = (rng.torch_seed(seed, "initial model", number) for number in range(1, algorithm.initial_models))
     return module, torch.stack([first, *(layout.flatten(_module(model, schema, each)).to(first) for each in seeds)])
 
@@ -218,7 +225,23 @@ def initial_models(
 def _module(model: nn.Module | str | Maker, schema: Schema, seed: int) -> nn.Module:
     if isinstance(model, str):
         return module_for(model, schema, seed)
-    return copy.deepcopy(model) if isinstance(model, nn.Module) else model(seed)
+    if isinstance(model, nn.Module):
+        check_module(model)  # before it is copied, which can fail for the same reason
+        return copy.deepcopy(model)
+    return _made(model, seed)
+
+
+def _made(make: Maker, seed: int) -> nn.Module:
+    """Return the module that a user's function makes from a seed, checked."""
+    try:
+        module: Any = make(seed)
+    except FedcladeError:
+        raise
+    except Exception as error:
+        raise ModelError(f"making the model from seed {seed} failed: {type(error).__name__}: {error}") from error
+    if not isinstance(module, nn.Module):
+        raise ModelError(f"a function that makes a model should return a torch.nn.Module, got {type(module).__name__}")
+    return module
 
 
 def module_for(name: str, schema: Schema, seed: int, arguments: Mapping[str, Any] | None = None) -> nn.Module:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from fedclade import ConfigError, FedAvg, LocalSpec, ReplicatedCFL
+from fedclade import ConfigError, FedAvg, LocalSpec, ReplicatedCFL, simulate
 from fedclade.clients import Round
 from fedclade.updates import Updates
 from tests.tiny import ScriptedClients, federation_of, linear, perceptron, play, renamed, replicating, simulated
@@ -226,3 +226,9 @@ def test_parts_are_disjoint_cover_everything_and_are_drawn_anew():
     assert [len(part) for part in parts[:3]] == [4, 3, 3]
     assert parts[:3] != parts[3:]
     assert parts[0] != Round(1, SPEC, seed=1, part=(0, 3)).examples(10, key=8).tolist()
+
+
+def test_a_run_too_short_for_a_check_is_told_what_to_lower(caplog):
+    simulate(ReplicatedCFL(check_every=3), linear(), federation_of([0, 1]), rounds=2, engine="loop")
+    assert "ReplicatedCFL needs 3 rounds until it has clustered the clients, and this run has 2" in caplog.text
+    assert "set more rounds, or a smaller algorithm.check_every\n" in caplog.text

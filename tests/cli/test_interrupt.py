@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import os
+import pty
 import signal
 import threading
+import time
 
 import pytest
 
@@ -28,6 +31,38 @@ def test_one_signal_asks_and_a_second_stops_at_once(number, capfd):
     with pytest.raises(RunInterrupted, match=r"^stopped at once; continue with: this$"):
         pressed_twice()
     assert [signal.getsignal(each) for each in SIGNALS] == before
+
+
+def test_a_signal_that_is_ignored_stays_so():
+    """As nohup leaves SIGHUP."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with interruptible(then) as stop:
+            signal.raise_signal(signal.SIGHUP)
+            assert not stop()
+            signal.raise_signal(signal.SIGINT)
+            assert stop()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_terminal_that_is_closed_asks_and_what_is_printed_to_it_then_does_no_harm():
+    """In a process of its own with a terminal of its own, whose other end is closed once the run has begun."""
+    process, terminal = pty.fork()
+    if process == 0:
+        code = 1
+        try:
+            with interruptible(then) as stop:
+                os.write(1, b"begun")
+                while not stop():
+                    time.sleep(0.01)
+                print("a progress bar", flush=True)
+                code = 0
+        finally:
+            os._exit(code)
+    assert os.read(terminal, 5) == b"begun"
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0
 
 
 def test_an_interrupted_run_says_what_the_command_says():

@@ -82,6 +82,23 @@ def test_data_sets_that_cannot_be_used(dataset: Any, message: str) -> None:
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize("label", [1.0, np.float32(1), torch.tensor(1.0), True, np.bool_(True), torch.tensor([1])])
+def test_labels_that_are_whole_numbers_of_any_type(label: Any) -> None:
+    assert pool_from_torch(Pairs((torch.zeros(3), 0), (torch.zeros(3), label))).y.tolist() == [0, 1]
+
+
+def test_truth_values_are_features_and_not_words() -> None:
+    pool = pool_from_torch(Pairs((np.array([True, False]), 0), (np.array([False, False]), 1)))
+    assert (pool.x.dtype, pool.x.tolist()) == (torch.float32, [[1.0, 0.0], [0.0, 0.0]])
+
+
+def test_a_row_with_nan_is_refused_by_the_name_of_its_client() -> None:
+    rows = torch.zeros(4, 3)
+    rows[2, 1] = float("nan")
+    with pytest.raises(DataError, match=r"client 0 \('mine'\) has nan in column 1 of train example 2"):
+        one_client(TensorDataset(rows, torch.zeros(4)), examples(2, 1), labels=2, name="mine")
+
+
 def test_test_data_that_looks_different() -> None:
     with pytest.raises(DataError) as caught:
         pool_from_torch(Pairs((torch.zeros(3), 0)), Pairs((torch.zeros(4), 0)))

@@ -63,6 +63,145 @@ def test_a_federation_needs_clients_with_data(clients: tuple[ClientData, ...], t
     assert told in str(caught.value)
 
 
+def test_an_unknown_task_is_refused():
+    with pytest.raises(DataError, match=r"unknown task of pool 'six': 'regression'.*known: classification, language"):
+        replace(POOL, task="regression")
+
+
+@pytest.mark.parametrize(
+    ("x", "dtype"),
+    [
+        (POOL.x.double(), torch.float32),
+        (POOL.x.half(), torch.float32),
+        (POOL.x.clone().requires_grad_(), torch.float32),
+        (POOL.x.bool(), torch.float32),
+        (POOL.x.numpy().astype(np.float64), torch.float32),
+        (POOL.x.numpy().astype(np.uint8), torch.uint8),
+        (POOL.x.to(torch.int16), torch.int64),
+        (POOL.x.tolist(), torch.float32),
+    ],
+)
+def test_inputs_of_any_numbers_become_what_a_pool_keeps(x: Any, dtype: torch.dtype):
+    pool = replace(POOL, x=x)
+    assert (pool.x.dtype, pool.x.requires_grad) == (dtype, False)
+    assert torch.equal(pool.x, torch.as_tensor(x).detach().to(dtype))
+
+
+@pytest.mark.parametrize(
+    "y", [POOL.y.float(), POOL.y.double().numpy(), POOL.y.to(torch.uint8), POOL.y.to(torch.int32), POOL.y.tolist()]
+)
+def test_targets_that_are_whole_numbers_of_any_type_are_labels(y: Any):
+    """As indices of any type are indices: what is trained on does not depend on it."""
+    parts: dict[str, Any] = {"train": [0, 1, 2, 3], "test": np.array([4, 5], np.int16), "groups": POOL.y}
+    pool = replace(POOL, y=y, **parts)
+    assert (pool.y.dtype, pool.y.tolist()) == (torch.int64, POOL.y.tolist())
+    federation = Federation(pool, (client(0, train=[0, 1], validation=[], test=torch.tensor([4, 5])),))
+    assert federation.fingerprint == Federation(POOL, (client(0),)).fingerprint
+
+
+def test_indices_that_are_right_already_are_not_copied():
+    """Clients that share an array of indices share a set of inputs in memory."""
+    shared = np.arange(4, 6)
+    assert client(0, test=shared).test is client(1, test=shared).test is shared
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        (
+            {"y": torch.tensor([0, 1, 2, 0.5, 1, 2])},
+            "targets of pool 'six' should be whole numbers from 0 on, got 0.5 in ",
+        ),
+        ({"y": [0, 1, 2, float("nan"), 1, 2]}, "got nan in example 3"),
+        ({"y": POOL.y[:, None]}, "targets of pool 'six' should be one label for each example, got shape [6, 1]"),
+        ({"y": POOL.y.to(torch.complex64)}, "should be whole numbers from 0 on, got torch.complex64"),
+        ({"x": POOL.x.to(torch.complex64)}, "inputs of pool 'six' should be real numbers, got torch.complex64"),
+        ({"x": ["a"] * 6}, "inputs of pool 'six' should be a tensor or an array, got list"),
+        (
+            {"train": np.array([0.5])},
+            "train of pool 'six' should be whole numbers, one behind the other, got float64 [1]",
+        ),
+        (
+            {"test": np.ones(6, dtype=bool)},
+            "test of pool 'six' should be whole numbers, one behind the other, got bool",
+        ),
+        ({"std": 0.0}, "std of pool 'six' should be greater than 0, got 0.0"),
+    ],
+)
+def test_arrays_that_cannot_be_a_pools_are_refused(changes: dict[str, Any], told: str):
+    with pytest.raises(DataError) as caught:
+        replace(POOL, **changes)
+    assert told in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("value", "where", "told"),
+    [
+        (
+            float("nan"),
+            (1, 0),
+            "client 7 ('client-7') has nan in column 0 of train example 1 (example 1 of pool 'six')",
+        ),
+        (float("inf"), (5, 0), "client 7 ('client-7') has inf in column 0 of test example 1 (example 5 of pool 'six')"),
+    ],
+)
+def test_an_input_that_is_no_number_is_refused_with_its_client_and_column(value, where, told):
+    x = POOL.x.clone()
+    x[where] = value
+    with pytest.raises(DataError) as caught:
+        Federation(replace(POOL, x=x), (client(7),))
+    assert told in str(caught.value)
+
+
+def test_an_input_of_nobody_may_be_anything_and_large_ones_are_numbers():
+    x = POOL.x.clone()
+    x[2], x[0] = float("nan"), torch.finfo(torch.float32).max
+    assert len(Federation(replace(POOL, x=x), (client(7),))) == 1
+
+
+def test_of_pictures_the_whole_place_is_told():
+    x = torch.zeros(6, 1, 2, 2)
+    x[1, 0, 1, 0] = float("nan")
+    with pytest.raises(DataError, match=r"has nan in column \[0, 1, 0\] of train example 1"):
+        Federation(replace(POOL, x=x), (client(0),))
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"train": np.array([0, 6])}, "the train indices of client 3 ('client-3') should lie in 0 .. 5, got 0 .. 6"),
+        ({"test": np.array([-1, 3])}, "the test indices of client 3 ('client-3') should lie in 0 .. 5, got -1 .. 3"),
+    ],
+)
+def test_clients_hold_examples_that_there_are(changes: dict[str, Any], told: str):
+    with pytest.raises(DataError) as caught:
+        Federation(POOL, (client(3, **changes),))
+    assert told in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"name": 7}, "the name of client 0 should be a string, got 7"),
+        ({"id": "0"}, "the id of client 'a' should be a whole number, got '0'"),
+        ({"key": 0.5}, "the key of client 'a' should be a whole number, got 0.5"),
+        (
+            {"train": np.ones(6, dtype=bool)},
+            "train of client 'a' should be whole numbers, one behind the other, got bool",
+        ),
+    ],
+)
+def test_a_client_that_is_none_is_refused(changes: dict[str, Any], told: str):
+    with pytest.raises(DataError) as caught:
+        ClientData(**({"id": 0, "name": "a", "key": 0, "train": [0], "validation": [], "test": [1]} | changes))
+    assert told in str(caught.value)
+
+
+def test_numbers_of_numpy_are_whole_numbers():
+    made = ClientData(np.int64(3), "a", np.uint8(4), [0], [], [1], quarter_turns=np.int64(1))
+    assert [type(number) for number in (made.id, made.key, made.quarter_turns)] == [int] * 3
+
+
 def test_the_truth_names_every_client():
     with pytest.raises(DataError, match=r"these do not match: \[1, 2\]"):
         Federation(POOL, (client(0), client(1)), true_clusters={0: 0, 2: 1})
@@ -102,7 +241,7 @@ def test_a_fingerprint_is_that_of_all_that_training_depends_on():
     assert same.fingerprint == federation.fingerprint
     others = [
         Federation(replace(POOL, x=POOL.x + 1), federation.clients),
-        Federation(replace(POOL, x=POOL.x.double()), federation.clients),
+        Federation(replace(POOL, x=POOL.x.to(torch.uint8)), federation.clients),
         Federation(replace(POOL, y=POOL.y.flip(0)), federation.clients),
         Federation(POOL, (client(0), client(2))),
         Federation(POOL, (client(0),)),

@@ -278,3 +278,9 @@ def test_without_flwr_datasets(name: str, monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(MissingExtraError, match=r"needs the package 'flwr-datasets'; .*'fedclade\[data\]'"):
         partition_pool(DIGITS, name, clients=5)
+
+
+def test_more_clients_than_can_be_counted_one_by_one_are_refused():
+    n = 10**15
+    with pytest.raises(DataError, match=f"{n} clients with 1 training examples each need {n}, but digits has"):
+        partition_pool(DIGITS, "iid", clients=n)

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from safetensors.torch import load_file
 
-from fedclade import Run
+from fedclade import FedGroup, Run, UpdateError
 from fedclade.algorithms import ALGORITHMS
 from fedclade.cli import main
 from fedclade.config import Config, check_config
@@ -126,6 +126,7 @@ def test_run_writes_the_whole_run_folder(fedclade: Callable[..., Outcome], small
     assert files_in(tmp_path / "result") == {
         "config.toml",
         "summary.json",
+        "manifest.json",
         "metrics.parquet",
         "clusters.parquet",
         "clients.parquet",
@@ -401,7 +402,8 @@ def test_resume_refuses_what_it_cannot_continue(fedclade: Callable[..., Outcome]
     fedclade("run", small, "--out", "result")
     (tmp_path / "result/summary.json").unlink()
     config = tmp_path / "result/config.toml"
-    config.write_text(config.read_text().replace('name = "mclr"', 'name = "Sequential"'))
+    *lines, _ = config.read_text().replace('name = "mclr"', 'name = "Sequential"').splitlines(keepends=True)
+    config.write_text("".join(lines))  # without the sum of what it was
     outcome = fedclade("resume", "result")
     assert outcome.code == 2
     assert "unknown model 'Sequential'" in outcome.err
@@ -442,11 +444,19 @@ def test_an_interrupted_compare_says_how_to_continue(
     monkeypatch.undo()
 
 
-def test_compare_keeps_what_finished_when_a_run_fails(fedclade: Callable[..., Outcome], tmp_path: Path):
-    (tmp_path / "swap.toml").write_text(SWAP.replace("clusters = 2 }", "clusters = 2 }\nfedgroup = { groups = 9 }"))
-    outcome = fedclade("compare", "swap.toml", "--out", "suite")
+def test_compare_keeps_what_finished_when_a_run_fails(
+    fedclade: Callable[..., Outcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def diverges(*arguments: object) -> None:
+        raise UpdateError("none of 8 clients has an update that is finite")
+
+    more = "clusters = 2 }\nfedgroup = { groups = 2, pretrain_scale = 1 }"
+    (tmp_path / "swap.toml").write_text(SWAP.replace("clusters = 2 }", more))
+    with monkeypatch.context() as patched:
+        patched.setattr(FedGroup, "step", diverges)
+        outcome = fedclade("compare", "swap.toml", "--out", "suite")
     assert outcome.code == 2
-    assert outcome.err.startswith("error: swap: fedgroup: algorithm.groups should be at most 8")
+    assert outcome.err.startswith("error: swap: fedgroup: none of 8 clients has an update that is finite")
     rows = csv.DictReader((tmp_path / "suite/comparison.csv").open())
     assert [row["label"] for row in rows] == ["fedavg", "oracle", "ifca"]
     nothing = fedclade("compare", "swap.toml", "--set", "data.clients=2000", "--out", "nothing")

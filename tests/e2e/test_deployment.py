@@ -162,6 +162,28 @@ def test_a_process_ends_with_all_that_it_started_even_if_that_outlives_it(tmp_pa
     eventually(lambda: state(child) in ("gone", "Z"))
 
 
+@needs_proc
+def test_nothing_outlives_whoever_started_it_and_was_killed(tmp_path):
+    """SIGKILL leaves no time to stop anything; neither does a child that ignores SIGTERM end by itself."""
+    child = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(300)"
+    script = (
+        "import os, sys, time\nfrom pathlib import Path\nfrom processes import Process\n"
+        f"started = [Process(str(k), [sys.executable, '-c', {child!r}], Path(sys.argv[1]) / str(k), dict(os.environ))"
+        " for k in range(2)]\n"
+        "print(*(each.group for each in started), flush=True)\n"
+        "while True:\n    time.sleep(1)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(EXAMPLE), *sys.path])}
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as parent:
+        assert parent.stdout is not None
+        children = [int(number) for number in parent.stdout.readline().split()]
+        eventually(lambda: all((tmp_path / str(k)).read_text() for k in range(2)), 60)
+        parent.kill()
+    assert len(children) == 2
+    eventually(lambda: {state(child) for child in children} <= {"gone", "Z"}, 60)
+
+
 def state(process: int) -> str:
     """Return the state of a process as Linux names it, or ``gone``; a zombie (Z) only waits to be forgotten."""
     try:
@@ -210,6 +232,24 @@ def test_a_federation_of_processes_ends_as_its_simulation_does(federation, tmp_p
     assert len(models[0]) > 0
     torch.testing.assert_close(*models, rtol=0, atol=1e-5)
     assert (tmp_path / "real/figures/accuracy.png").is_file()
+
+
+def test_what_one_client_sends_costs_no_other_its_answer(federation, tmp_path):
+    """One signs as another, one sends what is no protobuf, one sends 40 kB that unpack to 77 MB; the fourth trains."""
+    for node, what in enumerate(("forge", "garble", "bloat")):
+        (federation.node_folder(node) / f"{what}-1").touch()
+    try:
+        federation.run({"rounds": 1, "network.out": str(tmp_path / "run"), "network.deadline": 600.0})
+    finally:
+        for node, what in enumerate(("forge", "garble", "bloat")):
+            (federation.node_folder(node) / f"{what}-1").unlink()
+    run = Run.load(tmp_path / "run")
+    (why,) = [event["clients"] for event in run.events if event["kind"] == "left_out" and event["query"] == "train"]
+    assert sorted(why) == ["0", "1", "2"]
+    assert why["0"] == "signed by another key than that of the client's introduction"
+    assert why["1"].startswith("cannot be read: DecodeError")
+    assert "bytes once it is unpacked, more than" in why["2"]
+    assert run.metrics[0]["clients_trained"] == 1
 
 
 def test_a_run_that_fails_is_told_though_flower_ends_well(federation, capfd):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import sys
+import threading
 
 import pytest
 import torch
@@ -177,6 +180,86 @@ class Fails(LoopEngine):
 
 
 def test_an_engine_that_fails_is_told_with_its_error():
+    assert objection(Fails(), task(perceptron())) == "Sequential fails on clients together: out of memory"
+
+
+forked = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
+
+
+class Aborts(LoopEngine):
+    """Ends its process as torch does where it has overwritten its memory; in the thread that the trial has."""
+
+    def train(self, *arguments):
+        os.abort()
+
+
+@forked
+def test_an_engine_that_kills_its_process_in_the_trial_is_not_taken_and_we_live_on(capfd):
+    reason = objection(Aborts(), task(perceptron()))
+    assert reason == "the process that tried it died (signal SIGABRT)"
+    assert capfd.readouterr() == ("", ""), "nor does it write anything"
+
+
+@forked
+def test_auto_trains_with_another_engine_where_one_kills_its_process(monkeypatch, caplog):
+    monkeypatch.setattr(auto, "TOGETHER", {"stacked": Aborts, "vmap": Aborts})
+    engine = build_engine("auto")
+    got, _ = engine.train(task(perceptron()))
+    assert engine.name == "loop"
+    assert torch.equal(got, LoopEngine().train(task(perceptron()))[0])
+    died = "the process that tried it died (signal SIGABRT)"
+    assert f"stacked: {died}; vmap: {died}; training with engine loop" in caplog.text
+    with pytest.raises(
+        ConfigError, match=re.escape(f"engine 'vmap' cannot train this model: {died}; use --engine auto")
+    ):
+        build_engine("vmap").train(task(perceptron()))
+
+
+class Hangs(LoopEngine):
+    def train(self, *arguments):
+        threading.Event().wait()
+
+
+@forked
+def test_an_engine_that_hangs_in_the_trial_is_not_taken(monkeypatch):
+    monkeypatch.setattr(auto, "LONGEST", 0.01)
+    monkeypatch.setattr(auto, "TIMES_THE_LOOP", 0)
+    assert objection(Hangs(), task(perceptron())) == "the process that tried it did not end within 0 s"
+
+
+@forked
+def test_a_trial_has_as_many_threads_as_torch_has_here():
+    """OpenMP's own threads are not forked: a process that computes with several of them waits for ever."""
+
+    class Counts(LoopEngine):
+        def train(self, task, into=None):
+            large = torch.ones(2**20)
+            assert float((large + large).sum()) == 2**21
+            raise RuntimeError(f"{torch.get_num_threads()} threads")
+
+    torch.set_num_threads(2)
+    try:
+        large = torch.ones(2**20)
+        assert float((large + large).sum()) == 2**21
+        assert objection(Counts(), task(perceptron())) == "Sequential fails on clients together: 2 threads"
+    finally:
+        torch.set_num_threads(1)
+
+
+@forked
+def test_where_no_process_can_be_started_nothing_is_tried(monkeypatch):
+    def none_left() -> int:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(os, "fork", none_left)
+    reason = objection(Aborts(), task(perceptron())) or ""
+    assert reason.startswith("no process to try it in can be started: ")
+
+
+def test_where_processes_cannot_be_forked_safely_engines_are_tried_here(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(os, "fork", lambda: pytest.fail("forked"))
+    assert objection(StackedEngine(), task(perceptron())) is None
     assert objection(Fails(), task(perceptron())) == "Sequential fails on clients together: out of memory"
 
 

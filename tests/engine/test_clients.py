@@ -16,6 +16,7 @@ from fedclade.engine import clients as clients_module
 from fedclade.engine.clients import choose_device
 from fedclade.engine.jobs import Engine
 from fedclade.engine.loop import LoopEngine
+from fedclade.engine.processes import cannot_fork
 from fedclade.engine.stacked import StackedEngine
 from fedclade.params import Layout
 from fedclade.updates import Updates
@@ -100,6 +101,38 @@ def test_the_size_of_blocks_changes_nothing(monkeypatch):
 def test_the_size_of_blocks_changes_nothing_but_rounding_where_clients_train_together(monkeypatch):
     whole, blocks = (updates_within(memory, monkeypatch, StackedEngine()) for memory in (None, 7000))
     torch.testing.assert_close(blocks.deltas, whole.deltas, rtol=1e-5, atol=1e-6)
+
+
+class Largest(nn.Module):
+    """Notes how many examples came at once."""
+
+    seen = 0
+
+    def forward(self, x):
+        Largest.seen = max(Largest.seen, len(x))
+        return x
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked", "vmap", "workers"])
+def test_a_batch_size_above_every_clients_data_takes_no_more_than_all_the_data(engine, monkeypatch):
+    """And gives what a batch of the largest client's size gives, to the last bit."""
+    if engine == "workers" and cannot_fork(torch.device("cpu")):
+        pytest.skip("processes are forked on Linux only")
+    sizes = [12, 40, 9, 40, 15]
+    monkeypatch.setattr(Largest, "seen", 0)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)  # so that the work of a step is counted
+    whole, capped = (
+        SimulatedClients(
+            federation_of([0, 1, 2, 0, 1], sizes), nn.Sequential(Largest(), linear()), engine=engine
+        ).train(
+            *([4, 3, 2, 1, 0], Layout.of(linear()).flatten(linear())[None], [0] * 5),
+            Round(2, LocalSpec(epochs=2, batch_size=batch_size, lr=0.2)),
+        )
+        for batch_size in (10**6, max(sizes))
+    )
+    assert max(sizes) <= Largest.seen <= len(sizes) * max(sizes), "padded at most"
+    assert torch.equal(whole.deltas, capped.deltas)
+    assert torch.equal(whole.losses, capped.losses)
 
 
 class OnlyOne(LoopEngine):

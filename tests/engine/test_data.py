@@ -89,7 +89,8 @@ def turned(*turns: int) -> Federation:
     """Return two clients with the same six images and others that share two of them, by their quarter turns."""
     y = torch.arange(16) % 2
     pool = Pool("turned", torch.arange(64.0).view(16, 1, 2, 2), y, y.numpy(), np.arange(16), np.arange(0), 2)
-    template, shared = federation_of([0]).clients[0], np.array([5, 3, 0, 4, 2, 1])
+    template = replace(federation_of([0]).clients[0], train=np.arange(2), validation=np.arange(0))
+    shared = np.array([5, 3, 0, 4, 2, 1])
     tests = [shared if k < 2 else np.array([3, 6 + k, 5]) for k in range(len(turns))]
     clients = tuple(
         replace(template, id=k, name=f"c{k}", key=k, test=test, quarter_turns=turn)

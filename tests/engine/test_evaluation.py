@@ -380,6 +380,15 @@ def test_only_passes_with_enough_work_get_more_than_one_thread(inputs, threads, 
     assert passes.Traits.of(module, torch.zeros(4, 900)).threads(inputs) == threads
 
 
+@pytest.mark.parametrize("entry", [math.nan, math.inf, 1e38])
+def test_a_model_that_has_diverged_can_be_evaluated(entry):
+    """Its outputs are NaN or infinite, by which passes cannot be compared."""
+    module = nn.Linear(3, 2)
+    nn.init.constant_(module.weight, entry)
+    traits = passes.Traits.of(module, torch.ones(4, 3) * torch.tensor([1.0, -1.0, 100.0]))
+    assert not traits.mixes
+
+
 def test_a_pass_is_as_large_as_its_largest_tensor_allows():
     """FL+HC's network: 32 channels of 24 × 24 behind the first convolution, of which 227 are 2²² entries."""
     module = build_model("cnn", input_shape=(1, 28, 28), outputs=10).eval()

@@ -179,10 +179,20 @@ def test_running_statistics_travel_with_the_update():
 def test_frozen_parameters_stay():
     module = nn.Sequential(linear(2, 2), linear(2, 2))
     module[0].requires_grad_(False)
-    layout = Layout.of(module)
+    before, layout = module[0].weight.clone(), Layout.of(module)
     update = layout.unflatten(trained(layout.flatten(module), examples(6), module, weight_decay=0.1))
-    assert update["0.weight"].abs().max() == 0
+    assert torch.equal(module[0].weight, before)
+    assert list(update) == ["1.weight"]
     assert update["1.weight"].abs().max() > 0
+
+
+def test_batch_norm_in_eval_keeps_its_statistics():
+    module, data = batch_norm(), examples(6)
+    module[0].eval()
+    layout = Layout.of(module)
+    moved = layout.unflatten(trained(layout.flatten(module), data, module, batch_size=6))
+    assert moved["0.running_mean"].abs().max() == moved["0.num_batches_tracked"] == 0
+    assert moved["0.weight"].abs().max() > 0
 
 
 def test_a_parameter_that_the_loss_does_not_reach_stays():

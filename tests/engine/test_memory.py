@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import subprocess
 import sys
@@ -43,6 +44,19 @@ def test_what_is_no_size_is_refused(written):
     text = f"memory should be a size such as 2GB, 500MiB or a number of bytes, got {written!r}"
     with pytest.raises(ConfigError, match=re.escape(text)):
         memory_bytes(written)
+
+
+BEYOND_REASON = {"5,000 digits": "9" * 5000, "a number of 5,000 digits": 10**5000, "300 digits": f"{'9' * 300}GB"}
+
+
+@pytest.mark.parametrize(
+    "written", [*BEYOND_REASON.values(), math.inf, math.nan, True, "9" * 19], ids=[*BEYOND_REASON, *map(str, range(4))]
+)
+def test_a_size_beyond_reason_is_refused(written):
+    text = "memory should be a size such as 2GB, 500MiB or a number of bytes, got "
+    with pytest.raises(ConfigError, match=re.escape(text)) as error:
+        memory_bytes(written)
+    assert len(str(error.value)) < 500
 
 
 def test_the_default_is_a_quarter_of_the_machine_or_of_its_container(monkeypatch, tmp_path):

@@ -78,6 +78,14 @@ def test_batch_norm_is_refused_by_name():
         VmapEngine().train(task_of(module, features(), LABELS, SPECS["plain"]))
 
 
+def test_batch_norm_in_eval_changes_nothing_and_is_mapped():
+    tasks = [task_of(perceptron(nn.BatchNorm1d(8).eval()), features(), LABELS, SPECS["momentum"]) for _ in range(2)]
+    D = tasks[0].layout.n_parameters
+    (expected, _), (got, _) = LoopEngine().train(tasks[0]), VmapEngine().train(tasks[1])
+    torch.testing.assert_close(got[:, :D], expected[:, :D], rtol=1e-4, atol=1e-6)
+    assert not got[:, D:].any()
+
+
 @pytest.mark.parametrize(
     ("layer", "told"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import signal
@@ -16,19 +17,22 @@ import torch
 from torch import Tensor, nn
 
 from fedclade import ConfigError, EngineError
-from fedclade.engine import auto
+from fedclade.engine import auto, choice, workers
 from fedclade.engine.auto import build_engine
 from fedclade.engine.jobs import CannotTrainTogether, Task
 from fedclade.engine.loop import LoopEngine
-from fedclade.engine.workers import INSIDE, WorkersEngine, cannot_fork
+from fedclade.engine.processes import cannot_fork
+from fedclade.engine.workers import INSIDE, WorkersEngine
 from tests.engine.worlds import LABELS, SPECS, Counts, Tied, features, perceptron, task_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
 
 
 @pytest.fixture(autouse=True)
-def _two_threads():
-    """Two threads, so two processes."""
+def _two_threads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """Two threads, so two processes; and nothing is remembered from other tests."""
+    monkeypatch.setenv("FEDCLADE_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(choice, "_of_this_process", {})
     torch.set_num_threads(2)
     yield
     torch.set_num_threads(1)
@@ -126,6 +130,13 @@ def test_processes_end_with_their_engine():
     assert not any(map(is_alive, before))
 
 
+class Dies(LoopEngine):
+    """As torch does where it has overwritten its memory; only ever trained with in a forked process."""
+
+    def train(self, *arguments):
+        os.abort()
+
+
 class Kills(nn.Module):
     """As the kernel does to a process that takes too much memory."""
 
@@ -142,6 +153,62 @@ def test_a_process_that_dies_is_told_and_the_next_call_works(monkeypatch):
         engine.train(task(perceptron(Kills())))
     expected, _ = LoopEngine().train(task())
     assert torch.equal(engine.train(task())[0], expected)
+
+
+@pytest.mark.parametrize(("asked", "instead"), [("auto", "loop"), ("workers", "workers, loop")])
+def test_a_process_that_dies_costs_the_way_that_it_trained_not_the_run(monkeypatch, caplog, asked, instead):
+    monkeypatch.setitem(INSIDE, "stacked", Dies)
+    engine = build_engine(asked, "workers, stacked")
+    expected, _ = LoopEngine().train(task())
+    assert torch.equal(engine.train(task())[0], expected)
+    assert engine.taken == instead
+    (line,) = [record.message for record in caplog.records]
+    assert re.match(r"a worker process died \(signal SIGABRT\) .*; training with engine " + instead, line)
+    caplog.clear()
+    assert torch.equal(engine.train(task())[0], expected)
+    assert not caplog.records
+
+
+def test_auto_does_not_take_workers_that_die_while_they_are_measured(monkeypatch, caplog):
+    monkeypatch.setitem(INSIDE, "stacked", Dies)
+    monkeypatch.setitem(INSIDE, "loop", Dies)
+    engine = build_engine("auto")
+    expected, _ = LoopEngine().train(task())
+    torch.testing.assert_close(engine.train(task())[0], expected, rtol=1e-4, atol=1e-6)
+    assert engine.name in ("stacked", "loop")
+    for way in ("stacked", "loop"):
+        assert f"engine workers, {way} is not taken: a worker process died (signal SIGABRT)" in caplog.text
+
+
+def test_workers_that_were_asked_for_and_die_whatever_they_do_are_told(monkeypatch):
+    monkeypatch.setitem(INSIDE, "loop", Dies)
+    with pytest.raises(EngineError, match=r"a worker process died \(signal SIGABRT\)"):
+        build_engine("workers", "workers, loop").train(task())
+
+
+def test_channels_last_that_kills_its_process_is_not_taken(monkeypatch, caplog):
+    """Some convolutions do where their channels come last. What is tried is what workers do: with one thread."""
+    monkeypatch.setattr(auto, "ChannelsLastLoop", Dies)
+    monkeypatch.setattr(auto, "fastest", lambda engines, task: list(engines)[-1])
+    engine = build_engine("workers")
+    with caplog.at_level(logging.INFO):
+        engine.train(task(convolutional(nn.Flatten())))
+    assert engine.taken == "workers, loop"
+    assert (
+        "convolutions do not keep their channels last: the process that tried it died (signal SIGABRT)" in caplog.text
+    )
+    assert torch.get_num_threads() == 2
+
+
+def test_the_processes_say_how_long_they_compute(monkeypatch):
+    """As if each of the five clients' orders took a second: of two processes one carries out three."""
+    seconds = iter(range(10**6))
+    monkeypatch.setattr(workers, "thread_time", lambda: float(next(seconds)))
+    engine = WorkersEngine("loop")
+    for cores, expected in ((2, 3.0), (1, 3.0 + 5.0), (64, 3.0 + 5.0 + 3.0)):
+        monkeypatch.setattr(workers, "cores", lambda cores=cores: cores)
+        engine.train(task())
+        assert engine.busy == expected
 
 
 def test_where_no_process_can_be_started_that_is_told(monkeypatch):

@@ -31,7 +31,7 @@ from fedclade.params import Layout
 from fedclade.signature import Permutation
 from tests.tiny import FEATURES, LABELS, federation_of, perceptron
 
-from .worlds import LOCAL, federated, grid_of
+from .worlds import ALL_ALLOWED, LOCAL, federated, grid_of
 
 TRUTH = (0, 1, 0, 1, 0, 1)
 SECRET = "0123456789abcdef" * 4
@@ -58,7 +58,7 @@ def both(algorithm: Algorithm, model: Any = perceptron, **settings: Any) -> tupl
     """Run a simulation and the same over a grid."""
     settings = {"local": LOCAL, "rounds": 4, "signature": Signature(), **settings}
     federation = federation_of(TRUTH)
-    there = federated(grid_of(federation, model), algorithm, model, **settings)
+    there = federated(grid_of(federation, model, ALL_ALLOWED), algorithm, model, **settings)
     return simulate(algorithm, model, federation, engine="loop", device="cpu", **settings), there
 
 

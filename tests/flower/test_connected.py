@@ -19,11 +19,13 @@ from fedclade.errors import ConfigError, RunError, UpdateError
 from fedclade.flower import LocalGrid, LocalNode
 from fedclade.flower.members import CLIENTS
 from tests.flower.worlds import (
+    ALL_ALLOWED,
     CFL_OF_TWO,
     FOUR,
     app_of,
     federated,
     grid_of,
+    housed,
     network_of,
     node_of,
     reasons,
@@ -74,7 +76,7 @@ def test_who_connects_later_finds_the_right_cluster():
     "algorithm", [FedAvg(), FLHC(rounds_before=2, n_clusters=2), FedGroup(groups=2), PACFL(n_clusters=2)]
 )
 def test_whatever_the_algorithm_who_connects_later_takes_part(algorithm: Algorithm):
-    grid = grid_of(federation_of(FOUR))
+    grid = grid_of(federation_of(FOUR), config=ALL_ALLOWED)
     connect(grid, 3, connected=False)
     run = federated(grid, algorithm, rounds=6, on_round=at(3, lambda: connect(grid, 3)))
     assert (4, "joined", [3]) in told(run, "joined")
@@ -207,7 +209,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     "rcfl": ReplicatedCFL(level=0.5, check_every=3),
 }
 
-STOPPED = RuntimeError("the server was stopped")
+STOPPED = UpdateError("the server was stopped")
 
 
 def stopped_after(number: int) -> Callable[[Any, Any], None]:
@@ -223,11 +225,13 @@ def stopped_after(number: int) -> Callable[[Any, Any], None]:
 def test_a_server_that_is_started_again_ends_as_if_it_had_not_been_stopped(name: str, number: int, tmp_path: Path):
     federation, algorithm = federation_of(FOUR), ALGORITHMS[name]
     folder, whole = tmp_path / "stopped", tmp_path / "whole"
-    uninterrupted = federated(grid_of(federation), algorithm, folder=whole)
-    with pytest.raises(RuntimeError, match="the server was stopped"):
-        federated(grid_of(federation), algorithm, folder=folder, on_round=stopped_after(number))
+    grid = housed(grid_of(federation), tmp_path / "clients")
+    uninterrupted = federated(grid, algorithm, folder=whole)
+    with pytest.raises(UpdateError, match="the server was stopped"):
+        federated(grid, algorithm, folder=folder, on_round=stopped_after(number))
     assert not (folder / "summary.json").exists()
-    same(federated(grid_of(federation), algorithm, folder=folder), uninterrupted)
+    grid = housed(grid_of(federation), tmp_path / "clients")
+    same(federated(grid, algorithm, folder=folder), uninterrupted)
     for table in ("clusters.parquet", "clients.parquet"):
         assert pq.read_table(folder / table).equals(pq.read_table(whole / table))
     tree = [path.relative_to(whole) for path in (whole / "tree").rglob("*") if path.is_file()]
@@ -286,7 +290,7 @@ def test_more_rounds_and_another_network_continue_a_run(tmp_path: Path):
 def test_a_server_that_is_started_again_waits_for_its_clients_too(tmp_path: Path):
     grid, folder = grid_of(federation_of(FOUR)), tmp_path / "run"
     network = network_of(grid)
-    with pytest.raises(RuntimeError, match="the server was stopped"):
+    with pytest.raises(UpdateError, match="the server was stopped"):
         federated(grid, FedAvg(), folder=folder, on_round=stopped_after(2), network=network)
     connect(grid, 0, 1, connected=False)
     before = sorted(folder.rglob("*"))
@@ -297,7 +301,7 @@ def test_a_server_that_is_started_again_waits_for_its_clients_too(tmp_path: Path
 
 def test_damaged_clients_stop_the_server_and_nothing_is_changed(tmp_path: Path):
     grid, folder = grid_of(federation_of(FOUR)), tmp_path / "run"
-    with pytest.raises(RuntimeError, match="the server was stopped"):
+    with pytest.raises(UpdateError, match="the server was stopped"):
         federated(grid, FedAvg(), folder=folder, on_round=stopped_after(2))
     (folder / CLIENTS).write_text("{")
     before = sorted(path for path in folder.rglob("*"))
@@ -311,7 +315,7 @@ def test_one_who_joined_after_the_last_checkpoint_joins_again(tmp_path: Path):
     federation, folder = federation_of(FOUR), tmp_path / "run"
     grid = grid_of(federation)
     connect(grid, 3, connected=False)
-    with pytest.raises(RuntimeError, match="the server was stopped"):
+    with pytest.raises(UpdateError, match="the server was stopped"):
         federated(grid, FedAvg(), folder=folder, on_round=stopped_after(1), checkpoint_every=1)
     kept = json.loads((folder / CLIENTS).read_text())
     kept["clients"]["3"] = {"node": node_of(3), "name": "c3", "size": 24, "true_cluster": 1}

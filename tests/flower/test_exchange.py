@@ -17,13 +17,13 @@ from fedclade.flower.exchange import FIRST_PAUSE, LONGEST_PAUSE, TOLD_EVERY, UNR
 from fedclade.flower.wire import Content
 from fedclade.meter import Meter
 from fedclade.updates import DROPPED_OUT, TOO_LATE
-from tests.flower.worlds import Clock
+from tests.flower.worlds import Clock, answered
 
 
 def echo(message: Message, context: Any) -> Message:
     """Answer with the question, and the node."""
     words = Content.of(message.content).words.values
-    return Message(wire.record({**words, "node": message.metadata.dst_node_id}), reply_to=message)
+    return answered(message, wire.record({**words, "node": message.metadata.dst_node_id}))
 
 
 @dataclass
@@ -34,6 +34,7 @@ class SlowGrid(LocalGrid):
     seconds: dict[int, float]
     app: Callable[[Message, Any], Message] = echo
     lost: tuple[int, ...] = ()
+    pushed: list[int] = field(default_factory=list)
     pulled: list[int] = field(default_factory=list)
     ready: dict[str, float] = field(default_factory=dict)
     more: list[Message] = field(default_factory=list)
@@ -44,6 +45,7 @@ class SlowGrid(LocalGrid):
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str | None]:  # type: ignore[override]
         messages = list(messages)
+        self.pushed.append(len(messages))
         ids = list(super().push_messages(messages))
         for each, message in zip(ids, messages, strict=True):
             self.ready[each] = self.clock() + self.seconds[message.metadata.dst_node_id]
@@ -124,11 +126,12 @@ def test_a_grid_that_says_of_fewer_messages_that_they_left_lost_the_others():
     assert {n: said(a) for n, a in ask(Cut(Clock(), {7: 0.0, 8: 0.0})).items()} == {7: 7, 8: UNREACHED}
 
 
-def test_messages_go_and_come_a_few_at_a_time():
-    """A grid holds all messages of one call in memory."""
+def test_messages_go_a_few_at_a_time_and_come_one_by_one():
+    """A grid holds all messages of one call in memory, and loses them all if one of them cannot be read."""
     grid = SlowGrid(Clock(), dict.fromkeys(range(1, 21), 0.0))
     assert len(ask(grid)) == 20
-    assert grid.pulled == [8, 8, 4]
+    assert grid.pushed == [8, 8, 4]
+    assert grid.pulled == 20 * [1]
 
 
 def replying(make: Callable[[Message], Message]) -> Content | str:
@@ -174,17 +177,16 @@ def test_what_answers_no_question_or_one_again_is_nobodys():
 
 
 def test_a_refusal_is_its_reason():
-    assert replying(lambda message: Message(wire.refusal("no\tdata"), reply_to=message)) == "no data"
-    assert replying(lambda message: Message(RecordDict(), reply_to=message)) == (
+    assert replying(lambda message: answered(message, wire.refusal("no\tdata"))) == "no data"
+    assert replying(lambda message: answered(message, RecordDict())) == (
         "a message of fedclade has the record 'fedclade', this one has []"
     )
 
 
 def test_bytes_of_vectors_are_counted_both_ways_and_those_that_did_not_leave_are_not():
     grid, meter = SlowGrid(Clock(), {7: 0.0, 8: 0.0}, lost=(8,)), Meter()
-    grid.nodes[7].app = lambda message, context: Message(
-        wire.record({}, {"update": wire.raw_vector(torch.zeros(5))}), reply_to=message
-    )
+    answer = wire.record({}, {"update": wire.raw_vector(torch.zeros(5))})
+    grid.nodes[7].app = lambda message, context: answered(message, answer)
     question = wire.record({}, {"model": wire.raw_vector(torch.zeros(3))})
-    assert len(list(Exchange(grid, meter, 1.0).ask({7: question, 8: question}, "train", "1"))) == 2
+    assert len(list(Exchange(grid, meter, 1.0).ask({7: question, 8: question}, "train", "1", 20))) == 2
     assert (meter.bytes_down, meter.bytes_up) == (12, 20)

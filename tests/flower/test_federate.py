@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import stat
+from pathlib import Path
+
 import pytest
 from torch import nn
 
@@ -77,3 +81,20 @@ def test_the_config_that_is_noted_says_what_was_run():
     assert run.config["algorithm"]["name"] == "fedavg"
     assert run.config["network"]["clients"] == 4
     assert run.config["data"] == {"name": "tiny", "description": "tiny"}
+
+
+def test_what_a_federation_writes_only_its_owner_reads(tmp_path: Path):
+    """Its models tell of the clients' data."""
+    federation = federation_of(FOUR)
+    grid = grid_of(federation)
+    before = os.umask(0o022)
+    try:
+        federated(grid, "cfl", folder=tmp_path / "run", rounds=2, checkpoint_every=1)
+        (tmp_path / "other").touch()
+    finally:
+        os.umask(before)
+    modes = {path.relative_to(tmp_path): stat.S_IMODE(path.stat().st_mode) for path in tmp_path.rglob("*")}
+    assert modes.pop(Path("other")) == 0o644  # the rule is as it was
+    names = {path.name for path in modes}
+    assert {"run", "config.toml", "clients.json", "tree.safetensors"} <= names
+    assert {path: mode for path, mode in modes.items() if mode & 0o077} == {}

@@ -9,15 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Context, RecordDict
 
 from fedclade.cli import main
 from fedclade.errors import ConfigError
-from fedclade.flower import LocalGrid, LocalNode, Network, client_app_from_config, server_app_from_config, wire
+from fedclade.flower import LocalGrid, LocalNode, Network, client_app_from_config, server_app_from_config
 from fedclade.flower.from_config import Apps, RunConfig
 from fedclade.flower.wire import Content
 from fedclade.store import Run
 from fedclade.store.run import without_none
+from tests.flower.worlds import hello_to
 
 RUN_CONFIG: dict[str, bool | float | int | str] = {
     "rounds": 3,
@@ -69,6 +70,8 @@ def test_one_config_gives_the_same_run_over_a_grid_and_in_a_simulation(folder: P
         "wait": 1.0,
         "deadline": 600.0,
         "identity": "node",
+        "largest_weight": 2.0,
+        "largest_norm": 20.0,
         "out": str(folder),
         "encoding": "float32",
     }
@@ -188,7 +191,7 @@ def test_sections_have_defaults():
 
 def refusal_of(config: dict[str, Any], run_config: dict[str, Any] | None = None) -> str:
     grid = LocalGrid({5: LocalNode(client_app_from_config(), config)}, run_config or RUN_CONFIG)
-    (reply,) = grid.send_and_receive([Message(wire.record({"what": "hello"}), 5, "query")])
+    (reply,) = grid.send_and_receive([hello_to(5)])
     return Content.of(reply.content).words.values["refused"]
 
 

@@ -24,7 +24,18 @@ from fedclade.flower import wire
 from fedclade.flower.wire import RAW, Content
 from fedclade.params import Layout
 from fedclade.updates import LARGEST_NORM
-from tests.flower.worlds import CFL_OF_TWO, FOUR, app_of, federated, grid_of, node_of, reasons, spoil, worded
+from tests.flower.worlds import (
+    ALL_ALLOWED,
+    CFL_OF_TWO,
+    FOUR,
+    app_of,
+    federated,
+    grid_of,
+    node_of,
+    reasons,
+    spoil,
+    worded,
+)
 from tests.tiny import federation_of, perceptron
 
 LAYOUT = Layout.of(perceptron())
@@ -56,7 +67,7 @@ def with_entry(value: float) -> Change:
 
 WRONG: dict[str, tuple[Change, str]] = {
     "one entry too few": (updated(bytes(4 * LAYOUT.size - 4)), "update of 364 bytes, expected 368"),
-    "far too long": (updated(bytes(4000 * LAYOUT.size)), "update of 368000 bytes, expected 368"),
+    "far too long": (updated(bytes(4000 * LAYOUT.size)), "vectors of 368000 bytes, at most 368 were asked for"),
     "another encoding than said": (worded(encoding="int8"), "update of 368 bytes, expected 96: int8 of 92 entries"),
     "an unknown encoding": (worded(encoding="zip"), "update in the unknown encoding 'zip'"),
     "no encoding": (worded(encoding=None), "'encoding' should be of type str, got None"),
@@ -74,14 +85,26 @@ WRONG: dict[str, tuple[Change, str]] = {
     "another purpose": (worded(purpose="attack"), "answer of purpose 'attack', expected 'train'"),
     "another question": (worded(what="gradients"), "answer of what 'gradients', expected 'train'"),
     "another model": (worded(model="0" * 32), "answer of model '000000000000...0000000000000', expected '"),
+    "more examples than it joined with": (
+        worded(size=10**9),
+        "update from 1000000000 training examples, but the client",
+    ),
+    "fewer examples than it joined with": (worded(size=23), "23 training examples, but the client joined with 24"),
     "a loss that is NaN": (worded(loss=math.nan), "loss nan"),
+    "a loss that is infinite": (worded(loss=math.inf), "loss inf, expected 0 to 1e+18"),
+    "a loss that sums would overflow": (worded(loss=1e300), "loss 1e+300, expected 0 to 1e+18"),
+    "a negative loss": (worded(loss=-1e9), "loss -1e+09, expected 0 to 1e+18"),
+    "vectors that nobody asked for": (
+        vectors(update=Array("float32", (1,), RAW, bytes(100)), more=Array("float32", (1,), RAW, bytes(100))),
+        "1 vectors that nobody asked for: ['more']",
+    ),
     "a loss that is text": (worded(loss="0.1"), "'loss' should be of type float, got '0.1'"),
     "no update": (vectors(), "there is no vector 'update', only []"),
     "a foreign array": (
         vectors(update=Array("float32", (LAYOUT.size,), "numpy.ndarray", bytes(4 * LAYOUT.size))),
         "array 'update' is of type 'numpy.ndarray', expected 'fedclade.raw'",
     ),
-    "another protocol": (worded(protocol=1), "version 1 of the protocol is spoken there, and 2 here"),
+    "another protocol": (worded(protocol=1), "version 1 of the protocol is spoken there, and 3 here"),
     "nothing": (lambda honest: RecordDict(), "a message of fedclade has the record 'fedclade', this one has []"),
     "records of other kinds": (
         lambda honest: RecordDict({"fedclade": MetricRecord({"size": 3}), "vectors": ConfigRecord()}),
@@ -129,7 +152,7 @@ def test_an_update_that_is_too_large_is_refused_before_it_is_decoded(encoding: s
     data = bytes(1000 * expected)
     content = Content.of(wire.record(words, {"update": wire.raw(data, encoding, LAYOUT.size)}))
     with pytest.raises(UpdateError, match=f"update of {1000 * expected} bytes, expected {expected}"):
-        wire.read_answer(content, LAYOUT.size, LAYOUT.n_parameters, LAYOUT.dtype, {"what": "train"})
+        wire.read_answer(content, LAYOUT.size, LAYOUT.n_parameters, LAYOUT.dtype, 3, {"what": "train"})
 
 
 EVALUATIONS: dict[str, tuple[Change, str]] = {
@@ -139,6 +162,8 @@ EVALUATIONS: dict[str, tuple[Change, str]] = {
     "a loss that is NaN": (worded(losses=[math.nan]), "and loss nan of 20 examples"),
     "a negative loss": (worded(losses=[-1e9]), "and loss -1e+09 of 20 examples"),
     "negative examples": (worded(examples=[-3]), "of -3 examples"),
+    "a loss that sums would overflow": (worded(losses=[1e300]), "and loss 1e+300 of 20 examples"),
+    "vectors that nobody asked for": (vectors(more=Array("float32", (1,), RAW, bytes(100))), "vectors of 100 bytes"),
     "more than can be counted": (worded(examples=[2**60]), "of 1152921504606846976 examples"),
     "too many": (worded(accuracies=[0.5, 0.5]), "expected 1 accuracies, losses and numbers of examples, got [[0.5, 0"),
     "none": (worded(examples=[]), "expected 1 accuracies, losses and numbers of examples"),
@@ -159,6 +184,23 @@ def test_so_is_a_wrong_evaluation(name: str):
     assert math.isfinite(run.metrics[-1]["loss_mean"])
 
 
+def test_a_client_is_scored_on_as_many_examples_as_before(tmp_path: Path):
+    grid = grid_of(federation_of(FOUR))
+    told = iter([20, 20, 21])
+    spoil(grid, BAD, "evaluate", lambda honest: worded(examples=[next(told)])(honest))
+    run = federated(grid, FedAvg(), rounds=3)
+    left_out = [(event["round"], event["clients"]) for event in run.events if event["kind"] == "left_out"]
+    assert left_out == [(3, {str(BAD): "scores of [21] examples, expected 20"})]
+
+
+def test_on_its_training_data_it_is_scored_on_all_of_it():
+    """Where those scores choose a cluster, as in IFCA."""
+    grid = grid_of(federation_of(FOUR))
+    spoil(grid, BAD, "evaluate", lambda honest: worded(examples=[9 for _ in honest["fedclade"]["examples"]])(honest))
+    run = federated(grid, IFCA(clusters=2), rounds=1, evaluate_every=2)
+    assert reasons(run) == {BAD: "scores of [9] examples, expected 24"}
+
+
 def test_subspaces_that_are_none_are_asked_for_again_and_then_left_out():
     for change in (
         vectors(subspaces=Array("float32", (3,), RAW, bytes(12))),
@@ -167,7 +209,7 @@ def test_subspaces_that_are_none_are_asked_for_again_and_then_left_out():
             subspaces=Array("float32", (1,), RAW, torch.full((4 * 6 * 3,), math.nan).numpy().tobytes())
         )(honest),
     ):
-        grid = grid_of(federation_of(FOUR))
+        grid = grid_of(federation_of(FOUR), config=ALL_ALLOWED)
         spoil(grid, BAD, "subspaces", change)
         run = federated(grid, PACFL(n_clusters=2), rounds=2)
         assert reasons(run) == {BAD: "dropped out"}
@@ -209,12 +251,12 @@ def test_whatever_comes_is_left_out_or_can_be_used(words: dict[str, Any], data: 
     why = ""
     try:
         content = Content.of(worded(**words)(honest))
-        answer = wire.read_answer(content, LAYOUT.size, LAYOUT.n_parameters, LAYOUT.dtype, expected)
+        answer = wire.read_answer(content, LAYOUT.size, LAYOUT.n_parameters, LAYOUT.dtype, 9, expected)
     except UpdateError as error:
         why = str(error)
     else:
         assert answer.update.shape == (LAYOUT.size,)
-        assert 1 <= answer.size <= 2**53
+        assert answer.size == 9
     assert len(why) < 400
     assert why.isprintable()
 
@@ -283,6 +325,56 @@ def test_the_first_that_sends_an_initial_model_is_enough(tmp_path: Path):
     grid = grid_of(federation_of(FOUR), config={"secret-file": str(tmp_path / "secret")})
     spoil(grid, 0, "initial", lambda honest: wire.refusal("not by me"))
     assert federated(grid, IFCA(clusters=2), permute=True, rounds=2).summary["clusters"]["found"] >= 1
+
+
+def initially(models: dict[str, Array], digest: str | None = None) -> Change:
+    """Return a change of the answer to the question for initial models: of what is said of them, and of themselves."""
+    data = b"".join(array.data for array in models.values())
+
+    def change(honest: RecordDict) -> RecordDict:
+        said = worded(digest=wire.digest(data) if digest is None else digest)(honest)
+        return vectors(**models)(said) if "vectors" in honest else said
+
+    return change
+
+
+def model_of(value: float) -> dict[str, Array]:
+    return {"0": wire.raw_vector(torch.full((LAYOUT.size,), value))}
+
+
+LIES: dict[str, Change] = {
+    "NaN": initially(model_of(math.nan)),
+    "huge": initially(model_of(1e30)),
+    "another, of its own": initially(model_of(7.0)),
+    "another than said": lambda honest: vectors(**model_of(7.0))(honest) if "vectors" in honest else honest,
+    "too long": initially({"0": wire.raw_vector(torch.zeros(9 * LAYOUT.size))}),
+    "of another length": initially({"0": wire.raw_vector(torch.zeros(3))}),
+    "one too many": initially({**model_of(7.0), "1": wire.raw_vector(torch.zeros(1))}),
+    "no digest": worded(digest=None),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_client_that_would_like_another_initial_model_has_no_say(lie: str, tmp_path: Path):
+    """Be it the first to answer: all draw the same from their secret, and what most draw is taken."""
+    (tmp_path / "secret").write_text("ab" * 32)
+    settings: Any = {"permute": True, "rounds": 1, "evaluate_every": 2}
+    grid = grid_of(federation_of(FOUR), config={"secret-file": str(tmp_path / "secret")})
+    honest = federated(grid, FedAvg(), **settings)
+    spoil(grid, 0, "initial", LIES[lie])
+    run = federated(grid, FedAvg(), **settings)
+    assert torch.equal(run.tree.nodes[0].params, honest.tree.nodes[0].params)
+    assert run.metrics[-1]["clients_trained"] == 4
+
+
+def test_who_draws_another_initial_model_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    (tmp_path / "secret").write_text("ab" * 32)
+    grid = grid_of(federation_of(FOUR), config={"secret-file": str(tmp_path / "secret")})
+    spoil(grid, 1, "initial", LIES["another, of its own"])
+    with caplog.at_level(logging.WARNING, "fedclade"):
+        federated(grid, FedAvg(), permute=True, rounds=1)
+    (told,) = [message for message in caplog.messages if "initial model" in message]
+    assert told.startswith("3 of 4 clients draw the same initial model, which is taken; clients 1 draw another")
 
 
 def test_a_server_that_keeps_its_clients_models_says_so(caplog: pytest.LogCaptureFixture):

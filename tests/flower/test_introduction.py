@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from fedclade.errors import UpdateError
 from fedclade.flower import wire
 from fedclade.flower.introduction import Introduction, Member, read_schema
-from fedclade.flower.wire import Content
+from fedclade.flower.wire import Content, Signer
 from fedclade.roster import Schema
 from tests.flower.worlds import respondent_of, worded
 
@@ -21,7 +22,8 @@ SCHEMA = {"data": "tiny", "input_shape": [6], "outputs": 4, "task": "classificat
 
 
 def read(**changes: Any) -> Introduction:
-    return Introduction.read(Content.of(worded(**changes)(HELLO)), 101)
+    content = Content.of(worded(**changes)(HELLO))
+    return Introduction.read(replace(content, signer=Signer("ab" * 32, lasts=True)), 101)
 
 
 def with_schema(**changes: Any) -> dict[str, str]:
@@ -30,7 +32,7 @@ def with_schema(**changes: Any) -> dict[str, str]:
 
 def test_a_client_says_who_it_is_and_what_its_examples_look_like():
     one = read()
-    assert (one.number, one.member) == (1, Member(101, "c1", 24, 1))
+    assert (one.number, one.member) == (1, Member(101, "c1", 24, 1, "ab" * 32, True))
     assert one.schema == Schema("tiny", (6,), 4)
     assert one.shape == ((6,), 4, "classification", 0)
     assert one.secret == ""
@@ -73,6 +75,7 @@ def test_what_it_keeps_to_itself_is_none():
         (with_schema(task="mining"), "task 'mining', expected one of classification, language"),
         (with_schema(scaled=[0.5]), "its schema is malformed: not enough values to unpack"),
         (with_schema(scaled=[math.nan, 1]), r"scaled \[nan, 1\], expected two finite numbers"),
+        (with_schema(scaled=[10**400, 1]), "its schema is malformed: int too large to convert to float"),
     ],
 )
 def test_what_cannot_be_is_refused(changes: dict[str, Any], why: str):

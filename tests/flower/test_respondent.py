@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+import math
+import os
+import re
+import stat
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from flwr.app import RecordDict
 
 from fedclade import LocalSpec
 from fedclade.clients import Round
 from fedclade.encoding import decode, encoded_bytes
 from fedclade.errors import ConfigError, DataError, PrivacyError, UpdateError
 from fedclade.flower import wire
-from fedclade.flower.respondent import Respondent, read_secret, secret_model, seed_of
+from fedclade.flower.policy import QUESTIONS, Policy
+from fedclade.flower.respondent import MOST_RESIDUALS, Respondent, read_secret, secret_model, seed_of
 from fedclade.flower.wire import Content
 from fedclade.ledger import Budget
 from fedclade.params import Layout
@@ -26,9 +32,16 @@ from tests.tiny import federation_of, perceptron, simulated
 LAYOUT = Layout.of(perceptron())
 MODEL = LAYOUT.flatten(perceptron())
 SECRET = "f00d" * 16
+OPEN = Policy(allow=QUESTIONS)
 
 
-def ask(client: Respondent, what: str = "train", sent: dict[str, torch.Tensor] | None = None, **words: Any) -> Content:
+def ask(
+    client: Respondent,
+    what: str = "train",
+    sent: dict[str, torch.Tensor] | None = None,
+    state: RecordDict | None = None,
+    **words: Any,
+) -> Content:
     values = {
         "what": what,
         "round": 2,
@@ -39,12 +52,13 @@ def ask(client: Respondent, what: str = "train", sent: dict[str, torch.Tensor] |
         "seed": 3,
         "spec": wire.to_json(LOCAL),
         "split": "test",
+        "digest": False,
         "layout": wire.layout_digest(LAYOUT),
         **words,
     }
     sent = {"model": MODEL} if sent is None else sent
     vectors = {name: wire.raw_vector(model) for name, model in sent.items()}
-    return Content.of(client.answer(Content.of(wire.record(values, vectors))))
+    return Content.of(client.answer(Content.of(wire.record(values, vectors)), state))
 
 
 def update_of(content: Content, encoding: str = "float32") -> torch.Tensor:
@@ -56,7 +70,7 @@ def test_it_trains_as_a_simulated_client_does(what: str):
     federation = federation_of(FOUR)
     clients, _ = simulated(federation, perceptron())
     here = getattr(clients, what)([2], MODEL[None], [0], Round(2, LOCAL, 3))
-    there = ask(respondent_of(2, federation), what)
+    there = ask(respondent_of(2, federation, policy=OPEN), what)
     assert torch.equal(update_of(there), here.each[0])
     told = there.words.values
     assert told["loss"] == float(here.losses[0])
@@ -120,8 +134,11 @@ def test_it_evaluates_all_models_that_it_is_sent():
         ({"sent": {"model": MODEL[:-1]}}, r"model 'model' of 364 bytes, expected 368 for shape \(92,\)"),
         ({"sent": {"model": MODEL, "anchor": MODEL[:1]}}, "model 'anchor' of 4 bytes, expected 368"),
         ({"spec": "{"}, "'spec' is not JSON"),
-        ({"spec": '{"speed": 3}'}, "asked for local training that is not known here: .* argument 'speed'"),
-        ({"spec": '{"epochs": "x"}'}, "asked for local training that is not known here: '>=' not supported"),
+        ({"spec": '{"speed": 3}'}, "asked for local training that is not known here: unknown key of .*'speed'"),
+        ({"spec": '{"epochs": "x"}'}, "asked for local training .* epochs .* should be a whole number, got 'x'"),
+        ({"spec": '{"epochs": 1.5}'}, "asked for local training .* epochs .* should be a whole number, got 1.5"),
+        ({"spec": '{"lr": 1' + 400 * "0" + "}"}, "asked for local training .*: lr .* more than 64 bits"),
+        ({"replicates": 2, "dim": 2**40}, "asked for 2 replicates of length 1099511627776 from 24 training examples"),
         ({"spec": '{"epochs": 0}'}, "local.epochs should be at least 1, got 0"),
         (
             {"what": "evaluate", "split": "secrets"},
@@ -134,7 +151,7 @@ def test_it_evaluates_all_models_that_it_is_sent():
 )
 def test_what_it_cannot_answer_it_refuses(question: dict[str, Any], why: str):
     with pytest.raises((UpdateError, ConfigError), match=why):
-        ask(respondent_of(), **question)
+        ask(respondent_of(policy=OPEN), **question)
 
 
 def test_training_that_diverges_is_said():
@@ -205,7 +222,7 @@ def test_what_an_encoding_loses_is_sent_later_even_by_another_process(encoding: 
         assert len(answer.vector("update")) == encoded_bytes(LAYOUT.size, encoding, LAYOUT.n_parameters)
         assert answer.words.values["encoding"] == encoding
         sent.append(update_of(answer, encoding))
-    assert [path.name for path in tmp_path.iterdir()] == ["residual-train-train.safetensors"]
+    assert len(list(tmp_path.glob("residual-*.safetensors"))) == 1
     forgetful = [update_of(ask(respondent_of(encoding=encoding), round=n), encoding) for n in (1, 2)]
     assert torch.equal(sent[0], forgetful[0])
     assert not torch.equal(sent[1], forgetful[1])
@@ -221,18 +238,27 @@ def test_without_a_folder_residuals_last_as_long_as_the_process():
 
 
 def test_residuals_of_gradients_are_kept_apart(tmp_path: Path):
-    client = respondent_of(encoding="int8", folder=tmp_path)
+    client = respondent_of(encoding="int8", folder=tmp_path, policy=OPEN)
     ask(client)
     ask(client, "gradients")
     ask(client, purpose="pretrain")
-    assert sorted(path.stem for path in tmp_path.iterdir()) == [
-        "residual-gradients-train",
-        "residual-train-pretrain",
-        "residual-train-train",
-    ]
+    assert len(list(tmp_path.glob("residual-*.safetensors"))) == 3
+
+
+def test_what_a_server_calls_its_purposes_names_no_file(tmp_path: Path):
+    """Nor do many purposes fill the disk."""
+    (folder := tmp_path / "client").mkdir()
+    client = respondent_of(encoding="int8", folder=folder)
+    for purpose in ("../escaped", "/tmp/escaped", "a\0b", 1000 * "x", *map(str, range(MOST_RESIDUALS))):
+        assert len(ask(client, purpose=purpose).vector("update")) > 0
+    assert list(tmp_path.iterdir()) == [folder]
+    names = [path.name for path in folder.glob("*.safetensors")]
+    assert len(names) == MOST_RESIDUALS
+    assert all(re.fullmatch(r"residual-[0-9a-f]{32}\.safetensors", name) for name in names)
 
 
 CLIPPED = DifferentialPrivacy(clip_norm=0.01)
+UNBOUNDED = Budget(epsilon=math.inf)
 
 
 def test_a_private_client_needs_a_folder():
@@ -241,15 +267,16 @@ def test_a_private_client_needs_a_folder():
 
 
 def test_a_private_client_clips_and_withholds_its_loss(tmp_path: Path):
-    answer = ask(respondent_of(privacy=CLIPPED, folder=tmp_path))
+    answer = ask(respondent_of(privacy=CLIPPED, budget=UNBOUNDED, folder=tmp_path))
     assert float(torch.linalg.vector_norm(update_of(answer))) == pytest.approx(0.01, rel=1e-5)
     assert "loss" not in answer.words.values
-    read = wire.read_answer(answer, LAYOUT.size, LAYOUT.n_parameters, LAYOUT.dtype, {"round": 2})
+    read = wire.read_answer(answer, LAYOUT.size, LAYOUT.n_parameters, LAYOUT.dtype, 24, {"round": 2})
     assert read.loss is None
 
 
 def test_its_noise_is_its_own_and_never_the_same(tmp_path: Path):
-    client = respondent_of(privacy=DifferentialPrivacy(clip_norm=0.01, noise_multiplier=1.0), folder=tmp_path)
+    privacy = DifferentialPrivacy(clip_norm=0.01, noise_multiplier=1.0)
+    client = respondent_of(privacy=privacy, budget=UNBOUNDED, folder=tmp_path)
     first, second = update_of(ask(client)), update_of(ask(client))
     assert not torch.equal(first, second)
 
@@ -263,7 +290,7 @@ def test_its_noise_is_its_own_and_never_the_same(tmp_path: Path):
 )
 def test_a_private_client_does_not_tell(question: dict[str, Any], what: str, tmp_path: Path):
     with pytest.raises(ConfigError, match=f"clients with differential privacy do not tell {what}"):
-        ask(respondent_of(privacy=CLIPPED, folder=tmp_path), **question)
+        ask(respondent_of(privacy=CLIPPED, budget=UNBOUNDED, folder=tmp_path, policy=OPEN), **question)
 
 
 def test_a_release_is_booked_before_the_update_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -273,7 +300,7 @@ def test_a_release_is_booked_before_the_update_leaves(tmp_path: Path, monkeypatc
     def crash(*_: Any) -> Any:
         raise KeyboardInterrupt
 
-    client = respondent_of(privacy=privacy, folder=tmp_path)
+    client = respondent_of(privacy=privacy, budget=UNBOUNDED, folder=tmp_path)
     monkeypatch.setattr(client, "_encoded", crash)
     with pytest.raises(KeyboardInterrupt):
         ask(client)
@@ -293,4 +320,15 @@ def test_beyond_its_budget_it_sends_nothing(tmp_path: Path):
 def test_a_damaged_ledger_keeps_everything_back(tmp_path: Path):
     (tmp_path / "privacy.json").write_text("{")
     with pytest.raises(PrivacyError, match=r"the privacy ledger .*privacy.json is damaged"):
-        ask(respondent_of(privacy=CLIPPED, folder=tmp_path))
+        ask(respondent_of(privacy=CLIPPED, budget=UNBOUNDED, folder=tmp_path))
+
+
+def test_what_it_keeps_only_its_owner_reads(tmp_path: Path):
+    before = os.umask(0o022)
+    try:
+        ask(respondent_of(privacy=CLIPPED, budget=UNBOUNDED, encoding="int8", folder=tmp_path))
+    finally:
+        os.umask(before)
+    modes = {path.name: oct(stat.S_IMODE(path.stat().st_mode)) for path in tmp_path.iterdir()}
+    assert set(modes.values()) == {"0o600"}
+    assert {name.partition("-")[0] for name in modes} == {"privacy.json", "policy.json", "residual"}

@@ -22,7 +22,7 @@ from fedclade.flower.wire import Content, Words
 from fedclade.local import LocalSpec
 from fedclade.params import Layout
 from fedclade.signature import Permutation
-from tests.flower.worlds import CFL_OF_TWO, FOUR, federated, grid_of
+from tests.flower.worlds import CFL_OF_TWO, FOUR, federated, grid_of, hello_to
 from tests.tiny import FEATURES, LABELS, federation_of
 
 SECRET = "0123456789abcdef" * 4
@@ -82,7 +82,7 @@ def test_the_secret_does_not_travel_nor_what_is_made_of_it(permuted: Recording):
 
 def test_only_that_they_share_one_is_told(permuted: Recording):
     """An HMAC with the secret as its key: who has it can say so, and nobody else learns anything of it."""
-    hellos = [Message(wire.record({"what": "hello"}), node, "query") for node in permuted.nodes]
+    hellos = [hello_to(node) for node in permuted.nodes]
     answers = [Content.of(LocalGrid._answer(permuted, hello).content) for hello in hellos]
     (told,) = {answer.words.values["secret"] for answer in answers}
     assert len(told) == 64
@@ -192,6 +192,21 @@ def test_models_of_other_structures_have_other_digests():
     ]
     assert len({wire.layout_digest(Layout.of(model)) for model in models}) == 4
     assert wire.layout_digest(Layout.of(wide(0))) == wire.layout_digest(Layout.of(wide(1)))
+
+
+def test_models_of_other_frozen_values_have_other_digests():
+    """Nobody sends them, so they have to be the same everywhere."""
+
+    def half_frozen(value: float) -> nn.Module:
+        module = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 1))
+        module[0].requires_grad_(False)
+        nn.init.constant_(module[0].weight, value)
+        nn.init.constant_(module[0].bias, value)
+        return module
+
+    models = [half_frozen(0.1), half_frozen(0.2), half_frozen(0.1).requires_grad_(True)]
+    assert len({wire.layout_digest(Layout.of(model)) for model in models}) == 3
+    assert wire.layout_digest(Layout.of(half_frozen(0.1))) == wire.layout_digest(Layout.of(models[0]))
 
 
 def test_a_message_must_be_one_of_fedclades():

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
@@ -12,8 +14,10 @@ from flwr.clientapp import ClientApp
 from fedclade import LocalSpec
 from fedclade.algorithms import CFL
 from fedclade.data.federation import Federation
-from fedclade.flower import LocalGrid, LocalNode, Network, client_app, federate
+from fedclade.errors import UpdateError
+from fedclade.flower import LocalGrid, LocalNode, Network, client_app, federate, wire
 from fedclade.flower.respondent import Respondent
+from fedclade.flower.signing import Key, key_of, question, signed
 from fedclade.flower.wire import Content
 from fedclade.store import Run
 from tests.tiny import federation_of, perceptron
@@ -26,6 +30,9 @@ FOUR = (0, 1, 0, 1)
 
 CFL_OF_TWO = CFL(split_rounds=(2,), eps2=1e-6)
 """Splits them in round 2."""
+
+ALL_ALLOWED = {"allow": "train evaluate gradients subspaces"}
+"""The node config of clients that answer every kind of question."""
 
 LOCAL = LocalSpec(epochs=3, batch_size=8, lr=0.3)
 
@@ -47,6 +54,13 @@ def grid_of(
     return LocalGrid({node_of(c): LocalNode(app, {"partition-id": c, **(config or {})}) for c in federation.ids})
 
 
+def housed(grid: LocalGrid, folder: Path) -> LocalGrid:
+    """Give every client of a grid a folder of its own, in which its key outlives it."""
+    for node, each in grid.nodes.items():
+        each.config = {**each.config, "folder": str(folder / str(node))}
+    return grid
+
+
 def federated(grid: LocalGrid, algorithm: Any, model: Any = perceptron, **settings: Any) -> Run:
     """Run over a grid, whose nodes all have to be there at the start unless ``network`` says otherwise."""
     network = settings.pop("network", None) or network_of(grid)
@@ -62,7 +76,8 @@ def network_of(grid: LocalGrid, **settings: Any) -> Network:
 class Spoilt:
     """The app of a node whose answers are spoilt before they leave.
 
-    ``spoil`` gets the question and the honest answer, and returns another, or None for the honest one.
+    ``spoil`` gets the question and the honest answer, and returns another, or None for the honest one. It is signed
+    again: these are the lies of a client with a key, not of one that would like to be another.
     """
 
     app: Callable[[Message, Context], Message]
@@ -71,7 +86,22 @@ class Spoilt:
     def __call__(self, message: Message, context: Context) -> Message:
         honest = self.app(message, context)
         spoilt = self.spoil(Content.of(message.content), honest.content)
-        return honest if spoilt is None else Message(spoilt, reply_to=message)
+        return honest if spoilt is None else answered(message, spoilt, key_of(context))
+
+
+KEY = Key.new()
+
+
+def answered(message: Message, content: RecordDict, key: Key = KEY) -> Message:
+    """Return an answer, signed if it is one that can be: clients that lie sign their lies."""
+    with suppress(UpdateError):
+        content = signed(content, message, key)
+    return Message(content, reply_to=message)
+
+
+def hello_to(node: int) -> Message:
+    """Return the question by which a node is asked to introduce itself."""
+    return Message(question(wire.record({"what": "hello"}))[0], node, "query")
 
 
 def only(what: str, change: Callable[[RecordDict], RecordDict | None]) -> Callable[[Content, RecordDict], Any]:

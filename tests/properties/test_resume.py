@@ -58,7 +58,7 @@ def bytes_of(folder: Path) -> dict[str, bytes | str]:
     metrics = [{key: value for key, value in row.items() if not key.startswith("seconds")} for row in run.metrics]
     summary = {key: value for key, value in run.summary.items() if key != "seconds"}
     names = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
-    timed = {"metrics.parquet", "summary.json"}
+    timed = {"metrics.parquet", "summary.json", "manifest.json"}
     files = {str(n): (folder / n).read_bytes() for n in names if str(n) not in timed and n.parts[0] != "checkpoints"}
     return {**files, "metrics": json.dumps(metrics), "summary": json.dumps(summary)}
 

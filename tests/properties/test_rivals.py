@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fedclade import LocalSpec, Run, simulate
+from fedclade import ConfigError, LocalSpec, Run, simulate
 from fedclade.algorithms import IFCA, PACFL, Algorithm, Ditto, FeSEM, FineTune, State
 from fedclade.clients import Round
 from fedclade.engine import SimulatedClients
@@ -176,5 +177,9 @@ def test_compared_by_sketches_models_are_the_same(algorithm: Algorithm):
 
 @each_rival
 def test_one_client_is_enough(algorithm: Algorithm):
+    if isinstance(algorithm, IFCA | FeSEM):
+        with pytest.raises(ConfigError, match="clusters should be at most the number of clients, 1, got 3"):
+            run_of(algorithm, federation_of([0]), rounds=3)
+        algorithm = replace(algorithm, clusters=1)
     run = run_of(algorithm, federation_of([0]), rounds=3)
     assert len(run.clients) == 3

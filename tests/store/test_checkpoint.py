@@ -14,11 +14,11 @@ import torch
 
 from fedclade import CheckpointError, ParameterTree
 from fedclade.files import sha256_of
-from fedclade.store import Checkpoint, SimilarityMatrix
-from fedclade.store.checkpoint import FORMAT, Tables
+from fedclade.store import Checkpoint, RunFolder, SimilarityMatrix, segments
+from fedclade.store.checkpoint import FORMAT
 
 FILES = [
-    *("checkpoint.json", "run.json", "record/metrics.jsonl", "record/events.jsonl", "tensors.safetensors"),
+    *("checkpoint.json", "run.json", "record/000001-000007.jsonl", "tensors.safetensors"),
     *("tree/tree.json", "tree/tree.safetensors"),
 ]
 
@@ -37,7 +37,10 @@ def a_checkpoint(number: int = 7) -> Checkpoint:
         tree=split,
         memory={"peaks": torch.randn(3, generator=draw, dtype=torch.float64), "leaves": torch.tensor([[1, 2]])},
         on_cpu=frozenset({"peaks"}),
-        rows={"metrics": [{"round": 1, "ari": 0.1 + 0.2, "loss": math.inf, "gap": None}], "events": [{"node": 0}]},
+        rows={
+            "metrics": [{"round": 1, "ari": 0.1 + 0.2, "loss": math.inf, "gap": None}],
+            "events": [{"round": 2, "node": 0}],
+        },
         similarities=(SimilarityMatrix(0, 3, (0, 1, 2), np.random.default_rng(0).random((3, 3))),),
     )
 
@@ -69,9 +72,9 @@ def test_a_checkpoint_reads_back_to_the_last_bit(written):
 
 def test_a_checkpoint_is_safetensors_and_json_alone(written):
     assert {str(path.relative_to(written)) for path in written.rglob("*") if path.is_file()} == set(FILES)
-    assert all(
-        json.loads((written / name).read_text()) for name in FILES if name.endswith(".json") or name.endswith(".jsonl")
-    )
+    texts = [(written / name).read_text() for name in FILES if name.endswith(".json")]
+    texts += [line for name in FILES if name.endswith(".jsonl") for line in (written / name).read_text().splitlines()]
+    assert all(json.loads(text) for text in texts)
 
 
 def test_tensors_that_share_memory_are_written(tmp_path):
@@ -119,6 +122,14 @@ def test_one_flipped_bit_is_found(written, name, place):
         Checkpoint.read(written)
 
 
+def test_a_stray_file_is_no_part_of_a_checkpoint(written):
+    """Systems leave such files in folders that are looked at, shared, or deleted while they are read."""
+    for name in ("record/.DS_Store", "record/.nfs0001", "tree/Thumbs.db", "notes.txt"):
+        (written / name).write_bytes(b"\xff\xfe not ours")
+    (written / "record/folder").mkdir()
+    assert Checkpoint.read(written).rows == a_checkpoint().rows
+
+
 def test_every_flipped_byte_of_the_manifest_is_found(written):
     """But for white space: whatever else it turns into, it is no manifest, or not of these files."""
     path = written / "checkpoint.json"
@@ -131,7 +142,7 @@ def test_every_flipped_byte_of_the_manifest_is_found(written):
             Checkpoint.read(written)
 
 
-@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"[]", b"3", b"{}", b'{"format": 1, "sha256": 5}'])
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"[]", b"3", b"{}", b'{"format": 2, "sha256": 5}'])
 def test_what_is_no_manifest_is_one_clear_error(written, content):
     (written / "checkpoint.json").write_bytes(content)
     with pytest.raises(CheckpointError, match=re.escape(f"{written / 'checkpoint.json'} cannot be read: ")):
@@ -155,11 +166,78 @@ def test_files_that_are_whole_but_make_no_checkpoint_are_one_clear_error(written
         Checkpoint.read(written)
 
 
-def test_rows_that_were_written_before_are_not_encoded_again(tmp_path, monkeypatch):
-    """Once the first row is written it could be anything; the file has it as it was."""
-    checkpoint, tables = a_checkpoint(), Tables()
-    checkpoint.write(tmp_path / "round-000001", tables)
-    rows = {"metrics": [object(), {"round": 2}], "events": [object()]}
-    dataclasses.replace(checkpoint, rows=rows).write(tmp_path / "round-000002", tables)
-    again = Checkpoint.read(tmp_path / "round-000002")
-    assert again.rows == {"metrics": [*checkpoint.rows["metrics"], {"round": 2}], "events": [{"node": 0}]}
+def rows_of(rounds: int) -> dict[str, list[dict]]:
+    """Return a row of metrics for each round, two of clients, and an event every third round."""
+    numbers = range(1, rounds + 1)
+    return {
+        "metrics": [{"round": n, "loss": 1 / n} for n in numbers],
+        "clients": [{"round": n, "client": client} for n in numbers for client in (0, 1)],
+        "events": [{"round": n, "kind": "split"} for n in numbers if n % 3 == 0],
+        "clusters": [],
+    }
+
+
+def saved(folder: Path, rounds: int) -> Path:
+    """Save a run in a folder after each of its rounds."""
+    for number in range(1, rounds + 1):
+        RunFolder(folder).save(dataclasses.replace(a_checkpoint(number), rows=rows_of(number)))
+    return folder / "checkpoints" / f"round-{rounds:06d}"
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 3, 7, 8, 21])
+def test_rows_that_are_written_bit_by_bit_read_back_the_same(tmp_path, rounds):
+    newest = saved(tmp_path, rounds)
+    for folder in sorted(newest.parent.iterdir()):
+        checkpoint = Checkpoint.read(folder)
+        assert checkpoint.rows == rows_of(checkpoint.round)
+
+
+def test_a_checkpoint_writes_the_rows_of_new_rounds_and_little_else(tmp_path, monkeypatch):
+    """Over 64 rounds, one that writes all rows each time would write 64 * 65 / 2 = 2080 rounds."""
+    written: list[int] = []
+    dumps = json.dumps
+
+    def counted(value, **options):
+        if isinstance(value, list) and value[0] == "metrics":
+            written.append(value[1]["round"])
+        return dumps(value, **options)
+
+    monkeypatch.setattr(segments.json, "dumps", counted)
+    newest = saved(tmp_path, 64)
+    assert len(written) < 2080 / 4
+    assert len(list((newest / "record").iterdir())) <= 7, "which is log2 of 64, and 1"
+
+
+def test_the_two_checkpoints_that_are_kept_share_no_file(tmp_path):
+    """Or one damaged place on a disk could spoil both."""
+    saved(tmp_path, 21)
+    inodes = [path.stat().st_ino for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(set(inodes)) == len(inodes) > 10
+
+
+def test_what_is_damaged_in_a_checkpoint_is_not_taken_for_right_in_a_later_one(tmp_path):
+    newest = saved(tmp_path, 9)
+    (shared, *_) = sorted((newest.with_name("round-000008") / "record").iterdir())
+    shared.write_bytes(shared.read_bytes().replace(b"0.5", b"0.6"))
+    RunFolder(tmp_path).save(dataclasses.replace(a_checkpoint(10), rows=rows_of(10)))
+    name = newest.with_name("round-000010") / "record" / shared.name
+    with pytest.raises(CheckpointError, match=re.escape(f"{name} is damaged: its SHA-256 is not the one in")):
+        Checkpoint.read(newest.with_name("round-000010"))
+    assert Checkpoint.read(newest).rows == rows_of(9)
+
+
+@pytest.mark.parametrize("spoil", ["checkpoint.json", "record"])
+def test_rows_are_written_anew_where_the_earlier_ones_are_not_whole(tmp_path, spoil):
+    newest = saved(tmp_path, 9)
+    earlier = newest.with_name("round-000008") / spoil
+    (sorted(earlier.iterdir())[0] if earlier.is_dir() else earlier).unlink()
+    RunFolder(tmp_path).save(dataclasses.replace(a_checkpoint(10), rows=rows_of(10)))
+    assert Checkpoint.read(newest.with_name("round-000010")).rows == rows_of(10)
+
+
+def test_files_are_copied_where_they_cannot_be_linked(tmp_path, monkeypatch):
+    def refused(*_):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(segments.os, "link", refused)
+    assert Checkpoint.read(saved(tmp_path, 9)).rows == rows_of(9)

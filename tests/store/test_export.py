@@ -13,10 +13,22 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import nn
 
-from fedclade import CFL, ConfigError, FineTune, LocalSpec, Oracle, Run, RunError, TreeError, export_model, simulate
+from fedclade import (
+    CFL,
+    ConfigError,
+    FineTune,
+    LocalSpec,
+    Oracle,
+    Run,
+    RunError,
+    TreeError,
+    export_model,
+    files,
+    simulate,
+)
 from fedclade.config import check_config
 from fedclade.params import Layout
-from fedclade.store import export
+from tests.folders import resealed, unsealed
 from tests.tiny import FEATURES, LABELS, federation_of, linear, perceptron
 
 SETTINGS = {"local": LocalSpec(batch_size=10), "rounds": 4, "engine": "loop"}
@@ -204,7 +216,7 @@ def test_a_disk_that_fills_up_leaves_nothing_half_written(run, tmp_path, monkeyp
     def full(*_):
         raise error
 
-    monkeypatch.setattr(export, "save_file", full)
+    monkeypatch.setattr(files, "save_file", full)
     with pytest.raises(RunError, match=re.escape(f"cannot write {tmp_path / 'm.safetensors'}: {error}")):
         export_model(run, tmp_path / "m.safetensors", node=0)
     assert list(tmp_path.iterdir()) == []
@@ -222,7 +234,7 @@ def test_a_folder_of_before_layouts_were_kept_reads_but_cannot_be_exported_from(
     content = json.loads(file.read_text())
     assert content.pop("layout")["dtype"] == "float32"
     file.write_text(json.dumps(content))
-    again = Run.load(folder)
+    again = Run.load(unsealed(folder))
     assert again.layout is None
     assert torch.equal(again.tree.model_for(3), run.tree.model_for(3))
     with pytest.raises(RunError, match=r"written before the layout of the model was kept.* run its config\.toml again"):
@@ -246,7 +258,7 @@ def test_a_damaged_layout_is_one_clear_error(run, tmp_path, damage):
     damage(content["layout"])
     file.write_text(json.dumps(content))
     with pytest.raises(RunError, match=rf"the layout in {re.escape(str(file))} is damaged: "):
-        Run.load(folder)
+        Run.load(resealed(folder))
 
 
 def test_a_layout_of_another_model_is_refused(run, tmp_path):

@@ -13,6 +13,7 @@ from fedclade.signature import CountSketch
 from fedclade.store import run as run_module
 from fedclade.store.run import FORMAT, check_free
 from fedclade.store.tree_files import read_tree, write_tree
+from tests.folders import resealed
 from tests.tiny import federation_of, linear
 
 
@@ -55,7 +56,7 @@ def test_a_saved_run_reads_back_the_same(finished, tmp_path):
 def test_the_folder_holds_what_the_contract_names(finished, tmp_path):
     folder = finished.save(tmp_path / "run")
     expected = {"config.toml", "summary.json", "events.jsonl", "metrics.parquet", "clusters.parquet", "clients.parquet"}
-    assert {path.name for path in folder.iterdir()} == expected | {"similarities.npz", "tree"}
+    assert {path.name for path in folder.iterdir()} == expected | {"similarities.npz", "tree", "manifest.json"}
     assert {path.name for path in (folder / "tree").iterdir()} == {"tree.json", "tree.safetensors"}
 
 
@@ -122,7 +123,7 @@ def test_what_is_no_run_folder_is_refused(tmp_path):
 def test_another_format_is_refused(finished, tmp_path):
     folder = finished.save(tmp_path / "run")
     (folder / "summary.json").write_text(json.dumps({**finished.summary, "format": 99}))
-    text = re.escape(f"{folder} has format 99, this version of fedclade reads formats 1 and {FORMAT}")
+    text = re.escape(f"{folder} has format 99, this version of fedclade reads formats 1, 2 and {FORMAT}")
     with pytest.raises(RunError, match=text):
         Run.load(folder)
 
@@ -209,8 +210,8 @@ def test_a_damaged_tree_is_one_clear_error(finished, tmp_path, damage):
 def test_a_run_folder_with_a_damaged_tree_names_the_tree(finished, tmp_path):
     folder = finished.save(tmp_path / "run")
     (folder / "tree" / "tree.json").write_text("{}")
-    with pytest.raises(RunError, match=r"the parameter tree in .* is damaged: KeyError: 'nodes'"):
-        Run.load(folder)
+    with pytest.raises(RunError, match=r"the parameter tree in .* is damaged: ValueError: tree\.json lacks nodes"):
+        Run.load(resealed(folder))
 
 
 def test_the_tree_of_1000_clients_with_600000_parameters_and_sketches_of_1024_is_below_50_mb(tmp_path):

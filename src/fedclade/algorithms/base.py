@@ -89,9 +89,12 @@ class Algorithm(ABC):
     asks_for
         What else of their data clients must tell besides updates and scores, in words; differential privacy does not
         cover it.
+    waits_by
+        The hyper-parameter by which :attr:`rounds_needed` can be lowered, if there is one.
     """
 
     asks_for: ClassVar[str] = ""
+    waits_by: ClassVar[str] = ""
 
     @property
     def needs_updates(self) -> bool:
@@ -110,6 +113,16 @@ class Algorithm(ABC):
     def rounds_needed(self) -> int:
         """How many rounds it takes until it has done what sets it apart; a run of fewer is told so."""
         return 1
+
+    def check_clients(self, clients: int) -> None:
+        """Check that so many clients are enough for what the hyper-parameters ask for; any number is by default.
+
+        Raises
+        ------
+        ConfigError
+            If they are not.
+        """
+        return
 
     @abstractmethod
     def init(self, params: Tensor, clients: Clients) -> State:

@@ -36,6 +36,7 @@ from fedclade.algorithms.base import (
     train_clusters,
 )
 from fedclade.algorithms.waiting import place_waiting
+from fedclade.arguments import checked
 from fedclade.clients import Clients, Round
 from fedclade.errors import require
 from fedclade.geometry import Geometry
@@ -46,6 +47,7 @@ STATIONARY = "stationary"
 """In a state's memory, once the run is at its end."""
 
 
+@checked()
 @dataclass(frozen=True, kw_only=True)
 class CFL(Algorithm):
     """Clustered Federated Learning (Sattler et al. 2019, Algorithm 5): split a cluster when its members disagree.

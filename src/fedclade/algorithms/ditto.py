@@ -23,11 +23,14 @@ import torch
 from torch import Tensor
 
 from fedclade.algorithms.base import Event, OneCohort, OwnModels, RoundLog, State, log_of, move_clusters, train_root
+from fedclade.arguments import checked
 from fedclade.clients import Clients, Round
 from fedclade.errors import require
+from fedclade.local import LARGEST
 from fedclade.tree import ParameterTree
 
 
+@checked()
 @dataclass(frozen=True, kw_only=True)
 class Ditto(OwnModels, OneCohort):
     """Ditto (Li et al. 2021): a personal model beside the global one; the root is w, and each client's leaf its v_k.
@@ -52,6 +55,7 @@ class Ditto(OwnModels, OneCohort):
     def __post_init__(self) -> None:
         require(
             ("algorithm.lam", self.lam, self.lam >= 0, "at least 0"),
+            ("algorithm.lam", self.lam, not self.lam > LARGEST, f"at most {LARGEST:g}"),
             ("algorithm.epochs", self.epochs, self.epochs is None or self.epochs >= 1, "at least 1, or left out"),
         )
 

@@ -19,6 +19,7 @@ from fedclade.algorithms.base import (
     move_clusters,
     train_clusters,
 )
+from fedclade.arguments import checked
 from fedclade.clients import Clients, Round
 from fedclade.errors import ConfigError
 from fedclade.tree import ParameterTree
@@ -66,6 +67,7 @@ class Local(OwnModels, _FixedClusters):
         return super().step(state, cohort, clients, replace(this_round, travels="nothing"))
 
 
+@checked()
 @dataclass(frozen=True)
 class Oracle(_FixedClusters):
     """FedAvg within the true clusters: what a clustered method could reach at best, had it known them from the start.

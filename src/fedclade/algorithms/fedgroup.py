@@ -49,8 +49,10 @@ from fedclade.algorithms.groups import (
     pretrain,
     with_groups,
 )
+from fedclade.arguments import checked
 from fedclade.clients import Clients, Round
 from fedclade.errors import require
+from fedclade.local import LARGEST
 from fedclade.routing import Assignment
 from fedclade.ternary import k_means, ternary_similarity
 from fedclade.tree import ParameterTree
@@ -60,6 +62,7 @@ AT_ONCE = 500
 """Clients, at most, whose pre-training updates are held in memory together when all join a group."""
 
 
+@checked()
 @dataclass(frozen=True, kw_only=True)
 class FedGroup(OneCohort):
     """FedGroup (Duan et al. 2020, Algorithm 2): clients are grouped once, by the directions of their first updates.
@@ -75,7 +78,8 @@ class FedGroup(OneCohort):
     mu
         μ of FedGrouProx, the proximal term within the groups; left out: that of the local training.
     base_directions
-        Columns of V: three, or the number of groups in the paper's later version.
+        Columns of V: three, or the number of groups in the paper's later version. From the number of clients on there
+        are no more of them.
     weighted_start
         Whether a group's first model weights its clients by their examples; Algorithm 4 line 7 does not.
     cold_start
@@ -111,10 +115,26 @@ class FedGroup(OneCohort):
             ("algorithm.groups", self.groups, self.groups >= 1, "at least 1"),
             ("algorithm.pretrain_scale", self.pretrain_scale, self.pretrain_scale >= 1, "at least 1"),
             ("algorithm.eta_g", self.eta_g, self.eta_g >= 0, "at least 0"),
+            ("algorithm.eta_g", self.eta_g, not self.eta_g > LARGEST, f"at most {LARGEST:g}"),
             ("algorithm.mu", self.mu, self.mu is None or self.mu >= 0, "at least 0, or left out"),
+            ("algorithm.mu", self.mu, self.mu is None or not self.mu > LARGEST, f"at most {LARGEST:g}"),
             ("algorithm.base_directions", self.base_directions, self.base_directions >= 1, "at least 1"),
             ("algorithm.cold_start", self.cold_start, self.cold_start in moments, "'start' or 'sampled'"),
             ("algorithm.direction", self.direction, self.direction in directions, "'update' or 'position'"),
+        )
+
+    def check_clients(self, clients: int) -> None:
+        """Check that there are as many clients as groups, and as base directions beyond the paper's three."""
+        largest = max(3, clients)
+        require(
+            (
+                *("algorithm.groups", self.groups, self.groups <= clients),
+                f"at most {clients}, the number of clients that can pre-train",
+            ),
+            (
+                *("algorithm.base_directions", self.base_directions, self.base_directions <= largest),
+                f"at most {largest}, as {clients} clients have no more directions",
+            ),
         )
 
     def init(self, params: Tensor, clients: Clients) -> State:
@@ -123,10 +143,9 @@ class FedGroup(OneCohort):
         Raises
         ------
         ConfigError
-            If there are more groups than clients to pre-train.
+            If there are more groups than clients to pre-train, or more base directions than they can have.
         """
-        rule = f"at most {len(clients.ids)}, the number of clients that can pre-train"
-        require(("algorithm.groups", self.groups, self.groups <= len(clients.ids), rule))
+        self.check_clients(len(clients.ids))
         return State(ParameterTree.star([()] * self.groups, params, unassigned=clients.ids))
 
     def step(self, state: State, cohort: Sequence[int], clients: Clients, this_round: Round) -> tuple[State, RoundLog]:

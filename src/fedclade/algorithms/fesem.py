@@ -27,6 +27,8 @@ import torch
 from torch import Tensor
 
 from fedclade.algorithms.base import OneCohort, RoundLog, State, by_cluster, log_of, membership_events, too_few_event
+from fedclade.algorithms.hierarchical import check_enough
+from fedclade.arguments import checked
 from fedclade.clients import Clients, Round
 from fedclade.clustering import agglomerate, cut
 from fedclade.errors import require
@@ -34,6 +36,7 @@ from fedclade.similarity import distances
 from fedclade.tree import ParameterTree
 
 
+@checked()
 @dataclass(frozen=True, kw_only=True)
 class FeSEM(OneCohort):
     """Multi-center federated learning (Xie et al. 2020): k-means on local models, one iteration a round.
@@ -54,8 +57,19 @@ class FeSEM(OneCohort):
     def __post_init__(self) -> None:
         require(("algorithm.clusters", self.clusters, self.clusters >= 1, "at least 1"))
 
+    def check_clients(self, clients: int) -> None:
+        """Check that there are as many clients as clusters are asked for; raises ConfigError."""
+        check_enough("clusters", self.clusters, clients)
+
     def init(self, params: Tensor, clients: Clients) -> State:
-        """Put every centre at the initial model, and no client to any of them."""
+        """Put every centre at the initial model, and no client to any of them.
+
+        Raises
+        ------
+        ConfigError
+            If there are more centres than clients.
+        """
+        self.check_clients(len(clients.ids))
         return State(ParameterTree.star([()] * self.clusters, params, unassigned=clients.ids))
 
     def step(self, state: State, cohort: Sequence[int], clients: Clients, this_round: Round) -> tuple[State, RoundLog]:

@@ -38,6 +38,7 @@ from fedclade.algorithms.base import (
 )
 from fedclade.algorithms.hierarchical import check_enough, cut_rules, merged
 from fedclade.algorithms.waiting import place_waiting
+from fedclade.arguments import checked
 from fedclade.clients import Clients, Round
 from fedclade.clustering import LINKAGES
 from fedclade.errors import ConfigError, require, unknown
@@ -48,6 +49,7 @@ CLUSTERED = "clustered"
 """In a state's memory, once the clustering step has been taken."""
 
 
+@checked()
 @dataclass(frozen=True, kw_only=True)
 class FLHC(Algorithm):
     """Federated learning with one step of hierarchical clustering (Briggs et al. 2020, Algorithm 1).
@@ -75,6 +77,8 @@ class FLHC(Algorithm):
     ConfigError
         If a name is unknown, a value is out of range, or two do not go together.
     """
+
+    waits_by = "rounds_before"
 
     rounds_before: int = 10
     metric: str = "l1"
@@ -106,6 +110,10 @@ class FLHC(Algorithm):
         """Rounds until the clustering step."""
         return self.rounds_before + 1
 
+    def check_clients(self, clients: int) -> None:
+        """Check that there are as many clients as clusters are asked for; raises ConfigError."""
+        check_enough("n_clusters", self.n_clusters, clients)
+
     def init(self, params: Tensor, clients: Clients) -> State:
         """Put all clients in one cluster (line 2).
 
@@ -114,7 +122,7 @@ class FLHC(Algorithm):
         ConfigError
             If more clusters are asked for than there are clients.
         """
-        check_enough(self.n_clusters, clients.ids)
+        self.check_clients(len(clients.ids))
         return State(ParameterTree.root_only(clients.ids, params))
 
     def step(self, state: State, cohort: Sequence[int], clients: Clients, this_round: Round) -> tuple[State, RoundLog]:

@@ -29,16 +29,16 @@ def cut_rules(threshold: float | str | None, n_clusters: int | None, largest: fl
     )
 
 
-def check_enough(n_clusters: int | None, clients: Sequence[int]) -> None:
-    """Check that there are as many clients as clusters are asked for.
+def check_enough(name: str, n_clusters: int | None, clients: int) -> None:
+    """Check that there are as many clients as a setting asks for clusters.
 
     Raises
     ------
     ConfigError
         If there are fewer.
     """
-    holds = n_clusters is None or n_clusters <= len(clients)
-    require(("algorithm.n_clusters", n_clusters, holds, f"at most the number of clients, {len(clients)}"))
+    holds = n_clusters is None or n_clusters <= clients
+    require((f"algorithm.{name}", n_clusters, holds, f"at most the number of clients, {clients}"))
 
 
 def merged(

@@ -35,12 +35,15 @@ from fedclade.algorithms.base import (
     membership_events,
     move_clusters,
 )
+from fedclade.algorithms.hierarchical import check_enough
+from fedclade.arguments import checked
 from fedclade.clients import Clients, Round
 from fedclade.errors import ConfigError, require
 from fedclade.routing import to_lowest_loss
 from fedclade.tree import ParameterTree
 
 
+@checked()
 @dataclass(frozen=True, kw_only=True)
 class IFCA(OneCohort):
     """IFCA (Ghosh et al. 2020): k models, and every client trains the one with the lowest loss on its data.
@@ -87,14 +90,19 @@ class IFCA(OneCohort):
         """How many initial models, each drawn by itself, ``init`` starts from."""
         return self.clusters * self.restarts
 
+    def check_clients(self, clients: int) -> None:
+        """Check that there are as many clients as clusters are asked for; raises ConfigError."""
+        check_enough("clusters", self.clusters, clients)
+
     def init(self, params: Tensor, clients: Clients) -> State:
         """Take the initial models ``[restarts · k, S]``; no client has chosen yet.
 
         Raises
         ------
         ConfigError
-            If there are not as many different ones.
+            If there are not as many different ones, or more than clients to take them.
         """
+        self.check_clients(len(clients.ids))
         models, needed = params.view(-1, params.shape[-1]), self.initial_models
         if (found := len(models.unique(dim=0))) < needed:
             raise ConfigError(f"ifca needs {needed} different initial models, got {found}; let them depend on the seed")

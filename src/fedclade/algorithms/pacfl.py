@@ -43,11 +43,13 @@ from fedclade.algorithms.base import (
 )
 from fedclade.algorithms.hierarchical import check_enough, cut_rules, merged
 from fedclade.angles import angles
+from fedclade.arguments import checked
 from fedclade.clients import Clients, Round
 from fedclade.errors import require
 from fedclade.tree import ParameterTree
 
 
+@checked()
 @dataclass(frozen=True, kw_only=True)
 class PACFL(Algorithm):
     """Clusters by principal angles between the clients' data, found once before training (Vahidian et al. 2023).
@@ -94,6 +96,10 @@ class PACFL(Algorithm):
         """Whether a step works on the updates of single clients."""
         return False
 
+    def check_clients(self, clients: int) -> None:
+        """Check that there are as many clients as clusters are asked for; raises ConfigError."""
+        check_enough("n_clusters", self.n_clusters, clients)
+
     def init(self, params: Tensor, clients: Clients) -> State:
         """Put all clients in one cluster; they are asked for their vectors in the first round.
 
@@ -102,7 +108,7 @@ class PACFL(Algorithm):
         ConfigError
             If more clusters are asked for than there are clients.
         """
-        check_enough(self.n_clusters, clients.ids)
+        self.check_clients(len(clients.ids))
         return State(ParameterTree.root_only(clients.ids, params))
 
     def step(self, state: State, cohort: Sequence[int], clients: Clients, this_round: Round) -> tuple[State, RoundLog]:

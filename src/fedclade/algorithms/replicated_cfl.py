@@ -25,6 +25,7 @@ from torch import Tensor
 
 from fedclade.algorithms.base import Algorithm, Event, RoundLog, State, log_of, move_clusters, train_clusters
 from fedclade.algorithms.waiting import place_waiting
+from fedclade.arguments import checked
 from fedclade.clients import Clients, Round
 from fedclade.errors import require
 from fedclade.replication import Finding, Labels, Replicates, find_clusters, gain, same_partition
@@ -34,6 +35,7 @@ FOR_PEOPLE = 0.01
 """From which p-values are told apart that decide nothing."""
 
 
+@checked()
 @dataclass(frozen=True, kw_only=True)
 class ReplicatedCFL(Algorithm):
     """Clustered federated learning whose clusters are found on one half of the data and hold on the other.
@@ -51,6 +53,8 @@ class ReplicatedCFL(Algorithm):
     ConfigError
         If a value is out of range; one line for each.
     """
+
+    waits_by = "check_every"
 
     level: float = 0.01
     check_every: int = 7

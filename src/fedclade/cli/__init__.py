@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 
-from rich.console import Console
 from rich.text import Text
 
 from fedclade.cli.app import app
 from fedclade.cli.console import new_console
 from fedclade.errors import FedcladeError, RunInterrupted
+from fedclade.report.terminal import Terminal
 
 INTERRUPTED = 130
 """Exit status of a run that was interrupted, as shells have it: 128 + SIGINT."""
@@ -26,7 +26,7 @@ def main() -> None:
         new_console().print(Text(str(interrupted)), soft_wrap=True)
         sys.exit(INTERRUPTED)
     except FedcladeError as error:
-        lines = str(error).splitlines()
+        lines = str(error).strip().split("\n")
         told = lines[0] if len(lines) == 1 else "\n  ".join([f"{len(lines)} problems:", *lines])
-        Console(stderr=True, soft_wrap=True).print(Text.assemble(("error: ", "bold red"), told))
+        Terminal(stderr=True, soft_wrap=True).print(Text.assemble(("error: ", "bold red"), told))
         sys.exit(2)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
 from typing import Annotated
 
 import typer
 
+from fedclade import __version__
 from fedclade.cli import assign, look, run
 from fedclade.cli.export import export
 from fedclade.cli.report import report
@@ -25,7 +25,7 @@ app = typer.Typer(
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"fedclade {version('fedclade')}")
+        typer.echo(f"fedclade {__version__}")
         raise typer.Exit
 
 

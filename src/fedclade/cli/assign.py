@@ -55,7 +55,7 @@ def assign_newcomers(
     found = assign(run, federation, device=device, engine=engine, memory=memory, only_fitting=only_fitting)
     written = [found.save(path) for path in ([out] if out else [folder / f"newcomers{s}" for s in (".csv", ".json")])]
     console.print(newcomer_table(found))
-    console.print(f"written: {', '.join(str(path) for path in written)}", soft_wrap=True)
+    console.print(f"written: {', '.join(str(path) for path in written)}", soft_wrap=True, markup=False)
 
 
 def _config_of(run: Run, folder: Path) -> Config:

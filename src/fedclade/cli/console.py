@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 
-from rich.console import Console
+from fedclade.report.terminal import Terminal
 
 WIDTH_OF_FILES = 100
 
 
-def new_console() -> Console:
+def new_console() -> Terminal:
     """Return the console: as wide as the terminal; what goes to a file or a pipe is not cut to a terminal's 80."""
-    console = Console()
+    console = Terminal()
     if not console.is_terminal and "COLUMNS" not in os.environ:
-        return Console(width=WIDTH_OF_FILES)
+        return Terminal(width=WIDTH_OF_FILES)
     return console

@@ -29,4 +29,4 @@ def export(
     """
     written = export_model(Run.load(folder), out, client=client, node=node, level=level)
     cards = " and ".join(str(written.with_suffix(suffix)) for suffix in (".json", ".md"))
-    new_console().print(f"model: {written}; its card: {cards}", soft_wrap=True)
+    new_console().print(f"model: {written}; its card: {cards}", soft_wrap=True, markup=False)

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from fedclade.algorithms import ALGORITHMS
 from fedclade.citations import cite_name
@@ -49,7 +50,7 @@ def validate(config: Annotated[str, typer.Argument(help="A TOML file, or a name 
             read_scenario(path, scale=scale)
     else:
         read_config(path)
-    new_console().print(f"{path} is fine", soft_wrap=True)
+    new_console().print(f"{path} is fine", soft_wrap=True, markup=False)
 
 
 def list_known(kind: Annotated[Kind, typer.Argument(help="What to list.")]) -> None:
@@ -58,7 +59,7 @@ def list_known(kind: Annotated[Kind, typer.Argument(help="What to list.")]) -> N
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
     for name, summary in _known(kind).items():
-        table.add_row(name, summary)
+        table.add_row(Text(name), Text(summary))
     new_console().print(table)
 
 
@@ -86,5 +87,5 @@ def _known(kind: Kind) -> Mapping[str, str]:
 
 
 def _first_comment(file: Path) -> str:
-    first = file.read_text().partition("\n")[0]
+    first = file.read_text(encoding="utf-8").partition("\n")[0]
     return first.removeprefix("#").strip() if first.startswith("#") else ""

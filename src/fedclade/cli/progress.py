@@ -30,10 +30,10 @@ class RunProgress:
     def __init__(self, console: Console, *, quiet: bool) -> None:
         self.quiet = quiet
         self._bars = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[state]}"),
+            TextColumn("{task.fields[state]}", markup=False),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
             console=console,

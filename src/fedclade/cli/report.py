@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import webbrowser
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +12,8 @@ from rich.console import Console
 
 from fedclade.cli.console import new_console
 from fedclade.errors import RunError
-from fedclade.report import Comparison, cluster_table, decision_tables, run_table, save_figures
+from fedclade.newcomers import read_newcomers
+from fedclade.report import Comparison, add_figures, cluster_table, decision_tables, run_table
 from fedclade.report.page import REPORT, Subject, comparison_page, run_labels, run_page, write_page
 from fedclade.store import Run
 from fedclade.store.run import is_finished, is_unfinished
@@ -59,7 +59,7 @@ def report(
         raise RunError("--against is for the report of one run; of several, each is measured by FedAvg if it is there")
     else:
         page = _report_of_several(runs, out, console)
-    console.print(f"report: {page}", soft_wrap=True)
+    console.print(f"report: {page}", soft_wrap=True, markup=False)
     if open_it:
         webbrowser.open(page.resolve().as_uri())
 
@@ -73,8 +73,8 @@ def _report_of_one(folder: Path, against: Path | None, out: Path | None, console
     console.print(cluster_table(run))
     for table in decision_tables(run):
         console.print(table)
-    save_figures(run, folder / "figures")
-    console.print(f"figures: {folder / 'figures'}", soft_wrap=True)
+    if add_figures(run, folder, console):
+        console.print(f"figures: {folder / 'figures'}", soft_wrap=True, markup=False)
     return write_page(run_page(subject), out or folder / REPORT)
 
 
@@ -104,20 +104,9 @@ def _report_of_several(folders: Sequence[Path], out: Path | None, console: Conso
 
 
 def _newcomers(folder: Path) -> Mapping[str, Any] | None:
-    """Return what became of newcomers, if that was written.
-
-    Raises
-    ------
-    RunError
-        If it is damaged.
-    """
+    """Return what became of newcomers, if that was written."""
     path = folder / NEWCOMERS
-    if not path.is_file():
-        return None
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RunError(f"{path} is damaged: {error}; make it again with: fedclade assign {folder}") from error
+    return read_newcomers(path) if path.exists() else None
 
 
 def _run_folders(folders: Sequence[Path]) -> list[Path]:

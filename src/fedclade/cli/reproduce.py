@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -86,7 +87,8 @@ def reproduce(
         for experiment in chosen:
             missing = missing_data(experiment, scale.value, data_dir)
             if missing and experiment.name not in (names or []):  # of all, those are measured that can be
-                console.print(f"[yellow]{experiment.name} is left out:[/] {', '.join(missing)} is not in {data_dir}\n")
+                what = f"{', '.join(missing)} is not in {escape(str(data_dir))}"
+                console.print(f"[yellow]{experiment.name} is left out:[/] {what}\n")
                 continue
             folder = out or Path("reproduced") / f"{experiment.name}-{scale.value}"
             folder.mkdir(parents=True, exist_ok=True)
@@ -103,7 +105,7 @@ def reproduce(
             )
             _save(result, experiment, folder, console)
             _show(result, console)
-            console.print(f"written to {folder}: {result.stem}.json, .csv, .md, .png\n", soft_wrap=True)
+            console.print(f"written to {folder}: {result.stem}.json, .csv, .md, .png\n", soft_wrap=True, markup=False)
 
 
 def choose(names: Sequence[str], known: Mapping[str, Experiment]) -> list[Experiment]:
@@ -161,7 +163,7 @@ def _save(result: Result, experiment: Experiment, folder: Path, console: Console
         figure = experiment.draw(result.outcome, result.settings)
         appear(folder / f"{result.stem}.png", lambda beside: figure.savefig(beside, dpi=style.DPI, format="png"))
     except MissingExtraError as error:
-        console.print(f"[yellow]no figure:[/] {error}", soft_wrap=True)
+        console.print(f"[yellow]no figure:[/] {escape(str(error))}", soft_wrap=True)
         picture = None
     (folder / f"{result.stem}.csv").write_text(to_csv(result), encoding="utf-8")
     (folder / f"{result.stem}.md").write_text(to_markdown(result, picture), encoding="utf-8")

@@ -13,8 +13,8 @@ from fedclade.cli.progress import RunProgress
 from fedclade.cli.run import run_and_show
 from fedclade.cli.watch import PORT, DashboardOption, LogOption, PortOption, Watching
 from fedclade.config import read_config
-from fedclade.config_files import read_toml
 from fedclade.errors import ConfigError, RunError
+from fedclade.store import run as run_module
 from fedclade.store.run import CONFIG, Run, is_finished, is_unfinished
 
 
@@ -39,9 +39,11 @@ def resume(
     if not is_finished(folder) and not is_unfinished(folder):
         raise RunError(f"{folder} is not a run folder: it has no {CONFIG}")
     if is_finished(folder) and (done := Run.load(folder).summary["rounds"]) >= (rounds or 0):
-        console.print(f"{folder} is finished after {done} rounds; there is nothing to continue", soft_wrap=True)
+        console.print(
+            f"{folder} is finished after {done} rounds; there is nothing to continue", soft_wrap=True, markup=False
+        )
         return
-    if "network" in read_toml(folder / CONFIG):
+    if "network" in run_module.read_config(folder):
         raise RunError(
             f"{folder} is the run of a network, which only its clients can continue: start its ServerApp again with "
             "the same run config, and it goes on after the last checkpoint"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,11 +30,21 @@ from fedclade.cli.progress import RunProgress
 from fedclade.cli.watch import PORT, DashboardOption, LogOption, PortOption, Watching
 from fedclade.config import Config, read_config
 from fedclade.config_files import find_config, find_configs
-from fedclade.errors import ConfigError, FedcladeError, MissingExtraError, RunError, RunInterrupted
-from fedclade.report import Comparison, SuiteComparison, add_figures, event_table, show_run, tree_view
+from fedclade.errors import ConfigError, FedcladeError, RunError, RunInterrupted
+from fedclade.report import (
+    Comparison,
+    SuiteComparison,
+    add_figures,
+    event_table,
+    show_run,
+    tree_view,
+    without_figures_if_need_be,
+)
 from fedclade.report.formats import shortened
 from fedclade.scenario import is_scenario, read_scenario
 from fedclade.store import Run
+
+_log = logging.getLogger(__name__)
 
 DEMO = ("fedavg", "cfl", "oracle", "local")
 
@@ -62,14 +73,16 @@ def demo(
         runs = runner.run(configs, 1, target)
     runner.raise_failures()
     comparison, cfl = Comparison(runs), runs["cfl"][0]
-    _save_comparison(comparison, target)
     console.print(comparison.table(console.width))
+    _save_comparison(comparison, target, console)
     console.print(event_table(cfl))
     console.print(tree_view(cfl.tree, cfl))
-    console.print(
-        f"\nEverything is in [bold]{target}[/]; the pictures of CFL in {target / 'cfl' / 'seed-0' / 'figures'}."
-    )
-    console.print(f"Look at all four in a browser with: fedclade report {target} --open", soft_wrap=True)
+    figures = target / "cfl" / "seed-0" / "figures"
+    pictures = f"; the pictures of CFL in {figures}" if figures.is_dir() else ""  # not without the extra 'report'
+    console.print(f"\nEverything is in {target}{pictures}.", markup=False)
+    if pictures:
+        look = f"Look at all four in a browser with: fedclade report {target} --open"
+        console.print(look, soft_wrap=True, markup=False)
     console.print("Next: fedclade ls configs, then fedclade run CONFIG --data-dir DIR")
 
 
@@ -143,9 +156,9 @@ def run_and_show(
     add_figures(run, folder, console)
     if not progress.quiet:
         show_run(run, console)
-    console.print(f"run folder: {folder}", soft_wrap=True)
+    console.print(f"run folder: {folder}", soft_wrap=True, markup=False)
     if not progress.quiet:
-        console.print(f"look at it with: fedclade report {folder} --open", soft_wrap=True)
+        console.print(f"look at it with: fedclade report {folder} --open", soft_wrap=True, markup=False)
 
 
 def compare(
@@ -210,17 +223,20 @@ def compare(
                     found[each.name] = Comparison(runs, each.name)
         comparison = SuiteComparison(found) if found else None
     if comparison is not None:
-        _save_comparison(comparison, target)
         console.print(comparison.table(console.width))
-        console.print(f"comparison folder: {target}", soft_wrap=True)
+        try:
+            _save_comparison(comparison, target, console)
+            console.print(f"comparison folder: {target}", soft_wrap=True, markup=False)
+        except RunError as error:
+            runner.failures[str(error)] = ["comparison"]
     runner.raise_failures()
 
 
-def _save_comparison(comparison: Comparison | SuiteComparison, target: Path) -> None:
-    try:
+def _save_comparison(comparison: Comparison | SuiteComparison, target: Path, console: Console) -> None:
+    with without_figures_if_need_be(console):
         comparison.save(target)
-    except MissingExtraError:  # which was said for the first run
-        comparison.save(target, figure=False)
+        return
+    comparison.save(target, figure=False)
 
 
 @dataclass
@@ -253,6 +269,10 @@ class _Runner:
                     raise
                 except FedcladeError as error:
                     self.failures.setdefault(str(error), []).append(name)
+                    continue
+                except Exception as error:  # of a model or data of the user's own, or of ours: the others go on
+                    _log.exception("%s failed", name)
+                    self.failures.setdefault(f"{type(error).__name__}: {error}", []).append(name)
                     continue
                 if self.figures:
                     add_figures(run, folder, self.console)

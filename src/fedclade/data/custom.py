@@ -10,10 +10,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from fedclade.arguments import checked
+from fedclade.data.arrays import as_inputs
 from fedclade.data.federation import ClientData, Federation, Indices, Pool
 from fedclade.errors import DataError
 
 
+@checked("dataset", "test")
 def pool_from_torch(dataset: Dataset[Any], test: Dataset[Any] | None = None, name: str = "custom") -> Pool:
     """Read a map-style torch data set of ``(x, label)`` pairs into a pool for classification.
 
@@ -21,7 +24,8 @@ def pool_from_torch(dataset: Dataset[Any], test: Dataset[Any] | None = None, nam
     ----------
     dataset
         Examples to train on. All ``x`` are tensors or arrays of one shape: bytes become uint8 images (scaled to [0, 1]
-        on the way to the model), other whole numbers int64 tokens, the rest float32.
+        on the way to the model), other whole numbers int64 tokens, the rest float32. Labels may be whole numbers of any
+        type.
     test
         Examples to test on; None lets every client hold back a part of its own examples.
     name
@@ -45,6 +49,7 @@ def pool_from_torch(dataset: Dataset[Any], test: Dataset[Any] | None = None, nam
     )
 
 
+@checked("train", "test", "validation")
 def one_client(
     train: Dataset[Any],
     test: Dataset[Any],
@@ -145,14 +150,13 @@ def _as_tensor(x: Any, row: int, what: str) -> Tensor:
             f"inputs of {what} should be tensors or arrays, got {type(x).__name__} in example {row}; for pictures give "
             f"the data set a transform such as torchvision's ToTensor()"
         ) from error
-    if tensor.dtype == torch.uint8:
-        return tensor
-    return tensor.to(torch.float32 if tensor.is_floating_point() else torch.int64)
+    return as_inputs(tensor, f"inputs of {what}")
 
 
 def _as_label(label: Any, row: int, what: str) -> int:
     array = np.asarray(label)
-    if array.size != 1 or not np.issubdtype(array.dtype, np.integer) or array.item() < 0:
+    whole = array.size == 1 and (array.dtype.kind in "iub" or (array.dtype.kind == "f" and array.item() % 1 == 0))
+    if not whole or array.item() < 0:
         raise DataError(f"labels of {what} should be whole numbers from 0 on, got {label!r} in example {row}")
     return int(array.item())
 

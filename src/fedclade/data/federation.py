@@ -7,15 +7,18 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from operator import index
+from typing import Literal, get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedclade.arguments import checked
 from fedclade.clients import Split
-from fedclade.errors import DataError, require
+from fedclade.data.arrays import as_indices, as_inputs, as_targets
+from fedclade.errors import DataError, require, unknown
 from fedclade.roster import Roster, Schema, Task
 
 Indices = NDArray[np.int64]
@@ -36,10 +39,11 @@ class Pool:
     name
         The source's name, as in ``fedclade ls datasets``.
     x
-        Inputs ``[N, ...]``: uint8 images ``[N, C, H, W]``, float32 features ``[N, F]`` or int64 tokens ``[N, T]``.
+        Inputs ``[N, ...]``: uint8 images ``[N, C, H, W]``, float32 features ``[N, F]`` or int64 tokens ``[N, T]``; a
+        tensor or an array. Other floats and truth values become float32, other whole numbers int64.
     y
-        int64 targets: labels ``[N]`` (``classification``), or the next token at each place ``[N, T]``, -100 where
-        there is none (``language``).
+        int64 targets, or whole numbers of another type: labels ``[N]`` (``classification``), or the next token at each
+        place ``[N, T]``, -100 where there is none (``language``).
     groups
         int64 ``[N]``, what a partition by label goes by: the label; for language data its topic or 0.
     train, test
@@ -59,7 +63,8 @@ class Pool:
     Raises
     ------
     DataError
-        If the arrays are not of one length, or an index or a label is out of range.
+        If the arrays are not of one length or not of the right kind, an index or a label is out of range, or the task
+        is unknown.
     """
 
     name: str
@@ -76,6 +81,13 @@ class Pool:
     std: float = 1.0
 
     def __post_init__(self) -> None:
+        if self.task not in get_args(Task):
+            raise DataError(unknown(f"task of pool {self.name!r}:", str(self.task), get_args(Task)))
+        self._take_in()
+        if self.task == "classification" and self.y.dim() != 1:
+            raise DataError(
+                f"targets of pool {self.name!r} should be one label for each example, got shape {list(self.y.shape)}"
+            )
         lengths = {"x": len(self.x), "y": len(self.y), "groups": len(self.groups)}
         if self.natural is not None:
             lengths["natural"] = len(self.natural)
@@ -94,6 +106,26 @@ class Pool:
             )
         if len(self.y) and int(self.y.max()) >= self.outputs:
             raise DataError(f"pool {self.name!r} has {self.outputs} outputs, but a label {int(self.y.max())}")
+
+    def _take_in(self) -> None:
+        """Make the arrays what they should be, if that loses nothing."""
+        of = f"of pool {self.name!r}"
+        if not self.std > 0:
+            raise DataError(f"std {of} should be greater than 0, got {self.std}")
+        object.__setattr__(self, "x", as_inputs(self.x, f"inputs {of}"))
+        object.__setattr__(self, "y", as_targets(self.y, f"targets {of}"))
+        for name in ("groups", "train", "test"):
+            object.__setattr__(self, name, as_indices(getattr(self, name), f"{name} {of}"))
+
+    @cached_property
+    def not_finite(self) -> Indices:
+        """Which examples have an input that is NaN or infinite."""
+        if not self.x.is_floating_point() or bool(self.x.sum(dtype=torch.float64).isfinite()):
+            return np.empty(0, dtype=np.int64)
+        return (~self.x.flatten(1).isfinite().all(1)).nonzero().flatten().numpy()
+
+    def __repr__(self) -> str:
+        return f"Pool({self.name!r}, {self.x.dtype} {list(self.x.shape)}, outputs={self.outputs}, task={self.task!r})"
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -139,6 +171,13 @@ class Pool:
         return torch.rot90(x, quarter_turns, (-2, -1)) if quarter_turns else x
 
 
+def _whole(value: object, what: str) -> int:
+    try:
+        return index(value)  # pyright: ignore[reportArgumentType]  (it is given by users)
+    except TypeError:
+        raise DataError(f"{what} should be a whole number, got {value!r}") from None
+
+
 @dataclass(frozen=True, eq=False)
 class ClientData:
     """What one client holds, and how it sees it.
@@ -158,6 +197,11 @@ class ClientData:
         are.
     quarter_turns
         By how many times 90° the client's images are turned.
+
+    Raises
+    ------
+    DataError
+        If the name is no string, a number no whole one, or indices are not.
     """
 
     id: int
@@ -169,11 +213,39 @@ class ClientData:
     label_map: Tensor | None = None
     quarter_turns: int = 0
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str):  # pyright: ignore[reportUnnecessaryIsInstance]  (it is given by users)
+            raise DataError(f"the name of client {self.id} should be a string, got {self.name!r}")
+        for name in ("id", "key", "quarter_turns"):
+            object.__setattr__(self, name, _whole(getattr(self, name), f"the {name} of client {self.name!r}"))
+        for name in ("train", "validation", "test"):
+            object.__setattr__(self, name, as_indices(getattr(self, name), f"{name} of client {self.name!r}"))
+
     def labels(self, y: Tensor) -> Tensor:
         """Return pool targets as this client sees them; same shape. Those that do not count stay as they are."""
         return y if self.label_map is None else self.label_map[y.clamp(min=0)].where(y != IGNORED, IGNORED)
 
 
+def _check_held(pool: Pool, indices: Indices, split: Split, client: str) -> None:
+    """Check that there are these examples in a pool, and that none of their inputs is NaN or infinite."""
+    if indices.min() < 0 or indices.max() >= len(pool.x):
+        raise DataError(
+            f"the {split} indices of {client} should lie in 0 .. {len(pool.x) - 1}, got {indices.min()} .. "
+            f"{indices.max()}"
+        )
+    if len(pool.not_finite) == 0 or len(odd := np.flatnonzero(np.isin(indices, pool.not_finite))) == 0:
+        return
+    row = int(indices[odd[0]])
+    place: list[int] = (~pool.x[row].isfinite()).nonzero()[0].tolist()
+    column = place[0] if len(place) == 1 else place
+    more = f" and in {len(odd) - 1} more" if len(odd) > 1 else ""
+    raise DataError(
+        f"{client} has {float(pool.x[row][tuple(place)])} in column {column} of {split} example {odd[0]} (example "
+        f"{row} of pool {pool.name!r}){more}; fill such inputs in, or leave these examples out"
+    )
+
+
+@checked()
 @dataclass(frozen=True, eq=False)
 class Federation:
     """N clients with their data.
@@ -194,7 +266,8 @@ class Federation:
     Raises
     ------
     DataError
-        If there are no clients, two share an id, or one has no training or no test examples.
+        If there are no clients, two share an id, or one has no training or no test examples, examples that the pool has
+        not, or inputs that are NaN or infinite.
     """
 
     pool: Pool
@@ -204,6 +277,20 @@ class Federation:
     newcomers: Federation | None = None
 
     def __post_init__(self) -> None:
+        self._check_clients()
+        self._check_examples()
+
+    def _check_examples(self) -> None:
+        """Check that every client holds examples that there are, and that these can be trained on."""
+        seen: set[int] = set()
+        for client in self.clients:
+            for split in get_args(Split):
+                indices: Indices = getattr(client, split)
+                if len(indices) and id(indices) not in seen:  # many clients are tested on the same
+                    _check_held(self.pool, indices, split, f"client {client.id} ({client.name!r})")
+                seen.add(id(indices))
+
+    def _check_clients(self) -> None:
         if not self.clients:
             raise DataError("a federation should have at least 1 client, got 0")
         ids = [client.id for client in self.clients]
@@ -225,6 +312,9 @@ class Federation:
 
     def __len__(self) -> int:
         return len(self.clients)
+
+    def __repr__(self) -> str:
+        return f"Federation({str(self)!r})"
 
     def __str__(self) -> str:
         return self.description or f"{self.pool.name}, {len(self)} clients"

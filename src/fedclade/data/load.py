@@ -10,7 +10,7 @@ from typing import Any, get_args
 import numpy as np
 from torch.utils.data import Dataset
 
-from fedclade.arguments import known_arguments
+from fedclade.arguments import checked, known_arguments
 from fedclade.data.custom import pool_from_torch
 from fedclade.data.federation import ClientData, Federation, Pool, Scaling
 from fedclade.data.held_back import share_out
@@ -24,6 +24,7 @@ from fedclade.errors import ConfigError, require, unknown
 DEFAULT_CLUSTERS = 4
 
 
+@checked("source")
 def load_federation(
     source: str | Pool | Dataset[Any] = "digits",
     *,

@@ -86,7 +86,7 @@ def partition_pool(
         ("samples_per_client", samples_per_client, samples_per_client is None or samples_per_client >= 1, "at least 1"),
     )
     if clients is not None and name != "natural":
-        needed = sum(other.get(client, samples_per_client) or 1 for client in range(clients))
+        needed = (clients - len(other)) * (samples_per_client or 1) + sum(samples or 1 for samples in other.values())
         there = len(pool.train) + (len(pool.test) if kind.whole else 0)
         if needed > there:
             raise DataError(

@@ -6,19 +6,22 @@ import copy
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from time import monotonic
 
 import torch
 from torch import Tensor, nn
 
 from fedclade.engine.channels_last import ChannelsLastLoop
-from fedclade.engine.choice import fastest
+from fedclade.engine.choice import fastest, forget
 from fedclade.engine.jobs import CannotTrainTogether, Engine, Task
 from fedclade.engine.loop import LoopEngine
+from fedclade.engine.processes import cannot_fork, tried
 from fedclade.engine.stacked import StackedEngine
 from fedclade.engine.stacking.replay import Replay, can_record
+from fedclade.engine.threads import using_threads
 from fedclade.engine.vmap import VmapEngine
-from fedclade.engine.workers import WorkersEngine, cannot_fork
-from fedclade.errors import ConfigError, unknown
+from fedclade.engine.workers import WorkersEngine
+from fedclade.errors import ConfigError, EngineError, unknown
 from fedclade.params import Layout
 
 ENGINES: Mapping[str, str] = {
@@ -41,6 +44,9 @@ TOLERANCE = 1e-3
 
 FINE_TOLERANCE = 1e-9
 """The same in float64."""
+
+LONGEST, TIMES_THE_LOOP = 60.0, 30
+"""Seconds that a trial may take, and how many times what the loop took besides."""
 
 _FAILURES = (RuntimeError, ValueError, IndexError, TypeError)
 """What a module raises that an engine cannot run."""
@@ -82,7 +88,8 @@ def check_engine(name: str) -> None:
 class ChosenEngine:
     """The engine that the user asked for; or the fastest that can train the module, chosen in the first call and kept.
 
-    A module that cannot be stacked goes to ``vmap``, and if that fails to the loop or the workers; that is logged.
+    A module that cannot be stacked goes to ``vmap``, and if that fails to the loop or the workers; that is logged. So
+    it is where a worker process dies, by ``auto`` to the loop.
 
     Parameters
     ----------
@@ -110,10 +117,21 @@ class ChosenEngine:
         ------
         ConfigError
             If the engine that was asked for cannot train this module.
+        EngineError
+            If worker processes were asked for, and die whatever they train with.
         """
         if self._engine is None:
             self.taken, self._engine = _chosen(task) if self._name == "auto" else _asked_for(self._name, task)
-        return self._engine.train(task, into)
+        try:
+            return self._engine.train(task, into)
+        except EngineError as error:
+            instead = {"auto": "loop", "workers": "workers, loop"}.get(self._name, self.taken)
+            if instead == self.taken:
+                raise
+            forget(str(self.taken))
+            _log.warning("%s; training with engine %s from now on", error, instead)
+            self.taken, self._engine = instead, _named(str(instead))
+            return self.train(task.redrawn(), into)
 
 
 def _chosen(task: Task) -> tuple[str, Engine]:
@@ -188,9 +206,17 @@ def _replaying(task: Task) -> dict[str, Engine]:
 def _workers(task: Task, stackable: bool) -> dict[str, Engine]:
     """Return the ways in which worker processes can train the clients."""
     convolves = any(parameter.dim() == 4 for parameter in task.module.parameters())
-    last = convolves and objection(ChannelsLastLoop(), task) is None
+    last = convolves and _channels_last(task)
     inside = [*(["stacked"] if stackable else []), "channels last" if last else "loop"]
     return {f"workers, {way}": WorkersEngine(way) for way in inside}
+
+
+def _channels_last(task: Task) -> bool:
+    with using_threads(1):  # as in a worker process
+        reason = objection(ChannelsLastLoop(), task)
+    if reason is not None:
+        _log.info("convolutions do not keep their channels last: %s", reason)
+    return reason is None
 
 
 def objection(engine: Engine, task: Task, rounds: int = 1) -> str | None:
@@ -198,6 +224,9 @@ def objection(engine: Engine, task: Task, rounds: int = 1) -> str | None:
 
     It has to give the same updates as the loop on two steps of three clients. What this finds besides layers that the
     engine does not know: modules whose forward pass mixes the examples of a batch, which would mix clients.
+
+    Some layers in some layout make torch end the process. So the engine is tried in another one, wherever a process can
+    be forked; elsewhere only engines are tried for which no such layer is known.
 
     Parameters
     ----------
@@ -212,18 +241,24 @@ def objection(engine: Engine, task: Task, rounds: int = 1) -> str | None:
     examples = 2 * batch + min(2, batch - 1)  # a ragged batch, but not of one example, which BatchNorm does not take
     small = task.cut(clients, examples)
     calm = replace(small, module=without_dropout(task.module))  # whose draws differ between engines
+    start = monotonic()
     expected = _by_loop(calm)
-    try:
-        for _ in range(rounds):
-            engine.train(small)
-        error = max(_relative_error(engine, calm, expected) for _ in range(rounds))
-        if error <= TOLERANCE or _rounding_explains(engine, calm):
-            return None
-    except CannotTrainTogether as reason:
-        return str(reason)
-    except _FAILURES as failure:
-        return f"{type(task.module).__name__} fails on clients together: {failure}"
-    return f"{type(task.module).__name__} gives other updates for clients together (relative error {error:.1e})"
+    limit = LONGEST + TIMES_THE_LOOP * (monotonic() - start)
+
+    def attempt() -> str | None:
+        try:
+            for _ in range(rounds):
+                engine.train(small)
+            error = max(_relative_error(engine, calm, expected) for _ in range(rounds))
+            if error <= TOLERANCE or _rounding_explains(engine, calm):
+                return None
+        except CannotTrainTogether as reason:
+            return str(reason)
+        except _FAILURES as failure:
+            return f"{type(task.module).__name__} fails on clients together: {failure}"
+        return f"{type(task.module).__name__} gives other updates for clients together (relative error {error:.1e})"
+
+    return attempt() if cannot_fork(task.models.device) else tried(attempt, limit)
 
 
 def _by_loop(task: Task) -> Tensor:
@@ -260,8 +295,9 @@ def _rounding_explains(engine: Engine, task: Task) -> bool:
 
 def _in_float64(task: Task) -> Task:
     module = copy.deepcopy(task.module).double()
+    layout = replace(Layout.of(module), resting=task.layout.resting)  # checks leave modules in evaluation mode
     jobs = [replace(j, inputs=j.inputs.double() if j.inputs.is_floating_point() else j.inputs) for j in task.jobs]
-    return replace(task, module=module, layout=Layout.of(module), models=task.models.double(), jobs=jobs)
+    return replace(task, module=module, layout=layout, models=task.models.double(), jobs=jobs)
 
 
 def without_dropout(module: nn.Module) -> nn.Module:

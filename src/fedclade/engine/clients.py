@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -20,7 +21,7 @@ from fedclade.engine.jobs import CannotTrainTogether, Engine, Job, Task
 from fedclade.engine.loop import LoopEngine
 from fedclade.engine.memory import bytes_per_client, default_memory
 from fedclade.engine.subspaces import left_singular_vectors
-from fedclade.errors import ConfigError, DataError, ModelError
+from fedclade.errors import ConfigError, DataError, ModelError, require
 from fedclade.local import LocalSpec
 from fedclade.params import Layout
 from fedclade.updates import Updates
@@ -189,6 +190,8 @@ class SimulatedClients:
         ------
         DataError
             If the data is text.
+        ConfigError
+            If there are not as many directions as vectors.
         """
         pool = self._federation.pool
         if not pool.x.is_floating_point() and pool.x.dtype != torch.uint8:
@@ -196,6 +199,9 @@ class SimulatedClients:
                 f"the inputs of {pool.name} are tokens of text, which span no subspaces; take images or features, or "
                 "an algorithm that compares updates"
             )
+        entries = math.prod(pool.input_shape)
+        rule = f"at most {entries}, as an input of {pool.name} has no more entries"
+        require(("algorithm.vectors", n_vectors, n_vectors <= entries, rule))
         return torch.stack([left_singular_vectors(pool, self._client(i), n_vectors, per_label) for i in ids])
 
     def _blocks(self, ids: Sequence[int], spec: LocalSpec) -> Sequence[Sequence[int]]:
@@ -203,7 +209,8 @@ class SimulatedClients:
         sizes = [len(self._client(client).train) for client in ids]
         by_size = sorted(range(len(ids)), key=lambda place: -sizes[place])
         if spec not in self._bytes_by_spec:
-            some = np.resize(self._federation.clients[0].train, spec.batch_size)
+            largest = max(len(client.train) for client in self._federation.clients)
+            some = np.resize(self._federation.clients[0].train, min(spec.batch_size, largest))
             batch = self._federation.pool.inputs(some).to(self._device)
             self._bytes_by_spec[spec] = bytes_per_client(self._module, self.layout, batch, spec)
         own_data = 0 if self._data.bytes_kept else self._data.bytes_each * max(sizes)

@@ -74,6 +74,11 @@ class Task:
     spec: LocalSpec
     lr: float
 
+    @property
+    def batch_size(self) -> int:
+        """Examples in the largest batch that there can be: not more than the largest client has."""
+        return min(self.spec.batch_size, max(job.size for job in self.jobs))
+
     def room(self, into: Tensor | None) -> Tensor:
         """Return memory for the updates, ``[n, S]``: what was given, or new."""
         return self.models.new_empty(len(self.jobs), self.models.shape[1]) if into is None else into

@@ -24,7 +24,7 @@ class LoopEngine:
         """Train every client from its model; see :class:`~fedclade.engine.jobs.Engine`."""
         module, models = task.module, task.models
         updates, losses = task.room(into), torch.empty(len(task.jobs), dtype=torch.float64)
-        with using_threads(self._threads.of_step(module, task.jobs[0].inputs, task.spec.batch_size)):
+        with using_threads(self._threads.of_step(module, task.jobs[0].inputs, task.batch_size)):
             for k, job in enumerate(task.jobs):
                 start, anchor, examples = models[job.row], models[job.anchor_row], (job.inputs, job.targets)
                 of_all = module, task.layout, start, examples, task.spec, task.lr
@@ -73,7 +73,7 @@ def train(
         The update ``[S]``, and the mean training loss over all steps.
     """
     layout.load(model, module)
-    module.train()
+    layout.set_training(module)
     trained = [p for p in module.parameters() if p.requires_grad]
     anchors = layout.unflatten(model if anchor is None else anchor) if spec.mu else {}
     pulled = [(p, anchors[name]) for name, p in module.named_parameters() if anchors and p.requires_grad]

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from fedclade.errors import ConfigError
+from fedclade.errors import ConfigError, shown
 from fedclade.local import LocalSpec
 from fedclade.params import Layout
 
@@ -51,12 +51,12 @@ def memory_bytes(memory: int | str) -> int:
     ConfigError
         If it is no size, or none above 0.
     """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", str(memory).strip())
-    factor = UNITS.get((found[2] or "B").upper()) if found else None
-    size = int(float(found[1]) * factor) if found and factor else 0
-    if size < 1:
-        raise ConfigError(f"memory should be a size such as 2GB, 500MiB or a number of bytes, got {memory!r}")
-    return size
+    size: float = 0.0 if isinstance(memory, str | bool) else memory
+    if isinstance(memory, str) and (found := re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", memory.strip())):
+        size = float(found[1]) * UNITS.get((found[2] or "B").upper(), 0)
+    if not 1 <= size < 2**63:  # of many digits it is infinite
+        raise ConfigError(f"memory should be a size such as 2GB, 500MiB or a number of bytes, got {shown(memory)}")
+    return int(size)
 
 
 def default_memory(device: torch.device) -> int:
@@ -92,7 +92,7 @@ def keep_freed_memory() -> None:
 def hot_bytes(module: nn.Module, layout: Layout) -> int:
     """Return how many bytes of a client's parameters a step goes through; of embeddings it touches few rows."""
     rows = sum(p.numel() for layer in module.modules() if isinstance(layer, nn.Embedding) for p in layer.parameters())
-    return (layout.n_parameters - rows) * layout.dtype.itemsize
+    return (layout.n_parameters + _frozen(layout) - rows) * layout.dtype.itemsize
 
 
 def clients_in_cache(hot: int, threads: int) -> int:
@@ -139,4 +139,9 @@ def bytes_per_client(module: nn.Module, layout: Layout, batch: Tensor, spec: Loc
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         module(batch)
     vectors = 4 + (spec.mu > 0) + (spec.clip_norm is not None)
-    return vectors * layout.size * layout.dtype.itemsize + 2 * sum(kept.values())
+    return (vectors * layout.size + _frozen(layout)) * layout.dtype.itemsize + 2 * sum(kept.values())
+
+
+def _frozen(layout: Layout) -> int:
+    """Return how many frozen entries there are, which layers that are stacked have once for each client, too."""
+    return sum(p.numel() for p in layout.frozen.values())

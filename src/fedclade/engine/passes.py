@@ -140,7 +140,8 @@ class Traits:
         # What does not grow with the inputs is no matter of the pass, such as a copy of a parameter.
         growth = max(large - small for large, small in zip(of_four.sizes, of_two.sizes, strict=False)) // 2
         apart = torch.cat([first, module(others)])
-        tolerance = TOLERANCE * float(together.abs().max())
+        # Of a model that has diverged, whose outputs are NaN or infinite, nothing is told by how far they are apart.
+        tolerance = TOLERANCE * float(together.abs().nan_to_num(0.0, 0.0).max())
         mixes = not torch.allclose(together, apart, rtol=0, atol=tolerance, equal_nan=True)
         return cls(max(growth, four[0].numel()), counter.get_total_flops() / (4 + 2), mixes)
 

@@ -63,7 +63,7 @@ class StackedEngine:
         updates = task.room(into)
         losses = np.empty(len(jobs))
         blocks = _blocks(fold, jobs, models.device)
-        with using_threads(self._threads.of_step(module, jobs[0].inputs, task.spec.batch_size, len(blocks[0]))):
+        with using_threads(self._threads.of_step(module, jobs[0].inputs, task.batch_size, len(blocks[0]))):
             for places in blocks:
                 block = [jobs[place] for place in places]
                 rows = [job.row for job in block]

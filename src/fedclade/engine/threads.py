@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +17,22 @@ WORTH_SHARING = 5e7
 
 WORTH_SHARING_STACKED = 1e7
 """The same of a step of all clients together, which has fewer and larger operations."""
+
+
+CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+"""Where Linux says for how many microseconds a container may compute in so many: ``max`` where there is no limit."""
+
+
+def cores() -> int:
+    """Return how many threads can run at the same time in this process, as far as the system says."""
+    try:
+        count = len(os.sched_getaffinity(0))
+    except AttributeError:  # not on every system
+        count = os.cpu_count() or 1
+    with suppress(OSError, ValueError):  # no container, or no limit
+        quota, period = map(int, CGROUP_QUOTA.read_text().split())
+        count = min(count, max(1, quota // max(1, period)))
+    return count
 
 
 class Threads:

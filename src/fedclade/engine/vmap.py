@@ -45,7 +45,7 @@ class VmapEngine:
             If the module cannot be mapped over clients.
         """
         module, layout, models, jobs, spec = task.module, task.layout, task.models, task.jobs, task.spec
-        refuse_what_cannot_be_mapped(module)
+        refuse_what_cannot_be_mapped(module, layout)
         plans = [batches_of(job, spec) for job in jobs]
         order = sorted(range(len(jobs)), key=lambda k: -len(plans[k]))  # those who train longest come first
         ordered, plans = [jobs[k] for k in order], [plans[k] for k in order]
@@ -54,7 +54,7 @@ class VmapEngine:
         clients = _Stacked(
             module, layout, start, anchors, spec, task.lr, _reached(module, layout, start[0], ordered[0])
         )
-        module.train()
+        layout.set_training(module)
         examples = _Examples.of(ordered)
         totals = torch.zeros(len(jobs), dtype=torch.float64, device=models.device)
         for step in range(len(plans[0])):
@@ -69,8 +69,8 @@ class VmapEngine:
         return updates, losses
 
 
-def refuse_what_cannot_be_mapped(module: nn.Module) -> None:
-    """Look for layers that change their buffers in training.
+def refuse_what_cannot_be_mapped(module: nn.Module, layout: Layout) -> None:
+    """Look for layers that change their buffers in training, which those that rest do not.
 
     Raises
     ------
@@ -78,7 +78,8 @@ def refuse_what_cannot_be_mapped(module: nn.Module) -> None:
         If there is one; names it.
     """
     for name, layer in module.named_modules():
-        if isinstance(layer, nn.modules.batchnorm._NormBase) and layer.track_running_stats:  # pyright: ignore[reportPrivateUsage]
+        changes = isinstance(layer, nn.modules.batchnorm._NormBase) and layer.track_running_stats  # pyright: ignore[reportPrivateUsage]
+        if changes and name not in layout.resting:
             raise CannotMapError(f"layer {name!r} ({type(layer).__name__}) changes its buffers in training")
 
 

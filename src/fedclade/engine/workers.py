@@ -6,18 +6,18 @@ limit already when every core has a client of its own.
 
 from __future__ import annotations
 
-import gc
 import mmap
 import os
 import signal
-import sys
-import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from heapq import heapreplace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
+from time import thread_time
 from typing import NamedTuple
 
 import torch
@@ -27,7 +27,9 @@ from fedclade.engine.channels_last import ChannelsLastLoop
 from fedclade.engine.jobs import CannotTrainTogether, Engine, Job, Task
 from fedclade.engine.loop import LoopEngine
 from fedclade.engine.memory import clients_in_cache, hot_bytes, keep_freed_memory
+from fedclade.engine.processes import cannot_fork, fork, how_it_ended
 from fedclade.engine.stacked import StackedEngine
+from fedclade.engine.threads import cores
 from fedclade.errors import EngineError
 from fedclade.local import LocalSpec
 from fedclade.params import Layout
@@ -79,6 +81,8 @@ class WorkersEngine:
 
     def __init__(self, inside: str = "loop") -> None:
         self.inside = inside
+        self.busy = 0.0
+        """Seconds that it would have taken so far to train, were there nothing else to do for the cores."""
         self._crew: _Crew | None = None
 
     def train(self, task: Task, into: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -105,10 +109,11 @@ class WorkersEngine:
             except OSError as error:  # too little memory, or too many processes
                 raise EngineError(f"worker processes cannot be started: {error}; use --engine loop") from error
         try:
-            updates, losses = self._crew.train(ordered)  # shared memory, so not to be given away
+            updates, losses, busy = self._crew.train(ordered)  # shared memory, so not to be given away
         except BaseException:  # some processes may still be at it, and answer late
             self.stop()
             raise
+        self.busy += busy
         back = torch.tensor(largest_first).argsort()
         return torch.index_select(updates, 0, back, out=task.room(into)), losses[back]
 
@@ -117,17 +122,6 @@ class WorkersEngine:
         if self._crew is not None:
             self._crew.stop()
             self._crew = None
-
-
-def cannot_fork(device: torch.device) -> str | None:
-    """Say why there can be no worker processes for this device, or return None."""
-    if device.type != "cpu":
-        return f"workers train on the CPU, not on {device.type}"
-    if sys.platform != "linux":
-        return f"workers need a system where processes can be forked safely, not {sys.platform}"
-    if torch.accelerator.is_available():
-        return "torch has started threads for an accelerator, and a process with such threads cannot be forked"
-    return None
 
 
 class _Crew:
@@ -148,7 +142,7 @@ class _Crew:
         work = _Worker(inside, module, layout, self._models, self._updates, tuple(self._storages.values()))
         for _ in range(count):
             ours, theirs = Pipe()
-            process = _fork(work, theirs, [ours, *self._connections])
+            process = fork(partial(work.work, theirs), [ours, *self._connections])
             theirs.close()
             self._connections.append(ours)
             self._processes[ours] = process
@@ -165,11 +159,12 @@ class _Crew:
             and all(_address(t) in self._number for job in task.jobs for t in (job.inputs, job.targets))
         )
 
-    def train(self, task: Task) -> tuple[Tensor, Tensor]:
-        """Hand out the clients, and return their updates and losses in order."""
+    def train(self, task: Task) -> tuple[Tensor, Tensor, float]:
+        """Hand out the clients; return their updates and losses in order, and how long the processes are busy."""
         self._models[: len(task.models)] = task.models
         losses = torch.empty(len(task.jobs), dtype=torch.float64)
-        waiting = deque(self._orders(task))
+        orders = self._orders(task)
+        waiting, seconds = deque(orders), [0.0] * len(orders)
         at_work: dict[Connection, _Order] = {}
         free = list(self._connections)
         while waiting or at_work:
@@ -180,10 +175,9 @@ class _Crew:
             for connection in wait(list(at_work)):
                 assert isinstance(connection, Connection)
                 order = at_work.pop(connection)
-                answer = self._answer(connection, order)
-                losses[order.rows] = answer
+                losses[order.rows], seconds[order.rows.start] = self._answer(connection, order)
                 free.append(connection)
-        return self._updates[: len(task.jobs)], losses
+        return self._updates[: len(task.jobs)], losses, _makespan(seconds, min(len(self._connections), cores()))
 
     def _orders(self, task: Task) -> list[_Order]:
         n, processes = len(task.jobs), len(self._connections)
@@ -208,21 +202,20 @@ class _Crew:
         except OSError as error:
             raise self._died(connection, order) from error
 
-    def _answer(self, connection: Connection, order: _Order) -> Tensor:
+    def _answer(self, connection: Connection, order: _Order) -> tuple[Tensor, float]:
         try:
             answer = connection.recv()
         except (EOFError, OSError) as error:
             raise self._died(connection, order) from error
         if isinstance(answer, Exception):
             raise answer
-        return torch.tensor(answer, dtype=torch.float64)
+        losses, seconds = answer
+        return torch.tensor(losses, dtype=torch.float64), seconds
 
     def _died(self, connection: Connection, order: _Order) -> EngineError:
-        _, status = os.waitpid(self._processes.pop(connection), 0)
-        how = os.waitstatus_to_exitcode(status)
-        told = f"signal {signal.Signals(-how).name}" if how < 0 else f"exit code {how}"
+        how = how_it_ended(self._processes.pop(connection))
         return EngineError(
-            f"a worker process died ({told}) while it trained {len(order.clients)} clients; if the system ran out of "
+            f"a worker process died ({how}) while it trained {len(order.clients)} clients; if the system ran out of "
             "memory, use --engine loop, or fewer threads (OMP_NUM_THREADS)"
         )
 
@@ -250,8 +243,9 @@ class _Worker:
                 return
             connection.send(self._done(engine, order))
 
-    def _done(self, engine: Engine, order: _Order) -> list[float] | Exception:
-        """Return the losses, or what went wrong."""
+    def _done(self, engine: Engine, order: _Order) -> tuple[list[float], float] | Exception:
+        """Return the losses and the seconds of this process's CPU time, or what went wrong."""
+        start = thread_time()
         models = self.models[: order.n_models]
         jobs = [
             Job(
@@ -271,7 +265,7 @@ class _Worker:
             return CannotTrainTogether(str(reason))
         except Exception as error:  # whatever a user's module raises, in a class that the other side knows
             return RuntimeError(f"{type(error).__name__}: {error}")
-        return losses.tolist()
+        return losses.tolist(), thread_time() - start
 
     def _tensor(self, place: _Place) -> Tensor:
         return self.storages[place.storage].as_strided(place.shape, place.stride, place.offset)
@@ -285,27 +279,12 @@ INSIDE: Mapping[str, Callable[[], Engine]] = {
 """What a process trains its clients with: blocks of them together, or one after another."""
 
 
-def _fork(worker: _Worker, connection: Connection, others: Sequence[Connection]) -> int:
-    """Return the id of a new process that works for us."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    with warnings.catch_warnings():
-        # Python warns of forking with threads, which may hold a lock. The child touches torch and its pipe alone.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        process = os.fork()
-    if process:
-        return process
-    code = 1
-    try:
-        for sent_to_all in (signal.SIGINT, signal.SIGTERM):  # but meant for the parent, who ends us
-            signal.signal(sent_to_all, signal.SIG_IGN)
-        gc.freeze()  # looking through the parent's objects would copy their pages
-        for other in others:  # so that the end of the parent is the end of every pipe
-            other.close()
-        worker.work(connection)
-        code = 0
-    finally:
-        os._exit(code)
+def _makespan(seconds: Sequence[float], processes: int) -> float:
+    """Return how long it takes so many processes to carry out orders, each taken by the next that is free."""
+    ends = [0.0] * processes
+    for each in seconds:
+        heapreplace(ends, ends[0] + each)
+    return max(ends)
 
 
 def _stop(owner: int, processes: Mapping[Connection, int]) -> None:

@@ -12,10 +12,13 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from torch import nn
 
+from fedclade.arguments import checked
 from fedclade.data.federation import Federation
 from fedclade.engine.clients import choose_device
 from fedclade.errors import ConfigError, DataError, FedcladeError
+from fedclade.flower.policy import Policy
 from fedclade.flower.respondent import Respondent, read_secret
+from fedclade.flower.signing import key_of, signed, unsigned
 from fedclade.flower.wire import Content, refusal
 from fedclade.ledger import Budget
 from fedclade.privacy import DifferentialPrivacy
@@ -33,11 +36,13 @@ class Own(TypedDict):
 
     folder: Path | None
     secret: str | None
+    policy: Policy
 
 
 _log = logging.getLogger(__name__)
 
 
+@checked()
 def client_app(
     model: nn.Module | str | Maker,
     data_fn: DataFn,
@@ -52,7 +57,8 @@ def client_app(
 
     What belongs to one client alone is in its node config: ``folder``, where it keeps what must last; ``secret-file``,
     the secret that clients share and the server does not know, by which all that travels is permuted (CFL eqs. 45, 46);
-    and ``partition-id``, the number by which the server should know it, where it has one.
+    ``partition-id``, the number by which the server should know it, where it has one; and its policy, what it allows
+    the server to ask (:class:`~fedclade.flower.policy.Policy`).
 
     Parameters
     ----------
@@ -67,7 +73,7 @@ def client_app(
     encoding
         How updates travel: ``float32``, ``float16`` or ``int8``, the last two with error feedback.
     privacy
-        Differential privacy, see :mod:`fedclade.privacy`; needs a ``folder``.
+        Differential privacy, see :mod:`fedclade.privacy`; needs a ``folder`` and a ``budget``.
     budget
         What a client may spend in its life.
 
@@ -106,10 +112,11 @@ def app_for(make: Callable[[Context], Respondent]) -> ClientApp:
 
     def answer(message: Message, context: Context) -> Message:
         try:
-            content = respondent(context).answer(Content.of(message.content))
-        except (FedcladeError, OSError) as error:  # such as data that is not there, or a full disk
+            content = respondent(context).answer(Content.of(message.content), context.state)
+            content = signed(content, message, key_of(context))
+        except (FedcladeError, OSError) as error:  # such as data that is not there, a full disk, or its policy
             _log.warning("refused %s: %s", message.metadata.message_type, error)
-            content = refusal(str(error))
+            content = unsigned(refusal(str(error)), message)
         return Message(content, reply_to=message)
 
     app = ClientApp()
@@ -147,18 +154,19 @@ def own_of(context: Context) -> Own:
     Raises
     ------
     ConfigError
-        If its folder cannot be made, or its secret not be read.
+        If its folder cannot be made, its secret not be read, or its policy is none.
     """
     folder, secret = context.node_config.get("folder"), context.node_config.get("secret-file")
     return {
         "folder": None if folder is None else _made(Path(str(folder))),
         "secret": None if secret is None else read_secret(Path(str(secret))),
+        "policy": Policy.of(context.node_config),
     }
 
 
 def _made(folder: Path) -> Path:
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"cannot make the client's folder {folder}: {error.strerror}") from error
     return folder

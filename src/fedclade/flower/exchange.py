@@ -11,12 +11,15 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedclade.errors import UpdateError
-from fedclade.flower.wire import Content, clean
+from fedclade.flower import signing
+from fedclade.flower.inbox import inbox_of
+from fedclade.flower.signing import Asked
+from fedclade.flower.wire import Content, clean, distrusting
 from fedclade.meter import Meter
 from fedclade.updates import DROPPED_OUT, TOO_LATE
 
 AT_ONCE = 8
-"""Messages that are pushed or pulled together: a grid holds all of a call in memory."""
+"""Messages that are pushed or looked for together: a grid holds all of a call in memory."""
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
 """Seconds between two looks for answers; they double while none comes."""
@@ -59,13 +62,20 @@ class Exchange:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.grid = grid
+        self._inbox = inbox_of(grid)
         self._meter = meter
         self._deadline = deadline
         self.clock = clock
         self.sleep = sleep
+        self.meanwhile: Callable[[], None] = lambda: None
+        """What is done now and then while answers are awaited."""
 
-    def ask(self, questions: Mapping[int, RecordDict], kind: str, group: str) -> Iterator[tuple[int, Content | str]]:
+    def ask(
+        self, questions: Mapping[int, RecordDict], kind: str, group: str, largest: int = 0
+    ) -> Iterator[tuple[int, Content | str]]:
         """Ask nodes, and yield what each answers as it comes, or why it does not.
+
+        An answer returns the nonce of its question, and is signed by the key that it names.
 
         Parameters
         ----------
@@ -75,8 +85,10 @@ class Exchange:
             Flower's message type.
         group
             Flower's group: the round, for its logs.
+        largest
+            Bytes that the vectors of an answer take at most.
         """
-        pending, lost = self.send(questions, kind, group, self._deadline)
+        pending, lost = self.send(questions, kind, group, self._deadline, largest)
         yield from ((node, UNREACHED) for node in lost)
         end = self.clock() + self._deadline
         pause, told = FIRST_PAUSE, self.clock()
@@ -89,55 +101,60 @@ class Exchange:
                 told = self.clock()
                 _log.info("%s: %d of %d have answered", kind, len(questions) - len(pending), len(questions))
             pause = FIRST_PAUSE if len(pending) < asked else pause
+            self.meanwhile()
             self.sleep(min(pause, max(0.0, end - self.clock())))
             pause = min(2 * pause, LONGEST_PAUSE)
-        yield from ((node, TOO_LATE) for node in pending.values())
+        yield from ((asked.node, TOO_LATE) for asked in pending.values())
 
     def send(
-        self, questions: Mapping[int, RecordDict], kind: str, group: str, seconds: float
-    ) -> tuple[dict[str, int], list[int]]:
-        """Send questions, to be answered within so many seconds; wait for none.
+        self, questions: Mapping[int, RecordDict], kind: str, group: str, seconds: float, largest: int = 0
+    ) -> tuple[dict[str, Asked], list[int]]:
+        """Send questions, each with a nonce of its own, to be answered within so many seconds; wait for none.
 
         Returns
         -------
-        dict of str to int
-            The node of each message by its id.
+        dict of str to Asked
+            What was asked of whom, by the id of the message.
         list of int
             The nodes to whom none could be sent.
         """
-        pending: dict[str, int] = {}
+        pending: dict[str, Asked] = {}
         for some in _slices(list(questions), AT_ONCE):
-            messages = [Message(questions[n], n, kind, ttl=seconds + LONGEST_PAUSE, group_id=group) for n in some]
+            contents = [signing.question(questions[node]) for node in some]
+            messages = [
+                Message(content, node, kind, ttl=seconds + LONGEST_PAUSE, group_id=group)
+                for node, (content, _) in zip(some, contents, strict=True)
+            ]
             sent = {each for each in self.grid.push_messages(messages) if each}
-            for node, message in zip(some, messages, strict=True):
+            for message, (_, nonce) in zip(messages, contents, strict=True):
                 if message.metadata.message_id in sent:  # which the grid has given it
-                    pending[message.metadata.message_id] = node
+                    pending[message.metadata.message_id] = Asked.of(message, nonce, largest)
                     self._meter.bytes_down += Content.of(message.content).size
-        reached = set(pending.values())
+        reached = {asked.node for asked in pending.values()}
         return pending, [node for node in questions if node not in reached]
 
-    def hear(self, pending: dict[str, int]) -> Iterator[tuple[int, Content | str]]:
+    def hear(self, pending: dict[str, Asked]) -> Iterator[tuple[int, Content | str]]:
         """Yield the answers that have come by now, or why they are none, and take them off what is pending."""
         for some in _slices(list(pending), AT_ONCE):
-            replies = list(self.grid.pull_messages(some))
-            replies.reverse()
-            while replies:  # each is let go as soon as it is read
-                reply = replies.pop()
-                node = pending.pop(reply.metadata.reply_to_message_id, None)
-                if node is not None:  # else it is nobody's that was asked
-                    yield node, self._read(reply, node)
+            for question, reply in self._inbox.read({each: pending[each].largest for each in some}):
+                asked = pending.pop(question, None)
+                if asked is not None:  # else it is nobody's that was asked
+                    yield asked.node, reply if isinstance(reply, str) else self._read(reply, asked)
                 del reply  # or it would stay in memory until the next comes
 
-    def _read(self, reply: Message, node: int) -> Content | str:
+    def _read(self, reply: Message, asked: Asked) -> Content | str:
         if reply.has_error():  # which a SuperLink makes in its own name
             code, reason = reply.error.code, clean(reply.error.reason or "")
             return DROPPED_OUT if code == GONE else f"error {code}: {reason}"
-        if reply.metadata.src_node_id != node:
+        if reply.metadata.src_node_id != asked.node:
             return f"answered by another node, {reply.metadata.src_node_id}"
         try:
-            content = Content.of(reply.content)
-            self._meter.bytes_up += content.size
-            return clean(content.words.get("refused", str)) if "refused" in content.words.values else content
+            with distrusting():
+                size = sum(len(array.data) for some in reply.content.array_records.values() for array in some.values())
+                if size > asked.largest:
+                    raise UpdateError(f"vectors of {size} bytes, at most {asked.largest} were asked for")
+                self._meter.bytes_up += size
+                return signing.verified(reply.content, asked)
         except UpdateError as error:
             return str(error)
 

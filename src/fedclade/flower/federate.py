@@ -13,14 +13,18 @@ from flwr.serverapp import Grid
 from torch import Tensor, nn
 
 from fedclade.algorithms import Algorithm, build_algorithm
+from fedclade.arguments import checked
 from fedclade.attendance import AttendedClients
 from fedclade.engine.memory import default_memory, memory_bytes
 from fedclade.errors import require
+from fedclade.files import owner_only
 from fedclade.flower import wire
 from fedclade.flower.connected import ConnectedClients
+from fedclade.flower.doors import Doors
 from fedclade.flower.exchange import Exchange
 from fedclade.flower.grid_clients import GridClients
 from fedclade.flower.members import Identity, Members
+from fedclade.flower.signing import read_keys
 from fedclade.keeper import Every, Keeper
 from fedclade.local import LocalSpec
 from fedclade.meter import Meter
@@ -53,6 +57,7 @@ class ModelFor:
     name: str
 
 
+@checked()
 @dataclass(frozen=True, kw_only=True)
 class Network:
     """The ``[network]`` section: how long a server waits, and for whom.
@@ -68,6 +73,14 @@ class Network:
     identity
         What tells that a client has come back: the ``node`` id, which lasts where SuperNodes have keys, or the
         ``number`` (partition-id) that it says it has.
+    keys
+        A file that lists the clients, with number and public key each; nobody else is let in. Without one, a key is the
+        client's that first joins with it.
+    largest_weight
+        How many times as much as the median client one may weigh; infinity for no limit.
+    largest_norm
+        How many times as long as the median update of its cluster one may be; a longer one is left out of the round.
+        Infinity for no limit.
 
     Raises
     ------
@@ -79,6 +92,9 @@ class Network:
     wait: float = 300.0
     deadline: float = 600.0
     identity: Identity = "node"
+    keys: str | None = None
+    largest_weight: float = 2.0
+    largest_norm: float = 20.0
 
     def __post_init__(self) -> None:
         require(
@@ -86,9 +102,12 @@ class Network:
             ("network.wait", self.wait, self.wait > 0, "greater than 0"),
             ("network.deadline", self.deadline, self.deadline > 0, "greater than 0"),
             ("network.identity", self.identity, self.identity in ("node", "number"), "'node' or 'number'"),
+            ("network.largest_weight", self.largest_weight, self.largest_weight >= 1, "at least 1"),
+            ("network.largest_norm", self.largest_norm, self.largest_norm >= 1, "at least 1"),
         )
 
 
+@checked("grid")
 def federate(
     grid: Grid,
     algorithm: Algorithm | str | MakeAlgorithm,
@@ -164,6 +183,7 @@ def federate(
         require(("privacy.permute", permute, False, rule))
     roster = members.roster
     algorithm = _built(algorithm, roster.true_clusters)
+    algorithm.check_clients(len(roster))
     check_stream(stream, algorithm, signature)
     check_privacy(privacy, type(algorithm))
     name, model = _known(model, roster.schema, seed)
@@ -191,18 +211,22 @@ def federate(
     size = len(roster) * layout.size * initial.itemsize
     streams = decide_stream(settings["stream"], algorithm, signature, size, budget)
     sketch = signature.sketch(seed, layout.n_parameters)
-    there = GridClients(exchange, members, layout, meter, sketch, streams)
+    doors = Doors(network.largest_weight, network.largest_norm)
+    there = GridClients(exchange, members, layout, meter, sketch, streams, doors, network.wait)
     attendance = AttendedClients(there, tells_releases=privacy is not None)
     if members.secret:
         initial = _drawn_by_clients(there, algorithm)
     world = World(attendance, initial, there, meter, attendance, None, sketch, streams, "cpu", budget)
     clients = ConnectedClients(attendance, members, path, network.wait)
-    return run_rounds(algorithm, world, clients, keeper, Record(roster, target), schedule, on_round)
+    # Models tell of the clients' data, and the machine may have other users.
+    with keeper, owner_only():
+        return run_rounds(algorithm, world, clients, keeper, Record(roster, target), schedule, on_round)
 
 
 def _members(exchange: Exchange, network: Network, folder: Path | None) -> Members:
     """Return the members of the run: those of its folder, or the first to connect."""
-    members = Members(exchange, network.identity)
+    keys = None if network.keys is None else read_keys(Path(network.keys))
+    members = Members(exchange, network.identity, keys)
     if folder is not None:
         members.load(folder)
     if not members.known:

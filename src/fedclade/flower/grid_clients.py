@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -12,17 +13,21 @@ from flwr.app import Array, MessageType, RecordDict
 from torch import Tensor
 
 from fedclade.clients import Evaluation, Round, Split
+from fedclade.encoding import ENCODINGS, encoded_bytes
 from fedclade.errors import UpdateError
 from fedclade.flower import wire
 from fedclade.flower.arrivals import Arrivals
+from fedclade.flower.doors import Doors, Start
 from fedclade.flower.exchange import AT_ONCE, Exchange
 from fedclade.flower.members import Members
+from fedclade.flower.patience import Patience
+from fedclade.flower.policy import FORBIDS
 from fedclade.flower.wire import Content
 from fedclade.meter import Meter
 from fedclade.params import Layout
 from fedclade.signature import CountSketch
 from fedclade.streaming import Tally
-from fedclade.updates import DROPPED_OUT, Updates
+from fedclade.updates import DROPPED_OUT, LARGEST_NORM, TOO_LATE, Updates
 
 _log = logging.getLogger(__name__)
 
@@ -48,6 +53,10 @@ class GridClients:
         What the server compares clients by, if not by the whole update.
     streams
         Whether only sums and signatures of updates are kept: an update is forgotten before the next is read.
+    doors
+        How much an update may weigh, and how long it may be.
+    wait
+        Seconds to wait for anybody, should all be gone in the middle of a round.
     """
 
     def __init__(
@@ -58,6 +67,8 @@ class GridClients:
         meter: Meter,
         sketch: CountSketch | None = None,
         streams: bool = False,
+        doors: Doors | None = None,
+        wait: float = 0.0,
     ) -> None:
         self._exchange = exchange
         self._members = members
@@ -66,7 +77,12 @@ class GridClients:
         self._meter = meter
         self._sketch = sketch
         self._streams = streams
+        self._doors = doors or Doors(math.inf, math.inf)
+        self._wait = wait
+        self._patience = Patience()
         self._warned = False
+        self._counts: dict[tuple[int, Split], int] = {}
+        """Of how many examples a client gave its scores, on each split: they are always the same."""
 
     @property
     def layout(self) -> Layout:
@@ -90,8 +106,8 @@ class GridClients:
 
     @property
     def sizes(self) -> Mapping[int, int]:
-        """Number of training examples of each client, as it said when it joined."""
-        return self._members.roster.sizes
+        """Number of training examples that each client counts with: what it said when it joined, within the limit."""
+        return self._doors.weights(self._members.roster.sizes)
 
     def train(
         self,
@@ -130,9 +146,13 @@ class GridClients:
         with self._meter.evaluating():
             for client, answer in self._ask(questions, MessageType.EVALUATE, f"evaluate {split}"):
                 try:
-                    scores[client] = wire.read_scores(_content(answer), len(rows[client]))
+                    with wire.distrusting():
+                        mine = wire.read_scores(_content(answer), len(rows[client]), self._count(client, split))
                 except UpdateError as error:
                     left_out[client] = str(error)
+                else:
+                    self._counts[client, split] = mine[0][2]
+                    scores[client] = mine
         answered = [(client, scores[client].pop(0)) for client in ids if client in scores]
         columns = zip(*(score for _, score in answered), strict=True) if answered else ((), (), ())
         accuracies, losses, examples = columns
@@ -152,19 +172,28 @@ class GridClients:
         words["layout"] = self._structure
         found = torch.zeros(len(ids), *shape)
         place_of = {client: place for place, client in enumerate(ids)}
+        questions, largest = {c: wire.record(words) for c in ids}, 4 * math.prod(shape)
+        why: dict[int, str] = {}
         with self._meter.training():
-            for client, answer in self._ask({c: wire.record(words) for c in ids}, MessageType.QUERY, "subspaces"):
+            for client, answer in self._ask(questions, MessageType.QUERY, "subspaces", largest):
                 try:
-                    data = _content(answer).vector("subspaces")
-                    vectors = wire.read_vector(data, shape, torch.float32, "subspaces")
-                except UpdateError:  # who does not answer is asked again, and told of then
+                    with wire.distrusting():
+                        _content(answer).has_only(("subspaces",))
+                        data = _content(answer).vector("subspaces")
+                        vectors = wire.read_vector(data, shape, torch.float32, "subspaces")
+                except UpdateError as error:  # who does not answer is asked again, and told of then
+                    why[client] = str(error)
                     continue
                 if bool(torch.isfinite(vectors).all()):
                     found[place_of[client]] = vectors
+        self._check_allowed("subspaces", ids, why)
         return found
 
     def initial(self, count: int) -> Tensor:
         """Return the initial models ``[count, S]`` that clients draw from the secret that they share.
+
+        All draw the same, so each is asked what it draws by a digest, and one of those that agree with most is asked
+        for the models themselves: a client that would like others has no say.
 
         Raises
         ------
@@ -173,15 +202,53 @@ class GridClients:
         """
         words = {"what": "initial", "models": count, "layout": self._structure}
         why: dict[int, str] = {}
-        for client in self.ids:
-            for _, answer in self._ask({client: wire.record(words)}, MessageType.QUERY, "initial models"):
+        drawn: dict[int, str] = {}
+        questions = {client: wire.record({**words, "digest": True}) for client in self.ids}
+        for client, answer in self._ask(questions, MessageType.QUERY, "initial models"):
+            try:
+                with wire.distrusting():
+                    drawn[client] = _content(answer).words.get("digest", str)
+            except UpdateError as error:
+                why[client] = str(error)
+        votes = Counter(drawn[client] for client in sorted(drawn))
+        for digest, agreeing in votes.most_common():  # of as many, that of the client with the lowest number
+            for client in sorted(client for client in drawn if drawn[client] == digest):
                 try:
-                    content = _content(answer)
-                    return torch.stack([self._model(content.vector(str(k)), f"model {k}") for k in range(count)])
+                    models = self._drawn(client, wire.record({**words, "digest": False}), count, digest)
                 except UpdateError as error:
                     why[client] = str(error)
-        told = "; ".join(f"client {client}: {reason}" for client, reason in why.items())
+                    continue
+                if others := sorted(other for other in drawn if drawn[other] != digest):
+                    _log.warning(
+                        "%d of %d clients draw the same initial model, which is taken; clients %s draw another: they "
+                        "run another version, or do not tell the truth",
+                        *(agreeing, len(drawn), ", ".join(map(str, others))),
+                    )
+                return models
+        told = "; ".join(f"client {client}: {reason}" for client, reason in sorted(why.items()))
         raise UpdateError(f"no client sent the initial model: {told}")
+
+    def _drawn(self, client: int, question: RecordDict, count: int, digest: str) -> Tensor:
+        """Return the initial models of a client, which must be finite, and those of a digest.
+
+        Raises
+        ------
+        UpdateError
+            If they are not, or do not come.
+        """
+        size = self._layout.size * self._layout.dtype.itemsize
+        names = [str(k) for k in range(count)]
+        ((_, answer),) = self._ask({client: question}, MessageType.QUERY, "initial models", count * size)
+        with wire.distrusting():
+            content = _content(answer)
+            content.has_only(names)
+            data = [content.vector(name) for name in names]
+            if (sent := wire.digest(b"".join(data))) != digest:
+                raise UpdateError(f"initial models of digest {sent}, said to be {digest}")
+            models = torch.stack([self._model(each, f"model {name}") for name, each in zip(names, data, strict=True)])
+            if not bool((models.norm(dim=1) <= LARGEST_NORM).all()):  # as NaN is not
+                raise UpdateError(f"initial models that are not finite, or of norms above {LARGEST_NORM:g}")
+        return models
 
     def _updates(
         self,
@@ -207,13 +274,34 @@ class GridClients:
             vectors = {"model": arrays[row]} | ({"anchor": arrays[anchor]} if anchor != row else {})
             questions[client] = wire.record(words, vectors)
         expected = {client: {**same, "model": names[row]} for client, row in zip(ids, assignment, strict=True)}
+        starts = {
+            row: Start.of(names[row], models[row], self._layout.n_parameters) for row in dict.fromkeys(assignment)
+        }
+        question = (what, this_round.purpose, this_round.number)
+        self._doors.ask(question, {client: starts[row] for client, row in zip(ids, assignment, strict=True)})
         with self._meter.training():
             left_out: dict[int, str] = {}
-            told = self._ask(questions, MessageType.TRAIN, str(this_round.number))
+            length, n_parameters = self._shape(this_round)
+            largest = max(encoded_bytes(length, encoding, n_parameters) for encoding in ENCODINGS)
+            told = self._ask(questions, MessageType.TRAIN, str(this_round.number), largest)
             answers = self._read(told, self._shape(this_round), expected, left_out)
             if not self._streams or this_round.replicates > 1:
-                return self._kept(answers, ids, models, this_round, left_out)
-            return self._summed(answers, Tally(ids, models, assignment), models, this_round, left_out)
+                updates = self._kept(answers, ids, models, this_round, left_out)
+            else:
+                updates = self._summed(answers, Tally(ids, models, assignment), models, this_round, left_out)
+        self._check_allowed(what, ids, left_out)
+        return updates
+
+    def _check_allowed(self, what: str, ids: Sequence[int], left_out: Mapping[int, str]) -> None:
+        """End a run that asks for what clients do not allow: to ask them again would change nothing.
+
+        Most of those who are connected must have said so, or a few could end the run.
+        """
+        forbidding = [client for client in ids if left_out.get(client, "").startswith(FORBIDS)]
+        if len(forbidding) == len(ids) and 2 * len(ids) > len(self._members.connected):
+            raise UpdateError(
+                f"none of {len(ids)} clients answers the question {what!r}; client {ids[0]} says: {left_out[ids[0]]}"
+            )
 
     def _read(
         self,
@@ -225,7 +313,9 @@ class GridClients:
         """Yield the updates among the answers, and note why the others are left out."""
         for client, answer in answers:
             try:
-                read = wire.read_answer(_content(answer), *shape, self._layout.dtype, expected[client])
+                with wire.distrusting():
+                    size = self._members.roster.sizes[client]
+                    read = wire.read_answer(_content(answer), *shape, self._layout.dtype, size, expected[client])
             except UpdateError as error:
                 left_out[client] = str(error)
             else:
@@ -266,7 +356,11 @@ class GridClients:
 
     def _checked(self, arrivals: Arrivals, this_round: Round, left_out: Mapping[int, str]) -> Updates:
         updates = arrivals.checked(self._shape(this_round)[1], this_round.number)
-        updates = replace(updates, left_out={**left_out, **updates.left_out})
+        sizes = self.sizes
+        weights = torch.tensor([sizes[client] for client in updates.ids], dtype=updates.sizes.dtype)
+        updates = replace(updates, sizes=weights, left_out={**left_out, **updates.left_out})
+        if this_round.travels != "nothing":  # what a client keeps for itself is nobody else's
+            updates = self._doors.admit(updates)
         if self._sketch is None or this_round.replicates > 1:
             return updates
         return replace(updates, sketches=self._sketch.apply(updates.signatures))
@@ -278,14 +372,46 @@ class GridClients:
         length = this_round.replicates * (self._sketch.dim if self._sketch else self._layout.n_parameters)
         return length, length
 
-    def _ask(self, questions: Mapping[int, RecordDict], kind: str, group: str) -> Iterator[tuple[int, Content | str]]:
-        """Ask clients, and yield what comes; who is not connected is not waited for."""
+    def _count(self, client: int, split: Split) -> int | None:
+        """Return how many examples a client is scored on, if that is known."""
+        if split == "train" and self._members.roster.schema.task == "classification":
+            return self._members.roster.sizes[client]
+        return self._counts.get((client, split))
+
+    def _ask(
+        self, questions: Mapping[int, RecordDict], kind: str, group: str, largest: int = 0
+    ) -> Iterator[tuple[int, Content | str]]:
+        """Ask clients, and yield what comes; who is not connected, or was late before, is not waited for.
+
+        Raises
+        ------
+        UpdateError
+            If nobody at all is connected, and nobody comes back in time; scores can do without.
+        """
+        if not self._members.reach(self._wait) and kind != MessageType.EVALUATE:
+            raise UpdateError(
+                f"nobody is connected any more, and nobody came back within {self._wait:g} s; start the SuperNodes "
+                "again, and then the server with the same folder"
+            )
         node_of = {client: self._members.node(client) for client in questions}
-        yield from ((client, DROPPED_OUT) for client, node in node_of.items() if node is None)
-        client_of = {node: client for client, node in node_of.items() if node is not None}
+        for client in (client for client, node in node_of.items() if node is None):
+            self._patience.forget(client)
+            yield client, DROPPED_OUT
+        there = {client: node for client, node in node_of.items() if node is not None}
+        spared = self._patience.spare(there, self._members.connected)
+        yield from spared.items()
+        client_of = {node: client for client, node in there.items() if client not in spared}
         asked = {node: questions[client] for node, client in client_of.items()}
-        for node, answer in self._exchange.ask(asked, kind, group):
-            yield client_of[node], answer
+        for node, answer in self._exchange.ask(asked, kind, group, largest):
+            client = client_of[node]
+            note = self._patience.late if answer == TOO_LATE else self._patience.forget
+            note(client)
+            if not isinstance(answer, str):
+                try:
+                    answer = self._members.checked(client, answer)
+                except UpdateError as error:
+                    answer = str(error)
+            yield client, answer
 
     def _model(self, data: bytes, name: str) -> Tensor:
         return wire.read_vector(data, (self._layout.size,), self._layout.dtype, name)

@@ -38,12 +38,18 @@ class Member:
         Training examples.
     true_cluster
         Where it says so, which only experiments do. For scoring only.
+    key
+        The public key that its answers are signed by, in hexadecimal.
+    lasts
+        Whether it keeps that key in its folder: then it is only ever recognised by it.
     """
 
     node: int
     name: str
     size: int
     true_cluster: int | None = None
+    key: str = ""
+    lasts: bool = False
 
 
 @dataclass(frozen=True)
@@ -82,16 +88,21 @@ class Introduction:
         UpdateError
             If it is malformed, or says what cannot be.
         """
-        words = content.words
+        words, signer = content.words, content.signer
+        if signer is None:
+            raise UpdateError("nobody signed it")
         try:
             schema = read_schema(words.json("schema"))
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise UpdateError(f"its schema is malformed: {clean(str(error))}") from error
+        content.has_only(())
         member = Member(
             node=node,
             name=clean(words.get("name", str), LONGEST_NAME).strip() or f"node {node}",
             size=examples(words, "size"),
             true_cluster=_number(words, "true_cluster"),
+            key=signer.key,
+            lasts=signer.lasts,
         )
         return cls(
             number=_number(words, "number"),
@@ -124,7 +135,9 @@ def read_member(kept: Mapping[str, Any]) -> Member:
     """
     member = Member(**kept)
     numbers = (member.node, member.size, 0 if member.true_cluster is None else member.true_cluster)
-    if any(type(number) is not int for number in numbers) or type(member.name) is not str:
+    texts = (member.name, member.key)
+    whole = all(type(number) is int for number in numbers) and all(type(text) is str for text in texts)
+    if not whole or type(member.lasts) is not bool:
         raise TypeError(f"{shown(kept)} is no client")
     return member
 
@@ -134,7 +147,7 @@ def read_schema(kept: Mapping[str, Any]) -> Schema:
 
     Raises
     ------
-    TypeError, ValueError
+    TypeError, ValueError, OverflowError
         If it is none.
     """
     named = Schema(**kept)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -16,6 +17,8 @@ from fedclade.files import appear
 from fedclade.flower import wire
 from fedclade.flower.exchange import Exchange
 from fedclade.flower.introduction import Introduction, Member, read_member, read_schema
+from fedclade.flower.signing import KEY_FILE, Asked
+from fedclade.flower.wire import Content, distrusting
 from fedclade.roster import Roster
 
 Identity = Literal["node", "number"]
@@ -28,6 +31,12 @@ ASKED_AGAIN = 30.0
 
 LOOK_EVERY = 0.5
 """Seconds between two looks at who is connected, while not enough are."""
+
+LOOK_MEANWHILE = 3.0
+"""Seconds between two looks at who is connected, while answers are awaited."""
+
+GATHERING = 30
+"""One part in so many of the time to wait for anybody is given to the others, once the first is back."""
 
 CLIENTS = "clients.json"
 """The file of a run folder that says which client is behind which node."""
@@ -71,17 +80,23 @@ class Members:
         Asks the nodes.
     identity
         What tells that a client has come back: its ``node``, whose id Flower binds to the node's key, or the ``number``
-        that it says it has, for nodes without keys, whose ids do not last.
+        that it says it has, for nodes without keys, whose ids do not last. A client that keeps a key of its own in its
+        folder is recognised by that alone.
+    keys
+        The number of each client by its public key, where an operator lists them: nobody else is let in.
     """
 
-    def __init__(self, exchange: Exchange, identity: Identity = "node") -> None:
+    def __init__(self, exchange: Exchange, identity: Identity = "node", keys: Mapping[str, int] | None = None) -> None:
         self._exchange = exchange
         self._identity = identity
+        self._keys = keys
         self._members: dict[int, Member] = {}
         self._truth: dict[int, int] = {}
         self._connected: set[int] = set()
-        self._asked: dict[str, int] = {}
-        """Nodes that have not answered yet, by the message that asks them to introduce themselves."""
+        self._asked: dict[str, Asked] = {}
+        """Which nodes have not answered yet, by the message that asks them to introduce themselves."""
+        self._doubted: set[int] = set()
+        """Nodes of clients that signed with another key, or may have to: they must introduce themselves anew."""
         self._introduced: list[Introduction] = []
         """Who waits for enough others, so that it is known what most have in common."""
         self._refused: dict[int, _Refusal] = {}
@@ -90,6 +105,8 @@ class Members:
         self._told, self._known = set[int](), set[int]()
         """Who was connected at the last news, and who had ever been."""
         self._expected: Introduction | None = None
+        self._looked = exchange.clock()
+        exchange.meanwhile = self._glance
 
     @property
     def known(self) -> bool:
@@ -116,14 +133,30 @@ class Members:
         """
         if self._expected is not None and layout != self._expected.layout:
             raise ModelError(
-                "the server's model is not built like the clients': its tensors have other names, shapes or types; "
-                "give server_app and client_app the same model"
+                "the server's model is not built like the clients': its tensors have other names, shapes or types, or "
+                "its frozen parameters, which are not sent, have other values; give server_app and client_app the same "
+                "model, with frozen parameters from a file or a seed of their own"
             )
 
     def node(self, client: int) -> int | None:
         """Return the node of a client; None if it is not connected."""
         node = self._members[client].node
         return node if node in self._connected else None
+
+    def checked(self, client: int, answer: Content) -> Content:
+        """Check that an answer is signed by the key that a client introduced itself with.
+
+        Raises
+        ------
+        UpdateError
+            If it is not; the node must introduce itself anew.
+        """
+        member = self._members[client]
+        if answer.signer is None or answer.signer.key != member.key:
+            self._doubted.add(member.node)
+            self._connected.discard(member.node)
+            raise UpdateError("signed by another key than that of the client's introduction")
+        return answer
 
     @property
     def connected(self) -> list[int]:
@@ -164,8 +197,44 @@ class Members:
         enough
             The first are taken in once so many have introduced themselves.
         """
+        self.refresh()
+        if self._introduced and (self.known or len(self._introduced) >= enough):
+            self._take_in(self._introduced)
+
+    def reach(self, seconds: float) -> bool:
+        """See who is connected in the middle of a round; if nobody is, wait for those who come back.
+
+        Returns
+        -------
+        bool
+            Whether anybody is connected now.
+        """
+        self.refresh()
+        if self.connected:
+            return True
+        end = self._exchange.clock() + seconds
+        _log.info("nobody is connected; waiting for up to %g s", seconds)
+        while not self.connected and self._exchange.clock() < end:
+            self._exchange.sleep(LOOK_EVERY)
+            self.refresh()
+        end = min(end, self._exchange.clock() + seconds / GATHERING)
+        while len(self.connected) < len(self._members) and self._exchange.clock() < end:
+            self._exchange.sleep(LOOK_EVERY)
+            self.refresh()
+        return bool(self.connected)
+
+    def _glance(self) -> None:
+        if self._exchange.clock() - self._looked >= LOOK_MEANWHILE:
+            self.refresh()
+
+    def refresh(self) -> None:
+        """See who is connected, and who has come back; newcomers wait until :meth:`look` takes them in.
+
+        It can be called in the middle of a round: which clients there are stays the same.
+        """
+        self._looked = self._exchange.clock()
         nodes = set(self._exchange.grid.get_node_ids())
-        self._connected = nodes & {member.node for member in self._members.values()}
+        self._connected = (nodes & {member.node for member in self._members.values()}) - self._doubted
         self._refused = {node: refusal for node, refusal in self._refused.items() if node in nodes}
         self._introduced = [one for one in self._introduced if one.member.node in nodes]
         self._ask(nodes)
@@ -173,11 +242,11 @@ class Members:
             try:
                 if isinstance(answer, str):
                     raise UpdateError(answer)
-                self._introduced.append(Introduction.read(answer, node))
+                with distrusting():
+                    self._introduced.append(Introduction.read(answer, node))
             except UpdateError as error:
                 self._refuse(node, f"it did not introduce itself: {error}")
-        if self._introduced and (self.known or len(self._introduced) >= enough):
-            self._take_in()
+        self._take_in([one for one in self._introduced if one.number in self._members])
 
     def news(self) -> News:
         """Return what is new since the last news."""
@@ -237,32 +306,49 @@ class Members:
         for client, member in members.items():
             self._enter(client, member)
         self._told, self._known = told, set(members)
+        self._doubted = {member.node for member in members.values() if not member.lasts}
 
     def _ask(self, nodes: set[int]) -> None:
         """Ask those of some nodes to introduce themselves who have not, and do not wait for something."""
         now = self._exchange.clock()
-        self._asked = {message: node for message, node in self._asked.items() if node in nodes}
-        busy = self._connected | set(self._asked.values()) | {one.member.node for one in self._introduced}
+        self._asked = {message: asked for message, asked in self._asked.items() if asked.node in nodes}
+        busy = (
+            self._connected
+            | {asked.node for asked in self._asked.values()}
+            | {one.member.node for one in self._introduced}
+        )
         busy |= {node for node, refusal in self._refused.items() if now - refusal.at < ASKED_AGAIN}
         questions = dict.fromkeys(sorted(nodes - busy), wire.record({"what": "hello"}))
         asked, _ = self._exchange.send(questions, MessageType.QUERY, "hello", HELLO_SECONDS)
         self._asked |= asked
 
-    def _take_in(self) -> None:
-        if not self.known:
-            (most, _), *_ = Counter(one.kind for one in self._introduced).most_common(1)
-            self._begin(next(one for one in self._introduced if one.kind == most))
+    def _take_in(self, some: Sequence[Introduction]) -> None:
+        if some and not self.known:
+            (most, _), *_ = Counter(one.kind for one in some).most_common(1)
+            self._begin(next(one for one in some if one.kind == most))
         # In the order of their numbers: results should not depend on who was first.
-        self._introduced.sort(key=lambda one: (one.number is None, one.number, one.member.node))
-        for one in self._introduced:
+        introduced = [self._numbered(one) for one in some]
+        introduced.sort(key=lambda one: (one.number is None, one.number, one.member.node))
+        for one in introduced:
             client = one.number if one.number is not None else max(self._members, default=-1) + 1
             if why := self._objection(one, client):
                 self._refuse(one.member.node, why)
             else:
                 self._refused.pop(one.member.node, None)
+                self._doubted.discard(one.member.node)
                 self._enter(client, one.member)
                 self._connected.add(one.member.node)
-        self._introduced = []
+        self._introduced = [one for one in self._introduced if one not in some]
+
+    def _numbered(self, one: Introduction) -> Introduction:
+        """Return an introduction with the number that goes with its key, if it says none."""
+        known = self._number_of_key(one.member.key)
+        return replace(one, number=known) if one.number is None and known is not None else one
+
+    def _number_of_key(self, key: str) -> int | None:
+        if self._keys is not None:
+            return self._keys.get(key)
+        return next((client for client, member in self._members.items() if member.key == key), None)
 
     def _refuse(self, node: int, why: str) -> None:
         if node not in self._refused or self._refused[node].why != why:
@@ -280,15 +366,29 @@ class Members:
             return f"its examples look like {wire.shown(one.shape)}, and the others' like {wire.shown(expected.shape)}"
         if one.secret != expected.secret:
             return "it does not share the secret of the others; give all clients the same file, or none"
-        return self._is_another(one, client) if client in self._members else None
+        known = self._number_of_key(one.member.key)
+        if self._keys is not None and known is None:
+            return f"its key {one.member.key} is none of network.keys"
+        if known is not None and known != client:
+            return f"it says it is client {client}, and its key is that of client {known}"
+        taken = next((number for number, member in self._members.items() if member.node == one.member.node), client)
+        if taken != client:
+            return f"it says it is client {client}, and its node is that of client {taken}"
+        return self._is_another(one.member, client) if client in self._members else None
 
-    def _is_another(self, one: Introduction, client: int) -> str | None:
-        before = self._members[client].node
-        if before in self._connected:
-            return f"it says it is client {client}, which node {before} is, and that is connected"
-        if self._identity == "node":
+    def _is_another(self, one: Member, client: int) -> str | None:
+        before = self._members[client]
+        if before.node in self._connected:
+            return f"it says it is client {client}, which node {before.node} is, and that is connected"
+        if one.size != before.size:
+            return f"it says it has {one.size} training examples, and client {client} joined with {before.size}"
+        if self._keys is not None or one.key == before.key:
+            return None
+        if before.lasts:
+            return f"it says it is client {client}, and has another key; give it the folder of that client's {KEY_FILE}"
+        if self._identity == "node" and one.node != before.node:
             return (
-                f"it says it is client {client}, which was node {before}; start it with the key of that node, or, "
+                f"it says it is client {client}, which was node {before.node}; start it with the key of that node, or, "
                 "where nodes have no keys, set network.identity = 'number'"
             )
         return None

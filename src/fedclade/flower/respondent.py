@@ -15,12 +15,14 @@ from flwr.app import RecordDict
 from torch import Tensor, nn
 
 from fedclade import rng
+from fedclade.arguments import check_arguments
 from fedclade.clients import Clients, Round, Split
 from fedclade.data.federation import Federation
 from fedclade.encoding import ErrorFeedback, check_encoding, encode
 from fedclade.engine.clients import SimulatedClients
 from fedclade.errors import ConfigError, DataError, UpdateError
 from fedclade.flower import wire
+from fedclade.flower.policy import Account, Policy, Spent
 from fedclade.flower.wire import Content, shown
 from fedclade.ledger import Budget, Ledger
 from fedclade.local import LocalSpec
@@ -30,8 +32,15 @@ from fedclade.replicates import ReplicatingClients
 from fedclade.signature import CountSketch, Permutation, PermutedClients
 from fedclade.world import Maker, module_for
 
+LARGEST_SKETCH = 2**20
+"""Numbers that a signature may be asked to have: memory is made for them."""
+
 LEAST_SECRET = 32
 """Characters of a secret: as many hexadecimal digits are 128 bits."""
+
+
+MOST_RESIDUALS = 16
+"""Kinds of answers of which a client keeps what encoding lost; no algorithm asks for as many."""
 
 
 class Respondent:
@@ -52,11 +61,13 @@ class Respondent:
     privacy
         Clips its updates and puts noise on them.
     budget
-        What it may spend in its life; None for no end.
+        What it may spend in its life. With ``privacy`` it must be said: an ε of infinity is no bound.
     folder
-        Where it keeps what must last: its ledger, and what encodings lost.
+        Where it keeps what must last: its ledger, the count of its answers, and what encodings lost.
     secret
         What it shares with the other clients, and not with the server: all models and updates travel permuted by it.
+    policy
+        What it allows the server to ask.
 
     Raises
     ------
@@ -81,6 +92,7 @@ class Respondent:
         budget: Budget | None = None,
         folder: Path | None = None,
         secret: str | None = None,
+        policy: Policy | None = None,
     ) -> None:
         if len(federation) != 1:
             raise DataError(f"data_fn should return a federation of one client, got {len(federation)}; see alone()")
@@ -88,6 +100,7 @@ class Respondent:
         self._federation, self._data = federation, federation.clients[0]
         self._make = maker(model, federation)
         self._number, self._encoding, self._folder, self._secret = number, encoding, folder, secret
+        self._policy, self._account = policy or Policy(), Account(folder)
         module = self._make(0)
         self._workers = SimulatedClients(federation, module, device, engine)
         self._layout: Layout = self._workers.layout
@@ -100,6 +113,11 @@ class Respondent:
         if privacy is not None:
             if folder is None:
                 raise ConfigError("a private client needs a folder for its ledger; set folder in its node config")
+            if budget is None:  # the noise is the run's to set: without a limit of its own nothing is promised
+                raise ConfigError(
+                    "privacy.clip_norm is set, and this client does not say what it may spend; set epsilon in its node "
+                    "config, or epsilon=inf for no bound"
+                )
             clients = private_client(clients, privacy, Ledger(folder / "privacy.json", budget), "network")
         if secret is not None:
             seed = seed_of(secret)
@@ -107,13 +125,20 @@ class Respondent:
         self._clients = clients
         self._residuals: dict[str, ErrorFeedback] = {}
 
-    def answer(self, content: Content) -> RecordDict:
-        """Return the answer to a question.
+    def answer(self, content: Content, state: RecordDict | None = None) -> RecordDict:
+        """Return the answer to a question, which is counted before it leaves.
+
+        Parameters
+        ----------
+        content
+            The question.
+        state
+            What Flower keeps of this client between two messages.
 
         Raises
         ------
         FedcladeError
-            If it cannot be answered; says why.
+            If it cannot be answered, or the client's policy forbids it; says why.
         """
         answers: Mapping[str, Callable[[Content], RecordDict]] = {
             "hello": self._hello,
@@ -129,7 +154,14 @@ class Respondent:
         mine = wire.layout_digest(self._layout)
         if what != "hello" and (theirs := content.words.get("layout", str)) != mine:
             raise UpdateError(f"asked about a model of structure {theirs}, and has one of structure {mine}")
-        return answers[what](content)
+        self._policy.check_kind(what)
+        cost = _cost(what, content)
+        before = self._account.spent(state)
+        self._policy.check_spent(before + cost, len(self._data.train))
+        answer = answers[what](content)
+        if cost != Spent():
+            self._account.book(self._account.spent(state) + cost, state)
+        return answer
 
     def _hello(self, content: Content) -> RecordDict:
         truth = self._federation.true_clusters
@@ -151,19 +183,24 @@ class Respondent:
         if self._secret is None:
             raise UpdateError("asked for initial models, which only clients with a secret draw")
         seed, count = seed_of(self._secret), content.words.get("models", int)
+        self._policy.check_models(count)
         permutation = Permutation(seed, self._layout.size, self._layout.n_parameters)
         models = [permutation.apply(secret_model(self._make, self._layout, seed, k)) for k in range(count)]
-        return wire.record({}, {str(k): wire.raw_vector(model) for k, model in enumerate(models)})
+        vectors = {str(k): wire.raw_vector(model) for k, model in enumerate(models)}
+        digest = wire.digest(b"".join(vector.data for vector in vectors.values()))
+        return wire.record({"digest": digest}, {} if content.words.get("digest", bool) else vectors)
 
     def _train(self, content: Content) -> RecordDict:
         words, what = content.words, content.words.get("what", str)
         replicates, dim = words.get("replicates", int), words.get("dim", int)
         examples = len(self._data.train)
-        if not (1 <= replicates <= examples and dim >= 0):
+        if not (1 <= replicates <= examples and 0 <= dim <= LARGEST_SKETCH):
             raise UpdateError(f"asked for {replicates} replicates of length {dim} from {examples} training examples")
+        spec = _spec(words.json("spec"))
+        self._policy.check_training(spec, replicates, examples)
         this_round = Round(
             number=words.get("round", int),
-            spec=_spec(words.json("spec")),
+            spec=spec,
             seed=words.get("seed", int),
             purpose=words.get("purpose", str),
             query=words.get("query", int),
@@ -190,7 +227,8 @@ class Respondent:
                 "encoding": encoding,
                 **({} if loss != loss else {"loss": loss}),  # NaN: it is kept from the server
             },
-            {"update": self._encoded(updates.each[0], encoding, f"{what}-{this_round.purpose}")},
+            # The server words the purpose, and a file is named by the kind: so by its digest.
+            {"update": self._encoded(updates.each[0], encoding, wire.digest(f"{what} {this_round.purpose}".encode()))},
         )
 
     def _evaluate(self, content: Content) -> RecordDict:
@@ -199,6 +237,7 @@ class Respondent:
             raise UpdateError(f"asked for the scores on {split!r} data, which is none of {', '.join(get_args(Split))}")
         if (count := len(content.vectors)) == 0:
             raise UpdateError("asked for the scores of no model")
+        self._policy.check_models(count)
         models = torch.stack([self._model(content, str(k)) for k in range(count)])
         scores = self._clients.evaluate([self._data.id] * count, models, list(range(count)), split)  # pyright: ignore[reportArgumentType]  (checked)
         lists = {"accuracies": scores.accuracies, "losses": scores.losses, "examples": scores.examples}
@@ -206,7 +245,9 @@ class Respondent:
 
     def _subspaces(self, content: Content) -> RecordDict:
         words = content.words
-        found = self._clients.subspaces([self._data.id], words.get("vectors", int), words.get("per_label", bool))
+        vectors, per_label = words.get("vectors", int), words.get("per_label", bool)
+        self._policy.check_vectors(vectors)
+        found = self._clients.subspaces([self._data.id], vectors, per_label)
         return wire.record({}, {"subspaces": wire.raw_vector(found.flatten())})
 
     def _encoded(self, update: Tensor, encoding: str, kind: str) -> Any:
@@ -218,6 +259,10 @@ class Respondent:
         """Encode an update with what earlier ones of its kind lost, which lasts if the client has a folder."""
         size, n_parameters = self._layout.size, self._layout.n_parameters
         path = None if self._folder is None else self._folder / f"residual-{kind}.safetensors"
+        kept = self._residuals if self._folder is None else list(self._folder.glob("residual-*.safetensors"))
+        new = kind not in self._residuals if path is None else not path.exists()
+        if new and len(kept) >= MOST_RESIDUALS:
+            return encode(update, self._encoding, n_parameters)
         if path is not None:
             feedback = ErrorFeedback.load(path, self._encoding, size, n_parameters)
         else:
@@ -231,10 +276,18 @@ class Respondent:
         return wire.read_vector(content.vector(name), (self._layout.size,), self._layout.dtype, f"model {name!r}")
 
 
+def _cost(what: str, content: Content) -> Spent:
+    """Return what the answer to a question adds to what the client has answered."""
+    if what in ("train", "gradients"):
+        replicates = content.words.get("replicates", int)
+        return Spent(releases=replicates, partings=int(replicates > 1))
+    return Spent(releases=int(what == "subspaces"), evaluations=len(content.vectors) if what == "evaluate" else 0)
+
+
 def _spec(kept: Mapping[str, Any]) -> LocalSpec:
     try:
-        return LocalSpec(**kept)
-    except TypeError as error:  # a key that another version has, or a value of another type
+        return LocalSpec(**check_arguments("its local training", LocalSpec, kept))
+    except (ConfigError, OverflowError) as error:  # a key that another version has, or a value of another type
         raise UpdateError(f"asked for local training that is not known here: {error}") from error
 
 
@@ -277,7 +330,7 @@ def read_secret(path: Path) -> str:
         If it cannot be read, or is too short to keep anybody from trying them all.
     """
     try:
-        secret = path.read_text().strip()
+        secret = path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the clients' secret {path}: {error}") from error
     if len(secret) < LEAST_SECRET:

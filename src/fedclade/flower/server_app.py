@@ -8,13 +8,14 @@ from typing import Any
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
-from rich.console import Console
 from torch import nn
 
 from fedclade.algorithms import Algorithm
+from fedclade.arguments import checked
 from fedclade.flower.federate import MakeAlgorithm, federate
 from fedclade.report import add_figures, show_run
 from fedclade.report.formats import count
+from fedclade.report.terminal import Terminal
 from fedclade.store import Run
 from fedclade.store.run import Row
 from fedclade.tree import ParameterTree
@@ -24,6 +25,7 @@ WIDTH = 100
 """Of the tables: the output of a ServerApp is a log, which no terminal tells its width."""
 
 
+@checked()
 def server_app(
     algorithm: Algorithm | str | MakeAlgorithm, model: nn.Module | str | Maker, **settings: Any
 ) -> ServerApp:
@@ -66,12 +68,12 @@ def app_of(run: Callable[[Grid, Context], tuple[Run, Path | None]]) -> ServerApp
 
 def show(run: Run, folder: Path | None = None) -> None:
     """Print what came out of a run, and draw its figures in its folder."""
-    console = Console(width=WIDTH, highlight=False)
+    console = Terminal(width=WIDTH, highlight=False)
     if folder is not None:
         add_figures(run, folder, console)
     show_run(run, console)
     if folder is not None:
-        console.print(f"run folder: {folder}", soft_wrap=True)
+        console.print(f"run folder: {folder}", soft_wrap=True, markup=False)
 
 
 def tell(row: Row, tree: ParameterTree) -> None:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from reprlib import repr as shown
 from typing import Any, TypeVar, cast
@@ -24,7 +25,7 @@ from fedclade.encoding import ENCODINGS, decode
 from fedclade.errors import UpdateError
 from fedclade.params import Layout
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Of these messages; both sides must speak the same."""
 
 RAW = "fedclade.raw"
@@ -33,11 +34,17 @@ RAW = "fedclade.raw"
 LONGEST_JSON = 10_000
 """Characters of a value that is JSON; a schema and a local training take a few hundred."""
 
+LARGEST_WORDS = 2**20
+"""Bytes of all that a message says besides its vectors; lists of scores take some ten for each model."""
+
 LONGEST_REASON = 300
 """Characters of what somebody else gives as a reason."""
 
 MOST_EXAMPLES = 2**53
 """That a client may say it has: beyond it float64, in which updates are weighted, cannot count."""
+
+LARGEST_LOSS = 1e18
+"""That a client may say it has: sums of larger ones could overflow."""
 
 Scores = tuple[float, float, int]
 """Accuracy, loss, examples."""
@@ -92,6 +99,22 @@ class Words:
         return found
 
 
+@dataclass(frozen=True)
+class Signer:
+    """Who signed an answer.
+
+    Parameters
+    ----------
+    key
+        The public key, in hexadecimal.
+    lasts
+        Whether the client keeps it in its folder, by its own account.
+    """
+
+    key: str
+    lasts: bool
+
+
 @dataclass(frozen=True, eq=False)
 class Content:
     """What a message says.
@@ -102,10 +125,13 @@ class Content:
         Plain values.
     vectors
         Bytes by name.
+    signer
+        Whose signature an answer has, once that is checked.
     """
 
     words: Words
     vectors: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
+    signer: Signer | None = None
 
     @classmethod
     def of(cls, record: RecordDict) -> Content:
@@ -128,6 +154,17 @@ class Content:
             if array.stype != RAW:
                 raise UpdateError(f"array {shown(name)} is of type {shown(array.stype)}, expected {RAW!r}")
         return cls(Words(dict(words)), {name: array.data for name, array in vectors.items()})
+
+    def has_only(self, names: Collection[str]) -> None:
+        """Check that there are vectors of these names and no others.
+
+        Raises
+        ------
+        UpdateError
+            If there are others.
+        """
+        if more := sorted(set(self.vectors).difference(names)):
+            raise UpdateError(f"{len(more)} vectors that nobody asked for: {shown(more)}")
 
     def vector(self, name: str) -> bytes:
         """Return the bytes of a vector.
@@ -153,6 +190,17 @@ def record(values: Mapping[str, Any], vectors: Mapping[str, Array] | None = None
     if vectors:
         content[_VECTORS] = ArrayRecord(dict(vectors))
     return content
+
+
+@contextmanager
+def distrusting() -> Generator[None]:
+    """Read what somebody else sent: whatever reading it trips over becomes an :class:`UpdateError`."""
+    try:
+        yield
+    except UpdateError:
+        raise
+    except Exception as error:  # of whatever kind: one client's message must not end the run of the others
+        raise UpdateError(f"cannot be read: {type(error).__name__}: {clean(str(error))}") from error
 
 
 def refusal(why: str) -> RecordDict:
@@ -198,9 +246,14 @@ def digest(data: bytes) -> str:
 
 
 def layout_digest(layout: Layout) -> str:
-    """Return a short name of a model's structure: the names, shapes and types of its tensors."""
+    """Return a short name of a model's structure: the names, shapes and types of its tensors, and its frozen values."""
     slots = [[s.name, list(s.shape), str(s.dtype)] for s in (*layout.parameters, *layout.buffers)]
-    return digest(json.dumps([slots, layout.n_parameters, str(layout.dtype)]).encode())
+    frozen = [[name, list(p.shape), str(p.dtype), _digest_of(p)] for name, p in layout.frozen.items()]
+    return digest(json.dumps([slots, layout.n_parameters, str(layout.dtype), *frozen]).encode())
+
+
+def _digest_of(tensor: Tensor) -> str:
+    return digest(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
 
 
 def to_json(value: Any) -> str:
@@ -242,7 +295,7 @@ def examples(words: Words, name: str) -> int:
 
 
 def read_answer(
-    content: Content, length: int, n_parameters: int, dtype: torch.dtype, expected: Mapping[str, Any]
+    content: Content, length: int, n_parameters: int, dtype: torch.dtype, size: int, expected: Mapping[str, Any]
 ) -> Answer:
     """Check and read the answer to a question for an update.
 
@@ -254,6 +307,8 @@ def read_answer(
         Of the update: its entries, and how many of them are compared.
     dtype
         Of the model.
+    size
+        Training examples that the client said it has when it joined.
     expected
         What the answer must repeat of the question: the round, the query, the model.
 
@@ -269,19 +324,33 @@ def read_answer(
     encoding = words.get("encoding", str)
     if encoding not in ENCODINGS:
         raise UpdateError(f"update in the unknown encoding {shown(encoding)}")
-    size = examples(words, "size")
-    update = decode(content.vector("update"), length, encoding, n_parameters).to(dtype)
-    return Answer(size, words.get("loss", float) if "loss" in words.values else None, update)
+    if (told := examples(words, "size")) != size:
+        raise UpdateError(f"update from {told} training examples, but the client joined with {size}")
+    loss = words.get("loss", float) if "loss" in words.values else None
+    if loss is not None and not 0 <= loss <= LARGEST_LOSS:
+        raise UpdateError(f"loss {loss:g}, expected 0 to {LARGEST_LOSS:g}")
+    content.has_only(("update",))
+    return Answer(size, loss, decode(content.vector("update"), length, encoding, n_parameters).to(dtype))
 
 
-def read_scores(content: Content, models: int) -> list[Scores]:
+def read_scores(content: Content, models: int, known: int | None = None) -> list[Scores]:
     """Check and read the answer to a question for the scores of so many models.
+
+    Parameters
+    ----------
+    content
+        The message.
+    models
+        How many were sent.
+    known
+        How many examples the client has in that split, where it is known; they are the same for all models.
 
     Raises
     ------
     UpdateError
         If there are more or fewer, or some cannot be.
     """
+    content.has_only(())
     values = content.words.values
     columns = [values.get(name) for name in ("accuracies", "losses", "examples")]
     kinds = (float, float, int)
@@ -290,9 +359,12 @@ def read_scores(content: Content, models: int) -> list[Scores]:
             raise UpdateError(f"expected {models} accuracies, losses and numbers of examples, got {shown(columns)}")
     scores: list[Scores] = list(zip(*columns, strict=True))  # pyright: ignore[reportArgumentType]  (they are lists)
     for accuracy, loss, count in scores:
-        if not (0 <= accuracy <= 1 and 0 <= loss < math.inf and 1 <= count <= MOST_EXAMPLES):
+        if not (0 <= accuracy <= 1 and 0 <= loss <= LARGEST_LOSS and 1 <= count <= MOST_EXAMPLES):
             raise UpdateError(
                 f"accuracy {accuracy:g} and loss {loss:g} of {count} examples, expected an accuracy in [0, 1] and a "
-                "finite loss of at least 1 example"
+                f"loss of at most {LARGEST_LOSS:g} of at least 1 example"
             )
+    counts = {count for *_, count in scores}
+    if len(counts) > 1 or not counts <= {known or min(counts)}:
+        raise UpdateError(f"scores of {shown(sorted(counts))} examples, expected {known or 'one number of them'}")
     return scores

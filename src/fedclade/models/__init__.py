@@ -12,7 +12,7 @@ from torch import nn
 
 from fedclade import rng
 from fedclade.arguments import check_arguments, known_arguments
-from fedclade.errors import ConfigError, ModelError, unknown
+from fedclade.errors import ConfigError, ModelError, shown, unknown
 from fedclade.models.convolutional import cifar_cnn, cnn
 from fedclade.models.dense import mclr, mlp
 from fedclade.models.recurrent import lstm, vector_lstm
@@ -98,25 +98,29 @@ def build_model(
     return module
 
 
-def model_factory(name: str) -> Factory:
-    """Return the function that builds a model.
+def model_factory(name: object) -> Factory:
+    """Return the function that builds a model of this name.
 
     Raises
     ------
     ConfigError
         If the name is unknown, or a ``module:factory`` cannot be imported.
     """
-    if name in MODELS:
+    if isinstance(name, str) and name in MODELS:
         return MODELS[name].factory
-    if ":" not in name:
+    if not isinstance(name, str) or ":" not in name:
         raise ConfigError(unknown("model", name, MODELS) + "; your own is given as 'module:factory'")
     module_name, _, attribute = name.partition(":")
     try:
         factory = getattr(importlib.import_module(module_name), attribute)
     except Exception as error:  # whatever a user's own file does when it is imported
         raise ConfigError(
-            f"model {name!r} cannot be imported: {error}; run from its folder, or set PYTHONPATH"
+            f"model {shown(name)} cannot be imported: {error}; run from its folder, or set PYTHONPATH"
         ) from error
     if not callable(factory):
-        raise ConfigError(f"model {name!r} should name a function that returns a module, got {factory!r}")
+        raise ConfigError(f"model {shown(name)} should name a function that returns a module, got {shown(factory)}")
+    try:
+        known_arguments(factory, positional=True)
+    except (TypeError, ValueError) as error:  # of some functions that are not written in Python
+        raise ConfigError(f"model {shown(name)} cannot be used: {error}; wrap it in a function") from error
     return factory

@@ -8,7 +8,7 @@ from fedclade.report.dendrogram import dendrogram_figure
 from fedclade.report.estimates import ComparisonRow, Estimate
 from fedclade.report.figures import accuracy_figure, norms_figure, save_figures
 from fedclade.report.heat_maps import similarity_figure
-from fedclade.report.show import add_figures, show_run
+from fedclade.report.show import add_figures, show_run, without_figures_if_need_be
 from fedclade.report.suite import SuiteComparison
 from fedclade.report.tables import (
     check_table,
@@ -39,4 +39,5 @@ __all__ = [
     "show_run",
     "similarity_figure",
     "tree_view",
+    "without_figures_if_need_be",
 ]

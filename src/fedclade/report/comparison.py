@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedclade.errors import ConfigError, RunError
+from fedclade.files import write_text
 from fedclade.metrics import gap_closed
 from fedclade.report import style
 from fedclade.report.comparison_figure import comparison_figure
@@ -238,7 +239,7 @@ def save_comparison(folder: Path, texts: Mapping[str, str], figure: Figure | Non
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for suffix, text in texts.items():
-            (folder / f"comparison.{suffix}").write_text(text, encoding="utf-8")
+            write_text(folder / f"comparison.{suffix}", text)
         if figure is not None:
             style.save(figure, folder / "comparison.png")
     except OSError as error:

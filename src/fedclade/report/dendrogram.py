@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from fedclade.report import facts, style
 from fedclade.report.formats import count
-from fedclade.report.merges import METRICS, Merges
+from fedclade.report.merges import Merges, metric_in_words
 from fedclade.store.run import Run
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def dendrogram_figure(run: Run) -> Figure | None:
     layout.draw_cut(axes)
     layout.draw_clients(axes)
     layout.draw_legend(axes)
-    style.label(axes, y=f"{METRICS[step['metric']]} of clusters that merge, {step['linkage']} linkage")
+    style.label(axes, y=f"{metric_in_words(step['metric'])} of clusters that merge, {step['linkage']} linkage")
     compared = "data" if step["metric"] == "angle" else "updates"
     style.set_title(figure, f"Dendrogram of the clients’ {compared}, round {step['round']}", facts.heading(run))
     return figure
@@ -89,7 +89,7 @@ class _Layout(Merges):
         axes.tick_params(axis="x", length=0, labelsize=8.5)
         label = "client" if named else count(self.m, "client")
         if outcome.truth is not None:
-            for start, size, cluster in facts.blocks([outcome.truth[client] for client in clients]):
+            for start, size, cluster in facts.truth_blocks(clients, outcome.truth):
                 colour = style.TRUTH[cluster % len(style.TRUTH)]
                 axes.bar(
                     start + (size - 1) / 2, STRIP * top, size, -1.4 * STRIP * top, color=colour, gid="true cluster"

@@ -8,12 +8,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, groupby
+from typing import TypeVar
 
 import numpy as np
 
 from fedclade.metrics import perplexity
+from fedclade.store.contents import tells_what_its_kind_does
 from fedclade.store.run import Row, Run, SimilarityMatrix
 from fedclade.tree import Node, ParameterTree
+
+L = TypeVar("L")
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,14 @@ def heading(run: Run) -> str:
     return f"{run.summary['algorithm']} on {run.summary['data']}, seed {run.summary['seed']}"
 
 
+def events_of(run: Run, *kinds: str) -> list[Row]:
+    """Return the events of some kinds, in order: those with all that a table or a figure tells of them.
+
+    A method of one's own may have events of the same names, and tell less of them.
+    """
+    return [event for event in run.events if event["kind"] in kinds and tells_what_its_kind_does(event)]
+
+
 def is_language(run: Run) -> bool:
     """Tell whether the model predicts words, so that perplexity says more than accuracy."""
     return "perplexity" in run.summary
@@ -54,40 +66,56 @@ class Outcome:
     Parameters
     ----------
     rows
-        Each client's row of the last evaluation, by client id.
+        Each client's row of the last evaluation, by client id: of those that answered it.
+    known
+        The last row of each client that ever answered one.
+    everybody
+        All clients of the run, also those that never answered one.
     language
         Whether scores are perplexities.
     """
 
     rows: Mapping[int, Row]
+    known: Mapping[int, Row]
+    everybody: frozenset[int]
     language: bool
 
     @classmethod
     def of(cls, run: Run) -> Outcome:
         """Look it up in a run."""
-        last = max((row["round"] for row in run.clients), default=0)
-        return cls({row["client"]: row for row in run.clients if row["round"] == last}, is_language(run))
+        known = {row["client"]: row for row in sorted(run.clients, key=lambda row: row["round"])}
+        last = max((row["round"] for row in known.values()), default=0)
+        members = {client for node in run.tree.nodes for client in node.members}
+        compared = {client for matrix in run.similarities for client in matrix.clients}
+        rows = {client: row for client, row in known.items() if row["round"] == last}
+        return cls(rows, known, frozenset(members | compared | set(known)), is_language(run))
 
     @cached_property
     def truth(self) -> dict[int, int] | None:
-        """The true cluster of each client by id; None if it is not known."""
-        truth = {client: row["true_cluster"] for client, row in self.rows.items()}
-        return None if not truth or None in truth.values() else truth
+        """The true cluster of each client by id, of those of whom it is known; None if it is known of nobody."""
+        truth = {client: row["true_cluster"] for client, row in self.known.items()}
+        return {client: cluster for client, cluster in truth.items() if cluster is not None} or None
 
     def name(self, client: int) -> str:
-        """Return what to call a client: its name, or only its id if the name says nothing more."""
-        name = self.rows[client]["name"]
+        """Return what to call a client: its name, or only its id if the name says nothing more, or is not known."""
+        name = self.known[client]["name"] if client in self.known else f"client-{client}"
         return str(client) if name == f"client-{client}" else name
 
     def mean_score(self, members: Iterable[int]) -> float | None:
-        """Return the mean accuracy of some clients, or their mean perplexity for language data; None for no clients."""
-        scores = [score(self.rows[client], self.language) for client in members]
+        """Return the mean accuracy of some clients, or their mean perplexity for language data.
+
+        Those without a row are left out; None if nobody has one.
+        """
+        scores = [score(self.rows[client], self.language) for client in members if client in self.rows]
         return sum(scores) / len(scores) if scores else None
 
 
 @dataclass(frozen=True)
 class ClientOrder:
-    """The order of clients in pictures of similarities: by leaf, then by true cluster, then by id."""
+    """The order of clients in pictures of similarities: by leaf, then by true cluster, then by id.
+
+    Clients that no leaf holds stand first, those that have left the run last.
+    """
 
     run: Run
 
@@ -96,30 +124,36 @@ class ClientOrder:
         """The true cluster of each client; None if it is not known."""
         return Outcome.of(self.run).truth
 
-    @property
-    def leaf_of(self) -> Mapping[int, int]:
-        """The current cluster of each client."""
-        return self.run.tree.leaf_of
-
     @cached_property
-    def _position(self) -> dict[int, int]:
-        places = {leaf.id: i for i, leaf in enumerate(leaves_in_tree_order(self.run.tree))}
-        return {0: -1, **places}  # clients that no leaf holds stand first
+    def _place(self) -> dict[int, int]:
+        return {leaf.id: i for i, leaf in enumerate(leaves_in_tree_order(self.run.tree))}
 
     def rows(self, clients: Sequence[int]) -> list[int]:
         """Return the rows of a matrix of some clients in this order."""
 
-        def key(row: int) -> tuple[int, int, int]:
-            client = clients[row]
-            return self._position[self.leaf_of[client]], 0 if self.truth is None else self.truth[client], client
+        def key(row: int) -> tuple[int, int, int, int]:
+            client, truth = clients[row], self.truth or {}
+            if (cluster := self.run.tree.leaf_of.get(client)) is None:
+                return len(self._place), 0, truth.get(client, -1), client
+            return self._place.get(cluster, -1), cluster, truth.get(client, -1), client
 
         return sorted(range(len(clients)), key=key)
+
+    def clusters(self, clients: Sequence[int]) -> list[tuple[int, int, str]]:
+        """Return where each cluster begins among clients in this order, how many there are, and what to call it."""
+        names = (str(self.run.tree.leaf_of.get(client, "left")) for client in clients)
+        return blocks(list(names))
+
+    def true_clusters(self, clients: Sequence[int]) -> list[tuple[int, int, int]]:
+        """Return the same of true clusters; nothing of clients whose true cluster is not known."""
+        return truth_blocks(clients, self.truth or {})
 
 
 def largest_similarity(matrices: Sequence[SimilarityMatrix]) -> float:
     """Return the largest similarity of two different clients, up to the next tenth: the end of a colour scale."""
-    pairs = [np.abs(m.alpha[~np.eye(len(m.clients), dtype=bool)]).max() for m in matrices]
-    return min(1.0, math.ceil(10 * max(pairs)) / 10) or 0.1
+    pairs = [np.abs(m.alpha[~np.eye(len(m.clients), dtype=bool)]) for m in matrices]
+    largest = max((float(each[np.isfinite(each)].max(initial=0.0)) for each in pairs), default=0.0)
+    return min(1.0, math.ceil(10 * largest) / 10) or 0.1
 
 
 def last_criteria(run: Run) -> dict[int, Row]:
@@ -128,14 +162,18 @@ def last_criteria(run: Run) -> dict[int, Row]:
 
 
 def composition(members: Iterable[int], truth: Mapping[int, int]) -> list[tuple[int, int]]:
-    """Return the true clusters among some clients and how many clients each has, the largest first."""
-    counts = Counter(truth[client] for client in members)
+    """Return the true clusters among some clients and how many clients each has, the largest first.
+
+    Clients whose true cluster is not known are left out.
+    """
+    counts = Counter(truth[client] for client in members if client in truth)
     return sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))
 
 
-def purity(members: Sequence[int], truth: Mapping[int, int]) -> float:
-    """Return the share of some clients that belong to the most common true cluster among them."""
-    return composition(members, truth)[0][1] / len(members)
+def purity(members: Iterable[int], truth: Mapping[int, int]) -> float | None:
+    """Return the share of clients in the most common true cluster among them; None if no true cluster is known."""
+    inside = composition(members, truth)
+    return inside[0][1] / sum(n for _, n in inside) if inside else None
 
 
 def leaves_in_tree_order(tree: ParameterTree) -> tuple[Node, ...]:
@@ -162,29 +200,36 @@ def splits_by_round(tree: ParameterTree) -> dict[int, list[int]]:
 
 def clustering_step(run: Run) -> Row | None:
     """Return the event of the last step of hierarchical clustering; None if there was none."""
-    steps = [event for event in run.events if event["kind"] == "clustered" and "merges" in event]
+    steps = events_of(run, "clustered")
     return steps[-1] if steps else None
 
 
 def children_of_split(run: Run, event: Row) -> dict[int, int]:
     """Return the node that each client of a node went to in an event; the node itself without a split.
 
-    Children that came into being before any round trained are those of a clustering at the start of the first.
+    Children that came into being before any round trained are those of a clustering at the start of the first. Clients
+    that have left the run since are not in it.
     """
     node = run.tree.nodes[event["node"]]
     born = [child for child in run.tree.children(node.id) if child.born in (event["round"], 0)]
     return {client: part.id for part in (node, *born) for client in part.members}
 
 
-def blocks(labels: Sequence[int]) -> list[tuple[int, int, int]]:
+def blocks(labels: Sequence[L]) -> list[tuple[int, int, L]]:
     """Return the runs of equal labels: start, size, label."""
-    found: list[tuple[int, int, int]] = []
+    found: list[tuple[int, int, L]] = []
     start = 0
     for label, same in groupby(labels):
         size = len(list(same))
         found.append((start, size, label))
         start += size
     return found
+
+
+def truth_blocks(clients: Sequence[int], truth: Mapping[int, int]) -> list[tuple[int, int, int]]:
+    """Return the runs of clients of one true cluster: start, size, true cluster; nothing where it is not known."""
+    found = blocks([truth.get(client) for client in clients])
+    return [(start, size, label) for start, size, label in found if label is not None]
 
 
 def score_courses(run: Run) -> dict[int, Course]:
@@ -221,8 +266,8 @@ def criterion_courses(run: Run, column: str) -> dict[int, Course]:
     """Return one column of ``clusters.parquet`` over the rounds, by node, wherever there is a number."""
     numbers: dict[int, list[tuple[int, float]]] = defaultdict(list)
     for row in run.clusters:
-        if row[column] is not None:
-            numbers[row["node"]].append((row["round"], row[column]))
+        if (value := row.get(column)) is not None:
+            numbers[row["node"]].append((row["round"], value))
     return {
         node: Course(tuple(number for number, _ in pairs), tuple(value for _, value in pairs))
         for node, pairs in numbers.items()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 NONE = "–"
@@ -11,11 +12,13 @@ NONE = "–"
 def number(value: float | None, digits: int = 2) -> str:
     """Write a number with so many decimals.
 
-    >>> number(0.125), number(-0.3, 1), number(None)
-    ('0.12', '−0.3', '–')
+    >>> number(0.125), number(-0.3, 1), number(None), number(math.nan)
+    ('0.12', '−0.3', '–', '–')
     """
     # Adding zero turns the −0.0 of a small negative number into 0.0.
-    return NONE if value is None else f"{round(value, digits) + 0.0:.{digits}f}".replace("-", "−")
+    if value is None or math.isnan(value):
+        return NONE
+    return f"{round(value, digits) + 0.0:.{digits}f}".replace("-", "−")
 
 
 def percent(value: float | None, digits: int = 1) -> str:
@@ -24,7 +27,7 @@ def percent(value: float | None, digits: int = 1) -> str:
     >>> percent(0.9234), percent(1, 0), percent(None)
     ('92.3 %', '100 %', '–')
     """
-    return NONE if value is None else f"{number(100 * value, digits)} %"
+    return NONE if value is None or math.isnan(value) else f"{number(100 * value, digits)} %"
 
 
 def traffic(n_bytes: float | None) -> str:

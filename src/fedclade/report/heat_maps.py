@@ -88,7 +88,7 @@ def _draw(axes: Axes, matrix: SimilarityMatrix, order: ClientOrder, limit: float
     np.fill_diagonal(alpha, np.nan)
     axes.imshow(alpha, cmap=style.diverging_map(), vmin=-limit, vmax=limit, extent=(0, n, n, 0), aspect="auto")
     clients = [matrix.clients[row] for row in rows]
-    blocks = facts.blocks([order.leaf_of[client] for client in clients])
+    blocks = order.clusters(clients)
     if len(blocks) * NARROWEST <= 1:
         for start, _, _ in blocks[1:]:
             axes.axhline(start, color="white", linewidth=2 if is_large else 1, gid="between leaves")
@@ -97,20 +97,20 @@ def _draw(axes: Axes, matrix: SimilarityMatrix, order: ClientOrder, limit: float
     axes.set_yticks([])
     narrowest_label = 0.035 * n if is_large else 0.12 * n
     named = [block for block in blocks if block[1] >= narrowest_label]
-    axes.set_xticks([start + size / 2 for start, size, _ in named], [str(leaf) for _, _, leaf in named])
+    axes.set_xticks([start + size / 2 for start, size, _ in named], [name for _, _, name in named])
     axes.tick_params(length=0, labelsize=9.5 if is_large else 8.5, labelcolor=style.INK)
     title = f"{'node ' if is_large else ''}{matrix.node}: {count(n, 'client')}, round {matrix.round}"
     axes.set_title(title, fontsize=11 if is_large else 9.5, color=style.INK, loc="left")
     if is_large:
         style.label(axes, x="current cluster")
     if order.truth is not None:
-        _draw_truth(axes, [order.truth[client] for client in clients], named=is_large)
+        _draw_truth(axes, order.true_clusters(clients), n, named=is_large)
 
 
-def _draw_truth(axes: Axes, labels: Sequence[int], *, named: bool) -> None:
+def _draw_truth(axes: Axes, blocks: Sequence[tuple[int, int, int]], n: int, *, named: bool) -> None:
     """Draw a strip at the left of a heat map, coloured by true cluster."""
-    n, width = len(labels), 0.045 * len(labels)
-    for start, size, label in facts.blocks(labels):
+    width = 0.045 * n
+    for start, size, label in blocks:
         color = style.TRUTH[label % len(style.TRUTH)]
         axes.bar(-0.7 * width, size, width, bottom=start, color=color, gid="true cluster")
         if named and size >= 0.04 * n:

@@ -10,8 +10,12 @@ from functools import cached_property
 from fedclade.report import facts
 from fedclade.store.run import Row, Run
 
-METRICS = {"l1": "L1 distance", "l2": "L2 distance", "cosine": "cosine distance", "angle": "angle in degrees"}
-"""What to call a metric in words."""
+_METRICS = {"l1": "L1 distance", "l2": "L2 distance", "cosine": "cosine distance", "angle": "angle in degrees"}
+
+
+def metric_in_words(metric: str) -> str:
+    """Return what to call a metric."""
+    return _METRICS.get(metric, f"{metric} distance")
 
 
 @dataclass(frozen=True)
@@ -70,23 +74,23 @@ class Merges:
         return places
 
     @cached_property
-    def found(self) -> list[int]:
-        """The node of the parameter tree that each client went to."""
+    def found(self) -> list[int | None]:
+        """The node of the parameter tree that each client went to; None for those that have left the run since."""
         node_of = facts.children_of_split(self.run, self.step)
-        return [node_of[client] for client in self.step["clients"]]
+        return [node_of.get(client) for client in self.step["clients"]]
 
     @cached_property
     def nodes(self) -> list[int | None]:
-        """Of all clusters the node that they lie in; None above the cut."""
-        nodes: list[int | None] = [*self.found]
+        """Of all clusters the node that they lie in, whoever has left; None above the cut."""
+        within = [{node} - {None} for node in self.found]
         for a, b in self.parts:
-            nodes.append(nodes[a] if nodes[a] == nodes[b] else None)
-        return nodes
+            within.append(within[a] | within[b])
+        return [next(iter(nodes)) if len(nodes) == 1 else None for nodes in within]
 
     @cached_property
     def sizes(self) -> Mapping[int, int]:
         """The number of clients in each node, from left to right."""
-        return Counter(self.found[client] for client in self.order)
+        return Counter(node for client in self.order if (node := self.found[client]) is not None)
 
     @property
     def top(self) -> float:

@@ -30,7 +30,7 @@ def newcomer_table(newcomers: Newcomers) -> Table:
     table.add_column("client", footer="mean", no_wrap=True)
     table.add_column("path", footer=_assigned(summary["assignment_accuracy"]) if truth else "")
     for column in (by, "other side", "margin"):
-        table.add_column(column, justify="right")
+        table.add_column(escape(column), justify="right")
     for column, score in zip(("accuracy", "root", "own", "tuned"), ACCURACIES, strict=True):
         table.add_column(column, justify="right", no_wrap=True, footer=percent(summary[score]))
     for row in newcomers.rows:

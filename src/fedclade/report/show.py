@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
+from rich.text import Text
 
-from fedclade.errors import MissingExtraError
+from fedclade.errors import FedcladeError
 from fedclade.report.figures import save_figures
 from fedclade.report.tables import decision_tables, run_table, tree_view
 from fedclade.store import Run
 
 
-def add_figures(run: Run, folder: Path, console: Console) -> None:
-    """Draw the figures of a run folder; without matplotlib it goes without them, and that is said."""
+@contextmanager
+def without_figures_if_need_be(console: Console) -> Generator[None]:
+    """Warn of figures that cannot be drawn or written in the block; nothing else is lost with them."""
     try:
+        yield
+    except Exception as error:  # whatever it is: what the figures are of is finished and kept
+        told = str(error) if isinstance(error, FedcladeError | OSError) else f"{type(error).__name__}: {error}"
+        console.print(Text.assemble(("no figures: ", "yellow"), told), soft_wrap=True)
+
+
+def add_figures(run: Run, folder: Path, console: Console) -> bool:
+    """Draw the figures of a run folder, and tell whether that was possible; why not is printed."""
+    with without_figures_if_need_be(console):
         save_figures(run, folder / "figures")
-    except MissingExtraError as error:
-        console.print(f"[yellow]no figures:[/] {error}", soft_wrap=True)
+        return True
+    return False
 
 
 def show_run(run: Run, console: Console) -> None:

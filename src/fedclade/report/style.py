@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fedclade.errors import MissingExtraError
+from fedclade.files import appear
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -64,8 +65,8 @@ def diverging_map() -> Colormap:
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Write a figure as a PNG file."""
-    figure.savefig(path, dpi=DPI)
+    """Write a figure as a PNG file; one that is there is replaced in one go."""
+    appear(path, lambda beside: figure.savefig(beside, dpi=DPI, format="png"))
     return path
 
 

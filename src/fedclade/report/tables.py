@@ -73,7 +73,7 @@ CHECKS = ("checked", "regrouped")
 
 def has_splits(run: Run) -> bool:
     """Tell whether clusters were split in a run, or were about to be: whether :func:`event_table` has something."""
-    return any(event["kind"] in ("split", "rejected") for event in run.events)
+    return bool(facts.events_of(run, "split", "rejected"))
 
 
 def event_table(run: Run) -> Table:
@@ -81,13 +81,12 @@ def event_table(run: Run) -> Table:
     table = _table("Splits")
     for column in ("round", "node", "into", "sizes", *CRITERIA.values()):
         table.add_column(column, justify="left" if column in ("into", "sizes") else "right", no_wrap=True)
-    for event in run.events:
-        if event["kind"] == "split":
-            into = " + ".join(str(child) for child in event["children"])
-            sizes = " + ".join(str(len(cluster)) for cluster in event["clusters"])
-            criteria = (number(event.get(key)) for key in CRITERIA)  # of very many clients no similarities are kept
-            table.add_row(str(event["round"]), str(event["node"]), into, sizes, *criteria)
-    table.caption = _captions(run.events, any_split=bool(table.row_count))
+    for event in facts.events_of(run, "split"):
+        into = " + ".join(str(child) for child in event["children"])
+        sizes = " + ".join(str(len(cluster)) for cluster in event["clusters"])
+        criteria = (number(event.get(key)) for key in CRITERIA)  # of very many clients no similarities are kept
+        table.add_row(str(event["round"]), str(event["node"]), into, sizes, *criteria)
+    table.caption = _captions(run, any_split=bool(table.row_count))
     return table
 
 
@@ -96,20 +95,19 @@ def check_table(run: Run) -> Table:
     table = _table("Checks")
     for column in ("round", "clusters", "p", "needed", "gain", "gain before", "median γ"):
         table.add_column(column, justify="left" if column == "clusters" else "right", no_wrap=True)
-    for event in run.events:
-        if event["kind"] in CHECKS:
-            sizes = " + ".join(str(len(cluster)) for cluster in event["clusters"])
-            made = f"{'now' if event['kind'] == 'regrouped' else 'still'} {sizes}"
-            numbers = (event[key] for key in ("p_value", "level", "gain", "gain_before"))
-            gamma = "∞" if event["gamma"] is None else number(event["gamma"])
-            table.add_row(str(event["round"]), made, *(f"{value:.2g}" for value in numbers), gamma)
+    for event in facts.events_of(run, *CHECKS):
+        sizes = " + ".join(str(len(cluster)) for cluster in event["clusters"])
+        made = f"{'now' if event['kind'] == 'regrouped' else 'still'} {sizes}"
+        numbers = (event[key] for key in ("p_value", "level", "gain", "gain_before"))
+        gamma = "∞" if event["gamma"] is None else number(event["gamma"])
+        table.add_row(str(event["round"]), made, *(f"{value:.2g}" for value in numbers), gamma)
     return table
 
 
 def decision_tables(run: Run) -> list[Table]:
     """Return the tables of what was decided in a run about clusters: splits, checks; none where there was nothing."""
     tables = [event_table(run)] if has_splits(run) else []
-    return [*tables, check_table(run)] if any(event["kind"] in CHECKS for event in run.events) else tables
+    return [*tables, check_table(run)] if facts.events_of(run, *CHECKS) else tables
 
 
 def tree_view(tree: ParameterTree, run: Run | None = None) -> Tree:
@@ -169,8 +167,8 @@ def _facts(run: Run) -> Iterator[tuple[str, str]]:
         yield "recovery", f"ARI {number(clusters['ari'])}, NMI {number(clusters['nmi'])}"
     if s["target"]["accuracy"] is not None:
         yield f"target {percent(s['target']['accuracy'], 0)}", _target(s["target"])
-    yield from _connections(run.events)
-    if lost := [why for event in run.events if event["kind"] == "left_out" for why in event["clients"].values()]:
+    yield from _connections(run)
+    if lost := [why for event in facts.events_of(run, "left_out") for why in event["clients"].values()]:
         absent = sum(why in (DROPPED_OUT, TOO_LATE) for why in lost)
         yield "left out", f"{count(len(lost), 'answer')}: {absent:,} absent, {len(lost) - absent:,} unusable"
     if privacy := s.get("privacy"):
@@ -188,14 +186,13 @@ def _privacy(epsilon: float | None, delta: float, releases: int, **_: float) -> 
     return f"{spent}; {count(releases, 'update')} of the client that sent most"
 
 
-def _connections(events: Sequence[Row]) -> Iterator[tuple[str, str]]:
+def _connections(run: Run) -> Iterator[tuple[str, str]]:
     """Yield the lines about clients that came and went over a network, and about nodes that were kept out."""
-    told = {
-        kind: sum(len(e["clients"]) for e in events if e["kind"] == kind) for kind in ("disconnected", "reconnected")
-    }
+    kinds = ("disconnected", "reconnected")
+    told = {kind: sum(len(event["clients"]) for event in facts.events_of(run, kind)) for kind in kinds}
     if any(told.values()):
         yield "connections", f"{told['disconnected']:,} lost, {told['reconnected']:,} back"
-    if refused := {node: why for event in events if event["kind"] == "refused" for node, why in event["nodes"].items()}:
+    if refused := {node: why for event in facts.events_of(run, "refused") for node, why in event["nodes"].items()}:
         *_, (node, why) = refused.items()
         yield "refused", f"{count(len(refused), 'node')}, the last {node}: {why}"
 
@@ -214,12 +211,12 @@ def _target(target: Mapping[str, float | int | None]) -> str:
     return f"reached by the mean after {spent}; {share}"
 
 
-def _captions(events: Sequence[Row], *, any_split: bool) -> str | None:
+def _captions(run: Run, *, any_split: bool) -> str | None:
     lines = [] if any_split else ["No cluster was split."]
-    lines += [_clustering(event) for event in events if event["kind"] == "clustered" and "merges" in event]
-    if rejected := [event for event in events if event["kind"] == "rejected"]:
+    lines += [_clustering(event) for event in facts.events_of(run, "clustered")]
+    if rejected := facts.events_of(run, "rejected"):
         last = rejected[-1]
-        why = escape(str(last["because"]))
+        why = escape(last["because"])
         lines.append(f"{count(len(rejected), 'bi-partition')} rejected, the last in round {last['round']}: {why}")
     return "\n".join(lines) or None
 
@@ -228,7 +225,7 @@ def _clustering(step: Row) -> str:
     """Say what a step of hierarchical clustering found."""
     found, cut = count(len(step["sizes"]), "cluster"), step["threshold"]
     where = "not cut" if cut is None else f"cut at {number(cut)}"
-    return f"Round {step['round']}: {found} by {step['metric']} distance and {step['linkage']} linkage, {where}"
+    return escape(f"Round {step['round']}: {found} by {step['metric']} distance and {step['linkage']} linkage, {where}")
 
 
 def _node_text(node: Node, tree: ParameterTree, last_round: int | None, outcome: Outcome | None) -> Text:
@@ -241,8 +238,8 @@ def _node_text(node: Node, tree: ParameterTree, last_round: int | None, outcome:
     if outcome is not None:
         if is_leaf:
             parts.append(f"{'perplexity' if outcome.language else 'accuracy'} {_mean_score(node, outcome)}")
-        if outcome.truth is not None and node.members:
-            members += f"  ({_purity(node.members, outcome.truth)})"
+        if outcome.truth is not None and (inside := _purity(node.members, outcome.truth)):
+            members += f"  ({inside})"
     text.append("  " + " · ".join(parts), style="not bold default")
     if members:
         text.append(f"\n{members}", style="not bold dim default")
@@ -273,10 +270,10 @@ def _members(node: Node, outcome: Outcome | None) -> str:
 
 
 def _purity(members: Sequence[int], truth: Mapping[int, int]) -> str:
-    """Say which true clusters are in a cluster: one, or how many clients of each."""
+    """Say which true clusters are in a cluster: one, or how many clients of each; nothing where none is known."""
     inside = facts.composition(members, truth)
-    if len(inside) == 1:
-        return f"true cluster {inside[0][0]}"
+    if len(inside) <= 1:
+        return f"true cluster {inside[0][0]}" if inside else ""
     return f"true clusters {_composition(members, truth)}; purity {percent(facts.purity(members, truth), 0)}"
 
 

@@ -33,7 +33,8 @@ def model_card(run: Run, node: Node, layout: Layout, client: int | None = None) 
     last = {row["client"]: row for row in run.clients}
     sizes = [last[member]["n_train"] for member in node.members if member in last]
     path = run.tree.above(node.id)
-    tensors = (*layout.parameters, *layout.buffers)
+    tensors = [(s.name, s.shape, s.dtype) for s in (*layout.parameters, *layout.buffers)]
+    tensors += [(name, p.shape, p.dtype) for name, p in layout.frozen.items()]
     asked = {} if client is None else {"client": client, "name": last[client]["name"] if client in last else None}
     return {
         "format": CARD_FORMAT,
@@ -48,7 +49,9 @@ def model_card(run: Run, node: Node, layout: Layout, client: int | None = None) 
         "accuracy": _accuracy(run, node),
         "algorithm": run.config["algorithm"],
         "model": {**run.config["model"], "parameters": layout.n_parameters},
-        "tensors": {s.name: {"shape": list(s.shape), "dtype": str(s.dtype).removeprefix("torch.")} for s in tensors},
+        "tensors": {
+            name: {"shape": list(shape), "dtype": str(dtype).removeprefix("torch.")} for name, shape, dtype in tensors
+        },
         "config": {key: value for key, value in run.config.items() if key != "versions"},
         "versions": run.config.get("versions", {}),
     }
@@ -82,7 +85,7 @@ def _accuracy(run: Run, node: Node) -> Card | None:
 
 def as_markdown(card: Card, file: str) -> str:
     """Return a card as a page for people, with the lines that load the model from a file of this name."""
-    rows = "".join(f"| {name} | {value} |\n" for name, value in _facts(card).items())
+    rows = "".join(f"| {name} | {_plain(value)} |\n" for name, value in _facts(card).items())
     tensors = "".join(f"| `{name}` | {each['shape']} | {each['dtype']} |\n" for name, each in card["tensors"].items())
     return f"""# Node {card["node"]} of a {card["algorithm"]["name"]} run
 
@@ -101,6 +104,11 @@ model.load_state_dict(load_file("{file}"))
 | tensor | shape | type |
 | :-- | :-- | :-- |
 {tensors}"""
+
+
+def _plain(text: str) -> str:
+    """Return a text that Markdown shows as it is: no link, no tag, and in one cell of a table."""
+    return " ".join(text.replace("](", "]\\(").replace("<", "\\<").replace("|", "\\|").split())
 
 
 def _facts(card: Card) -> Mapping[str, str]:

@@ -4,7 +4,7 @@
 round-000012/
   checkpoint.json       format, and the SHA-256 of every other file
   run.json              round, config, what the run is made with, the data's fingerprint, what belongs to the tensors
-  record/               the rows of all rounds so far: a table a file, a row a line
+  record/               the rows of all rounds so far, see segments.py
   tensors.safetensors   the algorithm's memory, the similarity matrices
   tree/                 the parameter tree, as in a run folder
 ```
@@ -21,17 +21,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
 from fedclade.errors import CheckpointError, RunError
-from fedclade.files import sha256_of, write_tensors
-from fedclade.store.run import Row, SimilarityMatrix
-from fedclade.store.tree_files import read_tree, write_tree
+from fedclade.files import write_tensors
+from fedclade.store.manifest import check_manifest, read_manifest, write_manifest
+from fedclade.store.run import Row, SimilarityMatrix, is_private
+from fedclade.store.segments import read_segments, write_segments
+from fedclade.store.tree_files import DAMAGES, read_tree, write_tree
 from fedclade.tree import ParameterTree
 
-FORMAT = 1
+FORMAT = 2
 """Version of a checkpoint's layout. Checkpoints of other versions are not read: they live as long as a run."""
 
 _MANIFEST = "checkpoint.json"
@@ -73,21 +74,22 @@ class Checkpoint:
     rows: Mapping[str, list[Row]]
     similarities: Sequence[SimilarityMatrix] = field(default_factory=tuple[SimilarityMatrix, ...])
 
-    def write(self, folder: Path, tables: Tables | None = None) -> None:
+    def write(self, folder: Path, earlier: Path | None = None) -> None:
         """Write the checkpoint into a new folder; its manifest last.
 
         Parameters
         ----------
         folder
             Must not exist yet.
-        tables
-            What earlier checkpoints of the same run were written with, which need not be done again.
+        earlier
+            An earlier checkpoint of the same run: its rows need not be written again.
         """
         folder.mkdir(parents=True)
-        write_tree(self.tree, folder / "tree")
+        private = is_private(self.config)
+        write_tree(self.tree, folder / "tree", None, private)
         tensors = {f"memory/{name}": tensor.detach().cpu().clone() for name, tensor in self.memory.items()}
         tensors |= {f"similarity/{s.node}": torch.tensor(s.alpha) for s in self.similarities}
-        write_tensors(folder / "tensors.safetensors", tensors)
+        write_tensors(folder / "tensors.safetensors", tensors, private=private)
         run = {
             "round": self.round,
             "config": self.config,
@@ -95,14 +97,13 @@ class Checkpoint:
             "fingerprint": self.fingerprint,
             "on_cpu": sorted(self.on_cpu),
             "similarities": [{"node": s.node, "round": s.round, "clients": s.clients} for s in self.similarities],
+            "tables": list(self.rows),
         }
         _write_json(folder / "run.json", run)
-        (folder / "record").mkdir()
-        for name, lines in (tables or Tables()).encoded(self.rows).items():
-            (folder / "record" / f"{name}.jsonl").write_bytes(lines)
-        files = sorted(path for path in folder.rglob("*") if path.is_file())
-        sums = {path.relative_to(folder).as_posix(): sha256_of(path) for path in files}
-        _write_json(folder / _MANIFEST, {"format": FORMAT, "sha256": sums})
+        known = {} if earlier is None else _record_of(earlier)
+        shared = write_segments(folder / "record", self.rows, self.round, list(known))
+        sums = {f"record/{path.name}": known[path] for path in shared}
+        write_manifest(folder / _MANIFEST, FORMAT, sums)
 
     def moved(self, device: str) -> Checkpoint:
         """Return the checkpoint with its tensors on a device, but for those that an algorithm keeps on the CPU."""
@@ -119,10 +120,13 @@ class Checkpoint:
         CheckpointError
             If it is of another format, or not what was written.
         """
-        _check(folder)
+        try:
+            names = check_manifest(folder / _MANIFEST, FORMAT)
+        except RunError as error:
+            raise CheckpointError(str(error)) from error
         try:
             run = json.loads((folder / "run.json").read_text())
-            rows = {path.stem: _read_lines(path) for path in sorted((folder / "record").iterdir())}
+            rows = read_segments([folder / name for name in names if name.startswith("record/")], run["tables"])
             # Cloned, since what is read lies at any address in one piece of memory: rounding can depend on that.
             tensors = {name: tensor.clone() for name, tensor in load_file(folder / "tensors.safetensors").items()}
             similarities = [
@@ -141,51 +145,18 @@ class Checkpoint:
                 rows=rows,
                 similarities=similarities,
             )
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError, RunError) as error:
+        except (*DAMAGES, RunError) as error:
             raise CheckpointError(f"{folder}: {type(error).__name__}: {error}") from error
 
 
-class Tables:
-    """Rows as lines of JSON. Those that were encoded before are not again: saving costs the same late in a run."""
-
-    def __init__(self) -> None:
-        self._lines: dict[str, bytearray] = {}
-        self._counts: dict[str, int] = {}
-
-    def encoded(self, rows: Mapping[str, Sequence[Row]]) -> Mapping[str, bytearray]:
-        """Return the lines of every table; its rows must begin with those of the call before."""
-        for name, table in rows.items():
-            new = table[self._counts.get(name, 0) :]
-            self._lines.setdefault(name, bytearray()).extend("".join(json.dumps(row) + "\n" for row in new).encode())
-            self._counts[name] = len(table)
-        return self._lines
-
-
-def _read_lines(path: Path) -> list[Row]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def _check(folder: Path) -> None:
-    """Check that the files of a checkpoint are those that were written.
-
-    Raises
-    ------
-    CheckpointError
-        If they are not; names the file.
-    """
+def _record_of(folder: Path) -> dict[Path, str]:
+    """Return the files of a checkpoint's record with their sums; none if what it was written with is not known."""
     try:
-        manifest = json.loads((folder / _MANIFEST).read_text())
-        version, sums = manifest["format"], dict[str, str](manifest["sha256"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{folder / _MANIFEST} cannot be read: {type(error).__name__}: {error}") from error
-    if version != FORMAT:
-        raise CheckpointError(f"{folder} has format {version!r}, this version reads format {FORMAT}")
-    for name, expected in sums.items():
-        path = folder / name
-        if not path.is_file():
-            raise CheckpointError(f"{path} is missing")
-        if sha256_of(path) != expected:
-            raise CheckpointError(f"{path} is damaged: its SHA-256 is not the one in {_MANIFEST}")
+        sums = read_manifest(folder / _MANIFEST, FORMAT)
+    except RunError:
+        return {}
+    found = {folder / name: each for name, each in sums.items() if name.startswith("record/")}
+    return found if all(path.is_file() for path in found) else {}
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:

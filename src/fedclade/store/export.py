@@ -7,11 +7,9 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from safetensors import SafetensorError
-from safetensors.torch import save_file
-
+from fedclade.arguments import checked
 from fedclade.errors import ConfigError, RunError, TreeError
-from fedclade.files import appear, remove
+from fedclade.files import appear, remove, write_tensors
 from fedclade.params import Layout
 from fedclade.store.card import as_markdown, model_card
 from fedclade.store.run import Run
@@ -20,6 +18,7 @@ from fedclade.tree import Node
 SUFFIX = ".safetensors"
 
 
+@checked()
 def export_model(
     run: Run, out: str | Path, *, client: int | None = None, node: int | None = None, level: int | None = None
 ) -> Path:
@@ -101,14 +100,14 @@ def _write(run: Run, node: Node, layout: Layout, client: int | None, target: Pat
     tensors, header = layout.state_dict(node.params), {"format": "pt", "fedclade": text}
     writers: Mapping[Path, Callable[[Path], object]] = {
         target.with_suffix(".json"): lambda path: path.write_text(text + "\n"),
-        target.with_suffix(".md"): lambda path: path.write_text(as_markdown(card, target.name)),
-        target: lambda path: save_file(tensors, path, header),
+        target.with_suffix(".md"): lambda path: path.write_text(as_markdown(card, target.name), encoding="utf-8"),
+        target: lambda path: write_tensors(path, tensors, header),
     }
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         for path, write in writers.items():
             appear(path, write)
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
         for path in writers:
             with suppress(OSError):
                 remove(path)

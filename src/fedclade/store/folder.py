@@ -6,13 +6,15 @@ import json
 import logging
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fedclade.errors import CheckpointError, RunError
-from fedclade.files import appear, remove
-from fedclade.store.checkpoint import Checkpoint, Tables
+from fedclade.files import appear, make_folder, remove
+from fedclade.store.checkpoint import Checkpoint
+from fedclade.store.lock import LOCK, Lock
 from fedclade.store.run import CONFIG, is_finished, is_unfinished, read_config, reopen, without_none, write_config
 
 KEPT = 2
@@ -40,11 +42,11 @@ class RunFolder:
     """
 
     path: Path
-    _tables: Tables = field(default_factory=Tables)
+    _lock: Lock = field(default_factory=Lock)
 
     def holds_all(self, config: Mapping[str, Any]) -> bool:
         """Whether it holds a finished run with as many rounds as a config asks for."""
-        return is_finished(self.path) and read_config(self.path)["rounds"] == config["rounds"]
+        return is_finished(self.path) and _rounds(read_config(self.path)) == config["rounds"]
 
     def check(self, config: Mapping[str, Any]) -> None:
         """Check that a run of this config can begin in the folder, or go on there.
@@ -57,11 +59,13 @@ class RunFolder:
         if self._taken:
             if difference := first_difference(read_config(self.path), config):
                 raise RunError(f"{self.path} holds a run of another config: {difference}; name another folder")
-        elif self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+        elif self.path.exists() and (not self.path.is_dir() or any(path.name != LOCK for path in self.path.iterdir())):
             raise RunError(f"{self.path} exists already and holds no run; name another folder, or remove it")
 
     def begin(self, config: Mapping[str, Any]) -> bool:
         """Make the folder; one that holds a run already is made ready for more rounds if it is given them.
+
+        Until :meth:`leave`, no other process can.
 
         Returns
         -------
@@ -71,19 +75,38 @@ class RunFolder:
         Raises
         ------
         RunError
-            If it cannot be written.
+            If it cannot be written, another process is writing to it, or has begun something else there meanwhile.
         """
         try:
+            is_new = not self.path.exists()
+            make_folder(self.path)
+            self._lock.take(self.path)
+            self.check(config)
             if not self._taken:
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-                appear(self.path, lambda beside: _begin(beside, config))
+                try:
+                    appear(self.path / CONFIG, lambda beside: write_config(beside, config))
+                except OSError:
+                    if is_new:
+                        remove(self.path)
+                    raise
                 return True
-            if config["rounds"] > (kept := read_config(self.path))["rounds"]:
+            if config["rounds"] > _rounds(kept := read_config(self.path)):
                 reopen(self.path)  # first, since a finished run has had all the rounds of its config
                 appear(self.path / CONFIG, lambda beside: write_config(beside, {**kept, "rounds": config["rounds"]}))
             return False
         except OSError as error:
             raise RunError(f"cannot write the run folder {self.path}: {error}") from error
+
+    def clear(self) -> None:
+        """Remove the lock of a process that was killed when it had just finished the run."""
+        if (self.path / LOCK).exists():
+            with suppress(RunError, OSError):  # another process has it, or the folder is read-only
+                self._lock.take(self.path)
+                self._lock.let_go()
+
+    def leave(self) -> None:
+        """Let other processes write to the folder."""
+        self._lock.let_go()
 
     def newest(self, config: Mapping[str, Any], fingerprint: str) -> Checkpoint | None:
         """Return the newest checkpoint that this run can go on from; None if there is no checkpoint.
@@ -129,7 +152,9 @@ class RunFolder:
         target = self._folder / f"round-{checkpoint.round:06d}"
         try:
             self._folder.mkdir(exist_ok=True)
-            appear(target, lambda beside: checkpoint.write(beside, self._tables))
+            # Shared with the one that is to be removed and not with the one that stays, should that be needed.
+            earlier = next(iter(self._checkpoints()[KEPT - 1 :]), None)
+            appear(target, lambda beside: checkpoint.write(beside, earlier))
             half_written = self._folder.glob(".round-*.writing")  # when the run was killed
             for old in (*self._checkpoints()[KEPT:], *half_written):
                 remove(old)
@@ -151,11 +176,6 @@ class RunFolder:
         return sorted(numbers, key=lambda path: -numbers[path])
 
 
-def _begin(folder: Path, config: Mapping[str, Any]) -> None:
-    folder.mkdir()
-    write_config(folder / CONFIG, config)
-
-
 def first_difference(kept: Mapping[str, Any], config: Mapping[str, Any]) -> str | None:
     """Say what is the first setting by which a run cannot be continued with a config, or return None.
 
@@ -172,9 +192,14 @@ def first_difference(kept: Mapping[str, Any], config: Mapping[str, Any]) -> str 
             continue
         if key not in CHOSEN or now.get(key) != "auto":
             return f"its {key} is {before.get(key)!r}, not {now.get(key)!r}"
-    if config["rounds"] < kept["rounds"]:
-        return f"its rounds is {kept['rounds']}, and {config['rounds']} would be fewer"
+    if config["rounds"] < _rounds(kept):
+        return f"its rounds is {_rounds(kept)}, and {config['rounds']} would be fewer"
     return None
+
+
+def _rounds(kept: Mapping[str, Any]) -> int:
+    """Return the rounds of a config that was read; one without them is that of no run, and has none."""
+    return kept.get("rounds", 0)
 
 
 def _check_origin(folder: Path, checkpoint: Checkpoint, config: Mapping[str, Any], fingerprint: str) -> None:

@@ -2,37 +2,56 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 import tomllib
 import zipfile
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
+from fedclade.arguments import checked
 from fedclade.errors import RunError
 from fedclade.files import appear, bring_to_disk, remove, take_place
 from fedclade.params import Layout
 from fedclade.similarity import Similarity
-from fedclade.store.tree_files import read_layout, read_tree, write_tree
+from fedclade.store.contents import CONFIG as CONFIG_SHAPE
+from fedclade.store.contents import FINISHED, SUMMARY, Row, check_ids, read_events, read_json, read_rows
+from fedclade.store.manifest import check_manifest, write_manifest
+from fedclade.store.shape import check_shape
+from fedclade.store.tree_files import DAMAGES, read_layout, read_tree, write_tree
 from fedclade.tree import ParameterTree
 
-FORMAT = 2
+FORMAT = 3
 """Version of the run folder's layout, in ``summary.json``."""
 
-READABLE = (1, 2)
-"""Versions that are read. Folders of format 1 had no checkpoints and could not be unfinished, and are else the same."""
+READABLE = (1, 2, 3)
+"""Versions that are read. Folders of format 1 had no checkpoints and could not be unfinished; those before format 3 had
+no sums, so that only the shape of what is in them can be checked.
+"""
 
 CONFIG, _SUMMARY = "config.toml", "summary.json"
 """The first file of a run folder, there from the start of the run; and the last, which only a finished run has."""
 
-Row = dict[str, Any]
+_MANIFEST = "manifest.json"
+"""The SHA-256 of every other file of a finished run."""
 
-_DAMAGES = (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, zipfile.BadZipFile, zlib.error)
-"""What the readers of the files raise when they meet something else than what was written."""
+_FILES = (
+    *(CONFIG, _SUMMARY, "events.jsonl", "metrics.parquet", "clusters.parquet", "clients.parquet", "similarities.npz"),
+    *("tree/tree.json", "tree/tree.safetensors"),
+)
+"""The files of a finished run."""
+
+_SUM = "# SHA-256 of the lines above: "
+"""What the last line of a config begins with, so that it can be checked from the start of the run."""
+
+LARGEST_KEPT = 1000
+"""Similarity matrices of more clients are not kept: a picture of them shows nothing, and they fill the disk."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,6 +112,10 @@ class Run:
     similarities: Sequence[SimilarityMatrix] = field(default_factory=tuple[SimilarityMatrix, ...])
     layout: Layout | None = None
 
+    def __repr__(self) -> str:
+        told = ("algorithm", "data", "model", "seed", "rounds")
+        return f"Run({', '.join(f'{key}={self.summary.get(key)!r}' for key in told)})"
+
     def check_readable(self) -> None:
         """Check that its models can be used as they are.
 
@@ -108,6 +131,7 @@ class Run:
                 "them; clients are served over the network, where newcomers join too"
             )
 
+    @checked()
     def save(self, folder: str | Path, extra: Callable[[Path], object] | None = None) -> Path:
         """Write the run folder; all of it or nothing.
 
@@ -152,7 +176,7 @@ class Run:
             beside.mkdir()
             self._write(beside)
             bring_to_disk(beside)
-            for path in sorted(beside.iterdir(), key=lambda path: path.name == _SUMMARY):
+            for path in sorted(beside.iterdir(), key=lambda path: (path.name == _SUMMARY, path.name == _MANIFEST)):
                 take_place(path, folder / path.name)
         except OSError as error:
             raise RunError(f"cannot write the results of the run to {folder}: {error}") from error
@@ -160,6 +184,7 @@ class Run:
             remove(beside)
 
     @classmethod
+    @checked()
     def load(cls, folder: str | Path) -> Run:
         """Read a run folder.
 
@@ -174,24 +199,24 @@ class Run:
                 raise RunError(f"the run in {source} is unfinished; continue with: fedclade resume {source}")
             raise RunError(f"{source} is not a run folder: it has no {_SUMMARY}")
         try:
-            summary = json.loads((source / _SUMMARY).read_text())
-            if summary.get("format") not in READABLE:
-                known = " and ".join(map(str, READABLE))
-                raise RunError(
-                    f"{source} has format {summary.get('format')}, this version of fedclade reads formats {known}"
-                )
+            _check_format(source)
+            summary = read_json(source / _SUMMARY, SUMMARY)
+            tree = read_tree(source / "tree")
+            rows = {
+                name: read_rows(source / f"{name}.parquet", summary["rounds"], len(tree.nodes))
+                for name in ("metrics", "clusters", "clients")
+            }
+            check_shape(config := read_config(source), FINISHED, CONFIG)
             return cls(
                 summary=summary,
-                config=read_config(source),
-                tree=read_tree(source / "tree"),
-                metrics=_read_rows(source / "metrics.parquet"),
-                clusters=_read_rows(source / "clusters.parquet"),
-                clients=_read_rows(source / "clients.parquet"),
-                events=[json.loads(line) for line in (source / "events.jsonl").read_text().splitlines()],
-                similarities=_read_similarities(source / "similarities.npz"),
+                config=config,
+                tree=tree,
+                **rows,
+                events=read_events(source / "events.jsonl", len(tree.nodes)),
+                similarities=_read_similarities(source / "similarities.npz", len(tree.nodes)),
                 layout=read_layout(source / "tree"),
             )
-        except _DAMAGES as error:
+        except DAMAGES as error:
             raise RunError(f"the run folder {source} is damaged: {type(error).__name__}: {error}") from error
 
     def _write(self, folder: Path) -> None:
@@ -201,8 +226,33 @@ class Run:
         _write_rows(folder / "metrics.parquet", self.metrics)
         _write_rows(folder / "clusters.parquet", self.clusters)
         _write_rows(folder / "clients.parquet", self.clients)
-        write_tree(self.tree, folder / "tree", self.layout)
+        write_tree(self.tree, folder / "tree", self.layout, is_private(self.config))
         _write_similarities(folder / "similarities.npz", self.similarities)
+        write_manifest(folder / _MANIFEST, FORMAT)
+
+
+def _check_format(folder: Path) -> None:
+    """Check that a folder is of a format that is read, and that its files are those that were written.
+
+    Raises
+    ------
+    OSError, ValueError, RunError
+        If not.
+    """
+    found = read_json(folder / _SUMMARY, {"format": object})["format"]
+    if found not in READABLE:
+        known = f"{', '.join(map(str, READABLE[:-1]))} and {READABLE[-1]}"
+        raise RunError(f"{folder} has format {found}, this version of fedclade reads formats {known}")
+    if found < 3 and not (folder / _MANIFEST).exists():
+        return
+    try:
+        names = check_manifest(folder / _MANIFEST, FORMAT)
+        if missing := sorted(set(_FILES) - set(names)):
+            raise RunError(f"{_MANIFEST} lacks {missing[0]}")
+    except RunError as error:
+        raise RunError(
+            f"the run folder {folder} is damaged: {error}; restore it from a copy, or run its config again"
+        ) from error
 
 
 def check_free(folder: str | Path) -> Path:
@@ -247,16 +297,44 @@ def read_config(folder: Path) -> Mapping[str, Any]:
         If it cannot be read.
     """
     try:
-        return tomllib.loads((folder / CONFIG).read_text())
-    except (OSError, ValueError) as error:
+        text = (folder / CONFIG).read_text(encoding="utf-8")
+        content, written, told = text.rpartition(_SUM)
+        if written and told.strip() != _sha256(content):
+            raise ValueError(f"{CONFIG} is not what was written: its SHA-256 is not the one in its last line")
+        config = tomllib.loads(text)
+        check_shape(config, CONFIG_SHAPE, CONFIG)
+        return config
+    except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"the run folder {folder} is damaged: {type(error).__name__}: {error}") from error
+
+
+def is_private(config: Mapping[str, Any]) -> bool:
+    """Whether the models of a run are for the user alone: those of a network have learned from the data of others."""
+    return "network" in config
 
 
 def write_config(path: Path, config: Mapping[str, Any]) -> None:
     """Write a config as TOML."""
     import tomli_w  # not needed to simulate, only to save
 
-    path.write_text(tomli_w.dumps(without_none(config)))
+    text = tomli_w.dumps(without_none(config))
+    path.write_text(f"{text}{_SUM}{_sha256(text)}\n", encoding="utf-8")
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def plain(value: Any) -> Any:
+    """Return a setting, or a detail of an event, as files can hold it: no numbers of NumPy, no tensors, no objects."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(entry) for key, entry in value.items()}
+    if isinstance(value, tuple | list):
+        entries = [plain(entry) for entry in value]
+        return tuple(entries) if isinstance(value, tuple) else entries
+    if isinstance(value, np.generic | np.ndarray | Tensor):
+        return value.tolist()
+    return value if isinstance(value, bool | int | float | str | None) else str(value)
 
 
 def without_none(value: Any) -> Any:
@@ -275,12 +353,6 @@ def _write_rows(path: Path, rows: Sequence[Row]) -> None:
     pq.write_table(pa.Table.from_pylist(list(rows)), path)
 
 
-def _read_rows(path: Path) -> list[Row]:
-    import pyarrow.parquet as pq
-
-    return pq.read_table(path).to_pylist()
-
-
 def _write_similarities(path: Path, similarities: Sequence[SimilarityMatrix]) -> None:
     arrays: dict[str, Any] = {}
     for s in similarities:
@@ -290,12 +362,40 @@ def _write_similarities(path: Path, similarities: Sequence[SimilarityMatrix]) ->
     np.savez_compressed(path, **arrays)
 
 
-def _read_similarities(path: Path) -> tuple[SimilarityMatrix, ...]:
-    found: list[SimilarityMatrix] = []
-    with np.load(path, allow_pickle=False) as arrays:
-        for name in arrays.files:
-            node, number, what = name.split("/")
-            if what == "alpha":
-                clients = tuple(arrays[f"{node}/{number}/clients"].tolist())
-                found.append(SimilarityMatrix(int(node), int(number), clients, arrays[name].astype(np.float64)))
-    return tuple(found)
+def _read_similarities(path: Path, nodes: int) -> tuple[SimilarityMatrix, ...]:
+    """Read the similarity matrices of a run whose tree has so many nodes, each no larger than one that is kept.
+
+    Raises
+    ------
+    OSError, ValueError, KeyError, BadZipFile
+        If they cannot be read, or are not matrices of different clients.
+    """
+    found: dict[int, SimilarityMatrix] = {}
+    with zipfile.ZipFile(path) as arrays:
+        for name in arrays.namelist():
+            key, what = name.rsplit("/", 1)
+            node, number = map(int, key.split("/"))
+            if what == "alpha.npy":
+                clients = _read_array(arrays, f"{key}/clients.npy")
+                check_ids(clients.tolist(), f"the clients of {name}")
+                alpha = _read_array(arrays, name).astype(np.float64)
+                if clients.ndim != 1 or alpha.shape != (len(clients),) * 2 or not len(clients):
+                    raise ValueError(f"{name} should have a row and a column for each client, got {alpha.shape}")
+                if not 0 <= node < nodes or node in found:
+                    raise ValueError(f"{name} should be the one matrix of a node from 0 to {nodes - 1}")
+                found[node] = SimilarityMatrix(node, number, tuple(clients.tolist()), alpha)
+    return tuple(found.values())
+
+
+def _read_array(arrays: zipfile.ZipFile, name: str) -> np.ndarray[Any, np.dtype[Any]]:
+    """Read one array of an NPZ file; a few kilobytes that would unpack to gigabytes are refused before."""
+    info = arrays.getinfo(name)
+    if info.file_size > LARGEST_KEPT**2 * 8 + 4096:
+        raise ValueError(f"{name} should be of at most {LARGEST_KEPT} clients, got {info.file_size:,} bytes")
+    content = io.BytesIO(arrays.read(info))
+    version = np.lib.format.read_magic(content)
+    header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
+    shape, by_columns, dtype = header(content)
+    if dtype.kind not in "if" or (by_columns and len(shape) > 1):
+        raise ValueError(f"{name} should hold numbers row by row, got {dtype}")
+    return np.frombuffer(content.read(), dtype).reshape(shape)

@@ -90,6 +90,8 @@ class Fold:
         self.module = swap.module
         self.leaves = swap.leaves
         self._trained = [leaf for leaf in self.leaves if leaf.trained]
+        self._frozen = [leaf for leaf in self.leaves if leaf.slot.name in layout.frozen]
+        self._moving = [leaf for leaf in self.leaves if leaf.slot.name not in layout.frozen]
         owned = {leaf.slot.name for leaf in self.leaves}
         self._shared = [slot for slot in layout.buffers if slot.name not in owned]
         stacked = [layer for layer in self.module.modules() if isinstance(layer, Stacked)]
@@ -118,15 +120,18 @@ class Fold:
             self._clients = n
             self.active.start = self.active.stop = 0
             memory = self._kept.room(models, n * self.layout.size)
-            for leaf in self.leaves:
+            for leaf in self._moving:
                 part = memory[n * leaf.slot.start : n * leaf.slot.stop]
                 leaf.allocate(part.view(n, *leaf.slot.shape))
+            for leaf in self._frozen:
+                value = self.layout.frozen[leaf.slot.name].to(models)
+                leaf.allocate(value.repeat(n, *(1,) * value.dim()))
         for slot in self._shared:
             values = _of_clients(models, rows, slot)
             if not torch.equal(values, values[:1].expand_as(values)):
                 raise CannotStack.of(slot.name, self.module, "is a buffer that differs between the models")
             self.module.get_buffer(slot.name).copy_(_rounded(values[0], slot).view(slot.shape))
-        for leaf in self.leaves:
+        for leaf in self._moving:
             values = _of_clients(models, rows, leaf.slot)
             leaf.everyone.copy_(_rounded(values, leaf.slot).view(leaf.everyone.shape))
 
@@ -143,7 +148,7 @@ class Fold:
             What the proximal term pulls each client towards, ``[n, S]``; None where there is no such term.
         """
         self._rule = rule
-        self.module.train()
+        self.layout.set_training(self.module)
         self.active.seed(seeds, self._device)
         for leaf in self._trained:
             leaf.begin(rule, None if anchors is None else anchors[:, leaf.slot.start : leaf.slot.stop])
@@ -191,7 +196,7 @@ class Fold:
         n = len(rows)
         side_by_side = list(places) == list(range(places[0], places[0] + n))
         updates = out[places[0] : places[0] + n] if side_by_side else out.new_empty(n, self.layout.size)
-        for leaf in self.leaves:
+        for leaf in self._moving:
             out_of_leaf = updates[:, leaf.slot.start : leaf.slot.stop]
             torch.sub(leaf.everyone.view(n, -1), _of_clients(models, rows, leaf.slot), out=out_of_leaf)
         for slot in self._shared:
@@ -217,7 +222,8 @@ class _Swap:
         self._active = active
         self._leaf_of: dict[int, Leaf] = {}
         tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-        self._slots = {id(tensors[s.name]): s for s in (*layout.parameters, *layout.buffers)}
+        frozen = (Slot(name, tuple(p.shape), p.dtype, 0) for name, p in layout.frozen.items())  # of no vector
+        self._slots = {id(tensors[s.name]): s for s in (*layout.parameters, *layout.buffers, *frozen)}
         done: dict[nn.Module, nn.Module] = {}
         inside: list[str] = []  # how names begin of what stacked layers have taken over: attention its projection
         for name, layer in [*module.named_modules(remove_duplicate=False)]:

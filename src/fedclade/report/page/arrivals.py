@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedclade.newcomers import ACCURACIES
+from fedclade.report import facts
 from fedclade.report.formats import NONE, count, number, percent, shortened
 from fedclade.report.page import plot
 from fedclade.report.page.palette import series
@@ -21,7 +22,7 @@ DRAWN = 200
 
 def newcomers_section(subject: Subject) -> Section | None:
     """Return what became of newcomers; None if there were none."""
-    moves = [event for event in subject.run.events if event["kind"] in ("joined", "left") and event.get("clients")]
+    moves = [event for event in facts.events_of(subject.run, "joined", "left") if event["clients"]]
     if subject.newcomers is None and not moves:
         return None
     rows = [

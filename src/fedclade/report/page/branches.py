@@ -245,9 +245,8 @@ class _Layout:
             when = "" if is_leaf else " before its split"
             told.append((f"{self.subject.what}{when}", self.subject.written(self.courses[node.id].values[-1])))
         truth = self.subject.outcome.truth
-        known = [client for client in node.members if truth is not None and client in truth]
-        if truth is not None and known:
-            told.append(("purity", percent(facts.purity(known, truth), 0)))
+        if truth is not None and (purity := facts.purity(node.members, truth)) is not None:
+            told.append(("purity", percent(purity, 0)))
         for key, value in node.criteria.items():
             name = CRITERIA.get(key, key.removesuffix("_value").replace("_", " "))
             told.append((f"{name} at its split", f"{value:.2g}" if key == "p_value" else number(value)))
@@ -255,14 +254,11 @@ class _Layout:
 
     def _truth(self, node: Node) -> list[Share]:
         truth = self.subject.outcome.truth
-        known = [client for client in node.members if truth is not None and client in truth]
-        if truth is None or not known:
+        if truth is None:
             return []
-        overall = dict(facts.composition(list(truth), truth))
-        return [
-            Share(label, n, overall[label], round(100 * n / len(known), 1))
-            for label, n in facts.composition(known, truth)
-        ]
+        overall, inside = dict(facts.composition(truth, truth)), facts.composition(node.members, truth)
+        known = sum(n for _, n in inside)
+        return [Share(label, n, overall[label], round(100 * n / known, 1)) for label, n in inside]
 
 
 def _mean(values: Sequence[float]) -> float:

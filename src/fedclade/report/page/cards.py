@@ -47,8 +47,8 @@ def _against(subject: Subject, label: str, mean: float, otherwise: str) -> Card:
     if subject.against is None:
         return Card(label, value, otherwise)
     base = Outcome.of(subject.against)
-    other = base.mean_score(base.rows)
-    assert other is not None  # it is a finished run
+    if (other := base.mean_score(base.rows)) is None:
+        return Card(label, value, otherwise)
     return Card(label, value, *difference(mean, other, subject.against_label, language=subject.language))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from fedclade.report import facts
 from fedclade.report.formats import number
 from fedclade.report.page import plot
 from fedclade.report.page.palette import Key
@@ -18,7 +19,7 @@ SMALLEST = 1e-6
 
 def checks_section(subject: Subject) -> Section | None:
     """Return p-value and gain of every check over the rounds; None for a run without checks."""
-    checks = [event for event in subject.run.events if event["kind"] in CHECKS]
+    checks = facts.events_of(subject.run, *CHECKS)
     if not checks:
         return None
     regrouped = sum(event["kind"] == "regrouped" for event in checks)

@@ -10,6 +10,7 @@ from typing import Any
 
 from fedclade.errors import RunError
 from fedclade.extras import import_extra
+from fedclade.files import write_text
 from fedclade.report.page.palette import variables
 from fedclade.report.page.section import Card, Page, Section, as_json
 
@@ -73,10 +74,8 @@ def write_page(page: Page, path: Path) -> Path:
         If the file cannot be written.
     """
     html = page_html(page)
-    beside = path.with_name(f".{path.name}.writing")
     try:
-        beside.write_text(html, encoding="utf-8")
-        beside.replace(path)
+        write_text(path, html)
     except OSError as error:
         raise RunError(f"cannot write the report {path}: {error}") from error
     return path

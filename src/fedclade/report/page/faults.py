@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 
+from fedclade.report import facts
 from fedclade.report.formats import count
 from fedclade.report.page import plot
 from fedclade.report.page.palette import series
@@ -24,11 +25,10 @@ def faults_section(subject: Subject) -> Section | None:
     """Return answers left out by round and reason, and the clients it happened to most; None if there were none."""
     lost = [
         (event["round"], client, _kind(why))
-        for event in subject.run.events
-        if event["kind"] == "left_out"
+        for event in facts.events_of(subject.run, "left_out")
         for client, why in event["clients"].items()
     ]
-    retries = sum(event["clients"] for event in subject.run.events if event["kind"] == "retried")
+    retries = sum(event["clients"] for event in facts.events_of(subject.run, "retried"))
     if not lost:
         return None
     counts = Counter(why for _, _, why in lost)
@@ -73,5 +73,4 @@ def _kind(why: str) -> str:
 
 
 def _name(subject: Subject, client: str) -> str:
-    known = client.isdigit() and int(client) in subject.outcome.rows
-    return subject.outcome.name(int(client)) if known else client
+    return subject.outcome.name(int(client)) if client.isdecimal() else client

@@ -77,7 +77,8 @@ def _stages(subject: Subject) -> tuple[list[Stage], int]:
     kept = _spread(changes, STAGES)
     stages = [Stage(f"round {number}", places[number]) for number in kept]
     if (truth := subject.outcome.truth) is not None:
-        stages.append(Stage("truth", truth, truth=True))
+        known = {client: truth[client] for client in subject.outcome.rows if client in truth}
+        stages.append(Stage("truth", known, truth=True))
     return stages, len(changes) - len(kept)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from fedclade.report import facts
 from fedclade.report.formats import NONE, count
-from fedclade.report.merges import METRICS, Merges
+from fedclade.report.merges import Merges, metric_in_words
 from fedclade.report.page import plot
 from fedclade.report.page.palette import Key, truth_colour
 from fedclade.report.page.section import Section, Table
@@ -68,7 +68,7 @@ def _figure(subject: Subject, merges: Merges) -> dict[str, Any]:
     low, truth = 0.0, subject.outcome.truth
     if truth is not None:
         low = -1.5 * STRIP * merges.top
-        for start, size, label in facts.blocks([truth[client] for client in clients]):
+        for start, size, label in facts.truth_blocks(clients, truth):
             place = {"x0": start - 0.5, "x1": start + size - 0.5, "y0": -1.4 * STRIP * merges.top, "y1": low / 3.75}
             shapes.append({"type": "rect", "fillcolor": truth_colour(label), "line": {"width": 0}, **place})
     ticks = {"tickvals": list(range(len(names))), "ticktext": names, "tickangle": -90 if m > 12 else 0}
@@ -77,7 +77,7 @@ def _figure(subject: Subject, merges: Merges) -> dict[str, Any]:
         _bridges(subject, merges),
         440,
         xaxis=plot.axis(x_title, range=[-1, m], showgrid=False, **ticks),
-        yaxis=plot.axis(f"{METRICS[step['metric']]}, {step['linkage']} linkage", range=[low, merges.top]),
+        yaxis=plot.axis(f"{metric_in_words(step['metric'])}, {step['linkage']} linkage", range=[low, merges.top]),
         shapes=shapes,
         annotations=labels,
     )

@@ -47,9 +47,9 @@ def figure(traces: Sequence[Mapping[str, Any]], height: int, **layout: Any) -> F
 
 
 def axis(title: str = "", **changes: Any) -> dict[str, Any]:
-    """Return an axis with a faint grid."""
+    """Return an axis with a faint grid, and a title that is shown as it is."""
     look = {"gridcolor": "@faint", "linecolor": "@muted", "zeroline": False, "automargin": True, "fixedrange": False}
-    return {"title": {"text": title, "standoff": 8}, **look, **changes}
+    return {"title": {"text": escaped(title), "standoff": 8}, **look, **changes}
 
 
 def shares(title: str, **changes: Any) -> dict[str, Any]:
@@ -115,9 +115,9 @@ def level(y: float, axis: str = "y", colour: str = "@ink", dash: str = "dash") -
 
 
 def note(text: str, x: float, y: float, **changes: Any) -> dict[str, Any]:
-    """Return a small text in a figure, in shares of its width and height if nothing else is said."""
+    """Return a small text in a figure as it is, in shares of its width and height if nothing else is said."""
     look = {"showarrow": False, "font": {"size": 11, "color": "@muted"}, "xref": "paper", "yref": "paper"}
-    return {"text": text, "x": x, "y": y, **look, **changes}
+    return {"text": escaped(text), "x": x, "y": y, **look, **changes}
 
 
 def split_marks(splits: Mapping[int, Sequence[int]], rounds: int) -> tuple[list[Any], list[Any], int]:

@@ -116,7 +116,7 @@ def _thinned(alpha: Similarity, names: list[str]) -> tuple[Similarity, list[str]
 
 def _marks(clients: list[int], order: ClientOrder, step: int, n: int) -> tuple[list[Any], list[Any]]:
     """Return lines between the clusters with their names below, and the strip of true clusters."""
-    blocks = facts.blocks([order.leaf_of[client] for client in clients])
+    blocks = order.clusters(clients)
     shapes: list[dict[str, Any]] = []
     if len(blocks) <= min(MOST_BLOCKS, n / 2):
         for start, _, _ in blocks[1:]:
@@ -124,12 +124,12 @@ def _marks(clients: list[int], order: ClientOrder, step: int, n: int) -> tuple[l
             shapes += [{**look, "x0": at, "x1": at, "y0": -0.5, "y1": n - 0.5}]
             shapes += [{**look, "x0": -0.5, "x1": n - 0.5, "y0": at, "y1": at}]
     labels = [
-        plot.note(str(leaf), (start + size / 2) / step - 0.5, n - 0.5, xref="x", yref="y", yanchor="top", yshift=-2)
-        for start, size, leaf in blocks
+        plot.note(name, (start + size / 2) / step - 0.5, n - 0.5, xref="x", yref="y", yanchor="top", yshift=-2)
+        for start, size, name in blocks
         if size / len(clients) >= LOWEST_BLOCK
     ]
     labels.append(plot.note("current cluster", n / 2, n - 0.5, xref="x", yref="y", yanchor="top", yshift=-18))
-    strip = [] if order.truth is None else facts.blocks([order.truth[client] for client in clients])
+    strip = order.true_clusters(clients)
     if len(strip) <= MOST_BLOCKS:
         for start, size, label in strip:
             place = {"y0": start / step - 0.5, "y1": (start + size) / step - 0.5}

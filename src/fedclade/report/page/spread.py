@@ -17,8 +17,13 @@ MOST = 3000
 """Of more clients than this, every so many are drawn."""
 
 
-def spread_section(subject: Subject) -> Section:
-    """Return the score of every client, worst first, and what it was in the run that it is compared with."""
+def spread_section(subject: Subject) -> Section | None:
+    """Return the score of every client, worst first, and what it was in the run that it is compared with.
+
+    None if no client was evaluated.
+    """
+    if not subject.scores:
+        return None
     caption = f"Test {subject.what} of each client at the end, the worst at the left, in the colour of its cluster."
     tables = [_quantiles(subject)]
     legend = subject.colours.current("dot")

@@ -1,0 +1,205 @@
+"""What liars among honest clients come to: honest clients' accuracy with them, beside that of a run without.
+
+Every client is an app on a ``LocalGrid``, every message goes through Flower's own serialisation, and the doors are
+those that are on by default (``network.largest_weight``, ``network.largest_norm``), or none with ``--open``. The data
+is the bundled digits, two groups of clients with two labels swapped. A liar has honest data of one group, trains on
+it, and lies about what came out:
+
+- ``size``: it claims 10⁹ examples, and sends its update with the sign flipped;
+- ``scale``: it sends a thousand times its update;
+- ``norm``: it sends an update of norm 10¹⁷.
+
+With ``--sizes`` nobody lies, and clients have from few to many examples (a power law): what the limit on weights costs.
+
+    python benchmarks/attack.py
+    python benchmarks/attack.py --open --methods cfl ifca --seeds 1
+    python benchmarks/attack.py --sizes
+"""
+
+from __future__ import annotations
+
+import fedclade  # noqa: F401  # isort: skip  (before torch, whose threads then sleep while they wait)
+
+import argparse
+import logging
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import mean
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
+
+from fedclade import LocalSpec, load_federation
+from fedclade.algorithms import CFL, FLHC, IFCA, Algorithm, ReplicatedCFL
+from fedclade.data.federation import Federation
+from fedclade.flower import LocalGrid, LocalNode, Network, federate, wire
+from fedclade.flower.client_app import app_for
+from fedclade.flower.respondent import Respondent
+from fedclade.flower.wire import Content
+
+CLIENTS, SAMPLES = 28, 50
+"""Half of them see the labels in one way and half in the other."""
+
+LIAR = 6
+MODEL = "mclr"
+MANY = 10**9
+WITHIN = 2.0
+"""Points that honest clients may lose."""
+
+METHODS: Mapping[str, Algorithm] = {
+    "cfl": CFL(eps1=0.3, eps2=0.3),
+    "rcfl": ReplicatedCFL(),
+    "fl_hc": FLHC(rounds_before=3, metric="cosine", linkage="average"),
+    "ifca": IFCA(clusters=2, restarts=4),
+}
+
+
+def flipped(update: np.ndarray) -> np.ndarray:
+    return -update
+
+
+def thousandfold(update: np.ndarray) -> np.ndarray:
+    return 1000 * update
+
+
+def huge(update: np.ndarray) -> np.ndarray:
+    return update * np.float32(1e17 / max(float(np.linalg.norm(update)), 1e-9))
+
+
+@dataclass(frozen=True)
+class Lie:
+    """What a client does to its honest answers.
+
+    Parameters
+    ----------
+    change
+        Of its update.
+    size
+        The number of examples that it claims; None for the true one.
+    """
+
+    change: Callable[[np.ndarray], np.ndarray]
+    size: int | None = None
+
+
+LIES: Mapping[str, Lie] = {"size": Lie(flipped, MANY), "scale": Lie(thousandfold), "norm": Lie(huge)}
+
+
+class Liar(Respondent):
+    """A client that lies in what it answers, and has a key of its own like every other."""
+
+    lie = Lie(flipped)
+
+    def answer(self, content: Content, state: RecordDict | None = None) -> RecordDict:
+        """Answer as an honest client does, and then lie."""
+        answer = super().answer(content, state)
+        words, sent = dict(answer.config_records["fedclade"]), dict(answer.array_records.get("vectors", {}))
+        if self.lie.size is not None and "size" in words:
+            words["size"] = self.lie.size
+        if "update" in sent:
+            update = self.lie.change(np.frombuffer(sent["update"].data, dtype="<f4"))
+            sent["update"] = wire.raw(update.astype("<f4").tobytes(), "float32", len(update))
+        records = {"fedclade": ConfigRecord(words), **({"vectors": ArrayRecord(sent)} if sent else {})}
+        return RecordDict(records)
+
+
+def accuracy(
+    method: str, federation: Federation, rounds: int, seed: int, lie: Lie | None, present: bool, network: Network
+) -> float:
+    """Return the honest clients' mean accuracy in the end, in percent."""
+
+    def client(context: Context) -> Respondent:
+        number = int(context.node_config["partition-id"])
+        kind = Liar if lie is not None and number == LIAR else Respondent
+        made = kind(federation.alone(number), MODEL, number=number)
+        if isinstance(made, Liar) and lie is not None:
+            made.lie = lie
+        return made
+
+    app, there = app_for(client), [number for number in federation.ids if present or number != LIAR]
+    nodes = {100 + number: LocalNode(app, {"partition-id": number}) for number in there}
+    run = federate(
+        LocalGrid(nodes),
+        METHODS[method],
+        MODEL,
+        network=replace(network, clients=len(nodes)),
+        local=LocalSpec(epochs=3, batch_size=10, lr=0.1),
+        rounds=rounds,
+        seed=seed,
+        evaluate_every=rounds,
+    )
+    return 100 * mean(row["accuracy"] for row in run.clients if row["client"] != LIAR)
+
+
+def main() -> int:
+    """Print a row for each method and lie; return 1 if honest clients lose more than they may."""
+    arguments = parse()
+    logging.getLogger("fedclade").setLevel(logging.ERROR)
+    limits = {"largest_weight": math.inf, "largest_norm": math.inf} if arguments.open else {}
+    limits |= {} if arguments.largest_weight is None else {"largest_weight": arguments.largest_weight}
+    if arguments.sizes:
+        return compare_sizes(arguments.methods, arguments.rounds, arguments.seeds)
+    network, lies = Network(**limits), {name: LIES[name] for name in arguments.lies}
+    print(
+        f"honest clients' accuracy in %, mean of {arguments.seeds} seeds; doors {'open' if arguments.open else 'shut'}"
+    )
+    print(f"{'':8}{'without the liar':>18}{'it is honest':>14}" + "".join(f"{name:>9}" for name in lies))
+    lost = 0.0
+    for method in arguments.methods:
+        columns: list[list[float]] = []
+        for seed in range(arguments.seeds):
+            federation = load_federation(
+                "digits", clients=CLIENTS, samples_per_client=SAMPLES, shift="label_swap", clusters=2, seed=seed
+            )
+            cases: list[tuple[Lie | None, bool]] = [
+                (None, False),
+                (None, True),
+                *((lie, True) for lie in lies.values()),
+            ]
+            columns.append(
+                [accuracy(method, federation, arguments.rounds, seed, lie, there, network) for lie, there in cases]
+            )
+        without, honest, *lied_to = (mean(column) for column in zip(*columns, strict=True))
+        print(f"{method:8}{without:18.1f}{honest:14.1f}" + "".join(f"{each:9.1f}" for each in lied_to), flush=True)
+        lost = max(lost, *(without - each for each in lied_to))
+    print(f"at most {lost:.1f} points lost")
+    return int(lost > WITHIN)
+
+
+def compare_sizes(methods: Sequence[str], rounds: int, seeds: int) -> int:
+    """Print what honest clients of different sizes come to with and without the doors."""
+    print(f"accuracy in %, mean of {seeds} seeds; clients of a power law of sizes, nobody lies")
+    print(f"{'':8}{'doors open':>12}{'doors shut':>12}")
+    doors = Network(largest_weight=math.inf, largest_norm=math.inf), Network()
+    lost = 0.0
+    for method in methods:
+        rows: list[list[float]] = []
+        for seed in range(seeds):
+            federation = load_federation(
+                "digits", partition="quantity_skew", clients=CLIENTS, shift="label_swap", clusters=2, seed=seed
+            )
+            rows.append([accuracy(method, federation, rounds, seed, None, True, network) for network in doors])
+        apart, shut = (mean(column) for column in zip(*rows, strict=True))
+        print(f"{method:8}{apart:12.1f}{shut:12.1f}", flush=True)
+        lost = max(lost, apart - shut)
+    print(f"at most {lost:.1f} points lost")
+    return int(lost > WITHIN)
+
+
+def parse() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--methods", nargs="+", choices=tuple(METHODS), default=tuple(METHODS))
+    parser.add_argument("--lies", nargs="+", choices=tuple(LIES), default=tuple(LIES))
+    parser.add_argument("--largest-weight", type=float, help="in place of the default")
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--open", action="store_true", help="without the doors")
+    parser.add_argument("--sizes", action="store_true", help="nobody lies: what the limit on weights costs")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

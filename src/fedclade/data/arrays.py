@@ -1,0 +1,77 @@
+"""Arrays as users have them: made what a pool keeps, if that loses nothing, or refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedclade.errors import DataError
+
+
+def as_inputs(x: Any, what: str) -> Tensor:
+    """Return inputs as a pool keeps them: bytes as they are, other whole numbers as int64, the rest as float32.
+
+    Parameters
+    ----------
+    x
+        A tensor or an array; of floats of any length, whole numbers or truth values.
+    what
+        What to call it in a message.
+
+    Raises
+    ------
+    DataError
+        If it is something else.
+    """
+    tensor = _as_tensor(x, what)
+    if tensor.dtype == torch.uint8:
+        return tensor
+    if tensor.is_complex():
+        raise DataError(f"{what} should be real numbers, got {tensor.dtype}")
+    is_whole = not tensor.is_floating_point() and tensor.dtype != torch.bool
+    return tensor.to(torch.int64 if is_whole else torch.float32)
+
+
+def as_targets(y: Any, what: str) -> Tensor:
+    """Return targets as int64; floats and truth values are taken if they are whole numbers.
+
+    Raises
+    ------
+    DataError
+        If they are something else; names the first that is no whole number.
+    """
+    tensor = _as_tensor(y, what)
+    if tensor.is_floating_point() and bool((odd := tensor != tensor.round()).any()):  # NaN equals nothing
+        first = tuple(odd.nonzero()[0].tolist())
+        raise DataError(
+            f"{what} should be whole numbers from 0 on, got {float(tensor[first])} in example {first[0]}; fedclade "
+            "classifies and predicts words, and has no regression yet"
+        )
+    if tensor.is_complex():
+        raise DataError(f"{what} should be whole numbers from 0 on, got {tensor.dtype}")
+    return tensor.to(torch.int64)
+
+
+def as_indices(values: Any, what: str) -> NDArray[np.int64]:
+    """Return indices as an int64 array: the same one if it is that already.
+
+    Raises
+    ------
+    DataError
+        If they are no list of whole numbers.
+    """
+    array = np.asarray(values)
+    if array.ndim != 1 or not (np.issubdtype(array.dtype, np.integer) or array.size == 0):
+        raise DataError(f"{what} should be whole numbers, one behind the other, got {array.dtype} {list(array.shape)}")
+    return array.astype(np.int64, copy=False)
+
+
+def _as_tensor(values: Any, what: str) -> Tensor:
+    try:
+        return torch.as_tensor(values).detach().cpu()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(f"{what} should be a tensor or an array, got {type(values).__name__}: {error}") from error

@@ -1,0 +1,61 @@
+"""Answers as they come out of a grid, one at a time: one that cannot be read is one client's, and costs no other's."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from fedclade.errors import UpdateError
+from fedclade.flower import wire
+
+_log = logging.getLogger(__name__)
+
+
+class Inbox:
+    """The answers to questions, out of any grid.
+
+    Parameters
+    ----------
+    grid
+        Flower's.
+    """
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
+
+    def read(self, pending: Mapping[str, int]) -> Iterator[tuple[str, Message | str]]:
+        """Yield the answers that are there by now, each with the id of its question, or why one cannot be read.
+
+        Parameters
+        ----------
+        pending
+            How many bytes the vectors of an answer take at most, by the id of its question.
+        """
+        for question in pending:
+            try:
+                # One alone: whatever comes together is lost together.
+                with wire.distrusting():
+                    messages = list(self._grid.pull_messages([question]))
+            except UpdateError as error:
+                yield question, str(error)
+                continue
+            yield from ((message.metadata.reply_to_message_id, message) for message in messages)
+
+
+def inbox_of(grid: Grid) -> Inbox:
+    """Return the inbox of a grid; a SuperLink's fetches no more of an answer than it may take."""
+    try:
+        from flwr.superlink.grid import HttpGrid
+
+        from fedclade.flower.http_inbox import HttpInbox
+    except ImportError as error:
+        _log.warning(
+            "this version of flwr is built differently inside (%s): answers are fetched one by one, and how large they "
+            "are is seen only then; flwr 1.41 does better",
+            error,
+        )
+        return Inbox(grid)
+    return HttpInbox(grid) if isinstance(grid, HttpGrid) else Inbox(grid)

@@ -1,0 +1,31 @@
+"""Terminals as commands and servers print to: what comes from others is shown there, and does nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+
+_HIDDEN = dict.fromkeys(
+    # But for tab and new line; then the characters that turn the direction of what follows.
+    [*range(9), *range(11, 32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F]
+)
+
+
+def visible(text: str) -> str:
+    r"""Return a text without the characters that a terminal obeys: those that move, colour, ring or turn around.
+
+    >>> visible("client \x1b[31m7\x07")
+    'client [31m7'
+    """
+    return text.translate(_HIDDEN)
+
+
+class Terminal(Console):
+    """A console that lets through no control characters but its own, whoever named a client or wrote an error."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Render something in parts, of which those with text are only that."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(visible(segment.text), segment.style)

@@ -1,0 +1,193 @@
+"""What a single client can do by what it says of itself: no more than the doors let through."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, RecordDict
+
+from fedclade import Signature
+from fedclade.algorithms import CFL, FedAvg, ReplicatedCFL
+from fedclade.errors import ConfigError
+from fedclade.flower import LocalGrid, Network
+from fedclade.flower.doors import Doors, Start
+from fedclade.flower.wire import RAW
+from fedclade.params import Layout
+from fedclade.updates import Updates
+from tests.flower.test_connected import same
+from tests.flower.worlds import federated, grid_of, network_of, node_of, reasons, spoil, worded
+from tests.tiny import federation_of, perceptron
+
+ONE_CLUSTER = (0, 0, 0, 0, 0)
+BAD = 2
+
+Change = Callable[[RecordDict], RecordDict]
+
+
+def scaled(factor: float) -> Change:
+    """Return a change of an update that travels as float32."""
+
+    def change(honest: RecordDict) -> RecordDict:
+        sent = honest.array_records["vectors"]["update"]
+        update = np.frombuffer(sent.data, dtype="<f4") * np.float32(factor)
+        vectors = ArrayRecord({"update": Array("float32", (len(update),), RAW, update.tobytes())})
+        return RecordDict({**honest, "vectors": vectors})
+
+    return change
+
+
+def of_length(norm: float) -> Change:
+    def change(honest: RecordDict) -> RecordDict:
+        update = np.frombuffer(honest.array_records["vectors"]["update"].data, dtype="<f4")
+        return scaled(norm / float(np.linalg.norm(update)))(honest)
+
+    return change
+
+
+def lying_grid(change: Change, size: int | None = None) -> LocalGrid:
+    """Return five clients of one cluster; the middle one changes its updates, and lies about its size."""
+    grid = grid_of(federation_of(ONE_CLUSTER))
+    sized = worded() if size is None else worded(size=size)
+    spoil(grid, BAD, "hello", sized)
+    spoil(grid, BAD, "train", lambda answer: sized(change(answer)))
+    return grid
+
+
+def distance(run: Any, other: Any) -> float:
+    return float(torch.linalg.vector_norm(run.tree.nodes[0].params - other.tree.nodes[0].params))
+
+
+def test_a_client_that_claims_very_many_examples_weighs_no_more_than_the_limit():
+    grid = lying_grid(scaled(-1.0), size=10**9)
+    run = federated(grid, FedAvg(), rounds=1, network=network_of(grid, largest_weight=2.0))
+    assert reasons(run) == {}
+    model = Layout.of(perceptron()).flatten(perceptron())
+    alone = [federated(only_one(client), FedAvg(), rounds=1).tree.nodes[0].params - model for client in range(5)]
+    weights = [1.0, 1.0, -2.0, 1.0, 1.0]
+    expected = model + sum(w * each for w, each in zip(weights, alone, strict=True)) / 6
+    torch.testing.assert_close(run.tree.nodes[0].params, expected, rtol=0, atol=1e-6)
+    # Without the limit its update is all there is.
+    without = federated(lying_grid(scaled(-1.0), size=10**9), FedAvg(), rounds=1, network=open_network(grid))
+    torch.testing.assert_close(
+        without.tree.nodes[0].params, model - alone[BAD], rtol=0, atol=1e-5
+    )  # it is all there is
+
+
+def only_one(client: int) -> LocalGrid:
+    grid = grid_of(federation_of(ONE_CLUSTER))
+    return LocalGrid({node_of(client): grid.nodes[node_of(client)]})
+
+
+def open_network(grid: LocalGrid) -> Network:
+    return network_of(grid, largest_weight=math.inf, largest_norm=math.inf)
+
+
+def test_a_size_is_that_of_the_introduction():
+    grid = grid_of(federation_of(ONE_CLUSTER))
+    spoil(grid, BAD, "train", worded(size=10**9))
+    run = federated(grid, FedAvg(), rounds=1)
+    assert reasons(run) == {BAD: "update from 1000000000 training examples, but the client joined with 24"}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("change", "told"), [(scaled(1000.0), ""), (of_length(1e17), "norm 1e+17"), (scaled(-1e9), "")]
+)
+def test_an_update_that_is_far_too_long_is_left_out(change: Change, told: str, stream: bool):
+    settings: dict[str, Any] = {"signature": Signature(kind="projected", dim=64), "stream": True} if stream else {}
+    run = federated(lying_grid(change), FedAvg(), rounds=3, **settings)
+    assert list(reasons(run)) == [BAD]
+    assert "more than 20 times" in reasons(run)[BAD]
+    assert reasons(run)[BAD].startswith(told)
+    grid = grid_of(federation_of(ONE_CLUSTER))
+    grid.nodes.pop(node_of(BAD))
+    assert distance(run, federated(grid, FedAvg(), rounds=3, **settings)) < 1e-5
+    assert {event["round"] for event in run.events if event["kind"] == "left_out"} == {1, 2, 3}
+
+
+def test_the_halves_that_clusters_are_found_by_are_measured_too():
+    grid = lying_grid(scaled(1000.0))
+    run = federated(grid, ReplicatedCFL(check_every=1), rounds=1)
+    queries = {event["query"] for event in run.events if event["kind"] == "left_out"}
+    assert queries == {"replicate", "train"}
+
+
+def test_who_is_asked_again_alone_is_measured_by_the_others():
+    """Of one update there is no median: those of the first time still count."""
+    doors = Doors(math.inf, 20.0)
+    starts = dict.fromkeys(range(5), Start("model", (0.0, 0.0)))
+    doors.ask(("train", "train", 1), starts)
+    first = doors.admit(updates_of({0: 1.0, 1: 1.1, 2: 900.0, 3: 0.9}))
+    assert first.ids == (0, 1, 3)
+    doors.ask(("train", "train", 1), {2: starts[2]})
+    again = doors.admit(updates_of({2: 900.0}))
+    assert again.ids == ()
+    assert again.left_out == {2: "norm 900, more than 20 times its cluster's median, 1"}
+    doors.ask(("train", "train", 2), {2: starts[2]})
+    assert doors.admit(updates_of({2: 900.0})).ids == (2,)  # another round: nothing to measure it by
+
+
+def updates_of(norms: dict[int, float], buffers: float = 0.0) -> Updates:
+    deltas = torch.tensor([[norm, 0.0, buffers] for norm in norms.values()])
+    return Updates.received(list(norms), [1] * len(norms), deltas, 2, torch.zeros(len(norms)), 1)
+
+
+def test_in_a_cluster_of_two_the_measure_is_the_model_or_all_others():
+    doors = Doors(math.inf, 20.0)
+    starts = {0: Start("a", (2.0, 0.0)), 1: Start("a", (2.0, 0.0))}
+    doors.ask("q", starts)
+    found = doors.admit(updates_of({0: 1.0, 1: 41.0}))
+    assert found.left_out == {1: "norm 41, more than 20 times what it began with, 2"}
+    others = {client: Start("b", (0.0, 0.0)) for client in (2, 3, 4)}
+    doors.ask("r", starts | others)
+    assert doors.admit(updates_of({2: 3.0, 3: 3.0, 4: 3.0, 0: 1.0, 1: 41.0})).left_out == {}
+
+
+def test_buffers_are_measured_by_themselves():
+    doors = Doors(math.inf, 20.0)
+    doors.ask("q", dict.fromkeys(range(4), Start("a", (1.0, 1.0))))
+    assert doors.admit(updates_of(dict.fromkeys((0, 1, 2), 1.0), buffers=0.5)).left_out == {}
+    assert doors.admit(updates_of({3: 1.0}, buffers=11.0)).left_out == {
+        3: "norm of its buffers 11, more than 20 times its cluster's median, 0.5"
+    }
+
+
+def test_without_anything_to_measure_by_nobody_is_left_out():
+    doors = Doors(math.inf, 20.0)
+    doors.ask("q", dict.fromkeys(range(2), Start("zeros", (0.0, 0.0))))
+    assert doors.admit(updates_of({0: 1.0, 1: 1e6})).ids == (0, 1)
+
+
+def test_weights_within_the_limit_stay_as_they_are(caplog: pytest.LogCaptureFixture):
+    doors = Doors(10.0, 10.0)
+    assert doors.weights({0: 5, 1: 50, 2: 51, 3: 1}) == {0: 5, 1: 50, 2: 50, 3: 1}
+    assert doors.weights({0: 10**9}) == {0: 10**9}
+    assert doors.weights({}) == {}
+    assert Doors(math.inf, 10.0).weights({0: 1, 1: 10**9}) == {0: 1, 1: 10**9}
+    caplog.clear()
+    for _ in range(2):  # it is told once, though it is looked up again and again
+        doors.weights({0: 5, 1: 5, 7: 10**9})
+    assert caplog.messages == [
+        "client 7 says that it has 1000000000 training examples, and counts with 50: 10 times as many as the median "
+        "client (network.largest_weight)"
+    ]
+
+
+@pytest.mark.parametrize("algorithm", [FedAvg(), CFL(split_rounds=(2,), eps2=1e-6)])
+def test_honest_clients_do_not_notice(algorithm: Any):
+    federation = federation_of((0, 1, 0, 1, 0, 1), sizes=[12, 24, 48, 24, 24, 40])
+    with_doors = federated(grid_of(federation), algorithm)
+    grid = grid_of(federation)
+    assert reasons(with_doors) == {}
+    without = federated(grid, algorithm, network=open_network(grid))
+    same(with_doors, without)
+
+
+def test_limits_are_checked():
+    with pytest.raises(ConfigError, match=r"(?s)largest_weight .*at least 1, got 0.5.*largest_norm .*at least 1"):
+        Network(largest_weight=0.5, largest_norm=0.0)

@@ -1,0 +1,259 @@
+"""What a client allows: what lies outside of its own policy it refuses, whatever the run says."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import Context, Message, RecordDict
+
+from fedclade import LocalSpec
+from fedclade.algorithms import ALGORITHMS, CFL, IFCA, PACFL, FedAvg, build_algorithm
+from fedclade.errors import ConfigError, PolicyError, UpdateError
+from fedclade.flower import LocalGrid, LocalNode, wire
+from fedclade.flower.client_app import own_of
+from fedclade.flower.policy import EXAMPLES_A_PARTING, FORBIDS, Policy, Spent
+from fedclade.flower.signing import question
+from fedclade.flower.wire import Content
+from fedclade.ledger import Budget
+from fedclade.privacy import DifferentialPrivacy
+from tests.flower.test_respondent import MODEL, SECRET, ask
+from tests.flower.worlds import CFL_OF_TWO, FOUR, LOCAL, app_of, federated, grid_of, node_of, reasons, respondent_of
+from tests.tiny import federation_of
+
+EXAMPLES = 24
+"""Of each client."""
+
+
+@pytest.mark.parametrize(
+    ("question", "why"),
+    [
+        ({"replicates": EXAMPLES}, "24 replicates, at most 4 .max-replicates in its node config"),
+        ({"replicates": 3}, "3 replicates from 24 training examples, since each must be made from at least 10"),
+        ({"spec": wire.to_json(LocalSpec(epochs=101))}, "101 epochs, at most 100 .max-epochs in its node config"),
+        ({"what": "gradients"}, """the question 'gradients'; to allow it, set allow="train evaluate gradients" in"""),
+        ({"what": "subspaces", "vectors": 3, "per_label": True}, "the question 'subspaces'; to allow it, set allow="),
+        (
+            {"what": "evaluate", "sent": {str(k): MODEL for k in range(65)}},
+            "65 models in one question, at most 64 .max-models",
+        ),
+    ],
+)
+def test_a_server_cannot_ask_for_more_than_the_client_allows(question: dict[str, Any], why: str):
+    with pytest.raises(PolicyError, match=f"{FORBIDS} {why}"):
+        ask(respondent_of(), **question)
+
+
+def test_steps_are_those_of_all_parts():
+    spec = LocalSpec(epochs=3, batch_size=5)  # 5 batches of 24 examples, 3 of each half
+    Policy(max_steps=15).check_training(spec, 1, EXAMPLES)
+    Policy(max_steps=18).check_training(spec, 2, EXAMPLES)
+    for most, replicates in ((14, 1), (17, 2)):
+        with pytest.raises(PolicyError, match=f"forbids {most + 1} steps, at most {most} .max-steps in its node conf"):
+            Policy(max_steps=most).check_training(spec, replicates, EXAMPLES)
+
+
+def test_initial_models_are_no_more_than_it_draws_in_one_question():
+    with pytest.raises(PolicyError, match="forbids 1000000 models in one question, at most 64"):
+        ask(respondent_of(secret=SECRET), "initial", {}, models=10**6)
+
+
+def test_vectors_of_its_data_are_few_even_where_they_are_allowed():
+    client = respondent_of(policy=Policy(allow=("subspaces",)))
+    assert ask(client, "subspaces", {}, vectors=5, per_label=False).vector("subspaces")
+    with pytest.raises(PolicyError, match=r"forbids 6 vectors of its data, at most 5 .max-vectors"):
+        ask(client, "subspaces", {}, vectors=6, per_label=False)
+
+
+def test_parts_cannot_be_drawn_so_often_that_single_examples_can_be_solved_for():
+    """A round's number says which examples are in which half: as many questions as examples would be enough."""
+    client = respondent_of()
+    for number in range(1, EXAMPLES // EXAMPLES_A_PARTING + 1):
+        ask(client, replicates=2, round=number)
+    with pytest.raises(PolicyError, match=r"forbids 7 questions for replicates in all, at most 6 .max-partings"):
+        ask(client, replicates=2, round=7)
+    ask(client, round=7)  # whole updates part nothing
+
+
+@pytest.mark.parametrize(
+    ("policy", "question", "times", "why"),
+    [
+        (Policy(max_releases=3), {}, 3, "4 updates in all, at most 3 .max-releases"),
+        (Policy(max_releases=3), {"replicates": 2}, 1, "4 updates in all, at most 3 .max-releases"),
+        (
+            Policy(max_evaluations=5),
+            {"what": "evaluate", "sent": {"0": MODEL, "1": MODEL}},
+            2,
+            "6 scored models in all, at most 5 .max-evaluations",
+        ),
+    ],
+)
+@pytest.mark.parametrize("lasting", ["folder", "state"])
+def test_what_it_has_answered_is_counted_over_all_processes(
+    policy: Policy, question: dict[str, Any], times: int, why: str, lasting: str, tmp_path: Path
+):
+    settings: dict[str, Any] = {"folder": tmp_path} if lasting == "folder" else {}
+    state = None if lasting == "folder" else RecordDict()
+    for _ in range(times):
+        ask(respondent_of(policy=policy, **settings), state=state, **question)
+    with pytest.raises(PolicyError, match=f"{FORBIDS} {why}"):
+        ask(respondent_of(policy=policy, **settings), state=state, **question)
+
+
+def test_it_counts_before_an_answer_leaves_and_not_what_it_refused(tmp_path: Path):
+    client = respondent_of(folder=tmp_path)
+    ask(client, "hello", {})
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(UpdateError):
+        ask(client, spec=wire.to_json(LocalSpec(lr=1e30, epochs=5)))  # diverges
+    with pytest.raises(UpdateError, match="asked for -9 replicates"):
+        ask(client, replicates=-9)
+    assert list(tmp_path.iterdir()) == []
+    ask(client)
+    ask(client, replicates=2)
+    ask(client, "evaluate", {"0": MODEL})
+    kept = json.loads((tmp_path / "policy.json").read_text())
+    assert kept == {"format": 1, "releases": 3, "partings": 1, "evaluations": 1}
+    assert stat.S_IMODE((tmp_path / "policy.json").stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", '{"format": 2}', '{"format": 1, "releases": -5}', '{"format": 1, "x": 1}', "\xff"]
+)
+def test_a_damaged_count_keeps_everything_back(text: str, tmp_path: Path):
+    (tmp_path / "policy.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(PolicyError, match=r"policy.json, the count of what this client has answered, is damaged, so"):
+        ask(respondent_of(folder=tmp_path))
+
+
+def test_a_policy_is_in_the_node_config():
+    config = {"allow": "train, gradients", "max-epochs": 7, "min-part": 2, "max-partings": 0, "num-partitions": 4}
+    policy = own_of(Context(1, 100, config, RecordDict(), {}))["policy"]
+    assert policy == Policy(allow=("train", "gradients"), max_epochs=7, min_part=2, max_partings=0)
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        ({"allow": "train steal"}, "unknown question in allow: 'steal'"),
+        ({"allow": 3}, "allow in the node config should be names of questions, got 3"),
+        ({"max-epoch": 3}, "unknown limit in the node config: 'max-epoch'; did you mean 'max-epochs'?"),
+        ({"max-epochs": 3.0}, "max-epochs in the node config should be a whole number, got 3.0"),
+        ({"max-epochs": True}, "max-epochs in the node config should be a whole number, got True"),
+        ({"max-epochs": 0, "min-part": -1}, "(?s)max-epochs should be at least 1, got 0.*min-part should be at least"),
+        ({"max-releases": -1}, "max-releases should be at least 0, got -1"),
+    ],
+)
+def test_a_policy_that_is_none_is_refused_and_not_left_out(config: dict[str, Any], why: str):
+    with pytest.raises(ConfigError, match=why):
+        own_of(Context(1, 100, config, RecordDict(), {}))
+
+
+def test_privacy_without_a_limit_of_its_own_is_refused(tmp_path: Path):
+    """The noise is the run's to set: it could be none."""
+    privacy = DifferentialPrivacy(clip_norm=1.0, noise_multiplier=1.0)
+    with pytest.raises(ConfigError, match=r"clip_norm is set, and this client does not say what it may spend; set eps"):
+        respondent_of(privacy=privacy, folder=tmp_path)
+    ask(respondent_of(privacy=privacy, folder=tmp_path, budget=Budget(epsilon=math.inf)))
+
+
+def test_what_it_refuses_it_logs(caplog: pytest.LogCaptureFixture):
+    grid = grid_of(federation_of(FOUR))
+    grid.nodes[node_of(1)].config = {"partition-id": 1, "max-epochs": 2}
+    with caplog.at_level(logging.WARNING, "fedclade"):
+        run = federated(grid, FedAvg(), rounds=2)
+    why = f"{FORBIDS} 3 epochs, at most 2 (max-epochs in its node config)"
+    assert reasons(run) == {1: why}
+    assert caplog.messages == 2 * [f"refused train: {why}"]
+
+
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name != "pacfl"])
+def test_the_defaults_let_every_algorithm_run_with_its_defaults(name: str):
+    federation = federation_of(FOUR, sizes=[40] * 4)
+    grid = grid_of(federation)
+    truth = federation.true_clusters
+    run = federated(grid, lambda told: build_algorithm(name, true_clusters=truth), rounds=8, local=LocalSpec(lr=0.3))
+    assert reasons(run) == {}
+    assert len(run.metrics) == 8
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "question"),
+    [
+        (CFL(split_rounds=(2,), eps2=1e-6, similarity="gradients"), "gradients"),
+        (IFCA(clusters=2, average="gradients"), "gradients"),
+        (PACFL(n_clusters=2), "subspaces"),
+    ],
+)
+def test_what_nobody_allows_ends_the_run_with_one_clear_error_on_both_sides(
+    algorithm: Any, question: str, caplog: pytest.LogCaptureFixture
+):
+    federation = federation_of(FOUR)
+    allow = f"train evaluate {question}"
+    why = f'{FORBIDS} the question {question!r}; to allow it, set allow="{allow}" in its node config'
+    with (
+        caplog.at_level(logging.WARNING, "fedclade.flower"),
+        pytest.raises(UpdateError) as error,
+    ):
+        federated(grid_of(federation), algorithm)
+    assert str(error.value) == f"none of 4 clients answers the question {question!r}; client 0 says: {why}"
+    refused = [message for message in caplog.messages if message.startswith("refused")]
+    assert len(refused) == 4  # each once: it is not asked again
+    assert all(message.endswith(why) for message in refused)
+    run = federated(grid_of(federation, config={"allow": allow}), algorithm)
+    assert reasons(run) == {}
+
+
+def test_a_few_that_forbid_do_not_end_the_run():
+    grid = grid_of(federation_of(FOUR, sizes=[40] * 4))
+    allow = {"allow": "train evaluate gradients"}
+    for client in range(3):
+        grid.nodes[node_of(client)].config = {"partition-id": client, **allow}
+    run = federated(grid, CFL(split_rounds=(2,), eps2=1e-6, similarity="gradients"), rounds=3)
+    assert list(reasons(run)) == [3]
+    assert len(run.metrics) == 3
+
+
+def test_a_server_that_wants_single_examples_gets_none():
+    """Replicates of one example each are that example's gradients, from which an image can be read."""
+    federation = federation_of(FOUR)
+    grid = LocalGrid({node_of(0): LocalNode(app_of(federation), {"partition-id": 0})})
+    wanted = wire.record(
+        {
+            **{"what": "train", "round": 1, "query": 0, "purpose": "train", "seed": 0, "dim": 0},
+            **{"replicates": EXAMPLES, "spec": wire.to_json(LOCAL)},
+            "layout": Content.of(_hello(grid)).words.values["layout"],
+        },
+        {"model": wire.raw_vector(MODEL)},
+    )
+    (reply,) = grid.send_and_receive([Message(question(wanted)[0], node_of(0), "train")])
+    answer = Content.of(reply.content)
+    assert answer.vectors == {}
+    assert answer.words.values["refused"].startswith(f"{FORBIDS} {EXAMPLES} replicates")
+
+
+def _hello(grid: LocalGrid) -> RecordDict:
+    (reply,) = grid.send_and_receive([Message(question(wire.record({"what": "hello"}))[0], node_of(0), "query")])
+    return reply.content
+
+
+def test_sums_of_what_was_answered():
+    assert Spent(releases=2, partings=1) + Spent(releases=1, evaluations=4) == Spent(
+        releases=3, partings=1, evaluations=4
+    )
+
+
+def test_a_run_that_outlasts_a_budget_is_told_why(tmp_path: Path):
+    grid = grid_of(federation_of(FOUR), config={"max-releases": 2})
+    with pytest.raises(UpdateError, match=r"none of 4 clients answers the question 'train'; .* 3 updates in all, at m"):
+        federated(grid, CFL_OF_TWO, rounds=4, folder=tmp_path / "run")
+    for node in grid.nodes.values():
+        node.config = {**node.config, "max-releases": 99}
+    assert len(federated(grid, CFL_OF_TWO, rounds=4, folder=tmp_path / "run").metrics) == 4
+    assert torch.isfinite(federated(grid, CFL_OF_TWO, rounds=4, folder=tmp_path / "run").tree.nodes[0].params).all()

@@ -1,0 +1,77 @@
+"""The report of a run by a method of one's own, whose events share the names of others and tell something else."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fedclade import Algorithm, Run, simulate
+from fedclade.algorithms.base import Event, State, log_of, train_clusters
+from fedclade.algorithms.base import move_clusters as moved
+from fedclade.cli.report import report
+from fedclade.report.facts import events_of
+from fedclade.tree import ParameterTree
+from tests.tiny import federation_of, linear
+
+KINDS = ("split", "rejected", "checked", "regrouped", "clustered", "left_out", "retried", "joined", "left")
+KINDS += ("disconnected", "reconnected", "refused", "released", "too_few", "postponed", "empty", "mine")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mine(Algorithm):
+    """Federated averaging that tells of events with details of its own, and of no losses."""
+
+    details: Sequence[dict[str, object]]
+
+    def init(self, params, clients):
+        return State(ParameterTree.root_only(clients.ids, params))
+
+    def step(self, state, cohort, clients, this_round):
+        parts = train_clusters(state, cohort, clients, this_round)
+        tree = moved(state.tree, parts)
+        log = log_of(parts, [Event(kind, 0, details) for kind in KINDS for details in self.details])
+        if this_round.number == 1:
+            members = tree.nodes[0].members
+            cached = [torch.zeros(2, 1)] * 2
+            halves = [members[:2], members[2:]]
+            tree = tree.split(
+                0, halves, params=tree.nodes[0].params, cached=cached, round_number=1, criteria={"mine": 1.0}
+            )
+            log = replace(log, losses={}, geometry={})
+        return State(tree), replace(log, losses={})
+
+
+@pytest.mark.parametrize(
+    "details",
+    [
+        {},
+        dict.fromkeys(("children", "clusters", "because", "clients", "nodes", "merges", "threshold", "p_value"), 1),
+        {key: [1] for key in ("children", "clusters", "because", "clients", "nodes", "merges", "gamma", "level")},
+    ],
+)
+def test_the_report_of_a_method_of_ones_own_is_written_whatever_its_events_tell(details, tmp_path):
+    folder = tmp_path / "run"
+    simulate(Mine(details=[details]), linear(), federation_of([0, 1, 0, 1]), rounds=2, engine="loop", folder=folder)
+    assert {event["kind"] for event in Run.load(folder).events} == set(KINDS)
+    report([folder])
+    assert (folder / "report.html").is_file()
+    assert {path.name for path in (folder / "figures").iterdir()} == {"accuracy.png", "norms.png", "similarity.png"}
+
+
+def test_details_that_are_numbers_of_numpy_and_torch_are_written_as_json(tmp_path: Path):
+    told = {
+        "array": np.arange(2),
+        "number": np.float64(0.5),
+        "tensor": torch.ones(2),
+        "what": KINDS[:1],
+        "path": Path("a"),
+    }
+    run = simulate(Mine(details=[told]), linear(), federation_of([0, 1, 0, 1]), rounds=1, engine="loop")
+    assert events_of(Run.load(run.save(tmp_path / "run")), "split") == []
+    (event,) = (event for event in Run.load(tmp_path / "run").events if event["kind"] == "mine")
+    assert {key: event[key] for key in told} == {
+        **{"array": [0, 1], "number": 0.5, "tensor": [1.0, 1.0], "what": ["split"], "path": "a"},
+    }
