@@ -185,7 +185,7 @@ def test_claims_on_label_swapped_clients():
         cells(made_up(0.9), a=made_up(0.91, ari=0.5), b=made_up(0.99)), settings_of("label-swapped")
     )
     assert holds(bad) == [False, False, False, False, False]
-    assert bad[0].measured == "best of all rounds 90.0 to 90.0 %"
+    assert bad[0].measured == "best of all rounds 90.0 %"
     assert bad[2].measured == "+1.0 to +9.0 points beside FL"
 
 

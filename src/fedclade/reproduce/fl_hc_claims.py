@@ -244,11 +244,13 @@ def _within(shares: Sequence[float], low: float, high: float) -> bool:
 
 
 def _range(shares: Sequence[float]) -> str:
-    return f"{100 * min(shares):.1f} to {100 * max(shares):.1f} %"
+    low, high = (f"{100 * share:.1f}" for share in (min(shares), max(shares)))
+    return f"{low} %" if low == high else f"{low} to {high} %"
 
 
 def _points(gains: Sequence[float]) -> str:
-    return f"{100 * min(gains):+.1f} to {100 * max(gains):+.1f} points beside FL"
+    low, high = (f"{100 * gain:+.1f}".replace("-", "−") for gain in (min(gains), max(gains)))
+    return f"{low} points beside FL" if low == high else f"{low} to {high} points beside FL"
 
 
 def summary_of_cells(cells: Sequence[Cell], table: Mapping[str, Sequence[float | None]], settings: Settings) -> Summary:
