@@ -18,7 +18,7 @@ TRAINING: dict[str, Any] = {
     **{"rounds": 50, "epochs": 3, "batch_size": 10, "lr": 0.1},
 }
 """Section II-A. All of MNIST is shared out, 60,000 images to train on and 10,000 to test on. How pixels are scaled is
-not in the paper, and follows from its thresholds."""
+not in the paper."""
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "iid": {**TRAINING, "setting": "iid", "target": 0.99, "threshold": 3.0},

@@ -43,8 +43,7 @@ REMARKS = (
     "Algorithm 1 starts every cluster from the joint model, and throws the updates of the clustering step away. The "
     "rows 'from their mean' show the accuracy of the joint model moved by the mean of these updates, by cluster.",
     "The clustering step is not counted as a round, as in the paper.",
-    "Pixels are in [0, 1]. The paper does not say so; its threshold T = 3.0 does, which with pixels of mean 0 and "
-    "variance 1 leaves every client in a cluster of its own (flhc-iid).",
+    "Pixels are in [0, 1]: the paper does not say how it scales them, and the threshold T = 3.0 depends on it.",
 )
 
 OF_SETTING = {
