@@ -327,8 +327,10 @@ def summary_of_curves(series: Mapping[str, Mapping[str, Found]], settings: Setti
         f"{name} {100 * each['FL+HC']['accuracy'][-1]:.1f} % beside {100 * each['FL']['accuracy'][-1]:.1f} %"
         for name, each in series.items()
     )
+    missing = [] if len(series) == len(settings["figures"]) else ["FEMNIST is not at hand."]
+    below = any(each["FL+HC"]["accuracy"][-1] < each["FL"]["accuracy"][-1] for each in series.values())
     return Summary(
         "After the clustering step FL+HC is above FL in accuracy and in clients at the target.",
         f"At the end FL+HC beside FL: {ends or 'nothing was measured'}.",
-        "" if len(series) == len(settings["figures"]) else "FEMNIST is not at hand.",
+        " ".join([*missing, *([BECAUSE["pathological"]] if below else [])]),
     )
