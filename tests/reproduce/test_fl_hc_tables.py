@@ -262,6 +262,13 @@ def test_clusters_that_are_not_the_true_ones_are_named():
     )
 
 
+def test_metrics_that_were_not_measured_leave_their_order_open():
+    runs = {"l2_ward": made_up(0.9), "l1_single": made_up(0.91)}
+    found = claims_of_linkages(cells(made_up(0.8), **runs), settings_of("pathological"))[1]
+    assert found.holds is None
+    assert found.measured == "l1 91.0 %, l2 90.0 %; not measured: cosine"
+
+
 def test_runs_of_few_rounds_tell_little():
     few = {**settings_of("pathological"), "rounds": 8}
     claims = claims_of_fractions(cells(made_up(0.5), a=made_up(0.9), b=made_up(0.6)), few)
