@@ -7,7 +7,10 @@ it, and lies about what came out:
 
 - ``size``: it claims 10⁹ examples, and sends its update with the sign flipped;
 - ``scale``: it sends a thousand times its update;
-- ``norm``: it sends an update of norm 10¹⁷.
+- ``norm``: it sends an update of norm 10¹⁷;
+- ``forge``: it answers, with the sign flipped, in the name of another client, and before that can;
+- ``garble``: its answer has words of the wrong types and half of an update;
+- ``bloat``: its update comes 200 times over.
 
 With ``--sizes`` nobody lies, and clients have from few to many examples (a power law): what the limit on weights costs.
 
@@ -25,11 +28,13 @@ import logging
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import mean
+from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
+from flwr.clientapp import ClientApp
 
 from fedclade import LocalSpec, load_federation
 from fedclade.algorithms import CFL, FLHC, IFCA, Algorithm, ReplicatedCFL
@@ -39,10 +44,10 @@ from fedclade.flower.client_app import app_for
 from fedclade.flower.respondent import Respondent
 from fedclade.flower.wire import Content
 
-CLIENTS, SAMPLES = 28, 50
-"""Half of them see the labels in one way and half in the other."""
+SAMPLES = 50
+"""Of a client; half of the clients see the labels in one way and half in the other."""
 
-LIAR = 6
+LIAR, VICTIM, NODE = 6, 4, 100
 MODEL = "mclr"
 MANY = 10**9
 WITHIN = 2.0
@@ -76,15 +81,33 @@ class Lie:
     ----------
     change
         Of its update.
-    size
-        The number of examples that it claims; None for the true one.
+    words
+        What it says in place of what is so, of that which is to be said.
+    forges
+        Whether it answers in the name of :data:`VICTIM`, and honestly in its own.
     """
 
     change: Callable[[np.ndarray], np.ndarray]
-    size: int | None = None
+    words: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    forges: bool = False
 
 
-LIES: Mapping[str, Lie] = {"size": Lie(flipped, MANY), "scale": Lie(thousandfold), "norm": Lie(huge)}
+def halved(update: np.ndarray) -> np.ndarray:
+    return update[: len(update) // 2]
+
+
+def repeated(update: np.ndarray) -> np.ndarray:
+    return np.tile(update, 200)
+
+
+LIES: Mapping[str, Lie] = {
+    "size": Lie(flipped, {"size": MANY}),
+    "scale": Lie(thousandfold),
+    "norm": Lie(huge),
+    "forge": Lie(flipped, forges=True),
+    "garble": Lie(halved, {"loss": "many", "encoding": b"\xff", "accuracies": "all"}),
+    "bloat": Lie(repeated),
+}
 
 
 class Liar(Respondent):
@@ -96,13 +119,24 @@ class Liar(Respondent):
         """Answer as an honest client does, and then lie."""
         answer = super().answer(content, state)
         words, sent = dict(answer.config_records["fedclade"]), dict(answer.array_records.get("vectors", {}))
-        if self.lie.size is not None and "size" in words:
-            words["size"] = self.lie.size
+        words |= {name: value for name, value in self.lie.words.items() if name in words}
         if "update" in sent:
             update = self.lie.change(np.frombuffer(sent["update"].data, dtype="<f4"))
             sent["update"] = wire.raw(update.astype("<f4").tobytes(), "float32", len(update))
         records = {"fedclade": ConfigRecord(words), **({"vectors": ArrayRecord(sent)} if sent else {})}
         return RecordDict(records)
+
+
+def forging(app: ClientApp) -> Callable[[Message, Context], Message]:
+    """Return the app of a client in whose name the liar answers each question for an update, with a key of its own."""
+    kept = RecordDict()
+
+    def answer(message: Message, context: Context) -> Message:
+        if message.metadata.message_type != MessageType.TRAIN:
+            return app(message, context)
+        return app(message, Context(context.run_id, context.node_id, {"partition-id": LIAR}, kept, {}))
+
+    return answer
 
 
 def accuracy(
@@ -112,14 +146,16 @@ def accuracy(
 
     def client(context: Context) -> Respondent:
         number = int(context.node_config["partition-id"])
-        kind = Liar if lie is not None and number == LIAR else Respondent
-        made = kind(federation.alone(number), MODEL, number=number)
+        lies = lie is not None and number == LIAR and (not lie.forges or context.node_id == NODE + VICTIM)
+        made = (Liar if lies else Respondent)(federation.alone(number), MODEL, number=number)
         if isinstance(made, Liar) and lie is not None:
             made.lie = lie
         return made
 
     app, there = app_for(client), [number for number in federation.ids if present or number != LIAR]
-    nodes = {100 + number: LocalNode(app, {"partition-id": number}) for number in there}
+    nodes = {NODE + number: LocalNode(app, {"partition-id": number}) for number in there}
+    if lie is not None and lie.forges:
+        nodes[NODE + VICTIM].app = forging(app)
     run = federate(
         LocalGrid(nodes),
         METHODS[method],
@@ -140,7 +176,7 @@ def main() -> int:
     limits = {"largest_weight": math.inf, "largest_norm": math.inf} if arguments.open else {}
     limits |= {} if arguments.largest_weight is None else {"largest_weight": arguments.largest_weight}
     if arguments.sizes:
-        return compare_sizes(arguments.methods, arguments.rounds, arguments.seeds)
+        return compare_sizes(arguments.methods, arguments.clients, arguments.rounds, arguments.seeds)
     network, lies = Network(**limits), {name: LIES[name] for name in arguments.lies}
     print(
         f"honest clients' accuracy in %, mean of {arguments.seeds} seeds; doors {'open' if arguments.open else 'shut'}"
@@ -151,7 +187,12 @@ def main() -> int:
         columns: list[list[float]] = []
         for seed in range(arguments.seeds):
             federation = load_federation(
-                "digits", clients=CLIENTS, samples_per_client=SAMPLES, shift="label_swap", clusters=2, seed=seed
+                "digits",
+                clients=arguments.clients,
+                samples_per_client=SAMPLES,
+                shift="label_swap",
+                clusters=2,
+                seed=seed,
             )
             cases: list[tuple[Lie | None, bool]] = [
                 (None, False),
@@ -168,7 +209,7 @@ def main() -> int:
     return int(lost > WITHIN)
 
 
-def compare_sizes(methods: Sequence[str], rounds: int, seeds: int) -> int:
+def compare_sizes(methods: Sequence[str], clients: int, rounds: int, seeds: int) -> int:
     """Print what honest clients of different sizes come to with and without the doors."""
     print(f"accuracy in %, mean of {seeds} seeds; clients of a power law of sizes, nobody lies")
     print(f"{'':8}{'doors open':>12}{'doors shut':>12}")
@@ -178,7 +219,7 @@ def compare_sizes(methods: Sequence[str], rounds: int, seeds: int) -> int:
         rows: list[list[float]] = []
         for seed in range(seeds):
             federation = load_federation(
-                "digits", partition="quantity_skew", clients=CLIENTS, shift="label_swap", clusters=2, seed=seed
+                "digits", partition="quantity_skew", clients=clients, shift="label_swap", clusters=2, seed=seed
             )
             rows.append([accuracy(method, federation, rounds, seed, None, True, network) for network in doors])
         apart, shut = (mean(column) for column in zip(*rows, strict=True))
@@ -194,6 +235,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--methods", nargs="+", choices=tuple(METHODS), default=tuple(METHODS))
     parser.add_argument("--lies", nargs="+", choices=tuple(LIES), default=tuple(LIES))
     parser.add_argument("--largest-weight", type=float, help="in place of the default")
+    parser.add_argument("--clients", type=int, default=28, help="in two groups of one size")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--open", action="store_true", help="without the doors")

@@ -143,7 +143,7 @@ def checked(*besides: str) -> Callable[[T], T]:
             problems: list[str] = []
             for name, value in given.arguments.items():
                 if name in hints and not _fits(value, hint := hints[name], strict=True):
-                    problems.append(f"{name} of {taker.__name__} should be {_in_words(hint)}, got {_shown(value)}")
+                    problems.append(f"{name} of {taker.__name__} should be {_in_words(hint)}, got {shown(value)}")
                 elif name in hints:
                     given.arguments[name] = _as(value, hints[name], strict=True)
             if problems:
@@ -215,15 +215,6 @@ def _in_words(hint: Any) -> str:
     kind = get_origin(hint) or hint
     return _WORDS.get(hint) or _WORDS.get(kind) or f"of type {getattr(kind, '__name__', kind)}"
 
-
-def _shown(value: Any) -> str:
-    """Return a value as a message has it: not all of a long one."""
-    shown = repr(value)
-    return shown if len(shown) <= LONGEST_SHOWN else f"{shown[:LONGEST_SHOWN]} ..."
-
-
-LONGEST_SHOWN = 200
-"""Characters of a value in a message."""
 
 _NUMBERS: Mapping[Any, Any] = {int: int | np.integer, float: int | float | np.integer | np.floating}
 

@@ -19,7 +19,8 @@ from fedclade.params import Layout
 from fedclade.privacy import DifferentialPrivacy
 from fedclade.roster import Roster, Schema
 from fedclade.separation import separation_gap
-from fedclade.store.run import FORMAT, LARGEST_KEPT, Row, Run, SimilarityMatrix, plain
+from fedclade.store.run import FORMAT, Row, Run, plain
+from fedclade.store.similarities import LARGEST_KEPT, SimilarityMatrix
 from fedclade.tree import ParameterTree
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -132,6 +134,26 @@ def test_messages_go_a_few_at_a_time_and_come_one_by_one():
     assert len(ask(grid)) == 20
     assert grid.pushed == [8, 8, 4]
     assert grid.pulled == 20 * [1]
+
+
+def test_an_answer_is_forgotten_before_the_next_is_read():
+    """Not when Python next looks for cycles: that may be after a hundred others."""
+    grid = SlowGrid(Clock(), dict.fromkeys(range(3), 0.0))
+    answer, contents = grid._answer, list[ref[RecordDict]]()
+
+    def noted(message: Message) -> Message:
+        reply = answer(message)
+        contents.append(ref(reply.content))
+        return reply
+
+    grid._answer = noted  # type: ignore[method-assign]
+    gc.disable()
+    try:
+        for _ in Exchange(grid, Meter(), 1.0).ask(dict.fromkeys(grid.seconds, wire.record({})), "train", "1"):
+            assert not any(content() for content in contents[:-1])
+    finally:
+        gc.enable()
+    assert len(contents) == 3
 
 
 def replying(make: Callable[[Message], Message]) -> Content | str:

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from fedclade.metrics import spread
-from fedclade.store.run import Run, SimilarityMatrix
+from fedclade.store.run import Run
+from fedclade.store.similarities import SimilarityMatrix
 from fedclade.tree import ParameterTree
 
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
-from flwr.app import Message, RecordDict
+from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedclade.errors import UpdateError
@@ -150,13 +150,19 @@ class Exchange:
             return f"answered by another node, {reply.metadata.src_node_id}"
         try:
             with distrusting():
-                size = sum(len(array.data) for some in reply.content.array_records.values() for array in some.values())
+                size = _vector_bytes(reply.content)
                 if size > asked.largest:
                     raise UpdateError(f"vectors of {size} bytes, at most {asked.largest} were asked for")
                 self._meter.bytes_up += size
                 return signing.verified(reply.content, asked)
         except UpdateError as error:
             return str(error)
+
+
+def _vector_bytes(content: RecordDict) -> int:
+    # Not by the view ``array_records``: it refers back, and the answer would stay in memory until cycles are collected.
+    arrays = (record.values() for record in content.values() if isinstance(record, ArrayRecord))
+    return sum(len(array.data) for some in arrays for array in some)
 
 
 def _slices(values: Sequence[T], at_once: int) -> Iterable[Sequence[T]]:

@@ -14,7 +14,8 @@ import numpy as np
 
 from fedclade.metrics import perplexity
 from fedclade.store.contents import tells_what_its_kind_does
-from fedclade.store.run import Row, Run, SimilarityMatrix
+from fedclade.store.run import Row, Run
+from fedclade.store.similarities import SimilarityMatrix
 from fedclade.tree import Node, ParameterTree
 
 L = TypeVar("L")

@@ -27,8 +27,9 @@ from torch import Tensor
 from fedclade.errors import CheckpointError, RunError
 from fedclade.files import write_tensors
 from fedclade.store.manifest import check_manifest, read_manifest, write_manifest
-from fedclade.store.run import Row, SimilarityMatrix, is_private
+from fedclade.store.run import Row, is_private
 from fedclade.store.segments import read_segments, write_segments
+from fedclade.store.similarities import SimilarityMatrix
 from fedclade.store.tree_files import DAMAGES, read_tree, write_tree
 from fedclade.tree import ParameterTree
 

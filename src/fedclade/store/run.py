@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import tomllib
-import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,11 +17,11 @@ from fedclade.arguments import checked
 from fedclade.errors import RunError
 from fedclade.files import appear, bring_to_disk, remove, take_place
 from fedclade.params import Layout
-from fedclade.similarity import Similarity
 from fedclade.store.contents import CONFIG as CONFIG_SHAPE
-from fedclade.store.contents import FINISHED, SUMMARY, Row, check_ids, read_events, read_json, read_rows
+from fedclade.store.contents import FINISHED, SUMMARY, Row, read_events, read_json, read_rows
 from fedclade.store.manifest import check_manifest, write_manifest
 from fedclade.store.shape import check_shape
+from fedclade.store.similarities import SimilarityMatrix, read_similarities, write_similarities
 from fedclade.store.tree_files import DAMAGES, read_layout, read_tree, write_tree
 from fedclade.tree import ParameterTree
 
@@ -49,31 +47,6 @@ _FILES = (
 
 _SUM = "# SHA-256 of the lines above: "
 """What the last line of a config begins with, so that it can be checked from the start of the run."""
-
-LARGEST_KEPT = 1000
-"""Similarity matrices of more clients are not kept: a picture of them shows nothing, and they fill the disk."""
-
-
-@dataclass(frozen=True, eq=False)
-class SimilarityMatrix:
-    """Cosine similarities of a cluster's updates.
-
-    Parameters
-    ----------
-    node
-        The cluster.
-    round
-        The round of the updates: for a cluster that was split, the last before.
-    clients
-        ``[n]``.
-    alpha
-        ``[n, n]``.
-    """
-
-    node: int
-    round: int
-    clients: tuple[int, ...]
-    alpha: Similarity
 
 
 @dataclass(frozen=True, eq=False)
@@ -213,7 +186,7 @@ class Run:
                 tree=tree,
                 **rows,
                 events=read_events(source / "events.jsonl", len(tree.nodes)),
-                similarities=_read_similarities(source / "similarities.npz", len(tree.nodes)),
+                similarities=read_similarities(source / "similarities.npz", len(tree.nodes)),
                 layout=read_layout(source / "tree"),
             )
         except DAMAGES as error:
@@ -227,7 +200,7 @@ class Run:
         _write_rows(folder / "clusters.parquet", self.clusters)
         _write_rows(folder / "clients.parquet", self.clients)
         write_tree(self.tree, folder / "tree", self.layout, is_private(self.config))
-        _write_similarities(folder / "similarities.npz", self.similarities)
+        write_similarities(folder / "similarities.npz", self.similarities)
         write_manifest(folder / _MANIFEST, FORMAT)
 
 
@@ -351,51 +324,3 @@ def _write_rows(path: Path, rows: Sequence[Row]) -> None:
     import pyarrow.parquet as pq
 
     pq.write_table(pa.Table.from_pylist(list(rows)), path)
-
-
-def _write_similarities(path: Path, similarities: Sequence[SimilarityMatrix]) -> None:
-    arrays: dict[str, Any] = {}
-    for s in similarities:
-        key = f"{s.node}/{s.round}"
-        arrays[f"{key}/clients"] = np.asarray(s.clients, dtype=np.int64)
-        arrays[f"{key}/alpha"] = s.alpha.astype(np.float32)
-    np.savez_compressed(path, **arrays)
-
-
-def _read_similarities(path: Path, nodes: int) -> tuple[SimilarityMatrix, ...]:
-    """Read the similarity matrices of a run whose tree has so many nodes, each no larger than one that is kept.
-
-    Raises
-    ------
-    OSError, ValueError, KeyError, BadZipFile
-        If they cannot be read, or are not matrices of different clients.
-    """
-    found: dict[int, SimilarityMatrix] = {}
-    with zipfile.ZipFile(path) as arrays:
-        for name in arrays.namelist():
-            key, what = name.rsplit("/", 1)
-            node, number = map(int, key.split("/"))
-            if what == "alpha.npy":
-                clients = _read_array(arrays, f"{key}/clients.npy")
-                check_ids(clients.tolist(), f"the clients of {name}")
-                alpha = _read_array(arrays, name).astype(np.float64)
-                if clients.ndim != 1 or alpha.shape != (len(clients),) * 2 or not len(clients):
-                    raise ValueError(f"{name} should have a row and a column for each client, got {alpha.shape}")
-                if not 0 <= node < nodes or node in found:
-                    raise ValueError(f"{name} should be the one matrix of a node from 0 to {nodes - 1}")
-                found[node] = SimilarityMatrix(node, number, tuple(clients.tolist()), alpha)
-    return tuple(found.values())
-
-
-def _read_array(arrays: zipfile.ZipFile, name: str) -> np.ndarray[Any, np.dtype[Any]]:
-    """Read one array of an NPZ file; a few kilobytes that would unpack to gigabytes are refused before."""
-    info = arrays.getinfo(name)
-    if info.file_size > LARGEST_KEPT**2 * 8 + 4096:
-        raise ValueError(f"{name} should be of at most {LARGEST_KEPT} clients, got {info.file_size:,} bytes")
-    content = io.BytesIO(arrays.read(info))
-    version = np.lib.format.read_magic(content)
-    header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
-    shape, by_columns, dtype = header(content)
-    if dtype.kind not in "if" or (by_columns and len(shape) > 1):
-        raise ValueError(f"{name} should hold numbers row by row, got {dtype}")
-    return np.frombuffer(content.read(), dtype).reshape(shape)

@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+from fedclade.errors import shown
+
 LARGEST = 2**53
 """Whole numbers beyond are not read: as a float they would be another number."""
 
@@ -45,17 +47,17 @@ def check_shape(value: object, shape: Shape, where: str) -> None:
     elif isinstance(shape, list):
         (each,) = cast("list[Shape]", shape)
         if not isinstance(value, list | tuple):
-            raise ValueError(f"{where} should be a list, got {_written(value)}")
+            raise ValueError(f"{where} should be a list, got {shown(value)}")
         for i, entry in enumerate(cast("list[object]", value)):
             check_shape(entry, each, f"{where}[{i}]")
     elif not any(_is(value, each) for each in _alternatives(shape)):
         expected = " or ".join(_NAMES[each] for each in _alternatives(shape))
-        raise ValueError(f"{where} should be {expected}, got {_written(value)}")
+        raise ValueError(f"{where} should be {expected}, got {shown(value)}")
 
 
 def _check_table(value: object, shape: dict[Any, Shape], where: str) -> None:
     if not isinstance(value, Mapping):
-        raise ValueError(f"{where} should be a table, got {_written(value)}")
+        raise ValueError(f"{where} should be a table, got {shown(value)}")
     table = cast("Mapping[str, object]", value)
     named = {name: each for name, each in shape.items() if name is not ...}
     for key in table if ... in shape else ():
@@ -83,12 +85,3 @@ def _is(value: object, shape: Shape) -> bool:
             return (0 if shape is int else -LARGEST) <= value <= LARGEST
         return isinstance(value, float) and shape is not int and (shape is float or math.isfinite(value))
     return isinstance(value, shape)
-
-
-def _written(value: object) -> str:
-    """Write a value for a message, in a line that is not too long."""
-    try:
-        text = repr(value)
-    except ValueError:  # a whole number of thousands of digits
-        return "a huge number"
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -17,7 +17,8 @@ from fedclade.report.page import Page, Subject, comparison_page, document, page_
 from fedclade.report.page.document import script_json
 from fedclade.report.page.palette import variables
 from fedclade.report.page.section import as_json
-from fedclade.store.run import Run, SimilarityMatrix
+from fedclade.store.run import Run
+from fedclade.store.similarities import SimilarityMatrix
 from fedclade.tree import ParameterTree
 from tests.report.conftest import summary
 

@@ -15,7 +15,7 @@ from fedclade.report.page.flow import REST, STAGES, WIDEST
 from fedclade.report.page.plot import LONGEST
 from fedclade.report.page.setting import repeat_command
 from fedclade.report.page.similarity import MATRICES, SIDE
-from fedclade.store.run import SimilarityMatrix
+from fedclade.store.similarities import SimilarityMatrix
 from fedclade.tree import ParameterTree
 
 ALWAYS = ["accuracy", "tree", "clients", "config"]

@@ -14,7 +14,7 @@ from fedclade.report.page.palette import Key, truth_colour
 from fedclade.report.page.section import Figure, Section, Table
 from fedclade.report.page.subject import Subject
 from fedclade.similarity import Similarity
-from fedclade.store.run import SimilarityMatrix
+from fedclade.store.similarities import SimilarityMatrix
 
 SIDE = 100
 """A matrix of more clients is drawn as means over neighbours, so many in a row."""
