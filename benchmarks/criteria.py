@@ -28,9 +28,9 @@ from rich.table import Table
 
 from fedclade import CFL, Run, simulate
 from fedclade.algorithms.base import RoundLog, State, log_of, move_clusters, train_clusters
-from fedclade.clients import Clients, Round
-from fedclade.reproduce import EXPERIMENTS, Bench, Settings
-from fedclade.reproduce.cfl_splits import federation_of, local_of, model_of
+from fedclade.core.clients import Clients, Round
+from fedclade.papers import EXPERIMENTS, Bench, Settings
+from fedclade.papers.cfl_splits import federation_of, local_of, model_of
 
 SHARES = (0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5)
 """Of the largest mean norm: ε₁."""

@@ -23,18 +23,18 @@ from torch import Tensor
 
 from fedclade import Run
 from fedclade.algorithms import build_algorithm
-from fedclade.attendance import AttendedClients
-from fedclade.clients import Clients, ClientsWrapper, Round
-from fedclade.config import Config, read_config
-from fedclade.config_files import find_config
-from fedclade.encoding import ErrorFeedback, decode, encode
-from fedclade.keeper import Keeper
-from fedclade.presence import Presence
-from fedclade.record import Record
-from fedclade.rounds import Schedule, run_rounds
-from fedclade.signature import PermutedClients
-from fedclade.updates import Updates
-from fedclade.world import World
+from fedclade.channel.encoding import ErrorFeedback, decode, encode
+from fedclade.channel.retry import AttendedClients
+from fedclade.channel.signature import PermutedClients
+from fedclade.config.settings import Config, read_config
+from fedclade.config.toml_files import find_config
+from fedclade.core.clients import Clients, ClientsWrapper, Round
+from fedclade.core.updates import Updates
+from fedclade.runs.backend import World
+from fedclade.runs.checkpointer import Keeper
+from fedclade.runs.churn import Presence
+from fedclade.runs.history import Record
+from fedclade.runs.rounds import Schedule, run_rounds
 
 CONFIGS = tuple(f"{name}-mnist-label-swap" for name in ("cfl", "fl_hc", "fedgroup"))
 

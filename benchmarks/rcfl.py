@@ -26,11 +26,11 @@ from rich.table import Table
 
 from fedclade import CFL, FLHC, IFCA, FedAvg, LocalSpec, Oracle, ReplicatedCFL, load_federation, simulate
 from fedclade.algorithms import Algorithm
-from fedclade.clients import Round
+from fedclade.channel.signature import Signature
+from fedclade.core.clients import Round
 from fedclade.data import Federation
-from fedclade.metrics import cluster_scores, mean_and_interval
-from fedclade.signature import Signature
-from fedclade.world import World
+from fedclade.runs.backend import World
+from fedclade.tasks.metrics import cluster_scores, mean_and_interval
 
 Line = dict[str, Any]
 

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 
 from fedclade import FedAvg, LocalSpec, ReplicatedCFL, load_federation
-from fedclade.clients import Round
-from fedclade.replication import Replicates, find_clusters, same_partition
-from fedclade.world import World
+from fedclade.clustering.split_half import Replicates, find_clusters, same_partition
+from fedclade.core.clients import Round
+from fedclade.runs.backend import World
 
 mpl.use("svg")
 mpl.rcParams["svg.hashsalt"] = "fedclade"  # or the same picture would be another file each time

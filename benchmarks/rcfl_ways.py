@@ -14,13 +14,13 @@ from scipy.spatial.distance import squareform
 from torch import Tensor
 
 from fedclade import FedAvg
-from fedclade.clients import Round
-from fedclade.clustering import LINKAGES, agglomerate, cut
+from fedclade.clustering.partitions import LINKAGES, agglomerate, cut
+from fedclade.clustering.similarity import Similarity, cosine_similarity, cosines
+from fedclade.clustering.split_half import DRAWS_TO_RESOLVE, Across, Finding, Labels, Replicates
+from fedclade.core.clients import Round
 from fedclade.data import Federation
-from fedclade.metrics import cluster_scores
-from fedclade.replication import DRAWS_TO_RESOLVE, Across, Finding, Labels, Replicates
-from fedclade.similarity import Similarity, cosine_similarity, cosines
-from fedclade.world import World
+from fedclade.runs.backend import World
+from fedclade.tasks.metrics import cluster_scores
 
 Line = dict[str, Any]
 Halves = Sequence[Similarity]

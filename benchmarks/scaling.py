@@ -30,14 +30,14 @@ from rich.console import Console
 from rich.table import Table
 
 from fedclade import Federation, LocalSpec, Pool
-from fedclade.aggregate import mean
-from fedclade.clients import Clients, Round
+from fedclade.channel.signature import CountSketch, ProjectedClients
+from fedclade.channel.streaming import StreamedClients
+from fedclade.core.aggregate import mean
+from fedclade.core.clients import Clients, Round
 from fedclade.data.federation import ClientData
-from fedclade.engine import SimulatedClients
-from fedclade.engine.memory import default_memory, memory_bytes, updates_at_once
 from fedclade.models import build_model
-from fedclade.signature import CountSketch, ProjectedClients
-from fedclade.streaming import StreamedClients
+from fedclade.training import SimulatedClients
+from fedclade.training.memory import default_memory, memory_bytes, updates_at_once
 
 EXAMPLES, IMAGES = 60, 60_000
 CLIENTS = (10, 30, 100, 300, 1_000, 3_000, 10_000)

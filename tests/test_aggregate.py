@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import torch
 
-from fedclade.aggregate import inter_group, mean
-from fedclade.updates import Sums, Updates
+from fedclade.core.aggregate import inter_group, mean
+from fedclade.core.updates import Sums, Updates
 
 
 def test_clients_weigh_as_much_as_they_have_examples():

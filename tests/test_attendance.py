@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from fedclade import LocalSpec, UpdateError
-from fedclade.algorithms.base import Event
-from fedclade.attendance import AttendedClients
-from fedclade.clients import Round
-from fedclade.updates import DROPPED_OUT
+from fedclade.channel.retry import AttendedClients
+from fedclade.core.clients import Round
+from fedclade.core.events import Event
+from fedclade.core.updates import DROPPED_OUT
 from tests.tiny import ScriptedClients, SpyClients
 
 ROUND = Round(3, LocalSpec())

@@ -6,8 +6,8 @@ import re
 import pytest
 
 from fedclade import ConfigError, Signature, load_federation
-from fedclade.config import Newcomers, check_config
-from fedclade.faults import Faults
+from fedclade.channel.faults import Faults
+from fedclade.config.settings import Newcomers, check_config
 
 
 def test_signature_and_stream_have_their_defaults():

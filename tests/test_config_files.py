@@ -8,9 +8,9 @@ import sys
 import pytest
 
 from fedclade import ConfigError
-from fedclade.config import read_config
-from fedclade.config_files import apply_overrides, find_config, read_toml
-from fedclade.scenario import read_scenario
+from fedclade.config.scenario import read_scenario
+from fedclade.config.settings import read_config
+from fedclade.config.toml_files import apply_overrides, find_config, read_toml
 
 LONG = "9" * 5000
 DEEP = 100_000
@@ -66,7 +66,7 @@ def test_a_name_that_no_file_can_have_is_no_config():
 def test_a_file_is_utf8_whatever_the_locale(tmp_path):
     (path := tmp_path / "utf8.toml").write_bytes("# Größe: 漢\nrounds = 2\n".encode())
     assert read_toml(path) == {"rounds": 2}
-    code = f"from fedclade.config_files import *; from pathlib import Path; print(read_toml(Path({str(path)!r})))"
+    code = f"from fedclade.config.toml_files import *; from pathlib import Path; print(read_toml(Path({str(path)!r})))"
     environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     told = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=False)
     assert (told.returncode, told.stdout.decode()) == (0, "{'rounds': 2}\n"), told.stderr.decode()

@@ -16,7 +16,7 @@ from torch.nn.utils import parametrizations, prune
 import fedclade
 from fedclade import ConfigError, LocalSpec, ModelError, Run, simulate
 from fedclade.algorithms import ALGORITHMS
-from fedclade.params import Layout
+from fedclade.core.params import Layout
 from tests.tiny import FEATURES, LABELS, federation_of, linear
 
 ODD = (None, "x", 1.5, np.float32(2.5), [1], {"a": 1}, object(), print, True, np.arange(2), torch.ones(2))
@@ -58,7 +58,7 @@ def test_numbers_of_numpy_work_through_to_the_config_that_is_written(tmp_path: P
 
 
 SETTINGS = {
-    kind: list(fedclade.arguments.known_arguments(kind))
+    kind: list(fedclade.core.arguments.known_arguments(kind))
     for kind in (
         *(entry.algorithm for entry in ALGORITHMS.values()),
         *(fedclade.LocalSpec, fedclade.Faults, fedclade.Signature, fedclade.DifferentialPrivacy),
@@ -81,7 +81,7 @@ def test_settings_take_what_they_are_or_refuse_it_in_their_own_words(kind: type,
 
 
 @pytest.mark.parametrize(
-    "name", [n for n in fedclade.arguments.known_arguments(simulate) if n not in ("follow", "stop")]
+    "name", [n for n in fedclade.core.arguments.known_arguments(simulate) if n not in ("follow", "stop")]
 )
 def test_simulate_takes_what_it_is_given_or_refuses_it_in_its_own_words(name: str, tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # where "x" becomes a folder

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from fedclade import ConfigError, UpdateError
-from fedclade.encoding import BLOCK, ENCODINGS, ErrorFeedback, decode, encode, encoded_bytes
+from fedclade.channel.encoding import BLOCK, ENCODINGS, ErrorFeedback, decode, encode, encoded_bytes
 
 
 def drawn(seed: int, size: int, magnitude: float = 1.0) -> torch.Tensor:

@@ -13,9 +13,9 @@ from torch import nn
 from torch.nn import functional
 
 from fedclade import ConfigError, DataError, ModelError, ParameterTree, PathEnsemble, evaluate_paths, path_weights
-from fedclade.engine import SimulatedClients
-from fedclade.ensemble import GAP, mixture_weights
-from fedclade.params import Layout
+from fedclade.core.params import Layout
+from fedclade.runs.ensemble import GAP, mixture_weights
+from fedclade.training import SimulatedClients
 from tests.reference.evaluation import evaluate as one_by_one
 from tests.tiny import FEATURES, federation_of, linear, perceptron, simulated
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedclade import errors
+from fedclade.core import errors
 
 
 def test_every_error_is_a_fedclade_error():

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from fedclade import CFL, ConfigError, LocalSpec, Signature, UpdateError, simulate
-from fedclade.attendance import AttendedClients
-from fedclade.clients import Round
-from fedclade.faults import CORRUPTIONS, Faults, FaultyClients, spoil
-from fedclade.meter import MeteredClients
-from fedclade.updates import DROPPED_OUT, TOO_LATE
+from fedclade.channel.faults import CORRUPTIONS, Faults, FaultyClients, spoil
+from fedclade.channel.retry import AttendedClients
+from fedclade.channel.traffic import MeteredClients
+from fedclade.core.clients import Round
+from fedclade.core.updates import DROPPED_OUT, TOO_LATE
 from tests.tiny import ScriptedClients, SpyClients, federation_of, linear, simulated
 
 ROUND = Round(3, LocalSpec(), seed=1)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedclade.files import appear, remove, sha256_of, write_tensors
+from fedclade.core.files import appear, remove, sha256_of, write_tensors
 
 
 def write(text: str):

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from fedclade.geometry import LARGEST_COMPARED, Geometry
-from fedclade.updates import Updates
+from fedclade.clustering.criteria import LARGEST_COMPARED, Geometry
+from fedclade.core.updates import Updates
 
 
 def updates(deltas, sizes=None, n_parameters=2) -> Updates:

@@ -7,9 +7,9 @@ import torch
 
 from fedclade import FedAvg, LocalSpec, RunInterrupted, simulate
 from fedclade.algorithms import State
-from fedclade.keeper import TIMES_A_SAVE, Pace, Progress
-from fedclade.record import Record
-from fedclade.tree import ParameterTree
+from fedclade.core.tree import ParameterTree
+from fedclade.runs.checkpointer import TIMES_A_SAVE, Pace, Progress
+from fedclade.runs.history import Record
 from tests.tiny import federation_of, linear
 
 FEDERATION = federation_of([0, 1])

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from fedclade import ConfigError, MissingExtraError, ledger
-from fedclade.errors import PrivacyError
-from fedclade.ledger import Budget, Ledger, epsilon_of
+from fedclade import ConfigError, MissingExtraError
+from fedclade.channel import ledger
+from fedclade.channel.ledger import Budget, Ledger, epsilon_of
+from fedclade.core.errors import PrivacyError
 
 DELTA = 1e-5
 KINDS = st.dictionaries(st.floats(0.5, 50), st.integers(1, 300), min_size=1, max_size=4)
@@ -105,7 +106,7 @@ def test_half_a_ledger_is_no_ledger(tmp_path, share):
 RELEASES = """
 import sys
 from pathlib import Path
-from fedclade.ledger import Ledger
+from fedclade.channel.ledger import Ledger
 
 for number in range(1, 10**6):
     Ledger(Path(sys.argv[1])).book(4.0, "run", number)

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from fedclade import LocalSpec
-from fedclade.clients import Round
-from fedclade.meter import MeteredClients
+from fedclade.channel.traffic import MeteredClients
+from fedclade.core.clients import Round
 from tests.tiny import ScriptedClients
 
 

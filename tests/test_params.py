@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedclade.errors import ModelError
-from fedclade.params import Layout
+from fedclade.core.errors import ModelError
+from fedclade.core.params import Layout
 
 
 def batch_norm() -> nn.Module:

@@ -11,11 +11,11 @@ import torch
 import fedclade
 from fedclade import CFL, FLHC, IFCA, ConfigError, FedAvg, FedGroup, FeSEM, Local, LocalSpec, Run
 from fedclade.algorithms import PACFL, Ditto, FineTune, Oracle, State
-from fedclade.clients import Round
-from fedclade.config import check_config
-from fedclade.errors import RunInterrupted
-from fedclade.presence import Presence
-from fedclade.tree import ParameterTree
+from fedclade.config.settings import check_config
+from fedclade.core.clients import Round
+from fedclade.core.errors import RunInterrupted
+from fedclade.core.tree import ParameterTree
+from fedclade.runs.churn import Presence
 from tests.tiny import ScriptedClients
 
 JOIN, LEAVE, ROUNDS = 9, 13, 16

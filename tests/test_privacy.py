@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedclade import CFL, ConfigError, FedGroup, LocalSpec, MissingExtraError, Run, UpdateError, assign, simulate
-from fedclade.clients import Round
-from fedclade.errors import PrivacyError
-from fedclade.faults import Faults
-from fedclade.ledger import Budget, Ledger, epsilon_of
-from fedclade.privacy import DifferentialPrivacy, PrivateClients, keyed_noise, private_client, system_noise
+from fedclade.channel.faults import Faults
+from fedclade.channel.ledger import Budget, Ledger, epsilon_of
+from fedclade.channel.privacy import DifferentialPrivacy, PrivateClients, keyed_noise, private_client, system_noise
+from fedclade.core.clients import Round
+from fedclade.core.errors import PrivacyError
 from tests.tiny import FEATURES, LABELS, ScriptedClients, federation_of, linear, renamed, simulated
 
 ROUND = Round(3, LocalSpec(), seed=1)

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedclade.replication import Replicates, find_clusters, gain, same_partition
-from fedclade.similarity import cosine_similarity
+from fedclade.clustering.similarity import cosine_similarity
+from fedclade.clustering.split_half import Replicates, find_clusters, gain, same_partition
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 TRUTH = np.arange(12) % 3

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from fedclade import LocalSpec
-from fedclade.attendance import AttendedClients
-from fedclade.clients import ClientsWrapper, Round
-from fedclade.faults import Faults, FaultyClients
-from fedclade.meter import MeteredClients
-from fedclade.replicates import ReplicatingClients
-from fedclade.signature import CountSketch, ProjectedClients
-from fedclade.streaming import StreamedClients
-from fedclade.updates import DROPPED_OUT, Updates
+from fedclade.channel.faults import Faults, FaultyClients
+from fedclade.channel.replicates import ReplicatingClients
+from fedclade.channel.retry import AttendedClients
+from fedclade.channel.signature import CountSketch, ProjectedClients
+from fedclade.channel.streaming import StreamedClients
+from fedclade.channel.traffic import MeteredClients
+from fedclade.core.clients import ClientsWrapper, Round
+from fedclade.core.updates import DROPPED_OUT, Updates
 from tests.tiny import federation_of, perceptron, simulated
 
 SIZES = [20, 26, 31, 24]

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from fedclade import replication
-from fedclade.replication import Replicates, find_clusters, gain
-from fedclade.similarity import cosine_similarity
+from fedclade.clustering import split_half as replication
+from fedclade.clustering.similarity import cosine_similarity
+from fedclade.clustering.split_half import Replicates, find_clusters, gain
 from tests.reference import replication as written_out
 
 

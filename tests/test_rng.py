@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedclade import rng
+from fedclade.core import rng
 
 KEYS = [(0, "a"), (1, "a"), (0, "b"), (0, "a", 0), (0, "a", 0, 0), (0, "a", 1), (0, "a", 1, 0), (0, "a", 0, 1)]
 """All different; NumPy alone would take some for the same, since it pads a seed with zeros."""

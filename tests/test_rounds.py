@@ -24,11 +24,11 @@ from fedclade import (
     simulate,
 )
 from fedclade.algorithms import IFCA, PACFL, FedGroup, Local, RoundLog, State
-from fedclade.clients import Round
+from fedclade.core.clients import Round
+from fedclade.core.tree import ParameterTree
 from fedclade.data.federation import Federation
 from fedclade.models import build_model
-from fedclade.rounds import describe
-from fedclade.tree import ParameterTree
+from fedclade.runs.rounds import describe
 from tests.tiny import FEATURES, LABELS, federation_of, linear, simulated
 
 TRUTH = [0, 1, 0, 1]

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from fedclade import Ditto, FedAvg, FedGroup, FineTune, Local, LocalSpec, UpdateError
-from fedclade.clients import Evaluation, Round, Split
-from fedclade.routing import Assignment, Step, by_loss, least_similarity, route
-from fedclade.tree import Node, ParameterTree
+from fedclade.clustering.routing import Assignment, Step, by_loss, least_similarity, route
+from fedclade.core.clients import Evaluation, Round, Split
+from fedclade.core.tree import Node, ParameterTree
 from tests.tiny import ScriptedClients, SpyClients
 
 ROUND = Round(9, LocalSpec())

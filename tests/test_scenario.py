@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from fedclade.errors import ConfigError
-from fedclade.scenario import is_scenario, known_scales, read_scenario
+from fedclade.config.scenario import is_scenario, known_scales, read_scenario
+from fedclade.core.errors import ConfigError
 
 SCENARIO = """
 rounds = 9

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedclade import ConfigError
-from fedclade.clustering import optimal_bipartition
-from fedclade.separation import (
+from fedclade.clustering.partitions import optimal_bipartition
+from fedclade.clustering.separation import (
     gamma_bound,
     highest_cross,
     lowest_intra,
@@ -20,7 +20,7 @@ from fedclade.separation import (
     relative_noise,
     separation_gap,
 )
-from fedclade.similarity import cosine_similarity
+from fedclade.clustering.similarity import cosine_similarity
 from tests.reference.separation import bound_of_eq_19, bound_of_eq_21
 
 

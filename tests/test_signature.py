@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedclade import ConfigError, LocalSpec, Signature
-from fedclade.clients import Round
-from fedclade.signature import CountSketch, Permutation, PermutedClients, ProjectedClients
+from fedclade.channel.signature import CountSketch, Permutation, PermutedClients, ProjectedClients
+from fedclade.core.clients import Round
 from tests.tiny import ScriptedClients, SpyClients
 
 

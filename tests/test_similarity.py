@@ -6,7 +6,7 @@ import torch
 from scipy.spatial.distance import pdist, squareform
 
 from fedclade import ConfigError
-from fedclade.similarity import METRICS, cosine_similarity, cosines, distances
+from fedclade.clustering.similarity import METRICS, cosine_similarity, cosines, distances
 
 
 def in_float64(signatures: torch.Tensor) -> np.ndarray:

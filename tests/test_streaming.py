@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from fedclade import CFL, FedAvg, Local, LocalSpec, Oracle, ReplicatedCFL
-from fedclade.aggregate import mean
 from fedclade.algorithms import Algorithm
-from fedclade.clients import Clients, Round
-from fedclade.signature import CountSketch, ProjectedClients
-from fedclade.streaming import StreamedClients
-from fedclade.updates import Updates
+from fedclade.channel.signature import CountSketch, ProjectedClients
+from fedclade.channel.streaming import StreamedClients
+from fedclade.core.aggregate import mean
+from fedclade.core.clients import Clients, Round
+from fedclade.core.updates import Updates
 from tests.tiny import ScriptedClients, SpyClients, federation_of, linear, play, replicating, simulated
 
 SIZES = {0: 4, 1: 9, 2: 9, 3: 2, 4: 5}

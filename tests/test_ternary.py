@@ -6,8 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedclade import ternary
-from fedclade.ternary import k_means, ternary_similarity
+from fedclade.clustering import ternary
+from fedclade.clustering.ternary import k_means, ternary_similarity
 from tests.reference.fedgroup import tightest, zeta
 
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedclade.errors import UpdateError
-from fedclade.updates import CONVERTED_AT_A_TIME, Sums, Updates, row_norms
+from fedclade.core.errors import UpdateError
+from fedclade.core.updates import CONVERTED_AT_A_TIME, Sums, Updates, row_norms
 
 
 def received(deltas, ids=(4, 7), number=3) -> Updates:

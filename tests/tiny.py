@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from fedclade import LocalSpec
 from fedclade.algorithms import Algorithm, RoundLog, State
-from fedclade.clients import Clients, Evaluation, Round, Split
+from fedclade.channel.replicates import ReplicatingClients
+from fedclade.core.clients import Clients, Evaluation, Round, Split
+from fedclade.core.updates import Updates
 from fedclade.data.federation import ClientData, Federation, Pool
-from fedclade.engine import SimulatedClients
 from fedclade.models import build_model
-from fedclade.replicates import ReplicatingClients
-from fedclade.updates import Updates
+from fedclade.training import SimulatedClients
 
 FEATURES, LABELS = 6, 4
 

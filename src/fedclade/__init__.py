@@ -30,9 +30,10 @@ from fedclade.algorithms import (
     Oracle,
     ReplicatedCFL,
 )
-from fedclade.data import Federation, Pool, load_federation, one_client, pool_from_torch
-from fedclade.ensemble import PathEnsemble, evaluate_paths, path_weights
-from fedclade.errors import (
+from fedclade.channel.faults import Faults
+from fedclade.channel.privacy import DifferentialPrivacy
+from fedclade.channel.signature import Signature
+from fedclade.core.errors import (
     CheckpointError,
     ConfigError,
     DataError,
@@ -46,15 +47,14 @@ from fedclade.errors import (
     TreeError,
     UpdateError,
 )
-from fedclade.faults import Faults
-from fedclade.local import LocalSpec
-from fedclade.newcomers import Newcomers, assign
-from fedclade.privacy import DifferentialPrivacy
-from fedclade.record import version_of
-from fedclade.signature import Signature
-from fedclade.simulation import simulate
-from fedclade.store import Run, export_model
-from fedclade.tree import Node, ParameterTree
+from fedclade.core.local import LocalSpec
+from fedclade.core.tree import Node, ParameterTree
+from fedclade.data import Federation, Pool, load_federation, one_client, pool_from_torch
+from fedclade.runs.ensemble import PathEnsemble, evaluate_paths, path_weights
+from fedclade.runs.history import version_of
+from fedclade.runs.newcomers import Newcomers, assign
+from fedclade.runs.simulation import simulate
+from fedclade.runs.store import Run, export_model
 
 __version__ = version_of("fedclade")
 

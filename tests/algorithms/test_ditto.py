@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from fedclade import ConfigError, Ditto, FedAvg, Local, LocalSpec
-from fedclade.clients import Round
-from fedclade.meter import MeteredClients
+from fedclade.channel.traffic import MeteredClients
+from fedclade.core.clients import Round
 from tests.reference.ditto import ditto
 from tests.reference.fedavg import as_numpy
 from tests.tiny import ScriptedClients, federation_of, perceptron, play, simulated

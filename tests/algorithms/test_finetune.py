@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from fedclade import ConfigError, FedAvg, FineTune, LocalSpec, simulate
-from fedclade.clients import Round
-from fedclade.meter import MeteredClients
+from fedclade.channel.traffic import MeteredClients
+from fedclade.core.clients import Round
 from tests.reference.fedavg import as_numpy
 from tests.reference.finetune import finetune
 from tests.tiny import ScriptedClients, SpyClients, federation_of, perceptron, play, simulated

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from fedclade import IFCA, ConfigError, LocalSpec, simulate
-from fedclade.clients import Evaluation, Round
-from fedclade.meter import MeteredClients
-from fedclade.routing import to_lowest_loss
+from fedclade.channel.traffic import MeteredClients
+from fedclade.clustering.routing import to_lowest_loss
+from fedclade.core.clients import Evaluation, Round
 from tests.reference.fedavg import as_numpy
 from tests.reference.ifca import iterative_federated_clustering, risk
 from tests.tiny import ScriptedClients, federation_of, linear, play, simulated

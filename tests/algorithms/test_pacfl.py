@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedclade import PACFL, ConfigError, LocalSpec, Oracle, load_federation, simulate
-from fedclade.angles import angles
-from fedclade.clients import ClientsWrapper
+from fedclade.channel.traffic import MeteredClients
+from fedclade.clustering.angles import angles
+from fedclade.core.clients import ClientsWrapper
 from fedclade.data.federation import ClientData, Federation, Pool
-from fedclade.meter import MeteredClients
 from fedclade.report import facts
 from fedclade.report.dendrogram import dendrogram_figure
 from tests.reference.pacfl import angle_of_same_place, hierarchical_clustering, principal_vectors, smallest_angle

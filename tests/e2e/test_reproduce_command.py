@@ -15,9 +15,9 @@ import pytest
 from tests.reproduce.examples import TINY
 
 from fedclade.cli import main, reproduce
-from fedclade.errors import ConfigError
-from fedclade.reproduce import EXPERIMENTS, Bench, Outcome, Settings
-from fedclade.reproduce.result import Result
+from fedclade.core.errors import ConfigError
+from fedclade.papers import EXPERIMENTS, Bench, Outcome, Settings
+from fedclade.papers.result import Result
 
 Call = Callable[..., tuple[int, str, str]]
 

@@ -11,13 +11,14 @@ import pytest
 import torch
 from torch import nn
 
-from fedclade import ConfigError, load_federation, rng, simulate
-from fedclade.engine import auto
-from fedclade.engine.auto import ENGINES, TOGETHER, build_engine, check_engine, objection
-from fedclade.engine.loop import LoopEngine
-from fedclade.engine.stacked import StackedEngine
-from fedclade.engine.vmap import VmapEngine
-from fedclade.engine.workers import WorkersEngine
+from fedclade import ConfigError, load_federation, simulate
+from fedclade.core import rng
+from fedclade.training import auto
+from fedclade.training.auto import ENGINES, TOGETHER, build_engine, check_engine, objection
+from fedclade.training.loop import LoopEngine
+from fedclade.training.stacked import StackedEngine
+from fedclade.training.vmap import VmapEngine
+from fedclade.training.workers import WorkersEngine
 from tests.engine.worlds import LABELS, SPECS, Counts, Mixes, Scaled, Tied, features, perceptron, task_of
 
 
@@ -89,7 +90,7 @@ def test_what_cannot_be_stacked_goes_to_vmap_and_the_log_says_so(batched_is_fast
     module = perceptron(Mixes())
     engine.train(task(module))
     assert engine.name == "vmap"
-    (line,) = [record.message for record in caplog.records if record.name == "fedclade.engine.auto"]
+    (line,) = [record.message for record in caplog.records if record.name == "fedclade.training.auto"]
     assert re.match(r"stacked: .*; training with engine vmap$", line)
 
 
@@ -101,7 +102,7 @@ def test_what_cannot_be_mapped_either_goes_to_the_loop(batched_is_fastest, caplo
     got, _ = engine.train(same[1])
     assert engine.name == "loop"
     assert torch.equal(got, expected)
-    (line,) = [record.message for record in caplog.records if record.name == "fedclade.engine.auto"]
+    (line,) = [record.message for record in caplog.records if record.name == "fedclade.training.auto"]
     assert re.match(r"stacked: .*; vmap: .*changes its buffers in training; training with engine loop$", line)
 
 

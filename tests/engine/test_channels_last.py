@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from fedclade import LocalSpec
-from fedclade.engine import channels_last
-from fedclade.engine.auto import objection
-from fedclade.engine.channels_last import ChannelsLastLoop, fitted
-from fedclade.engine.jobs import Task
-from fedclade.engine.loop import LoopEngine
-from fedclade.engine.stacking.leaf import FEW_ROWS
+from fedclade.training import channels_last
+from fedclade.training.auto import objection
+from fedclade.training.channels_last import ChannelsLastLoop, fitted
+from fedclade.training.jobs import Task
+from fedclade.training.loop import LoopEngine
+from fedclade.training.stacking.leaf import FEW_ROWS
 from tests.engine.worlds import FEATURES, LABELS, SPECS, features, task_of
 
 RULES = {**SPECS, "decay": LocalSpec(epochs=2, batch_size=10, lr=0.2, weight_decay=0.1)}

@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from fedclade import EngineError
-from fedclade.engine import choice
-from fedclade.engine.choice import MOST_RUNS, RUNS, Choice, Measured, fastest, forget, measure
-from fedclade.engine.loop import LoopEngine
-from fedclade.engine.workers import WorkersEngine
+from fedclade.training import choice
+from fedclade.training.choice import MOST_RUNS, RUNS, Choice, Measured, fastest, forget, measure
+from fedclade.training.loop import LoopEngine
+from fedclade.training.workers import WorkersEngine
 from tests.engine.worlds import LABELS, SPECS, features, perceptron, task_of
 
 

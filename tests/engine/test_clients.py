@@ -8,18 +8,19 @@ import pytest
 import torch
 from torch import nn
 
-from fedclade import ConfigError, DataError, LocalSpec, ModelError, rng
-from fedclade.clients import Round
+from fedclade import ConfigError, DataError, LocalSpec, ModelError
+from fedclade.core import rng
+from fedclade.core.clients import Round
+from fedclade.core.params import Layout
+from fedclade.core.updates import Updates
 from fedclade.data.federation import ClientData, Federation
-from fedclade.engine import SimulatedClients, auto, loop
-from fedclade.engine import clients as clients_module
-from fedclade.engine.clients import choose_device
-from fedclade.engine.jobs import Engine
-from fedclade.engine.loop import LoopEngine
-from fedclade.engine.processes import cannot_fork
-from fedclade.engine.stacked import StackedEngine
-from fedclade.params import Layout
-from fedclade.updates import Updates
+from fedclade.training import SimulatedClients, auto, loop
+from fedclade.training import clients as clients_module
+from fedclade.training.clients import choose_device
+from fedclade.training.jobs import Engine
+from fedclade.training.loop import LoopEngine
+from fedclade.training.processes import cannot_fork
+from fedclade.training.stacked import StackedEngine
 from tests.tiny import FEATURES, LABELS, VIEWS, federation_of, linear, perceptron, simulated
 
 TRUTH, SIZES = [0, 1, 2], [12, 15, 9]
@@ -184,7 +185,7 @@ def test_clients_that_cannot_train_together_in_some_round_train_in_the_loop(engi
         torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
         assert models is not apart or torch.equal(got, expected)
     assert clients.engine == "stacked"
-    (line,) = [record.message for record in caplog.records if record.name == "fedclade.engine.clients"]
+    (line,) = [record.message for record in caplog.records if record.name == "fedclade.training.clients"]
     assert line == (
         "engine stacked cannot train some clients together: 'scale' (Scales) is a buffer that differs between the "
         "models; using the loop"

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedclade.data.federation import Federation, Pool
-from fedclade.engine.data import ClientsData, SplitInputs
+from fedclade.training.data import ClientsData, SplitInputs
 from tests.tiny import FEATURES, federation_of
 
 CPU = torch.device("cpu")

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedclade import DataError, LocalSpec, ModelError
-from fedclade.clients import Evaluation, Round
+from fedclade.core.clients import Evaluation, Round
 from fedclade.data.federation import IGNORED, ClientData, Federation, Pool
-from fedclade.engine import SimulatedClients, evaluation, passes
-from fedclade.engine.evaluation import score
 from fedclade.models import build_model
+from fedclade.training import SimulatedClients, evaluation, passes
+from fedclade.training.evaluation import score
 from tests.engine.worlds import Counts, Mixes
 from tests.reference import evaluation as reference
 from tests.tiny import VIEWS, federation_of, linear, perceptron, simulated

@@ -7,10 +7,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedclade import LocalSpec, rng
+from fedclade import LocalSpec
+from fedclade.core import rng
+from fedclade.core.params import Layout
 from fedclade.data.federation import IGNORED
-from fedclade.engine import loop
-from fedclade.params import Layout
+from fedclade.training import loop
 
 
 def linear(inputs: int = 2, outputs: int = 2) -> nn.Module:

@@ -12,8 +12,9 @@ import torch
 from torch import nn
 
 from fedclade import ConfigError, LocalSpec
-from fedclade.engine import memory
-from fedclade.engine.memory import (
+from fedclade.core.params import Layout
+from fedclade.training import memory
+from fedclade.training.memory import (
     RECEIVED,
     SHARE,
     SMALLEST,
@@ -25,7 +26,6 @@ from fedclade.engine.memory import (
     memory_bytes,
     updates_at_once,
 )
-from fedclade.params import Layout
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_a_stream_receives_as_many_updates_as_train_together():
 def test_memory_that_is_freed_is_kept_on_request():
     program = f"""
 import resource, sys, torch
-from fedclade.engine.memory import keep_freed_memory
+from fedclade.training.memory import keep_freed_memory
 if "keep" in sys.argv:
     keep_freed_memory()
 for _ in range(4):

@@ -13,15 +13,16 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedclade import LocalSpec, rng
+from fedclade import LocalSpec
+from fedclade.core import rng
+from fedclade.core.params import Layout
 from fedclade.data.federation import IGNORED
-from fedclade.engine.jobs import Job, Task
-from fedclade.engine.loop import LoopEngine
-from fedclade.engine.stacked import CannotStack, StackedEngine
-from fedclade.engine.stacking.batches import joined
-from fedclade.engine.stacking.leaf import FEW_ROWS
 from fedclade.models import MODELS, build_model
-from fedclade.params import Layout
+from fedclade.training.jobs import Job, Task
+from fedclade.training.loop import LoopEngine
+from fedclade.training.stacked import CannotStack, StackedEngine
+from fedclade.training.stacking.batches import joined
+from fedclade.training.stacking.leaf import FEW_ROWS
 
 WORDS, PLACES, OUTPUTS = 11, 5, 4
 SIZES, ROWS = (7, 10, 23, 2, 10), (0, 1, 0, 1, 1)

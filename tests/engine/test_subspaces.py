@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 from fedclade import DataError
+from fedclade.channel.signature import Permutation, PermutedClients
 from fedclade.data.federation import ClientData, Federation, Pool
-from fedclade.engine import SimulatedClients
-from fedclade.signature import Permutation, PermutedClients
+from fedclade.training import SimulatedClients
 from tests.tiny import SpyClients, federation_of, linear, simulated
 
 IMAGES = torch.from_numpy(np.random.default_rng(0).integers(0, 256, size=(20, 1, 3, 3), dtype=np.uint8))

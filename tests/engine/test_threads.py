@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedclade.engine.threads import WORTH_SHARING, Threads, using_threads
+from fedclade.training.threads import WORTH_SHARING, Threads, using_threads
 
 
 def test_only_steps_with_enough_work_get_more_than_one_thread(monkeypatch: pytest.MonkeyPatch):

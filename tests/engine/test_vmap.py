@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from fedclade.engine.loop import LoopEngine
-from fedclade.engine.vmap import CannotMapError, VmapEngine
 from fedclade.models import build_model
+from fedclade.training.loop import LoopEngine
+from fedclade.training.vmap import CannotMapError, VmapEngine
 from tests.engine.worlds import LABELS, SIZES, SPECS, TOKENS, Counts, Scaled, Tied, features, perceptron, task_of
 
 

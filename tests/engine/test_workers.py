@@ -17,12 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from fedclade import ConfigError, EngineError
-from fedclade.engine import auto, choice, workers
-from fedclade.engine.auto import build_engine
-from fedclade.engine.jobs import CannotTrainTogether, Task
-from fedclade.engine.loop import LoopEngine
-from fedclade.engine.processes import cannot_fork
-from fedclade.engine.workers import INSIDE, WorkersEngine
+from fedclade.training import auto, choice, workers
+from fedclade.training.auto import build_engine
+from fedclade.training.jobs import CannotTrainTogether, Task
+from fedclade.training.loop import LoopEngine
+from fedclade.training.processes import cannot_fork
+from fedclade.training.workers import INSIDE, WorkersEngine
 from tests.engine.worlds import LABELS, SPECS, Counts, Tied, features, perceptron, task_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
@@ -291,7 +291,7 @@ SCRIPT = """
 import os, sys, time, torch
 torch.set_num_threads(2)
 from tests.engine.test_workers import task
-from fedclade.engine.workers import WorkersEngine
+from fedclade.training.workers import WorkersEngine
 engine = WorkersEngine("loop")
 engine.train(task())
 print(*engine._crew._processes.values(), flush=True)

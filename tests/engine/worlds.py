@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from fedclade import LocalSpec, rng
-from fedclade.engine.jobs import Job, Task
-from fedclade.params import Layout
+from fedclade import LocalSpec
+from fedclade.core import rng
+from fedclade.core.params import Layout
+from fedclade.training.jobs import Job, Task
 
 FEATURES, LABELS, TOKENS = 6, 4, 9
 SIZES = (24, 31, 7, 1, 40)

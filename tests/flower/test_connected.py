@@ -15,7 +15,7 @@ import torch
 
 from fedclade import Run
 from fedclade.algorithms import FLHC, IFCA, PACFL, Algorithm, Ditto, FedAvg, FedGroup, FeSEM, ReplicatedCFL
-from fedclade.errors import ConfigError, RunError, UpdateError
+from fedclade.core.errors import ConfigError, RunError, UpdateError
 from fedclade.flower import LocalGrid, LocalNode
 from fedclade.flower.members import CLIENTS
 from tests.flower.worlds import (

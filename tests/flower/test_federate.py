@@ -11,10 +11,10 @@ from torch import nn
 
 from fedclade import LocalSpec
 from fedclade.algorithms import build_algorithm
-from fedclade.errors import ConfigError, ModelError, UpdateError
+from fedclade.core.errors import ConfigError, ModelError, UpdateError
+from fedclade.core.registry import Schema
 from fedclade.flower import LocalGrid, Network, federate
 from fedclade.flower.federate import ModelFor
-from fedclade.roster import Schema
 from tests.flower.worlds import FOUR, federated, grid_of
 from tests.tiny import federation_of, linear, perceptron
 

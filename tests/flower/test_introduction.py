@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedclade.errors import UpdateError
+from fedclade.core.errors import UpdateError
+from fedclade.core.registry import Schema
 from fedclade.flower import wire
 from fedclade.flower.introduction import Introduction, Member, read_schema
 from fedclade.flower.wire import Content, Signer
-from fedclade.roster import Schema
 from tests.flower.worlds import respondent_of, worded
 
 HELLO = respondent_of(1).answer(Content.of(wire.record({"what": "hello"})))

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from flwr.app import RecordDict
 
-from fedclade.errors import ModelError, RunError, UpdateError
+from fedclade.channel.traffic import Meter
+from fedclade.core.errors import ModelError, RunError, UpdateError
 from fedclade.flower import LocalGrid, wire
 from fedclade.flower.exchange import Exchange
 from fedclade.flower.members import ASKED_AGAIN, Identity, Members, News
-from fedclade.meter import Meter
 from tests.flower.worlds import FOUR, Clock, app_of, grid_of, node_of, spoil, worded
 from tests.tiny import federation_of, linear
 

@@ -10,11 +10,11 @@ import torch
 from flwr.app import Message
 
 from fedclade.algorithms import FedAvg
-from fedclade.errors import UpdateError
+from fedclade.core.errors import UpdateError
+from fedclade.core.updates import DROPPED_OUT, NOT_ASKED, TOO_LATE, Updates
 from fedclade.flower import LocalGrid, members
 from fedclade.flower.patience import LONGEST, Patience
 from fedclade.flower.wire import Content
-from fedclade.updates import DROPPED_OUT, NOT_ASKED, TOO_LATE, Updates
 from tests.flower.test_connected import told
 from tests.flower.worlds import FOUR, federated, grid_of, network_of, node_of, reasons
 from tests.tiny import federation_of

@@ -15,17 +15,17 @@ import torch
 from flwr.app import RecordDict
 
 from fedclade import LocalSpec
-from fedclade.clients import Round
-from fedclade.encoding import decode, encoded_bytes
-from fedclade.errors import ConfigError, DataError, PrivacyError, UpdateError
+from fedclade.channel.encoding import decode, encoded_bytes
+from fedclade.channel.ledger import Budget
+from fedclade.channel.privacy import DifferentialPrivacy
+from fedclade.channel.signature import CountSketch, Permutation
+from fedclade.core.clients import Round
+from fedclade.core.errors import ConfigError, DataError, PrivacyError, UpdateError
+from fedclade.core.params import Layout
 from fedclade.flower import wire
 from fedclade.flower.policy import QUESTIONS, Policy
 from fedclade.flower.respondent import MOST_RESIDUALS, Respondent, read_secret, secret_model, seed_of
 from fedclade.flower.wire import Content
-from fedclade.ledger import Budget
-from fedclade.params import Layout
-from fedclade.privacy import DifferentialPrivacy
-from fedclade.signature import CountSketch, Permutation
 from tests.flower.worlds import FOUR, LOCAL, respondent_of
 from tests.tiny import federation_of, perceptron, simulated
 

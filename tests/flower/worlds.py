@@ -13,13 +13,13 @@ from flwr.clientapp import ClientApp
 
 from fedclade import LocalSpec
 from fedclade.algorithms import CFL
+from fedclade.core.errors import UpdateError
 from fedclade.data.federation import Federation
-from fedclade.errors import UpdateError
 from fedclade.flower import LocalGrid, LocalNode, Network, client_app, federate, wire
 from fedclade.flower.respondent import Respondent
 from fedclade.flower.signing import Key, key_of, question, signed
 from fedclade.flower.wire import Content
-from fedclade.store import Run
+from fedclade.runs.store import Run
 from tests.tiny import federation_of, perceptron
 
 FIRST_NODE = 100

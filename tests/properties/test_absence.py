@@ -26,9 +26,9 @@ from fedclade import (
     ReplicatedCFL,
 )
 from fedclade.algorithms import State
-from fedclade.attendance import AttendedClients
-from fedclade.clients import ClientsWrapper, Round
-from fedclade.updates import DROPPED_OUT, Updates
+from fedclade.channel.retry import AttendedClients
+from fedclade.core.clients import ClientsWrapper, Round
+from fedclade.core.updates import DROPPED_OUT, Updates
 from tests.tiny import federation_of, linear, replicating
 
 TRUTH = [0, 1, 2, 3] * 3

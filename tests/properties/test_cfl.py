@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedclade import CFL, FedAvg, LocalSpec, simulate
-from fedclade.clients import Round
-from fedclade.geometry import Geometry
-from fedclade.keeper import Keeper
-from fedclade.separation import gamma_bound
-from fedclade.signature import Permutation, PermutedClients
+from fedclade.channel.signature import Permutation, PermutedClients
+from fedclade.clustering.criteria import Geometry
+from fedclade.clustering.separation import gamma_bound
+from fedclade.core.clients import Round
+from fedclade.runs.checkpointer import Keeper
 from tests.reference.bipartition import alpha_cross_max, bipartition
 from tests.reference.cfl import clustered_federated_learning
 from tests.reference.fedavg import as_numpy, federated_learning

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from fedclade import ConfigError, LocalSpec, Run, simulate
 from fedclade.algorithms import IFCA, PACFL, Algorithm, Ditto, FeSEM, FineTune, State
-from fedclade.clients import Round
-from fedclade.engine import SimulatedClients
-from fedclade.params import Layout
-from fedclade.signature import Signature
-from fedclade.streaming import StreamedClients
-from fedclade.tree import ParameterTree
+from fedclade.channel.signature import Signature
+from fedclade.channel.streaming import StreamedClients
+from fedclade.core.clients import Round
+from fedclade.core.params import Layout
+from fedclade.core.tree import ParameterTree
+from fedclade.training import SimulatedClients
 from tests.tiny import FEATURES, LABELS, federation_of, linear, play, renamed, simulated
 
 SPEC = LocalSpec(epochs=2, batch_size=10, lr=0.2)

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from fedclade import CFL, FLHC, IFCA, FedGroup, LocalSpec, Signature, simulate
 from fedclade.algorithms import State
-from fedclade.clients import Round
+from fedclade.core.clients import Round
 from fedclade.data.federation import Federation
-from fedclade.world import World
+from fedclade.runs.backend import World
 from tests.reference.newcomers import assign_new_client
 from tests.tiny import federation_of, linear, renamed
 

@@ -10,14 +10,14 @@ from rich.console import Console
 
 from fedclade import LocalSpec, Run, simulate
 from fedclade.algorithms import build_algorithm
+from fedclade.channel.faults import Faults
+from fedclade.core.tree import ParameterTree
 from fedclade.data import Federation
-from fedclade.faults import Faults
-from fedclade.presence import Presence
 from fedclade.report import cluster_table, dendrogram_figure, show_run, similarity_figure
 from fedclade.report.facts import ClientOrder, Outcome
 from fedclade.report.merges import Merges
 from fedclade.report.page import Page, Subject, page_html, run_page
-from fedclade.tree import ParameterTree
+from fedclade.runs.churn import Presence
 from tests.tiny import federation_of, perceptron
 
 TRUTH = [0, 1, 2, 3, 0, 1, 2, 3]

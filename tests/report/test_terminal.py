@@ -15,13 +15,13 @@ from rich.text import Text
 from fedclade.cli import main
 from fedclade.cli.console import new_console
 from fedclade.cli.progress import RunProgress
-from fedclade.errors import RunError
+from fedclade.core.errors import RunError
 from fedclade.flower.server_app import show
 from fedclade.report import cluster_table, show_run
 from fedclade.report.page import Subject, run_page
 from fedclade.report.terminal import Terminal, visible
-from fedclade.store.card import as_markdown
-from fedclade.store.run import FORMAT, Run
+from fedclade.runs.store.card import as_markdown
+from fedclade.runs.store.run import FORMAT, Run
 
 EVIL = "\x1b]0;owned\x07\x1b[31m\x1b[2Jward 7\r\x08\x9b1m\u202e"
 """Sets the title of a window, colours, clears the screen, goes back to the start of the line, turns the text around."""

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from fedclade.reproduce import EXPERIMENTS
-from fedclade.reproduce.experiment import is_at_hand
-from fedclade.reproduce.result import Result, measure
+from fedclade.papers import EXPERIMENTS
+from fedclade.papers.experiment import is_at_hand
+from fedclade.papers.result import Result, measure
 
 
 @pytest.fixture(scope="session")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from fedclade.papers import Bench, Claim, Experiment, Outcome, Row, Settings
+from fedclade.papers.outcome import Summary
 from fedclade.report import style
-from fedclade.reproduce import Bench, Claim, Experiment, Outcome, Row, Settings
-from fedclade.reproduce.outcome import Summary
 
 
 def measure(bench: Bench, settings: Settings) -> Outcome:

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from fedclade.cli.reproduce import changes
-from fedclade.errors import DataError
-from fedclade.reproduce import EXPERIMENTS
-from fedclade.reproduce import book as module
-from fedclade.reproduce.book import book, read_results, write_book
-from fedclade.reproduce.result import measure
+from fedclade.core.errors import DataError
+from fedclade.papers import EXPERIMENTS
+from fedclade.papers import book as module
+from fedclade.papers.book import book, read_results, write_book
+from fedclade.papers.result import measure
 from tests.reproduce.examples import TINY
 
 ROOT = Path(__file__).parents[2]

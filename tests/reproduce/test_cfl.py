@@ -9,20 +9,20 @@ import pytest
 import torch
 
 from fedclade import LocalSpec, load_federation, simulate
+from fedclade.core.updates import Updates
 from fedclade.models import build_model
-from fedclade.reproduce import EXPERIMENTS, Bench, Row
-from fedclade.reproduce.cfl_pairs import WatchedCFL, pairs_of
-from fedclade.reproduce.gaps import gaps_over_rounds, separation
-from fedclade.reproduce.result import Result
-from fedclade.reproduce.separation_theorem import (
+from fedclade.papers import EXPERIMENTS, Bench, Row
+from fedclade.papers.cfl_pairs import WatchedCFL, pairs_of
+from fedclade.papers.gaps import gaps_over_rounds, separation
+from fedclade.papers.result import Result
+from fedclade.papers.separation_theorem import (
     Sample,
     bounds,
     draw_sample,
     largest_noise,
     summary,
 )
-from fedclade.reproduce.toys import TwoWeights, federated_xor, opposed, risk, two_risks
-from fedclade.updates import Updates
+from fedclade.papers.toys import TwoWeights, federated_xor, opposed, risk, two_risks
 
 Smoke = Callable[[str], Result]
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from fedclade.errors import ConfigError, RunError, RunInterrupted
-from fedclade.reproduce import Bench
-from fedclade.reproduce.experiment import is_at_hand
+from fedclade.core.errors import ConfigError, RunError, RunInterrupted
+from fedclade.papers import Bench
+from fedclade.papers.experiment import is_at_hand
 from tests.reproduce.examples import TINY
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from fedclade.data import SOURCES
-from fedclade.reproduce import EXPERIMENTS, Outcome
-from fedclade.reproduce.result import Result
-from fedclade.reproduce.writing import to_csv, to_markdown
+from fedclade.papers import EXPERIMENTS, Outcome
+from fedclade.papers.result import Result
+from fedclade.papers.writing import to_csv, to_markdown
 
 Smoke = Callable[[str], Result]
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from fedclade import FedGroup
-from fedclade.reproduce import EXPERIMENTS, Bench, Claim, Outcome, fedgroup_classes, fedgroup_methods
-from fedclade.reproduce import fedgroup as papers
-from fedclade.reproduce.fedgroup_methods import METHODS
-from fedclade.reproduce.fedgroup_runs import absent, federation_of, method, there
-from fedclade.reproduce.result import Result
+from fedclade.papers import EXPERIMENTS, Bench, Claim, Outcome, fedgroup_classes, fedgroup_methods
+from fedclade.papers import fedgroup as papers
+from fedclade.papers.fedgroup_methods import METHODS
+from fedclade.papers.fedgroup_runs import absent, federation_of, method, there
+from fedclade.papers.result import Result
 
 Smoke = Callable[[str], Result]
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from fedclade import FLHC, FedAvg
-from fedclade.reproduce import EXPERIMENTS, Bench, Claim, Outcome, fl_hc_tables
-from fedclade.reproduce import fl_hc as papers
-from fedclade.reproduce.fl_hc_claims import (
+from fedclade.papers import EXPERIMENTS, Bench, Claim, Outcome, fl_hc_tables
+from fedclade.papers import fl_hc as papers
+from fedclade.papers.fl_hc_claims import (
     Cell,
     claim_of_curve,
     claims_of_fractions,
@@ -20,8 +20,8 @@ from fedclade.reproduce.fl_hc_claims import (
     claims_of_linkages,
     summary_of_cells,
 )
-from fedclade.reproduce.fl_hc_runs import clusters_at, federation_of, key_of, labels_of, merges_of, run_of
-from fedclade.reproduce.result import Result
+from fedclade.papers.fl_hc_runs import clusters_at, federation_of, key_of, labels_of, merges_of, run_of
+from fedclade.papers.result import Result
 
 Smoke = Callable[[str], Result]
 

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from fedclade.cli.reproduce import changes
-from fedclade.errors import DataError, RunError
-from fedclade.reproduce import Claim, Outcome, Row
-from fedclade.reproduce.outcome import as_told
-from fedclade.reproduce.result import Result, measure
-from fedclade.reproduce.writing import departures, difference, figure, ours, row_cells, setting, to_csv, to_markdown
+from fedclade.core.errors import DataError, RunError
+from fedclade.papers import Claim, Outcome, Row
+from fedclade.papers.outcome import as_told
+from fedclade.papers.result import Result, measure
+from fedclade.papers.writing import departures, difference, figure, ours, row_cells, setting, to_csv, to_markdown
 from tests.reproduce.examples import TINY
 
 

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from fedclade import CheckpointError, ParameterTree
-from fedclade.files import sha256_of
-from fedclade.store import Checkpoint, RunFolder, SimilarityMatrix, segments
-from fedclade.store.checkpoint import FORMAT
+from fedclade.core.files import sha256_of
+from fedclade.runs.store import Checkpoint, RunFolder, SimilarityMatrix, segments
+from fedclade.runs.store.checkpoint import FORMAT
 
 FILES = [
     *("checkpoint.json", "run.json", "record/000001-000007.jsonl", "tensors.safetensors"),

@@ -26,8 +26,8 @@ from fedclade import (
     files,
     simulate,
 )
-from fedclade.config import check_config
-from fedclade.params import Layout
+from fedclade.config.settings import check_config
+from fedclade.core.params import Layout
 from tests.folders import resealed, unsealed
 from tests.tiny import FEATURES, LABELS, federation_of, linear, perceptron
 

@@ -11,11 +11,11 @@ import pytest
 from torch import nn
 
 from fedclade import CFL, CheckpointError, ConfigError, LocalSpec, Run, RunError, RunInterrupted, UpdateError, simulate
-from fedclade import files as files_module
-from fedclade import rounds as rounds_module
-from fedclade.store import checkpoint as checkpoint_module
-from fedclade.store import run as run_module
-from fedclade.store.folder import first_difference
+from fedclade.core import files as files_module
+from fedclade.runs import rounds as rounds_module
+from fedclade.runs.store import checkpoint as checkpoint_module
+from fedclade.runs.store import run as run_module
+from fedclade.runs.store.folder import first_difference
 from tests.tiny import federation_of, linear
 
 TRUTH = [0, 1, 0, 1]

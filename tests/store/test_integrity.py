@@ -20,10 +20,10 @@ import pytest
 import torch
 
 from fedclade import CFL, LocalSpec, Run, RunError, simulate
-from fedclade.newcomers import ACCURACIES, Newcomers, read_newcomers
-from fedclade.store.run import read_config, write_config
-from fedclade.store.shape import check_shape
-from fedclade.store.tree_files import read_tree
+from fedclade.runs.newcomers import ACCURACIES, Newcomers, read_newcomers
+from fedclade.runs.store.run import read_config, write_config
+from fedclade.runs.store.shape import check_shape
+from fedclade.runs.store.tree_files import read_tree
 from tests.folders import resealed, unsealed
 from tests.tiny import federation_of, linear
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedclade import CFL, LocalSpec, Run, RunError, RunInterrupted, simulate
-from fedclade.store.lock import LOCK, Lock
+from fedclade.runs.store.lock import LOCK, Lock
 from tests.tiny import federation_of, linear
 
 BUSY = "another process is writing to the run folder {}; wait until it is done, stop it, or name another folder"
@@ -93,17 +93,17 @@ def test_a_run_that_fails_lets_go(tmp_path, error):
 
 def test_what_another_process_began_meanwhile_is_not_overwritten(tmp_path, monkeypatch):
     """Between the look at a free folder and its beginning, another process makes and ends a run there."""
-    from fedclade import rounds as rounds_module
+    from fedclade.runs import rounds as rounds_module
 
     begin = rounds_module.run_rounds
 
     def late(*arguments):
         with monkeypatch.context() as patch:
-            patch.setattr("fedclade.simulation.run_rounds", begin)
+            patch.setattr("fedclade.runs.simulation.run_rounds", begin)
             run_in(tmp_path / "run", seed=7)
         return begin(*arguments)
 
-    monkeypatch.setattr("fedclade.simulation.run_rounds", late)
+    monkeypatch.setattr("fedclade.runs.simulation.run_rounds", late)
     with pytest.raises(RunError, match="holds a run of another config: its seed is 7, not 0; name another folder"):
         run_in(tmp_path / "run")
     assert Run.load(tmp_path / "run").config["seed"] == 7

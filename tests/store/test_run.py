@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from fedclade import CFL, LocalSpec, ParameterTree, Run, RunError, simulate
-from fedclade.signature import CountSketch
-from fedclade.store import run as run_module
-from fedclade.store.run import FORMAT, check_free
-from fedclade.store.tree_files import read_tree, write_tree
+from fedclade.channel.signature import CountSketch
+from fedclade.runs.store import run as run_module
+from fedclade.runs.store.run import FORMAT, check_free
+from fedclade.runs.store.tree_files import read_tree, write_tree
 from tests.folders import resealed
 from tests.tiny import federation_of, linear
 

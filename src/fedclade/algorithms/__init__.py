@@ -6,7 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedclade.algorithms.base import Algorithm, Event, RoundLog, State
+from fedclade.algorithms.base import (
+    Algorithm,
+    RoundLog,
+    State,
+)
 from fedclade.algorithms.cfl import CFL
 from fedclade.algorithms.ditto import Ditto
 from fedclade.algorithms.fedavg import FedAvg, Local, Oracle
@@ -17,8 +21,9 @@ from fedclade.algorithms.fl_hc import FLHC
 from fedclade.algorithms.ifca import IFCA
 from fedclade.algorithms.pacfl import PACFL
 from fedclade.algorithms.replicated_cfl import ReplicatedCFL
-from fedclade.arguments import check_arguments
-from fedclade.errors import ConfigError, unknown
+from fedclade.core.arguments import check_arguments
+from fedclade.core.errors import ConfigError, unknown
+from fedclade.core.events import Event
 
 __all__ = [
     "ALGORITHMS",

@@ -10,12 +10,13 @@ from typing import ClassVar
 import numpy as np
 from torch import Tensor
 
-from fedclade.aggregate import mean
-from fedclade.clients import Clients, Round
-from fedclade.geometry import Geometry
-from fedclade.routing import Assignment, route, to_root, walk_down
-from fedclade.tree import ParameterTree
-from fedclade.updates import Updates, row_norms
+from fedclade.clustering.criteria import Geometry
+from fedclade.clustering.routing import Assignment, route, to_root, walk_down
+from fedclade.core.aggregate import mean
+from fedclade.core.clients import Clients, Round
+from fedclade.core.events import Event
+from fedclade.core.tree import ParameterTree
+from fedclade.core.updates import Updates, row_norms
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,25 +33,6 @@ class State:
 
     tree: ParameterTree
     memory: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
-
-
-@dataclass(frozen=True)
-class Event:
-    """Something worth telling that happened in a round.
-
-    Parameters
-    ----------
-    kind
-        ``split``, ``rejected``, ...
-    node
-        The cluster it happened to.
-    details
-        Numbers and members, ready for JSON.
-    """
-
-    kind: str
-    node: int
-    details: Mapping[str, object]
 
 
 @dataclass(frozen=True, eq=False)
@@ -247,7 +229,7 @@ class ClusterRound:
     def of(
         cls, node: int, updates: Updates, this_round: Round, *, waits: bool = False, weighted: bool = True
     ) -> ClusterRound:
-        """Measure what came from a cluster; see :func:`fedclade.aggregate.mean` for ``weighted``."""
+        """Measure what came from a cluster; see :func:`fedclade.core.aggregate.mean` for ``weighted``."""
         moved = mean(updates, weighted=weighted) if updates.ids else None
         enough = len(updates.ids) >= this_round.min_clients
         return cls(node, updates, Geometry.of(updates, moved), moved, enough, waits)

@@ -23,11 +23,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedclade.aggregate import mean
 from fedclade.algorithms.base import (
     Algorithm,
     ClusterRound,
-    Event,
     RoundLog,
     State,
     best_on_validation,
@@ -36,12 +34,14 @@ from fedclade.algorithms.base import (
     train_clusters,
 )
 from fedclade.algorithms.waiting import place_waiting
-from fedclade.arguments import checked
-from fedclade.clients import Clients, Round
-from fedclade.errors import require
-from fedclade.geometry import Geometry
-from fedclade.similarity import cosine_similarity
-from fedclade.tree import Node, ParameterTree
+from fedclade.clustering.criteria import Geometry
+from fedclade.clustering.similarity import cosine_similarity
+from fedclade.core.aggregate import mean
+from fedclade.core.arguments import checked
+from fedclade.core.clients import Clients, Round
+from fedclade.core.errors import require
+from fedclade.core.events import Event
+from fedclade.core.tree import Node, ParameterTree
 
 STATIONARY = "stationary"
 """In a state's memory, once the run is at its end."""

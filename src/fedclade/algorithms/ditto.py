@@ -22,12 +22,21 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedclade.algorithms.base import Event, OneCohort, OwnModels, RoundLog, State, log_of, move_clusters, train_root
-from fedclade.arguments import checked
-from fedclade.clients import Clients, Round
-from fedclade.errors import require
-from fedclade.local import LARGEST
-from fedclade.tree import ParameterTree
+from fedclade.algorithms.base import (
+    OneCohort,
+    OwnModels,
+    RoundLog,
+    State,
+    log_of,
+    move_clusters,
+    train_root,
+)
+from fedclade.core.arguments import checked
+from fedclade.core.clients import Clients, Round
+from fedclade.core.errors import require
+from fedclade.core.events import Event
+from fedclade.core.local import LARGEST
+from fedclade.core.tree import ParameterTree
 
 
 @checked()

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from fedclade.algorithms.base import (
     Algorithm,
-    Event,
     OwnModels,
     RoundLog,
     State,
@@ -19,10 +18,11 @@ from fedclade.algorithms.base import (
     move_clusters,
     train_clusters,
 )
-from fedclade.arguments import checked
-from fedclade.clients import Clients, Round
-from fedclade.errors import ConfigError
-from fedclade.tree import ParameterTree
+from fedclade.core.arguments import checked
+from fedclade.core.clients import Clients, Round
+from fedclade.core.errors import ConfigError
+from fedclade.core.events import Event
+from fedclade.core.tree import ParameterTree
 
 
 class _FixedClusters(Algorithm):

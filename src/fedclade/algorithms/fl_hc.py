@@ -27,7 +27,6 @@ from torch import Tensor
 from fedclade.algorithms.base import (
     Algorithm,
     ClusterRound,
-    Event,
     RoundLog,
     State,
     log_of,
@@ -38,12 +37,13 @@ from fedclade.algorithms.base import (
 )
 from fedclade.algorithms.hierarchical import check_enough, cut_rules, merged
 from fedclade.algorithms.waiting import place_waiting
-from fedclade.arguments import checked
-from fedclade.clients import Clients, Round
-from fedclade.clustering import LINKAGES
-from fedclade.errors import ConfigError, require, unknown
-from fedclade.similarity import METRICS, distances
-from fedclade.tree import ParameterTree
+from fedclade.clustering.partitions import LINKAGES
+from fedclade.clustering.similarity import METRICS, distances
+from fedclade.core.arguments import checked
+from fedclade.core.clients import Clients, Round
+from fedclade.core.errors import ConfigError, require, unknown
+from fedclade.core.events import Event
+from fedclade.core.tree import ParameterTree
 
 CLUSTERED = "clustered"
 """In a state's memory, once the clustering step has been taken."""

@@ -26,7 +26,6 @@ from torch import Tensor
 
 from fedclade.algorithms.base import (
     ClusterRound,
-    Event,
     OneCohort,
     RoundLog,
     State,
@@ -36,11 +35,12 @@ from fedclade.algorithms.base import (
     move_clusters,
 )
 from fedclade.algorithms.hierarchical import check_enough
-from fedclade.arguments import checked
-from fedclade.clients import Clients, Round
-from fedclade.errors import ConfigError, require
-from fedclade.routing import to_lowest_loss
-from fedclade.tree import ParameterTree
+from fedclade.clustering.routing import to_lowest_loss
+from fedclade.core.arguments import checked
+from fedclade.core.clients import Clients, Round
+from fedclade.core.errors import ConfigError, require
+from fedclade.core.events import Event
+from fedclade.core.tree import ParameterTree
 
 
 @checked()

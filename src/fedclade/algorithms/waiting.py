@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedclade.algorithms.base import ClusterRound, Event
-from fedclade.routing import placed
-from fedclade.tree import ParameterTree
+from fedclade.algorithms.base import ClusterRound
+from fedclade.clustering.routing import placed
+from fedclade.core.events import Event
+from fedclade.core.tree import ParameterTree
 
 
 def place_waiting(tree: ParameterTree, parts: Sequence[ClusterRound]) -> tuple[ParameterTree, list[Event]]:

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from fedclade.cli.app import app
 from fedclade.cli.console import new_console
-from fedclade.errors import FedcladeError, RunInterrupted
+from fedclade.core.errors import FedcladeError, RunInterrupted
 from fedclade.report.terminal import Terminal
 
 INTERRUPTED = 130

@@ -18,15 +18,12 @@ from rich.text import Text
 from fedclade.cli.console import new_console
 from fedclade.cli.interrupt import interruptible
 from fedclade.cli.options import DataDirOption, DeviceOption
-from fedclade.engine.clients import choose_device
-from fedclade.errors import ConfigError, MissingExtraError, unknown
-from fedclade.files import appear
-from fedclade.report import style
-from fedclade.report.formats import duration
-from fedclade.reproduce import EXPERIMENTS, Experiment
-from fedclade.reproduce.experiment import is_at_hand
-from fedclade.reproduce.result import Result, measure, missing_data
-from fedclade.reproduce.writing import (
+from fedclade.core.errors import ConfigError, MissingExtraError, unknown
+from fedclade.core.files import appear
+from fedclade.papers import EXPERIMENTS, Experiment
+from fedclade.papers.experiment import is_at_hand
+from fedclade.papers.result import Result, measure, missing_data
+from fedclade.papers.writing import (
     CHANGE_COLUMNS,
     CLAIM_COLUMNS,
     ROW_COLUMNS,
@@ -38,6 +35,9 @@ from fedclade.reproduce.writing import (
     to_csv,
     to_markdown,
 )
+from fedclade.report import style
+from fedclade.report.formats import duration
+from fedclade.training.clients import choose_device
 
 ALL = "all"
 

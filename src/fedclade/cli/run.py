@@ -28,9 +28,10 @@ from fedclade.cli.options import (
 )
 from fedclade.cli.progress import RunProgress
 from fedclade.cli.watch import PORT, DashboardOption, LogOption, PortOption, Watching
-from fedclade.config import Config, read_config
-from fedclade.config_files import find_config, find_configs
-from fedclade.errors import ConfigError, FedcladeError, RunError, RunInterrupted
+from fedclade.config.scenario import is_scenario, read_scenario
+from fedclade.config.settings import Config, read_config
+from fedclade.config.toml_files import find_config, find_configs
+from fedclade.core.errors import ConfigError, FedcladeError, RunError, RunInterrupted
 from fedclade.report import (
     Comparison,
     SuiteComparison,
@@ -41,8 +42,7 @@ from fedclade.report import (
     without_figures_if_need_be,
 )
 from fedclade.report.formats import shortened
-from fedclade.scenario import is_scenario, read_scenario
-from fedclade.store import Run
+from fedclade.runs.store import Run
 
 _log = logging.getLogger(__name__)
 

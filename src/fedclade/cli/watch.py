@@ -13,11 +13,11 @@ import typer
 from rich.console import Console
 
 from fedclade.cli.dashboard import PORT, Dashboard
+from fedclade.core.tree import ParameterTree
 from fedclade.report.tensorboard import TensorBoardLog
-from fedclade.rounds import Follow, OnRound
-from fedclade.store import Run
-from fedclade.store.run import Row
-from fedclade.tree import ParameterTree
+from fedclade.runs.rounds import Follow, OnRound
+from fedclade.runs.store import Run
+from fedclade.runs.store.run import Row
 
 
 class LogKind(StrEnum):

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from fedclade.arguments import checked
+from fedclade.core.arguments import checked
+from fedclade.core.errors import DataError
 from fedclade.data.arrays import as_inputs
 from fedclade.data.federation import ClientData, Federation, Indices, Pool
-from fedclade.errors import DataError
 
 
 @checked("dataset", "test")

@@ -15,11 +15,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedclade.arguments import checked
-from fedclade.clients import Split
+from fedclade.core.arguments import checked
+from fedclade.core.clients import Split
+from fedclade.core.errors import DataError, require, unknown
+from fedclade.core.registry import Roster, Schema, Task
 from fedclade.data.arrays import as_indices, as_inputs, as_targets
-from fedclade.errors import DataError, require, unknown
-from fedclade.roster import Roster, Schema, Task
 
 Indices = NDArray[np.int64]
 

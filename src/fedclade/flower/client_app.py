@@ -12,17 +12,17 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from torch import nn
 
-from fedclade.arguments import checked
+from fedclade.channel.ledger import Budget
+from fedclade.channel.privacy import DifferentialPrivacy
+from fedclade.core.arguments import checked
+from fedclade.core.errors import ConfigError, DataError, FedcladeError
 from fedclade.data.federation import Federation
-from fedclade.engine.clients import choose_device
-from fedclade.errors import ConfigError, DataError, FedcladeError
 from fedclade.flower.policy import Policy
 from fedclade.flower.respondent import Respondent, read_secret
 from fedclade.flower.signing import key_of, signed, unsigned
 from fedclade.flower.wire import Content, refusal
-from fedclade.ledger import Budget
-from fedclade.privacy import DifferentialPrivacy
-from fedclade.world import Maker
+from fedclade.runs.backend import Maker
+from fedclade.training.clients import choose_device
 
 KEPT = 256
 """Clients that one process keeps ready; in a simulation it may be many in turn."""
@@ -73,7 +73,7 @@ def client_app(
     encoding
         How updates travel: ``float32``, ``float16`` or ``int8``, the last two with error feedback.
     privacy
-        Differential privacy, see :mod:`fedclade.privacy`; needs a ``folder`` and a ``budget``.
+        Differential privacy, see :mod:`fedclade.channel.privacy`; needs a ``folder`` and a ``budget``.
     budget
         What a client may spend in its life.
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedclade.algorithms import Algorithm
-from fedclade.algorithms.base import Event, State
-from fedclade.clients import Clients, ClientsWrapper, Round
+from fedclade.algorithms.base import State
+from fedclade.core.clients import Clients, ClientsWrapper, Round
+from fedclade.core.events import Event
 from fedclade.flower.members import Members
 
 

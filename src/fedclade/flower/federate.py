@@ -13,11 +13,16 @@ from flwr.serverapp import Grid
 from torch import Tensor, nn
 
 from fedclade.algorithms import Algorithm, build_algorithm
-from fedclade.arguments import checked
-from fedclade.attendance import AttendedClients
-from fedclade.engine.memory import default_memory, memory_bytes
-from fedclade.errors import require
-from fedclade.files import owner_only
+from fedclade.channel.privacy import DifferentialPrivacy
+from fedclade.channel.retry import AttendedClients
+from fedclade.channel.signature import Signature
+from fedclade.channel.traffic import Meter
+from fedclade.core.arguments import checked
+from fedclade.core.errors import require
+from fedclade.core.files import owner_only
+from fedclade.core.local import LocalSpec
+from fedclade.core.params import Layout
+from fedclade.core.registry import Schema
 from fedclade.flower import wire
 from fedclade.flower.connected import ConnectedClients
 from fedclade.flower.doors import Doors
@@ -25,17 +30,12 @@ from fedclade.flower.exchange import Exchange
 from fedclade.flower.grid_clients import GridClients
 from fedclade.flower.members import Identity, Members
 from fedclade.flower.signing import read_keys
-from fedclade.keeper import Every, Keeper
-from fedclade.local import LocalSpec
-from fedclade.meter import Meter
-from fedclade.params import Layout
-from fedclade.privacy import DifferentialPrivacy
-from fedclade.record import Record
-from fedclade.roster import Schema
-from fedclade.rounds import OnRound, Schedule, check_privacy, check_settings, check_stream, config_of, run_rounds
-from fedclade.signature import Signature
-from fedclade.store import Run
-from fedclade.world import Maker, Stream, World, decide_stream, initial_models, model_name
+from fedclade.runs.backend import Maker, Stream, World, decide_stream, initial_models, model_name
+from fedclade.runs.checkpointer import Every, Keeper
+from fedclade.runs.history import Record
+from fedclade.runs.rounds import OnRound, Schedule, check_privacy, check_settings, check_stream, config_of, run_rounds
+from fedclade.runs.store import Run
+from fedclade.training.memory import default_memory, memory_bytes
 
 MakeAlgorithm = Callable[[Mapping[int, int] | None], Algorithm]
 """Makes an algorithm, given the true clusters where clients tell them: the oracle needs them."""

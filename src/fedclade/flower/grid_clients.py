@@ -12,9 +12,14 @@ import torch
 from flwr.app import Array, MessageType, RecordDict
 from torch import Tensor
 
-from fedclade.clients import Evaluation, Round, Split
-from fedclade.encoding import ENCODINGS, encoded_bytes
-from fedclade.errors import UpdateError
+from fedclade.channel.encoding import ENCODINGS, encoded_bytes
+from fedclade.channel.signature import CountSketch
+from fedclade.channel.streaming import Tally
+from fedclade.channel.traffic import Meter
+from fedclade.core.clients import Evaluation, Round, Split
+from fedclade.core.errors import UpdateError
+from fedclade.core.params import Layout
+from fedclade.core.updates import DROPPED_OUT, LARGEST_NORM, TOO_LATE, Updates
 from fedclade.flower import wire
 from fedclade.flower.arrivals import Arrivals
 from fedclade.flower.doors import Doors, Start
@@ -23,11 +28,6 @@ from fedclade.flower.members import Members
 from fedclade.flower.patience import Patience
 from fedclade.flower.policy import FORBIDS
 from fedclade.flower.wire import Content
-from fedclade.meter import Meter
-from fedclade.params import Layout
-from fedclade.signature import CountSketch
-from fedclade.streaming import Tally
-from fedclade.updates import DROPPED_OUT, LARGEST_NORM, TOO_LATE, Updates
 
 _log = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from fedclade.errors import UpdateError
+from fedclade.core.errors import UpdateError
+from fedclade.core.registry import Schema, Task
 from fedclade.flower.wire import Content, Words, clean, examples, shown
-from fedclade.roster import Schema, Task
 
 LARGEST_NUMBER = 2**31 - 1
 """Of a client, or a true cluster."""

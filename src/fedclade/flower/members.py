@@ -12,14 +12,14 @@ from typing import Literal
 
 from flwr.app import MessageType
 
-from fedclade.errors import ModelError, RunError, UpdateError
-from fedclade.files import appear
+from fedclade.core.errors import ModelError, RunError, UpdateError
+from fedclade.core.files import appear
+from fedclade.core.registry import Roster
 from fedclade.flower import wire
 from fedclade.flower.exchange import Exchange
 from fedclade.flower.introduction import Introduction, Member, read_member, read_schema
 from fedclade.flower.signing import KEY_FILE, Asked
 from fedclade.flower.wire import Content, distrusting
-from fedclade.roster import Roster
 
 Identity = Literal["node", "number"]
 

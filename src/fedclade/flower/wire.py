@@ -21,9 +21,9 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
-from fedclade.encoding import ENCODINGS, decode
-from fedclade.errors import UpdateError
-from fedclade.params import Layout
+from fedclade.channel.encoding import ENCODINGS, decode
+from fedclade.core.errors import UpdateError
+from fedclade.core.params import Layout
 
 PROTOCOL = 3
 """Of these messages; both sides must speak the same."""

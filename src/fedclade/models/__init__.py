@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedclade import rng
-from fedclade.arguments import check_arguments, known_arguments
-from fedclade.errors import ConfigError, ModelError, shown, unknown
+from fedclade.core import rng
+from fedclade.core.arguments import check_arguments, known_arguments
+from fedclade.core.errors import ConfigError, ModelError, shown, unknown
 from fedclade.models.convolutional import cifar_cnn, cnn
 from fedclade.models.dense import mclr, mlp
 from fedclade.models.recurrent import lstm, vector_lstm

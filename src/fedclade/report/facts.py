@@ -12,11 +12,11 @@ from typing import TypeVar
 
 import numpy as np
 
-from fedclade.metrics import perplexity
-from fedclade.store.contents import tells_what_its_kind_does
-from fedclade.store.run import Row, Run
-from fedclade.store.similarities import SimilarityMatrix
-from fedclade.tree import Node, ParameterTree
+from fedclade.core.tree import Node, ParameterTree
+from fedclade.runs.store.contents import tells_what_its_kind_does
+from fedclade.runs.store.run import Row, Run
+from fedclade.runs.store.similarities import SimilarityMatrix
+from fedclade.tasks.metrics import perplexity
 
 L = TypeVar("L")
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from fedclade.errors import MissingExtraError
-from fedclade.files import appear
+from fedclade.core.errors import MissingExtraError
+from fedclade.core.files import appear
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

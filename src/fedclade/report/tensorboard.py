@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedclade.extras import import_extra
-from fedclade.store.run import Row
-from fedclade.tree import ParameterTree
+from fedclade.core.extras import import_extra
+from fedclade.core.tree import ParameterTree
+from fedclade.runs.store.run import Row
 
 FOLDER = "tensorboard"
 """In the run folder."""

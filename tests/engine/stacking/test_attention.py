@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedclade.engine import auto
-from fedclade.engine.auto import build_engine
-from fedclade.engine.jobs import Task
-from fedclade.engine.loop import LoopEngine
-from fedclade.engine.stacked import CannotStack, StackedEngine
+from fedclade.training import auto
+from fedclade.training.auto import build_engine
+from fedclade.training.jobs import Task
+from fedclade.training.loop import LoopEngine
+from fedclade.training.stacked import CannotStack, StackedEngine
 from tests.engine.worlds import LABELS, SIZES, SPECS, TOKENS, task_of
 
 PLACES, WIDTH, HEADS = 5, 8, 2

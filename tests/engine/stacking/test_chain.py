@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from fedclade import LocalSpec
-from fedclade.engine.jobs import Job, Task
-from fedclade.engine.loop import LoopEngine
-from fedclade.engine.stacked import StackedEngine
-from fedclade.engine.stacking.chain import Chain
-from fedclade.engine.stacking.fold import Fold
-from fedclade.params import Layout
+from fedclade.core.params import Layout
+from fedclade.training.jobs import Job, Task
+from fedclade.training.loop import LoopEngine
+from fedclade.training.stacked import StackedEngine
+from fedclade.training.stacking.chain import Chain
+from fedclade.training.stacking.fold import Fold
 
 
 def dense(*, bias: bool = True, inplace: bool = False) -> nn.Sequential:

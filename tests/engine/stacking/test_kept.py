@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fedclade.engine.stacking.kept import Kept
+from fedclade.training.stacking.kept import Kept
 
 
 def test_the_same_memory_is_given_for_anything_that_fits():

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from fedclade.data.federation import IGNORED
-from fedclade.engine.loop import cross_entropy
-from fedclade.engine.stacking.loss import REGISTER, Losses
-from fedclade.engine.stacking.plan import Plan
+from fedclade.training.loop import cross_entropy
+from fedclade.training.stacking.loss import REGISTER, Losses
+from fedclade.training.stacking.plan import Plan
 
 BATCH = 4
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedclade.engine.stacking import products
-from fedclade.engine.stacking.products import TINY, Product
+from fedclade.training.stacking import products
+from fedclade.training.stacking.products import TINY, Product
 
 
 def matrices(rows: int, inner: int, columns: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:

@@ -17,12 +17,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fedclade import LocalSpec
-from fedclade.engine import auto
-from fedclade.engine.auto import build_engine, objection
-from fedclade.engine.jobs import Engine, Task
-from fedclade.engine.stacked import StackedEngine
-from fedclade.engine.stacking import products, replay
-from fedclade.engine.stacking.replay import Replay
+from fedclade.training import auto
+from fedclade.training.auto import build_engine, objection
+from fedclade.training.jobs import Engine, Task
+from fedclade.training.stacked import StackedEngine
+from fedclade.training.stacking import products, replay
+from fedclade.training.stacking.replay import Replay
 from tests.engine.worlds import FEATURES, LABELS, SPECS, Tied, features, perceptron, task_of
 
 SIZES = (60, 60, 50, 23)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from fedclade.report.page import Page, Section, Subject, Table, run_page
-from fedclade.store.run import Run
+from fedclade.runs.store.run import Run
 
 
 @pytest.fixture

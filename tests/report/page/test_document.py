@@ -11,15 +11,15 @@ import plotly.graph_objects as go
 import pytest
 import torch
 
-from fedclade.errors import MissingExtraError, RunError
-from fedclade.metrics import spread
+from fedclade.core.errors import MissingExtraError, RunError
+from fedclade.core.tree import ParameterTree
 from fedclade.report.page import Page, Subject, comparison_page, document, page_html, run_page, state_json, write_page
 from fedclade.report.page.document import script_json
 from fedclade.report.page.palette import variables
 from fedclade.report.page.section import as_json
-from fedclade.store.run import Run
-from fedclade.store.similarities import SimilarityMatrix
-from fedclade.tree import ParameterTree
+from fedclade.runs.store.run import Run
+from fedclade.runs.store.similarities import SimilarityMatrix
+from fedclade.tasks.metrics import spread
 from tests.report.conftest import summary
 
 EVIL = "</script><img src=x onerror=alert(1)>%{x}"

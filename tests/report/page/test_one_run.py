@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 import torch
 
-from fedclade.config import check_config
-from fedclade.metrics import spread
+from fedclade.config.settings import check_config
+from fedclade.core.tree import ParameterTree
 from fedclade.report.page import Card, Subject
 from fedclade.report.page.courses import accuracy_section
 from fedclade.report.page.flow import REST, STAGES, WIDEST
 from fedclade.report.page.plot import LONGEST
 from fedclade.report.page.setting import repeat_command
 from fedclade.report.page.similarity import MATRICES, SIDE
-from fedclade.store.similarities import SimilarityMatrix
-from fedclade.tree import ParameterTree
+from fedclade.runs.store.similarities import SimilarityMatrix
+from fedclade.tasks.metrics import spread
 
 ALWAYS = ["accuracy", "tree", "clients", "config"]
 

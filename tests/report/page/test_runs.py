@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from fedclade.config import check_config
-from fedclade.metrics import spread
+from fedclade.config.settings import check_config
 from fedclade.report.page import Card, Section, Subject, Table, comparison_page, run_labels
-from fedclade.store.run import Run
+from fedclade.runs.store.run import Run
+from fedclade.tasks.metrics import spread
 
 
 @pytest.fixture

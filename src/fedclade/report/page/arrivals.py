@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedclade.newcomers import ACCURACIES
 from fedclade.report import facts
 from fedclade.report.formats import NONE, count, number, percent, shortened
 from fedclade.report.page import plot
 from fedclade.report.page.palette import series
 from fedclade.report.page.section import Figure, Section, Table
 from fedclade.report.page.subject import Subject
+from fedclade.runs.newcomers import ACCURACIES
 
 MODELS = ("the model it got", "the root’s", "its own, trained alone", "the one it got, fine-tuned")
 """What the columns of :data:`ACCURACIES` are."""

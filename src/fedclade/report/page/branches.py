@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import sqrt
 
+from fedclade.core.tree import Node
 from fedclade.report import facts
 from fedclade.report.facts import Course
 from fedclade.report.formats import NONE, count, number, percent, shortened
 from fedclade.report.page.section import Section
 from fedclade.report.page.subject import Subject
 from fedclade.report.tables import CRITERIA
-from fedclade.tree import Node
 
 DRAWN = 40
 """So many current clusters are drawn, the largest; of the rest only the number is told."""

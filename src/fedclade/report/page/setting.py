@@ -10,11 +10,11 @@ from typing import Any
 
 import tomli_w
 
-from fedclade.config import WRITTEN_ONLY, check_config
-from fedclade.errors import ConfigError
+from fedclade.config.settings import WRITTEN_ONLY, check_config
+from fedclade.core.errors import ConfigError
 from fedclade.report.page.section import Section, Table
 from fedclade.report.page.subject import Subject
-from fedclade.store.run import CONFIG, Run, without_none
+from fedclade.runs.store.run import CONFIG, Run, without_none
 
 
 def setting_section(subject: Subject) -> Section:

@@ -1,0 +1,162 @@
+"""Faults drawn on purpose: simulated clients that drop out of a round, answer too late, or send what cannot be used."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+from torch import Tensor
+
+from fedclade.core import rng
+from fedclade.core.arguments import checked
+from fedclade.core.clients import Clients, ClientsWrapper, Round
+from fedclade.core.errors import require
+from fedclade.core.updates import DROPPED_OUT, LARGEST_NORM, TOO_LATE, Updates
+
+Absence = Literal["dropped out", "too late"]
+Corruption = Literal["nan", "infinite", "huge", "misshapen"]
+
+CORRUPTIONS: tuple[Corruption, ...] = ("nan", "infinite", "huge", "misshapen")
+"""What can be wrong with an update, each as likely: one entry of it, or its shape."""
+
+_BAD_ENTRIES = {"nan": math.nan, "infinite": math.inf, "huge": 10 * LARGEST_NORM}
+
+
+@checked()
+@dataclass(frozen=True, kw_only=True)
+class Faults:
+    """How often a client fails when it is asked to train; each time is drawn anew.
+
+    Parameters
+    ----------
+    dropout
+        Share of answers that never come.
+    slow
+        Share of answers that come too late to be waited for.
+    corrupt
+        Share of answers that cannot be used: with an entry that is NaN, infinite or huge, or of a wrong shape.
+
+    Raises
+    ------
+    ConfigError
+        If a share is not in [0, 1], or all together are more than 1; one line for each.
+    """
+
+    dropout: float = 0.0
+    slow: float = 0.0
+    corrupt: float = 0.0
+
+    def __post_init__(self) -> None:
+        shares = {"faults.dropout": self.dropout, "faults.slow": self.slow, "faults.corrupt": self.corrupt}
+        require(
+            *((name, share, 0 <= share <= 1, "in [0, 1]") for name, share in shares.items()),
+            ("the sum of faults", sum(shares.values()), sum(shares.values()) <= 1, "at most 1"),
+        )
+
+    def __bool__(self) -> bool:
+        """Whether there are any."""
+        return self.dropout + self.slow + self.corrupt > 0
+
+    def drawn(self, draw: np.random.Generator) -> Absence | Corruption | None:
+        """Draw what goes wrong with one answer; mostly nothing."""
+        at = draw.random()
+        if at < self.dropout:
+            return DROPPED_OUT
+        if at < self.dropout + self.slow:
+            return TOO_LATE
+        return CORRUPTIONS[draw.integers(len(CORRUPTIONS))] if at < self.dropout + self.slow + self.corrupt else None
+
+
+class FaultyClients(ClientsWrapper):
+    """Clients that fail now and then when they are asked to train or for gradients.
+
+    A fault belongs to seed, round, query and client. So it depends neither on who else is asked, nor on the block in
+    which a client trains. What clients do at home (a round in which nothing travels) cannot arrive corrupt. Subspaces,
+    which belong to no round, always come.
+
+    Parameters
+    ----------
+    clients
+        Those who do the work; what they answer is spoilt as it travels, so behind their permutation.
+    faults
+        How often.
+    keys
+        The key of each client, that its draws belong to.
+    n_parameters
+        D, for the updates of a query that nobody answers.
+    """
+
+    def __init__(self, clients: Clients, faults: Faults, keys: Mapping[int, int], n_parameters: int) -> None:
+        super().__init__(clients)
+        self._faults = faults
+        self._keys = keys
+        self._n_parameters = n_parameters
+
+    def train(
+        self,
+        ids: Sequence[int],
+        models: Tensor,
+        assignment: Sequence[int],
+        this_round: Round,
+        anchors: Sequence[int] | None = None,
+    ) -> Updates:
+        """Let each client train from its model; return the updates Δθ_i that arrive and can be used."""
+
+        def train(places: Sequence[int]) -> Updates:
+            some, rows = [ids[i] for i in places], [assignment[i] for i in places]
+            return self._clients.train(some, models, rows, this_round, anchors and [anchors[i] for i in places])
+
+        return self._arriving(train, ids, models, this_round)
+
+    def gradients(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], this_round: Round) -> Updates:
+        """Return the negative full-batch gradients that arrive and can be used."""
+
+        def gradients(places: Sequence[int]) -> Updates:
+            some, rows = [ids[i] for i in places], [assignment[i] for i in places]
+            return self._clients.gradients(some, models, rows, this_round)
+
+        return self._arriving(gradients, ids, models, this_round)
+
+    def _arriving(
+        self, ask: Callable[[Sequence[int]], Updates], ids: Sequence[int], models: Tensor, this_round: Round
+    ) -> Updates:
+        draws = {client: self._draw(client, this_round) for client in ids}
+        wrong = {client: self._faults.drawn(draw) for client, draw in draws.items()}
+        absent = {client: why for client, why in wrong.items() if why in (DROPPED_OUT, TOO_LATE)}
+        there = [i for i, client in enumerate(ids) if client not in absent]
+        none = Updates.of_nobody({c: str(why) for c, why in absent.items()}, models, self._n_parameters)
+        if not there:
+            return none
+        updates = ask(there)
+        corrupt = [client for client in updates.ids if wrong[client]]
+        if corrupt and this_round.travels != "nothing":
+            updates = _spoilt(updates, corrupt, {c: (str(wrong[c]), draws[c]) for c in corrupt}, this_round.number)
+        return replace(updates, left_out={**none.left_out, **updates.left_out})
+
+    def _draw(self, client: int, this_round: Round) -> np.random.Generator:
+        key = this_round.number, this_round.query, self._keys[client]
+        return rng.generator(this_round.seed, f"faults in {this_round.purpose}", *key)
+
+
+def _spoilt(
+    updates: Updates, corrupt: Sequence[int], how: Mapping[int, tuple[str, np.random.Generator]], number: int
+) -> Updates:
+    """Spoil the updates of some clients, and receive them again, which leaves them out."""
+    theirs = updates.of(corrupt)
+    size = theirs.each.shape[1]
+    rows = [spoil(row, *how[client]) for client, row in zip(theirs.ids, theirs.each, strict=True)]
+    sizes = [int(n) for n in theirs.sizes.tolist()]
+    again = Updates.received_singly(theirs.ids, sizes, rows, size, theirs.n_parameters, theirs.losses, number)
+    return updates.of([client for client in updates.ids if client not in how]).joined(again)
+
+
+def spoil(update: Tensor, how: str, draw: np.random.Generator) -> Tensor:
+    """Return an update ``[S]`` with one bad entry at a random place, or only its first half (``misshapen``)."""
+    if how == "misshapen":
+        return update[: len(update) // 2]
+    spoilt = update.clone()
+    spoilt[draw.integers(len(update))] = _BAD_ENTRIES[how]
+    return spoilt
