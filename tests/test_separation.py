@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedclade import ConfigError
-from fedclade.clustering.partitions import optimal_bipartition
+from fedclade.clustering.bipartition import optimal_bipartition
 from fedclade.clustering.separation import (
     gamma_bound,
     highest_cross,

@@ -30,31 +30,36 @@ from fedclade.algorithms import (
     Oracle,
     ReplicatedCFL,
 )
-from fedclade.channel.faults import Faults
-from fedclade.channel.privacy import DifferentialPrivacy
-from fedclade.channel.signature import Signature
-from fedclade.core.errors import (
+from fedclade.channel import DifferentialPrivacy, Faults, Signature
+from fedclade.core import (
     CheckpointError,
     ConfigError,
     DataError,
     EngineError,
     FedcladeError,
+    LocalSpec,
     MissingExtraError,
     ModelError,
+    Node,
+    ParameterTree,
     PrivacyError,
     RunError,
     RunInterrupted,
     TreeError,
     UpdateError,
 )
-from fedclade.core.local import LocalSpec
-from fedclade.core.tree import Node, ParameterTree
 from fedclade.data import Federation, Pool, load_federation, one_client, pool_from_torch
-from fedclade.runs.ensemble import PathEnsemble, evaluate_paths, path_weights
-from fedclade.runs.history import version_of
-from fedclade.runs.newcomers import Newcomers, assign
-from fedclade.runs.simulation import simulate
-from fedclade.runs.store import Run, export_model
+from fedclade.runs import (
+    Newcomers,
+    PathEnsemble,
+    Run,
+    assign,
+    evaluate_paths,
+    export_model,
+    path_weights,
+    simulate,
+    version_of,
+)
 
 __version__ = version_of("fedclade")
 

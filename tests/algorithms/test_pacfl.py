@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fedclade import PACFL, ConfigError, LocalSpec, Oracle, load_federation, simulate
 from fedclade.channel.traffic import MeteredClients
-from fedclade.clustering.angles import angles
+from fedclade.clustering.subspace_angles import angles
 from fedclade.core.clients import ClientsWrapper
 from fedclade.data.federation import ClientData, Federation, Pool
 from fedclade.report import facts

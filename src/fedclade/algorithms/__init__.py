@@ -21,9 +21,12 @@ from fedclade.algorithms.fl_hc import FLHC
 from fedclade.algorithms.ifca import IFCA
 from fedclade.algorithms.pacfl import PACFL
 from fedclade.algorithms.replicated_cfl import ReplicatedCFL
-from fedclade.core.arguments import check_arguments
-from fedclade.core.errors import ConfigError, unknown
-from fedclade.core.events import Event
+from fedclade.core import (
+    ConfigError,
+    Event,
+    check_arguments,
+    unknown,
+)
 
 __all__ = [
     "ALGORITHMS",

@@ -10,13 +10,22 @@ from typing import ClassVar
 import numpy as np
 from torch import Tensor
 
-from fedclade.clustering.criteria import Geometry
-from fedclade.clustering.routing import Assignment, route, to_root, walk_down
-from fedclade.core.aggregate import mean
-from fedclade.core.clients import Clients, Round
-from fedclade.core.events import Event
-from fedclade.core.tree import ParameterTree
-from fedclade.core.updates import Updates, row_norms
+from fedclade.clustering import (
+    Assignment,
+    Geometry,
+    route,
+    to_root,
+    walk_down,
+)
+from fedclade.core import (
+    Clients,
+    Event,
+    ParameterTree,
+    Round,
+    Updates,
+    mean,
+    row_norms,
+)
 
 
 @dataclass(frozen=True, eq=False)

@@ -34,14 +34,17 @@ from fedclade.algorithms.base import (
     train_clusters,
 )
 from fedclade.algorithms.waiting import place_waiting
-from fedclade.clustering.criteria import Geometry
-from fedclade.clustering.similarity import cosine_similarity
-from fedclade.core.aggregate import mean
-from fedclade.core.arguments import checked
-from fedclade.core.clients import Clients, Round
-from fedclade.core.errors import require
-from fedclade.core.events import Event
-from fedclade.core.tree import Node, ParameterTree
+from fedclade.clustering import Geometry, cosine_similarity
+from fedclade.core import (
+    Clients,
+    Event,
+    Node,
+    ParameterTree,
+    Round,
+    checked,
+    mean,
+    require,
+)
 
 STATIONARY = "stationary"
 """In a state's memory, once the run is at its end."""

@@ -31,12 +31,15 @@ from fedclade.algorithms.base import (
     move_clusters,
     train_root,
 )
-from fedclade.core.arguments import checked
-from fedclade.core.clients import Clients, Round
-from fedclade.core.errors import require
-from fedclade.core.events import Event
-from fedclade.core.local import LARGEST
-from fedclade.core.tree import ParameterTree
+from fedclade.core import (
+    LARGEST,
+    Clients,
+    Event,
+    ParameterTree,
+    Round,
+    checked,
+    require,
+)
 
 
 @checked()

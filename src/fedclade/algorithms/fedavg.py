@@ -18,11 +18,14 @@ from fedclade.algorithms.base import (
     move_clusters,
     train_clusters,
 )
-from fedclade.core.arguments import checked
-from fedclade.core.clients import Clients, Round
-from fedclade.core.errors import ConfigError
-from fedclade.core.events import Event
-from fedclade.core.tree import ParameterTree
+from fedclade.core import (
+    Clients,
+    ConfigError,
+    Event,
+    ParameterTree,
+    Round,
+    checked,
+)
 
 
 class _FixedClusters(Algorithm):

@@ -49,14 +49,20 @@ from fedclade.algorithms.groups import (
     pretrain,
     with_groups,
 )
-from fedclade.clustering.routing import Assignment
-from fedclade.clustering.ternary import k_means, ternary_similarity
-from fedclade.core.arguments import checked
-from fedclade.core.clients import Clients, Round
-from fedclade.core.errors import require
-from fedclade.core.local import LARGEST
-from fedclade.core.tree import ParameterTree
-from fedclade.core.updates import row_norms
+from fedclade.clustering import (
+    Assignment,
+    k_means,
+    ternary_similarity,
+)
+from fedclade.core import (
+    LARGEST,
+    Clients,
+    ParameterTree,
+    Round,
+    checked,
+    require,
+    row_norms,
+)
 
 AT_ONCE = 500
 """Clients, at most, whose pre-training updates are held in memory together when all join a group."""

@@ -28,12 +28,18 @@ from torch import Tensor
 
 from fedclade.algorithms.base import OneCohort, RoundLog, State, by_cluster, log_of, membership_events, too_few_event
 from fedclade.algorithms.hierarchical import check_enough
-from fedclade.clustering.partitions import agglomerate, cut
-from fedclade.clustering.similarity import distances
-from fedclade.core.arguments import checked
-from fedclade.core.clients import Clients, Round
-from fedclade.core.errors import require
-from fedclade.core.tree import ParameterTree
+from fedclade.clustering import (
+    agglomerate,
+    cut,
+    distances,
+)
+from fedclade.core import (
+    Clients,
+    ParameterTree,
+    Round,
+    checked,
+    require,
+)
 
 
 @checked()

@@ -15,10 +15,13 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from fedclade.algorithms.base import OneCohort, OwnModels, RoundLog, State, log_of, move_clusters, train_root
-from fedclade.core.arguments import checked
-from fedclade.core.clients import Clients, Round
-from fedclade.core.errors import require
-from fedclade.core.tree import ParameterTree
+from fedclade.core import (
+    Clients,
+    ParameterTree,
+    Round,
+    checked,
+    require,
+)
 
 
 @checked()

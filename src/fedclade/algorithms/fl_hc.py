@@ -37,13 +37,21 @@ from fedclade.algorithms.base import (
 )
 from fedclade.algorithms.hierarchical import check_enough, cut_rules, merged
 from fedclade.algorithms.waiting import place_waiting
-from fedclade.clustering.partitions import LINKAGES
-from fedclade.clustering.similarity import METRICS, distances
-from fedclade.core.arguments import checked
-from fedclade.core.clients import Clients, Round
-from fedclade.core.errors import ConfigError, require, unknown
-from fedclade.core.events import Event
-from fedclade.core.tree import ParameterTree
+from fedclade.clustering import (
+    LINKAGES,
+    METRICS,
+    distances,
+)
+from fedclade.core import (
+    Clients,
+    ConfigError,
+    Event,
+    ParameterTree,
+    Round,
+    checked,
+    require,
+    unknown,
+)
 
 CLUSTERED = "clustered"
 """In a state's memory, once the clustering step has been taken."""

@@ -8,13 +8,24 @@ from typing import Literal
 
 import torch
 
-from fedclade.clustering.routing import Assignment, Step, all_of, fits_by_loss, leaf_losses
-from fedclade.clustering.similarity import Similarity, cosines
-from fedclade.clustering.ternary import Labels
-from fedclade.core.aggregate import inter_group, mean
-from fedclade.core.clients import Clients, Round
-from fedclade.core.tree import ParameterTree
-from fedclade.core.updates import Updates
+from fedclade.clustering import (
+    Assignment,
+    Labels,
+    Similarity,
+    Step,
+    all_of,
+    cosines,
+    fits_by_loss,
+    leaf_losses,
+)
+from fedclade.core import (
+    Clients,
+    ParameterTree,
+    Round,
+    Updates,
+    inter_group,
+    mean,
+)
 
 GroupDirection = Literal["update", "position"]
 """Of a group: its latest update, or where its model is from the global one."""

@@ -7,10 +7,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedclade.clustering.partitions import agglomerate, cut, where_to_cut
-from fedclade.clustering.similarity import Distances
-from fedclade.core.errors import require
-from fedclade.core.events import Event
+from fedclade.clustering import (
+    Distances,
+    agglomerate,
+    cut,
+    where_to_cut,
+)
+from fedclade.core import Event, require
 
 Rule = tuple[str, object, bool, str]
 """A setting, its value, whether it holds, and what it should be; see :func:`fedclade.core.errors.require`."""
@@ -60,7 +63,7 @@ def merged(
     metric, linkage
         How they were compared, for the event; how clusters are.
     threshold, n_clusters
-        Where to cut, see :func:`fedclade.clustering.partitions.where_to_cut`.
+        Where to cut, see :func:`fedclade.clustering.where_to_cut`.
 
     Returns
     -------

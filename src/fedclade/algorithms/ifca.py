@@ -35,12 +35,16 @@ from fedclade.algorithms.base import (
     move_clusters,
 )
 from fedclade.algorithms.hierarchical import check_enough
-from fedclade.clustering.routing import to_lowest_loss
-from fedclade.core.arguments import checked
-from fedclade.core.clients import Clients, Round
-from fedclade.core.errors import ConfigError, require
-from fedclade.core.events import Event
-from fedclade.core.tree import ParameterTree
+from fedclade.clustering import to_lowest_loss
+from fedclade.core import (
+    Clients,
+    ConfigError,
+    Event,
+    ParameterTree,
+    Round,
+    checked,
+    require,
+)
 
 
 @checked()

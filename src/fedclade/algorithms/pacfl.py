@@ -18,7 +18,7 @@ Where paper and official code differ or leave a choice, this file makes it:
 - Linkage is by the mean over pairs; the "average" of the official code weighs the two clusters that merge alike.
 - Clients that do not send their vectors wait in no cluster; when they do, they join that of the smallest mean angle.
 - The threshold is tuned by hand there. Here, without one, clusters are cut at the largest gap between merges, or not at
-  all: :func:`~fedclade.clustering.partitions.n_clusters_by_gap`.
+  all: :func:`~fedclade.clustering.n_clusters_by_gap`.
 """
 
 from __future__ import annotations
@@ -41,12 +41,15 @@ from fedclade.algorithms.base import (
     train_clusters,
 )
 from fedclade.algorithms.hierarchical import check_enough, cut_rules, merged
-from fedclade.clustering.angles import angles
-from fedclade.core.arguments import checked
-from fedclade.core.clients import Clients, Round
-from fedclade.core.errors import require
-from fedclade.core.events import Event
-from fedclade.core.tree import ParameterTree
+from fedclade.clustering import angles
+from fedclade.core import (
+    Clients,
+    Event,
+    ParameterTree,
+    Round,
+    checked,
+    require,
+)
 
 
 @checked()

@@ -32,12 +32,23 @@ from fedclade.algorithms.base import (
     train_clusters,
 )
 from fedclade.algorithms.waiting import place_waiting
-from fedclade.clustering.split_half import Finding, Labels, Replicates, find_clusters, gain, same_partition
-from fedclade.core.arguments import checked
-from fedclade.core.clients import Clients, Round
-from fedclade.core.errors import require
-from fedclade.core.events import Event
-from fedclade.core.tree import Group, ParameterTree
+from fedclade.clustering import (
+    Finding,
+    Labels,
+    Replicates,
+    find_clusters,
+    gain,
+    same_partition,
+)
+from fedclade.core import (
+    Clients,
+    Event,
+    Group,
+    ParameterTree,
+    Round,
+    checked,
+    require,
+)
 
 FOR_PEOPLE = 0.01
 """From which p-values are told apart that decide nothing."""

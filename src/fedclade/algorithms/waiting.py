@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fedclade.algorithms.base import ClusterRound
-from fedclade.clustering.routing import placed
-from fedclade.core.events import Event
-from fedclade.core.tree import ParameterTree
+from fedclade.clustering import placed
+from fedclade.core import Event, ParameterTree
 
 
 def place_waiting(tree: ParameterTree, parts: Sequence[ClusterRound]) -> tuple[ParameterTree, list[Event]]:

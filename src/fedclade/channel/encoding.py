@@ -28,8 +28,13 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.functional import pad
 
-from fedclade.core.errors import ConfigError, UpdateError, unknown
-from fedclade.core.files import appear, write_tensors
+from fedclade.core import (
+    ConfigError,
+    UpdateError,
+    appear,
+    unknown,
+    write_tensors,
+)
 
 Encoding = Literal["float32", "float16", "int8"]
 

@@ -10,11 +10,18 @@ from typing import Literal
 import numpy as np
 from torch import Tensor
 
-from fedclade.core import rng
-from fedclade.core.arguments import checked
-from fedclade.core.clients import Clients, ClientsWrapper, Round
-from fedclade.core.errors import require
-from fedclade.core.updates import DROPPED_OUT, LARGEST_NORM, TOO_LATE, Updates
+from fedclade.core import (
+    DROPPED_OUT,
+    LARGEST_NORM,
+    TOO_LATE,
+    Clients,
+    ClientsWrapper,
+    Round,
+    Updates,
+    checked,
+    require,
+    rng,
+)
 
 Absence = Literal["dropped out", "too late"]
 Corruption = Literal["nan", "infinite", "huge", "misshapen"]

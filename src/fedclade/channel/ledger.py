@@ -10,9 +10,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fedclade.core.errors import PrivacyError, require
-from fedclade.core.extras import import_extra
-from fedclade.core.files import appear
+from fedclade.core import (
+    PrivacyError,
+    appear,
+    import_extra,
+    require,
+)
 
 FORMAT = 1
 """Version of a ledger's layout."""

@@ -22,11 +22,19 @@ from scipy.special import ndtri
 from torch import Tensor
 
 from fedclade.channel.ledger import Ledger, epsilon_of
-from fedclade.core import rng
-from fedclade.core.arguments import checked
-from fedclade.core.clients import Clients, ClientsWrapper, Evaluation, Round, Split
-from fedclade.core.errors import ConfigError, UpdateError, require
-from fedclade.core.updates import Updates
+from fedclade.core import (
+    Clients,
+    ClientsWrapper,
+    ConfigError,
+    Evaluation,
+    Round,
+    Split,
+    UpdateError,
+    Updates,
+    checked,
+    require,
+    rng,
+)
 
 Noise = Callable[[int, int, Round, str], Tensor]
 """Gives so many standard normal numbers, float64, to a client for what it sends (``updates`` or ``gradients``)."""

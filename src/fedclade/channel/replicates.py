@@ -8,8 +8,13 @@ import torch
 from torch import Tensor
 
 from fedclade.channel.signature import CountSketch
-from fedclade.core.clients import Clients, ClientsWrapper, Round
-from fedclade.core.updates import Updates, row_norms
+from fedclade.core import (
+    Clients,
+    ClientsWrapper,
+    Round,
+    Updates,
+    row_norms,
+)
 
 
 class ReplicatingClients(ClientsWrapper):

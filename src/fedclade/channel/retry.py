@@ -10,10 +10,19 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from fedclade.core.clients import Clients, ClientsWrapper, Evaluation, Round, Split
-from fedclade.core.errors import UpdateError
-from fedclade.core.events import Event
-from fedclade.core.updates import DROPPED_OUT, NOT_ASKED, TOO_LATE, Updates
+from fedclade.core import (
+    DROPPED_OUT,
+    NOT_ASKED,
+    TOO_LATE,
+    Clients,
+    ClientsWrapper,
+    Evaluation,
+    Event,
+    Round,
+    Split,
+    UpdateError,
+    Updates,
+)
 
 RETRIES = 2
 """How often clients are asked again where nobody answered, or everybody is needed."""

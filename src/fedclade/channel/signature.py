@@ -9,11 +9,17 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedclade.core import rng
-from fedclade.core.arguments import checked
-from fedclade.core.clients import Clients, ClientsWrapper, Evaluation, Round, Split
-from fedclade.core.errors import require
-from fedclade.core.updates import Updates
+from fedclade.core import (
+    Clients,
+    ClientsWrapper,
+    Evaluation,
+    Round,
+    Split,
+    Updates,
+    checked,
+    require,
+    rng,
+)
 
 
 @checked()

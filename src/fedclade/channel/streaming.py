@@ -11,8 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedclade.core.clients import Clients, ClientsWrapper, Round
-from fedclade.core.updates import Sums, Updates
+from fedclade.core import (
+    Clients,
+    ClientsWrapper,
+    Round,
+    Sums,
+    Updates,
+)
 
 Ask = Callable[[Sequence[int], Tensor, Sequence[int], Round], Updates]
 """``Clients.train`` or ``Clients.gradients``."""

@@ -8,8 +8,14 @@ from time import perf_counter
 
 from torch import Tensor
 
-from fedclade.core.clients import Clients, ClientsWrapper, Evaluation, Round, Split
-from fedclade.core.updates import Updates
+from fedclade.core import (
+    Clients,
+    ClientsWrapper,
+    Evaluation,
+    Round,
+    Split,
+    Updates,
+)
 
 
 class Meter:

@@ -8,8 +8,11 @@ from rich.text import Text
 
 from fedclade.cli.app import app
 from fedclade.cli.console import new_console
-from fedclade.core.errors import FedcladeError, RunInterrupted
-from fedclade.report.terminal import Terminal
+from fedclade.core import (
+    FedcladeError,
+    RunInterrupted,
+)
+from fedclade.report import Terminal
 
 INTERRUPTED = 130
 """Exit status of a run that was interrupted, as shells have it: 128 + SIGINT."""

@@ -13,10 +13,10 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from fedclade.core.errors import RunError
-from fedclade.report.formats import percent
+from fedclade.core import RunError
+from fedclade.report import percent
 from fedclade.report.page import Page, Subject, cards_html, page_html, run_cards, run_page, state_json
-from fedclade.runs.store import Run
+from fedclade.runs import Run
 
 HOST = "127.0.0.1"
 

@@ -13,14 +13,18 @@ from rich.text import Text
 
 from fedclade.algorithms import ALGORITHMS
 from fedclade.cli.console import new_console
-from fedclade.config.scenario import is_scenario, known_scales, read_scenario
-from fedclade.config.settings import read_config
-from fedclade.config.toml_files import config_folder, find_config
+from fedclade.config import (
+    config_folder,
+    find_config,
+    is_scenario,
+    known_scales,
+    read_config,
+    read_scenario,
+)
 from fedclade.data import PARTITIONS, SHIFTS, SOURCES
 from fedclade.models import MODELS
-from fedclade.report import tree_view
-from fedclade.report.citations import cite_name
-from fedclade.runs.store import Run
+from fedclade.report import cite_name, tree_view
+from fedclade.runs import Run
 
 RunFolder = Annotated[Path, typer.Argument(help="A run folder, as made by 'fedclade run'.")]
 

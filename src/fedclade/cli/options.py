@@ -8,11 +8,9 @@ from typing import Annotated
 
 import typer
 
-from fedclade.core.errors import ConfigError
-from fedclade.runs.store.run import check_free
-from fedclade.training.auto import ENGINES
-from fedclade.training.clients import choose_device
-from fedclade.training.memory import memory_bytes
+from fedclade.core import ConfigError
+from fedclade.runs import check_free
+from fedclade.training import ENGINES, choose_device, memory_bytes
 
 OutOption = Annotated[Path | None, typer.Option("--out", help="Folder to make for the results; it must not exist yet.")]
 DataDirOption = Annotated[

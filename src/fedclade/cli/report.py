@@ -11,12 +11,15 @@ import typer
 from rich.console import Console
 
 from fedclade.cli.console import new_console
-from fedclade.core.errors import RunError
+from fedclade.core import RunError
 from fedclade.report import Comparison, add_figures, cluster_table, decision_tables, run_table
 from fedclade.report.page import REPORT, Subject, comparison_page, run_labels, run_page, write_page
-from fedclade.runs.newcomers import read_newcomers
-from fedclade.runs.store import Run
-from fedclade.runs.store.run import is_finished, is_unfinished
+from fedclade.runs import (
+    Run,
+    is_finished,
+    is_unfinished,
+    read_newcomers,
+)
 
 NEWCOMERS = "newcomers.json"
 """What ``fedclade assign`` leaves in a run folder."""

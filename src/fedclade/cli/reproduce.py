@@ -18,8 +18,12 @@ from rich.text import Text
 from fedclade.cli.console import new_console
 from fedclade.cli.interrupt import interruptible
 from fedclade.cli.options import DataDirOption, DeviceOption
-from fedclade.core.errors import ConfigError, MissingExtraError, unknown
-from fedclade.core.files import appear
+from fedclade.core import (
+    ConfigError,
+    MissingExtraError,
+    appear,
+    unknown,
+)
 from fedclade.papers import EXPERIMENTS, Experiment
 from fedclade.papers.experiment import is_at_hand
 from fedclade.papers.result import Result, measure, missing_data
@@ -35,9 +39,8 @@ from fedclade.papers.writing import (
     to_csv,
     to_markdown,
 )
-from fedclade.report import style
-from fedclade.report.formats import duration
-from fedclade.training.clients import choose_device
+from fedclade.report import duration, style
+from fedclade.training import choose_device
 
 ALL = "all"
 

@@ -12,10 +12,18 @@ from fedclade.cli.options import DataDirOption, DeviceOption, MemoryOption, Quie
 from fedclade.cli.progress import RunProgress
 from fedclade.cli.run import run_and_show
 from fedclade.cli.watch import PORT, DashboardOption, LogOption, PortOption, Watching
-from fedclade.config.settings import read_config
-from fedclade.core.errors import ConfigError, RunError
+from fedclade.config import read_config
+from fedclade.core import (
+    ConfigError,
+    RunError,
+)
+from fedclade.runs import (
+    CONFIG,
+    is_finished,
+    is_unfinished,
+)
 from fedclade.runs.store import run as run_module
-from fedclade.runs.store.run import CONFIG, Run, is_finished, is_unfinished
+from fedclade.runs.store.run import Run
 
 
 def resume(

@@ -13,11 +13,14 @@ import typer
 from rich.console import Console
 
 from fedclade.cli.dashboard import PORT, Dashboard
-from fedclade.core.tree import ParameterTree
-from fedclade.report.tensorboard import TensorBoardLog
-from fedclade.runs.rounds import Follow, OnRound
-from fedclade.runs.store import Run
-from fedclade.runs.store.run import Row
+from fedclade.core import ParameterTree
+from fedclade.report import TensorBoardLog
+from fedclade.runs import (
+    Follow,
+    OnRound,
+    Row,
+    Run,
+)
 
 
 class LogKind(StrEnum):

@@ -8,11 +8,13 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from fedclade.clustering.partitions import Bipartition, optimal_bipartition
+from fedclade.clustering.bipartition import (
+    Bipartition,
+    optimal_bipartition,
+)
 from fedclade.clustering.separation import gamma_bound
 from fedclade.clustering.similarity import Similarity, cosine_similarity
-from fedclade.core.aggregate import mean
-from fedclade.core.updates import Updates
+from fedclade.core import Updates, mean
 
 LARGEST_COMPARED = 1000
 """Members whose similarities are computed in every round; those of more take more memory and time than all else."""

@@ -29,10 +29,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedclade.clustering.similarity import Similarity, cosine_similarity, cosines
-from fedclade.core.clients import Clients, Round
-from fedclade.core.errors import UpdateError
-from fedclade.core.tree import Node, ParameterTree
-from fedclade.core.updates import DROPPED_OUT, Updates
+from fedclade.core import (
+    DROPPED_OUT,
+    Clients,
+    Node,
+    ParameterTree,
+    Round,
+    UpdateError,
+    Updates,
+)
 
 MIDWAY = 0.5
 """How far down, from a member's similarity to a stranger's, which is 0, a newcomer still fits."""

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedclade.clustering.similarity import Similarity
-from fedclade.core.errors import require
+from fedclade.core import require
 
 Gammas = NDArray[np.float64]
 

@@ -8,9 +8,15 @@ from numpy.typing import NDArray
 from scipy.spatial.distance import squareform
 from torch import Tensor
 
-from fedclade.core.errors import ConfigError, unknown
+from fedclade.core import (
+    ConfigError,
+    unknown,
+)
 
 Similarity = NDArray[np.float64]
+
+Labels = NDArray[np.int64]
+"""The cluster of each of n clients, ``[n]``."""
 
 Distances = NDArray[np.float64]
 """Of every two of m rows, ``[m(m-1)/2]``: 0 to 1, 0 to 2, ..., 1 to 2, ..., as SciPy's linkage takes them."""

@@ -34,10 +34,11 @@ from numpy.typing import NDArray
 from scipy.spatial.distance import squareform
 from torch import Tensor
 
-from fedclade.clustering.partitions import agglomerate, cut
-from fedclade.clustering.similarity import Similarity, cosine_similarity
-
-Labels = NDArray[np.int64]
+from fedclade.clustering.linkage import (
+    agglomerate,
+    cut,
+)
+from fedclade.clustering.similarity import Labels, Similarity, cosine_similarity
 
 MOST_CLUSTERS = 32
 """That a dendrogram is cut into."""

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from scipy.sparse.linalg import eigsh
 from torch import Tensor
 
-Labels = NDArray[np.int64]
+from fedclade.clustering.similarity import Labels
+
 Points = NDArray[np.float64]
 
 DECIMALS = 5

@@ -10,7 +10,11 @@ from typing import Any
 
 from fedclade.config.settings import Config, check_config
 from fedclade.config.toml_files import apply_overrides, read_toml
-from fedclade.core.errors import ConfigError, shown, unknown
+from fedclade.core import (
+    ConfigError,
+    shown,
+    unknown,
+)
 
 
 @dataclass(frozen=True)

@@ -10,22 +10,33 @@ from typing import Any, TypeVar
 from torch import nn
 
 from fedclade.algorithms import ALGORITHMS, Algorithm, Oracle, build_algorithm
-from fedclade.channel.faults import Faults
-from fedclade.channel.privacy import DifferentialPrivacy
-from fedclade.channel.signature import Signature
+from fedclade.channel import DifferentialPrivacy, Faults, Signature
 from fedclade.config.toml_files import Section, apply_overrides, read_toml
-from fedclade.core.arguments import check_arguments, defaults, known_arguments
-from fedclade.core.errors import ConfigError, shown, unknown
-from fedclade.core.local import LocalSpec
-from fedclade.core.registry import Schema
+from fedclade.core import (
+    ConfigError,
+    LocalSpec,
+    Schema,
+    check_arguments,
+    defaults,
+    known_arguments,
+    shown,
+    unknown,
+)
 from fedclade.data import PARTITIONS, SOURCES, Federation, check_data_settings, check_newcomers, load_federation
 from fedclade.models import FROM_DATA, model_factory
-from fedclade.runs.backend import Stream, module_for
-from fedclade.runs.checkpointer import Every
-from fedclade.runs.churn import Presence
-from fedclade.runs.rounds import Follow, OnRound, check_privacy, check_settings, check_stream
-from fedclade.runs.simulation import simulate
-from fedclade.runs.store import Run
+from fedclade.runs import (
+    Every,
+    Follow,
+    OnRound,
+    Presence,
+    Run,
+    Stream,
+    check_privacy,
+    check_settings,
+    check_stream,
+    module_for,
+    simulate,
+)
 
 T = TypeVar("T")
 

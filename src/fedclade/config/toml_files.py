@@ -7,7 +7,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedclade.core.errors import ConfigError, shown, unknown
+from fedclade.core import (
+    ConfigError,
+    shown,
+    unknown,
+)
 
 Section = dict[str, Any]
 

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from fedclade.core.arguments import checked
-from fedclade.core.errors import DataError
+from fedclade.core import DataError, checked
 from fedclade.data.arrays import as_inputs
 from fedclade.data.federation import ClientData, Federation, Indices, Pool
 

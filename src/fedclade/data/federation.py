@@ -15,10 +15,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedclade.core.arguments import checked
-from fedclade.core.clients import Split
-from fedclade.core.errors import DataError, require, unknown
-from fedclade.core.registry import Roster, Schema, Task
+from fedclade.core import (
+    DataError,
+    Roster,
+    Schema,
+    Split,
+    Task,
+    checked,
+    require,
+    unknown,
+)
 from fedclade.data.arrays import as_indices, as_inputs, as_targets
 
 Indices = NDArray[np.int64]

@@ -11,9 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from fedclade.core import rng
-from fedclade.core.errors import DataError, require
-from fedclade.core.extras import import_extra
+from fedclade.core import (
+    DataError,
+    import_extra,
+    require,
+    rng,
+)
 from fedclade.data.federation import Indices, Pool
 from fedclade.data.parts import Parts, labels_of, require_labels, shuffled
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedclade.core import rng
-from fedclade.core.errors import DataError
+from fedclade.core import DataError, rng
 from fedclade.data.federation import Pool
 from fedclade.data.partition import partition_pool
 from fedclade.data.parts import Parts

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedclade.core import rng
-from fedclade.core.errors import DataError
+from fedclade.core import DataError, rng
 from fedclade.data.federation import Indices, Pool
 from fedclade.data.parts import Parts
 

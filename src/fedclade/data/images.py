@@ -12,8 +12,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedclade.core.errors import DataError, require
-from fedclade.core.extras import import_extra
+from fedclade.core import (
+    DataError,
+    import_extra,
+    require,
+)
 from fedclade.data.cache import Arrays, cached, stamps
 from fedclade.data.federation import Pool
 from fedclade.data.leaf import LeafFiles, find_leaf, read_leaf

@@ -10,8 +10,13 @@ from typing import Any, get_args
 import numpy as np
 from torch.utils.data import Dataset
 
-from fedclade.core.arguments import checked, known_arguments
-from fedclade.core.errors import ConfigError, require, unknown
+from fedclade.core import (
+    ConfigError,
+    checked,
+    known_arguments,
+    require,
+    unknown,
+)
 from fedclade.data.custom import pool_from_torch
 from fedclade.data.federation import ClientData, Federation, Pool, Scaling
 from fedclade.data.held_back import share_out

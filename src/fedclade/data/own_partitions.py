@@ -8,8 +8,11 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from fedclade.core import rng
-from fedclade.core.errors import DataError, require
+from fedclade.core import (
+    DataError,
+    require,
+    rng,
+)
 from fedclade.data.federation import Indices, Pool
 from fedclade.data.parts import Parts, labels_of, require_labels, shuffled
 

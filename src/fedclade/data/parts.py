@@ -7,8 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from fedclade.core import rng
-from fedclade.core.errors import require
+from fedclade.core import require, rng
 from fedclade.data.federation import Indices, Pool
 
 TestRule = Literal["pool", "matched", "own"]

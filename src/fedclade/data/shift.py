@@ -11,8 +11,13 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from fedclade.core import rng
-from fedclade.core.errors import ConfigError, DataError, require, unknown
+from fedclade.core import (
+    ConfigError,
+    DataError,
+    require,
+    rng,
+    unknown,
+)
 from fedclade.data.federation import Pool
 
 

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedclade.core import rng
-from fedclade.core.errors import require
+from fedclade.core import require, rng
 from fedclade.data.federation import Indices, Pool
 
 FEATURES = 60

@@ -11,8 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from fedclade.core.errors import DataError
-from fedclade.core.extras import import_extra
+from fedclade.core import DataError, import_extra
 from fedclade.data.cache import stamps
 from fedclade.data.federation import Indices
 

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedclade.core import rng
-from fedclade.core.errors import DataError
+from fedclade.core import DataError, rng
 from fedclade.data.cache import stamps
 from fedclade.data.corpus import Corpus, join, pool_from_corpus
 from fedclade.data.federation import Pool, Task

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedclade.core.errors import DataError
+from fedclade.core import DataError
 from fedclade.data.federation import Pool
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedclade.core.updates import Updates
+from fedclade.core import Updates
 from fedclade.flower.wire import Answer
 
 

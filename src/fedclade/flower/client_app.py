@@ -12,17 +12,20 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from torch import nn
 
-from fedclade.channel.ledger import Budget
-from fedclade.channel.privacy import DifferentialPrivacy
-from fedclade.core.arguments import checked
-from fedclade.core.errors import ConfigError, DataError, FedcladeError
-from fedclade.data.federation import Federation
+from fedclade.channel import Budget, DifferentialPrivacy
+from fedclade.core import (
+    ConfigError,
+    DataError,
+    FedcladeError,
+    checked,
+)
+from fedclade.data import Federation
 from fedclade.flower.policy import Policy
 from fedclade.flower.respondent import Respondent, read_secret
 from fedclade.flower.signing import key_of, signed, unsigned
 from fedclade.flower.wire import Content, refusal
-from fedclade.runs.backend import Maker
-from fedclade.training.clients import choose_device
+from fedclade.runs import Maker
+from fedclade.training import choose_device
 
 KEPT = 256
 """Clients that one process keeps ready; in a simulation it may be many in turn."""

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedclade.algorithms import Algorithm
-from fedclade.algorithms.base import State
-from fedclade.core.clients import Clients, ClientsWrapper, Round
-from fedclade.core.events import Event
+from fedclade.algorithms import Algorithm, State
+from fedclade.core import (
+    Clients,
+    ClientsWrapper,
+    Event,
+    Round,
+)
 from fedclade.flower.members import Members
 
 

@@ -10,9 +10,12 @@ from typing import TypeVar
 from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from fedclade.channel.traffic import Meter
-from fedclade.core.errors import UpdateError
-from fedclade.core.updates import DROPPED_OUT, TOO_LATE
+from fedclade.channel import Meter
+from fedclade.core import (
+    DROPPED_OUT,
+    TOO_LATE,
+    UpdateError,
+)
 from fedclade.flower import signing
 from fedclade.flower.inbox import inbox_of
 from fedclade.flower.signing import Asked

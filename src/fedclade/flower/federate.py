@@ -13,16 +13,8 @@ from flwr.serverapp import Grid
 from torch import Tensor, nn
 
 from fedclade.algorithms import Algorithm, build_algorithm
-from fedclade.channel.privacy import DifferentialPrivacy
-from fedclade.channel.retry import AttendedClients
-from fedclade.channel.signature import Signature
-from fedclade.channel.traffic import Meter
-from fedclade.core.arguments import checked
-from fedclade.core.errors import require
-from fedclade.core.files import owner_only
-from fedclade.core.local import LocalSpec
-from fedclade.core.params import Layout
-from fedclade.core.registry import Schema
+from fedclade.channel import AttendedClients, DifferentialPrivacy, Meter, Signature
+from fedclade.core import Layout, LocalSpec, Schema, checked, owner_only, require
 from fedclade.flower import wire
 from fedclade.flower.connected import ConnectedClients
 from fedclade.flower.doors import Doors
@@ -30,12 +22,29 @@ from fedclade.flower.exchange import Exchange
 from fedclade.flower.grid_clients import GridClients
 from fedclade.flower.members import Identity, Members
 from fedclade.flower.signing import read_keys
-from fedclade.runs.backend import Maker, Stream, World, decide_stream, initial_models, model_name
-from fedclade.runs.checkpointer import Every, Keeper
-from fedclade.runs.history import Record
-from fedclade.runs.rounds import OnRound, Schedule, check_privacy, check_settings, check_stream, config_of, run_rounds
-from fedclade.runs.store import Run
-from fedclade.training.memory import default_memory, memory_bytes
+from fedclade.runs import (
+    Every,
+    Keeper,
+    Maker,
+    OnRound,
+    Record,
+    Run,
+    Schedule,
+    Stream,
+    World,
+    check_privacy,
+    check_settings,
+    check_stream,
+    config_of,
+    decide_stream,
+    initial_models,
+    model_name,
+    run_rounds,
+)
+from fedclade.training import (
+    default_memory,
+    memory_bytes,
+)
 
 MakeAlgorithm = Callable[[Mapping[int, int] | None], Algorithm]
 """Makes an algorithm, given the true clusters where clients tell them: the oracle needs them."""

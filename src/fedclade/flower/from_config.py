@@ -12,19 +12,23 @@ from flwr.app import Context
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from fedclade.channel.encoding import check_encoding
-from fedclade.channel.ledger import Budget
-from fedclade.channel.privacy import DifferentialPrivacy
-from fedclade.config.settings import Config, check_config
-from fedclade.core.arguments import check_arguments
-from fedclade.core.errors import ConfigError, DataError
+from fedclade.channel import Budget, DifferentialPrivacy, check_encoding
+from fedclade.config import (
+    Config,
+    check_config,
+)
+from fedclade.core import (
+    ConfigError,
+    DataError,
+    check_arguments,
+)
 from fedclade.data import Federation
 from fedclade.flower.client_app import app_for, own_of, partition_of
 from fedclade.flower.federate import ModelFor, Network, federate
 from fedclade.flower.respondent import Respondent
 from fedclade.flower.server_app import app_of, tell
-from fedclade.runs.store import Run
-from fedclade.training.clients import choose_device
+from fedclade.runs import Run
+from fedclade.training import choose_device
 
 SIMULATED = ("faults", "newcomers")
 """Sections of a config that a network has no use for: there clients fail, come and go by themselves."""

@@ -12,14 +12,24 @@ import torch
 from flwr.app import Array, MessageType, RecordDict
 from torch import Tensor
 
-from fedclade.channel.encoding import ENCODINGS, encoded_bytes
-from fedclade.channel.signature import CountSketch
-from fedclade.channel.streaming import Tally
-from fedclade.channel.traffic import Meter
-from fedclade.core.clients import Evaluation, Round, Split
-from fedclade.core.errors import UpdateError
-from fedclade.core.params import Layout
-from fedclade.core.updates import DROPPED_OUT, LARGEST_NORM, TOO_LATE, Updates
+from fedclade.channel import (
+    ENCODINGS,
+    CountSketch,
+    Meter,
+    Tally,
+    encoded_bytes,
+)
+from fedclade.core import (
+    DROPPED_OUT,
+    LARGEST_NORM,
+    TOO_LATE,
+    Evaluation,
+    Layout,
+    Round,
+    Split,
+    UpdateError,
+    Updates,
+)
 from fedclade.flower import wire
 from fedclade.flower.arrivals import Arrivals
 from fedclade.flower.doors import Doors, Start

@@ -8,8 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from fedclade.core.errors import UpdateError
-from fedclade.core.registry import Schema, Task
+from fedclade.core import (
+    Schema,
+    Task,
+    UpdateError,
+)
 from fedclade.flower.wire import Content, Words, clean, examples, shown
 
 LARGEST_NUMBER = 2**31 - 1

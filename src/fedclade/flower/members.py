@@ -12,9 +12,13 @@ from typing import Literal
 
 from flwr.app import MessageType
 
-from fedclade.core.errors import ModelError, RunError, UpdateError
-from fedclade.core.files import appear
-from fedclade.core.registry import Roster
+from fedclade.core import (
+    ModelError,
+    Roster,
+    RunError,
+    UpdateError,
+    appear,
+)
 from fedclade.flower import wire
 from fedclade.flower.exchange import Exchange
 from fedclade.flower.introduction import Introduction, Member, read_member, read_schema

@@ -10,9 +10,14 @@ from typing import Any
 
 from flwr.app import ConfigRecord, RecordDict
 
-from fedclade.core.errors import ConfigError, PolicyError, require, unknown
-from fedclade.core.files import appear
-from fedclade.core.local import LocalSpec
+from fedclade.core import (
+    ConfigError,
+    LocalSpec,
+    PolicyError,
+    appear,
+    require,
+    unknown,
+)
 from fedclade.flower.wire import shown
 
 QUESTIONS = ("train", "evaluate", "gradients", "subspaces")

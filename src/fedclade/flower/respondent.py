@@ -14,23 +14,40 @@ import torch
 from flwr.app import RecordDict
 from torch import Tensor, nn
 
-from fedclade.channel.encoding import ErrorFeedback, check_encoding, encode
-from fedclade.channel.ledger import Budget, Ledger
-from fedclade.channel.privacy import DifferentialPrivacy, private_client
-from fedclade.channel.replicates import ReplicatingClients
-from fedclade.channel.signature import CountSketch, Permutation, PermutedClients
-from fedclade.core import rng
-from fedclade.core.arguments import check_arguments
-from fedclade.core.clients import Clients, Round, Split
-from fedclade.core.errors import ConfigError, DataError, UpdateError
-from fedclade.core.local import LocalSpec
-from fedclade.core.params import Layout
-from fedclade.data.federation import Federation
+from fedclade.channel import (
+    Budget,
+    CountSketch,
+    DifferentialPrivacy,
+    ErrorFeedback,
+    Ledger,
+    Permutation,
+    PermutedClients,
+    ReplicatingClients,
+    check_encoding,
+    encode,
+    private_client,
+)
+from fedclade.core import (
+    Clients,
+    ConfigError,
+    DataError,
+    Layout,
+    LocalSpec,
+    Round,
+    Split,
+    UpdateError,
+    check_arguments,
+    rng,
+)
+from fedclade.data import Federation
 from fedclade.flower import wire
 from fedclade.flower.policy import Account, Policy, Spent
 from fedclade.flower.wire import Content, shown
-from fedclade.runs.backend import Maker, module_for
-from fedclade.training.clients import SimulatedClients
+from fedclade.runs import (
+    Maker,
+    module_for,
+)
+from fedclade.training import SimulatedClients
 
 LARGEST_SKETCH = 2**20
 """Numbers that a signature may be asked to have: memory is made for them."""

@@ -12,13 +12,12 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedclade.core.errors import DataError
-from fedclade.core.files import appear
+from fedclade.core import DataError, appear
 from fedclade.papers import EXPERIMENTS
 from fedclade.papers.outcome import AS_SEEDS_DIFFER, Row
 from fedclade.papers.result import Result
 from fedclade.papers.writing import departures, figure, table, to_markdown
-from fedclade.report.formats import NONE, duration
+from fedclade.report import NONE, duration
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from fedclade.papers.experiment import Settings
-from fedclade.runs.store import Run
-from fedclade.tasks.metrics import perplexity
+from fedclade.runs import Run
+from fedclade.tasks import perplexity
 
 Course = dict[str, Any]
 """What is kept of a run, see :func:`course_of`."""

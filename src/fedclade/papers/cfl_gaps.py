@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import nn
 
-from fedclade.core.local import LocalSpec
-from fedclade.data import load_federation
-from fedclade.data.federation import Federation
+from fedclade.core import LocalSpec
+from fedclade.data import Federation, load_federation
 from fedclade.papers.drawing import head, legend, mean_lines, panels
 from fedclade.papers.experiment import Bench, Settings
 from fedclade.papers.gaps import KINDS, Gaps, gaps_over_rounds
 from fedclade.papers.outcome import Claim, Outcome, Row, Summary, untold
 from fedclade.report import style
-from fedclade.runs.backend import module_for
+from fedclade.runs import module_for
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

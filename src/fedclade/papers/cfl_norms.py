@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedclade.algorithms import FedAvg
-from fedclade.core.local import LocalSpec
+from fedclade.core import LocalSpec
 from fedclade.data import load_federation
 from fedclade.papers.drawing import head, legend, panels
 from fedclade.papers.experiment import Bench, Settings
 from fedclade.papers.outcome import Claim, Outcome, Row, Summary
 from fedclade.report import style
-from fedclade.runs.simulation import simulate
+from fedclade.runs import simulate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

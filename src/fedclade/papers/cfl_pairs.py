@@ -11,15 +11,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from fedclade.algorithms import CFL
-from fedclade.algorithms.base import (
+from fedclade.algorithms import (
+    CFL,
     RoundLog,
     State,
 )
-from fedclade.core.clients import Clients, Round
-from fedclade.core.events import Event
+from fedclade.core import (
+    Clients,
+    Event,
+    Round,
+)
 from fedclade.report import style
-from fedclade.runs.store import Run
+from fedclade.runs import Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

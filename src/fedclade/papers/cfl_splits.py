@@ -10,19 +10,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import nn
 
-from fedclade.algorithms import CFL, FedAvg, ReplicatedCFL
-from fedclade.algorithms.base import Algorithm
-from fedclade.core.local import LocalSpec
-from fedclade.data import load_federation
-from fedclade.data.federation import Federation
+from fedclade.algorithms import CFL, Algorithm, FedAvg, ReplicatedCFL
+from fedclade.core import LocalSpec
+from fedclade.data import Federation, load_federation
 from fedclade.papers.cfl_course import Course, course_of
 from fedclade.papers.cfl_pairs import WatchedCFL, draw_pairs, pairs_of
 from fedclade.papers.drawing import head, legend, panels
 from fedclade.papers.experiment import Bench, Settings
 from fedclade.papers.outcome import Claim, Outcome, Row, Summary, as_told, untold
 from fedclade.report import style
-from fedclade.runs.backend import module_for
-from fedclade.runs.simulation import simulate
+from fedclade.runs import module_for, simulate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -9,18 +9,16 @@ import torch
 from numpy.typing import NDArray
 
 from fedclade.algorithms import CFL, FedAvg
-from fedclade.core.local import LocalSpec
-from fedclade.core.tree import ParameterTree
-from fedclade.data.federation import Federation
+from fedclade.core import LocalSpec, ParameterTree
+from fedclade.data import Federation
 from fedclade.models import build_model
 from fedclade.papers.drawing import head, legend, panels
 from fedclade.papers.experiment import Bench, Settings
 from fedclade.papers.outcome import Claim, Outcome, Row, Summary
 from fedclade.papers.toys import TwoWeights, federated_xor, opposed, risk, two_risks
 from fedclade.report import style
-from fedclade.runs.simulation import simulate
-from fedclade.runs.store import Run
-from fedclade.runs.store.run import Row as RunRow
+from fedclade.runs import Row as RunRow
+from fedclade.runs import Run, simulate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

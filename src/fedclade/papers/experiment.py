@@ -11,8 +11,13 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from fedclade.core.errors import ConfigError, RunError, RunInterrupted, unknown
-from fedclade.core.files import remove
+from fedclade.core import (
+    ConfigError,
+    RunError,
+    RunInterrupted,
+    remove,
+    unknown,
+)
 from fedclade.data import SOURCES
 from fedclade.papers.outcome import Outcome
 

@@ -8,13 +8,16 @@ from statistics import fmean
 import numpy as np
 from scipy.spatial.distance import pdist
 
-from fedclade.clustering.similarity import cosine_similarity
-from fedclade.clustering.ternary import k_means, ternary_similarity
+from fedclade.clustering import (
+    cosine_similarity,
+    k_means,
+    ternary_similarity,
+)
 from fedclade.core import rng
 from fedclade.papers.experiment import Bench, Settings
 from fedclade.papers.fedgroup_runs import SHARES_OUT, Found, Task, absent, pretrained, there
 from fedclade.papers.outcome import Claim, Outcome, Row, Summary
-from fedclade.tasks.metrics import cluster_scores
+from fedclade.tasks import cluster_scores
 
 ABOUT_LINEAR = 0.9
 """A correlation from which on we call it so: the paper has a picture, and no number."""

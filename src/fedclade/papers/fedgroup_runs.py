@@ -8,16 +8,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedclade.algorithms import Algorithm, FedAvg, FedGroup
-from fedclade.core.clients import Round
-from fedclade.core.local import LocalSpec
-from fedclade.core.updates import Updates
-from fedclade.data import load_federation
-from fedclade.data.federation import Federation
+from fedclade.core import LocalSpec, Round, Updates
+from fedclade.data import Federation, load_federation
 from fedclade.models import build_model
 from fedclade.papers.experiment import Bench, Settings
-from fedclade.runs.backend import Maker, World, module_for
-from fedclade.runs.simulation import simulate
-from fedclade.runs.store import Run
+from fedclade.runs import (
+    Maker,
+    Run,
+    World,
+    module_for,
+    simulate,
+)
 
 Found = dict[str, Any]
 """What is kept of a run, as JSON has it."""

@@ -12,16 +12,23 @@ import torch
 from torch import Tensor, nn
 
 from fedclade.algorithms import FLHC, Algorithm, FedAvg
-from fedclade.clustering.partitions import LINKAGES, agglomerate, cut
-from fedclade.clustering.similarity import METRICS, distances
-from fedclade.core import rng
-from fedclade.core.local import LocalSpec
-from fedclade.data import load_federation
-from fedclade.data.federation import Federation
+from fedclade.clustering import (
+    LINKAGES,
+    METRICS,
+    agglomerate,
+    cut,
+    distances,
+)
+from fedclade.core import LocalSpec, rng
+from fedclade.data import Federation, load_federation
 from fedclade.papers.experiment import Bench, Settings
-from fedclade.runs.backend import Maker, World, module_for
-from fedclade.runs.simulation import simulate
-from fedclade.runs.store import Run
+from fedclade.runs import (
+    Maker,
+    Run,
+    World,
+    module_for,
+    simulate,
+)
 
 Found = dict[str, Any]
 """What is kept of a run, as JSON has it."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedclade.algorithms import FLHC, FedAvg
-from fedclade.clustering.partitions import cut_height
+from fedclade.clustering import cut_height
 from fedclade.papers.experiment import Bench, Settings
 from fedclade.papers.fl_hc_claims import (
     Cell,
@@ -32,7 +32,7 @@ from fedclade.papers.fl_hc_runs import (
     run_of,
 )
 from fedclade.papers.outcome import Claim, Outcome, Row
-from fedclade.tasks.metrics import cluster_scores
+from fedclade.tasks import cluster_scores
 
 Cells = Mapping[str, tuple[float | None, float | None, float | None, float | None]]
 """A table of the paper, all in %: accuracy post cluster and in round 50, share of clients at the target likewise."""

@@ -8,18 +8,11 @@ from typing import Any
 from torch import nn
 
 from fedclade.algorithms import FedAvg
-from fedclade.clustering.partitions import optimal_bipartition
-from fedclade.clustering.separation import separation_gap
-from fedclade.clustering.similarity import cosine_similarity
-from fedclade.core.clients import Round
-from fedclade.core.local import LocalSpec
-from fedclade.core.tree import ParameterTree
-from fedclade.core.updates import Updates
-from fedclade.data.federation import Federation
-from fedclade.runs.simulation import simulate
-from fedclade.runs.store.run import Row
-from fedclade.training import SimulatedClients
-from fedclade.training.clients import choose_device
+from fedclade.clustering import cosine_similarity, optimal_bipartition, separation_gap
+from fedclade.core import LocalSpec, ParameterTree, Round, Updates
+from fedclade.data import Federation
+from fedclade.runs import Row, simulate
+from fedclade.training import SimulatedClients, choose_device
 
 KINDS = ("updates", "gradients")
 """What clients are compared by: eq. 51 and eq. 50 of the CFL paper."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from fedclade.tasks.metrics import mean_and_interval
+from fedclade.tasks import mean_and_interval
 
 Wanted = Literal["near", "at least", "at most"]
 

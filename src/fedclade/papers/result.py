@@ -15,12 +15,15 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from fedclade.core.errors import DataError, RunError
-from fedclade.core.files import appear
+from fedclade.core import (
+    DataError,
+    RunError,
+    appear,
+)
 from fedclade.papers.experiment import Bench, Experiment, Scale, Settings, is_at_hand
 from fedclade.papers.outcome import Outcome
-from fedclade.runs.history import versions
-from fedclade.training.clients import choose_device
+from fedclade.runs import versions
+from fedclade.training import choose_device
 
 FORMAT = 2
 """Version of the JSON file's layout."""

@@ -14,9 +14,13 @@ from math import pi, sin
 import numpy as np
 import torch
 
-from fedclade.clustering.partitions import optimal_bipartition
-from fedclade.clustering.separation import highest_cross, lowest_intra, separation_gap
-from fedclade.clustering.similarity import cosine_similarity
+from fedclade.clustering import (
+    cosine_similarity,
+    highest_cross,
+    lowest_intra,
+    optimal_bipartition,
+    separation_gap,
+)
 
 
 def bounds(k: int, gamma: float) -> tuple[float, float]:

@@ -13,7 +13,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedclade.core import rng
-from fedclade.data.federation import ClientData, Federation, Pool
+from fedclade.data import (
+    ClientData,
+    Federation,
+    Pool,
+)
 
 Points = NDArray[np.float32]
 """``[n, 2]``."""

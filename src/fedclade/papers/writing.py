@@ -10,8 +10,8 @@ from typing import Any
 
 from fedclade.papers.outcome import Claim, Row, Summary
 from fedclade.papers.result import Result
-from fedclade.report.formats import NONE, duration
-from fedclade.tasks.metrics import mean_and_interval
+from fedclade.report import NONE, duration
+from fedclade.tasks import mean_and_interval
 
 LONGEST = 80
 """Letters of a setting that are shown."""

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fedclade.core.errors import ConfigError, unknown
+from fedclade.core import (
+    ConfigError,
+    unknown,
+)
 
 _CFL = """@article{sattler2021cfl,
   author  = {Felix Sattler and Klaus-Robert M{\\"u}ller and Wojciech Samek},

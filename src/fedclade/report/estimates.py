@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fedclade.report.formats import NONE, number
-from fedclade.tasks.metrics import mean_and_interval
+from fedclade.tasks import mean_and_interval
 
 BASELINES = ("fedavg", "local", "oracle")
 """Algorithms that others are measured by."""

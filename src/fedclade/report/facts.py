@@ -12,11 +12,12 @@ from typing import TypeVar
 
 import numpy as np
 
-from fedclade.core.tree import Node, ParameterTree
-from fedclade.runs.store.contents import tells_what_its_kind_does
-from fedclade.runs.store.run import Row, Run
-from fedclade.runs.store.similarities import SimilarityMatrix
-from fedclade.tasks.metrics import perplexity
+from fedclade.core import (
+    Node,
+    ParameterTree,
+)
+from fedclade.runs import Row, Run, SimilarityMatrix, tells_what_its_kind_does
+from fedclade.tasks import perplexity
 
 L = TypeVar("L")
 

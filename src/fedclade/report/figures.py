@@ -8,13 +8,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedclade.core.tree import Node
+from fedclade.core import Node
 from fedclade.report import facts, style
 from fedclade.report.dendrogram import dendrogram_figure
 from fedclade.report.facts import Course
 from fedclade.report.formats import count
 from fedclade.report.heat_maps import ALONE, similarity_figure
-from fedclade.runs.store.run import Run
+from fedclade.runs import Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,7 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from fedclade.report.formats import count, number, percent
-from fedclade.runs.newcomers import ACCURACIES, Newcomers
+from fedclade.runs import (
+    ACCURACIES,
+    Newcomers,
+)
 
 
 def newcomer_table(newcomers: Newcomers) -> Table:

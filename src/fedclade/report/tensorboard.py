@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedclade.core.extras import import_extra
-from fedclade.core.tree import ParameterTree
-from fedclade.runs.store.run import Row
+from fedclade.core import ParameterTree, import_extra
+from fedclade.runs import Row
 
 FOLDER = "tensorboard"
 """In the run folder."""

@@ -12,23 +12,43 @@ import torch
 from torch import Tensor, nn
 
 from fedclade.algorithms import Algorithm
-from fedclade.channel.faults import Faults, FaultyClients
-from fedclade.channel.privacy import DifferentialPrivacy, PrivateClients, keyed_noise
-from fedclade.channel.replicates import ReplicatingClients
-from fedclade.channel.retry import AttendedClients
-from fedclade.channel.signature import CountSketch, Permutation, PermutedClients, ProjectedClients, Signature
-from fedclade.channel.streaming import StreamedClients
-from fedclade.channel.traffic import Meter, MeteredClients
-from fedclade.core import rng
-from fedclade.core.clients import Clients
-from fedclade.core.errors import ConfigError, FedcladeError, ModelError
-from fedclade.core.params import Layout, check_module
-from fedclade.core.registry import Schema
-from fedclade.core.tree import ParameterTree
-from fedclade.data.federation import Federation
+from fedclade.channel import (
+    AttendedClients,
+    CountSketch,
+    DifferentialPrivacy,
+    Faults,
+    FaultyClients,
+    Meter,
+    MeteredClients,
+    Permutation,
+    PermutedClients,
+    PrivateClients,
+    ProjectedClients,
+    ReplicatingClients,
+    Signature,
+    StreamedClients,
+    keyed_noise,
+)
+from fedclade.core import (
+    Clients,
+    ConfigError,
+    FedcladeError,
+    Layout,
+    ModelError,
+    ParameterTree,
+    Schema,
+    check_module,
+    rng,
+)
+from fedclade.data import Federation
 from fedclade.models import build_model
-from fedclade.training.clients import SimulatedClients, choose_device
-from fedclade.training.memory import default_memory, memory_bytes, updates_at_once
+from fedclade.training import (
+    SimulatedClients,
+    choose_device,
+    default_memory,
+    memory_bytes,
+    updates_at_once,
+)
 
 Maker = Callable[[int], nn.Module]
 """Makes a module whose initial parameters depend on a seed alone."""

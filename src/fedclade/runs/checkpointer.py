@@ -14,8 +14,12 @@ from typing import Any, Literal, NoReturn
 import torch
 
 from fedclade.algorithms import State
-from fedclade.core.errors import CheckpointError, ConfigError, RunInterrupted
-from fedclade.core.files import remove
+from fedclade.core import (
+    CheckpointError,
+    ConfigError,
+    RunInterrupted,
+    remove,
+)
 from fedclade.runs.backend import Stream, World
 from fedclade.runs.history import Record, versions
 from fedclade.runs.store import Checkpoint, Run, RunFolder

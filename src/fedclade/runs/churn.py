@@ -6,14 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from fedclade.algorithms import Algorithm
-from fedclade.algorithms.base import State
-from fedclade.core import rng
-from fedclade.core.arguments import checked
-from fedclade.core.clients import Clients, ClientsWrapper, Round
-from fedclade.core.errors import require
-from fedclade.core.events import Event
-from fedclade.data.federation import Federation
+from fedclade.algorithms import Algorithm, State
+from fedclade.core import (
+    Clients,
+    ClientsWrapper,
+    Event,
+    Round,
+    checked,
+    require,
+    rng,
+)
+from fedclade.data import Federation
 
 
 class ComingAndGoing(Clients, Protocol):

@@ -13,12 +13,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedclade.core.arguments import checked
-from fedclade.core.clients import Evaluation, Split
-from fedclade.core.errors import ConfigError
-from fedclade.core.params import Layout
-from fedclade.core.tree import ParameterTree
-from fedclade.training.clients import SimulatedClients
+from fedclade.core import (
+    ConfigError,
+    Evaluation,
+    Layout,
+    ParameterTree,
+    Split,
+    checked,
+)
+from fedclade.training import SimulatedClients
 
 GAP = 1e-4
 """How far the mean log-likelihood of the weights may be below the best one, in nats."""

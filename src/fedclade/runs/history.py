@@ -12,16 +12,24 @@ from math import isfinite
 from typing import Any
 
 from fedclade.algorithms import RoundLog, State
-from fedclade.channel.privacy import DifferentialPrivacy
-from fedclade.clustering.criteria import Geometry
-from fedclade.clustering.separation import separation_gap
-from fedclade.core.clients import Evaluation
-from fedclade.core.params import Layout
-from fedclade.core.registry import Roster, Schema
-from fedclade.core.tree import ParameterTree
+from fedclade.channel import DifferentialPrivacy
+from fedclade.clustering import Geometry, separation_gap
+from fedclade.core import (
+    Evaluation,
+    Layout,
+    ParameterTree,
+    Roster,
+    Schema,
+)
 from fedclade.runs.store.run import FORMAT, Row, Run, plain
 from fedclade.runs.store.similarities import LARGEST_KEPT, SimilarityMatrix
-from fedclade.tasks.metrics import SPREAD, cluster_scores, perplexity, share_at_target, spread
+from fedclade.tasks import (
+    SPREAD,
+    cluster_scores,
+    perplexity,
+    share_at_target,
+    spread,
+)
 
 
 @dataclass(eq=False)

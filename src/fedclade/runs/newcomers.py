@@ -16,20 +16,18 @@ import torch
 from torch import Tensor, nn
 
 from fedclade.algorithms import Algorithm, Local, build_algorithm
-from fedclade.channel.privacy import DifferentialPrivacy
-from fedclade.channel.signature import Signature
-from fedclade.clustering.routing import Assignment, all_of
-from fedclade.core.arguments import checked
-from fedclade.core.clients import Round
-from fedclade.core.errors import RunError
-from fedclade.core.local import LocalSpec
-from fedclade.core.tree import ParameterTree
-from fedclade.data.federation import Federation
+from fedclade.channel import DifferentialPrivacy, Signature
+from fedclade.clustering import (
+    Assignment,
+    all_of,
+)
+from fedclade.core import LocalSpec, ParameterTree, Round, RunError, checked
+from fedclade.data import Federation
 from fedclade.runs.backend import Maker, World, module_for
 from fedclade.runs.store import Run
 from fedclade.runs.store.run import Row
 from fedclade.runs.store.shape import check_shape
-from fedclade.training.precision import float32_products
+from fedclade.training import float32_products
 
 ACCURACIES = ("accuracy", "accuracy_root", "accuracy_own", "accuracy_fine_tuned")
 """Columns, all on a newcomer's test data: of the model it got, the root's, its own, and the one it got fine-tuned."""

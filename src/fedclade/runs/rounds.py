@@ -9,20 +9,31 @@ from time import perf_counter
 from typing import Any
 
 from fedclade.algorithms import ALGORITHMS, Algorithm, Oracle
-from fedclade.channel.privacy import DifferentialPrivacy, refusal
-from fedclade.channel.signature import Signature
-from fedclade.core.clients import Evaluation, Round
-from fedclade.core.errors import CheckpointError, ConfigError, FedcladeError, RunError, RunInterrupted, require, shown
-from fedclade.core.local import LocalSpec
-from fedclade.core.tree import ParameterTree
+from fedclade.channel import (
+    DifferentialPrivacy,
+    Signature,
+    refusal,
+)
+from fedclade.core import (
+    CheckpointError,
+    ConfigError,
+    Evaluation,
+    FedcladeError,
+    LocalSpec,
+    ParameterTree,
+    Round,
+    RunError,
+    RunInterrupted,
+    require,
+    shown,
+)
 from fedclade.runs.backend import Stream, World
 from fedclade.runs.checkpointer import Keeper, Progress
 from fedclade.runs.churn import ComingAndGoing
 from fedclade.runs.history import Record
 from fedclade.runs.store import Run
 from fedclade.runs.store.run import Row
-from fedclade.training.auto import check_engine
-from fedclade.training.precision import float32_products
+from fedclade.training import check_engine, float32_products
 
 _log = logging.getLogger(__name__)
 

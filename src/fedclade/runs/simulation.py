@@ -10,12 +10,9 @@ from typing import Any
 from torch import nn
 
 from fedclade.algorithms import Algorithm, build_algorithm
-from fedclade.channel.faults import Faults
-from fedclade.channel.privacy import DifferentialPrivacy
-from fedclade.channel.signature import Signature
-from fedclade.core.arguments import checked
-from fedclade.core.local import LocalSpec
-from fedclade.data.federation import Federation
+from fedclade.channel import DifferentialPrivacy, Faults, Signature
+from fedclade.core import LocalSpec, checked
+from fedclade.data import Federation
 from fedclade.runs.backend import Maker, Stream, World, model_name
 from fedclade.runs.checkpointer import Every, Keeper
 from fedclade.runs.churn import Presence

@@ -11,8 +11,12 @@ from time import monotonic
 import torch
 from torch import Tensor, nn
 
-from fedclade.core.errors import ConfigError, EngineError, unknown
-from fedclade.core.params import Layout
+from fedclade.core import (
+    ConfigError,
+    EngineError,
+    Layout,
+    unknown,
+)
 from fedclade.training.channels_last import ChannelsLastLoop
 from fedclade.training.choice import fastest, forget
 from fedclade.training.jobs import CannotTrainTogether, Engine, Task

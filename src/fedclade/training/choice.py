@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fedclade.core.errors import EngineError
-from fedclade.data.cache import cache_folder
+from fedclade.core import EngineError
+from fedclade.data import cache_folder
 from fedclade.training.jobs import Engine, Task
 from fedclade.training.loop import LoopEngine
 from fedclade.training.threads import cores

@@ -10,13 +10,23 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedclade.core import rng
-from fedclade.core.clients import Evaluation, Round, Split
-from fedclade.core.errors import ConfigError, DataError, ModelError, require
-from fedclade.core.local import LocalSpec
-from fedclade.core.params import Layout
-from fedclade.core.updates import Updates
-from fedclade.data.federation import ClientData, Federation
+from fedclade.core import (
+    ConfigError,
+    DataError,
+    Evaluation,
+    Layout,
+    LocalSpec,
+    ModelError,
+    Round,
+    Split,
+    Updates,
+    require,
+    rng,
+)
+from fedclade.data import (
+    ClientData,
+    Federation,
+)
 from fedclade.training import loop
 from fedclade.training.auto import build_engine
 from fedclade.training.data import ClientsData

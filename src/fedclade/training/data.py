@@ -6,8 +6,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedclade.core.clients import Split
-from fedclade.data.federation import Federation, Indices
+from fedclade.core import Split
+from fedclade.data import (
+    Federation,
+    Indices,
+)
 
 Examples = tuple[Tensor, Tensor]
 """Inputs and targets of a client, ``[n, ...]``, as it sees them."""

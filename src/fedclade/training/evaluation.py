@@ -12,10 +12,17 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedclade.core.clients import Evaluation, Split
-from fedclade.core.errors import DataError
-from fedclade.core.params import Layout
-from fedclade.data.federation import IGNORED, Federation, Indices
+from fedclade.core import (
+    DataError,
+    Evaluation,
+    Layout,
+    Split,
+)
+from fedclade.data import (
+    IGNORED,
+    Federation,
+    Indices,
+)
 from fedclade.training.data import ClientsData, SplitInputs
 from fedclade.training.passes import Asked, Traits
 from fedclade.training.threads import using_threads

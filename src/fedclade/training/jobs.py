@@ -9,8 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from fedclade.core.local import LocalSpec
-from fedclade.core.params import Layout
+from fedclade.core import Layout, LocalSpec
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,10 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedclade.core import rng
-from fedclade.core.local import LocalSpec
-from fedclade.core.params import Layout
-from fedclade.data.federation import IGNORED
+from fedclade.core import Layout, LocalSpec, rng
+from fedclade.data import IGNORED
 from fedclade.training.jobs import Task
 from fedclade.training.threads import Threads, using_threads
 

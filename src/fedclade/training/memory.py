@@ -11,9 +11,12 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from fedclade.core.errors import ConfigError, shown
-from fedclade.core.local import LocalSpec
-from fedclade.core.params import Layout
+from fedclade.core import (
+    ConfigError,
+    Layout,
+    LocalSpec,
+    shown,
+)
 
 SHARE = 4
 """Without a word from the user, one part in so many of the machine's memory."""

@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedclade.core import rng
-from fedclade.core.local import LocalSpec
+from fedclade.core import LocalSpec, rng
 from fedclade.training.jobs import Job, Task
 from fedclade.training.memory import clients_in_cache
 from fedclade.training.stacking.batches import Batches

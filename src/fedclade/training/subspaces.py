@@ -5,7 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedclade.data.federation import ClientData, Pool
+from fedclade.data import (
+    ClientData,
+    Pool,
+)
 
 
 def left_singular_vectors(pool: Pool, client: ClientData, n_vectors: int, per_label: bool) -> Tensor:

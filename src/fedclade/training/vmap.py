@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from fedclade.core.local import LocalSpec
-from fedclade.core.params import Layout
+from fedclade.core import Layout, LocalSpec
 from fedclade.training.clip import clipping, per_client
 from fedclade.training.jobs import CannotTrainTogether, Job, Task
 from fedclade.training.loop import cross_entropy

@@ -23,9 +23,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fedclade.core.errors import EngineError
-from fedclade.core.local import LocalSpec
-from fedclade.core.params import Layout
+from fedclade.core import EngineError, Layout, LocalSpec
 from fedclade.training.channels_last import ChannelsLastLoop
 from fedclade.training.jobs import CannotTrainTogether, Engine, Job, Task
 from fedclade.training.loop import LoopEngine

@@ -11,7 +11,7 @@ from fedclade.report.page import plot
 from fedclade.report.page.palette import series
 from fedclade.report.page.section import Figure, Section, Table
 from fedclade.report.page.subject import Subject
-from fedclade.runs.newcomers import ACCURACIES
+from fedclade.runs import ACCURACIES
 
 MODELS = ("the model it got", "the root’s", "its own, trained alone", "the one it got, fine-tuned")
 """What the columns of :data:`ACCURACIES` are."""

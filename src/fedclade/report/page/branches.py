@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import sqrt
 
-from fedclade.core.tree import Node
+from fedclade.core import Node
 from fedclade.report import facts
 from fedclade.report.facts import Course
 from fedclade.report.formats import NONE, count, number, percent, shortened

@@ -11,7 +11,7 @@ from fedclade.report.page.palette import Key
 from fedclade.report.page.section import Section, Table
 from fedclade.report.page.subject import Subject
 from fedclade.report.tables import CHECKS
-from fedclade.runs.store.run import Row
+from fedclade.runs import Row
 
 SMALLEST = 1e-6
 """p-values below are drawn here: the axis is logarithmic, and a p-value can be as small as one draw in many."""

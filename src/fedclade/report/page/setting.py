@@ -10,11 +10,18 @@ from typing import Any
 
 import tomli_w
 
-from fedclade.config.settings import WRITTEN_ONLY, check_config
-from fedclade.core.errors import ConfigError
+from fedclade.config import (
+    WRITTEN_ONLY,
+    check_config,
+)
+from fedclade.core import ConfigError
 from fedclade.report.page.section import Section, Table
 from fedclade.report.page.subject import Subject
-from fedclade.runs.store.run import CONFIG, Run, without_none
+from fedclade.runs import (
+    CONFIG,
+    Run,
+    without_none,
+)
 
 
 def setting_section(subject: Subject) -> Section:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fedclade.clustering.similarity import Similarity
+from fedclade.clustering import Similarity
 from fedclade.report import facts
 from fedclade.report.facts import ClientOrder
 from fedclade.report.formats import count, number
@@ -14,7 +14,7 @@ from fedclade.report.page import plot
 from fedclade.report.page.palette import Key, truth_colour
 from fedclade.report.page.section import Figure, Section, Table
 from fedclade.report.page.subject import Subject
-from fedclade.runs.store.similarities import SimilarityMatrix
+from fedclade.runs import SimilarityMatrix
 
 SIDE = 100
 """A matrix of more clients is drawn as means over neighbours, so many in a row."""

@@ -12,7 +12,7 @@ from fedclade.report.facts import Outcome, score
 from fedclade.report.formats import number, percent
 from fedclade.report.page import plot
 from fedclade.report.page.palette import ClusterColours
-from fedclade.runs.store.run import Run
+from fedclade.runs import Run
 
 
 @dataclass(frozen=True, eq=False)

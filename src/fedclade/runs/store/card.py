@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedclade.core.params import Layout
-from fedclade.core.tree import Node
+from fedclade.core import Layout, Node
 from fedclade.runs.store.run import Row, Run
-from fedclade.tasks.metrics import spread
+from fedclade.tasks import spread
 
 CARD_FORMAT = 1
 """Version of the card's keys, in each card."""

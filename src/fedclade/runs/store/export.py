@@ -7,11 +7,17 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from fedclade.core.arguments import checked
-from fedclade.core.errors import ConfigError, RunError, TreeError
-from fedclade.core.files import appear, remove, write_tensors
-from fedclade.core.params import Layout
-from fedclade.core.tree import Node
+from fedclade.core import (
+    ConfigError,
+    Layout,
+    Node,
+    RunError,
+    TreeError,
+    appear,
+    checked,
+    remove,
+    write_tensors,
+)
 from fedclade.runs.store.card import as_markdown, model_card
 from fedclade.runs.store.run import Run
 

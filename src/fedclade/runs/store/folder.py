@@ -11,8 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedclade.core.errors import CheckpointError, RunError
-from fedclade.core.files import appear, make_folder, remove
+from fedclade.core import (
+    CheckpointError,
+    RunError,
+    appear,
+    make_folder,
+    remove,
+)
 from fedclade.runs.store.checkpoint import Checkpoint
 from fedclade.runs.store.lock import LOCK, Lock
 from fedclade.runs.store.run import CONFIG, is_finished, is_unfinished, read_config, reopen, without_none, write_config

@@ -6,7 +6,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from fedclade.core.errors import RunError
+from fedclade.core import RunError
 
 try:
     import fcntl

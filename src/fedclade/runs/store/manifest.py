@@ -6,8 +6,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from fedclade.core.errors import RunError
-from fedclade.core.files import sha256_of
+from fedclade.core import RunError, sha256_of
 from fedclade.runs.store.shape import check_shape
 
 

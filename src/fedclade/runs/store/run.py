@@ -13,11 +13,16 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fedclade.core.arguments import checked
-from fedclade.core.errors import RunError
-from fedclade.core.files import appear, bring_to_disk, remove, take_place
-from fedclade.core.params import Layout
-from fedclade.core.tree import ParameterTree
+from fedclade.core import (
+    Layout,
+    ParameterTree,
+    RunError,
+    appear,
+    bring_to_disk,
+    checked,
+    remove,
+    take_place,
+)
 from fedclade.runs.store.contents import CONFIG as CONFIG_SHAPE
 from fedclade.runs.store.contents import FINISHED, SUMMARY, Row, read_events, read_json, read_rows
 from fedclade.runs.store.manifest import check_manifest, write_manifest

@@ -14,9 +14,8 @@ import shutil
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-Row = dict[str, Any]
+from fedclade.runs.store.contents import Row
 
 _NAME = re.compile(r"(\d+)-(\d+)\.jsonl")
 

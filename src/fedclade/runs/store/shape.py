@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from fedclade.core.errors import shown
+from fedclade.core import shown
 
 LARGEST = 2**53
 """Whole numbers beyond are not read: as a float they would be another number."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fedclade.clustering.similarity import Similarity
+from fedclade.clustering import Similarity
 from fedclade.runs.store.contents import check_ids
 
 LARGEST_KEPT = 1000

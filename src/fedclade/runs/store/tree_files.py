@@ -17,10 +17,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from fedclade.core.errors import RunError
-from fedclade.core.files import write_tensors
-from fedclade.core.params import Layout, Slot
-from fedclade.core.tree import Node, ParameterTree
+from fedclade.core import (
+    Layout,
+    Node,
+    ParameterTree,
+    RunError,
+    Slot,
+    write_tensors,
+)
 from fedclade.runs.store.shape import check_shape
 
 DAMAGES = (

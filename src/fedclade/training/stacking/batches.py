@@ -10,7 +10,7 @@ from operator import add
 import torch
 from torch import Tensor
 
-from fedclade.data.federation import IGNORED
+from fedclade.data import IGNORED
 from fedclade.training.jobs import Job
 from fedclade.training.stacking.kept import Kept
 from fedclade.training.stacking.plan import Plan, Step

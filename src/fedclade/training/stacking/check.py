@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from fedclade.core.params import Layout
+from fedclade.core import Layout
 from fedclade.training.jobs import Job
 from fedclade.training.stacking.fold import CannotStack, Fold
 

@@ -9,7 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedclade.core.params import Layout, Slot
+from fedclade.core import (
+    Layout,
+    Slot,
+)
 from fedclade.training.clip import clipping
 from fedclade.training.jobs import CannotTrainTogether
 from fedclade.training.memory import hot_bytes

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedclade.core.local import LocalSpec
-from fedclade.core.params import Slot
+from fedclade.core import LocalSpec, Slot
 from fedclade.training.clip import per_client
 
 FEW_ROWS = 32
