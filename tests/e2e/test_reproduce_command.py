@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from tests.reproduce.examples import TINY
+from tests.papers.examples import TINY
 
 from fedclade.cli import main, reproduce
 from fedclade.core.errors import ConfigError

@@ -1,7 +1,7 @@
 """What all rooms speak.
 
-Errors, random keys, vectors of parameters, queries and replies, updates, the tree, and aggregation. Every other room may
-import it; it imports none. It knows nothing of how clients are trained, how they are clustered, or where a run is kept.
+Errors, random keys, vectors of parameters, queries and replies, updates, the tree, and aggregation. Every other room
+may import it; it imports none. It knows nothing of how clients are trained or clustered, or where a run is kept.
 """
 
 from fedclade.core.aggregate import inter_group, mean

@@ -23,10 +23,10 @@ from fedclade import (
     RunError,
     TreeError,
     export_model,
-    files,
     simulate,
 )
 from fedclade.config.settings import check_config
+from fedclade.core import files
 from fedclade.core.params import Layout
 from tests.folders import resealed, unsealed
 from tests.tiny import FEATURES, LABELS, federation_of, linear, perceptron

@@ -14,7 +14,7 @@ from fedclade.training.auto import build_engine
 from fedclade.training.jobs import Task
 from fedclade.training.loop import LoopEngine
 from fedclade.training.stacked import CannotStack, StackedEngine
-from tests.engine.worlds import LABELS, SIZES, SPECS, TOKENS, task_of
+from tests.training.worlds import LABELS, SIZES, SPECS, TOKENS, task_of
 
 PLACES, WIDTH, HEADS = 5, 8, 2
 

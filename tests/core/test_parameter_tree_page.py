@@ -13,7 +13,7 @@ import torch
 from fedclade import ParameterTree
 from fedclade.cli import main
 
-PAGE = (Path(__file__).parents[1] / "docs" / "parameter-tree.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "parameter-tree.md").read_text()
 
 
 def blocks() -> list[tuple[str, str]]:

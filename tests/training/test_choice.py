@@ -18,7 +18,7 @@ from fedclade.training import choice
 from fedclade.training.choice import MOST_RUNS, RUNS, Choice, Measured, fastest, forget, measure
 from fedclade.training.loop import LoopEngine
 from fedclade.training.workers import WorkersEngine
-from tests.engine.worlds import LABELS, SPECS, features, perceptron, task_of
+from tests.training.worlds import LABELS, SPECS, features, perceptron, task_of
 
 
 class Clock:

@@ -241,10 +241,10 @@ SUM_OF_ITS_ROOT = 1.7563740517944098
 
 
 def test_a_folder_of_format_1_is_read_correctly():
-    """``tests/store/format-1`` was made by the last commit that wrote format 1, with
+    """``tests/runs/store/format-1`` was made by the last commit that wrote format 1, with
 
     ``simulate(CFL(eps2=1e-3, split_rounds=(2,)), linear(), federation_of([0, 1, 0, 1]),
-    local=LocalSpec(batch_size=10), rounds=3, engine="loop").save("tests/store/format-1")``.
+    local=LocalSpec(batch_size=10), rounds=3, engine="loop").save("tests/runs/store/format-1")``.
     """
     run = Run.load(FORMAT_1)
     assert (run.summary["format"], run.summary["rounds"], run.config["seed"]) == (1, 3, 0)

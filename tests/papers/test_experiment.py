@@ -10,7 +10,7 @@ import pytest
 from fedclade.core.errors import ConfigError, RunError, RunInterrupted
 from fedclade.papers import Bench
 from fedclade.papers.experiment import is_at_hand
-from tests.reproduce.examples import TINY
+from tests.papers.examples import TINY
 
 
 def test_a_scale_changes_the_papers_settings_where_it_says_so():

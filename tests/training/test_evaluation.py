@@ -18,9 +18,9 @@ from fedclade.data.federation import IGNORED, ClientData, Federation, Pool
 from fedclade.models import build_model
 from fedclade.training import SimulatedClients, evaluation, passes
 from fedclade.training.evaluation import score
-from tests.engine.worlds import Counts, Mixes
 from tests.reference import evaluation as reference
 from tests.tiny import VIEWS, federation_of, linear, perceptron, simulated
+from tests.training.worlds import Counts, Mixes
 
 SIDE, LABELS, WORDS, TIMES = 4, 4, 7, 5
 IDS = (0, 1, 2, 3, 4, 5, 6, 7)

@@ -15,7 +15,7 @@ import torch
 from fedclade.clustering.similarity import cosine_similarity
 from fedclade.clustering.split_half import Replicates, find_clusters, gain, same_partition
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 TRUTH = np.arange(12) % 3
 
 

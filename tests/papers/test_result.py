@@ -18,7 +18,7 @@ from fedclade.papers import Claim, Outcome, Row
 from fedclade.papers.outcome import as_told
 from fedclade.papers.result import Result, measure
 from fedclade.papers.writing import departures, difference, figure, ours, row_cells, setting, to_csv, to_markdown
-from tests.reproduce.examples import TINY
+from tests.papers.examples import TINY
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from fedclade.training.loop import LoopEngine
 from fedclade.training.stacked import StackedEngine
 from fedclade.training.vmap import VmapEngine
 from fedclade.training.workers import WorkersEngine
-from tests.engine.worlds import LABELS, SPECS, Counts, Mixes, Scaled, Tied, features, perceptron, task_of
+from tests.training.worlds import LABELS, SPECS, Counts, Mixes, Scaled, Tied, features, perceptron, task_of
 
 
 def task(module: nn.Module, spec: str = "plain"):

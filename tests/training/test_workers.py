@@ -23,7 +23,7 @@ from fedclade.training.jobs import CannotTrainTogether, Task
 from fedclade.training.loop import LoopEngine
 from fedclade.training.processes import cannot_fork
 from fedclade.training.workers import INSIDE, WorkersEngine
-from tests.engine.worlds import LABELS, SPECS, Counts, Tied, features, perceptron, task_of
+from tests.training.worlds import LABELS, SPECS, Counts, Tied, features, perceptron, task_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
 
@@ -290,7 +290,7 @@ def test_where_processes_cannot_be_forked_safely_there_are_none(monkeypatch):
 SCRIPT = """
 import os, sys, time, torch
 torch.set_num_threads(2)
-from tests.engine.test_workers import task
+from tests.training.test_workers import task
 from fedclade.training.workers import WorkersEngine
 engine = WorkersEngine("loop")
 engine.train(task())

@@ -23,7 +23,7 @@ from fedclade.training.jobs import Engine, Task
 from fedclade.training.stacked import StackedEngine
 from fedclade.training.stacking import products, replay
 from fedclade.training.stacking.replay import Replay
-from tests.engine.worlds import FEATURES, LABELS, SPECS, Tied, features, perceptron, task_of
+from tests.training.worlds import FEATURES, LABELS, SPECS, Tied, features, perceptron, task_of
 
 SIZES = (60, 60, 50, 23)
 """Of clients, with batches of 10: two full steps of all, a ragged one, two of three clients, one of two."""

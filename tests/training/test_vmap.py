@@ -11,7 +11,7 @@ from torch import nn
 from fedclade.models import build_model
 from fedclade.training.loop import LoopEngine
 from fedclade.training.vmap import CannotMapError, VmapEngine
-from tests.engine.worlds import LABELS, SIZES, SPECS, TOKENS, Counts, Scaled, Tied, features, perceptron, task_of
+from tests.training.worlds import LABELS, SIZES, SPECS, TOKENS, Counts, Scaled, Tied, features, perceptron, task_of
 
 
 def assert_same(task_twice, tolerance):

@@ -14,7 +14,7 @@ from fedclade.papers import EXPERIMENTS
 from fedclade.papers import book as module
 from fedclade.papers.book import book, read_results, write_book
 from fedclade.papers.result import measure
-from tests.reproduce.examples import TINY
+from tests.papers.examples import TINY
 
 ROOT = Path(__file__).parents[2]
 LARGEST_FIGURE = 60_000
