@@ -28,7 +28,8 @@ from rich.table import Table
 
 from fedclade import CFL, Run, simulate
 from fedclade.algorithms.base import RoundLog, State, log_of, move_clusters, train_clusters
-from fedclade.core.clients import Clients, Round
+from fedclade.core.clients import Clients
+from fedclade.core.queries import Round
 from fedclade.papers import EXPERIMENTS, Bench, Settings
 from fedclade.papers.cfl_splits import federation_of, local_of, model_of
 

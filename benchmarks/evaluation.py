@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedclade import Federation, Pool
-from fedclade.core.clients import Split
+from fedclade.core.queries import Split
 from fedclade.data.federation import ClientData
 from fedclade.models import build_model
 from fedclade.training import SimulatedClients

@@ -27,7 +27,7 @@ from fedclade.clustering.linkage import (
     n_clusters_by_gap,
 )
 from fedclade.clustering.similarity import distances
-from fedclade.core.clients import Round
+from fedclade.core.queries import Round
 from fedclade.data import SHIFTS
 from fedclade.runs.backend import module_for
 from fedclade.tasks.metrics import cluster_scores

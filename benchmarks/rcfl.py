@@ -27,7 +27,7 @@ from rich.table import Table
 from fedclade import CFL, FLHC, IFCA, FedAvg, LocalSpec, Oracle, ReplicatedCFL, load_federation, simulate
 from fedclade.algorithms import Algorithm
 from fedclade.channel.signature import Signature
-from fedclade.core.clients import Round
+from fedclade.core.queries import Round
 from fedclade.data import Federation
 from fedclade.runs.backend import World
 from fedclade.tasks.metrics import cluster_scores, mean_and_interval

@@ -16,7 +16,7 @@ import torch
 
 from fedclade import FedAvg, LocalSpec, ReplicatedCFL, load_federation
 from fedclade.clustering.split_half import Replicates, find_clusters, same_partition
-from fedclade.core.clients import Round
+from fedclade.core.queries import Round
 from fedclade.runs.backend import World
 
 mpl.use("svg")

@@ -21,7 +21,7 @@ from fedclade.clustering.linkage import (
 )
 from fedclade.clustering.similarity import Similarity, cosine_similarity, cosines
 from fedclade.clustering.split_half import DRAWS_TO_RESOLVE, Across, Finding, Labels, Replicates
-from fedclade.core.clients import Round
+from fedclade.core.queries import Round
 from fedclade.data import Federation
 from fedclade.runs.backend import World
 from fedclade.tasks.metrics import cluster_scores

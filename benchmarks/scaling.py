@@ -30,10 +30,12 @@ from rich.console import Console
 from rich.table import Table
 
 from fedclade import Federation, LocalSpec, Pool
-from fedclade.channel.signature import CountSketch, ProjectedClients
-from fedclade.channel.streaming import StreamedClients
+from fedclade.channel.middleware import Channel
+from fedclade.channel.signature import CountSketch, Sketching
+from fedclade.channel.streaming import Streaming
 from fedclade.core.aggregate import mean
-from fedclade.core.clients import Clients, Round
+from fedclade.core.clients import Clients
+from fedclade.core.queries import Round
 from fedclade.data.federation import ClientData
 from fedclade.models import build_model
 from fedclade.training import SimulatedClients
@@ -86,10 +88,10 @@ def measure(
     params, layout = simulated.layout.flatten(module), simulated.layout
     asked: Clients = simulated
     if model != "mclr":
-        asked = ProjectedClients(asked, CountSketch(0, layout.n_parameters, SKETCH))
+        asked = Channel(asked, Sketching(CountSketch(0, layout.n_parameters, SKETCH)))
     if stream:
         budget = memory or default_memory(params.device)
-        asked = StreamedClients(asked, updates_at_once(params.nbytes, params.device, budget))
+        asked = Channel(asked, Streaming(asked.sizes, updates_at_once(params.nbytes, params.device, budget)))
     times: list[tuple[float, float]] = []
     for number in range(1, rounds + 2):
         start = perf_counter(), cpu_time()

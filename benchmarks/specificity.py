@@ -19,7 +19,7 @@ from time import perf_counter
 
 from fedclade import CFL, Federation, LocalSpec, ParameterTree, evaluate_paths, load_federation, path_weights, simulate
 from fedclade.algorithms.base import best_on_validation
-from fedclade.core.clients import Evaluation
+from fedclade.core.queries import Evaluation
 from fedclade.runs.backend import module_for
 from fedclade.tasks.metrics import mean_and_interval
 from fedclade.training import SimulatedClients

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedclade import ConfigError, FeSEM, LocalSpec
-from fedclade.core.clients import Round
+from fedclade.core.queries import Round
 from fedclade.core.updates import Updates
 from tests.reference.fedavg import as_numpy
 from tests.reference.fesem import federated_sem

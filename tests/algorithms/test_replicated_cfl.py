@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedclade import ConfigError, FedAvg, LocalSpec, ReplicatedCFL, simulate
-from fedclade.core.clients import Round
+from fedclade.core.queries import Round
 from fedclade.core.updates import Updates
 from tests.tiny import ScriptedClients, federation_of, linear, perceptron, play, renamed, replicating, simulated
 

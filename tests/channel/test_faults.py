@@ -8,12 +8,11 @@ import pytest
 import torch
 
 from fedclade import CFL, ConfigError, LocalSpec, Signature, UpdateError, simulate
-from fedclade.channel.faults import CORRUPTIONS, Faults, FaultyClients, spoil
-from fedclade.channel.retry import AttendedClients
-from fedclade.channel.traffic import MeteredClients
-from fedclade.core.clients import Round
+from fedclade.channel.faults import CORRUPTIONS, FaultInjection, Faults, spoil
+from fedclade.channel.middleware import Channel
+from fedclade.core.queries import Round
 from fedclade.core.updates import DROPPED_OUT, TOO_LATE
-from tests.tiny import ScriptedClients, SpyClients, federation_of, linear, simulated
+from tests.tiny import Attended, Metered, ScriptedClients, SpyClients, federation_of, linear, simulated
 
 ROUND = Round(3, LocalSpec(), seed=1)
 N = 60
@@ -27,7 +26,7 @@ def scripted() -> ScriptedClients:
 
 
 def left_out(faults=HALF, ids=range(N), this_round=ROUND, keys=KEYS, what="train") -> dict[int, str]:
-    faulty = FaultyClients(scripted(), faults, keys, 4)
+    faulty = Channel(scripted(), FaultInjection(faults, keys, 4))
     return dict(getattr(faulty, what)(list(ids), torch.zeros(1, 4), [0] * len(ids), this_round).left_out)
 
 
@@ -69,7 +68,7 @@ def test_a_spoilt_update_is_a_copy_that_cannot_be_used(how):
 
 @pytest.mark.parametrize("what", ["train", "gradients"])
 def test_faulty_clients_are_left_out_and_the_others_answer_as_ever(what):
-    faulty = FaultyClients(scripted(), HALF, KEYS, 4)
+    faulty = Channel(scripted(), FaultInjection(HALF, KEYS, 4))
     updates = getattr(faulty, what)(list(range(N)), torch.zeros(1, 4), [0] * N, ROUND)
     assert sorted([*updates.ids, *updates.left_out]) == list(range(N))
     assert updates.deltas.tolist() == [pytest.approx(scripted().deltas[client]) for client in updates.ids]
@@ -97,7 +96,7 @@ def test_each_query_has_faults_of_its_own(change):
 
 def test_who_is_absent_is_not_asked_and_the_others_have_their_models():
     spy = SpyClients(scripted())
-    faulty = FaultyClients(spy, HALF, KEYS, 4)
+    faulty = Channel(spy, FaultInjection(HALF, KEYS, 4))
     models = torch.arange(float(N))[:, None].expand(N, 4)
     updates = faulty.train(range(N), models, range(N), ROUND, anchors=list(range(N))[::-1])
     absent = {client for client, why in updates.left_out.items() if why in (DROPPED_OUT, TOO_LATE)}
@@ -108,7 +107,7 @@ def test_who_is_absent_is_not_asked_and_the_others_have_their_models():
 
 def test_when_all_are_absent_nobody_is_asked():
     spy = SpyClients(scripted())
-    updates = FaultyClients(spy, Faults(dropout=1.0), KEYS, 3).train([1, 2], torch.zeros(1, 4), [0, 0], ROUND)
+    updates = Channel(spy, FaultInjection(Faults(dropout=1.0), KEYS, 3)).train([1, 2], torch.zeros(1, 4), [0, 0], ROUND)
     assert spy.calls == []
     assert updates.left_out == {1: DROPPED_OUT, 2: DROPPED_OUT}
     assert (updates.deltas.shape, updates.signatures.shape) == ((0, 4), (0, 3))
@@ -122,7 +121,7 @@ def test_what_does_not_travel_does_not_arrive_corrupt():
 
 def test_who_drops_out_has_received_a_model_and_sent_nothing():
     """A model of 4 float32 entries; what is late or corrupt was sent."""
-    metered = MeteredClients(FaultyClients(scripted(), HALF, KEYS, 4))
+    metered = Metered(Channel(scripted(), FaultInjection(HALF, KEYS, 4)))
     for what, down in (("train", N * 16), ("gradients", 0)):
         before = metered.meter.readings()
         updates = getattr(metered, what)(list(range(N)), torch.zeros(1, 4), [0] * N, ROUND)
@@ -137,8 +136,8 @@ TRUTH = [0, 1, 2, 3] * 4
 
 def test_an_answer_to_a_retry_is_the_one_that_would_have_come():
     clients, params = simulated(federation_of(TRUTH), linear(1))
-    faulty = FaultyClients(clients, Faults(dropout=0.8), KEYS, clients.layout.n_parameters)
-    attended = AttendedClients(faulty, retries=50)
+    faulty = Channel(clients, FaultInjection(Faults(dropout=0.8), KEYS, clients.layout.n_parameters))
+    attended = Attended(faulty, retries=50)
     asked = (range(16), params[None], [0] * 16, replace(ROUND, insists=True))
     updates = attended.train(*asked)
     assert torch.equal(updates.deltas, clients.train(*asked).deltas)

@@ -15,9 +15,10 @@ from torch import nn
 from fedclade import CFL, ConfigError, FedGroup, LocalSpec, MissingExtraError, Run, UpdateError, assign, simulate
 from fedclade.channel.faults import Faults
 from fedclade.channel.ledger import Budget, Ledger, epsilon_of
-from fedclade.channel.privacy import DifferentialPrivacy, PrivateClients, keyed_noise, private_client, system_noise
-from fedclade.core.clients import Round
+from fedclade.channel.middleware import Channel
+from fedclade.channel.privacy import DifferentialPrivacy, Privatizing, booked, keyed_noise, system_noise
 from fedclade.core.errors import PrivacyError
+from fedclade.core.queries import Round
 from tests.tiny import FEATURES, LABELS, ScriptedClients, federation_of, linear, renamed, simulated
 
 ROUND = Round(3, LocalSpec(), seed=1)
@@ -34,8 +35,10 @@ def asked(clients, what="train", ids=range(N), this_round=ROUND):
     return getattr(clients, what)(list(ids), torch.zeros(1, S), [0] * len(ids), this_round)
 
 
-def private(privacy=PRIVACY, keys=None, magnitude=1.0) -> PrivateClients:
-    return PrivateClients(scripted(magnitude), privacy, keyed_noise(keys or {client: client for client in range(N)}))
+def private(privacy=PRIVACY, keys=None, magnitude=1.0) -> Channel:
+    return Channel(
+        scripted(magnitude), Privatizing(privacy, keyed_noise(keys or {client: client for client in range(N)}))
+    )
 
 
 @pytest.mark.parametrize(
@@ -148,7 +151,7 @@ def test_what_does_not_travel_is_left_as_it_is():
 
 def test_who_is_left_out_before_stays_left_out():
     clients = ScriptedClients({0: [1.0, math.nan], 1: [1.0, 1.0]})
-    updates = PrivateClients(clients, PRIVACY, keyed_noise({0: 0, 1: 1})).train(
+    updates = Channel(clients, Privatizing(PRIVACY, keyed_noise({0: 0, 1: 1}))).train(
         [0, 1], torch.zeros(1, 2), [0, 0], ROUND
     )
     assert updates.ids == (1,)
@@ -157,7 +160,7 @@ def test_who_is_left_out_before_stays_left_out():
 
 def test_training_losses_are_refused_and_other_scores_are_not():
     clients, params = simulated(federation_of([0, 1]), linear())
-    behind = PrivateClients(clients, PRIVACY, keyed_noise({0: 0, 1: 1}))
+    behind = Channel(clients, Privatizing(PRIVACY, keyed_noise({0: 0, 1: 1})))
     for split in ("validation", "test"):
         told = behind.evaluate([0, 1], params[None], [0, 0], split)
         assert torch.equal(told.losses, clients.evaluate([0, 1], params[None], [0, 0], split).losses)
@@ -172,7 +175,7 @@ def test_training_losses_are_refused_and_other_scores_are_not():
 
 def test_a_real_client_books_every_release(tmp_path):
     ledger = Ledger(tmp_path / "ledger.json")
-    client = private_client(scripted(), PRIVACY, ledger, "run 7")
+    client = Channel(scripted(), booked(PRIVACY, ledger, "run 7"))
     sent = [asked(client, ids=[4]).each, asked(client, ids=[4]).each, asked(client, "gradients", [4]).each]
     asked(client, ids=[4], this_round=replace(ROUND, travels="nothing"))
     assert len(torch.cat(sent).unique()) > 0.99 * 3 * S  # of so many float32 some meet by chance
@@ -182,7 +185,7 @@ def test_a_real_client_books_every_release(tmp_path):
 
 def test_a_real_client_whose_budget_is_spent_sends_nothing(tmp_path):
     ledger = Ledger(tmp_path / "ledger.json", Budget(epsilon=1.1 * PRIVACY.epsilon(1)))
-    client = private_client(scripted(), PRIVACY, ledger, "run")
+    client = Channel(scripted(), booked(PRIVACY, ledger, "run"))
     asked(client, ids=[4])
     with pytest.raises(PrivacyError, match="more than its budget of"):
         asked(client, ids=[4])
@@ -190,7 +193,7 @@ def test_a_real_client_whose_budget_is_spent_sends_nothing(tmp_path):
 
 def test_a_real_client_with_a_damaged_ledger_sends_nothing(tmp_path):
     (tmp_path / "ledger.json").write_text('{"format": 1, "entries": [{"run":')
-    client = private_client(scripted(), PRIVACY, Ledger(tmp_path / "ledger.json"), "run")
+    client = Channel(scripted(), booked(PRIVACY, Ledger(tmp_path / "ledger.json"), "run"))
     with pytest.raises(PrivacyError, match="is damaged"):
         asked(client, ids=[4])
 

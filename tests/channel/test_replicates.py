@@ -8,15 +8,13 @@ import pytest
 import torch
 
 from fedclade import LocalSpec
-from fedclade.channel.faults import Faults, FaultyClients
-from fedclade.channel.replicates import ReplicatingClients
-from fedclade.channel.retry import AttendedClients
-from fedclade.channel.signature import CountSketch, ProjectedClients
-from fedclade.channel.streaming import StreamedClients
-from fedclade.channel.traffic import MeteredClients
-from fedclade.core.clients import ClientsWrapper, Round
+from fedclade.channel.faults import FaultInjection, Faults
+from fedclade.channel.middleware import Channel
+from fedclade.channel.replicates import Replicating
+from fedclade.channel.signature import CountSketch, Sketching
+from fedclade.core.queries import Round
 from fedclade.core.updates import DROPPED_OUT, Updates
-from tests.tiny import federation_of, perceptron, simulated
+from tests.tiny import Around, Attended, Metered, federation_of, perceptron, simulated, streamed
 
 SIZES = [20, 26, 31, 24]
 ASKED = Round(2, LocalSpec(epochs=2, batch_size=10, lr=0.2), seed=5, purpose="replicate", replicates=3)
@@ -26,7 +24,7 @@ IDS, ROWS = [2, 0, 3], [0, 1, 0]
 def world(sketch: CountSketch | None = None):
     clients, params = simulated(federation_of([0, 1, 0, 1], SIZES), perceptron())
     models = torch.stack([params, params + 0.1])
-    return clients, ReplicatingClients(clients, sketch), models
+    return clients, Channel(clients, Replicating(sketch)), models
 
 
 @pytest.mark.parametrize("dim", [None, 7])
@@ -53,11 +51,11 @@ def test_any_other_round_is_passed_on():
     assert torch.equal(replicating.train(IDS, models, ROWS, asked).each, clients.train(IDS, models, ROWS, asked).each)
 
 
-class Absent(ClientsWrapper):
+class Absent(Around):
     """Clients of whom one sends nothing of its second part."""
 
     def train(self, ids, models, assignment, this_round, anchors=None):
-        updates = self._clients.train(ids, models, assignment, this_round, anchors)
+        updates = self.clients.train(ids, models, assignment, this_round, anchors)
         if this_round.part != (1, 3):
             return updates
         return replace(updates.of([2, 3]), left_out={0: "loss nan"})
@@ -65,7 +63,7 @@ class Absent(ClientsWrapper):
 
 def test_who_lacks_one_replicate_is_left_out():
     clients, _, models = world()
-    updates = ReplicatingClients(Absent(clients), None).train(IDS, models, ROWS, ASKED)
+    updates = Channel(Absent(clients), Replicating(None)).train(IDS, models, ROWS, ASKED)
     assert (updates.ids, updates.left_out) == ((2, 3), {0: "loss nan"})
     assert updates.each.shape == (2, 3 * 92)
 
@@ -73,8 +71,8 @@ def test_who_lacks_one_replicate_is_left_out():
 def test_what_stands_behind_it_takes_short_answers():
     """The meter counts their bytes; nothing is projected again; a run that streams keeps them one by one."""
     clients, _, models = world()
-    metered = MeteredClients(ReplicatingClients(clients, sketch := CountSketch(5, 92, 7)))
-    updates = StreamedClients(ProjectedClients(metered, sketch), 1).train(IDS, models, ROWS, ASKED)
+    metered = Metered(Channel(clients, Replicating(sketch := CountSketch(5, 92, 7))))
+    updates = streamed(Channel(metered, Sketching(sketch)), 1).train(IDS, models, ROWS, ASKED)
     assert torch.equal(updates.each, world(sketch)[1].train(IDS, models, ROWS, ASKED).each)
     assert updates.ids == tuple(IDS)
     assert metered.meter.bytes_up == len(IDS) * 3 * 7 * 4
@@ -84,8 +82,8 @@ def test_what_stands_behind_it_takes_short_answers():
 def test_faults_meet_answers_not_replicates_and_each_replicate_is_a_release():
     """Of those who drop out nothing comes, be they all; who is asked again sends again."""
     clients, _, models = world()
-    faulty = FaultyClients(ReplicatingClients(clients, None), Faults(dropout=0.5), dict(enumerate(range(4))), 92)
-    attended = AttendedClients(faulty, tells_releases=True)
+    faulty = Channel(clients, Replicating(None), FaultInjection(Faults(dropout=0.5), dict(enumerate(range(4))), 92))
+    attended = Attended(faulty, tells_releases=True)
     updates = attended.train(IDS, models, ROWS, replace(ASKED, insists=True, seed=3))
     events = {event.kind: event.details for event in attended.told()}
     assert events["retried"]["clients"] >= 1

@@ -7,11 +7,10 @@ import pytest
 import torch
 
 from fedclade import LocalSpec, UpdateError
-from fedclade.channel.retry import AttendedClients
-from fedclade.core.clients import Round
 from fedclade.core.events import Event
+from fedclade.core.queries import Round
 from fedclade.core.updates import DROPPED_OUT
-from tests.tiny import ScriptedClients, SpyClients
+from tests.tiny import Attended, ScriptedClients, SpyClients
 
 ROUND = Round(3, LocalSpec())
 MODELS = torch.tensor([[0.0, 0.0], [1.0, 1.0]])
@@ -39,9 +38,9 @@ def asked(clients: Moody, this_round: Round = ROUND, what: str = "train"):
     return getattr(attended, what)((5, 2, 9), MODELS, [0, 1, 0], this_round), attended, spy
 
 
-def attending(clients: Moody) -> tuple[AttendedClients, SpyClients]:
+def attending(clients: Moody) -> tuple[Attended, SpyClients]:
     spy = SpyClients(clients)
-    return AttendedClients(spy), spy
+    return Attended(spy), spy
 
 
 def test_when_all_answer_there_is_nothing_to_tell():
@@ -167,7 +166,7 @@ class Shy(ScriptedClients):
 def test_who_sends_no_subspaces_is_asked_again_and_then_left_out(last, events):
     """2 comes at once, 5 the second time, 7 the third, and 9 would come the fourth time."""
     clients = Shy({2: (0.0,), 5: (0.0,), last: (0.0,)})
-    attended = AttendedClients(clients)
+    attended = Attended(clients)
     vectors = attended.subspaces((5, last, 2), 1, False)
     assert clients.asked == [(5, last, 2), (5, last), (last,)]
     assert vectors.flatten().tolist() == [5, 0 if events else last, 2]
@@ -190,7 +189,7 @@ def test_an_evaluation_after_the_step_is_told_of_in_its_own_round():
 def test_a_round_tells_who_sent_how_many_updates_where_that_is_asked_for():
     """At first 9 drops out; a retry brings its update. What a client trains for itself is not sent."""
     clients = Moody(DELTAS).hear({9}, why=DROPPED_OUT)
-    attended = AttendedClients(clients, tells_releases=True)
+    attended = Attended(clients, tells_releases=True)
     attended.train((5, 2, 9), MODELS, [0, 1, 0], replace(ROUND, insists=True))
     attended.gradients((5,), MODELS, [0], ROUND)
     attended.train((2,), MODELS, [0], replace(ROUND, travels="nothing"))
@@ -199,6 +198,6 @@ def test_a_round_tells_who_sent_how_many_updates_where_that_is_asked_for():
 
 
 def test_an_answer_that_is_not_used_was_sent_all_the_same():
-    attended = AttendedClients(Moody(DELTAS).hear({9}, why="too late"), tells_releases=True)
+    attended = Attended(Moody(DELTAS).hear({9}, why="too late"), tells_releases=True)
     attended.train((5, 2, 9), MODELS, [0, 1, 0], ROUND)
     assert attended.closed(3)[-1] == Event("released", 0, {"clients": {"2": 1, "5": 1, "9": 1}})

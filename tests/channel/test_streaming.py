@@ -7,12 +7,13 @@ import torch
 
 from fedclade import CFL, FedAvg, Local, LocalSpec, Oracle, ReplicatedCFL
 from fedclade.algorithms import Algorithm
-from fedclade.channel.signature import CountSketch, ProjectedClients
-from fedclade.channel.streaming import StreamedClients
+from fedclade.channel.middleware import Channel
+from fedclade.channel.signature import CountSketch, Sketching
 from fedclade.core.aggregate import mean
-from fedclade.core.clients import Clients, Round
+from fedclade.core.clients import Clients
+from fedclade.core.queries import Round
 from fedclade.core.updates import Updates
-from tests.tiny import ScriptedClients, SpyClients, federation_of, linear, play, replicating, simulated
+from tests.tiny import ScriptedClients, SpyClients, federation_of, linear, play, replicating, simulated, streamed
 
 SIZES = {0: 4, 1: 9, 2: 9, 3: 2, 4: 5}
 ASSIGNMENT = [1, 0, 1, 2, 0]
@@ -37,7 +38,7 @@ def asked(clients: Clients, what: str = "train", models: torch.Tensor | None = N
 @pytest.mark.parametrize("at_once", [1, 2, 100])
 def test_what_is_kept_are_sums_signatures_and_numbers(what, at_once):
     """Σ |D_i| Δθ_i for each model: clients 3 and 0 have row 0, 4 and 2 row 1, 1 row 2."""
-    plain, stream = asked(scripted(), what), asked(StreamedClients(scripted(), at_once), what)
+    plain, stream = asked(scripted(), what), asked(streamed(scripted(), at_once), what)
     assert stream.deltas is None
     d = torch.tensor([scripted().deltas[client] for client in range(5)])
     expected = torch.stack([2 * d[3] + 4 * d[0], 5 * d[4] + 9 * d[2], 9 * d[1]])
@@ -54,7 +55,7 @@ def test_what_is_kept_are_sums_signatures_and_numbers(what, at_once):
 def test_clients_are_asked_a_few_at_a_time_the_largest_first():
     spy = SpyClients(scripted())
     models = torch.arange(3.0)[:, None].expand(3, 6)
-    asked(StreamedClients(spy, 2), models=models)
+    asked(streamed(spy, 2), models=models)
     assert [call.ids for call in spy.calls] == [(1, 2), (4, 0), (3,)]
     given = {client: float(model[0]) for call in spy.calls for client, model in call.models.items()}
     assert given == {4: 1, 3: 0, 2: 1, 1: 2, 0: 0}
@@ -62,10 +63,10 @@ def test_clients_are_asked_a_few_at_a_time_the_largest_first():
 
 def test_no_update_outlives_its_slice():
     """Full signatures are a view of the updates, and would hold all of them."""
-    updates = asked(StreamedClients(scripted(600), 2), models=torch.zeros(3, 600))
+    updates = asked(streamed(scripted(600), 2), models=torch.zeros(3, 600))
     assert updates.signatures.untyped_storage().nbytes() == updates.signatures.nbytes == 5 * 600 * 4
-    projected = ProjectedClients(scripted(600), CountSketch(0, 600, 8))
-    sketched = asked(StreamedClients(projected, 2), models=torch.zeros(3, 600))
+    projected = Channel(scripted(600), Sketching(CountSketch(0, 600, 8)))
+    sketched = asked(streamed(projected, 2), models=torch.zeros(3, 600))
     assert sketched.signatures.untyped_storage().nbytes() == 5 * 8 * 4
     assert torch.equal(sketched.signatures, CountSketch(0, 600, 8).apply(updates.signatures))
 
@@ -82,7 +83,7 @@ class Silent(ScriptedClients):
 def test_who_does_not_answer_is_in_no_sum(at_once):
     """Be it that nobody of a slice does."""
     plain = scripted()
-    stream = asked(StreamedClients(Silent(plain.deltas, plain.sizes), at_once))
+    stream = asked(streamed(Silent(plain.deltas, plain.sizes), at_once))
     assert stream.left_out == {2: "asleep", 3: "asleep"}
     assert stream.ids == (4, 1, 0)
     d = torch.tensor([plain.deltas[client] for client in range(5)])
@@ -91,7 +92,7 @@ def test_who_does_not_answer_is_in_no_sum(at_once):
 
 
 def test_evaluations_pass_through():
-    stream = StreamedClients(scripted(), 2)
+    stream = streamed(scripted(), 2)
     assert stream.evaluate([1, 4], torch.zeros(1, 6), [0, 0], "test").accuracies.tolist() == [1 / 8, 4 / 8]
     assert stream.ids == (0, 1, 2, 3, 4)
     assert stream.sizes == SIZES
@@ -109,7 +110,7 @@ ALGORITHMS = [
 
 def played(algorithm: Algorithm, fraction: float, at_once: int | None):
     clients, params = replicating(federation_of(TRUTH, EXAMPLES, seed=1), linear(1))
-    world = clients if at_once is None else StreamedClients(clients, at_once)
+    world = clients if at_once is None else streamed(clients, at_once)
     return play(algorithm, world, params, 8, spec=SPEC, seed=1, fraction=fraction)
 
 
@@ -138,7 +139,7 @@ def test_a_run_that_streams_is_the_run_that_does_not_but_for_rounding(algorithm,
 
 def test_the_order_of_clients_in_a_call_changes_nothing_in_a_stream():
     clients, params = simulated(federation_of(TRUTH, EXAMPLES, seed=1), linear(1))
-    stream = StreamedClients(clients, 3)
+    stream = streamed(clients, 3)
     this_round = Round(1, SPEC, 1)
     orders = [list(range(8)), [5, 2, 7, 0, 1, 4, 6, 3]]
     one, other = (stream.train(order, params[None], [0] * 8, this_round) for order in orders)

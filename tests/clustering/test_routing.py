@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedclade import Ditto, FedAvg, FedGroup, FineTune, Local, LocalSpec, UpdateError
 from fedclade.clustering.routing import Assignment, Step, by_loss, least_similarity, route
-from fedclade.core.clients import Evaluation, Round, Split
+from fedclade.core.queries import Evaluation, Round, Split
 from fedclade.core.tree import Node, ParameterTree
 from tests.tiny import ScriptedClients, SpyClients
 

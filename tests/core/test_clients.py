@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from fedclade import LocalSpec
-from fedclade.core.clients import Round
+from fedclade.core.queries import Round
 
 
 def test_the_step_size_of_a_round_decays_from_the_second_on():

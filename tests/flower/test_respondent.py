@@ -19,9 +19,9 @@ from fedclade.channel.encoding import decode, encoded_bytes
 from fedclade.channel.ledger import Budget
 from fedclade.channel.privacy import DifferentialPrivacy
 from fedclade.channel.signature import CountSketch, Permutation
-from fedclade.core.clients import Round
 from fedclade.core.errors import ConfigError, DataError, PrivacyError, UpdateError
 from fedclade.core.params import Layout
+from fedclade.core.queries import Round
 from fedclade.flower import wire
 from fedclade.flower.policy import QUESTIONS, Policy
 from fedclade.flower.respondent import MOST_RESIDUALS, Respondent, read_secret, secret_model, seed_of

@@ -14,10 +14,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedclade import CFL, FedAvg, LocalSpec, simulate
-from fedclade.channel.signature import Permutation, PermutedClients
+from fedclade.channel.middleware import Channel
+from fedclade.channel.signature import Permutation, Permuting
 from fedclade.clustering.criteria import Geometry
 from fedclade.clustering.separation import gamma_bound
-from fedclade.core.clients import Round
+from fedclade.core.queries import Round
 from fedclade.runs.checkpointer import Keeper
 from tests.reference.bipartition import alpha_cross_max, bipartition
 from tests.reference.cfl import clustered_federated_learning
@@ -310,7 +311,7 @@ def test_every_client_undoes_the_permutation_before_it_works():
     clients, params = simulated(world(), linear())
     inside = SpyClients(clients)
     permutation = Permutation(5, len(params), clients.layout.n_parameters)
-    outside = PermutedClients(inside, permutation)
+    outside = Channel(inside, Permuting(permutation))
     received = permutation.apply(params)
     outside.train([0, 1], received[None], [0, 0], Round(1, SPEC))
     outside.gradients([1], received[None], [0], Round(1, SPEC))

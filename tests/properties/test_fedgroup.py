@@ -12,7 +12,7 @@ from torch import nn
 
 from fedclade import ConfigError, FedAvg, FedGroup, LocalSpec, simulate
 from fedclade.algorithms import State, build_algorithm, fedgroup
-from fedclade.core.clients import Round
+from fedclade.core.queries import Round
 from fedclade.runs.store.tree_files import read_tree, write_tree
 from tests.reference.fedavg import as_numpy
 from tests.reference.fedgroup import cosine, fed_group, tightest, zeta

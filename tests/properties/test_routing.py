@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fedclade import CFL, FLHC, IFCA, FedGroup, LocalSpec, Signature, simulate
 from fedclade.algorithms import State
-from fedclade.core.clients import Round
+from fedclade.core.queries import Round
 from fedclade.data.federation import Federation
 from fedclade.runs.backend import World
 from tests.reference.newcomers import assign_new_client

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedclade.core.clients import Split
 from fedclade.core.params import Layout
+from fedclade.core.queries import Split
 from fedclade.data.federation import IGNORED, Federation
 
 

@@ -24,7 +24,7 @@ from fedclade import (
     simulate,
 )
 from fedclade.algorithms import IFCA, PACFL, FedGroup, Local, RoundLog, State
-from fedclade.core.clients import Round
+from fedclade.core.queries import Round
 from fedclade.core.tree import ParameterTree
 from fedclade.data.federation import Federation
 from fedclade.models import build_model

@@ -10,8 +10,8 @@ from torch import nn
 
 from fedclade import ConfigError, DataError, LocalSpec, ModelError
 from fedclade.core import rng
-from fedclade.core.clients import Round
 from fedclade.core.params import Layout
+from fedclade.core.queries import Round
 from fedclade.core.updates import Updates
 from fedclade.data.federation import ClientData, Federation
 from fedclade.training import SimulatedClients, auto, loop

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedclade import DataError, LocalSpec, ModelError
-from fedclade.core.clients import Evaluation, Round
+from fedclade.core.queries import Evaluation, Round
 from fedclade.data.federation import IGNORED, ClientData, Federation, Pool
 from fedclade.models import build_model
 from fedclade.training import SimulatedClients, evaluation, passes

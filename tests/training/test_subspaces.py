@@ -6,7 +6,8 @@ import torch
 from torch import nn
 
 from fedclade import DataError
-from fedclade.channel.signature import Permutation, PermutedClients
+from fedclade.channel.middleware import Channel
+from fedclade.channel.signature import Permutation, Permuting
 from fedclade.data.federation import ClientData, Federation, Pool
 from fedclade.training import SimulatedClients
 from tests.tiny import SpyClients, federation_of, linear, simulated
@@ -83,6 +84,6 @@ def test_text_spans_no_subspaces():
 def test_a_permutation_of_models_does_not_touch_them():
     clients, params = simulated(federation_of([0, 1]), linear())
     inside = SpyClients(clients)
-    outside = PermutedClients(inside, Permutation(3, len(params), len(params)))
+    outside = Channel(inside, Permuting(Permutation(3, len(params), len(params))))
     assert torch.equal(outside.subspaces([1, 0], 2, True), clients.subspaces([1, 0], 2, True))
     assert [call.what for call in inside.calls] == ["subspaces"]

@@ -1,43 +1,51 @@
 """What lies between the server and clients: privacy, permutation, sketches, encodings, faults, traffic, retries.
 
-Each wraps clients and is clients itself. Runs and the network put them together; algorithms do not know of them.
+Each is a function ``(query, ask) -> reply``; ``compose.py`` has the list of them, for clients and for the server. Runs
+and the network import it; algorithms do not know of it.
 """
 
+from fedclade.channel.compose import client_side, server_side
 from fedclade.channel.encoding import ENCODINGS, ErrorFeedback, check_encoding, decode, encode, encoded_bytes
-from fedclade.channel.faults import Faults, FaultyClients
+from fedclade.channel.faults import FaultInjection, Faults
 from fedclade.channel.ledger import Budget, Ledger
-from fedclade.channel.privacy import DifferentialPrivacy, PrivateClients, keyed_noise, private_client, refusal
-from fedclade.channel.replicates import ReplicatingClients
-from fedclade.channel.retry import AttendedClients
-from fedclade.channel.signature import CountSketch, Permutation, PermutedClients, ProjectedClients, Signature
-from fedclade.channel.streaming import StreamedClients, Tally
-from fedclade.channel.traffic import Meter, MeteredClients
+from fedclade.channel.middleware import Channel, Middleware
+from fedclade.channel.privacy import DifferentialPrivacy, Privatizing, booked, keyed_noise, refusal
+from fedclade.channel.replicates import Replicating
+from fedclade.channel.retry import Retrying
+from fedclade.channel.signature import CountSketch, Permutation, Permuting, Signature, Sketching
+from fedclade.channel.streaming import Streaming, Tally
+from fedclade.channel.traffic import Meter, Timing, Traffic
 
 __all__ = [
     "ENCODINGS",
-    "AttendedClients",
     "Budget",
+    "Channel",
     "CountSketch",
     "DifferentialPrivacy",
     "ErrorFeedback",
+    "FaultInjection",
     "Faults",
-    "FaultyClients",
     "Ledger",
     "Meter",
-    "MeteredClients",
+    "Middleware",
     "Permutation",
-    "PermutedClients",
-    "PrivateClients",
-    "ProjectedClients",
-    "ReplicatingClients",
+    "Permuting",
+    "Privatizing",
+    "Replicating",
+    "Retrying",
     "Signature",
-    "StreamedClients",
+    "Sketching",
+    "Streaming",
     "Tally",
+    "Timing",
+    "Traffic",
+    "booked",
     "check_encoding",
+    "client_side",
     "decode",
     "encode",
     "encoded_bytes",
     "keyed_noise",
-    "private_client",
     "refusal",
+    "server_side",
 ]

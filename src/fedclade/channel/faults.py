@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 from torch import Tensor
 
+from fedclade.channel.middleware import Middleware
 from fedclade.core import (
     DROPPED_OUT,
     LARGEST_NORM,
     TOO_LATE,
-    Clients,
-    ClientsWrapper,
+    Ask,
     Round,
+    UpdateQuery,
     Updates,
     checked,
     require,
@@ -77,17 +78,15 @@ class Faults:
         return CORRUPTIONS[draw.integers(len(CORRUPTIONS))] if at < self.dropout + self.slow + self.corrupt else None
 
 
-class FaultyClients(ClientsWrapper):
-    """Clients that fail now and then when they are asked to train or for gradients.
+class FaultInjection(Middleware):
+    """Lets clients fail now and then when they are asked to train or for gradients.
 
     A fault belongs to seed, round, query and client. So it depends neither on who else is asked, nor on the block in
     which a client trains. What clients do at home (a round in which nothing travels) cannot arrive corrupt. Subspaces,
-    which belong to no round, always come.
+    which belong to no round, always come. Updates are spoilt as they travel, so after their permutation.
 
     Parameters
     ----------
-    clients
-        Those who do the work; what they answer is spoilt as it travels, so behind their permutation.
     faults
         How often.
     keys
@@ -96,52 +95,24 @@ class FaultyClients(ClientsWrapper):
         D, for the updates of a query that nobody answers.
     """
 
-    def __init__(self, clients: Clients, faults: Faults, keys: Mapping[int, int], n_parameters: int) -> None:
-        super().__init__(clients)
+    def __init__(self, faults: Faults, keys: Mapping[int, int], n_parameters: int) -> None:
         self._faults = faults
         self._keys = keys
         self._n_parameters = n_parameters
 
-    def train(
-        self,
-        ids: Sequence[int],
-        models: Tensor,
-        assignment: Sequence[int],
-        this_round: Round,
-        anchors: Sequence[int] | None = None,
-    ) -> Updates:
-        """Let each client train from its model; return the updates Δθ_i that arrive and can be used."""
-
-        def train(places: Sequence[int]) -> Updates:
-            some, rows = [ids[i] for i in places], [assignment[i] for i in places]
-            return self._clients.train(some, models, rows, this_round, anchors and [anchors[i] for i in places])
-
-        return self._arriving(train, ids, models, this_round)
-
-    def gradients(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], this_round: Round) -> Updates:
-        """Return the negative full-batch gradients that arrive and can be used."""
-
-        def gradients(places: Sequence[int]) -> Updates:
-            some, rows = [ids[i] for i in places], [assignment[i] for i in places]
-            return self._clients.gradients(some, models, rows, this_round)
-
-        return self._arriving(gradients, ids, models, this_round)
-
-    def _arriving(
-        self, ask: Callable[[Sequence[int]], Updates], ids: Sequence[int], models: Tensor, this_round: Round
-    ) -> Updates:
-        draws = {client: self._draw(client, this_round) for client in ids}
+    def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
+        """Return the updates that arrive and can be used."""
+        draws = {client: self._draw(client, query.round) for client in query.ids}
         wrong = {client: self._faults.drawn(draw) for client, draw in draws.items()}
-        absent = {client: why for client, why in wrong.items() if why in (DROPPED_OUT, TOO_LATE)}
-        there = [i for i, client in enumerate(ids) if client not in absent]
-        none = Updates.of_nobody({c: str(why) for c, why in absent.items()}, models, self._n_parameters)
+        absent = {client: str(why) for client, why in wrong.items() if why in (DROPPED_OUT, TOO_LATE)}
+        there = [client for client in query.ids if client not in absent]
         if not there:
-            return none
-        updates = ask(there)
+            return Updates.of_nobody(absent, query.models, self._n_parameters)
+        updates = ask(query.select(there))
         corrupt = [client for client in updates.ids if wrong[client]]
-        if corrupt and this_round.travels != "nothing":
-            updates = _spoilt(updates, corrupt, {c: (str(wrong[c]), draws[c]) for c in corrupt}, this_round.number)
-        return replace(updates, left_out={**none.left_out, **updates.left_out})
+        if corrupt and query.round.travels != "nothing":
+            updates = _spoilt(updates, corrupt, {c: (str(wrong[c]), draws[c]) for c in corrupt}, query.round.number)
+        return replace(updates, left_out={**absent, **updates.left_out})
 
     def _draw(self, client: int, this_round: Round) -> np.random.Generator:
         key = this_round.number, this_round.query, self._keys[client]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
@@ -22,14 +22,16 @@ from scipy.special import ndtri
 from torch import Tensor
 
 from fedclade.channel.ledger import Ledger, epsilon_of
+from fedclade.channel.middleware import Middleware
 from fedclade.core import (
-    Clients,
-    ClientsWrapper,
+    Ask,
     ConfigError,
     Evaluation,
+    EvaluationQuery,
     Round,
-    Split,
+    SubspaceQuery,
     UpdateError,
+    UpdateQuery,
     Updates,
     checked,
     require,
@@ -116,16 +118,14 @@ class DifferentialPrivacy:
         return {"epsilon": epsilon if math.isfinite(epsilon) else None, **asdict(self), "releases": releases}
 
 
-class PrivateClients(ClientsWrapper):
-    """Clients that send clipped and noisy updates and gradients only, and neither training losses nor subspaces.
+class Privatizing(Middleware):
+    """Lets clients send clipped and noisy updates and gradients only, and neither training losses nor subspaces.
 
     Their training losses read NaN, which is: withheld. What they train for themselves (a round in which nothing
     travels) stays as it is.
 
     Parameters
     ----------
-    clients
-        Those who do the work.
     privacy
         The mechanism.
     noise
@@ -135,42 +135,33 @@ class PrivateClients(ClientsWrapper):
     """
 
     def __init__(
-        self, clients: Clients, privacy: DifferentialPrivacy, noise: Noise, book: Book = lambda client, this_round: None
+        self, privacy: DifferentialPrivacy, noise: Noise, book: Book = lambda client, this_round: None
     ) -> None:
-        super().__init__(clients)
         self._privacy = privacy
         self._noise = noise
         self._book = book
 
-    def train(
-        self,
-        ids: Sequence[int],
-        models: Tensor,
-        assignment: Sequence[int],
-        this_round: Round,
-        anchors: Sequence[int] | None = None,
-    ) -> Updates:
-        """Let each client train from its model; return its update, clipped and with noise."""
-        updates = self._clients.train(ids, models, assignment, this_round, anchors)
-        return updates if this_round.travels == "nothing" else self._released(updates, this_round, "updates")
+    def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
+        """Return updates, clipped and with noise."""
+        updates = ask(query)
+        if query.kind == "train":
+            stays = query.round.travels == "nothing"
+            return updates if stays else self._released(updates, query.round, "updates")
+        return self._released(updates, query.round, "gradients")
 
-    def gradients(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], this_round: Round) -> Updates:
-        """Return the negative full-batch gradients, clipped and with noise."""
-        return self._released(self._clients.gradients(ids, models, assignment, this_round), this_round, "gradients")
-
-    def evaluate(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], split: Split) -> Evaluation:
-        """Let each client evaluate its model on validation or test data of its own.
+    def evaluation(self, query: EvaluationQuery, ask: Ask) -> Evaluation:
+        """Return scores on validation or test data.
 
         Raises
         ------
         ConfigError
-            If it is asked for training losses.
+            If clients are asked for training losses.
         """
-        if split == "train":
+        if query.split == "train":
             raise refusal("training losses")
-        return self._clients.evaluate(ids, models, assignment, split)
+        return ask(query)
 
-    def subspaces(self, ids: Sequence[int], n_vectors: int, per_label: bool) -> Tensor:
+    def subspaces(self, query: SubspaceQuery, ask: Ask) -> Tensor:
         """Refuse to tell directions of the data.
 
         Raises
@@ -216,13 +207,11 @@ def system_noise(size: int, client: int, this_round: Round, what: str) -> Tensor
     return torch.from_numpy(ndtri(((words >> np.uint64(12)) + 0.5) * 2.0**-52))
 
 
-def private_client(clients: Clients, privacy: DifferentialPrivacy, ledger: Ledger, run: str) -> PrivateClients:
-    """Make a real client private: noise from the operating system, each release booked before it leaves.
+def booked(privacy: DifferentialPrivacy, ledger: Ledger, run: str) -> Privatizing:
+    """Return what makes a real client private: noise from the operating system, each release booked before it leaves.
 
     Parameters
     ----------
-    clients
-        The one client, as it trains.
     privacy
         The mechanism.
     ledger
@@ -234,7 +223,7 @@ def private_client(clients: Clients, privacy: DifferentialPrivacy, ledger: Ledge
     def book(client: int, this_round: Round) -> None:
         ledger.book(privacy.noise_multiplier, run, this_round.number)
 
-    return PrivateClients(clients, privacy, system_noise, book)
+    return Privatizing(privacy, system_noise, book)
 
 
 def refusal(what: str) -> ConfigError:

@@ -2,55 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from fedclade.channel.middleware import Middleware
 from fedclade.channel.signature import CountSketch
 from fedclade.core import (
-    Clients,
-    ClientsWrapper,
-    Round,
+    Ask,
+    UpdateQuery,
     Updates,
     row_norms,
 )
 
 
-class ReplicatingClients(ClientsWrapper):
-    """Clients that answer a round of several replicates with as many signatures, one behind the other.
+class Replicating(Middleware):
+    """Answers a round of several replicates with as many signatures, one behind the other.
 
     A replicate is an update made at the same model from a part of the training data. What leaves a client of it is what
-    clients are compared by: the parameters, or the run's sketch of them; so it is asked once, and sends little.
+    clients are compared by: the parameters, or the run's sketch of them; so it is asked once, and sends little. Its
+    place is after all that is done to whole updates: privacy and permutation.
 
     Parameters
     ----------
-    clients
-        Those who do the work, as they would send whole updates: private and permuted, if they are.
     sketch
         The run's projection of the parameters of an update; None for whole ones.
     """
 
-    def __init__(self, clients: Clients, sketch: CountSketch | None) -> None:
-        super().__init__(clients)
+    def __init__(self, sketch: CountSketch | None) -> None:
         self._sketch = sketch
 
-    def train(
-        self,
-        ids: Sequence[int],
-        models: Tensor,
-        assignment: Sequence[int],
-        this_round: Round,
-        anchors: Sequence[int] | None = None,
-    ) -> Updates:
-        """Let each client train from its model; of m replicates the updates are ``[n, m·R]``."""
-        if this_round.replicates == 1:
-            return self._clients.train(ids, models, assignment, this_round, anchors)
-        made = [
-            self._clients.train(ids, models, assignment, this_round.of_part(part), anchors)
-            for part in range(this_round.replicates)
-        ]
-        answered = [client for client in ids if all(client in updates.ids for updates in made)]
+    def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
+        """Return the updates; of m replicates these are ``[n, m·R]``."""
+        count = query.round.replicates
+        if query.kind == "gradients" or count == 1:
+            return ask(query)
+        made = [ask(replace(query, round=query.round.of_part(part))) for part in range(count)]
+        answered = [client for client in query.ids if all(client in updates.ids for updates in made)]
         parts = [updates.of(answered) for updates in made]
         signatures = torch.cat([self._signatures(updates) for updates in parts], dim=1)
         return Updates(

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from fedclade.channel.middleware import Middleware
 from fedclade.core import (
-    Clients,
-    ClientsWrapper,
+    Ask,
     Evaluation,
-    Round,
-    Split,
+    EvaluationQuery,
+    UpdateQuery,
     Updates,
     checked,
     require,
@@ -96,38 +95,23 @@ class CountSketch:
         return first + second
 
 
-class ProjectedClients(ClientsWrapper):
-    """Clients whose updates the server projects as it receives them; what it compares are the sketches.
+class Sketching(Middleware):
+    """Projects updates as the server receives them; what it compares are the sketches.
 
     Parameters
     ----------
-    clients
-        Those who do the work.
     sketch
         The projection, of the parameters of an update.
     """
 
-    def __init__(self, clients: Clients, sketch: CountSketch) -> None:
-        super().__init__(clients)
+    def __init__(self, sketch: CountSketch) -> None:
         self._sketch = sketch
 
-    def train(
-        self,
-        ids: Sequence[int],
-        models: Tensor,
-        assignment: Sequence[int],
-        this_round: Round,
-        anchors: Sequence[int] | None = None,
-    ) -> Updates:
-        """Let each client train from its model; return the updates Δθ_i with their sketches."""
-        updates = self._clients.train(ids, models, assignment, this_round, anchors)
-        return updates if this_round.replicates > 1 else self._projected(updates)  # they are signatures already
-
-    def gradients(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], this_round: Round) -> Updates:
-        """Return the negative full-batch gradients with their sketches."""
-        return self._projected(self._clients.gradients(ids, models, assignment, this_round))
-
-    def _projected(self, updates: Updates) -> Updates:
+    def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
+        """Return the updates with their sketches; replicates are sketches already."""
+        updates = ask(query)
+        if query.kind == "train" and query.round.replicates > 1:
+            return updates
         return replace(updates, sketches=self._sketch.apply(updates.signatures))
 
 
@@ -162,8 +146,8 @@ class Permutation:
         return vectors[..., self._inverse[: vectors.shape[-1]].to(vectors.device)]
 
 
-class PermutedClients(ClientsWrapper):
-    """Clients that speak to the server in permuted vectors only (CFL Algorithm 5, lines 7 and 8).
+class Permuting(Middleware):
+    """Lets clients speak to the server in permuted vectors only (CFL Algorithm 5, lines 7 and 8).
 
     They undo P on every model that they receive and apply it to every update that they send. Means, norms and cosine
     similarities are what they were (eqs. 45, 46), so an algorithm runs on them unchanged. P hides no part of subspaces:
@@ -171,34 +155,18 @@ class PermutedClients(ClientsWrapper):
 
     Parameters
     ----------
-    clients
-        Those who do the work.
     permutation
         P, built on the clients' side from the seed that they share.
     """
 
-    def __init__(self, clients: Clients, permutation: Permutation) -> None:
-        super().__init__(clients)
+    def __init__(self, permutation: Permutation) -> None:
         self._permutation = permutation
 
-    def train(
-        self,
-        ids: Sequence[int],
-        models: Tensor,
-        assignment: Sequence[int],
-        this_round: Round,
-        anchors: Sequence[int] | None = None,
-    ) -> Updates:
-        """Let each client train from its model; return P·Δθ_i."""
-        return self._sent(self._clients.train(ids, self._permutation.invert(models), assignment, this_round, anchors))
-
-    def gradients(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], this_round: Round) -> Updates:
-        """Return P times the negative full-batch gradients."""
-        return self._sent(self._clients.gradients(ids, self._permutation.invert(models), assignment, this_round))
-
-    def evaluate(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], split: Split) -> Evaluation:
-        """Let each client evaluate its model on a split of its own data."""
-        return self._clients.evaluate(ids, self._permutation.invert(models), assignment, split)
-
-    def _sent(self, updates: Updates) -> Updates:
+    def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
+        """Return P·Δθ_i."""
+        updates = ask(replace(query, models=self._permutation.invert(query.models)))
         return replace(updates, deltas=self._permutation.apply(updates.each))
+
+    def evaluation(self, query: EvaluationQuery, ask: Ask) -> Evaluation:
+        """Return the scores of P⁻¹·θ."""
+        return ask(replace(query, models=self._permutation.invert(query.models)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 
@@ -11,74 +11,45 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedclade.channel.middleware import Middleware
 from fedclade.core import (
-    Clients,
-    ClientsWrapper,
-    Round,
+    Ask,
     Sums,
+    UpdateQuery,
     Updates,
 )
 
-Ask = Callable[[Sequence[int], Tensor, Sequence[int], Round], Updates]
-"""``Clients.train`` or ``Clients.gradients``."""
 
-
-class StreamedClients(ClientsWrapper):
-    """Clients who are asked some at a time; of their updates only sums and signatures outlive the asking.
+class Streaming(Middleware):
+    """Asks clients some at a time; of their updates only sums and signatures outlive the asking.
 
     Memory grows with (clients at a time) × S + models × S + n × R, not with n × S. Full signatures (R = D) would spoil
     that.
 
     Parameters
     ----------
-    clients
-        Those who do the work.
+    sizes
+        Number of training examples of each client: those of one size go side by side, since they train together.
     at_once
         How many of them, at most, are asked at a time. It changes nothing but the rounding of the sums.
     """
 
-    def __init__(self, clients: Clients, at_once: int) -> None:
-        super().__init__(clients)
+    def __init__(self, sizes: Mapping[int, int], at_once: int) -> None:
+        self._sizes = sizes
         self._at_once = at_once
 
-    def train(
-        self,
-        ids: Sequence[int],
-        models: Tensor,
-        assignment: Sequence[int],
-        this_round: Round,
-        anchors: Sequence[int] | None = None,
-    ) -> Updates:
-        """Let each client train from its model; return sums of the updates Δθ_i."""
-        anchor_of = dict(zip(ids, anchors or assignment, strict=True))
-        row_of = dict(zip(ids, assignment, strict=True))
-
-        def train(some: Sequence[int], models: Tensor, rows: Sequence[int], this_round: Round) -> Updates:
-            pulled_to = [anchor_of[client] for client in some] if anchors else None
-            return self._clients.train(some, models, rows, this_round, pulled_to)
-
-        if this_round.replicates > 1:  # what comes is short, and kept
-            each = [train(some, models, [row_of[c] for c in some], this_round) for some in self._slices(ids)]
-            return reduce(Updates.joined, each).of(ids)
-        return self._summed(train, ids, models, assignment, this_round)
-
-    def gradients(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], this_round: Round) -> Updates:
-        """Return sums of the negative full-batch gradients."""
-        return self._summed(self._clients.gradients, ids, models, assignment, this_round)
-
-    def _summed(
-        self, ask: Ask, ids: Sequence[int], models: Tensor, assignment: Sequence[int], this_round: Round
-    ) -> Updates:
-        row_of = dict(zip(ids, assignment, strict=True))
-        tally = Tally(ids, models, assignment)
-        for some in self._slices(ids):
-            tally.add(ask(some, models, [row_of[client] for client in some], this_round))
+    def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
+        """Return sums of the updates."""
+        if query.kind == "train" and query.round.replicates > 1:  # what comes is short, and kept
+            each = [ask(query.select(some)) for some in self._slices(query.ids)]
+            return reduce(Updates.joined, each).of(query.ids)
+        tally = Tally(query.ids, query.models, query.assignment)
+        for some in self._slices(query.ids):
+            tally.add(ask(query.select(some)))
         return tally.total()
 
     def _slices(self, ids: Sequence[int]) -> list[list[int]]:
-        """Cut the asked clients into slices; clients of one size side by side, since they train together."""
-        sizes = self.sizes
-        by_size = sorted(ids, key=lambda client: (-sizes[client], client))
+        by_size = sorted(ids, key=lambda client: (-self._sizes[client], client))
         return [some.tolist() for some in np.array_split(by_size, -(-len(ids) // self._at_once))]
 
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from time import perf_counter
 
 from torch import Tensor
 
+from fedclade.channel.middleware import Middleware
 from fedclade.core import (
-    Clients,
-    ClientsWrapper,
+    Ask,
     Evaluation,
-    Round,
-    Split,
+    EvaluationQuery,
+    SubspaceQuery,
+    UpdateQuery,
     Updates,
 )
 
@@ -58,67 +59,71 @@ class Meter:
         self.seconds_evaluate += perf_counter() - start
 
 
-class MeteredClients(ClientsWrapper):
-    """Simulated clients with a meter: what would travel between them and the server, and how long they take.
+class Timing(Middleware):
+    """Counts the seconds that clients take.
+
+    Parameters
+    ----------
+    meter
+        What counts them.
+    """
+
+    def __init__(self, meter: Meter) -> None:
+        self._meter = meter
+
+    def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
+        """Count as training."""
+        with self._meter.training():
+            return ask(query)
+
+    def evaluation(self, query: EvaluationQuery, ask: Ask) -> Evaluation:
+        """Count as evaluation."""
+        with self._meter.evaluating():
+            return ask(query)
+
+    def subspaces(self, query: SubspaceQuery, ask: Ask) -> Tensor:
+        """Count as training."""
+        with self._meter.training():
+            return ask(query)
+
+
+class Traffic(Middleware):
+    """Counts the bytes that would travel between simulated clients and the server.
 
     A client receives a model before it trains, and a second one where the proximal term pulls it towards another, and
     sends an update back, unless the round says that less travels; gradients are taken at a model that it already has.
-    Evaluation is not metered, since a client has its model anyway; but on training data, which is how a client chooses
+    Evaluation is not counted, since a client has its model anyway; but on training data, which is how a client chooses
     among several, each of them is sent to it first. A client that drops out has received what it was asked with, and
     sends nothing; what is too late or not usable was sent all the same.
 
     Parameters
     ----------
-    clients
-        Those who do the work.
-
-    Attributes
-    ----------
     meter
-        What it counts.
+        What counts them.
     """
 
-    def __init__(self, clients: Clients) -> None:
-        super().__init__(clients)
-        self.meter = Meter()
+    def __init__(self, meter: Meter) -> None:
+        self._meter = meter
 
-    def train(
-        self,
-        ids: Sequence[int],
-        models: Tensor,
-        assignment: Sequence[int],
-        this_round: Round,
-        anchors: Sequence[int] | None = None,
-    ) -> Updates:
-        """Let each client train from its model; return the updates Δθ_i."""
-        with self.meter.training():
-            updates = self._clients.train(ids, models, assignment, this_round, anchors)
-        if this_round.travels == "all":
-            pulled_to = anchors if anchors is not None and this_round.spec.mu else assignment
-            sent = len(ids) + sum(anchor != row for anchor, row in zip(pulled_to, assignment, strict=True))
-            self.meter.bytes_down += sent * models[0].nbytes
-        if this_round.travels != "nothing":
-            self.meter.bytes_up += len(updates.senders) * updates.each.shape[1] * models.itemsize
+    def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
+        """Count models down and updates up."""
+        updates, models, travels = ask(query), query.models, query.round.travels
+        if query.kind == "train" and travels == "all":
+            pulled_to = query.anchors if query.anchors is not None and query.round.spec.mu else query.assignment
+            sent = len(query.ids) + sum(a != row for a, row in zip(pulled_to, query.assignment, strict=True))
+            self._meter.bytes_down += sent * models[0].nbytes
+        if query.kind == "gradients" or travels != "nothing":
+            self._meter.bytes_up += len(updates.senders) * updates.each.shape[1] * models.itemsize
         return updates
 
-    def gradients(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], this_round: Round) -> Updates:
-        """Return the negative full-batch gradients at each client's model."""
-        with self.meter.training():
-            updates = self._clients.gradients(ids, models, assignment, this_round)
-        self.meter.bytes_up += len(updates.senders) * models[0].nbytes
-        return updates
+    def evaluation(self, query: EvaluationQuery, ask: Ask) -> Evaluation:
+        """Count models down, where clients choose among them."""
+        if query.split == "train":
+            self._meter.bytes_down += len(query.ids) * query.models[0].nbytes
+        return ask(query)
 
-    def evaluate(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], split: Split) -> Evaluation:
-        """Let each client evaluate its model on a split of its own data."""
-        with self.meter.evaluating():
-            evaluation = self._clients.evaluate(ids, models, assignment, split)
-        if split == "train":
-            self.meter.bytes_down += len(ids) * models[0].nbytes
-        return evaluation
-
-    def subspaces(self, ids: Sequence[int], n_vectors: int, per_label: bool) -> Tensor:
-        """Let each client decompose its training inputs; return their left singular vectors ``[n, L, d, p]``."""
-        with self.meter.training():
-            vectors = self._clients.subspaces(ids, n_vectors, per_label)
-        self.meter.bytes_up += vectors[vectors.flatten(1).any(dim=1)].nbytes  # of who does not answer all are zeros
+    def subspaces(self, query: SubspaceQuery, ask: Ask) -> Tensor:
+        """Count vectors up."""
+        vectors = ask(query)
+        self._meter.bytes_up += vectors[vectors.flatten(1).any(dim=1)].nbytes  # all zeros where none came
         return vectors

@@ -6,7 +6,7 @@ may import it; it imports none. It knows nothing of how clients are trained or c
 
 from fedclade.core.aggregate import inter_group, mean
 from fedclade.core.arguments import check_arguments, checked, defaults, known_arguments
-from fedclade.core.clients import Clients, ClientsWrapper, Evaluation, Round, Split
+from fedclade.core.clients import Clients, Workers
 from fedclade.core.errors import (
     CheckpointError,
     ConfigError,
@@ -40,6 +40,18 @@ from fedclade.core.files import (
 )
 from fedclade.core.local import LARGEST, LocalSpec
 from fedclade.core.params import Layout, Slot, check_module
+from fedclade.core.queries import (
+    Ask,
+    Evaluation,
+    EvaluationQuery,
+    Handlers,
+    Query,
+    R,
+    Round,
+    Split,
+    SubspaceQuery,
+    UpdateQuery,
+)
 from fedclade.core.registry import Roster, Schema, Task
 from fedclade.core.tree import Group, Node, ParameterTree
 from fedclade.core.updates import DROPPED_OUT, LARGEST_NORM, NOT_ASKED, TOO_LATE, Sums, Updates, row_norms
@@ -50,16 +62,18 @@ __all__ = [
     "LARGEST_NORM",
     "NOT_ASKED",
     "TOO_LATE",
+    "Ask",
     "CheckpointError",
     "Clients",
-    "ClientsWrapper",
     "ConfigError",
     "DataError",
     "EngineError",
     "Evaluation",
+    "EvaluationQuery",
     "Event",
     "FedcladeError",
     "Group",
+    "Handlers",
     "Layout",
     "LocalSpec",
     "MissingExtraError",
@@ -68,6 +82,8 @@ __all__ = [
     "ParameterTree",
     "PolicyError",
     "PrivacyError",
+    "Query",
+    "R",
     "Roster",
     "Round",
     "RunError",
@@ -75,11 +91,14 @@ __all__ = [
     "Schema",
     "Slot",
     "Split",
+    "SubspaceQuery",
     "Sums",
     "Task",
     "TreeError",
     "UpdateError",
+    "UpdateQuery",
     "Updates",
+    "Workers",
     "appear",
     "bring_to_disk",
     "check_arguments",

@@ -5,16 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedclade.algorithms import Algorithm, State
+from fedclade.channel import Channel
 from fedclade.core import (
     Clients,
-    ClientsWrapper,
     Event,
     Round,
 )
 from fedclade.flower.members import Members
+from fedclade.runs import ComingAndGoing
 
 
-class ConnectedClients(ClientsWrapper):
+class ConnectedClients(Channel, ComingAndGoing):
     """Clients who may join before any round, and who may be gone for a while or for good.
 
     Who is gone stays in its cluster: it is left out of a round without being waited for, and takes part again as soon

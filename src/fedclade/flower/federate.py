@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 from torch import Tensor, nn
 
 from fedclade.algorithms import Algorithm, build_algorithm
-from fedclade.channel import AttendedClients, DifferentialPrivacy, Meter, Signature
+from fedclade.channel import Channel, DifferentialPrivacy, Meter, Retrying, Signature, Timing, server_side
 from fedclade.core import Layout, LocalSpec, Schema, checked, owner_only, require
 from fedclade.flower import wire
 from fedclade.flower.connected import ConnectedClients
@@ -221,12 +221,13 @@ def federate(
     streams = decide_stream(settings["stream"], algorithm, signature, size, budget)
     sketch = signature.sketch(seed, layout.n_parameters)
     doors = Doors(network.largest_weight, network.largest_norm)
-    there = GridClients(exchange, members, layout, meter, sketch, streams, doors, network.wait)
-    attendance = AttendedClients(there, tells_releases=privacy is not None)
+    grid_clients = GridClients(exchange, members, layout, sketch, streams, doors, network.wait)
+    retrying = Retrying(tells_releases=privacy is not None)
+    middleware = [Timing(meter), *server_side(retrying, None if streams else sketch)]
     if members.secret:
-        initial = _drawn_by_clients(there, algorithm)
-    world = World(attendance, initial, there, meter, attendance, None, sketch, streams, "cpu", budget)
-    clients = ConnectedClients(attendance, members, path, network.wait)
+        initial = _drawn_by_clients(grid_clients, algorithm)
+    clients = ConnectedClients(Channel(grid_clients, *middleware), members, path, network.wait)
+    world = World(clients, initial, grid_clients, meter, retrying, None, sketch, streams, "cpu", budget)
     # Models tell of the clients' data, and the machine may have other users.
     with keeper, owner_only():
         return run_rounds(algorithm, world, clients, keeper, Record(roster, target), schedule, on_round)

@@ -7,6 +7,7 @@ import hmac
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -16,19 +17,18 @@ from torch import Tensor, nn
 
 from fedclade.channel import (
     Budget,
+    Channel,
     CountSketch,
     DifferentialPrivacy,
     ErrorFeedback,
     Ledger,
     Permutation,
-    PermutedClients,
-    ReplicatingClients,
+    booked,
     check_encoding,
+    client_side,
     encode,
-    private_client,
 )
 from fedclade.core import (
-    Clients,
     ConfigError,
     DataError,
     Layout,
@@ -121,7 +121,7 @@ class Respondent:
         module = self._make(0)
         self._workers = SimulatedClients(federation, module, device, engine)
         self._layout: Layout = self._workers.layout
-        clients: Clients = self._workers
+        privatizing = permutation = None
         if budget is not None and privacy is None:  # or whoever writes the run's config could turn the noise off
             raise ConfigError(
                 f"this client may spend ε = {budget.epsilon:g}, and an update without noise has no bound; set "
@@ -135,11 +135,11 @@ class Respondent:
                     "privacy.clip_norm is set, and this client does not say what it may spend; set epsilon in its node "
                     "config, or epsilon=inf for no bound"
                 )
-            clients = private_client(clients, privacy, Ledger(folder / "privacy.json", budget), "network")
+            privatizing = booked(privacy, Ledger(folder / "privacy.json", budget), "network")
         if secret is not None:
             seed = seed_of(secret)
-            clients = PermutedClients(clients, Permutation(seed, self._layout.size, self._layout.n_parameters))
-        self._clients = clients
+            permutation = Permutation(seed, self._layout.size, self._layout.n_parameters)
+        self._sending = partial(client_side, privatizing, permutation)
         self._residuals: dict[str, ErrorFeedback] = {}
 
     def answer(self, content: Content, state: RecordDict | None = None) -> RecordDict:
@@ -228,10 +228,9 @@ class Respondent:
         me = [self._data.id]
         if what == "train":
             sketch = CountSketch(this_round.seed, self._layout.n_parameters, dim) if dim and replicates > 1 else None
-            clients = ReplicatingClients(self._clients, sketch)
-            updates = clients.train(me, models, [0], this_round, [len(sent) - 1])
+            updates = self._clients(sketch).train(me, models, [0], this_round, [len(sent) - 1])
         else:
-            updates = self._clients.gradients(me, models, [0], this_round)
+            updates = self._clients().gradients(me, models, [0], this_round)
         if updates.left_out:
             raise UpdateError(updates.left_out[self._data.id])
         loss = float(updates.losses[0])
@@ -256,7 +255,7 @@ class Respondent:
             raise UpdateError("asked for the scores of no model")
         self._policy.check_models(count)
         models = torch.stack([self._model(content, str(k)) for k in range(count)])
-        scores = self._clients.evaluate([self._data.id] * count, models, list(range(count)), split)  # pyright: ignore[reportArgumentType]  (checked)
+        scores = self._clients().evaluate([self._data.id] * count, models, list(range(count)), split)  # pyright: ignore[reportArgumentType]  (checked)
         lists = {"accuracies": scores.accuracies, "losses": scores.losses, "examples": scores.examples}
         return wire.record({name: values.tolist() for name, values in lists.items()})
 
@@ -264,8 +263,11 @@ class Respondent:
         words = content.words
         vectors, per_label = words.get("vectors", int), words.get("per_label", bool)
         self._policy.check_vectors(vectors)
-        found = self._clients.subspaces([self._data.id], vectors, per_label)
+        found = self._clients().subspaces([self._data.id], vectors, per_label)
         return wire.record({}, {"subspaces": wire.raw_vector(found.flatten())})
+
+    def _clients(self, sketch: CountSketch | None = None) -> Channel:
+        return Channel(self._workers, *self._sending(sketch))
 
     def _encoded(self, update: Tensor, encoding: str, kind: str) -> Any:
         exact = encoding == "float32"

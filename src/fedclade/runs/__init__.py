@@ -6,7 +6,7 @@ algorithms, channel.
 
 from fedclade.runs.backend import Maker, Stream, World, decide_stream, initial_models, model_name, module_for
 from fedclade.runs.checkpointer import Every, Keeper
-from fedclade.runs.churn import Presence
+from fedclade.runs.churn import ComingAndGoing, Presence
 from fedclade.runs.ensemble import PathEnsemble, evaluate_paths, path_weights
 from fedclade.runs.history import Record, version_of, versions
 from fedclade.runs.newcomers import ACCURACIES, Newcomers, assign, read_newcomers
@@ -29,6 +29,7 @@ from fedclade.runs.store.similarities import SimilarityMatrix
 __all__ = [
     "ACCURACIES",
     "CONFIG",
+    "ComingAndGoing",
     "Every",
     "Follow",
     "Keeper",

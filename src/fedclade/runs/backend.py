@@ -6,28 +6,29 @@ import copy
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from fedclade.algorithms import Algorithm
 from fedclade.channel import (
-    AttendedClients,
+    Channel,
     CountSketch,
     DifferentialPrivacy,
+    FaultInjection,
     Faults,
-    FaultyClients,
     Meter,
-    MeteredClients,
     Permutation,
-    PermutedClients,
-    PrivateClients,
-    ProjectedClients,
-    ReplicatingClients,
+    Privatizing,
+    Retrying,
     Signature,
-    StreamedClients,
+    Streaming,
+    Timing,
+    Traffic,
+    client_side,
     keyed_noise,
+    server_side,
 )
 from fedclade.core import (
     Clients,
@@ -37,6 +38,7 @@ from fedclade.core import (
     ModelError,
     ParameterTree,
     Schema,
+    Workers,
     check_module,
     rng,
 )
@@ -59,25 +61,6 @@ SHARE_OF_UPDATES = 4
 """A run streams by itself if the updates of all clients would take more than one part in so many of its memory."""
 
 _log = logging.getLogger(__name__)
-
-
-class Workers(Clients, Protocol):
-    """Those who do the work: in this process, or behind a network."""
-
-    @property
-    def layout(self) -> Layout:
-        """Where each tensor of the model lies in a vector."""
-        ...
-
-    @property
-    def engine(self) -> str:
-        """How clients are trained; ``auto`` until that is settled, or where every client settles it for itself."""
-        ...
-
-    @property
-    def engine_taken(self) -> str | None:
-        """What rounding depends on of the engine, as far as it is known here."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,7 +95,7 @@ class World:
     initial: Tensor
     workers: Workers
     meter: Meter
-    attendance: AttendedClients
+    attendance: Retrying
     permutation: Permutation | None
     sketch: CountSketch | None
     streams: bool
@@ -157,24 +140,20 @@ class World:
                 "model without buffers, such as one with GroupNorm",
                 layout.size - layout.n_parameters,
             )
-        there: Clients = PrivateClients(simulated, privacy, keyed_noise(keys)) if privacy else simulated
-        there = PermutedClients(there, permutation) if permutation else there
-        # From here on it travels.
         sketch = signature.sketch(seed, layout.n_parameters)
-        there = ReplicatingClients(there, sketch)
-        there = FaultyClients(there, faults, keys, layout.n_parameters) if faults else there
-        metered = MeteredClients(there)
-        # From here on it is the server that works, on what it receives.
-        clients: Clients = ProjectedClients(metered, sketch) if sketch else metered
         bytes_each = layout.size * initial.itemsize
         streams = decide_stream(stream, algorithm, signature, len(federation) * bytes_each, budget)
-        if streams:
-            clients = StreamedClients(clients, updates_at_once(bytes_each, initial.device, budget))
-        attendance = AttendedClients(clients, tells_releases=privacy is not None)
-        initial = permutation.apply(initial) if permutation else initial
-        return cls(
-            attendance, initial, simulated, metered.meter, attendance, permutation, sketch, streams, device, budget
+        at_once = updates_at_once(bytes_each, initial.device, budget)
+        retrying = Retrying(tells_releases=privacy is not None)
+        clients = Channel(
+            simulated,
+            *client_side(Privatizing(privacy, keyed_noise(keys)) if privacy else None, permutation, sketch),
+            *([FaultInjection(faults, keys, layout.n_parameters)] if faults else []),
+            *(Timing(meter := Meter()), Traffic(meter)),
+            *server_side(retrying, sketch, Streaming(simulated.sizes, at_once) if streams else None),
         )
+        initial = permutation.apply(initial) if permutation else initial
+        return cls(clients, initial, simulated, meter, retrying, permutation, sketch, streams, device, budget)
 
     @property
     def settled(self) -> dict[str, Any]:

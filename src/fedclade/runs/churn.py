@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from fedclade.algorithms import Algorithm, State
+from fedclade.channel import Channel
 from fedclade.core import (
     Clients,
-    ClientsWrapper,
     Event,
     Round,
     checked,
@@ -19,12 +19,12 @@ from fedclade.core import (
 from fedclade.data import Federation
 
 
-class ComingAndGoing(Clients, Protocol):
+class ComingAndGoing(Clients):
     """Clients of whom some join late, and some leave early; those who are there in the round are all there are."""
 
+    @abstractmethod
     def begin(self, algorithm: Algorithm, state: State, this_round: Round) -> tuple[State, list[Event]]:
         """Begin a round: let clients come and go; return the next state and what there is to tell."""
-        ...
 
 
 @checked()
@@ -105,7 +105,7 @@ class Presence:
         return PresentClients(clients, joins, leaves)
 
 
-class PresentClients(ClientsWrapper):
+class PresentClients(Channel, ComingAndGoing):
     """Clients of whom some join late and some leave early; those who are there in the round are all there are.
 
     Parameters

@@ -14,12 +14,16 @@ from fedclade.core import (
     ConfigError,
     DataError,
     Evaluation,
+    EvaluationQuery,
     Layout,
     LocalSpec,
     ModelError,
     Round,
     Split,
+    SubspaceQuery,
+    UpdateQuery,
     Updates,
+    Workers,
     require,
     rng,
 )
@@ -48,7 +52,7 @@ LOGITS_AT_A_TIME = 2**24
 _log = logging.getLogger(__name__)
 
 
-class SimulatedClients:
+class SimulatedClients(Workers):
     """The clients of a federation, trained in this process.
 
     Parameters
@@ -124,44 +128,40 @@ class SimulatedClients:
         """Number of training examples of each client."""
         return {client.id: len(client.train) for client in self._federation.clients}
 
-    def train(
-        self,
-        ids: Sequence[int],
-        models: Tensor,
-        assignment: Sequence[int],
-        this_round: Round,
-        anchors: Sequence[int] | None = None,
-    ) -> Updates:
-        """Let each client train from its model; return the updates Δθ_i, without those of who diverges.
+    def handle_updates(self, query: UpdateQuery) -> Updates:
+        """Let each client train from its model, or take the gradient at it; return the updates of all but who diverges.
 
         Raises
         ------
         ModelError
             If the model fails on a client's data.
         """
+        return self._trained(query) if query.kind == "train" else self._gradients(query)
+
+    def _trained(self, query: UpdateQuery) -> Updates:
+        ids, this_round = query.ids, query.round
         deltas = torch.empty(len(ids), self.layout.size, dtype=self.layout.dtype, device=self._device)
         losses = torch.empty(len(ids), dtype=torch.float64)
-        everyone = list(zip(ids, assignment, anchors or [None] * len(ids), strict=True))
+        everyone = list(zip(ids, query.assignment, query.anchors or [None] * len(ids), strict=True))
         blocks = self._blocks(ids, this_round.spec)
         if len(blocks) == 1:
-            _, losses = self._train_block(everyone, models, this_round, into=deltas)
+            _, losses = self._train_block(everyone, query.models, this_round, into=deltas)
         else:
             for places in blocks:
                 block = [everyone[place] for place in places]
-                deltas[places], losses[places] = self._train_block(block, models, this_round)
+                deltas[places], losses[places] = self._train_block(block, query.models, this_round)
         return self._received(ids, deltas, losses, this_round)
 
-    def gradients(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], this_round: Round) -> Updates:
-        """Return the negative full-batch gradients at each client's model, as updates."""
+    def _gradients(self, query: UpdateQuery) -> Updates:
         answers = [
-            loop.gradient(self._module, self.layout, models[row], self._taught(client, this_round), self._chunk)
-            for client, row in zip(ids, assignment, strict=True)
+            loop.gradient(self._module, self.layout, query.models[row], self._taught(client, query.round), self._chunk)
+            for client, row in zip(query.ids, query.assignment, strict=True)
         ]
         deltas = torch.stack([delta for delta, _ in answers])
         losses = torch.tensor([loss for _, loss in answers], dtype=torch.float64)
-        return self._received(ids, deltas, losses, this_round)
+        return self._received(query.ids, deltas, losses, query.round)
 
-    def evaluate(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], split: Split) -> Evaluation:
+    def handle_evaluation(self, query: EvaluationQuery) -> Evaluation:
         """Let each client evaluate its model on a split of its own data.
 
         Raises
@@ -169,7 +169,7 @@ class SimulatedClients:
         DataError
             If a client has no examples in the split.
         """
-        return self._evaluator.evaluate(ids, models, assignment, split)
+        return self._evaluator.evaluate(query.ids, query.models, query.assignment, query.split)
 
     def evaluate_module(self, module: nn.Module, ids: Sequence[int], split: Split) -> Evaluation:
         """Let some clients evaluate another module, as it is, on a split of their own data.
@@ -193,7 +193,7 @@ class SimulatedClients:
         """
         return self._evaluator.likelihoods(ids, models, assignment, split)
 
-    def subspaces(self, ids: Sequence[int], n_vectors: int, per_label: bool) -> Tensor:
+    def handle_subspaces(self, query: SubspaceQuery) -> Tensor:
         """Let each client decompose its training inputs; return their left singular vectors ``[n, L, d, p]``.
 
         Raises
@@ -211,8 +211,10 @@ class SimulatedClients:
             )
         entries = math.prod(pool.input_shape)
         rule = f"at most {entries}, as an input of {pool.name} has no more entries"
-        require(("algorithm.vectors", n_vectors, n_vectors <= entries, rule))
-        return torch.stack([left_singular_vectors(pool, self._client(i), n_vectors, per_label) for i in ids])
+        require(("algorithm.vectors", query.n_vectors, query.n_vectors <= entries, rule))
+        return torch.stack(
+            [left_singular_vectors(pool, self._client(i), query.n_vectors, query.per_label) for i in query.ids]
+        )
 
     def _blocks(self, ids: Sequence[int], spec: LocalSpec) -> Sequence[Sequence[int]]:
         """Cut the places of the asked clients into blocks that fit the memory; clients of one size side by side."""
