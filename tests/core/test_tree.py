@@ -77,6 +77,11 @@ def test_the_model_of_a_client_is_its_leafs_unless_another_is_asked_for():
     assert [float(grown().model_for(client)) for client in range(5)] == [11, 11, 10, 10, 11]
 
 
+def test_a_level_that_is_no_number_is_refused():
+    with pytest.raises(TreeError, match=r"^level should be a whole number, got 'x'$"):
+        grown().model_for(2, "x")
+
+
 @pytest.mark.parametrize(("level", "client", "ends"), [(3, 4, "2, or from the leaf, -1 to -3"), (-3, 2, "-1 to -2")])
 def test_a_level_that_the_path_has_not_is_refused(level, client, ends):
     with pytest.raises(TreeError, match=rf"level {level} is not on the path of client {client}.* {re.escape(ends)}$"):

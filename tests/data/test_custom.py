@@ -176,3 +176,19 @@ def test_data_of_one_client_that_cannot_be_used(given: dict[str, Any], message: 
     with pytest.raises(DataError) as caught:
         one_client(**{**usable, **given})
     assert message in str(caught.value)
+
+
+class Noisy(Pairs):
+    """A data set whose transform adds noise each time."""
+
+    def __getitem__(self, row: int) -> Any:
+        x, y = super().__getitem__(row)
+        return x + torch.rand(()), y
+
+
+@pytest.mark.parametrize(("kind", "warns"), [(Noisy, True), (Pairs, False)])
+def test_a_random_transform_is_warned_of(kind, warns, caplog):
+    """Which is read once, and so frozen."""
+    pool_from_torch(kind(*((torch.tensor([row, torch.nan]), row % 2) for row in range(20))), name="mine")
+    assert ("example 0 of data set 'mine' is another each time that it is read" in caplog.text) is warns
+    assert len(caplog.records) == int(warns)

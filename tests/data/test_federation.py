@@ -182,7 +182,29 @@ def test_clients_hold_examples_that_there_are(changes: dict[str, Any], told: str
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"name": 7}, "the name of client 0 should be a string, got 7"),
+        ({"outputs": "x"}, "outputs of pool 'a' should be a whole number, got 'x'"),
+        ({"outputs": None}, "outputs of pool 'a' should be a whole number, got None"),
+        ({"name": 7}, "the name of a pool should be a string that UTF-8 can write, got 7"),
+        ({"mean": "x"}, "mean of pool 'a' should be a number, got 'x'"),
+        ({"std": None}, "std of pool 'a' should be a number, got None"),
+    ],
+)
+def test_a_pool_of_wrong_types_is_refused(changes: dict[str, Any], told: str):
+    with pytest.raises(DataError) as caught:
+        replace(POOL, **{"name": "a", **changes})
+    assert str(caught.value) == told
+
+
+def test_a_true_cluster_is_a_whole_number():
+    with pytest.raises(DataError, match=r"^the true cluster of client 3 should be a whole number, got 'x'$"):
+        Federation(POOL, (client(3),), true_clusters={3: "x"})
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"name": 7}, "the name of client 0 should be a string that UTF-8 can write, got 7"),
+        ({"name": "\ud800"}, "the name of client 0 should be a string that UTF-8 can write, got '\\ud800'"),
         ({"id": "0"}, "the id of client 'a' should be a whole number, got '0'"),
         ({"key": 0.5}, "the key of client 'a' should be a whole number, got 0.5"),
         (

@@ -40,8 +40,8 @@ class Mine(Algorithm):
         log = log_of(parts, [Event(kind, 0, details) for kind in KINDS for details in self.details])
         if this_round.number == 1:
             members = tree.nodes[0].members
-            cached = [torch.zeros(2, 1)] * 2
             halves = [members[:2], members[2:]]
+            cached = [torch.zeros(2, 1) for _ in halves]
             tree = tree.split(
                 0, halves, params=tree.nodes[0].params, cached=cached, round_number=1, criteria={"mine": 1.0}
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import SupportsIndex
 
 import torch
 from torch import Tensor
@@ -182,6 +183,8 @@ class ParameterTree:
                 f"{known[-1]}"
             )
         path = self.path(client)
+        if not isinstance(level, SupportsIndex):  # pyright: ignore[reportUnnecessaryIsInstance]  (it is given by users)
+            raise TreeError(f"level should be a whole number, got {level!r}")
         if not -len(path) <= level < len(path):
             raise TreeError(
                 f"level {level} is not on the path of client {client}, which has {len(path)} levels: from the root, 0 "

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,17 @@ from fedclade.core import DataError, checked
 from fedclade.data.arrays import as_inputs
 from fedclade.data.federation import ClientData, Federation, Indices, Pool
 
+READ_TWICE = 8
+"""Examples of a data set that are read a second time: a random flip of every other picture is missed once in 256."""
+
+_log = logging.getLogger(__name__)
+
 
 @checked("dataset", "test")
 def pool_from_torch(dataset: Dataset[Any], test: Dataset[Any] | None = None, name: str = "custom") -> Pool:
     """Read a map-style torch data set of ``(x, label)`` pairs into a pool for classification.
+
+    Every example is read once. A transform that is random is so frozen, of which a warning tells.
 
     Parameters
     ----------
@@ -138,7 +146,22 @@ def _read(dataset: Any, what: str) -> tuple[Tensor, Indices]:
                 f"all inputs of {what} should look the same, "
                 f"got {_look(inputs[0])} in example 0 and {_look(inputs[row])} in example {row}"
             )
+    _warn_of_chance(dataset, inputs, what)
     return torch.stack(inputs), np.asarray(labels, dtype=np.int64)
+
+
+def _warn_of_chance(dataset: Any, inputs: Sequence[Tensor], what: str) -> None:
+    """Warn of examples that are others when they are read again."""
+    rows = np.unique(np.linspace(0, len(inputs) - 1, READ_TWICE).astype(int)).tolist()
+    for row in rows:
+        again = _as_tensor(dataset[row][0], row, what)
+        if again.shape != inputs[row].shape or not torch.equal(again.nan_to_num(), inputs[row].nan_to_num()):
+            _log.warning(
+                "example %d of %s is another each time that it is read, as with a random transform; all examples are "
+                "read once, and every epoch trains on what they were then: take the random part out",
+                *(row, what),
+            )
+            return
 
 
 def _as_tensor(x: Any, row: int, what: str) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -89,6 +90,7 @@ class Pool:
     def __post_init__(self) -> None:
         if self.task not in get_args(Task):
             raise DataError(unknown(f"task of pool {self.name!r}:", str(self.task), get_args(Task)))
+        _check_name(self.name, "the name of a pool")
         self._take_in()
         if self.task == "classification" and self.y.dim() != 1:
             raise DataError(
@@ -116,6 +118,10 @@ class Pool:
     def _take_in(self) -> None:
         """Make the arrays what they should be, if that loses nothing."""
         of = f"of pool {self.name!r}"
+        object.__setattr__(self, "outputs", _whole(self.outputs, f"outputs {of}"))
+        for name in ("mean", "std"):
+            if not isinstance(value := getattr(self, name), numbers.Real):
+                raise DataError(f"{name} {of} should be a number, got {value!r}")
         if not self.std > 0:
             raise DataError(f"std {of} should be greater than 0, got {self.std}")
         object.__setattr__(self, "x", as_inputs(self.x, f"inputs {of}"))
@@ -177,6 +183,13 @@ class Pool:
         return torch.rot90(x, quarter_turns, (-2, -1)) if quarter_turns else x
 
 
+def _check_name(name: object, what: str) -> None:
+    try:
+        str.encode(name)  # pyright: ignore[reportArgumentType]  (it is given by users)
+    except (TypeError, UnicodeEncodeError):
+        raise DataError(f"{what} should be a string that UTF-8 can write, got {name!r}") from None
+
+
 def _whole(value: object, what: str) -> int:
     try:
         return index(value)  # pyright: ignore[reportArgumentType]  (it is given by users)
@@ -220,8 +233,7 @@ class ClientData:
     quarter_turns: int = 0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str):  # pyright: ignore[reportUnnecessaryIsInstance]  (it is given by users)
-            raise DataError(f"the name of client {self.id} should be a string, got {self.name!r}")
+        _check_name(self.name, f"the name of client {self.id}")
         for name in ("id", "key", "quarter_turns"):
             object.__setattr__(self, name, _whole(getattr(self, name), f"the {name} of client {self.name!r}"))
         for name in ("train", "validation", "test"):
@@ -313,6 +325,8 @@ class Federation:
         if self.true_clusters is not None and set(self.true_clusters) != set(ids):
             odd = sorted(set(self.true_clusters) ^ set(ids))
             raise DataError(f"true_clusters should name every client exactly once; these do not match: {odd}")
+        for client, cluster in (self.true_clusters or {}).items():
+            _whole(cluster, f"the true cluster of client {client}")
         if self.newcomers is not None and (both := sorted(set(ids) & set(self.newcomers.ids))):
             raise DataError(f"newcomers should have ids of their own, got these of other clients: {both}")
 
