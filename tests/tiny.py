@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from fedclade import LocalSpec
 from fedclade.algorithms import Algorithm, RoundLog, State
-from fedclade.channel import Channel, Meter, Retrying, Timing, Traffic
-from fedclade.channel.replicates import Replicating
+from fedclade.channel import Channel, Meter, Replicating, Retrying, Streaming, Timing, Traffic
 from fedclade.core import Evaluation, Handlers, Query, R, Round, Split
 from fedclade.core.clients import Clients
 from fedclade.core.updates import Updates
