@@ -82,6 +82,12 @@ def test_where_a_threshold_misses_the_four_groups_a_cut_at_four_stands_beside_it
     assert "At cf 0.5, n 1 T = 0.001 makes 12 clusters in place of 4" in found.summary.because
 
 
+def test_pairs_of_fraction_and_rounds_can_be_left_out():
+    settings = {**EXPERIMENTS["flhc-table1"].settings("smoke"), "client_fractions": [0.5, 1.0], "left_out": [[1.0, 3]]}
+    found = EXPERIMENTS["flhc-table1"].measure(Bench({}), settings)
+    assert list(found.series["cells"]) == ["cf 0.5, n 1", "cf 0.5, n 3", "cf 1.0, n 1"]
+
+
 def test_runs_of_equal_partitions_are_measured_once_and_the_best_cut_is_shown(monkeypatch: pytest.MonkeyPatch):
     hows = [tuple(key.split()) for key in papers.TABLE_5]
     alike = {f"{metric} {linkage}": metric == "l1" for metric, linkage in hows}

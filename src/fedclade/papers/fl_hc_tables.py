@@ -66,7 +66,7 @@ def measure_fractions(table: Cells, bench: Bench, settings: Settings) -> Outcome
     for fraction in settings["client_fractions"]:
         averaged = [_averaged(bench, settings, fraction, seed) for seed in settings["seeds"]]
         rows += _rows_of_averaging(f"cf {fraction:.1f}", averaged)
-        for n in settings["rounds_before"]:
+        for n in (n for n in settings["rounds_before"] if [fraction, n] not in settings["left_out"]):
             algorithm = FLHC(rounds_before=n, metric="l2", linkage="ward", threshold=settings["threshold"])
             found = [run_of(bench, settings, algorithm, fraction=fraction, seed=seed) for seed in settings["seeds"]]
             key = f"cf {fraction:.1f}, n {n}"
