@@ -1,4 +1,8 @@
-"""The algorithms, by the names that configs use."""
+"""One paper, one file: the algorithms, by the names that configs use, and what an algorithm is made of.
+
+They import clustering and core alone, and see the world as :class:`~fedclade.core.Clients`. Runs, configs, the network
+and the papers import them.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,13 @@ from typing import Any
 
 from fedclade.algorithms.base import (
     Algorithm,
+    ClusterRound,
     RoundLog,
     State,
+    log_of,
+    move_clusters,
+    train_clusters,
+    train_root,
 )
 from fedclade.algorithms.cfl import CFL
 from fedclade.algorithms.ditto import Ditto
@@ -35,6 +44,7 @@ __all__ = [
     "IFCA",
     "PACFL",
     "Algorithm",
+    "ClusterRound",
     "Ditto",
     "Event",
     "FeSEM",
@@ -47,6 +57,10 @@ __all__ = [
     "RoundLog",
     "State",
     "build_algorithm",
+    "log_of",
+    "move_clusters",
+    "train_clusters",
+    "train_root",
 ]
 
 

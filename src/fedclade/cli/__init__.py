@@ -1,4 +1,7 @@
-"""The command line: thin commands over the library."""
+"""The command line: thin commands over the library.
+
+Nothing imports it; each command parses what it was given, calls another room, and shows what came of it.
+"""
 
 from __future__ import annotations
 

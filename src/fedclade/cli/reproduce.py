@@ -24,16 +24,19 @@ from fedclade.core import (
     appear,
     unknown,
 )
-from fedclade.papers import EXPERIMENTS, Experiment
-from fedclade.papers.experiment import is_at_hand
-from fedclade.papers.result import Result, measure, missing_data
-from fedclade.papers.writing import (
+from fedclade.papers import (
     CHANGE_COLUMNS,
     CLAIM_COLUMNS,
+    EXPERIMENTS,
     ROW_COLUMNS,
+    Experiment,
+    Result,
     change_cells,
     circumstances,
     claim_cells,
+    is_at_hand,
+    measure,
+    missing_data,
     row_cells,
     summary_lines,
     to_csv,

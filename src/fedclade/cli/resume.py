@@ -19,11 +19,11 @@ from fedclade.core import (
 )
 from fedclade.runs import (
     CONFIG,
+    Run,
     is_finished,
     is_unfinished,
+    read_run_config,
 )
-from fedclade.runs.store import run as run_module
-from fedclade.runs.store.run import Run
 
 
 def resume(
@@ -51,7 +51,7 @@ def resume(
             f"{folder} is finished after {done} rounds; there is nothing to continue", soft_wrap=True, markup=False
         )
         return
-    if "network" in run_module.read_config(folder):
+    if "network" in read_run_config(folder):
         raise RunError(
             f"{folder} is the run of a network, which only its clients can continue: start its ServerApp again with "
             "the same run config, and it goes on after the last checkpoint"

@@ -4,9 +4,45 @@ The command line imports it. It uses the library as its users do, and no other r
 """
 
 from fedclade.papers import cfl, fedgroup, fl_hc
-from fedclade.papers.experiment import Bench, Experiment, Scale, Settings
+from fedclade.papers.experiment import Bench, Experiment, Scale, Settings, is_at_hand
 from fedclade.papers.outcome import Claim, Outcome, Row
+from fedclade.papers.result import Result, measure, missing_data
+from fedclade.papers.writing import (
+    CHANGE_COLUMNS,
+    CLAIM_COLUMNS,
+    ROW_COLUMNS,
+    change_cells,
+    circumstances,
+    claim_cells,
+    row_cells,
+    summary_lines,
+    to_csv,
+    to_markdown,
+)
 
 EXPERIMENTS = {each.name: each for each in (*cfl.EXPERIMENTS, *fl_hc.EXPERIMENTS, *fedgroup.EXPERIMENTS)}
 
-__all__ = ["EXPERIMENTS", "Bench", "Claim", "Experiment", "Outcome", "Row", "Scale", "Settings"]
+__all__ = [
+    "CHANGE_COLUMNS",
+    "CLAIM_COLUMNS",
+    "EXPERIMENTS",
+    "ROW_COLUMNS",
+    "Bench",
+    "Claim",
+    "Experiment",
+    "Outcome",
+    "Result",
+    "Row",
+    "Scale",
+    "Settings",
+    "change_cells",
+    "circumstances",
+    "claim_cells",
+    "is_at_hand",
+    "measure",
+    "missing_data",
+    "row_cells",
+    "summary_lines",
+    "to_csv",
+    "to_markdown",
+]

@@ -23,7 +23,7 @@ from fedclade.runs.rounds import (
 from fedclade.runs.simulation import simulate
 from fedclade.runs.store import Run, export_model
 from fedclade.runs.store.contents import tells_what_its_kind_does
-from fedclade.runs.store.run import CONFIG, Row, check_free, is_finished, is_unfinished, without_none
+from fedclade.runs.store.run import CONFIG, Row, check_free, is_finished, is_unfinished, read_run_config, without_none
 from fedclade.runs.store.similarities import SimilarityMatrix
 
 __all__ = [
@@ -61,6 +61,7 @@ __all__ = [
     "module_for",
     "path_weights",
     "read_newcomers",
+    "read_run_config",
     "run_rounds",
     "simulate",
     "tells_what_its_kind_does",

@@ -20,7 +20,15 @@ from fedclade.core import (
 )
 from fedclade.runs.store.checkpoint import Checkpoint
 from fedclade.runs.store.lock import LOCK, Lock
-from fedclade.runs.store.run import CONFIG, is_finished, is_unfinished, read_config, reopen, without_none, write_config
+from fedclade.runs.store.run import (
+    CONFIG,
+    is_finished,
+    is_unfinished,
+    read_run_config,
+    reopen,
+    without_none,
+    write_config,
+)
 
 KEPT = 2
 """Checkpoints: should the last one be damaged, there is the one before."""
@@ -51,7 +59,7 @@ class RunFolder:
 
     def holds_all(self, config: Mapping[str, Any]) -> bool:
         """Whether it holds a finished run with as many rounds as a config asks for."""
-        return is_finished(self.path) and _rounds(read_config(self.path)) == config["rounds"]
+        return is_finished(self.path) and _rounds(read_run_config(self.path)) == config["rounds"]
 
     def check(self, config: Mapping[str, Any]) -> None:
         """Check that a run of this config can begin in the folder, or go on there.
@@ -62,7 +70,7 @@ class RunFolder:
             If it holds something else, or a run of another config.
         """
         if self._taken:
-            if difference := first_difference(read_config(self.path), config):
+            if difference := first_difference(read_run_config(self.path), config):
                 raise RunError(f"{self.path} holds a run of another config: {difference}; name another folder")
         elif self.path.exists() and (not self.path.is_dir() or any(path.name != LOCK for path in self.path.iterdir())):
             raise RunError(f"{self.path} exists already and holds no run; name another folder, or remove it")
@@ -95,7 +103,7 @@ class RunFolder:
                         remove(self.path)
                     raise
                 return True
-            if config["rounds"] > _rounds(kept := read_config(self.path)):
+            if config["rounds"] > _rounds(kept := read_run_config(self.path)):
                 reopen(self.path)  # first, since a finished run has had all the rounds of its config
                 appear(self.path / CONFIG, lambda beside: write_config(beside, {**kept, "rounds": config["rounds"]}))
             return False

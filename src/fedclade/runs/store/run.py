@@ -184,7 +184,7 @@ class Run:
                 name: read_rows(source / f"{name}.parquet", summary["rounds"], len(tree.nodes))
                 for name in ("metrics", "clusters", "clients")
             }
-            check_shape(config := read_config(source), FINISHED, CONFIG)
+            check_shape(config := read_run_config(source), FINISHED, CONFIG)
             return cls(
                 summary=summary,
                 config=config,
@@ -266,7 +266,7 @@ def reopen(folder: Path) -> None:
     (folder / _SUMMARY).unlink(missing_ok=True)
 
 
-def read_config(folder: Path) -> Mapping[str, Any]:
+def read_run_config(folder: Path) -> Mapping[str, Any]:
     """Read the config of a run folder.
 
     Raises
