@@ -32,10 +32,10 @@ from fedclade.config.toml_files import find_config
 from fedclade.core.clients import Clients
 from fedclade.core.queries import Round
 from fedclade.core.updates import Updates
-from fedclade.runs.backend import World
-from fedclade.runs.checkpointer import Keeper
-from fedclade.runs.churn import Presence
-from fedclade.runs.history import Record
+from fedclade.runs.backend import Backend
+from fedclade.runs.checkpointer import Checkpointer
+from fedclade.runs.churn import Churn
+from fedclade.runs.history import History
 from fedclade.runs.rounds import Schedule, run_rounds
 
 CONFIGS = tuple(f"{name}-mnist-label-swap" for name in ("cfl", "fl_hc", "fedgroup"))
@@ -105,7 +105,7 @@ def run(config: Config, seed: int, way: Way, data_dir: Path | None) -> tuple[Run
     federation = config.federation(data_dir)
     name, options = config.algorithm["name"], {k: v for k, v in config.algorithm.items() if k != "name"}
     algorithm = build_algorithm(name, options, federation.true_clusters)
-    world = World.simulated_by(
+    world = Backend.simulated_by(
         federation, config.model["name"], algorithm, seed=seed, permute=way.permuted, device="cpu"
     )
     at_home = Channel(world.workers, Permuting(world.permutation)) if world.permutation else world.workers
@@ -114,9 +114,9 @@ def run(config: Config, seed: int, way: Way, data_dir: Path | None) -> tuple[Run
     found = run_rounds(
         algorithm,
         replace(world, clients=attendance, attendance=attendance),
-        Presence().among(attendance, federation, seed),
-        Keeper(None, config.as_dict(), 0, lambda: ""),
-        Record(federation.roster),
+        Churn().among(attendance, federation, seed),
+        Checkpointer(None, config.as_dict(), 0, lambda: ""),
+        History(federation.roster),
         Schedule(config.top.rounds, config.local, seed, evaluate_every=config.top.rounds),
     )
     return found, encoded.bytes_up

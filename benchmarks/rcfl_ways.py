@@ -23,7 +23,7 @@ from fedclade.clustering.similarity import Similarity, cosine_similarity, cosine
 from fedclade.clustering.split_half import DRAWS_TO_RESOLVE, Across, Finding, Labels, Replicates
 from fedclade.core.queries import Round
 from fedclade.data import Federation
-from fedclade.runs.backend import World
+from fedclade.runs.backend import Backend
 from fedclade.tasks.metrics import cluster_scores
 
 Line = dict[str, Any]
@@ -49,7 +49,7 @@ def record(federation: Federation, seed: int) -> dict[str, list[Tensor]]:
     keep to them, since halves that are drawn anew share examples with those of before.
     """
     algorithm, found = FedAvg(), dict[str, list[Tensor]]()
-    world = World.simulated_by(federation, "mlp", algorithm, seed=seed, engine="stacked")
+    world = Backend.simulated_by(federation, "mlp", algorithm, seed=seed, engine="stacked")
     state, (first, last) = algorithm.init(world.initial, world.clients), CHECKED
 
     def parts(drawn_in: int, m: int, purpose: str) -> list[Tensor]:

@@ -20,7 +20,7 @@ from fedclade.core.errors import UpdateError
 from fedclade.core.local import LocalSpec
 from fedclade.core.params import Layout
 from fedclade.flower import LocalGrid, wire
-from fedclade.flower.respondent import secret_model, seed_of
+from fedclade.flower.client_handler import secret_model, seed_of
 from fedclade.flower.wire import Content, Words
 from tests.flower.worlds import CFL_OF_TWO, FOUR, federated, grid_of, hello_to
 from tests.tiny import FEATURES, LABELS, federation_of

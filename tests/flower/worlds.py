@@ -16,7 +16,7 @@ from fedclade.algorithms import CFL
 from fedclade.core.errors import UpdateError
 from fedclade.data.federation import Federation
 from fedclade.flower import LocalGrid, LocalNode, Network, client_app, federate, wire
-from fedclade.flower.respondent import Respondent
+from fedclade.flower.client_handler import ClientHandler
 from fedclade.flower.signing import Key, key_of, question, signed
 from fedclade.flower.wire import Content
 from fedclade.runs.store import Run
@@ -140,9 +140,9 @@ def reasons(run: Run) -> dict[int, str]:
     return found
 
 
-def respondent_of(client: int = 0, federation: Federation | None = None, **settings: Any) -> Respondent:
+def respondent_of(client: int = 0, federation: Federation | None = None, **settings: Any) -> ClientHandler:
     """Return one client, to be asked without a grid."""
-    return Respondent((federation or federation_of(FOUR)).alone(client), perceptron, number=client, **settings)
+    return ClientHandler((federation or federation_of(FOUR)).alone(client), perceptron, number=client, **settings)
 
 
 @dataclass

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from fedclade.papers import Bench, Claim, Experiment, Outcome, Row, Settings
+from fedclade.papers import Claim, Experiment, Outcome, ResultCache, Row, Settings
 from fedclade.papers.outcome import Summary
 from fedclade.report import style
 
 
-def measure(bench: Bench, settings: Settings) -> Outcome:
+def measure(bench: ResultCache, settings: Settings) -> Outcome:
     found = [bench.piece(f"seed {seed}", lambda seed=seed: {"right": 90.0 + seed}) for seed in settings["seeds"]]
     right = [each["right"] for each in found]
     row = Row("accuracy", 95.0, sum(right) / len(right), seeds=tuple(right), wanted="at least")

@@ -11,7 +11,7 @@ import torch
 from fedclade import LocalSpec, load_federation, simulate
 from fedclade.core.updates import Updates
 from fedclade.models import build_model
-from fedclade.papers import EXPERIMENTS, Bench, Row
+from fedclade.papers import EXPERIMENTS, ResultCache, Row
 from fedclade.papers.cfl_pairs import WatchedCFL, pairs_of
 from fedclade.papers.gaps import gaps_over_rounds, separation
 from fedclade.papers.result import Result
@@ -126,7 +126,7 @@ def test_criteria_that_are_not_known_are_said_to_be_so():
     """Without ε₁, ε₂ and γ_max that serve there is no run, and no row."""
     settings = {**EXPERIMENTS["cfl-fig8-cifar"].settings("smoke"), "data": "digits", "model": "mclr", "criteria": {}}
     settings |= {"model_arguments": {}, "clients": 8, "samples_per_client": 60, "test_samples": 20}
-    outcome = EXPERIMENTS["cfl-fig8-cifar"].measure(Bench(settings), settings)
+    outcome = EXPERIMENTS["cfl-fig8-cifar"].measure(ResultCache(settings), settings)
     assert set(outcome.series) == {"fl", "cfl", "rcfl"}
     assert not any("criteria" in row.what for row in outcome.rows)
     assert any("No ε₁, ε₂ and γ_max were found" in remark for remark in outcome.remarks)

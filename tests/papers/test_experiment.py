@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedclade.core.errors import ConfigError, RunError, RunInterrupted
-from fedclade.papers import Bench
+from fedclade.papers import ResultCache
 from fedclade.papers.experiment import is_at_hand
 from tests.papers.examples import TINY
 
@@ -31,9 +31,9 @@ def test_a_scale_can_be_changed_by_settings_that_there_are():
 def test_parts_of_the_settings_share_their_pieces(tmp_path: Path):
     made: list[int] = []
     for whole in ({"a": 1}, {"a": 2}):
-        part = Bench(whole, folder=tmp_path).within({"b": 1})
+        part = ResultCache(whole, folder=tmp_path).within({"b": 1})
         assert part.piece("first", lambda: made.append(1) or len(made)) == 1
-    bench = Bench({"a": 1}, folder=tmp_path)
+    bench = ResultCache({"a": 1}, folder=tmp_path)
     assert bench.within({"b": 2}).piece("first", lambda: 5) == 5
     assert bench.within({"b": 1}) is bench.within({"b": 1})
     assert bench.within({"b": 1}).piece("first", lambda: -1) == 1
@@ -51,7 +51,7 @@ def test_a_piece_is_made_once_and_kept_as_json_has_it(tmp_path: Path):
     made: list[int] = []
     told: list[str] = []
     for _ in range(2):
-        bench = Bench({"a": 1}, folder=tmp_path, say=told.append)
+        bench = ResultCache({"a": 1}, folder=tmp_path, say=told.append)
         value = bench.piece("first", lambda: made.append(1) or {"pair": (1, 2)})
         assert value == {"pair": [1, 2]}
     assert (made, told) == ([1], ["first"])
@@ -59,47 +59,47 @@ def test_a_piece_is_made_once_and_kept_as_json_has_it(tmp_path: Path):
 
 
 def test_pieces_of_other_settings_are_not_taken(tmp_path: Path):
-    Bench({"a": 1}, folder=tmp_path).piece("first", lambda: 1)
-    assert Bench({"a": 2}, folder=tmp_path).piece("first", lambda: 2) == 2
+    ResultCache({"a": 1}, folder=tmp_path).piece("first", lambda: 1)
+    assert ResultCache({"a": 2}, folder=tmp_path).piece("first", lambda: 2) == 2
 
 
 def test_without_a_folder_nothing_is_kept():
-    bench = Bench({})
+    bench = ResultCache({})
     assert bench.piece("first", lambda: 1) == 1
     assert bench.folder_for("first") is None
 
 
 def test_a_line_that_was_cut_off_is_measured_again(tmp_path: Path):
-    bench = Bench({}, folder=tmp_path)
+    bench = ResultCache({}, folder=tmp_path)
     bench.piece("first", lambda: 1)
     bench.piece("second", lambda: 2)
     (file,) = tmp_path.rglob("pieces.jsonl")
     file.write_text(file.read_text()[:-4])
-    again = Bench({}, folder=tmp_path)
+    again = ResultCache({}, folder=tmp_path)
     assert again.piece("first", lambda: -1) == 1
     assert again.piece("second", lambda: 22) == 22
-    assert Bench({}, folder=tmp_path).piece("second", lambda: -1) == 22
+    assert ResultCache({}, folder=tmp_path).piece("second", lambda: -1) == 22
 
 
 @pytest.mark.parametrize(("line", "told"), [("{not json", "JSONDecodeError"), ('{"key": "first"}', "KeyError")])
 def test_a_damaged_file_is_said_to_be(tmp_path: Path, line: str, told: str):
-    Bench({}, folder=tmp_path).piece("first", lambda: 1)
+    ResultCache({}, folder=tmp_path).piece("first", lambda: 1)
     (file,) = tmp_path.rglob("pieces.jsonl")
     file.write_text(f"{line}\n")
     with pytest.raises(RunError, match=rf"pieces.jsonl is damaged: {told}: .*; remove it to measure anew"):
-        Bench({}, folder=tmp_path)
+        ResultCache({}, folder=tmp_path)
 
 
 def test_a_bench_that_is_asked_to_stop_begins_no_piece(tmp_path: Path):
-    Bench({}, folder=tmp_path).piece("first", lambda: 1)
-    bench = Bench({}, folder=tmp_path, stop=lambda: True)
+    ResultCache({}, folder=tmp_path).piece("first", lambda: 1)
+    bench = ResultCache({}, folder=tmp_path, stop=lambda: True)
     assert bench.piece("first", lambda: -1) == 1
     with pytest.raises(RunInterrupted, match="interrupted before the piece 'second'"):
         bench.piece("second", lambda: 2)
 
 
 def test_a_long_piece_has_a_run_folder_of_its_own(tmp_path: Path):
-    one, other = Bench({"a": 1}, folder=tmp_path), Bench({"a": 2}, folder=tmp_path)
+    one, other = ResultCache({"a": 1}, folder=tmp_path), ResultCache({"a": 2}, folder=tmp_path)
     folders = {
         one.folder_for("C = 0.1, seed 1"),
         one.folder_for("C = 0.1, seed 2"),
@@ -115,11 +115,11 @@ def test_bundled_data_is_at_hand_and_other_data_where_its_folder_holds_files(tmp
     assert not is_at_hand("mnist", None)
     assert not is_at_hand("mnist", tmp_path)
     (tmp_path / "mnist" / "train.parquet").touch()
-    assert Bench({}, data_dir=tmp_path).has("mnist")
+    assert ResultCache({}, data_dir=tmp_path).has("mnist")
 
 
 def test_the_run_folder_of_a_piece_is_removed_once_it_is_kept(tmp_path: Path):
-    bench = Bench({}, folder=tmp_path)
+    bench = ResultCache({}, folder=tmp_path)
 
     def make() -> int:
         folder = bench.folder_for("first")
@@ -141,7 +141,7 @@ def test_the_smallest_scale_may_need_other_data():
 
 
 def test_a_piece_that_is_taken_twice_took_its_time_once():
-    bench = Bench({})
+    bench = ResultCache({})
     bench.piece("first", lambda: 1)
     once = bench.seconds
     assert bench.piece("first", lambda: 2) == 1

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fedclade import FedGroup
-from fedclade.papers import EXPERIMENTS, Bench, Claim, Outcome, fedgroup_classes, fedgroup_methods
+from fedclade.papers import EXPERIMENTS, Claim, Outcome, ResultCache, fedgroup_classes, fedgroup_methods
 from fedclade.papers import fedgroup as papers
 from fedclade.papers.fedgroup_methods import METHODS
 from fedclade.papers.fedgroup_runs import absent, federation_of, method, there
@@ -95,7 +95,7 @@ def test_the_methods_are_those_of_the_table():
 
 
 def test_nearly_all_digits_are_shared_out_and_clients_tested_on_a_tenth_of_their_own():
-    clients = federation_of("digits", {"clients": {"digits": 60}}, Bench({}), 0, 1).clients
+    clients = federation_of("digits", {"clients": {"digits": 60}}, ResultCache({}), 0, 1).clients
     held = np.concatenate([np.concatenate([client.train, client.test]) for client in clients])
     assert len(set(held)) == len(held)
     assert 1797 - 60 <= len(held) <= 1797  # shares are rounded down
@@ -125,7 +125,7 @@ def test_every_reading_of_equation_10_has_a_row(smoke: Smoke):
 
 
 def test_tasks_whose_data_is_missing_are_named(tmp_path: Path):
-    bench, settings = Bench({}, data_dir=tmp_path), {"tasks": ["Synthetic(1,1)-MCLR", "FEMNIST-MLP"]}
+    bench, settings = ResultCache({}, data_dir=tmp_path), {"tasks": ["Synthetic(1,1)-MCLR", "FEMNIST-MLP"]}
     assert there(papers.TASKS, bench, settings) == ["Synthetic(1,1)-MCLR"]
     assert absent(papers.TASKS, bench, settings) == ["FEMNIST-MLP was not measured: its data is not at hand."]
 
@@ -137,7 +137,7 @@ def test_letters_of_nist_are_shared_out_as_the_authors_do(tmp_path: Path):
     leaf = {"users": ["ann"], "num_samples": [400], "user_data": {"ann": user}}
     (tmp_path / "femnist").mkdir()
     (tmp_path / "femnist" / "data.json").write_text(json.dumps(leaf))
-    federation = federation_of("femnist", {"clients": {"femnist": 20}}, Bench({}, data_dir=tmp_path), 0)
+    federation = federation_of("femnist", {"clients": {"femnist": 20}}, ResultCache({}, data_dir=tmp_path), 0)
     assert federation.pool.outputs == 26
     labels = [set(federation.examples(client, "train")[1].tolist()) for client in range(20)]
     assert labels == [{(client + step) % 10 for step in range(3)} for client in range(20)]
@@ -154,7 +154,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch, module: Any, best: dict[Any, float
 
 
 def measured(name: str, **changes: Any) -> Outcome:
-    return EXPERIMENTS[name].measure(Bench({}), {**EXPERIMENTS[name].settings("laptop"), **changes})
+    return EXPERIMENTS[name].measure(ResultCache({}), {**EXPERIMENTS[name].settings("laptop"), **changes})
 
 
 def test_rounds_to_a_target_that_was_missed_are_left_out(monkeypatch: pytest.MonkeyPatch):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fedclade import FLHC, FedAvg
-from fedclade.papers import EXPERIMENTS, Bench, Claim, Outcome, fl_hc_tables
+from fedclade.papers import EXPERIMENTS, Claim, Outcome, ResultCache, fl_hc_tables
 from fedclade.papers import fl_hc as papers
 from fedclade.papers.fl_hc_claims import (
     Cell,
@@ -74,7 +74,7 @@ def test_label_swapped_clients_are_told_apart_and_gain_by_it(smoke: Smoke):
 
 def test_where_a_threshold_misses_the_four_groups_a_cut_at_four_stands_beside_it():
     settings = {**EXPERIMENTS["flhc-table2"].settings("smoke"), "threshold": 1e-3, "rounds_before": [1]}
-    found = EXPERIMENTS["flhc-table2"].measure(Bench({}), settings)
+    found = EXPERIMENTS["flhc-table2"].measure(ResultCache({}), settings)
     ours = {row.what: row.ours for row in found.rows}
     assert ours["cf 0.5, n 1, cut at 4 clusters · accuracy at the end"] > ours["cf 0.5, n 1 · accuracy at the end"]
     assert list(found.series["cells"]) == ["cf 0.5, n 1", "cf 0.5, n 1, cut at 4 clusters"]
@@ -84,7 +84,7 @@ def test_where_a_threshold_misses_the_four_groups_a_cut_at_four_stands_beside_it
 
 def test_pairs_of_fraction_and_rounds_can_be_left_out():
     settings = {**EXPERIMENTS["flhc-table1"].settings("smoke"), "client_fractions": [0.5, 1.0], "left_out": [[1.0, 3]]}
-    found = EXPERIMENTS["flhc-table1"].measure(Bench({}), settings)
+    found = EXPERIMENTS["flhc-table1"].measure(ResultCache({}), settings)
     assert list(found.series["cells"]) == ["cf 0.5, n 1", "cf 0.5, n 3", "cf 1.0, n 1"]
 
 
@@ -100,7 +100,7 @@ def test_runs_of_equal_partitions_are_measured_once_and_the_best_cut_is_shown(mo
     monkeypatch.setattr(fl_hc_tables, "_of_parameters", lambda *_: "")
     runs: list[str] = []
 
-    def scripted(bench: Bench, settings: Any, algorithm: Any, *, fraction: float, seed: int) -> dict[str, Any]:
+    def scripted(bench: ResultCache, settings: Any, algorithm: Any, *, fraction: float, seed: int) -> dict[str, Any]:
         key = key_of(algorithm, fraction, seed)
         if key not in runs:
             runs.append(key)
@@ -108,7 +108,7 @@ def test_runs_of_equal_partitions_are_measured_once_and_the_best_cut_is_shown(mo
 
     monkeypatch.setattr(fl_hc_tables, "run_of", scripted)
     settings = {**EXPERIMENTS["flhc-table5"].settings("laptop"), "cuts": [2, 3], "hows": list(papers.TABLE_5)}
-    found = EXPERIMENTS["flhc-table5"].measure(Bench({}), settings)
+    found = EXPERIMENTS["flhc-table5"].measure(ResultCache({}), settings)
     tried = [f"{how}, {cut} clusters, n 10, cf 0.2" for how in ("cosine average", "l1 average") for cut in (2, 3)]
     tried = [f"{key}, seed {seed}" for key in tried for seed in settings["seeds"]]
     assert set(runs) == {*(f"FL, cf 0.2, seed {seed}" for seed in settings["seeds"]), *tried}
@@ -117,9 +117,9 @@ def test_runs_of_equal_partitions_are_measured_once_and_the_best_cut_is_shown(mo
 
 
 def test_the_clustering_step_is_no_round_and_moves_nothing():
-    fl = run_of(Bench({}), SMALL, FedAvg(), fraction=0.5, seed=0)
+    fl = run_of(ResultCache({}), SMALL, FedAvg(), fraction=0.5, seed=0)
     clustered = FLHC(rounds_before=2, metric="l2", linkage="ward", n_clusters=4)
-    hc = run_of(Bench({}), SMALL, clustered, fraction=0.5, seed=0)
+    hc = run_of(ResultCache({}), SMALL, clustered, fraction=0.5, seed=0)
     assert fl["rounds"] == hc["rounds"] == [1, 2, 3, 4]
     assert fl["accuracy"][:2] == hc["accuracy"][:2]
     assert hc["accuracy"][2:] != fl["accuracy"][2:]
@@ -128,15 +128,15 @@ def test_the_clustering_step_is_no_round_and_moves_nothing():
 
 def test_only_clusters_that_were_found_have_a_mean_to_start_from():
     one = FLHC(rounds_before=1, metric="l2", linkage="ward", n_clusters=1)
-    assert run_of(Bench({}), SMALL, one, fraction=0.5, seed=0)["at_the_mean"] is None
+    assert run_of(ResultCache({}), SMALL, one, fraction=0.5, seed=0)["at_the_mean"] is None
     each = FLHC(rounds_before=1, metric="l2", linkage="ward", n_clusters=SMALL["clients"])
-    apart = run_of(Bench({}), SMALL, each, fraction=1.0, seed=0)
+    apart = run_of(ResultCache({}), SMALL, each, fraction=1.0, seed=0)
     # A client alone is moved by its own update, as in the round after the step, but for other draws of its batches.
     assert apart["at_the_mean"] == pytest.approx(apart["accuracy"][1], abs=0.06)
 
 
 def test_label_swapped_clients_are_tested_on_images_of_their_own():
-    clients = federation_of(Bench({}), SMALL, 0).clients
+    clients = federation_of(ResultCache({}), SMALL, 0).clients
     tested = [set(client.test.tolist()) for client in clients]
     assert [len(each) for each in tested] == [25] * 12
     assert len(set.union(*tested)) == 12 * 25
@@ -148,7 +148,7 @@ def test_writers_are_natural_clients(tmp_path: Path):
     (tmp_path / "femnist").mkdir()
     (tmp_path / "femnist" / "data.json").write_text(json.dumps(leaf))
     settings = {**papers.SETTINGS["by writer"], "clients": 2}
-    federation = federation_of(Bench({}, data_dir=tmp_path), settings, 0)
+    federation = federation_of(ResultCache({}, data_dir=tmp_path), settings, 0)
     assert sorted(client.name for client in federation.clients) == ["ann", "bob"]
     assert federation.pool.outputs == 62
 
@@ -159,7 +159,7 @@ def test_figures_whose_data_is_missing_are_named(tmp_path: Path):
         "figures": {"figure 4": papers.FIGURES["figure 4"]},
         "seeds": [0],
     }
-    found = EXPERIMENTS["flhc-fig1-6"].measure(Bench({}, data_dir=tmp_path), settings)
+    found = EXPERIMENTS["flhc-fig1-6"].measure(ResultCache({}, data_dir=tmp_path), settings)
     assert found.remarks[-1] == "figure 4 was not measured: femnist is not at hand."
     assert found.series == {}
     assert EXPERIMENTS["flhc-fig1-6"].draw(found, settings).axes
@@ -226,7 +226,7 @@ def test_a_merge_tells_the_clusters_at_every_threshold_and_cut():
 
 
 def test_clients_merge_by_updates_and_by_parameters(tmp_path: Path):
-    merges = merges_of(Bench({}, folder=tmp_path), SMALL, rounds_before=2, fraction=0.5, seed=0)
+    merges = merges_of(ResultCache({}, folder=tmp_path), SMALL, rounds_before=2, fraction=0.5, seed=0)
     assert len(merges) == 11
     truth = [client % 4 for client in range(SMALL["clients"])]
     assert labels_of(merges["l2 ward"], 4) == truth

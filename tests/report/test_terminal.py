@@ -18,7 +18,7 @@ from fedclade.cli.progress import RunProgress
 from fedclade.core.errors import RunError
 from fedclade.flower.server_app import show
 from fedclade.report import cluster_table, show_run
-from fedclade.report.page import Subject, run_page
+from fedclade.report.page import RunView, run_page
 from fedclade.report.terminal import Terminal, visible
 from fedclade.runs.store.card import as_markdown
 from fedclade.runs.store.run import FORMAT, Run
@@ -103,7 +103,7 @@ def test_links_in_what_others_write_are_no_links_in_a_report(make_run):
     step = {"round": 1, "kind": "clustered", "node": 0, "clients": [0, 1, 2, 3], "threshold": None, "sizes": [2, 2]}
     step |= {"merges": [[0, 1, 1.0], [2, 3, 1.0], [4, 5, 2.0]], "metric": link, "linkage": link}
     run = replace(named(make_run([(2, 0)], truth=[0, 0, 1, 1], data=f"{link}, 4 clients"), link), events=[step])
-    page = run_page(Subject(run, make_run(), link))
+    page = run_page(RunView(run, make_run(), link))
     texts = list(strings(page.figures))
     assert any("javascript:alert(1)" in text for text in texts), "or nothing was tested"
     assert [text for text in texts if "<a" in text] == []

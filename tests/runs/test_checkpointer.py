@@ -8,8 +8,8 @@ import torch
 from fedclade import FedAvg, LocalSpec, RunInterrupted, simulate
 from fedclade.algorithms import State
 from fedclade.core.tree import ParameterTree
-from fedclade.runs.checkpointer import TIMES_A_SAVE, Pace, Progress
-from fedclade.runs.history import Record
+from fedclade.runs.checkpointer import TIMES_A_SAVE, CheckpointPolicy, TrainingState
+from fedclade.runs.history import History
 from tests.tiny import federation_of, linear
 
 FEDERATION = federation_of([0, 1])
@@ -25,19 +25,19 @@ class Clock:
         return self.now
 
 
-def after(number: int, entries: int = 28) -> Progress:
-    return Progress(number, State(ParameterTree.root_only([0, 1], torch.zeros(entries))), Record(FEDERATION))
+def after(number: int, entries: int = 28) -> TrainingState:
+    return TrainingState(number, State(ParameterTree.root_only([0, 1], torch.zeros(entries))), History(FEDERATION))
 
 
 @pytest.mark.parametrize(("every", "due"), [(1, [1, 2, 3, 4]), (2, [2, 4]), (5, []), (0, [])])
 def test_a_number_of_rounds_is_kept_to(every, due):
-    pace = Pace(every)
+    pace = CheckpointPolicy(every)
     assert [number for number in (1, 2, 3, 4) if pace.due(after(number))] == due
 
 
 def test_auto_lets_pass_60_times_what_the_slowest_save_took():
     clock = Clock()
-    pace = Pace("auto", clock)
+    pace = CheckpointPolicy("auto", clock)
     for took, wait in ((0.5, 30.0), (2.0, 120.0), (1.0, 120.0)):
         with pace.saving():
             clock.now += took
@@ -51,7 +51,7 @@ def test_auto_lets_pass_60_times_what_the_slowest_save_took():
 def test_the_first_save_of_auto_waits_for_what_its_size_costs():
     """A model of 25 million entries is 100 MB: 1 s, and 50 ms, 60 times."""
     clock = Clock()
-    pace = Pace("auto", clock)
+    pace = CheckpointPolicy("auto", clock)
     clock.now += 62.9
     assert not pace.due(after(1, entries=25_000_000))
     assert pace.due(after(1))

@@ -15,7 +15,7 @@ from fedclade.config.settings import check_config
 from fedclade.core.errors import RunInterrupted
 from fedclade.core.queries import Round
 from fedclade.core.tree import ParameterTree
-from fedclade.runs.churn import Presence
+from fedclade.runs.churn import Churn
 from tests.tiny import ScriptedClients
 
 JOIN, LEAVE, ROUNDS = 9, 13, 16
@@ -42,7 +42,7 @@ def digits() -> fedclade.Federation:
 
 @cache
 def run_of(name: str, join: int | None = JOIN, leave: int | None = LEAVE) -> Run:
-    presence = Presence(join_round=join, leave_round=leave)
+    presence = Churn(join_round=join, leave_round=leave)
     spec = LocalSpec(epochs=2, lr=0.2)
     return fedclade.simulate(METHODS[name], "mclr", digits(), local=spec, rounds=ROUNDS, presence=presence)
 
@@ -112,7 +112,7 @@ def test_a_tree_keeps_the_models_of_who_left_and_drops_their_updates():
 )
 def test_rounds_that_cannot_be_are_refused(settings, told):
     with pytest.raises(ConfigError, match=re.escape(told)):
-        Presence(**settings)
+        Churn(**settings)
 
 
 @pytest.mark.parametrize(
@@ -130,9 +130,9 @@ def test_rounds_that_cannot_be_are_refused(settings, told):
 def test_a_config_says_what_cannot_be(newcomers, told):
     with pytest.raises(ConfigError, match=re.escape(told)):
         check_config({"rounds": 8, "data": {"clients": 4}, "newcomers": newcomers})
-    assert check_config(
-        {"newcomers": {"clients": 2, "join_round": 9, "leave_round": 12}}
-    ).newcomers.presence == Presence(join_round=9, leave_round=12)
+    assert check_config({"newcomers": {"clients": 2, "join_round": 9, "leave_round": 12}}).newcomers.presence == Churn(
+        join_round=9, leave_round=12
+    )
 
 
 def test_an_oracle_that_was_not_told_of_newcomers_says_so():
@@ -140,7 +140,7 @@ def test_an_oracle_that_was_not_told_of_newcomers_says_so():
     with pytest.raises(
         ConfigError, match=r"oracle: newcomers \[8, 9, 10, 11\] are in no cluster that the run began with"
     ):
-        fedclade.simulate(Oracle(truth), "mclr", digits(), rounds=3, presence=Presence(join_round=2))
+        fedclade.simulate(Oracle(truth), "mclr", digits(), rounds=3, presence=Churn(join_round=2))
 
 
 @pytest.mark.parametrize("stopped_after", [JOIN - 1, JOIN, LEAVE])
@@ -155,7 +155,7 @@ def test_a_run_that_is_continued_ends_like_one_that_was_not_interrupted(name, st
             digits(),
             local=LocalSpec(epochs=2, lr=0.2),
             rounds=ROUNDS,
-            presence=Presence(join_round=JOIN, leave_round=LEAVE),
+            presence=Churn(join_round=JOIN, leave_round=LEAVE),
             folder=tmp_path / "run",
             on_round=lambda row, _: rounds_seen.append(row["round"]),
             stop=lambda: rounds_seen[-1] == stop_after,

@@ -22,7 +22,7 @@ from fedclade.training.jobs import Job, Task
 from fedclade.training.loop import LoopEngine
 from fedclade.training.stacked import CannotStack, StackedEngine
 from fedclade.training.stacking.batches import joined
-from fedclade.training.stacking.leaf import FEW_ROWS
+from fedclade.training.stacking.stacked_parameter import FEW_ROWS
 
 WORDS, PLACES, OUTPUTS = 11, 5, 4
 SIZES, ROWS = (7, 10, 23, 2, 10), (0, 1, 0, 1, 1)

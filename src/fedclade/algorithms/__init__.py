@@ -12,7 +12,7 @@ from typing import Any
 
 from fedclade.algorithms.base import (
     Algorithm,
-    ClusterRound,
+    ClusterUpdate,
     RoundLog,
     State,
     log_of,
@@ -44,7 +44,7 @@ __all__ = [
     "IFCA",
     "PACFL",
     "Algorithm",
-    "ClusterRound",
+    "ClusterUpdate",
     "Ditto",
     "Event",
     "FeSEM",

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from fedclade.algorithms.base import (
     Algorithm,
-    ClusterRound,
+    ClusterUpdate,
     RoundLog,
     State,
     log_of,
@@ -147,7 +147,7 @@ class FLHC(Algorithm):
         log = replace(log_of([part], events, phase="cluster"), discrepancy=None)  # no model moves
         return State(tree, {CLUSTERED: torch.ones(1)}), log
 
-    def _clustered(self, tree: ParameterTree, part: ClusterRound, number: int) -> tuple[ParameterTree, list[Event]]:
+    def _clustered(self, tree: ParameterTree, part: ClusterUpdate, number: int) -> tuple[ParameterTree, list[Event]]:
         """Cluster the updates (line 10); every cluster goes on from the joint model (lines 11 and 12)."""
         root, updates = tree.nodes[part.node], part.updates
         vectors = updates.signatures

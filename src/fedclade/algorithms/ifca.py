@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from fedclade.algorithms.base import (
-    ClusterRound,
+    ClusterUpdate,
     OneCohort,
     RoundLog,
     State,
@@ -134,7 +134,7 @@ class IFCA(OneCohort):
 
     def _moved(
         self, tree: ParameterTree, cohort: Sequence[int], clients: Clients, this_round: Round
-    ) -> tuple[ParameterTree, list[ClusterRound]]:
+    ) -> tuple[ParameterTree, list[ClusterUpdate]]:
         """Move every model by what those who took it answer (options II and I); one that nobody took stays."""
         cohort = [client for client in cohort if tree.leaf_of[client]]  # who never told its losses took none
         if not cohort:

@@ -142,7 +142,7 @@ class PACFL(Algorithm):
     ) -> tuple[ParameterTree, list[Event]]:
         """Let each of those who wait, and now send their vectors, join the cluster of the smallest mean angle.
 
-        Members send theirs again: the server keeps none, since they show what the data looks like.
+        NodeRegistry send theirs again: the server keeps none, since they show what the data looks like.
         """
         members = sorted(client for leaf in tree.leaves for client in leaf.members)
         late, new = self._asked(waiting, clients)

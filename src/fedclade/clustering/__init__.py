@@ -6,7 +6,7 @@ Algorithms, runs and reports import it; it imports :mod:`fedclade.core` alone.
 """
 
 from fedclade.clustering.bipartition import optimal_bipartition
-from fedclade.clustering.criteria import Geometry
+from fedclade.clustering.criteria import SplitCriteria
 from fedclade.clustering.linkage import LINKAGES, Merges, agglomerate, cut, cut_height, n_clusters_by_gap, where_to_cut
 from fedclade.clustering.routing import (
     Assignment,
@@ -32,11 +32,11 @@ __all__ = [
     "Assignment",
     "Distances",
     "Finding",
-    "Geometry",
     "Labels",
     "Merges",
     "Replicates",
     "Similarity",
+    "SplitCriteria",
     "Step",
     "agglomerate",
     "all_of",

@@ -21,7 +21,7 @@ LARGEST_COMPARED = 1000
 
 
 @dataclass(frozen=True, eq=False)
-class Geometry:
+class SplitCriteria:
     """The quantities of CFL's criteria for one cluster in one round, all from updates made at the same model.
 
     Parameters
@@ -42,7 +42,9 @@ class Geometry:
     similarity: Similarity | None
 
     @classmethod
-    def of(cls, updates: Updates, moved: Tensor | None = None, *, largest_compared: int = LARGEST_COMPARED) -> Geometry:
+    def of(
+        cls, updates: Updates, moved: Tensor | None = None, *, largest_compared: int = LARGEST_COMPARED
+    ) -> SplitCriteria:
         """Measure the updates of one cluster, be it none.
 
         Parameters

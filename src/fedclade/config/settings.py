@@ -14,8 +14,8 @@ from fedclade.channel import DifferentialPrivacy, Faults, Signature
 from fedclade.config.toml_files import Section, apply_overrides, read_toml
 from fedclade.core import (
     ConfigError,
+    DataSpec,
     LocalSpec,
-    Schema,
     check_arguments,
     defaults,
     known_arguments,
@@ -25,10 +25,10 @@ from fedclade.core import (
 from fedclade.data import PARTITIONS, SOURCES, Federation, check_data_settings, check_newcomers, load_federation
 from fedclade.models import FROM_DATA, model_factory
 from fedclade.runs import (
+    Churn,
     Every,
     Follow,
     OnRound,
-    Presence,
     Run,
     Stream,
     check_privacy,
@@ -87,7 +87,7 @@ class Privacy:
 class Newcomers:
     """The ``[newcomers]`` section: clients who are held back from training, or join it late.
 
-    See :func:`fedclade.load_federation` and :class:`fedclade.runs.churn.Presence`.
+    See :func:`fedclade.load_federation` and :class:`fedclade.runs.churn.Churn`.
     """
 
     clients: int = 0
@@ -96,9 +96,9 @@ class Newcomers:
     leave_round: int | None = None
 
     @property
-    def presence(self) -> Presence:
+    def presence(self) -> Churn:
         """When they join, and when as many clients leave."""
-        return Presence(join_round=self.join_round, leave_round=self.leave_round)
+        return Churn(join_round=self.join_round, leave_round=self.leave_round)
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ class Config:
         options = {key: value for key, value in self.algorithm.items() if key != "name"}
         return build_algorithm(self.algorithm["name"], options, true_clusters)
 
-    def built_model(self, schema: Schema, seed: int) -> nn.Module:
+    def built_model(self, schema: DataSpec, seed: int) -> nn.Module:
         """Build the model for some data, drawn from a seed; raises what :func:`fedclade.models.build_model` raises."""
         arguments = {key: value for key, value in self.model.items() if key != "name"}
         return module_for(self.model["name"], schema, seed, arguments)

@@ -52,7 +52,7 @@ from fedclade.core.queries import (
     SubspaceQuery,
     UpdateQuery,
 )
-from fedclade.core.registry import Roster, Schema, Task
+from fedclade.core.registry import ClientRegistry, DataSpec, Task
 from fedclade.core.tree import Group, Node, ParameterTree
 from fedclade.core.updates import DROPPED_OUT, LARGEST_NORM, NOT_ASKED, TOO_LATE, Sums, Updates, row_norms
 
@@ -64,9 +64,11 @@ __all__ = [
     "TOO_LATE",
     "Ask",
     "CheckpointError",
+    "ClientRegistry",
     "Clients",
     "ConfigError",
     "DataError",
+    "DataSpec",
     "EngineError",
     "Evaluation",
     "EvaluationQuery",
@@ -84,11 +86,9 @@ __all__ = [
     "PrivacyError",
     "Query",
     "R",
-    "Roster",
     "Round",
     "RunError",
     "RunInterrupted",
-    "Schema",
     "Slot",
     "Split",
     "SubspaceQuery",

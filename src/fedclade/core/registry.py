@@ -10,7 +10,7 @@ Task = Literal["classification", "language"]
 
 
 @dataclass(frozen=True)
-class Schema:
+class DataSpec:
     """What the examples of all clients look like: all that a server must know of data that it never sees.
 
     Parameters
@@ -38,7 +38,7 @@ class Schema:
 
 
 @dataclass(eq=False)
-class Roster:
+class ClientRegistry:
     """The clients of a run. In a network it grows when somebody joins.
 
     Parameters
@@ -55,7 +55,7 @@ class Roster:
         Cluster of each client, where it is known. For scoring only.
     """
 
-    schema: Schema
+    schema: DataSpec
     description: str
     names: dict[int, str] = field(default_factory=dict[int, str])
     sizes: dict[int, int] = field(default_factory=dict[int, int])

@@ -20,8 +20,8 @@ from fedclade.core import (
     checked,
 )
 from fedclade.data import Federation
+from fedclade.flower.client_handler import ClientHandler, read_secret
 from fedclade.flower.policy import Policy
-from fedclade.flower.respondent import Respondent, read_secret
 from fedclade.flower.signing import key_of, signed, unsigned
 from fedclade.flower.wire import Content, refusal
 from fedclade.runs import Maker
@@ -86,7 +86,7 @@ def client_app(
         It answers every question; what it cannot answer it refuses, with the reason.
     """
     return app_for(
-        lambda context: Respondent(
+        lambda context: ClientHandler(
             _federation(data_fn(context)),
             model,
             number=partition_of(context),
@@ -100,11 +100,11 @@ def client_app(
     )
 
 
-def app_for(make: Callable[[Context], Respondent]) -> ClientApp:
+def app_for(make: Callable[[Context], ClientHandler]) -> ClientApp:
     """Return a ClientApp around what makes a client of a context; a process keeps those that it made ready."""
-    ready: OrderedDict[object, Respondent] = OrderedDict()
+    ready: OrderedDict[object, ClientHandler] = OrderedDict()
 
-    def respondent(context: Context) -> Respondent:
+    def respondent(context: Context) -> ClientHandler:
         key = (context.node_id, *sorted({**context.run_config, **context.node_config}.items()))
         if key not in ready:
             ready[key] = make(context)

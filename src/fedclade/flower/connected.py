@@ -11,7 +11,7 @@ from fedclade.core import (
     Event,
     Round,
 )
-from fedclade.flower.members import Members
+from fedclade.flower.node_registry import NodeRegistry
 from fedclade.runs import ComingAndGoing
 
 
@@ -33,7 +33,7 @@ class ConnectedClients(Channel, ComingAndGoing):
         Seconds to wait for the first, if nobody is connected.
     """
 
-    def __init__(self, clients: Clients, members: Members, folder: Path | None, wait: float) -> None:
+    def __init__(self, clients: Clients, members: NodeRegistry, folder: Path | None, wait: float) -> None:
         super().__init__(clients)
         self._members = members
         self._folder = folder

@@ -14,24 +14,24 @@ from torch import Tensor, nn
 
 from fedclade.algorithms import Algorithm, build_algorithm
 from fedclade.channel import Channel, DifferentialPrivacy, Meter, Retrying, Signature, Timing, server_side
-from fedclade.core import Layout, LocalSpec, Schema, checked, owner_only, require
+from fedclade.core import DataSpec, Layout, LocalSpec, checked, owner_only, require
 from fedclade.flower import wire
 from fedclade.flower.connected import ConnectedClients
 from fedclade.flower.doors import Doors
 from fedclade.flower.exchange import Exchange
 from fedclade.flower.grid_clients import GridClients
-from fedclade.flower.members import Identity, Members
+from fedclade.flower.node_registry import Identity, NodeRegistry
 from fedclade.flower.signing import read_keys
 from fedclade.runs import (
+    Backend,
+    Checkpointer,
     Every,
-    Keeper,
+    History,
     Maker,
     OnRound,
-    Record,
     Run,
     Schedule,
     Stream,
-    World,
     check_privacy,
     check_settings,
     check_stream,
@@ -62,7 +62,7 @@ class ModelFor:
         To note in the run's config.
     """
 
-    make: Callable[[Schema, int], nn.Module]
+    make: Callable[[DataSpec, int], nn.Module]
     name: str
 
 
@@ -211,7 +211,7 @@ def federate(
         privacy={"permute": permute, **(asdict(privacy) if privacy else {})},
     )
     config = {"network": asdict(network), **config}
-    keeper = Keeper(path, config, checkpoint_every, lambda: _fingerprint(roster.schema, layout))
+    keeper = Checkpointer(path, config, checkpoint_every, lambda: _fingerprint(roster.schema, layout))
     if (finished := keeper.finished()) is not None:
         return finished
     members.wait(network.clients, network.wait)  # also for those of the folder, who need not be back yet
@@ -227,16 +227,16 @@ def federate(
     if members.secret:
         initial = _drawn_by_clients(grid_clients, algorithm)
     clients = ConnectedClients(Channel(grid_clients, *middleware), members, path, network.wait)
-    world = World(clients, initial, grid_clients, meter, retrying, None, sketch, streams, "cpu", budget)
+    world = Backend(clients, initial, grid_clients, meter, retrying, None, sketch, streams, "cpu", budget)
     # Models tell of the clients' data, and the machine may have other users.
     with keeper, owner_only():
-        return run_rounds(algorithm, world, clients, keeper, Record(roster, target), schedule, on_round)
+        return run_rounds(algorithm, world, clients, keeper, History(roster, target), schedule, on_round)
 
 
-def _members(exchange: Exchange, network: Network, folder: Path | None) -> Members:
+def _members(exchange: Exchange, network: Network, folder: Path | None) -> NodeRegistry:
     """Return the members of the run: those of its folder, or the first to connect."""
     keys = None if network.keys is None else read_keys(Path(network.keys))
-    members = Members(exchange, network.identity, keys)
+    members = NodeRegistry(exchange, network.identity, keys)
     if folder is not None:
         members.load(folder)
     if not members.known:
@@ -250,7 +250,9 @@ def _built(algorithm: Algorithm | str | MakeAlgorithm, truth: Mapping[int, int] 
     return build_algorithm(algorithm, true_clusters=truth) if isinstance(algorithm, str) else algorithm(truth)
 
 
-def _known(model: nn.Module | str | Maker | ModelFor, schema: Schema, seed: int) -> tuple[str, nn.Module | str | Maker]:
+def _known(
+    model: nn.Module | str | Maker | ModelFor, schema: DataSpec, seed: int
+) -> tuple[str, nn.Module | str | Maker]:
     """Return a model's name, and the model as a simulation takes it, now that the data is known."""
     if isinstance(model, ModelFor):
         make = model.make
@@ -264,6 +266,6 @@ def _drawn_by_clients(clients: GridClients, algorithm: Algorithm) -> Tensor:
     return models[0] if algorithm.initial_models == 1 else models
 
 
-def _fingerprint(schema: Schema, layout: Layout) -> str:
+def _fingerprint(schema: DataSpec, layout: Layout) -> str:
     """Tell of what data a run is, as far as a server knows."""
     return wire.digest(json.dumps([asdict(schema), wire.layout_digest(layout)]).encode())

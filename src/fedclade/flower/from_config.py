@@ -24,8 +24,8 @@ from fedclade.core import (
 )
 from fedclade.data import Federation
 from fedclade.flower.client_app import app_for, own_of, partition_of
+from fedclade.flower.client_handler import ClientHandler
 from fedclade.flower.federate import ModelFor, Network, federate
-from fedclade.flower.respondent import Respondent
 from fedclade.flower.server_app import app_of, tell
 from fedclade.runs import Run
 from fedclade.training import choose_device
@@ -148,7 +148,7 @@ def client_app_from_config() -> ClientApp:
     a client with differential privacy may spend: ``epsilon`` and ``delta`` in the node config.
     """
 
-    def respondent(context: Context) -> Respondent:
+    def respondent(context: Context) -> ClientHandler:
         read = RunConfig.read(context.run_config)
         folder = context.node_config.get("data-dir")
         federation = _federation(tuple(context.run_config.items()), None if folder is None else str(folder))
@@ -156,7 +156,7 @@ def client_app_from_config() -> ClientApp:
         if number is None:
             raise DataError("a node of this app needs partition-id in its node config, to know whose data it has")
         mine = federation.alone(number)
-        return Respondent(
+        return ClientHandler(
             mine,
             lambda seed: read.config.built_model(mine.pool.schema, seed),
             number=number,

@@ -37,7 +37,7 @@ from fedclade.flower import wire
 from fedclade.flower.arrivals import Arrivals
 from fedclade.flower.doors import Doors, Start
 from fedclade.flower.exchange import AT_ONCE, Exchange
-from fedclade.flower.members import Members
+from fedclade.flower.node_registry import NodeRegistry
 from fedclade.flower.patience import Patience
 from fedclade.flower.policy import FORBIDS
 from fedclade.flower.wire import Content
@@ -73,7 +73,7 @@ class GridClients(Workers):
     def __init__(
         self,
         exchange: Exchange,
-        members: Members,
+        members: NodeRegistry,
         layout: Layout,
         sketch: CountSketch | None = None,
         streams: bool = False,

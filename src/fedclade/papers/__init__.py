@@ -4,7 +4,7 @@ The command line imports it. It uses the library as its users do, and no other r
 """
 
 from fedclade.papers import cfl, fedgroup, fl_hc
-from fedclade.papers.experiment import Bench, Experiment, Scale, Settings, is_at_hand
+from fedclade.papers.experiment import Experiment, ResultCache, Scale, Settings, is_at_hand
 from fedclade.papers.outcome import Claim, Outcome, Row
 from fedclade.papers.result import Result, measure, missing_data
 from fedclade.papers.writing import (
@@ -27,11 +27,11 @@ __all__ = [
     "CLAIM_COLUMNS",
     "EXPERIMENTS",
     "ROW_COLUMNS",
-    "Bench",
     "Claim",
     "Experiment",
     "Outcome",
     "Result",
+    "ResultCache",
     "Row",
     "Scale",
     "Settings",

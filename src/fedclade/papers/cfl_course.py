@@ -11,11 +11,11 @@ from fedclade.papers.experiment import Settings
 from fedclade.runs import Run
 from fedclade.tasks import perplexity
 
-Course = dict[str, Any]
+Series = dict[str, Any]
 """What is kept of a run, see :func:`course_of`."""
 
 
-def course_of(run: Run, settings: Settings) -> Course:
+def course_of(run: Run, settings: Settings) -> Series:
     """Return how a run went: scores in per cent, or as perplexity.
 
     Returns

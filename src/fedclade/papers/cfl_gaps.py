@@ -13,7 +13,7 @@ from torch import nn
 from fedclade.core import LocalSpec
 from fedclade.data import Federation, load_federation
 from fedclade.papers.drawing import head, legend, mean_lines, panels
-from fedclade.papers.experiment import Bench, Settings
+from fedclade.papers.experiment import ResultCache, Settings
 from fedclade.papers.gaps import KINDS, Gaps, gaps_over_rounds
 from fedclade.papers.outcome import Claim, Outcome, Row, Summary, untold
 from fedclade.report import style
@@ -40,7 +40,7 @@ REMARK = (
 )
 
 
-def measure_data(bench: Bench, settings: Settings) -> Outcome:
+def measure_data(bench: ResultCache, settings: Settings) -> Outcome:
     """Measure the gap after the last round for every number of data points (figure 5)."""
     curves = {
         data: _curves(bench, settings, data, [({"points": n}, [settings["rounds"]]) for n in task["points"]])
@@ -62,7 +62,7 @@ def measure_data(bench: Bench, settings: Settings) -> Outcome:
     return _outcome(curves, {data: task["points"] for data, task in settings["tasks"].items()}, "data points", told)
 
 
-def measure_rounds(bench: Bench, settings: Settings) -> Outcome:
+def measure_rounds(bench: ResultCache, settings: Settings) -> Outcome:
     """Measure the gap at the model after each chosen round (figure 6)."""
     rounds: list[int] = settings["rounds"]
     curves = {
@@ -88,7 +88,7 @@ Curves = Mapping[str, Mapping[str, Sequence[Sequence[Any]]]]
 
 
 def _curves(
-    bench: Bench, settings: Settings, data: str, asked: Sequence[tuple[Mapping[str, int], Sequence[int]]]
+    bench: ResultCache, settings: Settings, data: str, asked: Sequence[tuple[Mapping[str, int], Sequence[int]]]
 ) -> Curves:
     """Return what a figure shows of one data set: for each of ``asked`` the chosen rounds, one after the other."""
     found: list[list[Gaps]] = [
@@ -107,7 +107,7 @@ def _curves(
     }
 
 
-def _gaps(bench: Bench, settings: Settings, data: str, points: int, at: Sequence[int], seed: int) -> Gaps:
+def _gaps(bench: ResultCache, settings: Settings, data: str, points: int, at: Sequence[int], seed: int) -> Gaps:
     task = settings["tasks"][data]
     federation = load_federation(
         task.get("data", data),

@@ -11,7 +11,7 @@ from fedclade.algorithms import FedAvg
 from fedclade.core import LocalSpec
 from fedclade.data import load_federation
 from fedclade.papers.drawing import head, legend, panels
-from fedclade.papers.experiment import Bench, Settings
+from fedclade.papers.experiment import ResultCache, Settings
 from fedclade.papers.outcome import Claim, Outcome, Row, Summary
 from fedclade.report import style
 from fedclade.runs import simulate
@@ -51,7 +51,7 @@ APART = 1.5
 """How many times the congruent clients' largest norm the incongruent ones' must be in the end, to be told apart."""
 
 
-def measure(bench: Bench, settings: Settings) -> Outcome:
+def measure(bench: ResultCache, settings: Settings) -> Outcome:
     """Train two clients of either kind for many rounds."""
     found = {
         kind: [
@@ -111,7 +111,7 @@ def measure(bench: Bench, settings: Settings) -> Outcome:
     return Outcome(rows, claims, {"rounds": settings["rounds"], **series}, remarks, summary)
 
 
-def _norms(bench: Bench, settings: Settings, kind: str, seed: int) -> dict[str, list[float]]:
+def _norms(bench: ResultCache, settings: Settings, kind: str, seed: int) -> dict[str, list[float]]:
     federation = load_federation(
         settings["data"],
         clients=2,

@@ -13,10 +13,10 @@ from torch import nn
 from fedclade.algorithms import CFL, Algorithm, FedAvg, ReplicatedCFL
 from fedclade.core import LocalSpec
 from fedclade.data import Federation, load_federation
-from fedclade.papers.cfl_course import Course, course_of
+from fedclade.papers.cfl_course import Series, course_of
 from fedclade.papers.cfl_pairs import WatchedCFL, draw_pairs, pairs_of
 from fedclade.papers.drawing import head, legend, panels
-from fedclade.papers.experiment import Bench, Settings
+from fedclade.papers.experiment import ResultCache, Settings
 from fedclade.papers.outcome import Claim, Outcome, Row, Summary, as_told, untold
 from fedclade.report import style
 from fedclade.runs import module_for, simulate
@@ -24,7 +24,7 @@ from fedclade.runs import module_for, simulate
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Courses = dict[str, list[Course]]
+Courses = dict[str, list[Series]]
 """By method, seed by seed."""
 
 FEWEST_ROUNDS = 30
@@ -34,7 +34,7 @@ METHODS = {"fl": "FL", "cfl": "CFL by dates", "own": "CFL by its criteria", "rcf
 """``own`` is left out where no ε₁, ε₂ and γ_max are known that serve."""
 
 
-def measure_cifar(bench: Bench, settings: Settings) -> Outcome:
+def measure_cifar(bench: ResultCache, settings: Settings) -> Outcome:
     """Train on permuted labels (figure 8)."""
     found = _courses(bench, settings)
     first = settings["split_rounds"][0]
@@ -98,7 +98,7 @@ def measure_cifar(bench: Bench, settings: Settings) -> Outcome:
 CIFAR_REMARK = "The paper gives neither the step size nor the layers of its 5-layer network, nor ε₂."
 
 
-def measure_agnews(bench: Bench, settings: Settings) -> Outcome:
+def measure_agnews(bench: ResultCache, settings: Settings) -> Outcome:
     """Train next-word prediction on articles of one topic for each client (figure 9)."""
     found = _courses(bench, settings)
     first = settings["split_rounds"][0]
@@ -159,7 +159,7 @@ def _rows_beyond_the_paper(end: Mapping[str, tuple[float, ...]], what: str, unit
     ]
 
 
-def _separated(courses: Sequence[Course], text: str) -> Claim:
+def _separated(courses: Sequence[Series], text: str) -> Claim:
     return Claim(
         text,
         all(course["ari"][-1] == 1 for course in courses),
@@ -188,7 +188,7 @@ def _of_criteria(settings: Settings) -> str:
     )
 
 
-def _told_of_pairs(courses: Sequence[Course]) -> list[Claim]:
+def _told_of_pairs(courses: Sequence[Series]) -> list[Claim]:
     """Return what the right part of the workshop paper's figure 3 shows, if the runs kept it."""
     apart: list[float] = []
     for course in courses:
@@ -233,7 +233,7 @@ def _percent(values: Sequence[float]) -> str:
     return f"{np.mean(values):.1f} %"
 
 
-def _courses(bench: Bench, settings: Settings) -> Courses:
+def _courses(bench: ResultCache, settings: Settings) -> Courses:
     return {
         method: [
             bench.piece(f"{name}, seed {seed}", partial(_train, bench, settings, method, seed))
@@ -244,7 +244,7 @@ def _courses(bench: Bench, settings: Settings) -> Courses:
     }
 
 
-def _train(bench: Bench, settings: Settings, method: str, seed: int) -> Course:
+def _train(bench: ResultCache, settings: Settings, method: str, seed: int) -> Series:
     algorithm: Algorithm = {
         "fl": lambda: FedAvg(),
         "cfl": lambda: WatchedCFL(split_rounds=tuple(settings["split_rounds"]), **settings["at_dates"]),
@@ -272,7 +272,7 @@ def local_of(settings: Settings) -> LocalSpec:
     return LocalSpec(**{key: settings[key] for key in ("epochs", "batch_size", "lr", "momentum", "lr_decay")})
 
 
-def federation_of(settings: Settings, bench: Bench, seed: int) -> Federation:
+def federation_of(settings: Settings, bench: ResultCache, seed: int) -> Federation:
     """Return the clients of a figure."""
     return load_federation(
         settings["data"],
@@ -291,7 +291,7 @@ def model_of(settings: Settings, federation: Federation, seed: int) -> nn.Module
     return module_for(settings["model"], federation.pool.schema, seed, settings["model_arguments"])
 
 
-def _norms_tell(courses: Sequence[Course]) -> Claim:
+def _norms_tell(courses: Sequence[Series]) -> Claim:
     mixed, pure = ([norm for course in courses for norm in course["norms"][kind]] for kind in ("mixed", "pure"))
     return Claim(
         "The largest norm of a cluster tells whether it is to be split (eq. 33)",
@@ -301,11 +301,11 @@ def _norms_tell(courses: Sequence[Course]) -> Claim:
     )
 
 
-def _score(course: Course, number: int) -> float:
+def _score(course: Series, number: int) -> float:
     return course["scores"][course["rounds"].index(number)]
 
 
-def _each(courses: Sequence[Course], value: Any) -> tuple[float, ...]:
+def _each(courses: Sequence[Series], value: Any) -> tuple[float, ...]:
     return tuple(float(value(course)) for course in courses)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedclade.core import rng
 from fedclade.papers.drawing import head, legend, panels
-from fedclade.papers.experiment import Bench, Settings
+from fedclade.papers.experiment import ResultCache, Settings
 from fedclade.papers.outcome import Claim, Outcome, Row, Summary
 from fedclade.papers.separation_theorem import bounds, draw_sample, largest_noise, summary
 from fedclade.report import style
@@ -23,7 +23,7 @@ MANY = 10
 """Distributions above which eqs. 30 and 31 speak of large k."""
 
 
-def measure(bench: Bench, settings: Settings) -> Outcome:
+def measure(bench: ResultCache, settings: Settings) -> Outcome:
     """Draw gradients for every k and γ, and for every d at one k and γ."""
     gammas = settings["gammas"]
     table = {

@@ -13,7 +13,7 @@ from fedclade.core import LocalSpec, ParameterTree
 from fedclade.data import Federation
 from fedclade.models import build_model
 from fedclade.papers.drawing import head, legend, panels
-from fedclade.papers.experiment import Bench, Settings
+from fedclade.papers.experiment import ResultCache, Settings
 from fedclade.papers.outcome import Claim, Outcome, Row, Summary
 from fedclade.papers.toys import TwoWeights, federated_xor, opposed, risk, two_risks
 from fedclade.report import style
@@ -41,7 +41,7 @@ CASES = {
 """What each is called, its data, its model. The second is not in the paper: it shows that the model is to blame."""
 
 
-def measure_xor(bench: Bench, settings: Settings) -> Outcome:
+def measure_xor(bench: ResultCache, settings: Settings) -> Outcome:
     """Let FedAvg and CFL learn the two problems of figure 1."""
     found: dict[str, list[dict[str, Any]]] = {
         case: [
@@ -85,7 +85,7 @@ def measure_xor(bench: Bench, settings: Settings) -> Outcome:
     return Outcome(tuple(rows), claims, series, remarks, summary)
 
 
-def _learn(bench: Bench, case: str, settings: Settings, seed: int) -> dict[str, Any]:
+def _learn(bench: ResultCache, case: str, settings: Settings, seed: int) -> dict[str, Any]:
     _, data, model = CASES[case]
     federation = data(settings["clients"], settings["points"], seed)
     local = LocalSpec(epochs=settings["epochs"], batch_size=settings["batch_size"], lr=settings["lr"])
@@ -162,7 +162,7 @@ def draw_xor(outcome: Outcome, settings: Settings) -> Figure:
     return figure
 
 
-def measure_paths(bench: Bench, settings: Settings) -> Outcome:
+def measure_paths(bench: ResultCache, settings: Settings) -> Outcome:
     """Follow the model of two clients whose risks can be minimised at once, and of two whose cannot."""
     found = {
         kind: [
@@ -216,7 +216,7 @@ def measure_paths(bench: Bench, settings: Settings) -> Outcome:
     return Outcome((row,), claims, {kind: runs[0] for kind, runs in found.items()}, remarks, summary)
 
 
-def _path(bench: Bench, kind: str, settings: Settings, seed: int) -> dict[str, Any]:
+def _path(bench: ResultCache, kind: str, settings: Settings, seed: int) -> dict[str, Any]:
     federation = two_risks(settings["points"], seed, congruent=kind == "congruent")
     start: tuple[float, float] = tuple(settings["start"])
     path = [list(start)]

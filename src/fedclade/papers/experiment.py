@@ -53,7 +53,7 @@ class Experiment:
         The data sets that it cannot do without, as of ``fedclade ls datasets``.
     pieces
         Names the folder of pieces that it shares with other experiments of the same settings, or of parts that are the
-        same (see :meth:`Bench.within`); empty where it has its own.
+        same (see :meth:`ResultCache.within`); empty where it has its own.
     smoke_data
         The same as ``data`` at the scale ``smoke``; None where that needs the same.
 
@@ -68,7 +68,7 @@ class Experiment:
     title: str
     paper: Settings
     changes: Mapping[Literal["smoke", "laptop"], Settings]
-    measure: Callable[[Bench, Settings], Outcome]
+    measure: Callable[[ResultCache, Settings], Outcome]
     draw: Callable[[Outcome, Settings], Figure]
     data: tuple[str, ...] = ()
     pieces: str = ""
@@ -111,7 +111,7 @@ class Experiment:
         return {key: (value, settings[key]) for key, value in self.paper.items() if settings[key] != value}
 
 
-class Bench:
+class ResultCache:
     """Where experiments are measured, piece by piece; a piece that is done is kept.
 
     Parameters
@@ -149,7 +149,7 @@ class Bench:
         self._say, self._root = say, folder
         self._taken = set[str]()
         self._seconds = 0.0
-        self._within: dict[str, Bench] = {}
+        self._within: dict[str, ResultCache] = {}
         digest = sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
         self._folder = None if folder is None else folder / digest
         self._file = None if self._folder is None else self._folder / "pieces.jsonl"
@@ -160,7 +160,7 @@ class Bench:
         """What the pieces took, those of earlier calls included, and each counted once."""
         return self._seconds + sum(bench.seconds for bench in self._within.values())
 
-    def within(self, settings: Settings) -> Bench:
+    def within(self, settings: Settings) -> ResultCache:
         """Return the bench of a part of the settings: its pieces are shared by all experiments that have the part.
 
         Their folder has to be one, too, see :attr:`Experiment.pieces`.
@@ -168,7 +168,7 @@ class Bench:
         part = json.dumps(settings, sort_keys=True)
         if part not in self._within:
             how: dict[str, Any] = {"data_dir": self.data_dir, "device": self.device, "stop": self.stop}
-            self._within[part] = Bench(settings, folder=self._root, say=self._say, **how)
+            self._within[part] = ResultCache(settings, folder=self._root, say=self._say, **how)
         return self._within[part]
 
     def piece(self, key: str, make: Callable[[], Any]) -> Any:

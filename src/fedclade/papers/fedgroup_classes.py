@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, median, variance
 
-from fedclade.papers.experiment import Bench, Settings
+from fedclade.papers.experiment import ResultCache, Settings
 from fedclade.papers.fedgroup_runs import SHARES_OUT, TOLD_AFTER, Found, Task, run_of
 from fedclade.papers.outcome import Claim, Outcome, Row, Summary, as_told
 
@@ -25,7 +25,7 @@ REMARK = (
 
 
 def measure_classes(
-    tasks: Mapping[str, Task], table: Mapping[int, ClassRow], bench: Bench, settings: Settings
+    tasks: Mapping[str, Task], table: Mapping[int, ClassRow], bench: ResultCache, settings: Settings
 ) -> Outcome:
     """Train FedAvg on clients with few classes each; ``series`` has the first seed round by round."""
     task = tasks[settings["task"]]

@@ -14,7 +14,7 @@ from fedclade.clustering import (
     ternary_similarity,
 )
 from fedclade.core import rng
-from fedclade.papers.experiment import Bench, Settings
+from fedclade.papers.experiment import ResultCache, Settings
 from fedclade.papers.fedgroup_runs import SHARES_OUT, Found, Task, absent, pretrained, there
 from fedclade.papers.outcome import Claim, Outcome, Row, Summary
 from fedclade.tasks import cluster_scores
@@ -26,7 +26,7 @@ SHOWN = 300
 """Pairs of clients that a figure shows."""
 
 
-def measure_distances(tasks: Mapping[str, Task], bench: Bench, settings: Settings) -> Outcome:
+def measure_distances(tasks: Mapping[str, Task], bench: ResultCache, settings: Settings) -> Outcome:
     """Compare the distances of clients in M, the ternary similarities, with those in M', all cosines."""
     rows, claims, series = list[Row](), list[Claim](), dict[str, Found]()
     for name in there(tasks, bench, settings):
@@ -55,7 +55,7 @@ def measure_distances(tasks: Mapping[str, Task], bench: Bench, settings: Setting
     return Outcome(tuple(rows), tuple(claims), series, remarks, summary)
 
 
-def _compared(bench: Bench, settings: Settings, name: str, task: Task, seed: int) -> Found:
+def _compared(bench: ResultCache, settings: Settings, name: str, task: Task, seed: int) -> Found:
     """Return how distances in M follow those in M'.
 
     Returns

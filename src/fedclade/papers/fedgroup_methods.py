@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from fedclade.papers.experiment import Bench, Settings
+from fedclade.papers.experiment import ResultCache, Settings
 from fedclade.papers.fedgroup_runs import SHARES_OUT, TOLD_AFTER, Found, Task, absent, run_of, there
 from fedclade.papers.outcome import Claim, Outcome, Row, Summary
 
@@ -25,7 +25,7 @@ Runs = Mapping[str, Mapping[str, Sequence[Found]]]
 
 
 def measure_best(
-    tasks: Mapping[str, Task], table: Mapping[str, tuple[float | None, ...]], bench: Bench, settings: Settings
+    tasks: Mapping[str, Task], table: Mapping[str, tuple[float | None, ...]], bench: ResultCache, settings: Settings
 ) -> Outcome:
     """Run all methods at all tasks whose data is there."""
     runs = _runs(tasks, bench, settings)
@@ -45,7 +45,7 @@ def measure_best(
     return Outcome(tuple(rows), tuple(claims), {}, remarks, _summary(rows, tasks, bench, settings))
 
 
-def _runs(tasks: Mapping[str, Task], bench: Bench, settings: Settings, methods: Sequence[str] = METHODS) -> Runs:
+def _runs(tasks: Mapping[str, Task], bench: ResultCache, settings: Settings, methods: Sequence[str] = METHODS) -> Runs:
     return {
         name: {
             which: [
@@ -82,7 +82,7 @@ ALIKE = 0.2
 """Percentage points by which two figures of Table III may differ without a rank."""
 
 
-def _summary(rows: Sequence[Row], tasks: Mapping[str, Task], bench: Bench, settings: Settings) -> Summary:
+def _summary(rows: Sequence[Row], tasks: Mapping[str, Task], bench: ResultCache, settings: Settings) -> Summary:
     lines = [
         f"{name}: "
         + ", ".join(
@@ -109,7 +109,7 @@ JOINING = ("FedGroup", "FedGroup, sampled, by latest update", "FedGroup, sampled
 
 
 def measure_joining(
-    tasks: Mapping[str, Task], table: Mapping[str, tuple[float | None, ...]], bench: Bench, settings: Settings
+    tasks: Mapping[str, Task], table: Mapping[str, tuple[float | None, ...]], bench: ResultCache, settings: Settings
 ) -> Outcome:
     """Run FedGroup with every reading of section III-E and eq. 10."""
     rows, claims = list[Row](), list[Claim]()
@@ -184,7 +184,7 @@ def _last_rounds(name: str, runs: Mapping[str, Sequence[Found]]) -> str:
     return f"{name}, mean of the last ten rounds in %: {', '.join(last)}."
 
 
-def measure_rounds(tasks: Mapping[str, Task], bench: Bench, settings: Settings) -> Outcome:
+def measure_rounds(tasks: Mapping[str, Task], bench: ResultCache, settings: Settings) -> Outcome:
     """Show the runs of Table III round by round, with the discrepancy of one model for all, and group by group."""
     shown = ("FedAvg", "FedProx", "FedGroup", "FedGrouProx")
     runs = _runs(tasks, bench, settings)

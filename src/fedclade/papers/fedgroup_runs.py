@@ -11,11 +11,11 @@ from fedclade.algorithms import Algorithm, FedAvg, FedGroup
 from fedclade.core import LocalSpec, Round, Updates
 from fedclade.data import Federation, load_federation
 from fedclade.models import build_model
-from fedclade.papers.experiment import Bench, Settings
+from fedclade.papers.experiment import ResultCache, Settings
 from fedclade.runs import (
+    Backend,
     Maker,
     Run,
-    World,
     module_for,
     simulate,
 )
@@ -84,12 +84,12 @@ class Task:
         return "stacked" if self.model in ("mclr", "mlp") else "auto"
 
 
-def there(tasks: Mapping[str, Task], bench: Bench, settings: Settings) -> list[str]:
+def there(tasks: Mapping[str, Task], bench: ResultCache, settings: Settings) -> list[str]:
     """Return the tasks of the settings whose data is at hand, or could come from the Hub."""
     return [name for name in settings["tasks"] if bench.data_dir is None or bench.has(tasks[name].data)]
 
 
-def absent(tasks: Mapping[str, Task], bench: Bench, settings: Settings) -> list[str]:
+def absent(tasks: Mapping[str, Task], bench: ResultCache, settings: Settings) -> list[str]:
     """Say of the other tasks that they were not measured."""
     measured = there(tasks, bench, settings)
     return [f"{name} was not measured: its data is not at hand." for name in settings["tasks"] if name not in measured]
@@ -131,7 +131,7 @@ OF_A_RUN = ("rounds", "selected", "epochs", "batch_size", "pretrain_scale", "eta
 
 
 def federation_of(
-    data: str, settings: Settings, bench: Bench, seed: int, labels_per_client: int = LABELS
+    data: str, settings: Settings, bench: ResultCache, seed: int, labels_per_client: int = LABELS
 ) -> Federation:
     """Return the clients of a data set of Table II.
 
@@ -153,7 +153,7 @@ def federation_of(
 
 
 def run_of(
-    bench: Bench, settings: Settings, task: Task, name: str, seed: int, labels_per_client: int = LABELS
+    bench: ResultCache, settings: Settings, task: Task, name: str, seed: int, labels_per_client: int = LABELS
 ) -> Found:
     """Run a method once; return ``accuracy`` and ``discrepancy`` by round, and the accuracy of the ``groups``.
 
@@ -215,11 +215,11 @@ def _accuracy_of_groups(run: Run) -> dict[str, list[float | None]]:
     }
 
 
-def pretrained(bench: Bench, settings: Settings, task: Task, seed: int) -> tuple[Updates, list[int]]:
+def pretrained(bench: ResultCache, settings: Settings, task: Task, seed: int) -> tuple[Updates, list[int]]:
     """Return the updates of all n clients after one epoch from w_0, and the rows of αm of them, as Algorithm 3 has."""
     federation = federation_of(task.data, settings, bench, seed)
     algorithm = FedGroup(groups=task.groups, pretrain_scale=settings["pretrain_scale"])
-    world = World.simulated_by(
+    world = Backend.simulated_by(
         federation, task.maker(federation), algorithm, seed=seed, device=bench.device, engine=task.engine
     )
     spec = LocalSpec(epochs=1, batch_size=settings["batch_size"], lr=task.lr)

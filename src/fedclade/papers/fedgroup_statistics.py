@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from fedclade.papers.experiment import Bench, Settings
+from fedclade.papers.experiment import ResultCache, Settings
 from fedclade.papers.fedgroup_runs import SHARES_OUT, Task, absent, federation_of, there
 from fedclade.papers.outcome import Claim, Outcome, Row, Summary
 
@@ -14,7 +14,7 @@ ROUNDED = 50
 
 
 def measure_statistics(
-    tasks: Mapping[str, Task], table: Mapping[str, Sequence[int]], bench: Bench, settings: Settings
+    tasks: Mapping[str, Task], table: Mapping[str, Sequence[int]], bench: ResultCache, settings: Settings
 ) -> Outcome:
     """Count the parameters of every model, and the clients and samples of the data that is there."""
     rows, exact, counted = list[Row](), list[bool](), set[str]()
@@ -49,7 +49,7 @@ def measure_statistics(
     return Outcome(tuple(rows), claims, series, (SHARES_OUT, *absent(tasks, bench, settings)), summary)
 
 
-def _counts(bench: Bench, settings: Settings, task: Task, seed: int) -> dict[str, int]:
+def _counts(bench: ResultCache, settings: Settings, task: Task, seed: int) -> dict[str, int]:
     def make() -> dict[str, int]:
         clients = federation_of(task.data, settings, bench, seed).clients
         samples = sum(len(client.train) + len(client.test) for client in clients)

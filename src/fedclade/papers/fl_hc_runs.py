@@ -21,11 +21,11 @@ from fedclade.clustering import (
 )
 from fedclade.core import LocalSpec, rng
 from fedclade.data import Federation, load_federation
-from fedclade.papers.experiment import Bench, Settings
+from fedclade.papers.experiment import ResultCache, Settings
 from fedclade.runs import (
+    Backend,
     Maker,
     Run,
-    World,
     module_for,
     simulate,
 )
@@ -52,12 +52,12 @@ OF_A_RUN = (
 """Settings that a run depends on: tables and figures that share them share runs."""
 
 
-def bench_of_runs(bench: Bench, settings: Settings) -> Bench:
+def bench_of_runs(bench: ResultCache, settings: Settings) -> ResultCache:
     """Return the bench that runs of a setting are kept on."""
     return bench.within({key: settings[key] for key in OF_A_RUN})
 
 
-def federation_of(bench: Bench, settings: Settings, seed: int) -> Federation:
+def federation_of(bench: ResultCache, settings: Settings, seed: int) -> Federation:
     """Return the clients of a setting of section II-A: ``iid``, ``pathological``, ``label-swapped``, or ``by writer``.
 
     Images of writers are natural parts; where ``images`` names a data set without writers, a power law stands in.
@@ -102,7 +102,7 @@ def key_of(algorithm: Algorithm, fraction: float, seed: int) -> str:
     return f"{how}, cf {fraction:.1f}, seed {seed}"
 
 
-def run_of(bench: Bench, settings: Settings, algorithm: Algorithm, *, fraction: float, seed: int) -> Found:
+def run_of(bench: ResultCache, settings: Settings, algorithm: Algorithm, *, fraction: float, seed: int) -> Found:
     """Run FL or FL+HC once.
 
     Parameters
@@ -159,7 +159,7 @@ def _local(settings: Settings) -> LocalSpec:
     return LocalSpec(epochs=settings["epochs"], batch_size=settings["batch_size"], lr=settings["lr"])
 
 
-def _at_the_mean(run: Run, bench: Bench, settings: Settings, federation: Federation, seed: int) -> float | None:
+def _at_the_mean(run: Run, bench: ResultCache, settings: Settings, federation: Federation, seed: int) -> float | None:
     """Return the accuracy of the joint model moved by the mean of each cluster's cached updates; None without any.
 
     It tells what the paper's round after the clustering step can be, if the updates of that step are not thrown away.
@@ -169,13 +169,13 @@ def _at_the_mean(run: Run, bench: Bench, settings: Settings, federation: Federat
         return None
     models = torch.stack([run.tree.nodes[0].params + leaf.cached.mean(0) for leaf in leaves if leaf.cached is not None])
     row_of = {client: row for row, leaf in enumerate(leaves) for client in leaf.members}
-    world = World.simulated_by(federation, maker(federation, settings), FedAvg(), seed=seed, device=bench.device)
+    world = Backend.simulated_by(federation, maker(federation, settings), FedAvg(), seed=seed, device=bench.device)
     rows = [row_of[client] for client in world.clients.ids]
     evaluation = world.clients.evaluate(world.clients.ids, models.to(world.device), rows, "test")
     return round(float(evaluation.accuracies.mean()), DIGITS)
 
 
-def merges_of(bench: Bench, settings: Settings, *, rounds_before: int, fraction: float, seed: int) -> Merges:
+def merges_of(bench: ResultCache, settings: Settings, *, rounds_before: int, fraction: float, seed: int) -> Merges:
     """Merge the clients once, by the same updates, in every way.
 
     Parameters
@@ -209,7 +209,9 @@ def merges_of(bench: Bench, settings: Settings, *, rounds_before: int, fraction:
     return bench.piece(f"merges, n {rounds_before}, cf {fraction:.1f}, seed {seed}", make)
 
 
-def _updates(bench: Bench, settings: Settings, rounds_before: int, fraction: float, seed: int) -> tuple[Tensor, Tensor]:
+def _updates(
+    bench: ResultCache, settings: Settings, rounds_before: int, fraction: float, seed: int
+) -> tuple[Tensor, Tensor]:
     """Return the updates of all clients after n rounds of federated learning, ``[m, D]``, and the joint model."""
     federation = federation_of(bench, settings, seed)
     run = simulate(

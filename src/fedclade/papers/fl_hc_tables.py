@@ -10,7 +10,7 @@ import numpy as np
 
 from fedclade.algorithms import FLHC, FedAvg
 from fedclade.clustering import cut_height
-from fedclade.papers.experiment import Bench, Settings
+from fedclade.papers.experiment import ResultCache, Settings
 from fedclade.papers.fl_hc_claims import (
     Cell,
     claim_of_curve,
@@ -60,7 +60,7 @@ def remarks_on(settings: Settings) -> tuple[str, ...]:
     return (*REMARKS, OF_SETTING[settings["setting"]])
 
 
-def measure_fractions(table: Cells, bench: Bench, settings: Settings) -> Outcome:
+def measure_fractions(table: Cells, bench: ResultCache, settings: Settings) -> Outcome:
     """Measure Tables I to III: every client fraction with every number of rounds before clustering."""
     rows, cells, series, remarks = list[Row](), list[Cell](), dict[str, Any](), list[str]()
     for fraction in settings["client_fractions"]:
@@ -91,7 +91,7 @@ def measure_fractions(table: Cells, bench: Bench, settings: Settings) -> Outcome
 
 
 def _at_the_true_number(
-    bench: Bench, settings: Settings, fraction: float, n: int, averaged: list[Found]
+    bench: ResultCache, settings: Settings, fraction: float, n: int, averaged: list[Found]
 ) -> tuple[Cell, str]:
     """Return what FL+HC comes to if it is cut where the four groups are, and by which T that would be."""
     algorithm = FLHC(rounds_before=n, metric="l2", linkage="ward", n_clusters=CLUSTERS)
@@ -105,7 +105,7 @@ def _at_the_true_number(
     return cell, f"cf {fraction:.1f}, n {n}: every T from {low:.3g} to {high:.3g} makes {CLUSTERS} clusters."
 
 
-def measure_linkages(table: Cells, bench: Bench, settings: Settings) -> Outcome:
+def measure_linkages(table: Cells, bench: ResultCache, settings: Settings) -> Outcome:
     """Measure Tables IV to VI: metrics with linkages, each at the cut that comes out best.
 
     Runs of equal partitions are the same run, and measured once.
@@ -164,7 +164,7 @@ def _of_parameters(merges: Mapping[int, Merges], settings: Settings) -> str:
     )
 
 
-def measure_iid(bench: Bench, settings: Settings) -> Outcome:
+def measure_iid(bench: ResultCache, settings: Settings) -> Outcome:
     """Measure what section III says of IID clients: how many clusters there are at a threshold, and what they cost."""
     fraction, seeds, T = settings["client_fraction"], settings["seeds"], settings["threshold"]
     rows, found, heights = list[Row](), dict[str, list[int]](), dict[str, list[float]]()
@@ -204,12 +204,12 @@ def _heights(merges: Sequence[Sequence[float]]) -> Any:
     return np.asarray(merges)[:, 2]
 
 
-def _averaged(bench: Bench, settings: Settings, fraction: float, seed: int) -> Found:
+def _averaged(bench: ResultCache, settings: Settings, fraction: float, seed: int) -> Found:
     return run_of(bench, settings, FedAvg(), fraction=fraction, seed=seed)
 
 
 def _run_of_partition(
-    bench: Bench,
+    bench: ResultCache,
     settings: Settings,
     merges: Merges,
     hows: Sequence[tuple[str, str]],
@@ -258,7 +258,7 @@ def _shown(cell: Cell, table: Cells) -> dict[str, Any]:
     }
 
 
-def measure_curves(bench: Bench, settings: Settings) -> Outcome:
+def measure_curves(bench: ResultCache, settings: Settings) -> Outcome:
     """Measure figures 1 to 6, those whose data is there: FL and FL+HC, evaluated in every round."""
     claims, series, remarks = list[Claim](), dict[str, Any](), list[str](REMARKS[1:])
     for name, figure in settings["figures"].items():

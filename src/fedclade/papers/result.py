@@ -20,7 +20,7 @@ from fedclade.core import (
     RunError,
     appear,
 )
-from fedclade.papers.experiment import Bench, Experiment, Scale, Settings, is_at_hand
+from fedclade.papers.experiment import Experiment, ResultCache, Scale, Settings, is_at_hand
 from fedclade.papers.outcome import Outcome
 from fedclade.runs import versions
 from fedclade.training import choose_device
@@ -124,7 +124,7 @@ def measure(
     changed
         Settings that are not those of the scale.
     data_dir, device, say, stop
-        See :class:`Bench`.
+        See :class:`ResultCache`.
     folder
         Keeps what is measured, so that an interrupted call goes on; None keeps nothing.
 
@@ -143,7 +143,7 @@ def measure(
             "it with --data-dir / FEDCLADE_DATA_DIR"
         )
     settings = experiment.settings(scale, changed)
-    bench = Bench(settings, data_dir=data_dir, device=device, folder=folder, say=say, stop=stop)
+    bench = ResultCache(settings, data_dir=data_dir, device=device, folder=folder, say=say, stop=stop)
     # As JSON has it, so that what is drawn and written now is what is drawn and written of the file.
     outcome = json.loads(json.dumps(asdict(experiment.measure(bench, settings)), default=_plain))
     return Result(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fedclade.core import Node
 from fedclade.report import facts, style
 from fedclade.report.dendrogram import dendrogram_figure
-from fedclade.report.facts import Course
+from fedclade.report.facts import Series
 from fedclade.report.formats import count
 from fedclade.report.heat_maps import ALONE, similarity_figure
 from fedclade.runs import Run
@@ -167,7 +167,7 @@ class _Lines:
                 styles[leaf.id] = look
         return styles
 
-    def draw(self, axes: Axes, courses: Mapping[int, Course], *, forked: bool = False) -> None:
+    def draw(self, axes: Axes, courses: Mapping[int, Series], *, forked: bool = False) -> None:
         """Draw one line for each node that has a course; with ``forked``, each goes on from its parent's last point."""
         few = self.run.summary["rounds"] <= style.FEW_ROUNDS
         marker: dict[str, Any] = {"marker": "o", "markersize": 4} if few else {}
@@ -178,7 +178,7 @@ class _Lines:
             mean = facts.mean_course(courses.values())
             axes.plot(mean.rounds, mean.values, gid="mean", **MEAN)
 
-    def draw_thresholds(self, axes: Axes, courses: Mapping[int, Course]) -> None:
+    def draw_thresholds(self, axes: Axes, courses: Mapping[int, Series]) -> None:
         """Draw a dashed line for each node that has a threshold of its own; where there are many, their mean."""
         if self.crowded:
             courses = {0: facts.mean_course(courses.values())}

@@ -4,11 +4,11 @@ Reports, the network and the command line import it; it imports all rooms that a
 algorithms, channel.
 """
 
-from fedclade.runs.backend import Maker, Stream, World, decide_stream, initial_models, model_name, module_for
-from fedclade.runs.checkpointer import Every, Keeper
-from fedclade.runs.churn import ComingAndGoing, Presence
+from fedclade.runs.backend import Backend, Maker, Stream, decide_stream, initial_models, model_name, module_for
+from fedclade.runs.checkpointer import Checkpointer, Every
+from fedclade.runs.churn import Churn, ComingAndGoing
 from fedclade.runs.ensemble import PathEnsemble, evaluate_paths, path_weights
-from fedclade.runs.history import Record, version_of, versions
+from fedclade.runs.history import History, version_of, versions
 from fedclade.runs.newcomers import ACCURACIES, Newcomers, assign, read_newcomers
 from fedclade.runs.rounds import (
     Follow,
@@ -29,22 +29,22 @@ from fedclade.runs.store.similarities import SimilarityMatrix
 __all__ = [
     "ACCURACIES",
     "CONFIG",
+    "Backend",
+    "Checkpointer",
+    "Churn",
     "ComingAndGoing",
     "Every",
     "Follow",
-    "Keeper",
+    "History",
     "Maker",
     "Newcomers",
     "OnRound",
     "PathEnsemble",
-    "Presence",
-    "Record",
     "Row",
     "Run",
     "Schedule",
     "SimilarityMatrix",
     "Stream",
-    "World",
     "assign",
     "check_free",
     "check_privacy",

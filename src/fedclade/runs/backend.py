@@ -33,11 +33,11 @@ from fedclade.channel import (
 from fedclade.core import (
     Clients,
     ConfigError,
+    DataSpec,
     FedcladeError,
     Layout,
     ModelError,
     ParameterTree,
-    Schema,
     Workers,
     check_module,
     rng,
@@ -64,7 +64,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
-class World:
+class Backend:
     """What an algorithm is given, and how to look behind it.
 
     Parameters
@@ -119,7 +119,7 @@ class World:
         taken: str | None = None,
         faults: Faults | None = None,
         privacy: DifferentialPrivacy | None = None,
-    ) -> World:
+    ) -> Backend:
         """Simulate the clients of a federation; see :func:`fedclade.simulate` for the settings.
 
         ``taken`` is the engine of a run that is continued, see :attr:`SimulatedClients.engine_taken
@@ -181,7 +181,7 @@ def model_name(model: nn.Module | str | Maker, seed: int) -> str:
 
 
 def initial_models(
-    model: nn.Module | str | Maker, schema: Schema, seed: int, algorithm: Algorithm, budget: int | None = None
+    model: nn.Module | str | Maker, schema: DataSpec, seed: int, algorithm: Algorithm, budget: int | None = None
 ) -> tuple[nn.Module, Tensor]:
     """Return a module of a run's own, and its initial models ``[S]`` or ``[initial_models, S]``, not permuted.
 
@@ -221,7 +221,7 @@ def initial_models(
     return module, torch.stack([first, *(layout.flatten(_module(model, schema, each)).to(first) for each in seeds)])
 
 
-def _module(model: nn.Module | str | Maker, schema: Schema, seed: int) -> nn.Module:
+def _module(model: nn.Module | str | Maker, schema: DataSpec, seed: int) -> nn.Module:
     if isinstance(model, str):
         return module_for(model, schema, seed)
     if isinstance(model, nn.Module):
@@ -243,7 +243,7 @@ def _made(make: Maker, seed: int) -> nn.Module:
     return module
 
 
-def module_for(name: str, schema: Schema, seed: int, arguments: Mapping[str, Any] | None = None) -> nn.Module:
+def module_for(name: str, schema: DataSpec, seed: int, arguments: Mapping[str, Any] | None = None) -> nn.Module:
     """Build a model by name for some data; see :func:`fedclade.models.build_model`."""
     return build_model(
         name,

@@ -20,8 +20,8 @@ from fedclade.core import (
     RunInterrupted,
     remove,
 )
-from fedclade.runs.backend import Stream, World
-from fedclade.runs.history import Record, versions
+from fedclade.runs.backend import Backend, Stream
+from fedclade.runs.history import History, versions
 from fedclade.runs.store import Checkpoint, Run, RunFolder
 from fedclade.runs.store.run import plain
 
@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
-class Progress:
+class TrainingState:
     """How far a run has come.
 
     Parameters
@@ -52,10 +52,10 @@ class Progress:
 
     number: int
     state: State
-    record: Record
+    record: History
 
 
-class Pace:
+class CheckpointPolicy:
     """When to save the next checkpoint.
 
     Parameters
@@ -72,7 +72,7 @@ class Pace:
         self._since = clock()
         self._slowest: float | None = None
 
-    def due(self, progress: Progress) -> bool:
+    def due(self, progress: TrainingState) -> bool:
         """Whether to save after this round."""
         if self._every != "auto":
             return self._every > 0 and progress.number % self._every == 0
@@ -91,7 +91,7 @@ class Pace:
         self._slowest = max(self._slowest or 0.0, self._since - start)
 
 
-class Keeper:
+class Checkpointer:
     """Keeps a run in its folder; without a folder it does nothing.
 
     To be used as a context from when the run begins: at its end, other processes may write to the folder again.
@@ -103,7 +103,7 @@ class Keeper:
     config
         What is run.
     every
-        See :class:`Pace`.
+        See :class:`CheckpointPolicy`.
     fingerprint
         Tells of what data the run is, see :attr:`Federation.fingerprint <fedclade.data.Federation.fingerprint>`.
 
@@ -124,7 +124,7 @@ class Keeper:
         self.config = config = plain(config)
         _check_whole(config)
         self._fingerprint = fingerprint
-        self._pace = Pace(every)
+        self._pace = CheckpointPolicy(every)
         self._saved = 0
         """The round of the newest checkpoint."""
         self._empty = False
@@ -135,7 +135,7 @@ class Keeper:
             if not self._folder.holds_all(config):
                 self._found = self._folder.newest(config, fingerprint())
 
-    def __enter__(self) -> Keeper:
+    def __enter__(self) -> Checkpointer:
         return self
 
     def __exit__(
@@ -171,7 +171,7 @@ class Keeper:
             "taken": before["engine"],
         }
 
-    def progress(self, world: World, record: Record) -> Progress | None:
+    def progress(self, world: Backend, record: History) -> TrainingState | None:
         """Return how far the run has come that is continued; None if there is none.
 
         Raises
@@ -193,7 +193,7 @@ class Keeper:
             _log.warning("the run may end in other bits than without the interruption: %s", ", ".join(changed))
         self._saved = found.round
         record = replace(record, **found.rows, similarities={s.node: s for s in found.similarities})
-        return Progress(found.round, State(found.tree, found.memory), record)
+        return TrainingState(found.round, State(found.tree, found.memory), record)
 
     def begin(self) -> None:
         """Make the folder, if it is not there yet, and keep other processes from writing to it.
@@ -206,7 +206,7 @@ class Keeper:
         if self._folder is not None:
             self._empty = self._folder.begin(self.config)
 
-    def after_round(self, progress: Progress, world: World) -> None:
+    def after_round(self, progress: TrainingState, world: Backend) -> None:
         """Save a checkpoint if it is time for one.
 
         Raises
@@ -217,7 +217,7 @@ class Keeper:
         if self._folder is not None and self._pace.due(progress):
             self._save(progress, world)
 
-    def stop(self, progress: Progress, world: World) -> NoReturn:
+    def stop(self, progress: TrainingState, world: Backend) -> NoReturn:
         """Save a checkpoint, and stop.
 
         Raises
@@ -229,7 +229,7 @@ class Keeper:
         then = "nothing was kept" if self._folder is None else f"the same call continues from {self._folder.path}"
         raise RunInterrupted(f"interrupted after round {progress.number}", then)
 
-    def rescue(self, progress: Progress, world: World) -> None:
+    def rescue(self, progress: TrainingState, world: Backend) -> None:
         """Save what there is of a run that fails; of one that fails in its first round nothing is left."""
         if progress.number == 0:
             if self._folder is not None and self._empty:
@@ -251,14 +251,14 @@ class Keeper:
         if self._folder is not None:
             run.finish(self._folder.path)
 
-    def _save(self, progress: Progress, world: World) -> None:
+    def _save(self, progress: TrainingState, world: Backend) -> None:
         if self._folder is None or self._saved == progress.number:
             return
         with self._pace.saving():
             self._folder.save(self._checkpoint(progress, world))
         self._saved = progress.number
 
-    def _checkpoint(self, progress: Progress, world: World) -> Checkpoint:
+    def _checkpoint(self, progress: TrainingState, world: Backend) -> Checkpoint:
         memory, record = progress.state.memory, progress.record
         return Checkpoint(
             round=progress.number,
@@ -284,7 +284,7 @@ def _check_whole(config: Mapping[str, Any]) -> None:
         )
 
 
-def _made_with(world: World) -> dict[str, Any]:
+def _made_with(world: Backend) -> dict[str, Any]:
     """Return what rounding depends on besides the config."""
     return {
         "engine": world.workers.engine_taken,

@@ -29,7 +29,7 @@ class ComingAndGoing(Clients):
 
 @checked()
 @dataclass(frozen=True, kw_only=True)
-class Presence:
+class Churn:
     """When newcomers join a run, and when as many clients leave it.
 
     Parameters
@@ -84,7 +84,7 @@ class Presence:
             return federation
         return federation.joined(federation.newcomers)
 
-    def among(self, clients: Clients, federation: Federation, seed: int) -> PresentClients:
+    def among(self, clients: Clients, federation: Federation, seed: int) -> ChurningClients:
         """Return the clients, of whom an algorithm sees those who are there.
 
         Parameters
@@ -102,10 +102,10 @@ class Presence:
         if self.leave_round is not None:
             drawn = rng.generator(seed, "leave").choice(list(clients.ids), len(late), replace=False).tolist()
             leaves = dict.fromkeys(sorted(drawn), self.leave_round)
-        return PresentClients(clients, joins, leaves)
+        return ChurningClients(clients, joins, leaves)
 
 
-class PresentClients(Channel, ComingAndGoing):
+class ChurningClients(Channel, ComingAndGoing):
     """Clients of whom some join late and some leave early; those who are there in the round are all there are.
 
     Parameters

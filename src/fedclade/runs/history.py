@@ -13,13 +13,13 @@ from typing import Any
 
 from fedclade.algorithms import RoundLog, State
 from fedclade.channel import DifferentialPrivacy
-from fedclade.clustering import Geometry, separation_gap
+from fedclade.clustering import SplitCriteria, separation_gap
 from fedclade.core import (
+    ClientRegistry,
+    DataSpec,
     Evaluation,
     Layout,
     ParameterTree,
-    Roster,
-    Schema,
 )
 from fedclade.runs.store.run import FORMAT, Row, Run, plain
 from fedclade.runs.store.similarities import LARGEST_KEPT, SimilarityMatrix
@@ -33,7 +33,7 @@ from fedclade.tasks import (
 
 
 @dataclass(eq=False)
-class Record:
+class History:
     """The book of a run, written round by round.
 
     Parameters
@@ -44,7 +44,7 @@ class Record:
         Accuracy that clients should reach, or None.
     """
 
-    roster: Roster
+    roster: ClientRegistry
     target: float | None = None
     metrics: list[Row] = field(default_factory=list[Row])
     clusters: list[Row] = field(default_factory=list[Row])
@@ -173,7 +173,7 @@ class Record:
             sent.update(event.get("clients", {}) if event["kind"] == "released" else {})
         return max(sent.values(), default=0)
 
-    def _cluster_row(self, number: int, node: int, geometry: Geometry, log: RoundLog) -> Row:
+    def _cluster_row(self, number: int, node: int, geometry: SplitCriteria, log: RoundLog) -> Row:
         row: Row = {"round": number, "node": node, "clients": len(geometry.members)}
         row |= dict.fromkeys(("mean_norm", "max_norm", "alpha_cross_max", "gamma_bound", "separation_gap"), None)
         row |= geometry.criteria
@@ -226,7 +226,7 @@ class Record:
         return columns
 
 
-def _inputs(schema: Schema) -> dict[str, Any]:
+def _inputs(schema: DataSpec) -> dict[str, Any]:
     """Return what a model is given: the shape of an input, and mean and std by which pixels in [0, 1] are scaled."""
     return {"shape": list(schema.input_shape), "scaled": None if schema.scaled is None else list(schema.scaled)}
 

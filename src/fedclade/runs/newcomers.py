@@ -23,7 +23,7 @@ from fedclade.clustering import (
 )
 from fedclade.core import LocalSpec, ParameterTree, Round, RunError, checked
 from fedclade.data import Federation
-from fedclade.runs.backend import Maker, World, module_for
+from fedclade.runs.backend import Backend, Maker, module_for
 from fedclade.runs.store import Run
 from fedclade.runs.store.run import Row
 from fedclade.runs.store.shape import check_shape
@@ -213,7 +213,7 @@ class _Setting:
 
     tree: ParameterTree
     algorithm: Algorithm
-    world: World
+    world: Backend
     last: Round
 
     @classmethod
@@ -231,7 +231,7 @@ class _Setting:
         config, seed = run.config, run.summary["seed"]
         algorithm = algorithm or _algorithm(config["algorithm"])
         arguments = {key: value for key, value in config["model"].items() if key != "name"}
-        world = World.simulated_by(
+        world = Backend.simulated_by(
             newcomers,
             model or (lambda seed: module_for(config["model"]["name"], newcomers.pool.schema, seed, arguments)),
             algorithm,

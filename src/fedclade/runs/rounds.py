@@ -27,10 +27,10 @@ from fedclade.core import (
     require,
     shown,
 )
-from fedclade.runs.backend import Stream, World
-from fedclade.runs.checkpointer import Keeper, Progress
+from fedclade.runs.backend import Backend, Stream
+from fedclade.runs.checkpointer import Checkpointer, TrainingState
 from fedclade.runs.churn import ComingAndGoing
-from fedclade.runs.history import Record
+from fedclade.runs.history import History
 from fedclade.runs.store import Run
 from fedclade.runs.store.run import Row
 from fedclade.training import check_engine, float32_products
@@ -58,10 +58,10 @@ class Schedule:
 
 def run_rounds(
     algorithm: Algorithm,
-    world: World,
+    world: Backend,
     clients: ComingAndGoing,
-    keeper: Keeper,
-    record: Record,
+    keeper: Checkpointer,
+    record: History,
     schedule: Schedule,
     on_round: OnRound | None = None,
     stop: Callable[[], bool] | None = None,
@@ -105,7 +105,7 @@ def run_rounds(
     tell = _unfailing(on_round)
     progress = keeper.progress(world, record)
     if progress is None:
-        progress = Progress(0, algorithm.init(world.initial, clients), record)
+        progress = TrainingState(0, algorithm.init(world.initial, clients), record)
     keeper.begin()
 
     def so_far() -> Run:
@@ -137,7 +137,12 @@ def run_rounds(
 
 
 def run_round(
-    algorithm: Algorithm, world: World, clients: ComingAndGoing, progress: Progress, schedule: Schedule, number: int
+    algorithm: Algorithm,
+    world: Backend,
+    clients: ComingAndGoing,
+    progress: TrainingState,
+    schedule: Schedule,
+    number: int,
 ) -> Row:
     """Run one round, and book it; return its row of ``metrics.parquet``.
 

@@ -13,10 +13,10 @@ from fedclade.algorithms import Algorithm, build_algorithm
 from fedclade.channel import DifferentialPrivacy, Faults, Signature
 from fedclade.core import LocalSpec, checked
 from fedclade.data import Federation
-from fedclade.runs.backend import Maker, Stream, World, model_name
-from fedclade.runs.checkpointer import Every, Keeper
-from fedclade.runs.churn import Presence
-from fedclade.runs.history import Record
+from fedclade.runs.backend import Backend, Maker, Stream, model_name
+from fedclade.runs.checkpointer import Checkpointer, Every
+from fedclade.runs.churn import Churn
+from fedclade.runs.history import History
 from fedclade.runs.rounds import (
     Follow,
     OnRound,
@@ -51,7 +51,7 @@ def simulate(
     min_clients: int = 1,
     faults: Faults | None = None,
     privacy: DifferentialPrivacy | None = None,
-    presence: Presence | None = None,
+    presence: Churn | None = None,
     tf32: bool = False,
     on_round: OnRound | None = None,
     config: Mapping[str, Any] | None = None,
@@ -153,7 +153,7 @@ def simulate(
     """
     check_settings(rounds, seed, client_fraction, evaluate_every, target, engine, stream, min_clients, checkpoint_every)
     local, signature = local or LocalSpec(), signature or Signature()
-    presence = presence or Presence()
+    presence = presence or Churn()
     newcomers = 0 if federation.newcomers is None else len(federation.newcomers)
     presence.check(newcomers, len(federation), rounds)
     everybody = presence.everybody(federation)
@@ -176,11 +176,11 @@ def simulate(
         newcomers={"clients": newcomers, **asdict(presence)},
     )
     config = {**config, "tf32": tf32}
-    keeper = Keeper(folder, config, checkpoint_every, lambda: everybody.fingerprint)
+    keeper = Checkpointer(folder, config, checkpoint_every, lambda: everybody.fingerprint)
     if (finished := keeper.finished()) is not None:
         return finished
     settings = keeper.settings(stream=stream, device=device, memory=memory)
-    world = World.simulated_by(
+    world = Backend.simulated_by(
         everybody,
         model,
         algorithm,
@@ -192,6 +192,6 @@ def simulate(
         privacy=privacy,
         **settings,
     )
-    present, record = presence.among(world.clients, federation, seed), Record(everybody.roster, target)
+    present, record = presence.among(world.clients, federation, seed), History(everybody.roster, target)
     with keeper:
         return run_rounds(algorithm, world, present, keeper, record, schedule, on_round, stop, follow)

@@ -17,8 +17,8 @@ from fedclade.core import (
     Layout,
     unknown,
 )
+from fedclade.training.autotune import fastest, forget
 from fedclade.training.channels_last import ChannelsLastLoop
-from fedclade.training.choice import fastest, forget
 from fedclade.training.jobs import CannotTrainTogether, Engine, Task
 from fedclade.training.loop import LoopEngine
 from fedclade.training.processes import cannot_fork, tried

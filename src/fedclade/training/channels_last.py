@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from fedclade.training.jobs import Task
 from fedclade.training.loop import LoopEngine
-from fedclade.training.stacking.leaf import FEW_ROWS, Rule
+from fedclade.training.stacking.stacked_parameter import FEW_ROWS, Rule
 
 LARGE = 2**17
 """Entries from which on a dense layer's weight takes longer to go through than it takes to call another function."""

@@ -14,13 +14,13 @@ from fedclade.core import LocalSpec, rng
 from fedclade.training.jobs import Job, Task
 from fedclade.training.memory import clients_in_cache
 from fedclade.training.stacking.batches import Batches
+from fedclade.training.stacking.buffer_pool import BufferPool
 from fedclade.training.stacking.check import check
-from fedclade.training.stacking.fold import CannotStack, Fold
-from fedclade.training.stacking.kept import Kept
-from fedclade.training.stacking.leaf import Rule
 from fedclade.training.stacking.loss import Losses
 from fedclade.training.stacking.plan import Plan, Step
 from fedclade.training.stacking.replay import Replay, Run
+from fedclade.training.stacking.stacked_module import CannotStack, StackedModule
+from fedclade.training.stacking.stacked_parameter import Rule
 from fedclade.training.threads import WORTH_SHARING_STACKED, Threads, using_threads
 
 __all__ = ["CannotStack", "StackedEngine"]
@@ -40,8 +40,8 @@ class StackedEngine:
 
     def __init__(self, replay: Replay | None = None) -> None:
         self._replay = replay
-        self._folds: weakref.WeakKeyDictionary[nn.Module, Fold] = weakref.WeakKeyDictionary()
-        self._kept = Kept()
+        self._folds: weakref.WeakKeyDictionary[nn.Module, StackedModule] = weakref.WeakKeyDictionary()
+        self._kept = BufferPool()
         self._threads = Threads(WORTH_SHARING_STACKED)
 
     def train(self, task: Task, into: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -56,7 +56,7 @@ class StackedEngine:
         module, layout, models, jobs = task.module, task.layout, task.models, task.jobs
         fold = self._folds.get(module)
         if fold is None or fold.layout != layout:
-            fold = Fold(module, layout)
+            fold = StackedModule(module, layout)
             check(fold, module, layout, models, jobs)
             self._folds[module] = fold
         updates = task.room(into)
@@ -71,7 +71,7 @@ class StackedEngine:
                 fold.updates(models, rows, updates, places)
         return updates, torch.from_numpy(losses)
 
-    def _train(self, fold: Fold, models: Tensor, jobs: Sequence[Job], spec: LocalSpec, lr: float) -> Tensor:
+    def _train(self, fold: StackedModule, models: Tensor, jobs: Sequence[Job], spec: LocalSpec, lr: float) -> Tensor:
         """Train the loaded models in place; return the mean losses, float64 ``[n]``."""
         plan = Plan.of(tuple(job.size for job in jobs), spec.batch_size, not fold.padding_shows)
         batches = Batches(jobs, plan, self._kept)
@@ -100,7 +100,7 @@ class StackedEngine:
         return losses.of_clients()
 
 
-def _blocks(fold: Fold, jobs: Sequence[Job], device: torch.device) -> list[list[int]]:
+def _blocks(fold: StackedModule, jobs: Sequence[Job], device: torch.device) -> list[list[int]]:
     """Return the places of the clients that train at the same time: on a CPU as many as its cache holds.
 
     The largest clients come first, so that those who still train are always the first of their block.

@@ -11,7 +11,7 @@ from torch.nn import functional
 from fedclade.training.stacking.active import Active
 from fedclade.training.stacking.functions import delivered, linear
 from fedclade.training.stacking.layers import Find, Refused, Stacked
-from fedclade.training.stacking.leaf import Leaf
+from fedclade.training.stacking.stacked_parameter import StackedParameter
 
 
 class StackedAttention(Stacked):
@@ -28,7 +28,7 @@ class StackedAttention(Stacked):
         apart = (layer.q_proj_weight, layer.k_proj_weight, layer.v_proj_weight)
         self._packed, self._apart = find(layer.in_proj_weight), [find(weight) for weight in apart]
         self._bias = find(layer.in_proj_bias)
-        self._out, self._out_bias = cast(Leaf, find(layer.out_proj.weight)), find(layer.out_proj.bias)
+        self._out, self._out_bias = cast(StackedParameter, find(layer.out_proj.weight)), find(layer.out_proj.bias)
         self._heads, self._p, self._active = layer.num_heads, layer.dropout, active
         self.padding_shows = layer.dropout > 0
 
@@ -65,7 +65,7 @@ class StackedAttention(Stacked):
         if self._packed is not None:
             weights = delivered(self._packed).chunk(3, 1)
         else:
-            weights = tuple(delivered(cast(Leaf, weight)) for weight in self._apart)
+            weights = tuple(delivered(cast(StackedParameter, weight)) for weight in self._apart)
         biases = (None,) * 3 if self._bias is None else delivered(self._bias).chunk(3, 1)
         return tuple(map(_affine, (query, key, value), weights, biases))
 

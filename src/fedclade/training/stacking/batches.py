@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedclade.data import IGNORED
 from fedclade.training.jobs import Job
-from fedclade.training.stacking.kept import Kept
+from fedclade.training.stacking.buffer_pool import BufferPool
 from fedclade.training.stacking.plan import Plan, Step
 
 
@@ -29,7 +29,7 @@ class Batches:
         Holds the inputs of a step, until the next.
     """
 
-    def __init__(self, jobs: Sequence[Job], plan: Plan, kept: Kept) -> None:
+    def __init__(self, jobs: Sequence[Job], plan: Plan, kept: BufferPool) -> None:
         self._plan = plan
         self._jobs = jobs
         self._kept = kept

@@ -10,14 +10,14 @@ from torch import Tensor, nn
 
 from fedclade.core import Layout
 from fedclade.training.jobs import Job
-from fedclade.training.stacking.fold import CannotStack, Fold
+from fedclade.training.stacking.stacked_module import CannotStack, StackedModule
 
 ROWS = 3
 """Examples of each client in the try, at most: few, but not one."""
 
 
 @torch.no_grad()
-def check(fold: Fold, module: nn.Module, layout: Layout, models: Tensor, jobs: Sequence[Job]) -> None:
+def check(fold: StackedModule, module: nn.Module, layout: Layout, models: Tensor, jobs: Sequence[Job]) -> None:
     """Compare the folded module with the module itself.
 
     A forward may do what folding does not survive: take a mean over the batch, read a layer's weights, put another

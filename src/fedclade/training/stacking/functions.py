@@ -8,28 +8,28 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from fedclade.training.stacking.leaf import Leaf, scaled
 from fedclade.training.stacking.products import Product
+from fedclade.training.stacking.stacked_parameter import StackedParameter, scaled
 
 
-def linear(x: Tensor, weight: Leaf, bias: Leaf | None) -> Tensor:
+def linear(x: Tensor, weight: StackedParameter, bias: StackedParameter | None) -> Tensor:
     """Apply each client's own dense layer to its rows of x ``[k·B, ..., inputs]``."""
     return _Linear.apply(x, weight.use(), None if bias is None else bias.use(), weight, bias)
 
 
-def embedding(tokens: Tensor, weight: Leaf, padding: int | None) -> Tensor:
+def embedding(tokens: Tensor, weight: StackedParameter, padding: int | None) -> Tensor:
     """Look up tokens ``[k·B, ...]`` in each client's own table; the row ``padding`` takes no gradient."""
     return _Embedding.apply(tokens, weight.use(), weight, padding)
 
 
-def delivered(leaf: Leaf) -> Tensor:
+def delivered(leaf: StackedParameter) -> Tensor:
     """Return a parameter ``[k, *shape]`` for any operation of autograd's; its gradient goes to the leaf."""
     return _Delivered.apply(leaf.use(), leaf)
 
 
 class _Delivered(Function):
     @staticmethod
-    def forward(ctx: Any, value: Tensor, leaf: Leaf) -> Tensor:
+    def forward(ctx: Any, value: Tensor, leaf: StackedParameter) -> Tensor:
         ctx.leaf = leaf
         return value.view_as(value)
 
@@ -42,7 +42,12 @@ class _Delivered(Function):
 class _Linear(Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, value: Tensor, bias_value: Tensor | None, weight: Leaf, bias: Leaf | None
+        ctx: Any,
+        x: Tensor,
+        value: Tensor,
+        bias_value: Tensor | None,
+        weight: StackedParameter,
+        bias: StackedParameter | None,
     ) -> Tensor:
         ctx.save_for_backward(x, value)
         ctx.leaves = weight, bias
@@ -66,7 +71,7 @@ class _Linear(Function):
         return of_x, None, None, None, None
 
 
-def hand_over(gradient: Tensor, rows: Tensor, weight: Leaf, bias: Leaf | None) -> None:
+def hand_over(gradient: Tensor, rows: Tensor, weight: StackedParameter, bias: StackedParameter | None) -> None:
     """Hand the leaves of dense layers their gradients, from that of the outputs, and inputs: ``[k, B, ...]``, both."""
     if weight.trained:
         weight.add_product(gradient.mT, rows)
@@ -76,7 +81,7 @@ def hand_over(gradient: Tensor, rows: Tensor, weight: Leaf, bias: Leaf | None) -
 
 class _Embedding(Function):
     @staticmethod
-    def forward(ctx: Any, tokens: Tensor, weight: Tensor, leaf: Leaf, padding: int | None) -> Tensor:
+    def forward(ctx: Any, tokens: Tensor, weight: Tensor, leaf: StackedParameter, padding: int | None) -> Tensor:
         k, words, width = weight.shape
         # A token out of range would silently read the table of the next client.
         torch.ops.aten._assert_async.msg(((tokens >= 0) & (tokens < words)).all(), "index out of range in self")

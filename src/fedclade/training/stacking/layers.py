@@ -11,9 +11,9 @@ from torch.nn import functional
 
 from fedclade.training.stacking.active import Active
 from fedclade.training.stacking.functions import delivered, embedding, linear
-from fedclade.training.stacking.leaf import Leaf
+from fedclade.training.stacking.stacked_parameter import StackedParameter
 
-Find = Callable[[Tensor | None], Leaf | None]
+Find = Callable[[Tensor | None], StackedParameter | None]
 """Gives the leaf of a parameter or buffer, which is the same for tied ones; None for one that is not there."""
 
 
@@ -33,7 +33,7 @@ class StackedLinear(Stacked):
 
     def __init__(self, layer: nn.Linear, find: Find, active: Active) -> None:
         super().__init__()
-        self.leaves = cast(Leaf, find(layer.weight)), find(layer.bias)
+        self.leaves = cast(StackedParameter, find(layer.weight)), find(layer.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return ``[k·B, ..., outputs]``."""
@@ -48,7 +48,7 @@ class StackedEmbedding(Stacked):
         for option in ("max_norm", "scale_grad_by_freq", "sparse"):
             if getattr(layer, option):
                 raise Refused(option)
-        self._weight, self._padding = cast(Leaf, find(layer.weight)), layer.padding_idx
+        self._weight, self._padding = cast(StackedParameter, find(layer.weight)), layer.padding_idx
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return ``[k·B, ..., width]``."""
@@ -62,7 +62,7 @@ class StackedConv(Stacked):
         super().__init__()
         if layer.padding_mode != "zeros":
             raise Refused(f"padding_mode {layer.padding_mode!r}")
-        self._weight, self._bias = cast(Leaf, find(layer.weight)), find(layer.bias)
+        self._weight, self._bias = cast(StackedParameter, find(layer.weight)), find(layer.bias)
         options: dict[str, Any] = {"stride": layer.stride, "padding": layer.padding, "dilation": layer.dilation}
         if layer.transposed:
             options["output_padding"] = layer.output_padding

@@ -12,7 +12,7 @@ from torch.autograd import Function
 from fedclade.training.stacking.active import Active
 from fedclade.training.stacking.functions import linear
 from fedclade.training.stacking.layers import Find, Refused, Stacked
-from fedclade.training.stacking.leaf import Leaf
+from fedclade.training.stacking.stacked_parameter import StackedParameter
 
 sigmoid_backward: Callable[[Tensor, Tensor], Tensor] = torch.ops.aten.sigmoid_backward
 tanh_backward: Callable[[Tensor, Tensor], Tensor] = torch.ops.aten.tanh_backward
@@ -51,10 +51,10 @@ class _Recurrent(Stacked):
             if depth and self._dropout and self.training:
                 by_time = x.view(k, -1, *x.shape[1:]).transpose(1, 2)  # the order in which torch draws
                 x = self._active.dropout(by_time, self._dropout).transpose(1, 2).reshape(x.shape)
-            gates = linear(x, cast(Leaf, weight), bias)
+            gates = linear(x, cast(StackedParameter, weight), bias)
             before = [self._before(states, depth, x, k) for states in first]
             x, *end = self._over_time(
-                gates.view(k, -1, *gates.shape[1:]), before, cast(Leaf, recurrent), recurrent_bias
+                gates.view(k, -1, *gates.shape[1:]), before, cast(StackedParameter, recurrent), recurrent_bias
             )
             ends.append(tuple(end))
         return (x if self._batch_first else x.transpose(0, 1)), ends
@@ -64,7 +64,9 @@ class _Recurrent(Stacked):
             return x.new_zeros(k, len(x) // k, self._hidden)
         return states[depth].reshape(k, -1, self._hidden)
 
-    def _over_time(self, gates: Tensor, before: list[Tensor], weight: Leaf, bias: Leaf | None) -> tuple[Tensor, ...]:
+    def _over_time(
+        self, gates: Tensor, before: list[Tensor], weight: StackedParameter, bias: StackedParameter | None
+    ) -> tuple[Tensor, ...]:
         raise NotImplementedError
 
 
@@ -77,7 +79,9 @@ class StackedLSTM(_Recurrent):
         h, c = (torch.stack(end).flatten(1, 2) for end in zip(*ends, strict=True))
         return y, (h, c)
 
-    def _over_time(self, gates: Tensor, before: list[Tensor], weight: Leaf, bias: Leaf | None) -> tuple[Tensor, ...]:
+    def _over_time(
+        self, gates: Tensor, before: list[Tensor], weight: StackedParameter, bias: StackedParameter | None
+    ) -> tuple[Tensor, ...]:
         shift = None if bias is None else bias.use()
         return _LSTM.apply(gates, *before, weight.use(), shift, weight, bias)
 
@@ -90,12 +94,16 @@ class StackedGRU(_Recurrent):
         y, ends = self._run(x, [states])
         return y, torch.stack([end for (end,) in ends]).flatten(1, 2)
 
-    def _over_time(self, gates: Tensor, before: list[Tensor], weight: Leaf, bias: Leaf | None) -> tuple[Tensor, ...]:
+    def _over_time(
+        self, gates: Tensor, before: list[Tensor], weight: StackedParameter, bias: StackedParameter | None
+    ) -> tuple[Tensor, ...]:
         shift = None if bias is None else bias.use()
         return _GRU.apply(gates, *before, weight.use(), shift, weight, bias)
 
 
-def _receive(ctx: Any, at: int, grad_gates: Tensor, earlier: Tensor, leaves: tuple[Leaf, Leaf | None]) -> None:
+def _receive(
+    ctx: Any, at: int, grad_gates: Tensor, earlier: Tensor, leaves: tuple[StackedParameter, StackedParameter | None]
+) -> None:
     """Hand over the gradients of weight and bias, the inputs ``at`` and ``at + 1``, summed over time.
 
     Gate gradients ``[k, B, T, gates]``, and the states before each time ``[k, B, T, hidden]``.
@@ -111,7 +119,7 @@ class _LSTM(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, h: Tensor, c: Tensor, weight: Tensor, bias: Tensor | None, *leaves: Leaf | None
+        ctx: Any, x: Tensor, h: Tensor, c: Tensor, weight: Tensor, bias: Tensor | None, *leaves: StackedParameter | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         (k, b, times, _), width, kept = x.shape, weight.shape[2], []
         states, earlier = x.new_empty(k * b, times, width), x.new_empty(k, b, times, width)
@@ -163,7 +171,7 @@ class _GRU(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, h: Tensor, weight: Tensor, bias: Tensor | None, *leaves: Leaf | None
+        ctx: Any, x: Tensor, h: Tensor, weight: Tensor, bias: Tensor | None, *leaves: StackedParameter | None
     ) -> tuple[Tensor, Tensor]:
         (k, b, times, _), width, kept = x.shape, weight.shape[2], []
         states, earlier = x.new_empty(k * b, times, width), x.new_empty(k, b, times, width)

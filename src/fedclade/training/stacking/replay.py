@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from fedclade.training.stacking.fold import Fold
 from fedclade.training.stacking.plan import Plan, Step
+from fedclade.training.stacking.stacked_module import StackedModule
 
 OFTEN = 2
 """How many steps of a kind a round has to have, so that they are worth a recording."""
@@ -65,7 +65,7 @@ class Replay:
         self._met: OrderedDict[Hashable, int] = OrderedDict()  # in which round for the first time
         self._rounds = 0
 
-    def of_round(self, run: Run, fold: Fold, plan: Plan, rule: Hashable) -> Run:
+    def of_round(self, run: Run, fold: StackedModule, plan: Plan, rule: Hashable) -> Run:
         """Return what runs the steps of a round, or launches their recordings.
 
         Parameters

@@ -39,7 +39,7 @@ class Rule:
         return self.momentum == 0 and self.mu == 0 and self.clip_norm is None
 
 
-class Leaf:
+class StackedParameter:
     """A parameter or buffer of n clients, ``[n, *shape]`` in one piece of memory.
 
     A layer asks for its value in forward with :meth:`use`. In backward, :meth:`receive` says where the gradient goes:

@@ -16,7 +16,7 @@ from fedclade.runs import Run
 
 
 @dataclass(frozen=True, eq=False)
-class Subject:
+class RunView:
     """A run to be shown.
 
     Parameters

@@ -15,7 +15,7 @@ import torch
 
 from fedclade import EngineError
 from fedclade.training import choice
-from fedclade.training.choice import MOST_RUNS, RUNS, Choice, Measured, fastest, forget, measure
+from fedclade.training.autotune import MOST_RUNS, RUNS, Choice, Measured, fastest, forget, measure
 from fedclade.training.loop import LoopEngine
 from fedclade.training.workers import WorkersEngine
 from tests.training.worlds import LABELS, SPECS, features, perceptron, task_of

@@ -18,8 +18,8 @@ from fedclade.training.jobs import CannotTrainTogether
 from fedclade.training.memory import hot_bytes
 from fedclade.training.stacking.active import Active
 from fedclade.training.stacking.attention import StackedAttention
-from fedclade.training.stacking.chain import Chain
-from fedclade.training.stacking.kept import Kept
+from fedclade.training.stacking.buffer_pool import BufferPool
+from fedclade.training.stacking.fused_mlp import FusedMLP
 from fedclade.training.stacking.layers import (
     Find,
     Refused,
@@ -31,8 +31,8 @@ from fedclade.training.stacking.layers import (
     StackedLayerNorm,
     StackedLinear,
 )
-from fedclade.training.stacking.leaf import Leaf, Rule
 from fedclade.training.stacking.recurrent import StackedGRU, StackedLSTM
+from fedclade.training.stacking.stacked_parameter import Rule, StackedParameter
 
 LAYERS: Mapping[type[nn.Module], Callable[[Any, Find, Active], nn.Module]] = {
     nn.Linear: StackedLinear,
@@ -66,7 +66,7 @@ class CannotStack(CannotTrainTogether):
         return cls(f"{where} ({type(layer).__name__}) {reason}")
 
 
-class Fold:
+class StackedModule:
     """A module for all clients, and the memory of their parameters.
 
     Parameters
@@ -100,9 +100,9 @@ class Fold:
         stacked = [layer for layer in self.module.modules() if isinstance(layer, Stacked)]
         self.padding_shows = any(layer.padding_shows for layer in stacked)
         self.hot_bytes = hot_bytes(module, layout)
-        self._kept, self._clients, self._device = Kept(), 0, torch.device("cpu")
+        self._kept, self._clients, self._device = BufferPool(), 0, torch.device("cpu")
         self._rule = Rule(0.0)
-        self._chain = Chain.of(self.module)
+        self._chain = FusedMLP.of(self.module)
 
     @property
     def needs_autograd(self) -> bool:
@@ -223,7 +223,7 @@ class _Swap:
     def __init__(self, module: nn.Module, layout: Layout, active: Active) -> None:
         self.module = module
         self._active = active
-        self._leaf_of: dict[int, Leaf] = {}
+        self._leaf_of: dict[int, StackedParameter] = {}
         tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         frozen = (Slot(name, tuple(p.shape), p.dtype, 0) for name, p in layout.frozen.items())  # of no vector
         self._slots = {id(tensors[s.name]): s for s in (*layout.parameters, *layout.buffers, *frozen)}
@@ -237,7 +237,7 @@ class _Swap:
             self._refuse_rest(name, layer, stacked=layer in done or name.startswith(tuple(inside)))
 
     @property
-    def leaves(self) -> Sequence[Leaf]:
+    def leaves(self) -> Sequence[StackedParameter]:
         return tuple(self._leaf_of.values())
 
     def _refuse_rest(self, name: str, layer: nn.Module, stacked: bool) -> None:
@@ -269,12 +269,12 @@ class _Swap:
                 setattr(stacked, attribute, value)
         return stacked
 
-    def _find(self, tensor: Tensor | None) -> Leaf | None:
+    def _find(self, tensor: Tensor | None) -> StackedParameter | None:
         if tensor is None:
             return None
         if id(tensor) not in self._slots:
             raise Refused("a parameter that is computed from others")
-        return self._leaf_of.setdefault(id(tensor), Leaf(self._slots[id(tensor)], tensor.requires_grad))
+        return self._leaf_of.setdefault(id(tensor), StackedParameter(self._slots[id(tensor)], tensor.requires_grad))
 
 
 def _rounded(values: Tensor, slot: Slot) -> Tensor:

@@ -23,8 +23,8 @@ from fedclade.core.errors import ConfigError, DataError, PrivacyError, UpdateErr
 from fedclade.core.params import Layout
 from fedclade.core.queries import Round
 from fedclade.flower import wire
+from fedclade.flower.client_handler import MOST_RESIDUALS, ClientHandler, read_secret, secret_model, seed_of
 from fedclade.flower.policy import QUESTIONS, Policy
-from fedclade.flower.respondent import MOST_RESIDUALS, Respondent, read_secret, secret_model, seed_of
 from fedclade.flower.wire import Content
 from tests.flower.worlds import FOUR, LOCAL, respondent_of
 from tests.tiny import federation_of, perceptron, simulated
@@ -36,7 +36,7 @@ OPEN = Policy(allow=QUESTIONS)
 
 
 def ask(
-    client: Respondent,
+    client: ClientHandler,
     what: str = "train",
     sent: dict[str, torch.Tensor] | None = None,
     state: RecordDict | None = None,
@@ -161,7 +161,7 @@ def test_training_that_diverges_is_said():
 
 def test_it_is_one_client():
     with pytest.raises(DataError, match="data_fn should return a federation of one client, got 4; see alone"):
-        Respondent(federation_of(FOUR), perceptron)
+        ClientHandler(federation_of(FOUR), perceptron)
     with pytest.raises(ConfigError, match="unknown encoding 'zip'"):
         respondent_of(encoding="zip")
 

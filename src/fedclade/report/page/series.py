@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from fedclade.report import facts
-from fedclade.report.facts import Course
+from fedclade.report.facts import Series
 from fedclade.report.formats import NONE, number
 from fedclade.report.page import plot
 from fedclade.report.page.palette import Key
+from fedclade.report.page.run_view import RunView
 from fedclade.report.page.section import Section, Table
-from fedclade.report.page.subject import Subject
 
 LONGEST_TABLE = 30
 """So many rounds are listed in a table, spread over the run."""
@@ -22,7 +22,7 @@ BAND = (10, 90)
 """Percentiles between which most of many clusters lie."""
 
 
-def accuracy_section(subject: Subject) -> Section:
+def accuracy_section(subject: RunView) -> Section:
     """Return the score of every cluster over the rounds, and below it the separation gap g(α) (CFL figure 8).
 
     Where the true clusters are not known there is no gap, and α_cross^max is drawn instead.
@@ -64,7 +64,7 @@ def accuracy_section(subject: Subject) -> Section:
     )
 
 
-def norms_section(subject: Subject) -> Section | None:
+def norms_section(subject: RunView) -> Section | None:
     """Return the two norms that CFL splits by (eqs. 32 and 33), over the rounds (CFL figure 7).
 
     Thresholds are drawn as dashed lines. None for a run that compared no updates.
@@ -118,7 +118,7 @@ def _log10(value: float) -> float:
     return float(np.log10(max(value, 1e-12)))
 
 
-def _lines(subject: Subject, courses: Mapping[int, Course], what: str, **look: Any) -> list[dict[str, Any]]:
+def _lines(subject: RunView, courses: Mapping[int, Series], what: str, **look: Any) -> list[dict[str, Any]]:
     """Draw a line for every cluster, or for too many of them their mean and a band that most lie in."""
     colours = subject.colours
     form = "%{y:.1%}" if what == "accuracy" else "%{y:.3g}"
@@ -138,7 +138,7 @@ def _lines(subject: Subject, courses: Mapping[int, Course], what: str, **look: A
     ]
 
 
-def _band(courses: list[Course], what: str, form: str, **look: Any) -> list[dict[str, Any]]:
+def _band(courses: list[Series], what: str, form: str, **look: Any) -> list[dict[str, Any]]:
     """Draw the mean of many courses, and the band from their 10th to their 90th percentile."""
     values: dict[int, list[float]] = {}
     for course in courses:
@@ -157,14 +157,14 @@ def _band(courses: list[Course], what: str, form: str, **look: Any) -> list[dict
     ]
 
 
-def _legend(subject: Subject) -> list[Key]:
+def _legend(subject: RunView) -> list[Key]:
     keys = subject.colours.legend()
     if subject.colours.crowded:
         return [Key("@c1", "mean of the clusters"), Key("@accent", "10th to 90th percentile of the clusters")]
     return keys if len(keys) > 1 else []
 
 
-def _accuracy_caption(subject: Subject, gaps: Mapping[int, Course], *, known: bool) -> str:
+def _accuracy_caption(subject: RunView, gaps: Mapping[int, Series], *, known: bool) -> str:
     splits = facts.splits_by_round(subject.run.tree)
     when = ", ".join(str(number) for number in list(splits)[:8])
     parts = [f"Mean test {subject.what} of the clients in every cluster after each round."]
@@ -181,7 +181,7 @@ def _accuracy_caption(subject: Subject, gaps: Mapping[int, Course], *, known: bo
     return " ".join(parts)
 
 
-def _course_table(subject: Subject, courses: Mapping[int, Course]) -> Table:
+def _course_table(subject: RunView, courses: Mapping[int, Series]) -> Table:
     """Return the scores of the current clusters in some rounds."""
     leaves = [leaf for leaf in subject.colours.leaves if leaf in courses][:10]
     shown = [node for node in courses if node not in leaves and subject.run.tree.nodes[node].split_in][:4] + leaves

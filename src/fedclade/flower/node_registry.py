@@ -13,15 +13,15 @@ from typing import Literal
 from flwr.app import MessageType
 
 from fedclade.core import (
+    ClientRegistry,
     ModelError,
-    Roster,
     RunError,
     UpdateError,
     appear,
 )
 from fedclade.flower import wire
 from fedclade.flower.exchange import Exchange
-from fedclade.flower.introduction import Introduction, Member, read_member, read_schema
+from fedclade.flower.registration import Member, Registration, read_member, read_schema
 from fedclade.flower.signing import KEY_FILE, Asked
 from fedclade.flower.wire import Content, distrusting
 
@@ -72,7 +72,7 @@ class _Refusal:
     """On the exchange's clock."""
 
 
-class Members:
+class NodeRegistry:
     """The clients of a run, and the nodes that they are behind.
 
     What clients of a run have in common (the model's structure, what examples look like, the secret) is what most of
@@ -101,14 +101,14 @@ class Members:
         """Which nodes have not answered yet, by the message that asks them to introduce themselves."""
         self._doubted: set[int] = set()
         """Nodes of clients that signed with another key, or may have to: they must introduce themselves anew."""
-        self._introduced: list[Introduction] = []
+        self._introduced: list[Registration] = []
         """Who waits for enough others, so that it is known what most have in common."""
         self._refused: dict[int, _Refusal] = {}
         self._untold: dict[int, str] = {}
         """Why nodes were refused since the last news."""
         self._told, self._known = set[int](), set[int]()
         """Who was connected at the last news, and who had ever been."""
-        self._expected: Introduction | None = None
+        self._expected: Registration | None = None
         self._looked = exchange.clock()
         exchange.meanwhile = self._glance
 
@@ -118,7 +118,7 @@ class Members:
         return self._expected is not None
 
     @property
-    def roster(self) -> Roster:
+    def roster(self) -> ClientRegistry:
         """All who ever joined; it grows."""
         return self._roster
 
@@ -247,7 +247,7 @@ class Members:
                 if isinstance(answer, str):
                     raise UpdateError(answer)
                 with distrusting():
-                    self._introduced.append(Introduction.read(answer, node))
+                    self._introduced.append(Registration.read(answer, node))
             except UpdateError as error:
                 self._refuse(node, f"it did not introduce itself: {error}")
         self._take_in([one for one in self._introduced if one.number in self._members])
@@ -295,7 +295,7 @@ class Members:
             kept = json.loads(path.read_text())
             members = {int(client): read_member(member) for client, member in kept["clients"].items()}
             told = set[int](kept["connected"]) & set(members)
-            first = Introduction(
+            first = Registration(
                 number=None,
                 member=next(iter(members.values())),
                 schema=read_schema(kept["schema"]),
@@ -326,7 +326,7 @@ class Members:
         asked, _ = self._exchange.send(questions, MessageType.QUERY, "hello", HELLO_SECONDS)
         self._asked |= asked
 
-    def _take_in(self, some: Sequence[Introduction]) -> None:
+    def _take_in(self, some: Sequence[Registration]) -> None:
         if some and not self.known:
             (most, _), *_ = Counter(one.kind for one in some).most_common(1)
             self._begin(next(one for one in some if one.kind == most))
@@ -344,7 +344,7 @@ class Members:
                 self._connected.add(one.member.node)
         self._introduced = [one for one in self._introduced if one not in some]
 
-    def _numbered(self, one: Introduction) -> Introduction:
+    def _numbered(self, one: Registration) -> Registration:
         """Return an introduction with the number that goes with its key, if it says none."""
         known = self._number_of_key(one.member.key)
         return replace(one, number=known) if one.number is None and known is not None else one
@@ -360,7 +360,7 @@ class Members:
             self._untold[node] = why
         self._refused[node] = _Refusal(why, self._exchange.clock())
 
-    def _objection(self, one: Introduction, client: int) -> str | None:
+    def _objection(self, one: Registration, client: int) -> str | None:
         """Say why a node cannot be taken; None if it can."""
         expected = self._expected
         assert expected is not None  # at least this one's own
@@ -397,9 +397,9 @@ class Members:
             )
         return None
 
-    def _begin(self, first: Introduction) -> None:
+    def _begin(self, first: Registration) -> None:
         self._expected = first
-        self._roster = Roster(first.schema, first.description)
+        self._roster = ClientRegistry(first.schema, first.description)
 
     def _enter(self, client: int, member: Member) -> None:
         self._members[client] = member

@@ -12,14 +12,14 @@ from fedclade.channel.traffic import Meter
 from fedclade.core.errors import ModelError, RunError, UpdateError
 from fedclade.flower import LocalGrid, wire
 from fedclade.flower.exchange import Exchange
-from fedclade.flower.members import ASKED_AGAIN, Identity, Members, News
+from fedclade.flower.node_registry import ASKED_AGAIN, Identity, News, NodeRegistry
 from tests.flower.worlds import FOUR, Clock, app_of, grid_of, node_of, spoil, worded
 from tests.tiny import federation_of, linear
 
 
-def members_of(grid: LocalGrid, identity: Identity = "node", clock: Clock | None = None) -> Members:
+def members_of(grid: LocalGrid, identity: Identity = "node", clock: Clock | None = None) -> NodeRegistry:
     clock = clock or Clock()
-    return Members(Exchange(grid, Meter(), 10.0, clock, clock.sleep), identity)
+    return NodeRegistry(Exchange(grid, Meter(), 10.0, clock, clock.sleep), identity)
 
 
 def four() -> LocalGrid:

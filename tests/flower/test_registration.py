@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedclade.core.errors import UpdateError
-from fedclade.core.registry import Schema
+from fedclade.core.registry import DataSpec
 from fedclade.flower import wire
-from fedclade.flower.introduction import Introduction, Member, read_schema
+from fedclade.flower.registration import Member, Registration, read_schema
 from fedclade.flower.wire import Content, Signer
 from tests.flower.worlds import respondent_of, worded
 
@@ -21,9 +21,9 @@ HELLO = respondent_of(1).answer(Content.of(wire.record({"what": "hello"})))
 SCHEMA = {"data": "tiny", "input_shape": [6], "outputs": 4, "task": "classification", "vocabulary_size": 0}
 
 
-def read(**changes: Any) -> Introduction:
+def read(**changes: Any) -> Registration:
     content = Content.of(worded(**changes)(HELLO))
-    return Introduction.read(replace(content, signer=Signer("ab" * 32, lasts=True)), 101)
+    return Registration.read(replace(content, signer=Signer("ab" * 32, lasts=True)), 101)
 
 
 def with_schema(**changes: Any) -> dict[str, str]:
@@ -33,7 +33,7 @@ def with_schema(**changes: Any) -> dict[str, str]:
 def test_a_client_says_who_it_is_and_what_its_examples_look_like():
     one = read()
     assert (one.number, one.member) == (1, Member(101, "c1", 24, 1, "ab" * 32, True))
-    assert one.schema == Schema("tiny", (6,), 4)
+    assert one.schema == DataSpec("tiny", (6,), 4)
     assert one.shape == ((6,), 4, "classification", 0)
     assert one.secret == ""
     assert one.kind == (one.layout, one.shape, "")

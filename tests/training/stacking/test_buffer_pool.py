@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from fedclade.training.stacking.kept import Kept
+from fedclade.training.stacking.buffer_pool import BufferPool
 
 
 def test_the_same_memory_is_given_for_anything_that_fits():
-    kept, like = Kept(), torch.empty(0)
+    kept, like = BufferPool(), torch.empty(0)
     first = kept.room(like, 3, 4)
     assert first.shape == (3, 4)
     assert kept.room(like, 2, 2, 3).data_ptr() == first.data_ptr()
@@ -18,7 +18,7 @@ def test_the_same_memory_is_given_for_anything_that_fits():
 
 
 def test_another_type_gets_memory_of_its_own():
-    kept = Kept()
+    kept = BufferPool()
     kept.room(torch.empty(0), 4)
     tokens = kept.room(torch.empty(0, dtype=torch.int64), 2)
     assert tokens.dtype == torch.int64

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 
-class Kept:
+class BufferPool:
     """Memory for tensors of one kind, one after another: fresh memory would have to be mapped page by page each time.
 
     That can take longer than a step of a small model, as the C library gives back to the system what lies at the end of

@@ -10,8 +10,8 @@ from itertools import pairwise
 from fedclade.report.formats import count
 from fedclade.report.page import plot
 from fedclade.report.page.palette import truth_colour
+from fedclade.report.page.run_view import RunView
 from fedclade.report.page.section import Figure, Section, Table
-from fedclade.report.page.subject import Subject
 
 STAGES = 7
 """So many states are drawn: the first, the last, and changes spread between them."""
@@ -45,7 +45,7 @@ class Stage:
     truth: bool = False
 
 
-def flow_section(subject: Subject) -> Section | None:
+def flow_section(subject: RunView) -> Section | None:
     """Return how clients moved between clusters; None for a run that never had two clusters."""
     stages, left_out = _stages(subject)
     if len(stages) < 2 or max(len(set(stage.place.values())) for stage in stages if not stage.truth) < 2:
@@ -63,7 +63,7 @@ def flow_section(subject: Subject) -> Section | None:
     return Section("flow", "Who moved when", caption.strip(), {"": figure}, tables=[_table(drawn)])
 
 
-def _stages(subject: Subject) -> tuple[list[Stage], int]:
+def _stages(subject: RunView) -> tuple[list[Stage], int]:
     """Return the states to draw, and how many changes were left out between them."""
     places: dict[int, dict[int, int]] = defaultdict(dict)
     for row in subject.run.clients:
@@ -109,7 +109,7 @@ def _links(stages: Sequence[Stage]) -> list[tuple[int, int, int, int]]:
     return links
 
 
-def _figure(subject: Subject, stages: Sequence[Stage]) -> Figure:
+def _figure(subject: RunView, stages: Sequence[Stage]) -> Figure:
     columns = [_ordered(subject, stage) for stage in stages]
     index = {(i, cluster): None for i, column in enumerate(columns) for cluster in column}
     index = {key: n for n, key in enumerate(index)}
@@ -148,7 +148,7 @@ def _anchor(i: int, last: int) -> str:
     return "left" if i == 0 else "right" if i == last else "center"
 
 
-def _ordered(subject: Subject, stage: Stage) -> list[int]:
+def _ordered(subject: RunView, stage: Stage) -> list[int]:
     """Return the clusters of a stage from top to bottom: as in the tree, so that few bands cross."""
     leaves = subject.colours.leaves
     rank = {leaf: place for place, leaf in enumerate(leaves)}
@@ -182,7 +182,7 @@ def _label(stage: Stage, cluster: int) -> str:
     return f"true {cluster}" if stage.truth else str(cluster)
 
 
-def _colour(subject: Subject, stage: Stage, cluster: int) -> str:
+def _colour(subject: RunView, stage: Stage, cluster: int) -> str:
     return truth_colour(cluster) if stage.truth else "@muted" if cluster == REST else subject.colours.of(cluster)
 
 

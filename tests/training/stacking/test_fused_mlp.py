@@ -13,8 +13,8 @@ from fedclade.core.params import Layout
 from fedclade.training.jobs import Job, Task
 from fedclade.training.loop import LoopEngine
 from fedclade.training.stacked import StackedEngine
-from fedclade.training.stacking.chain import Chain
-from fedclade.training.stacking.fold import Fold
+from fedclade.training.stacking.fused_mlp import FusedMLP
+from fedclade.training.stacking.stacked_module import StackedModule
 
 
 def dense(*, bias: bool = True, inplace: bool = False) -> nn.Sequential:
@@ -97,7 +97,7 @@ def test_updates_are_those_of_the_loop(name, spec):
     got, got_losses = StackedEngine().train(task())
     torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(got_losses, losses, rtol=1e-10, atol=0)
-    assert (Chain.of(Fold(module, layout).module) is not None) == (name in BY_HAND)
+    assert (FusedMLP.of(StackedModule(module, layout).module) is not None) == (name in BY_HAND)
 
 
 @torch.no_grad()
@@ -105,7 +105,7 @@ def test_inputs_may_lie_anywhere_and_models_may_change():
     torch.manual_seed(0)
     module = dense()
     layout = Layout.of(module)
-    fold = Fold(module, layout)
+    fold = StackedModule(module, layout)
     models = torch.randn(3, layout.size)
     everyone = torch.randn(5, 2 * 4, 2, 3)
     spread = torch.randn(2 * 4, 3, 2).mT
@@ -120,7 +120,7 @@ def test_inputs_may_lie_anywhere_and_models_may_change():
 def test_steps_alike_have_the_same_memory():
     module = dense()
     layout = Layout.of(module)
-    fold = Fold(module, layout)
+    fold = StackedModule(module, layout)
     fold.load(layout.flatten(module)[None], [0, 0])
     fold.bind(0, 2)
     x = torch.randn(2 * 4, 2, 3)

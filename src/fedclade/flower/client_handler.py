@@ -60,7 +60,7 @@ MOST_RESIDUALS = 16
 """Kinds of answers of which a client keeps what encoding lost; no algorithm asks for as many."""
 
 
-class Respondent:
+class ClientHandler:
     """One client, with its data.
 
     Parameters

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from fedclade.core import (
-    Schema,
+    DataSpec,
     Task,
     UpdateError,
 )
@@ -56,7 +56,7 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Introduction:
+class Registration:
     """What a node says of its client.
 
     Parameters
@@ -77,13 +77,13 @@ class Introduction:
 
     number: int | None
     member: Member
-    schema: Schema
+    schema: DataSpec
     description: str
     layout: str
     secret: str
 
     @classmethod
-    def read(cls, content: Content, node: int) -> Introduction:
+    def read(cls, content: Content, node: int) -> Registration:
         """Check and read an introduction; its texts are made fit to be shown.
 
         Raises
@@ -145,7 +145,7 @@ def read_member(kept: Mapping[str, Any]) -> Member:
     return member
 
 
-def read_schema(kept: Mapping[str, Any]) -> Schema:
+def read_schema(kept: Mapping[str, Any]) -> DataSpec:
     """Check and read a schema as JSON has it: tuples are lists there.
 
     Raises
@@ -153,7 +153,7 @@ def read_schema(kept: Mapping[str, Any]) -> Schema:
     TypeError, ValueError, OverflowError
         If it is none.
     """
-    named = Schema(**kept)
+    named = DataSpec(**kept)
     shape, scaled = tuple(named.input_shape), named.scaled
     for name, numbers, lowest in (
         ("input_shape", shape, 1),
@@ -171,7 +171,7 @@ def read_schema(kept: Mapping[str, Any]) -> Schema:
             raise ValueError(f"scaled {shown(scaled)}, expected two finite numbers")
         scaled = mean, std
     data = clean(str(named.data), LONGEST_NAME)
-    return Schema(data, shape, named.outputs, named.task, named.vocabulary_size, scaled)
+    return DataSpec(data, shape, named.outputs, named.task, named.vocabulary_size, scaled)
 
 
 def _number(words: Words, name: str) -> int | None:

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from fedclade.training.stacking.functions import hand_over
 from fedclade.training.stacking.layers import StackedLinear
-from fedclade.training.stacking.leaf import Leaf
 from fedclade.training.stacking.products import Product
+from fedclade.training.stacking.stacked_parameter import StackedParameter
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -37,7 +37,7 @@ class _Laid(NamedTuple):
         return x.data_ptr() == self.x.data_ptr() and x.shape == self.x.shape
 
 
-class Chain:
+class FusedMLP:
     """A module that is a sequence of Flatten, ReLU and stacked Linear layers.
 
     Parameters
@@ -53,7 +53,7 @@ class Chain:
         self._laid: _Laid | None = None
 
     @classmethod
-    def of(cls, module: nn.Module) -> Chain | None:
+    def of(cls, module: nn.Module) -> FusedMLP | None:
         """Return the chain that a module with stacked layers is, or None."""
         layers = [*module] if type(module) is nn.Sequential else [module]
         leaves = [leaf for layer in layers for leaf in _leaves(layer)]
@@ -117,5 +117,5 @@ class Chain:
         return _Laid(passed[0], passed[-1], of_out, forward, backward)
 
 
-def _leaves(layer: nn.Module) -> Sequence[Leaf]:
+def _leaves(layer: nn.Module) -> Sequence[StackedParameter]:
     return [leaf for leaf in layer.leaves if leaf is not None] if isinstance(layer, StackedLinear) else []
