@@ -23,7 +23,7 @@ from fedclade.flower.client_app import own_of
 from fedclade.flower.policy import EXAMPLES_A_PARTING, FORBIDS, Policy, Spent
 from fedclade.flower.signing import question
 from fedclade.flower.wire import Content
-from tests.flower.test_respondent import MODEL, SECRET, ask
+from tests.flower.test_client_handler import MODEL, SECRET, ask
 from tests.flower.worlds import CFL_OF_TWO, FOUR, LOCAL, app_of, federated, grid_of, node_of, reasons, respondent_of
 from tests.tiny import federation_of
 

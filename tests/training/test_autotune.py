@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from fedclade import EngineError
-from fedclade.training import choice
+from fedclade.training import autotune
 from fedclade.training.autotune import MOST_RUNS, RUNS, Choice, Measured, fastest, forget, measure
 from fedclade.training.loop import LoopEngine
 from fedclade.training.workers import WorkersEngine
@@ -30,12 +30,12 @@ class Clock:
 @pytest.fixture(autouse=True)
 def clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Clock:
     monkeypatch.setenv("FEDCLADE_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(choice, "_of_this_process", {})
+    monkeypatch.setattr(autotune, "_of_this_process", {})
     clock = Clock()
     monkeypatch.setattr(Slow, "clock", clock)
-    monkeypatch.setattr(choice, "thread_time", lambda: clock.computed)
-    monkeypatch.setattr(choice, "process_time", lambda: clock.computed_by_all)
-    monkeypatch.setattr(choice, "perf_counter", lambda: clock.passed)
+    monkeypatch.setattr(autotune, "thread_time", lambda: clock.computed)
+    monkeypatch.setattr(autotune, "process_time", lambda: clock.computed_by_all)
+    monkeypatch.setattr(autotune, "perf_counter", lambda: clock.passed)
     return clock
 
 
@@ -75,7 +75,7 @@ class Dies(Slow):
 
 def another_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if another process asked."""
-    monkeypatch.setattr(choice, "_of_this_process", {})
+    monkeypatch.setattr(autotune, "_of_this_process", {})
 
 
 def task(**settings):
@@ -131,26 +131,26 @@ def test_measuring_leaves_the_draws_alone():
 
 
 def test_slow_engines_get_the_fewest_repeats(monkeypatch):
-    monkeypatch.setattr(choice, "SECONDS", 0.01)
+    monkeypatch.setattr(autotune, "SECONDS", 0.01)
     slow = engines(0.02, 0.02)
     measure(slow, task())
-    assert [engine.calls for engine in slow.values()] == [1 + choice.FEWEST_REPEATS] * 2, "and one to warm up"
+    assert [engine.calls for engine in slow.values()] == [1 + autotune.FEWEST_REPEATS] * 2, "and one to warm up"
 
 
-@pytest.mark.parametrize(("seconds", "repeats"), [(20, choice.SURE), (0.04, 1)], ids=["a fast model", "a slow one"])
+@pytest.mark.parametrize(("seconds", "repeats"), [(20, autotune.SURE), (0.04, 1)], ids=["a fast model", "a slow one"])
 def test_what_is_far_behind_at_first_is_not_measured_again(monkeypatch, seconds, repeats):
-    monkeypatch.setattr(choice, "SECONDS", seconds)
+    monkeypatch.setattr(autotune, "SECONDS", seconds)
     far_behind, *close = measured = [Slow(0.2), Slow(0.002), Slow(0.003)]
     measure({str(k): engine for k, engine in enumerate(measured)}, task())
     assert far_behind.calls == 1 + repeats
-    assert all(engine.calls > choice.FEWEST_REPEATS for engine in close)
+    assert all(engine.calls > autotune.FEWEST_REPEATS for engine in close)
 
 
 @pytest.mark.parametrize("at_first", [(0.1,), (0.0, 0.1), (0.1, 0.1)], ids=["to get ready", "once", "both"])
 def test_who_takes_long_at_first_is_not_far_behind(at_first):
     late, other = Slow(0.001, *at_first), Slow(0.002)
     speeds = measure({"late": late, "other": other}, task()).speeds
-    assert late.calls == other.calls > choice.FEWEST_REPEATS
+    assert late.calls == other.calls > autotune.FEWEST_REPEATS
     assert speeds["late"] > speeds["other"]
 
 
@@ -168,7 +168,7 @@ def test_other_work_on_the_machine_decides_nothing(seconds):
 
 def test_the_work_of_other_threads_and_processes_counts(clock, monkeypatch):
     """What they compute has to be shared out over the cores that there are."""
-    monkeypatch.setattr(choice, "cores", lambda: 2)
+    monkeypatch.setattr(autotune, "cores", lambda: 2)
 
     class Threaded(Slow):
         def train(self, task, into=None):
@@ -182,7 +182,7 @@ def test_the_work_of_other_threads_and_processes_counts(clock, monkeypatch):
             return task.room(into), torch.zeros(len(task.jobs), dtype=torch.float64)
 
     one, threaded, workers = (
-        choice._took(engine, task()).seconds for engine in (Slow(0.1), Threaded(0.1), Workers("loop"))
+        autotune._took(engine, task()).seconds for engine in (Slow(0.1), Threaded(0.1), Workers("loop"))
     )
     assert (one, threaded, workers) == pytest.approx((0.1, 0.1 * 10 / 2, 0.01 + 0.03))
 
@@ -276,16 +276,16 @@ def test_without_a_folder_the_choice_holds_for_the_process(tmp_path, monkeypatch
 
 def test_of_two_processes_that_measure_at_once_the_first_decides(tmp_path, monkeypatch):
     """The other one writes its choice while this one measures."""
-    original = choice.measure
+    original = autotune.measure
 
     def meanwhile(*arguments):
         speeds = original(*arguments)
-        monkeypatch.setattr(choice, "measure", original)
+        monkeypatch.setattr(autotune, "measure", original)
         another_process(monkeypatch)
         assert fastest(engines(0.001, 0.05), task()) == "one"
         another_process(monkeypatch)
         return speeds
 
-    monkeypatch.setattr(choice, "measure", meanwhile)
+    monkeypatch.setattr(autotune, "measure", meanwhile)
     assert fastest(engines(), task()) == "one"
     assert [path.name for path in (tmp_path / "cache").iterdir()] == [only_file(tmp_path).name]

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from fedclade import ConfigError, EngineError
-from fedclade.training import auto, choice, workers
+from fedclade.training import auto, autotune, workers
 from fedclade.training.auto import build_engine
 from fedclade.training.jobs import CannotTrainTogether, Task
 from fedclade.training.loop import LoopEngine
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are f
 def _two_threads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """Two threads, so two processes; and nothing is remembered from other tests."""
     monkeypatch.setenv("FEDCLADE_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(choice, "_of_this_process", {})
+    monkeypatch.setattr(autotune, "_of_this_process", {})
     torch.set_num_threads(2)
     yield
     torch.set_num_threads(1)

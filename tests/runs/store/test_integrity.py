@@ -21,7 +21,7 @@ import torch
 
 from fedclade import CFL, LocalSpec, Run, RunError, simulate
 from fedclade.runs.newcomers import ACCURACIES, Newcomers, read_newcomers
-from fedclade.runs.store.run import read_config, write_config
+from fedclade.runs.store.run import read_run_config, write_config
 from fedclade.runs.store.shape import check_shape
 from fedclade.runs.store.tree_files import read_tree
 from tests.folders import resealed, unsealed
@@ -97,16 +97,16 @@ def test_a_folder_without_sums_is_read_as_it_was(folder):
 
 def test_the_config_of_an_unfinished_run_is_checked(tmp_path):
     write_config(tmp_path / "config.toml", {"seed": 0, "rounds": 3, "algorithm": {"name": "cfl"}})
-    assert read_config(tmp_path)["seed"] == 0
+    assert read_run_config(tmp_path)["seed"] == 0
     text = (tmp_path / "config.toml").read_text()
     (tmp_path / "config.toml").write_text(text.replace("seed = 0", "seed = 4"))
     with pytest.raises(RunError, match=r"config\.toml is not what was written: its SHA-256 is not the one in its last"):
-        read_config(tmp_path)
+        read_run_config(tmp_path)
 
 
 def test_a_config_without_a_sum_is_read(tmp_path):
     (tmp_path / "config.toml").write_text("seed = 4\nrounds = 3\n")
-    assert read_config(tmp_path) == {"seed": 4, "rounds": 3}
+    assert read_run_config(tmp_path) == {"seed": 4, "rounds": 3}
 
 
 def json_change(name: str, change: Callable[[dict], object]) -> Callable[[Path], None]:
