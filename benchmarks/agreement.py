@@ -23,12 +23,12 @@ from rich.table import Table
 from torch import Tensor
 
 from fedclade import ConfigError, LocalSpec
-from fedclade.engine.auto import build_engine, without_dropout
-from fedclade.engine.jobs import Job, Task
-from fedclade.engine.loop import LoopEngine
-from fedclade.engine.stacked import StackedEngine
-from fedclade.engine.stacking.replay import Replay
-from fedclade.params import Layout
+from fedclade.core.params import Layout
+from fedclade.training.auto import build_engine, without_dropout
+from fedclade.training.jobs import Job, Task
+from fedclade.training.loop import LoopEngine
+from fedclade.training.stacked import StackedEngine
+from fedclade.training.stacking.replay import Replay
 
 SIZES = (30, 25, 24, 21)
 ROUNDS = 3

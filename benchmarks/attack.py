@@ -41,7 +41,7 @@ from fedclade.algorithms import CFL, FLHC, IFCA, Algorithm, ReplicatedCFL
 from fedclade.data.federation import Federation
 from fedclade.flower import LocalGrid, LocalNode, Network, federate, wire
 from fedclade.flower.client_app import app_for
-from fedclade.flower.respondent import Respondent
+from fedclade.flower.client_handler import ClientHandler
 from fedclade.flower.wire import Content
 
 SAMPLES = 50
@@ -110,7 +110,7 @@ LIES: Mapping[str, Lie] = {
 }
 
 
-class Liar(Respondent):
+class Liar(ClientHandler):
     """A client that lies in what it answers, and has a key of its own like every other."""
 
     lie = Lie(flipped)
@@ -144,10 +144,10 @@ def accuracy(
 ) -> float:
     """Return the honest clients' mean accuracy in the end, in percent."""
 
-    def client(context: Context) -> Respondent:
+    def client(context: Context) -> ClientHandler:
         number = int(context.node_config["partition-id"])
         lies = lie is not None and number == LIAR and (not lie.forges or context.node_id == NODE + VICTIM)
-        made = (Liar if lies else Respondent)(federation.alone(number), MODEL, number=number)
+        made = (Liar if lies else ClientHandler)(federation.alone(number), MODEL, number=number)
         if isinstance(made, Liar) and lie is not None:
             made.lie = lie
         return made

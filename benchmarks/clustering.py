@@ -30,9 +30,14 @@ from rich.table import Table
 from sklearn.metrics import adjusted_rand_score
 from torch import Tensor
 
-from fedclade.clustering import LINKAGES, agglomerate, cut, optimal_bipartition
-from fedclade.similarity import METRICS, Similarity, cosine_similarity, distances
-from fedclade.ternary import k_means, ternary_similarity
+from fedclade.clustering.bipartition import optimal_bipartition
+from fedclade.clustering.linkage import (
+    LINKAGES,
+    agglomerate,
+    cut,
+)
+from fedclade.clustering.similarity import METRICS, Similarity, cosine_similarity, distances
+from fedclade.clustering.ternary import k_means, ternary_similarity
 
 CLUSTERS = 4
 

@@ -28,9 +28,10 @@ from rich.table import Table
 
 from fedclade import CFL, Run, simulate
 from fedclade.algorithms.base import RoundLog, State, log_of, move_clusters, train_clusters
-from fedclade.clients import Clients, Round
-from fedclade.reproduce import EXPERIMENTS, Bench, Settings
-from fedclade.reproduce.cfl_splits import federation_of, local_of, model_of
+from fedclade.core.clients import Clients
+from fedclade.core.queries import Round
+from fedclade.papers import EXPERIMENTS, ResultCache, Settings
+from fedclade.papers.cfl_splits import federation_of, local_of, model_of
 
 SHARES = (0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5)
 """Of the largest mean norm: ε₁."""
@@ -131,7 +132,9 @@ def that_serve(seen: Sequence[Seen]) -> list[tuple[float, float, float, float]]:
     return found
 
 
-def told_run(bench: Bench, settings: Settings, change: Mapping[str, float], seed: int) -> tuple[Run, Mapping[int, int]]:
+def told_run(
+    bench: ResultCache, settings: Settings, change: Mapping[str, float], seed: int
+) -> tuple[Run, Mapping[int, int]]:
     """Run CFL that is told the truth."""
     federation = federation_of(settings, bench, seed)
     truth = federation.true_clusters
@@ -157,7 +160,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[10, 11], help="others than the experiment reports")
     arguments = parser.parse_args()
     settings = EXPERIMENTS[arguments.experiment].settings(arguments.scale)
-    bench = Bench(settings, data_dir=arguments.data_dir)
+    bench = ResultCache(settings, data_dir=arguments.data_dir)
 
     console = Console(width=160)
     table = Table(title=f"{arguments.experiment}, seeds {arguments.seeds}: what splits mixed clusters, and no pure one")

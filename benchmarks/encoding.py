@@ -19,22 +19,24 @@ import torch
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from tests.tiny import Around, Attended
 from torch import Tensor
 
 from fedclade import Run
 from fedclade.algorithms import build_algorithm
-from fedclade.attendance import AttendedClients
-from fedclade.clients import Clients, ClientsWrapper, Round
-from fedclade.config import Config, read_config
-from fedclade.config_files import find_config
-from fedclade.encoding import ErrorFeedback, decode, encode
-from fedclade.keeper import Keeper
-from fedclade.presence import Presence
-from fedclade.record import Record
-from fedclade.rounds import Schedule, run_rounds
-from fedclade.signature import PermutedClients
-from fedclade.updates import Updates
-from fedclade.world import World
+from fedclade.channel.encoding import ErrorFeedback, decode, encode
+from fedclade.channel.middleware import Channel
+from fedclade.channel.signature import Permuting
+from fedclade.config.settings import Config, read_config
+from fedclade.config.toml_files import find_config
+from fedclade.core.clients import Clients
+from fedclade.core.queries import Round
+from fedclade.core.updates import Updates
+from fedclade.runs.backend import Backend
+from fedclade.runs.checkpointer import Checkpointer
+from fedclade.runs.churn import Churn
+from fedclade.runs.history import History
+from fedclade.runs.rounds import Schedule, run_rounds
 
 CONFIGS = tuple(f"{name}-mnist-label-swap" for name in ("cfl", "fl_hc", "fedgroup"))
 
@@ -61,7 +63,7 @@ WAYS = (
 )
 
 
-class EncodedClients(ClientsWrapper):
+class EncodedClients(Around):
     """Clients whose updates are encoded, counted and decoded."""
 
     def __init__(self, clients: Clients, way: Way, n_parameters: int) -> None:
@@ -80,7 +82,7 @@ class EncodedClients(ClientsWrapper):
         anchors: Sequence[int] | None = None,
     ) -> Updates:
         """Let each client train; return its update as it arrives."""
-        updates = self._clients.train(ids, models, assignment, this_round, anchors)
+        updates = self.clients.train(ids, models, assignment, this_round, anchors)
         pairs = zip(updates.ids, updates.each, strict=True)
         rows = torch.stack([self._sent(client, this_round.purpose, row) for client, row in pairs])
         sizes = [int(size) for size in updates.sizes.tolist()]
@@ -103,18 +105,18 @@ def run(config: Config, seed: int, way: Way, data_dir: Path | None) -> tuple[Run
     federation = config.federation(data_dir)
     name, options = config.algorithm["name"], {k: v for k, v in config.algorithm.items() if k != "name"}
     algorithm = build_algorithm(name, options, federation.true_clusters)
-    world = World.simulated_by(
+    world = Backend.simulated_by(
         federation, config.model["name"], algorithm, seed=seed, permute=way.permuted, device="cpu"
     )
-    at_home = PermutedClients(world.workers, world.permutation) if world.permutation else world.workers
+    at_home = Channel(world.workers, Permuting(world.permutation)) if world.permutation else world.workers
     encoded = EncodedClients(at_home, way, world.workers.layout.n_parameters)
-    attendance = AttendedClients(encoded)
+    attendance = Attended(encoded)
     found = run_rounds(
         algorithm,
         replace(world, clients=attendance, attendance=attendance),
-        Presence().among(attendance, federation, seed),
-        Keeper(None, config.as_dict(), 0, lambda: ""),
-        Record(federation.roster),
+        Churn().among(attendance, federation, seed),
+        Checkpointer(None, config.as_dict(), 0, lambda: ""),
+        History(federation.roster),
         Schedule(config.top.rounds, config.local, seed, evaluate_every=config.top.rounds),
     )
     return found, encoded.bytes_up

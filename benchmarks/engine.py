@@ -28,12 +28,12 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from fedclade import ConfigError, LocalSpec
-from fedclade.engine import loop
-from fedclade.engine.auto import ENGINES, build_engine
-from fedclade.engine.jobs import Job, Task
-from fedclade.engine.stacked import StackedEngine
+from fedclade.core.params import Layout
 from fedclade.models import build_model
-from fedclade.params import Layout
+from fedclade.training import loop
+from fedclade.training.auto import ENGINES, build_engine
+from fedclade.training.jobs import Job, Task
+from fedclade.training.stacked import StackedEngine
 
 BATCH, LR = 10, 0.05
 CENTRAL_BATCHES = {"cpu": (32, 128, 512), "cuda": (32, 128, 512, 1000)}

@@ -28,11 +28,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedclade import Federation, Pool
-from fedclade.clients import Split
+from fedclade.core.queries import Split
 from fedclade.data.federation import ClientData
-from fedclade.engine import SimulatedClients
-from fedclade.engine.memory import memory_bytes
 from fedclade.models import build_model
+from fedclade.training import SimulatedClients
+from fedclade.training.memory import memory_bytes
 
 IMAGES, TEST_IMAGES, LABELS = 60_000, 10_000, 10
 LARGEST_PASS = 1024

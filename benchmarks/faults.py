@@ -18,9 +18,9 @@ from rich.console import Console
 from rich.table import Table
 
 from fedclade import Run
-from fedclade.config import Config, read_config
-from fedclade.config_files import find_config
-from fedclade.faults import Faults
+from fedclade.channel.faults import Faults
+from fedclade.config.settings import Config, read_config
+from fedclade.config.toml_files import find_config
 
 CONFIGS = tuple(f"{name}-mnist-label-swap" for name in ("cfl", "fl_hc", "fedgroup", "ifca"))
 

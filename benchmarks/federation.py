@@ -32,13 +32,13 @@ from flwr.app import Context, Message, RecordDict
 from torch import Tensor
 
 from fedclade import CFL, Run, Signature
-from fedclade.encoding import ENCODINGS, encode
+from fedclade.channel.encoding import ENCODINGS, encode
+from fedclade.core.params import Layout
+from fedclade.core.registry import DataSpec
 from fedclade.flower import LocalGrid, LocalNode, Network, federate, wire
 from fedclade.flower.signing import key_of, signed
 from fedclade.flower.wire import Content
 from fedclade.models import build_model
-from fedclade.params import Layout
-from fedclade.roster import Schema
 
 CLIENTS, CLUSTERS, ROUNDS = 200, 4, 5
 HIDDEN = 503
@@ -48,7 +48,7 @@ SKETCH = 1024
 SPLITS = (2, 3)
 """Rounds in which every cluster splits: one into two, then two into four."""
 
-SCHEMA = Schema("scripted", (1, 28, 28), 10)
+SCHEMA = DataSpec("scripted", (1, 28, 28), 10)
 KEPT, STREAMED = "all updates kept", "streamed, sketches of 1024"
 COLUMNS = (
     *("", "encoding", "up, MB a round", "server, s a round", "of it messages", "of it the rest"),

@@ -37,14 +37,14 @@ from rich.table import Table
 from fedclade import Run
 from fedclade.algorithms import ALGORITHMS
 from fedclade.cli import app
-from fedclade.config import SECTIONS, check_config, read_config
-from fedclade.config_files import config_folder, find_config, read_toml
+from fedclade.config.settings import SECTIONS, check_config, read_config
+from fedclade.config.toml_files import config_folder, find_config, read_toml
+from fedclade.core.errors import FedcladeError
 from fedclade.data import PARTITIONS, SHIFTS
-from fedclade.engine.auto import ENGINES
-from fedclade.engine.memory import memory_bytes
-from fedclade.errors import FedcladeError
 from fedclade.models import MODELS
-from fedclade.store.run import is_unfinished, without_none
+from fedclade.runs.store.run import is_unfinished, without_none
+from fedclade.training.auto import ENGINES
+from fedclade.training.memory import memory_bytes
 
 SECONDS = 20
 """What takes longer is a hang."""

@@ -39,11 +39,11 @@ from safetensors.torch import load_file, save_file
 
 from fedclade import Run, RunInterrupted
 from fedclade.cli import main as command_line
-from fedclade.config import check_config
-from fedclade.errors import FedcladeError
+from fedclade.config.settings import check_config
+from fedclade.core.errors import FedcladeError
 from fedclade.report import style
-from fedclade.store.manifest import write_manifest
-from fedclade.store.run import FORMAT
+from fedclade.runs.store.manifest import write_manifest
+from fedclade.runs.store.run import FORMAT
 
 LIMIT = 20
 """Seconds of the processor that each way of opening a folder may take, however busy the machine is; five times as long

@@ -20,13 +20,18 @@ from rich.table import Table
 from torch import Tensor
 
 from fedclade import FedAvg, Federation, LocalSpec, load_federation
-from fedclade.clients import Round
-from fedclade.clustering import agglomerate, cut, largest_gap, n_clusters_by_gap
+from fedclade.clustering.linkage import (
+    agglomerate,
+    cut,
+    largest_gap,
+    n_clusters_by_gap,
+)
+from fedclade.clustering.similarity import distances
+from fedclade.core.queries import Round
 from fedclade.data import SHIFTS
-from fedclade.engine import SimulatedClients
-from fedclade.metrics import cluster_scores
-from fedclade.similarity import distances
-from fedclade.world import module_for
+from fedclade.runs.backend import module_for
+from fedclade.tasks.metrics import cluster_scores
+from fedclade.training import SimulatedClients
 
 WAYS = (("l1", "complete"), ("l2", "ward"), ("l2", "average"), ("cosine", "average"), ("cosine", "complete"))
 SPEC = LocalSpec(epochs=3, batch_size=20, lr=0.1)

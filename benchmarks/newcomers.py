@@ -22,10 +22,10 @@ from rich.console import Console
 from rich.table import Table
 
 from fedclade import Federation, Run, Signature
-from fedclade.config import read_config
-from fedclade.config_files import find_config
-from fedclade.newcomers import place
-from fedclade.routing import Assignment, least_similarity
+from fedclade.clustering.routing import Assignment, least_similarity
+from fedclade.config.settings import read_config
+from fedclade.config.toml_files import find_config
+from fedclade.runs.newcomers import place
 
 ALGORITHMS = ("cfl", "fl_hc", "fedgroup", "ifca")
 SAMPLES = (300, 40)

@@ -21,8 +21,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from fedclade.engine.stacking.products import TINY
-from fedclade.engine.threads import using_threads
+from fedclade.training.stacking.products import TINY
+from fedclade.training.threads import using_threads
 
 ROWS = 10
 LAYERS = ((128, 10), (784, 10), (512, 10), (784, 32), (784, 128), (3136, 512))

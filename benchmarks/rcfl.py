@@ -26,11 +26,11 @@ from rich.table import Table
 
 from fedclade import CFL, FLHC, IFCA, FedAvg, LocalSpec, Oracle, ReplicatedCFL, load_federation, simulate
 from fedclade.algorithms import Algorithm
-from fedclade.clients import Round
+from fedclade.channel.signature import Signature
+from fedclade.core.queries import Round
 from fedclade.data import Federation
-from fedclade.metrics import cluster_scores, mean_and_interval
-from fedclade.signature import Signature
-from fedclade.world import World
+from fedclade.runs.backend import Backend
+from fedclade.tasks.metrics import cluster_scores, mean_and_interval
 
 Line = dict[str, Any]
 
@@ -185,7 +185,7 @@ def _drifting(
     algorithm, state, aris = ReplicatedCFL(), None, []
     for truth, rounds in ((before, range(1, 20)), (after, range(20, 41))):
         clients = tuple(replace(client, label_map=views[truth[client.id]]) for client in pool.clients)
-        world = World.simulated_by(
+        world = Backend.simulated_by(
             replace(pool, clients=clients, true_clusters=truth), "mlp", algorithm, seed=seed, engine="stacked"
         )
         state = state or algorithm.init(world.initial, world.clients)

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 
 from fedclade import FedAvg, LocalSpec, ReplicatedCFL, load_federation
-from fedclade.clients import Round
-from fedclade.replication import Replicates, find_clusters, same_partition
-from fedclade.world import World
+from fedclade.clustering.split_half import Replicates, find_clusters, same_partition
+from fedclade.core.queries import Round
+from fedclade.runs.backend import Backend
 
 mpl.use("svg")
 mpl.rcParams["svg.hashsalt"] = "fedclade"  # or the same picture would be another file each time
@@ -39,7 +39,7 @@ def replicates_of(settings: dict[str, object], data_dir: Path | None) -> Replica
     """Return the replicates of the first check of a run."""
     federation = load_federation("mnist", clients=20, test_samples=200, seed=0, data_dir=data_dir, **settings)
     algorithm = FedAvg()
-    world = World.simulated_by(federation, "mlp", algorithm, engine="stacked")
+    world = Backend.simulated_by(federation, "mlp", algorithm, engine="stacked")
     state = algorithm.init(world.initial, world.clients)
     for number in range(1, ROUND):
         state, _ = algorithm.step(state, federation.ids, world.clients, Round(number, LOCAL))

@@ -14,13 +14,17 @@ from scipy.spatial.distance import squareform
 from torch import Tensor
 
 from fedclade import FedAvg
-from fedclade.clients import Round
-from fedclade.clustering import LINKAGES, agglomerate, cut
+from fedclade.clustering.linkage import (
+    LINKAGES,
+    agglomerate,
+    cut,
+)
+from fedclade.clustering.similarity import Similarity, cosine_similarity, cosines
+from fedclade.clustering.split_half import DRAWS_TO_RESOLVE, Across, Finding, Labels, Replicates
+from fedclade.core.queries import Round
 from fedclade.data import Federation
-from fedclade.metrics import cluster_scores
-from fedclade.replication import DRAWS_TO_RESOLVE, Across, Finding, Labels, Replicates
-from fedclade.similarity import Similarity, cosine_similarity, cosines
-from fedclade.world import World
+from fedclade.runs.backend import Backend
+from fedclade.tasks.metrics import cluster_scores
 
 Line = dict[str, Any]
 Halves = Sequence[Similarity]
@@ -45,7 +49,7 @@ def record(federation: Federation, seed: int) -> dict[str, list[Tensor]]:
     keep to them, since halves that are drawn anew share examples with those of before.
     """
     algorithm, found = FedAvg(), dict[str, list[Tensor]]()
-    world = World.simulated_by(federation, "mlp", algorithm, seed=seed, engine="stacked")
+    world = Backend.simulated_by(federation, "mlp", algorithm, seed=seed, engine="stacked")
     state, (first, last) = algorithm.init(world.initial, world.clients), CHECKED
 
     def parts(drawn_in: int, m: int, purpose: str) -> list[Tensor]:

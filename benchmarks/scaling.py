@@ -30,14 +30,16 @@ from rich.console import Console
 from rich.table import Table
 
 from fedclade import Federation, LocalSpec, Pool
-from fedclade.aggregate import mean
-from fedclade.clients import Clients, Round
+from fedclade.channel.middleware import Channel
+from fedclade.channel.signature import CountSketch, Sketching
+from fedclade.channel.streaming import Streaming
+from fedclade.core.aggregate import mean
+from fedclade.core.clients import Clients
+from fedclade.core.queries import Round
 from fedclade.data.federation import ClientData
-from fedclade.engine import SimulatedClients
-from fedclade.engine.memory import default_memory, memory_bytes, updates_at_once
 from fedclade.models import build_model
-from fedclade.signature import CountSketch, ProjectedClients
-from fedclade.streaming import StreamedClients
+from fedclade.training import SimulatedClients
+from fedclade.training.memory import default_memory, memory_bytes, updates_at_once
 
 EXAMPLES, IMAGES = 60, 60_000
 CLIENTS = (10, 30, 100, 300, 1_000, 3_000, 10_000)
@@ -86,10 +88,10 @@ def measure(
     params, layout = simulated.layout.flatten(module), simulated.layout
     asked: Clients = simulated
     if model != "mclr":
-        asked = ProjectedClients(asked, CountSketch(0, layout.n_parameters, SKETCH))
+        asked = Channel(asked, Sketching(CountSketch(0, layout.n_parameters, SKETCH)))
     if stream:
         budget = memory or default_memory(params.device)
-        asked = StreamedClients(asked, updates_at_once(params.nbytes, params.device, budget))
+        asked = Channel(asked, Streaming(asked.sizes, updates_at_once(params.nbytes, params.device, budget)))
     times: list[tuple[float, float]] = []
     for number in range(1, rounds + 2):
         start = perf_counter(), cpu_time()

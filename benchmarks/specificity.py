@@ -19,10 +19,10 @@ from time import perf_counter
 
 from fedclade import CFL, Federation, LocalSpec, ParameterTree, evaluate_paths, load_federation, path_weights, simulate
 from fedclade.algorithms.base import best_on_validation
-from fedclade.clients import Evaluation
-from fedclade.engine import SimulatedClients
-from fedclade.metrics import mean_and_interval
-from fedclade.world import module_for
+from fedclade.core.queries import Evaluation
+from fedclade.runs.backend import module_for
+from fedclade.tasks.metrics import mean_and_interval
+from fedclade.training import SimulatedClients
 
 EPS2 = {20: 0.25, 100: 0.3, 500: 0.5}
 SPLIT_ROUNDS, ROUNDS = (20, 30, 40), 60

@@ -17,8 +17,8 @@ from rich.console import Console
 from rich.table import Table
 
 from fedclade import Run
-from fedclade.config import Config, read_config
-from fedclade.config_files import find_config
+from fedclade.config.settings import Config, read_config
+from fedclade.config.toml_files import find_config
 
 LEVELS = (0.4, 0.3, 0.25, 0.2, 0.15, 0.1)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from fedclade.store.manifest import write_manifest
-from fedclade.store.run import FORMAT
+from fedclade.runs.store.manifest import write_manifest
+from fedclade.runs.store.run import FORMAT
 
 
 def resealed(folder: Path) -> Path:

@@ -11,12 +11,13 @@ from torch import Tensor, nn
 
 from fedclade import LocalSpec
 from fedclade.algorithms import Algorithm, RoundLog, State
-from fedclade.clients import Clients, Evaluation, Round, Split
+from fedclade.channel import Channel, Meter, Replicating, Retrying, Streaming, Timing, Traffic
+from fedclade.core import Evaluation, Handlers, Query, R, Round, Split
+from fedclade.core.clients import Clients
+from fedclade.core.updates import Updates
 from fedclade.data.federation import ClientData, Federation, Pool
-from fedclade.engine import SimulatedClients
 from fedclade.models import build_model
-from fedclade.replicates import ReplicatingClients
-from fedclade.updates import Updates
+from fedclade.training import SimulatedClients
 
 FEATURES, LABELS = 6, 4
 
@@ -74,8 +75,77 @@ class Asked:
     """The models that the proximal term pulls to, where that was asked for."""
 
 
+class Fake(Clients):
+    """Clients that answer by methods of their own; what is not overridden goes to others."""
+
+    clients: Clients
+    ids: Sequence[int] = ()
+    sizes: Mapping[int, int] = {}
+
+    def ask(self, query: Query[R], /) -> R:
+        return query.handled(
+            Handlers(
+                lambda q: (
+                    self.train(q.ids, q.models, q.assignment, q.round, q.anchors)
+                    if q.kind == "train"
+                    else self.gradients(q.ids, q.models, q.assignment, q.round)
+                ),
+                lambda q: self.evaluate(q.ids, q.models, q.assignment, q.split),
+                lambda q: self.subspaces(q.ids, q.n_vectors, q.per_label),
+            )
+        )
+
+    def train(self, *args, **kwargs) -> Updates:
+        return self.clients.train(*args, **kwargs)
+
+    def gradients(self, *args) -> Updates:
+        return self.clients.gradients(*args)
+
+    def evaluate(self, *args) -> Evaluation:
+        return self.clients.evaluate(*args)
+
+    def subspaces(self, *args) -> Tensor:
+        return self.clients.subspaces(*args)
+
+
+class Around(Fake):
+    """Clients around others."""
+
+    def __init__(self, clients: Clients) -> None:
+        self.clients = clients
+
+    @property
+    def ids(self) -> Sequence[int]:
+        return self.clients.ids
+
+    @property
+    def sizes(self) -> Mapping[int, int]:
+        return self.clients.sizes
+
+
+class Metered(Channel):
+    """Clients with a meter."""
+
+    def __init__(self, clients: Clients) -> None:
+        super().__init__(clients, Timing(meter := Meter()), Traffic(meter))
+        self.meter = meter
+
+
+class Attended(Channel):
+    """Clients of whom it is counted who answers."""
+
+    def __init__(self, clients: Clients, **settings) -> None:
+        super().__init__(clients, retrying := Retrying(**settings))
+        self.closed, self.told = retrying.closed, retrying.told
+
+
+def streamed(clients: Clients, at_once: int) -> Channel:
+    """Return clients who are asked so many at a time."""
+    return Channel(clients, Streaming(clients.sizes, at_once))
+
+
 @dataclass
-class SpyClients:
+class SpyClients(Fake):
     """Clients that note what they were asked, and what they answered."""
 
     clients: Clients
@@ -126,7 +196,7 @@ class SpyClients:
 
 
 @dataclass
-class ScriptedClients:
+class ScriptedClients(Fake):
     """Clients that answer with the updates that they are told to, whatever their model."""
 
     deltas: Mapping[int, Sequence[float]]
@@ -207,7 +277,7 @@ def simulated(federation: Federation, module: nn.Module, engine: str = "loop") -
     return clients, clients.layout.flatten(module)
 
 
-def replicating(federation: Federation, module: nn.Module) -> tuple[ReplicatingClients, Tensor]:
+def replicating(federation: Federation, module: nn.Module) -> tuple[Channel, Tensor]:
     """Return the same, of whom several updates can be asked at once."""
     clients, params = simulated(federation, module)
-    return ReplicatingClients(clients, None), params
+    return Channel(clients, Replicating(None)), params

@@ -18,7 +18,7 @@ from processes import DeploymentError
 
 from fedclade.cli.console import new_console
 from fedclade.cli.options import target_folder
-from fedclade.errors import FedcladeError
+from fedclade.core.errors import FedcladeError
 
 APP = Path(__file__).parent
 DATA = {"digits": {}, "mnist": {"data.name": "mnist", "data.samples_per_client": 500}}

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from fedclade.errors import FedcladeError
+from fedclade.core.errors import FedcladeError
 
 TAIL = 15
 """Lines of a log that an error shows."""

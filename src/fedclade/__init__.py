@@ -29,32 +29,49 @@ from fedclade.algorithms import (
     Local,
     Oracle,
     ReplicatedCFL,
+    RoundLog,
+    State,
+    log_of,
+    move_clusters,
+    train_clusters,
+    train_root,
 )
-from fedclade.data import Federation, Pool, load_federation, one_client, pool_from_torch
-from fedclade.ensemble import PathEnsemble, evaluate_paths, path_weights
-from fedclade.errors import (
+from fedclade.channel import DifferentialPrivacy, Faults, Signature
+from fedclade.clustering import Assignment, k_means
+from fedclade.core import (
     CheckpointError,
+    Clients,
     ConfigError,
     DataError,
     EngineError,
+    Evaluation,
+    Event,
     FedcladeError,
+    LocalSpec,
     MissingExtraError,
     ModelError,
+    Node,
+    ParameterTree,
     PrivacyError,
+    Round,
     RunError,
     RunInterrupted,
     TreeError,
     UpdateError,
+    Updates,
 )
-from fedclade.faults import Faults
-from fedclade.local import LocalSpec
-from fedclade.newcomers import Newcomers, assign
-from fedclade.privacy import DifferentialPrivacy
-from fedclade.record import version_of
-from fedclade.signature import Signature
-from fedclade.simulation import simulate
-from fedclade.store import Run, export_model
-from fedclade.tree import Node, ParameterTree
+from fedclade.data import Federation, Pool, load_federation, one_client, pool_from_torch
+from fedclade.runs import (
+    Newcomers,
+    PathEnsemble,
+    Run,
+    assign,
+    evaluate_paths,
+    export_model,
+    path_weights,
+    simulate,
+    version_of,
+)
 
 __version__ = version_of("fedclade")
 
@@ -64,12 +81,16 @@ __all__ = [
     "IFCA",
     "PACFL",
     "Algorithm",
+    "Assignment",
     "CheckpointError",
+    "Clients",
     "ConfigError",
     "DataError",
     "DifferentialPrivacy",
     "Ditto",
     "EngineError",
+    "Evaluation",
+    "Event",
     "Faults",
     "FeSEM",
     "FedAvg",
@@ -89,19 +110,28 @@ __all__ = [
     "Pool",
     "PrivacyError",
     "ReplicatedCFL",
+    "Round",
+    "RoundLog",
     "Run",
     "RunError",
     "RunInterrupted",
     "Signature",
+    "State",
     "TreeError",
     "UpdateError",
+    "Updates",
     "__version__",
     "assign",
     "evaluate_paths",
     "export_model",
+    "k_means",
     "load_federation",
+    "log_of",
+    "move_clusters",
     "one_client",
     "path_weights",
     "pool_from_torch",
     "simulate",
+    "train_clusters",
+    "train_root",
 ]

@@ -10,7 +10,7 @@ import torch
 
 from fedclade import CFL, FLHC, IFCA, Ditto, FedAvg, FedGroup, FeSEM, FineTune, LocalSpec
 from fedclade.algorithms import Algorithm, RoundLog, State
-from fedclade.clients import Round
+from fedclade.core.queries import Round
 from tests.tiny import ScriptedClients
 
 WARD = {"metric": "l2", "linkage": "ward", "n_clusters": 2}

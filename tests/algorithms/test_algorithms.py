@@ -9,8 +9,8 @@ import torch
 from fedclade import CFL, FLHC, ConfigError, FedAvg, FedGroup, Local, LocalSpec, Oracle
 from fedclade.algorithms import ALGORITHMS, IFCA, PACFL, Ditto, FeSEM, FineTune, ReplicatedCFL, State, build_algorithm
 from fedclade.algorithms.base import membership_events, sample
-from fedclade.clients import Round
-from fedclade.tree import ParameterTree
+from fedclade.core.queries import Round
+from fedclade.core.tree import ParameterTree
 from tests.tiny import ScriptedClients, play
 
 

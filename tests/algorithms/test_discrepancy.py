@@ -7,7 +7,7 @@ import torch
 
 from fedclade import CFL, FLHC, LocalSpec, Signature, simulate
 from fedclade.algorithms import Algorithm, FeSEM, Local
-from fedclade.clients import Round
+from fedclade.core.queries import Round
 from tests.tiny import ScriptedClients, federation_of, linear, play, simulated
 
 SPEC = LocalSpec(epochs=2, batch_size=10, lr=0.2)

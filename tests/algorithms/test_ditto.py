@@ -9,11 +9,10 @@ import pytest
 import torch
 
 from fedclade import ConfigError, Ditto, FedAvg, Local, LocalSpec
-from fedclade.clients import Round
-from fedclade.meter import MeteredClients
+from fedclade.core.queries import Round
 from tests.reference.ditto import ditto
 from tests.reference.fedavg import as_numpy
-from tests.tiny import ScriptedClients, federation_of, perceptron, play, simulated
+from tests.tiny import Metered, ScriptedClients, federation_of, perceptron, play, simulated
 
 SPEC = LocalSpec(epochs=2, batch_size=10, lr=0.2, lr_decay=0.9)
 SIZES = [20, 26, 31, 5]
@@ -103,7 +102,7 @@ def test_who_has_not_trained_yet_is_served_with_the_global_model():
 
 
 def test_nothing_travels_for_personal_models():
-    meters = [MeteredClients(ScriptedClients({0: [1.0, 2.0], 1: [1.0, 2.0]})) for _ in range(2)]
+    meters = [Metered(ScriptedClients({0: [1.0, 2.0], 1: [1.0, 2.0]})) for _ in range(2)]
     for metered, algorithm in zip(meters, (Ditto(), FedAvg()), strict=True):
         play(algorithm, metered, torch.zeros(2), 2)
     ours, fedavg = ({k: v for k, v in metered.meter.readings().items() if "bytes" in k} for metered in meters)

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from fedclade import ConfigError, FeSEM, LocalSpec
-from fedclade.clients import Round
-from fedclade.updates import Updates
+from fedclade.core.queries import Round
+from fedclade.core.updates import Updates
 from tests.reference.fedavg import as_numpy
 from tests.reference.fesem import federated_sem
 from tests.tiny import ScriptedClients, federation_of, linear, play, simulated

@@ -7,11 +7,10 @@ import pytest
 import torch
 
 from fedclade import ConfigError, FedAvg, FineTune, LocalSpec, simulate
-from fedclade.clients import Round
-from fedclade.meter import MeteredClients
+from fedclade.core.queries import Round
 from tests.reference.fedavg import as_numpy
 from tests.reference.finetune import finetune
-from tests.tiny import ScriptedClients, SpyClients, federation_of, perceptron, play, simulated
+from tests.tiny import Metered, ScriptedClients, SpyClients, federation_of, perceptron, play, simulated
 
 SPEC = LocalSpec(epochs=2, batch_size=10, lr=0.2, lr_decay=0.9)
 SIZES = [20, 26, 31, 5]
@@ -81,7 +80,7 @@ def test_the_rounds_of_simulate_that_are_evaluated_are_those_with_copies():
 
 
 def test_nothing_travels_for_the_copies():
-    metered = MeteredClients(ScriptedClients({0: [1.0, 2.0], 1: [1.0, 2.0]}))
+    metered = Metered(ScriptedClients({0: [1.0, 2.0], 1: [1.0, 2.0]}))
     play(FineTune(), metered, torch.zeros(2), 2)
     assert (metered.meter.readings()["bytes_up"], metered.meter.readings()["bytes_down"]) == (2 * 2 * 2 * 4,) * 2
 

@@ -10,12 +10,11 @@ import pytest
 import torch
 
 from fedclade import IFCA, ConfigError, LocalSpec, simulate
-from fedclade.clients import Evaluation, Round
-from fedclade.meter import MeteredClients
-from fedclade.routing import to_lowest_loss
+from fedclade.clustering.routing import to_lowest_loss
+from fedclade.core.queries import Evaluation, Round
 from tests.reference.fedavg import as_numpy
 from tests.reference.ifca import iterative_federated_clustering, risk
-from tests.tiny import ScriptedClients, federation_of, linear, play, simulated
+from tests.tiny import Metered, ScriptedClients, federation_of, linear, play, simulated
 
 SPEC = LocalSpec(epochs=2, batch_size=10, lr=0.2)
 TRUTH = [0, 1, 2, 0, 1, 2, 0, 1]
@@ -158,7 +157,7 @@ def test_during_restarts_the_state_shows_the_set_with_the_lowest_loss():
 
 
 def test_traffic_is_k_models_down_and_one_up_for_each_set_and_client():
-    metered = MeteredClients(choosers())
+    metered = Metered(choosers())
     algorithm = IFCA(clusters=3, restarts=2, restart_rounds=1)
     state = algorithm.init(torch.tensor([[0.0], [10.0], [50.0], [1.0], [2.0], [3.0]]), metered)
     state, _ = algorithm.step(state, [0, 2], metered, Round(1, SPEC))

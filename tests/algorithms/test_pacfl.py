@@ -12,14 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedclade import PACFL, ConfigError, LocalSpec, Oracle, load_federation, simulate
-from fedclade.angles import angles
-from fedclade.clients import ClientsWrapper
+from fedclade.clustering.subspace_angles import angles
 from fedclade.data.federation import ClientData, Federation, Pool
-from fedclade.meter import MeteredClients
 from fedclade.report import facts
 from fedclade.report.dendrogram import dendrogram_figure
 from tests.reference.pacfl import angle_of_same_place, hierarchical_clustering, principal_vectors, smallest_angle
-from tests.tiny import play, simulated
+from tests.tiny import Around, Metered, play, simulated
 
 SPEC = LocalSpec(epochs=1, batch_size=10, lr=0.1)
 D, LABELS, P = 12, 4, 2
@@ -200,7 +198,7 @@ def test_clients_with_few_examples_of_a_label_are_compared_by_what_they_have():
 
 def test_the_meter_counts_the_vectors():
     world = federation("labels")
-    metered = MeteredClients(simulated(world, torch.nn.Linear(D, LABELS))[0])
+    metered = Metered(simulated(world, torch.nn.Linear(D, LABELS))[0])
     metered.subspaces(world.ids, P, per_label=True)
     assert metered.meter.readings()["bytes_up"] == 8 * LABELS * D * P * 4
     assert metered.meter.readings()["bytes_down"] == 0
@@ -233,7 +231,7 @@ def test_an_option_out_of_range_is_refused(option, value, rule):
         PACFL(**{option: value})
 
 
-class Shy(ClientsWrapper):
+class Shy(Around):
     """Clients of whom some do not send their vectors the first so many times that they are asked."""
 
     def __init__(self, clients, times: dict[int, int]) -> None:

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from fedclade import ConfigError, FedAvg, LocalSpec, ReplicatedCFL, simulate
-from fedclade.clients import Round
-from fedclade.updates import Updates
+from fedclade.core.queries import Round
+from fedclade.core.updates import Updates
 from tests.tiny import ScriptedClients, federation_of, linear, perceptron, play, renamed, replicating, simulated
 
 SPEC = LocalSpec(epochs=2, batch_size=8, lr=0.3)

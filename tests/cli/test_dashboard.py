@@ -10,9 +10,9 @@ import pytest
 
 from fedclade.cli import dashboard as dashboard_module
 from fedclade.cli.dashboard import HOST, Dashboard
-from fedclade.config import check_config
-from fedclade.errors import RunError
-from fedclade.store import Run
+from fedclade.config.settings import check_config
+from fedclade.core.errors import RunError
+from fedclade.runs.store import Run
 
 DIGITS = {
     "rounds": 3,

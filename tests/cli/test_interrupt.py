@@ -51,6 +51,7 @@ def test_a_terminal_that_is_closed_asks_and_what_is_printed_to_it_then_does_no_h
     process, terminal = pty.fork()
     if process == 0:
         code = 1
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which nohup ignores, for the tests too
         try:
             with interruptible(then) as stop:
                 os.write(1, b"begun")

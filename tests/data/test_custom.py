@@ -8,8 +8,8 @@ import torch
 from torch.utils.data import IterableDataset, TensorDataset
 
 from fedclade import LocalSpec, simulate
+from fedclade.core.errors import DataError
 from fedclade.data import load_federation, one_client, pool_from_torch
-from fedclade.errors import DataError
 
 
 class Pairs(torch.utils.data.Dataset[Any]):

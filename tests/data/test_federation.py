@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from fedclade.core.errors import DataError
 from fedclade.data import ClientData, Federation, Pool
-from fedclade.errors import DataError
 
 POOL = Pool(
     name="six",

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedclade.core.errors import ConfigError, DataError
 from fedclade.data import Federation, load_federation
-from fedclade.errors import ConfigError, DataError
 
 
 def loaded(**settings: Any) -> tuple[Federation, Federation]:

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedclade.core.errors import ConfigError, DataError
 from fedclade.data import load_federation, load_pool
-from fedclade.errors import ConfigError, DataError
 
 Write = Callable[..., Path]
 Png = Callable[..., dict[str, Any]]

@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedclade.core.errors import ConfigError, DataError
 from fedclade.data import ClientData, Federation, Pool, load_federation, load_pool
 from fedclade.data.holdout import _proportional  # pyright: ignore[reportPrivateUsage]
-from fedclade.errors import ConfigError, DataError
 
 MakePool = Callable[..., Pool]
 DIGITS = load_pool("digits")

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.reference.power_law import examples_of_each
 
-from fedclade import rng
+from fedclade.core import rng
+from fedclade.core.errors import ConfigError, DataError, MissingExtraError
 from fedclade.data import PARTITIONS, Parts, Pool, load_pool, partition_pool
-from fedclade.errors import ConfigError, DataError, MissingExtraError
 
 DIGITS = load_pool("digits")  # 1,437 training examples
 OWNED = load_pool("synthetic", clients=6, max_samples=60)

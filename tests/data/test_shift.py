@@ -9,9 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedclade.core.errors import ConfigError, DataError
 from fedclade.data import SHIFTS, Pool, load_pool, shift_views
 from fedclade.data.federation import ClientData
-from fedclade.errors import ConfigError, DataError
 
 DIGITS = load_pool("digits")
 

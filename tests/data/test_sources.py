@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedclade.core.errors import ConfigError, DataError
 from fedclade.data import SOURCES, load_pool
-from fedclade.errors import ConfigError, DataError
 
 
 def test_every_source_has_a_one_line_description() -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import datasets
 import pytest
 
+from fedclade.core.errors import DataError, MissingExtraError
 from fedclade.data.tables import FolderTables, HubTables, open_tables, to_labels, to_texts
-from fedclade.errors import DataError, MissingExtraError
 
 Write = Callable[..., Path]
 

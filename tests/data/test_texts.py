@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from fedclade.core.errors import ConfigError, DataError
 from fedclade.data import load_pool
 from fedclade.data.federation import IGNORED
 from fedclade.data.tables import HubTables
 from fedclade.data.words import PAD, UNKNOWN
-from fedclade.errors import ConfigError, DataError
 
 Write = Callable[..., Path]
 

@@ -20,9 +20,9 @@ from safetensors.torch import load_file
 from fedclade import FedGroup, Run, UpdateError
 from fedclade.algorithms import ALGORITHMS
 from fedclade.cli import main
-from fedclade.config import Config, check_config
-from fedclade.config_files import find_configs
-from fedclade.scenario import read_scenario
+from fedclade.config.scenario import read_scenario
+from fedclade.config.settings import Config, check_config
+from fedclade.config.toml_files import find_configs
 
 
 class Outcome(NamedTuple):

@@ -27,8 +27,8 @@ from processes import DeploymentError, Process
 from safetensors.torch import load_file
 
 from fedclade import Run
+from fedclade.core.updates import DROPPED_OUT, TOO_LATE
 from fedclade.flower.from_config import RunConfig
-from fedclade.updates import DROPPED_OUT, TOO_LATE
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower"
 SPLITS_IN_1 = {"rounds": 2, "evaluate_every": 2, "algorithm.eps1": 10.0}

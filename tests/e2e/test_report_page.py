@@ -9,10 +9,10 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 from tests.browser import Watched, chromium, find_chromium, visit
 
-from fedclade.config import Config, read_config
-from fedclade.config_files import find_config
-from fedclade.report.page import Subject, comparison_page, run_page, write_page
-from fedclade.store import Run
+from fedclade.config.settings import Config, read_config
+from fedclade.config.toml_files import find_config
+from fedclade.report.page import RunView, comparison_page, run_page, write_page
+from fedclade.runs.store import Run
 
 PAGES = ("cfl", "fl_hc", "three")
 
@@ -40,9 +40,9 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for name in ("fedavg", "cfl", "fl_hc"):
         config = demo_config(name)
         runs[name] = config.run(config.federation())
-    cfl = Subject(runs["cfl"], runs["fedavg"], "fedavg")
-    three = comparison_page([Subject(run) for run in runs.values()], folder)
-    made = {"cfl": run_page(cfl), "fl_hc": run_page(Subject(runs["fl_hc"])), "three": three}
+    cfl = RunView(runs["cfl"], runs["fedavg"], "fedavg")
+    three = comparison_page([RunView(run) for run in runs.values()], folder)
+    made = {"cfl": run_page(cfl), "fl_hc": run_page(RunView(runs["fl_hc"])), "three": three}
     return {name: write_page(page, folder / f"{name}.html") for name, page in made.items()}
 
 

@@ -12,12 +12,12 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from tests.reproduce.examples import TINY
+from tests.papers.examples import TINY
 
 from fedclade.cli import main, reproduce
-from fedclade.errors import ConfigError
-from fedclade.reproduce import EXPERIMENTS, Bench, Outcome, Settings
-from fedclade.reproduce.result import Result
+from fedclade.core.errors import ConfigError
+from fedclade.papers import EXPERIMENTS, Outcome, ResultCache, Settings
+from fedclade.papers.result import Result
 
 Call = Callable[..., tuple[int, str, str]]
 
@@ -80,7 +80,7 @@ def test_the_same_command_goes_on_and_does_not_measure_again(call: Call):
 def test_an_interrupted_command_goes_on_where_it_stopped(call: Call, monkeypatch: pytest.MonkeyPatch):
     made: list[int] = []
 
-    def interrupted(bench: Bench, settings: Settings) -> Outcome:
+    def interrupted(bench: ResultCache, settings: Settings) -> Outcome:
         def one(seed: int) -> dict[str, float]:
             made.append(seed)
             if len(made) == 1:

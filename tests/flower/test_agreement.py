@@ -26,9 +26,9 @@ from fedclade.algorithms import (
     ReplicatedCFL,
     build_algorithm,
 )
-from fedclade.flower.respondent import secret_model, seed_of
-from fedclade.params import Layout
-from fedclade.signature import Permutation
+from fedclade.channel.signature import Permutation
+from fedclade.core.params import Layout
+from fedclade.flower.client_handler import secret_model, seed_of
 from tests.tiny import FEATURES, LABELS, federation_of, perceptron
 
 from .worlds import ALL_ALLOWED, LOCAL, federated, grid_of

@@ -12,16 +12,16 @@ import pytest
 from flwr.app import Context, Message, RecordDict
 
 from fedclade.algorithms import CFL, IFCA, FedAvg
-from fedclade.encoding import ENCODINGS
-from fedclade.errors import ConfigError, UpdateError
+from fedclade.channel.encoding import ENCODINGS
+from fedclade.channel.ledger import Budget, Ledger
+from fedclade.channel.privacy import DifferentialPrivacy
+from fedclade.core.errors import ConfigError, UpdateError
 from fedclade.flower import LocalGrid, LocalNode, client_app, server_app
 from fedclade.flower.client_app import KEPT, app_for, own_of, partition_of
 from fedclade.flower.policy import Policy
 from fedclade.flower.server_app import show
 from fedclade.flower.wire import Content
-from fedclade.ledger import Budget, Ledger
-from fedclade.privacy import DifferentialPrivacy
-from fedclade.store import Run
+from fedclade.runs.store import Run
 from tests.flower.worlds import (
     CFL_OF_TWO,
     FOUR,

@@ -15,9 +15,9 @@ import torch
 
 from fedclade import Run
 from fedclade.algorithms import FLHC, IFCA, PACFL, Algorithm, Ditto, FedAvg, FedGroup, FeSEM, ReplicatedCFL
-from fedclade.errors import ConfigError, RunError, UpdateError
+from fedclade.core.errors import ConfigError, RunError, UpdateError
 from fedclade.flower import LocalGrid, LocalNode
-from fedclade.flower.members import CLIENTS
+from fedclade.flower.node_registry import CLIENTS
 from tests.flower.worlds import (
     ALL_ALLOWED,
     CFL_OF_TWO,

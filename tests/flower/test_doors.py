@@ -13,12 +13,12 @@ from flwr.app import Array, ArrayRecord, RecordDict
 
 from fedclade import Signature
 from fedclade.algorithms import CFL, FedAvg, ReplicatedCFL
-from fedclade.errors import ConfigError
+from fedclade.core.errors import ConfigError
+from fedclade.core.params import Layout
+from fedclade.core.updates import Updates
 from fedclade.flower import LocalGrid, Network
 from fedclade.flower.doors import Doors, Start
 from fedclade.flower.wire import RAW
-from fedclade.params import Layout
-from fedclade.updates import Updates
 from tests.flower.test_connected import same
 from tests.flower.worlds import federated, grid_of, network_of, node_of, reasons, spoil, worded
 from tests.tiny import federation_of, perceptron

@@ -14,11 +14,11 @@ import torch
 from flwr.app import Message, RecordDict
 from flwr.app.error import Error
 
+from fedclade.channel.traffic import Meter
+from fedclade.core.updates import DROPPED_OUT, TOO_LATE
 from fedclade.flower import LocalGrid, LocalNode, wire
 from fedclade.flower.exchange import FIRST_PAUSE, LONGEST_PAUSE, TOLD_EVERY, UNREACHED, Exchange
 from fedclade.flower.wire import Content
-from fedclade.meter import Meter
-from fedclade.updates import DROPPED_OUT, TOO_LATE
 from tests.flower.worlds import Clock, answered
 
 

@@ -11,10 +11,10 @@ from torch import nn
 
 from fedclade import LocalSpec
 from fedclade.algorithms import build_algorithm
-from fedclade.errors import ConfigError, ModelError, UpdateError
+from fedclade.core.errors import ConfigError, ModelError, UpdateError
+from fedclade.core.registry import DataSpec
 from fedclade.flower import LocalGrid, Network, federate
 from fedclade.flower.federate import ModelFor
-from fedclade.roster import Schema
 from tests.flower.worlds import FOUR, federated, grid_of
 from tests.tiny import federation_of, linear, perceptron
 
@@ -22,7 +22,7 @@ from tests.tiny import federation_of, linear, perceptron
 def test_a_model_may_depend_on_what_the_examples_look_like():
     grid = grid_of(federation_of(FOUR), linear)
 
-    def make(schema: Schema, seed: int) -> nn.Module:
+    def make(schema: DataSpec, seed: int) -> nn.Module:
         assert (schema.input_shape, schema.outputs) == ((6,), 4)
         return linear(seed)
 

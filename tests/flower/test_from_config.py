@@ -12,12 +12,12 @@ import pytest
 from flwr.app import Context, RecordDict
 
 from fedclade.cli import main
-from fedclade.errors import ConfigError
+from fedclade.core.errors import ConfigError
 from fedclade.flower import LocalGrid, LocalNode, Network, client_app_from_config, server_app_from_config
 from fedclade.flower.from_config import Apps, RunConfig
 from fedclade.flower.wire import Content
-from fedclade.store import Run
-from fedclade.store.run import without_none
+from fedclade.runs.store import Run
+from fedclade.runs.store.run import without_none
 from tests.flower.worlds import hello_to
 
 RUN_CONFIG: dict[str, bool | float | int | str] = {

@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 
 from fedclade import Signature
 from fedclade.algorithms import IFCA, PACFL, Ditto, FedAvg
-from fedclade.encoding import ENCODINGS, encoded_bytes
-from fedclade.errors import UpdateError
+from fedclade.channel.encoding import ENCODINGS, encoded_bytes
+from fedclade.core.errors import UpdateError
+from fedclade.core.params import Layout
+from fedclade.core.updates import LARGEST_NORM
 from fedclade.flower import wire
 from fedclade.flower.wire import RAW, Content
-from fedclade.params import Layout
-from fedclade.updates import LARGEST_NORM
 from tests.flower.worlds import (
     ALL_ALLOWED,
     CFL_OF_TWO,

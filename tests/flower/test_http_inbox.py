@@ -32,13 +32,13 @@ from flwr.supercore.run import Run
 from flwr.superlink.grid import HttpGrid
 from google.protobuf.message import DecodeError
 
+from fedclade.channel.traffic import Meter
+from fedclade.core.updates import TOO_LATE
 from fedclade.flower import LocalGrid, wire
 from fedclade.flower.exchange import Exchange
 from fedclade.flower.http_inbox import HttpInbox
 from fedclade.flower.inbox import Inbox, inbox_of
 from fedclade.flower.wire import Content
-from fedclade.meter import Meter
-from fedclade.updates import TOO_LATE
 from tests.flower.worlds import Clock, answered
 
 LENGTH = 1000

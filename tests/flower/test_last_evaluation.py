@@ -19,7 +19,7 @@ from fedclade.flower.exchange import GONE
 from fedclade.flower.server_app import show
 from fedclade.flower.signing import key_of
 from fedclade.flower.wire import Content
-from fedclade.store import Run
+from fedclade.runs.store import Run
 from tests.flower.worlds import CFL_OF_TWO, FOUR, answered, federated, grid_of, node_of, worded
 from tests.tiny import federation_of
 

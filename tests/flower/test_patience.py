@@ -10,11 +10,11 @@ import torch
 from flwr.app import Message
 
 from fedclade.algorithms import FedAvg
-from fedclade.errors import UpdateError
-from fedclade.flower import LocalGrid, members
+from fedclade.core.errors import UpdateError
+from fedclade.core.updates import DROPPED_OUT, NOT_ASKED, TOO_LATE, Updates
+from fedclade.flower import LocalGrid, node_registry
 from fedclade.flower.patience import LONGEST, Patience
 from fedclade.flower.wire import Content
-from fedclade.updates import DROPPED_OUT, NOT_ASKED, TOO_LATE, Updates
 from tests.flower.test_connected import told
 from tests.flower.worlds import FOUR, federated, grid_of, network_of, node_of, reasons
 from tests.tiny import federation_of
@@ -95,7 +95,7 @@ def test_one_that_is_back_before_the_next_question_is_asked_it():
 
 def test_one_that_comes_back_as_another_node_misses_no_more_than_the_question(monkeypatch: pytest.MonkeyPatch):
     """Without keys it has to introduce itself again, which it does while the others still answer."""
-    monkeypatch.setattr(members, "LOOK_MEANWHILE", 0.0)
+    monkeypatch.setattr(node_registry, "LOOK_MEANWHILE", 0.0)
     grid = grid_of(federation_of(FOUR))
     slow, waiting = grid.nodes[node_of(0)], list[int]()
     pull = grid.pull_messages

@@ -15,15 +15,15 @@ from flwr.app import Context, Message, RecordDict
 
 from fedclade import LocalSpec
 from fedclade.algorithms import ALGORITHMS, CFL, IFCA, PACFL, FedAvg, build_algorithm
-from fedclade.errors import ConfigError, PolicyError, UpdateError
+from fedclade.channel.ledger import Budget
+from fedclade.channel.privacy import DifferentialPrivacy
+from fedclade.core.errors import ConfigError, PolicyError, UpdateError
 from fedclade.flower import LocalGrid, LocalNode, wire
 from fedclade.flower.client_app import own_of
 from fedclade.flower.policy import EXAMPLES_A_PARTING, FORBIDS, Policy, Spent
 from fedclade.flower.signing import question
 from fedclade.flower.wire import Content
-from fedclade.ledger import Budget
-from fedclade.privacy import DifferentialPrivacy
-from tests.flower.test_respondent import MODEL, SECRET, ask
+from tests.flower.test_client_handler import MODEL, SECRET, ask
 from tests.flower.worlds import CFL_OF_TWO, FOUR, LOCAL, app_of, federated, grid_of, node_of, reasons, respondent_of
 from tests.tiny import federation_of
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fedclade.errors import ConfigError, MissingExtraError
+from fedclade.core.errors import ConfigError, MissingExtraError
 from fedclade.flower import requirement
 from fedclade.flower.requirement import check_flower
 

@@ -8,10 +8,10 @@ import pytest
 from flwr.app import Context, RecordDict
 
 from fedclade.algorithms import CFL
+from fedclade.core.tree import ParameterTree
 from fedclade.flower import server_app
 from fedclade.flower.server_app import tell
-from fedclade.store import Run
-from fedclade.tree import ParameterTree
+from fedclade.runs.store import Run
 from tests.flower.worlds import FOUR, LOCAL, grid_of, network_of
 from tests.tiny import federation_of, linear, perceptron
 

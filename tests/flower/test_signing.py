@@ -12,7 +12,7 @@ import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from fedclade.algorithms import FedAvg
-from fedclade.errors import ConfigError, UpdateError
+from fedclade.core.errors import ConfigError, UpdateError
 from fedclade.flower import LocalGrid, LocalNode, Network, wire
 from fedclade.flower.signing import KEY_FILE, Asked, Key, key_of, question, read_keys, signed, verified
 from fedclade.flower.wire import Content

@@ -15,13 +15,13 @@ from flwr.common.serde import message_to_proto
 from torch import Tensor, nn
 
 import fedclade
-from fedclade.errors import UpdateError
+from fedclade.channel.signature import Permutation
+from fedclade.core.errors import UpdateError
+from fedclade.core.local import LocalSpec
+from fedclade.core.params import Layout
 from fedclade.flower import LocalGrid, wire
-from fedclade.flower.respondent import secret_model, seed_of
+from fedclade.flower.client_handler import secret_model, seed_of
 from fedclade.flower.wire import Content, Words
-from fedclade.local import LocalSpec
-from fedclade.params import Layout
-from fedclade.signature import Permutation
 from tests.flower.worlds import CFL_OF_TWO, FOUR, federated, grid_of, hello_to
 from tests.tiny import FEATURES, LABELS, federation_of
 

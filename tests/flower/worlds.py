@@ -13,13 +13,13 @@ from flwr.clientapp import ClientApp
 
 from fedclade import LocalSpec
 from fedclade.algorithms import CFL
+from fedclade.core.errors import UpdateError
 from fedclade.data.federation import Federation
-from fedclade.errors import UpdateError
 from fedclade.flower import LocalGrid, LocalNode, Network, client_app, federate, wire
-from fedclade.flower.respondent import Respondent
+from fedclade.flower.client_handler import ClientHandler
 from fedclade.flower.signing import Key, key_of, question, signed
 from fedclade.flower.wire import Content
-from fedclade.store import Run
+from fedclade.runs.store import Run
 from tests.tiny import federation_of, perceptron
 
 FIRST_NODE = 100
@@ -140,9 +140,9 @@ def reasons(run: Run) -> dict[int, str]:
     return found
 
 
-def respondent_of(client: int = 0, federation: Federation | None = None, **settings: Any) -> Respondent:
+def respondent_of(client: int = 0, federation: Federation | None = None, **settings: Any) -> ClientHandler:
     """Return one client, to be asked without a grid."""
-    return Respondent((federation or federation_of(FOUR)).alone(client), perceptron, number=client, **settings)
+    return ClientHandler((federation or federation_of(FOUR)).alone(client), perceptron, number=client, **settings)
 
 
 @dataclass

@@ -26,10 +26,9 @@ from fedclade import (
     ReplicatedCFL,
 )
 from fedclade.algorithms import State
-from fedclade.attendance import AttendedClients
-from fedclade.clients import ClientsWrapper, Round
-from fedclade.updates import DROPPED_OUT, Updates
-from tests.tiny import federation_of, linear, replicating
+from fedclade.core.queries import Round
+from fedclade.core.updates import DROPPED_OUT, Updates
+from tests.tiny import Around, Attended, federation_of, linear, replicating
 
 TRUTH = [0, 1, 2, 3] * 3
 N, ROUNDS = len(TRUTH), 6
@@ -54,7 +53,7 @@ ALGORITHMS = [
 ]
 
 
-class Flaky(ClientsWrapper):
+class Flaky(Around):
     """Clients of whom in each query another subset answers: each client with a probability of its own."""
 
     def __init__(self, clients, present: list[float], seed: int) -> None:
@@ -62,16 +61,16 @@ class Flaky(ClientsWrapper):
         self.present, self.draw = np.array(present), np.random.default_rng(seed)
 
     def train(self, ids, models, assignment, this_round, anchors=None):
-        return self.some(self._clients.train, ids, models, assignment, this_round, anchors)
+        return self.some(self.clients.train, ids, models, assignment, this_round, anchors)
 
     def gradients(self, ids, models, assignment, this_round):
-        return self.some(lambda i, m, a, r, _: self._clients.gradients(i, m, a, r), ids, models, assignment, this_round)
+        return self.some(lambda i, m, a, r, _: self.clients.gradients(i, m, a, r), ids, models, assignment, this_round)
 
     def evaluate(self, ids, models, assignment, split):
-        return self._clients.evaluate(ids, models, assignment, split)
+        return self.clients.evaluate(ids, models, assignment, split)
 
     def subspaces(self, ids, n_vectors, per_label):
-        vectors = self._clients.subspaces(ids, n_vectors, per_label)
+        vectors = self.clients.subspaces(ids, n_vectors, per_label)
         return vectors * torch.from_numpy(self.draw.random(len(ids)) < self.present[list(ids)])[:, None, None, None]
 
     def some(self, ask, ids, models, assignment, this_round, anchors=None) -> Updates:
@@ -117,7 +116,7 @@ def check(state: State) -> None:
 def test_whoever_answers_no_client_is_lost_and_no_model(algorithm, present, seed, fraction, min_clients, attended):
     clients, params = replicating(federation_of(TRUTH, seed=1), linear(1))
     flaky = Flaky(clients, present, seed)
-    world = AttendedClients(flaky) if attended else flaky
+    world = Attended(flaky) if attended else flaky
     if algorithm.initial_models > 1:
         params = torch.stack([params + 0.1 * i for i in range(algorithm.initial_models)])
     state = algorithm.init(params, world)

@@ -9,8 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedclade.clustering import Bipartition, optimal_bipartition
-from fedclade.errors import UpdateError
+from fedclade.clustering.bipartition import (
+    Bipartition,
+    optimal_bipartition,
+)
+from fedclade.core.errors import UpdateError
 from tests.reference import bipartition as reference
 
 

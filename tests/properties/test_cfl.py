@@ -14,11 +14,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedclade import CFL, FedAvg, LocalSpec, simulate
-from fedclade.clients import Round
-from fedclade.geometry import Geometry
-from fedclade.keeper import Keeper
-from fedclade.separation import gamma_bound
-from fedclade.signature import Permutation, PermutedClients
+from fedclade.channel.middleware import Channel
+from fedclade.channel.signature import Permutation, Permuting
+from fedclade.clustering.criteria import SplitCriteria
+from fedclade.clustering.separation import gamma_bound
+from fedclade.core.queries import Round
+from fedclade.runs.checkpointer import Checkpointer
 from tests.reference.bipartition import alpha_cross_max, bipartition
 from tests.reference.cfl import clustered_federated_learning
 from tests.reference.fedavg import as_numpy, federated_learning
@@ -147,7 +148,7 @@ def test_a_run_that_was_killed_at_its_end_ends_there(tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Keeper, "finish", killed)
+        patch.setattr(Checkpointer, "finish", killed)
         with pytest.raises(KeyboardInterrupt):
             simulate(algorithm, linear(1), world(1), **settings)
     run = simulate(algorithm, linear(1), world(1), **settings)
@@ -310,7 +311,7 @@ def test_every_client_undoes_the_permutation_before_it_works():
     clients, params = simulated(world(), linear())
     inside = SpyClients(clients)
     permutation = Permutation(5, len(params), clients.layout.n_parameters)
-    outside = PermutedClients(inside, permutation)
+    outside = Channel(inside, Permuting(permutation))
     received = permutation.apply(params)
     outside.train([0, 1], received[None], [0, 0], Round(1, SPEC))
     outside.gradients([1], received[None], [0], Round(1, SPEC))
@@ -395,7 +396,7 @@ def test_similarity_of_gradients_is_eq_50():
     geometry = played.logs[1].geometry[0]
     np.testing.assert_allclose(geometry.similarity, unit @ unit.T, atol=1e-5)
     assert clusters(played.states[2].tree) == set(bipartition(unit @ unit.T))
-    assert not np.allclose(geometry.similarity, Geometry.of(played.clients.asked("train", 2)[0].answer).similarity)
+    assert not np.allclose(geometry.similarity, SplitCriteria.of(played.clients.asked("train", 2)[0].answer).similarity)
 
 
 def test_gradients_are_asked_for_only_when_a_split_is_near():

@@ -12,8 +12,8 @@ from torch import nn
 
 from fedclade import ConfigError, FedAvg, FedGroup, LocalSpec, simulate
 from fedclade.algorithms import State, build_algorithm, fedgroup
-from fedclade.clients import Round
-from fedclade.store.tree_files import read_tree, write_tree
+from fedclade.core.queries import Round
+from fedclade.runs.store.tree_files import read_tree, write_tree
 from tests.reference.fedavg import as_numpy
 from tests.reference.fedgroup import cosine, fed_group, tightest, zeta
 from tests.tiny import FEATURES, LABELS, ScriptedClients, federation_of, linear, perceptron, play, renamed, simulated

@@ -10,9 +10,9 @@ from torch import nn
 
 from fedclade import CFL, LocalSpec, RunInterrupted, Signature, simulate
 from fedclade.algorithms import ALGORITHMS, build_algorithm
-from fedclade.faults import Faults
-from fedclade.privacy import DifferentialPrivacy
-from fedclade.store import Run
+from fedclade.channel.faults import Faults
+from fedclade.channel.privacy import DifferentialPrivacy
+from fedclade.runs.store import Run
 from tests.tiny import FEATURES, LABELS, federation_of, perceptron
 
 ROUNDS = 4

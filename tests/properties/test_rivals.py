@@ -13,13 +13,12 @@ from torch import Tensor, nn
 
 from fedclade import ConfigError, LocalSpec, Run, simulate
 from fedclade.algorithms import IFCA, PACFL, Algorithm, Ditto, FeSEM, FineTune, State
-from fedclade.clients import Round
-from fedclade.engine import SimulatedClients
-from fedclade.params import Layout
-from fedclade.signature import Signature
-from fedclade.streaming import StreamedClients
-from fedclade.tree import ParameterTree
-from tests.tiny import FEATURES, LABELS, federation_of, linear, play, renamed, simulated
+from fedclade.channel.signature import Signature
+from fedclade.core.params import Layout
+from fedclade.core.queries import Round
+from fedclade.core.tree import ParameterTree
+from fedclade.training import SimulatedClients
+from tests.tiny import FEATURES, LABELS, federation_of, linear, play, renamed, simulated, streamed
 
 SPEC = LocalSpec(epochs=2, batch_size=10, lr=0.2)
 TRUTH = [0, 1, 2, 0, 1, 2, 0, 1]
@@ -159,7 +158,7 @@ def test_permuted_vectors_give_the_same_clusters_and_models(algorithm: Algorithm
 def test_a_run_that_streams_is_the_run_that_does_not_but_for_rounding(name: str):
     clients, _ = simulated(world(), linear())
     start = started(RIVALS[name], clients)
-    plain, stream = (play(RIVALS[name], each, start, 4, spec=SPEC) for each in (clients, StreamedClients(clients, 3)))
+    plain, stream = (play(RIVALS[name], each, start, 4, spec=SPEC) for each in (clients, streamed(clients, 3)))
     for ours, theirs in zip(plain.states, stream.states, strict=True):
         for a, b in zip(ours.tree.nodes, theirs.tree.nodes, strict=True):
             assert b.members == a.members

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from fedclade import CFL, FLHC, IFCA, FedGroup, LocalSpec, Signature, simulate
 from fedclade.algorithms import State
-from fedclade.clients import Round
+from fedclade.core.queries import Round
 from fedclade.data.federation import Federation
-from fedclade.world import World
+from fedclade.runs.backend import Backend
 from tests.reference.newcomers import assign_new_client
 from tests.tiny import federation_of, linear, renamed
 
@@ -45,7 +45,7 @@ def parted(seed=0) -> tuple[Federation, Federation]:
 
 
 def assignments(run, algorithm, newcomers, seed=0, **settings):
-    world = World.simulated_by(newcomers, linear, algorithm, seed=seed, engine="loop", **settings)
+    world = Backend.simulated_by(newcomers, linear, algorithm, seed=seed, engine="loop", **settings)
     this_round = Round(run.summary["rounds"], SPEC, seed)
     return algorithm.assign(world.closed(run.tree), newcomers.ids, world.clients, this_round)
 
@@ -73,7 +73,7 @@ def test_who_joins_a_run_walks_down_to_the_leaf_of_algorithm_4(seed):
     """In the round that it joins, past every split there has been; its updates are cached on its way."""
     members, newcomers = parted(seed)
     run, together = run_of(NESTED, seed), members.joined(newcomers)
-    world = World.simulated_by(together, linear, NESTED, seed=seed, engine="loop")
+    world = Backend.simulated_by(together, linear, NESTED, seed=seed, engine="loop")
     before = State(run.tree, {"peaks": torch.zeros(len(run.tree.nodes), dtype=torch.float64)})
     after, events = NESTED.join(before, newcomers.ids, world.clients, Round(ROUNDS + 1, SPEC, seed))
     assert not after.tree.waiting
@@ -101,7 +101,7 @@ def test_who_does_not_answer_when_it_joins_waits_where_it_stands():
             heard = [(c, row) for c, row in zip(ids, assignment, strict=True) if c != silent]
             return self._clients.train([c for c, _ in heard], models, [row for _, row in heard], this_round)
 
-    world = World.simulated_by(members.joined(newcomers), linear, NESTED, engine="loop")
+    world = Backend.simulated_by(members.joined(newcomers), linear, NESTED, engine="loop")
     before = State(run.tree, {"peaks": torch.zeros(len(run.tree.nodes), dtype=torch.float64)})
     after, _ = NESTED.join(before, newcomers.ids, Deaf(world.clients), Round(ROUNDS + 1, SPEC, 0))
     assert after.tree.waiting == {0: (silent,)}

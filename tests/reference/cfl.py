@@ -17,10 +17,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedclade import LocalSpec, rng
+from fedclade import LocalSpec
+from fedclade.core import rng
+from fedclade.core.params import Layout
 from fedclade.data.federation import ClientData, Federation
-from fedclade.engine import loop
-from fedclade.params import Layout
+from fedclade.training import loop
 from tests.reference.bipartition import alpha_cross_max, bipartition
 
 Vector = np.ndarray

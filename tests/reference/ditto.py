@@ -14,9 +14,10 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from fedclade import LocalSpec, rng
+from fedclade import LocalSpec
+from fedclade.core import rng
+from fedclade.core.params import Layout
 from fedclade.data.federation import ClientData, Federation
-from fedclade.params import Layout
 from tests.reference.cfl import Vector, sgd
 
 

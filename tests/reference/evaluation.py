@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedclade.clients import Split
+from fedclade.core.params import Layout
+from fedclade.core.queries import Split
 from fedclade.data.federation import IGNORED, Federation
-from fedclade.params import Layout
 
 
 @torch.no_grad()

@@ -18,7 +18,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from torch import nn
 
-from fedclade import LocalSpec, rng
+from fedclade import LocalSpec
+from fedclade.core import rng
 from fedclade.data.federation import Federation
 from tests.reference.cfl import sgd
 

@@ -14,8 +14,8 @@ from torch import nn
 from torch.nn import functional
 
 from fedclade import LocalSpec
+from fedclade.core.params import Layout
 from fedclade.data.federation import Federation
-from fedclade.params import Layout
 from tests.reference.cfl import Vector, sgd
 
 

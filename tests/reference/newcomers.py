@@ -8,8 +8,8 @@ from __future__ import annotations
 from torch import nn
 
 from fedclade import LocalSpec
+from fedclade.core.tree import ParameterTree
 from fedclade.data.federation import ClientData, Federation
-from fedclade.tree import ParameterTree
 from tests.reference.cfl import Vector, sgd
 
 

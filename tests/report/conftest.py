@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from fedclade.metrics import spread
-from fedclade.store.run import Run
-from fedclade.store.similarities import SimilarityMatrix
-from fedclade.tree import ParameterTree
+from fedclade.core.tree import ParameterTree
+from fedclade.runs.store.run import Run
+from fedclade.runs.store.similarities import SimilarityMatrix
+from fedclade.tasks.metrics import spread
 
 
 def summary(algorithm: str = "cfl", **changes) -> dict:

@@ -6,7 +6,7 @@ import math
 import pytest
 from rich.console import Console
 
-from fedclade.errors import ConfigError, MissingExtraError, RunError
+from fedclade.core.errors import ConfigError, MissingExtraError, RunError
 from fedclade.report import Comparison
 
 

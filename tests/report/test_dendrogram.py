@@ -4,9 +4,9 @@ import matplotlib.image
 import pytest
 import torch
 
+from fedclade.core.tree import ParameterTree
 from fedclade.report import dendrogram_figure, event_table, save_figures
 from fedclade.report.style import ACCENT, CLUSTERS, MUTED, TRUTH
-from fedclade.tree import ParameterTree
 
 
 def clustered(run, merges, threshold, number=2, **changes):

@@ -10,14 +10,14 @@ from rich.console import Console
 
 from fedclade import LocalSpec, Run, simulate
 from fedclade.algorithms import build_algorithm
+from fedclade.channel.faults import Faults
+from fedclade.core.tree import ParameterTree
 from fedclade.data import Federation
-from fedclade.faults import Faults
-from fedclade.presence import Presence
 from fedclade.report import cluster_table, dendrogram_figure, show_run, similarity_figure
 from fedclade.report.facts import ClientOrder, Outcome
 from fedclade.report.merges import Merges
-from fedclade.report.page import Page, Subject, page_html, run_page
-from fedclade.tree import ParameterTree
+from fedclade.report.page import Page, RunView, page_html, run_page
+from fedclade.runs.churn import Churn
 from tests.tiny import federation_of, perceptron
 
 TRUTH = [0, 1, 2, 3, 0, 1, 2, 3]
@@ -52,16 +52,16 @@ def reported(run: Run) -> Page:
     cluster_table(run)
     similarity_figure(run)
     dendrogram_figure(run)
-    page = run_page(Subject(run))
+    page = run_page(RunView(run))
     page_html(page)
     return page
 
 
 WAYS = {
-    "join": {"presence": Presence(join_round=2)},
-    "leave": {"presence": Presence(leave_round=3)},
-    "join and leave": {"presence": Presence(join_round=2, leave_round=4)},
-    "join, and are absent": {"presence": Presence(join_round=2, leave_round=4), "faults": Faults(dropout=0.6)},
+    "join": {"presence": Churn(join_round=2)},
+    "leave": {"presence": Churn(leave_round=3)},
+    "join and leave": {"presence": Churn(join_round=2, leave_round=4)},
+    "join, and are absent": {"presence": Churn(join_round=2, leave_round=4), "faults": Faults(dropout=0.6)},
 }
 
 
@@ -129,7 +129,7 @@ def test_merges_of_clients_that_left_take_the_colour_of_those_who_stayed():
 
 def test_a_run_that_nobody_was_evaluated_in_at_the_end_is_measured_by_nothing(make_run):
     run, other = make_run(), replace(make_run(), clients=[])
-    cards = run_page(Subject(run, other, "another")).cards
+    cards = run_page(RunView(run, other, "another")).cards
     assert cards[0].note.startswith("std ")
 
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from fedclade.errors import MissingExtraError
+from fedclade.core.errors import MissingExtraError
+from fedclade.core.tree import ParameterTree
 from fedclade.report import accuracy_figure, norms_figure, save_figures, similarity_figure
 from fedclade.report.style import CLUSTERS, MUTED
-from fedclade.tree import ParameterTree
 
 
 def artists(axes, gid: str) -> list:

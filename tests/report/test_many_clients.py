@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from fedclade import FLHC, FedGroup, LocalSpec, simulate
 from fedclade.algorithms import Algorithm
 from fedclade.cli import app
-from fedclade.geometry import LARGEST_COMPARED
+from fedclade.clustering.criteria import LARGEST_COMPARED
 from fedclade.report.tables import event_table
 from tests.tiny import federation_of, linear
 

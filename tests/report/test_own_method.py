@@ -9,11 +9,16 @@ import pytest
 import torch
 
 from fedclade import Algorithm, Run, simulate
-from fedclade.algorithms.base import Event, State, log_of, train_clusters
+from fedclade.algorithms.base import (
+    State,
+    log_of,
+    train_clusters,
+)
 from fedclade.algorithms.base import move_clusters as moved
 from fedclade.cli.report import report
+from fedclade.core.events import Event
+from fedclade.core.tree import ParameterTree
 from fedclade.report.facts import events_of
-from fedclade.tree import ParameterTree
 from tests.tiny import federation_of, linear
 
 KINDS = ("split", "rejected", "checked", "regrouped", "clustered", "left_out", "retried", "joined", "left")

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from fedclade.cli import main
 from fedclade.cli import run as run_module
-from fedclade.config import read_config
+from fedclade.config.settings import read_config
 from fedclade.report import add_figures
 from fedclade.report import show as show_module
 
@@ -91,7 +91,7 @@ def test_a_comparison_that_cannot_be_written_was_shown_before(tmp_path, monkeypa
     (tmp_path / "a.toml").write_text(SMALL)
 
     monkeypatch.setattr(run_module, "add_figures", lambda *_: True)
-    monkeypatch.setattr("fedclade.files.take_place", _full)
+    monkeypatch.setattr("fedclade.core.files.take_place", _full)
     monkeypatch.setattr("sys.argv", ["fedclade", "compare", "a.toml", "--out", "out", "-q"])
     with pytest.raises(SystemExit) as left:
         main()

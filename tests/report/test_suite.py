@@ -5,7 +5,7 @@ import json
 import pytest
 from rich.console import Console
 
-from fedclade.errors import ConfigError
+from fedclade.core.errors import ConfigError
 from fedclade.report import Comparison, SuiteComparison
 
 

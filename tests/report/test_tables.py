@@ -8,6 +8,7 @@ import torch
 from rich.console import Console
 
 import fedclade
+from fedclade.core.tree import ParameterTree
 from fedclade.report.tables import (
     check_table,
     cluster_table,
@@ -17,7 +18,6 @@ from fedclade.report.tables import (
     run_table,
     tree_view,
 )
-from fedclade.tree import ParameterTree
 
 
 def lines(renderable, width=120) -> list[str]:

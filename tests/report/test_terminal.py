@@ -15,13 +15,13 @@ from rich.text import Text
 from fedclade.cli import main
 from fedclade.cli.console import new_console
 from fedclade.cli.progress import RunProgress
-from fedclade.errors import RunError
+from fedclade.core.errors import RunError
 from fedclade.flower.server_app import show
 from fedclade.report import cluster_table, show_run
-from fedclade.report.page import Subject, run_page
+from fedclade.report.page import RunView, run_page
 from fedclade.report.terminal import Terminal, visible
-from fedclade.store.card import as_markdown
-from fedclade.store.run import FORMAT, Run
+from fedclade.runs.store.card import as_markdown
+from fedclade.runs.store.run import FORMAT, Run
 
 EVIL = "\x1b]0;owned\x07\x1b[31m\x1b[2Jward 7\r\x08\x9b1m\u202e"
 """Sets the title of a window, colours, clears the screen, goes back to the start of the line, turns the text around."""
@@ -103,7 +103,7 @@ def test_links_in_what_others_write_are_no_links_in_a_report(make_run):
     step = {"round": 1, "kind": "clustered", "node": 0, "clients": [0, 1, 2, 3], "threshold": None, "sizes": [2, 2]}
     step |= {"merges": [[0, 1, 1.0], [2, 3, 1.0], [4, 5, 2.0]], "metric": link, "linkage": link}
     run = replace(named(make_run([(2, 0)], truth=[0, 0, 1, 1], data=f"{link}, 4 clients"), link), events=[step])
-    page = run_page(Subject(run, make_run(), link))
+    page = run_page(RunView(run, make_run(), link))
     texts = list(strings(page.figures))
     assert any("javascript:alert(1)" in text for text in texts), "or nothing was tested"
     assert [text for text in texts if "<a" in text] == []

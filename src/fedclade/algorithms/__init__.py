@@ -1,4 +1,8 @@
-"""The algorithms, by the names that configs use."""
+"""One paper, one file: the algorithms, by the names that configs use, and what an algorithm is made of.
+
+They import clustering and core alone, and see the world as :class:`~fedclade.core.Clients`. Runs, configs, the network
+and the papers import them.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedclade.algorithms.base import Algorithm, Event, RoundLog, State
+from fedclade.algorithms.base import (
+    Algorithm,
+    ClusterUpdate,
+    RoundLog,
+    State,
+    log_of,
+    move_clusters,
+    train_clusters,
+    train_root,
+)
 from fedclade.algorithms.cfl import CFL
 from fedclade.algorithms.ditto import Ditto
 from fedclade.algorithms.fedavg import FedAvg, Local, Oracle
@@ -17,8 +30,12 @@ from fedclade.algorithms.fl_hc import FLHC
 from fedclade.algorithms.ifca import IFCA
 from fedclade.algorithms.pacfl import PACFL
 from fedclade.algorithms.replicated_cfl import ReplicatedCFL
-from fedclade.arguments import check_arguments
-from fedclade.errors import ConfigError, unknown
+from fedclade.core import (
+    ConfigError,
+    Event,
+    check_arguments,
+    unknown,
+)
 
 __all__ = [
     "ALGORITHMS",
@@ -27,6 +44,7 @@ __all__ = [
     "IFCA",
     "PACFL",
     "Algorithm",
+    "ClusterUpdate",
     "Ditto",
     "Event",
     "FeSEM",
@@ -39,6 +57,10 @@ __all__ = [
     "RoundLog",
     "State",
     "build_algorithm",
+    "log_of",
+    "move_clusters",
+    "train_clusters",
+    "train_root",
 ]
 
 

@@ -10,12 +10,22 @@ from typing import ClassVar
 import numpy as np
 from torch import Tensor
 
-from fedclade.aggregate import mean
-from fedclade.clients import Clients, Round
-from fedclade.geometry import Geometry
-from fedclade.routing import Assignment, route, to_root, walk_down
-from fedclade.tree import ParameterTree
-from fedclade.updates import Updates, row_norms
+from fedclade.clustering import (
+    Assignment,
+    SplitCriteria,
+    route,
+    to_root,
+    walk_down,
+)
+from fedclade.core import (
+    Clients,
+    Event,
+    ParameterTree,
+    Round,
+    Updates,
+    mean,
+    row_norms,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,25 +42,6 @@ class State:
 
     tree: ParameterTree
     memory: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
-
-
-@dataclass(frozen=True)
-class Event:
-    """Something worth telling that happened in a round.
-
-    Parameters
-    ----------
-    kind
-        ``split``, ``rejected``, ...
-    node
-        The cluster it happened to.
-    details
-        Numbers and members, ready for JSON.
-    """
-
-    kind: str
-    node: int
-    details: Mapping[str, object]
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +63,7 @@ class RoundLog:
         ``train``, or what else the round was for.
     """
 
-    geometry: Mapping[int, Geometry]
+    geometry: Mapping[int, SplitCriteria]
     losses: Mapping[int, float]
     discrepancy: float | None = None
     events: tuple[Event, ...] = ()
@@ -221,7 +212,7 @@ def sample(members: Sequence[int], fraction: float, draw: np.random.Generator) -
 
 
 @dataclass(frozen=True, eq=False)
-class ClusterRound:
+class ClusterUpdate:
     """One cluster's part of a round: who answered, with what, and what it shows.
 
     Parameters
@@ -238,7 +229,7 @@ class ClusterRound:
 
     node: int
     updates: Updates
-    geometry: Geometry
+    geometry: SplitCriteria
     mean: Tensor | None
     enough: bool
     waits: bool = False
@@ -246,11 +237,11 @@ class ClusterRound:
     @classmethod
     def of(
         cls, node: int, updates: Updates, this_round: Round, *, waits: bool = False, weighted: bool = True
-    ) -> ClusterRound:
-        """Measure what came from a cluster; see :func:`fedclade.aggregate.mean` for ``weighted``."""
+    ) -> ClusterUpdate:
+        """Measure what came from a cluster; see :func:`fedclade.core.aggregate.mean` for ``weighted``."""
         moved = mean(updates, weighted=weighted) if updates.ids else None
         enough = len(updates.ids) >= this_round.min_clients
-        return cls(node, updates, Geometry.of(updates, moved), moved, enough, waits)
+        return cls(node, updates, SplitCriteria.of(updates, moved), moved, enough, waits)
 
     @property
     def step(self) -> Tensor | None:
@@ -270,22 +261,22 @@ class ClusterRound:
 
 def train_clusters(
     state: State, cohort: Sequence[int], clients: Clients, this_round: Round, *, weighted: bool = True
-) -> list[ClusterRound]:
+) -> list[ClusterUpdate]:
     """Let the cohort train, each client from its cluster's model; return the clusters that were asked."""
     leaf_of = state.tree.leaf_of
     models, assignment = state.tree.models([leaf_of[client] for client in cohort])
     return by_cluster(state.tree, clients.train(cohort, models, assignment, this_round), this_round, weighted=weighted)
 
 
-def train_root(state: State, cohort: Sequence[int], clients: Clients, this_round: Round) -> ClusterRound:
+def train_root(state: State, cohort: Sequence[int], clients: Clients, this_round: Round) -> ClusterUpdate:
     """Let the cohort train, each client from the root's model."""
     updates = clients.train(cohort, state.tree.nodes[0].params[None], [0] * len(cohort), this_round)
-    return ClusterRound.of(0, updates.of(sorted(cohort)), this_round)
+    return ClusterUpdate.of(0, updates.of(sorted(cohort)), this_round)
 
 
 def by_cluster(
     tree: ParameterTree, updates: Updates, this_round: Round, *, weighted: bool = True
-) -> list[ClusterRound]:
+) -> list[ClusterUpdate]:
     """Part the updates of clients that each started from its cluster's model; return the clusters that were asked."""
     members: dict[int, list[int]] = {}
     for client in sorted({*updates.ids, *updates.left_out}):
@@ -293,10 +284,10 @@ def by_cluster(
     # Where a split took place, that is: the root of a star, split in round 0, is no cluster that was parted.
     waits = {node: bool(tree.nodes[node].split_in) for node in members}
     how = {node: {"waits": waits[node], "weighted": weighted} for node in members}
-    return [ClusterRound.of(node, updates.of(members[node]), this_round, **how[node]) for node in sorted(members)]
+    return [ClusterUpdate.of(node, updates.of(members[node]), this_round, **how[node]) for node in sorted(members)]
 
 
-def move_clusters(tree: ParameterTree, parts: Sequence[ClusterRound]) -> ParameterTree:
+def move_clusters(tree: ParameterTree, parts: Sequence[ClusterUpdate]) -> ParameterTree:
     """Move every cluster's model by the mean of its updates (CFL eq. 2; Algorithm 2, line 7).
 
     A cluster with too few answers keeps its model, and so does a node at which clients wait.
@@ -307,7 +298,7 @@ def move_clusters(tree: ParameterTree, parts: Sequence[ClusterRound]) -> Paramet
     return tree
 
 
-def log_of(parts: Sequence[ClusterRound], events: Sequence[Event] = (), phase: str = "train") -> RoundLog:
+def log_of(parts: Sequence[ClusterUpdate], events: Sequence[Event] = (), phase: str = "train") -> RoundLog:
     """Gather what a round reports, and tell of clusters with too few answers."""
     clusters = [part for part in parts if not part.waits]
     too_few = [too_few_event(part.node, len(part.updates.ids)) for part in clusters if not part.enough]
@@ -326,7 +317,7 @@ def too_few_event(node: int, answered: int) -> Event:
     return Event("too_few", node, {"clients": answered})
 
 
-def postponed(part: ClusterRound, needed: int) -> Event:
+def postponed(part: ClusterUpdate, needed: int) -> Event:
     """Tell that too few clients answered to be clustered, so that it is left to the next round."""
     return Event("postponed", part.node, {"clients": len(part.updates.ids), "needed": needed})
 

@@ -23,11 +23,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedclade.aggregate import mean
 from fedclade.algorithms.base import (
     Algorithm,
-    ClusterRound,
-    Event,
+    ClusterUpdate,
     RoundLog,
     State,
     best_on_validation,
@@ -36,12 +34,17 @@ from fedclade.algorithms.base import (
     train_clusters,
 )
 from fedclade.algorithms.waiting import place_waiting
-from fedclade.arguments import checked
-from fedclade.clients import Clients, Round
-from fedclade.errors import require
-from fedclade.geometry import Geometry
-from fedclade.similarity import cosine_similarity
-from fedclade.tree import Node, ParameterTree
+from fedclade.clustering import SplitCriteria, cosine_similarity
+from fedclade.core import (
+    Clients,
+    Event,
+    Node,
+    ParameterTree,
+    Round,
+    checked,
+    mean,
+    require,
+)
 
 STATIONARY = "stationary"
 """In a state's memory, once the run is at its end."""
@@ -143,23 +146,23 @@ class CFL(Algorithm):
         """Return the node whose model each client is served with."""
         return best_on_validation(state.tree, clients) if self.fallback else super().serve(state, clients)
 
-    def _calls_for_split(self, node: Node, part: ClusterRound, peaks: Tensor, this_round: Round) -> bool:
+    def _calls_for_split(self, node: Node, part: ClusterUpdate, peaks: Tensor, this_round: Round) -> bool:
         if len(node.members) < 2 or not part.enough or part.waits:
             return False
         near = this_round.number in self.split_rounds if self.split_rounds else self._is_stationary(part, peaks)
         return near and part.geometry.max_norm > self.eps2  # eq. 33
 
-    def _is_stationary(self, part: ClusterRound, peaks: Tensor) -> bool:
+    def _is_stationary(self, part: ClusterUpdate, peaks: Tensor) -> bool:
         """Tell whether a cluster is near a stationary point of its objective (eq. 32)."""
         eps1 = float(peaks[part.node]) / 10 if self.eps1 == "auto" else self.eps1
         return part.geometry.mean_norm < eps1
 
-    def _all_stationary(self, tree: ParameterTree, parts: Sequence[ClusterRound], peaks: Tensor) -> bool:
+    def _all_stationary(self, tree: ParameterTree, parts: Sequence[ClusterUpdate], peaks: Tensor) -> bool:
         """Tell whether every cluster has answered, and is near a stationary point."""
         ready = {part.node for part in parts if part.enough and not part.waits and self._is_stationary(part, peaks)}
         return not tree.waiting and ready >= {leaf.id for leaf in tree.leaves if leaf.members}
 
-    def _completed(self, part: ClusterRound, state: State, clients: Clients, this_round: Round) -> ClusterRound:
+    def _completed(self, part: ClusterUpdate, state: State, clients: Clients, this_round: Round) -> ClusterUpdate:
         """Ask for what a split needs beyond the regular round: the absent members' updates, and gradients (eq. 50)."""
         node, updates = state.tree.nodes[part.node], part.updates
         if not self._calls_for_split(node, part, state.memory["peaks"], this_round):
@@ -171,7 +174,7 @@ class CFL(Algorithm):
         if absent:
             updates = updates.joined(clients.train(absent, models, [0] * len(absent), insisting)).of(node.members)
         moved = mean(updates, weighted=self.weighted)
-        geometry = Geometry.of(updates, moved, largest_compared=len(updates.ids))
+        geometry = SplitCriteria.of(updates, moved, largest_compared=len(updates.ids))
         if self.similarity == "gradients":
             gradients = clients.gradients(updates.ids, models, [0] * len(updates.ids), insisting)
             if len(gradients.ids) < 2:
@@ -179,7 +182,9 @@ class CFL(Algorithm):
             geometry = replace(geometry, members=gradients.ids, similarity=cosine_similarity(gradients.signatures))
         return replace(part, updates=updates, mean=moved, geometry=geometry)
 
-    def _split(self, tree: ParameterTree, before: Node, part: ClusterRound, number: int) -> tuple[ParameterTree, Event]:
+    def _split(
+        self, tree: ParameterTree, before: Node, part: ClusterUpdate, number: int
+    ) -> tuple[ParameterTree, Event]:
         """Split a cluster in two, unless the noise that γ_max allows for could explain it (eq. 39)."""
         bipartition = part.geometry.bipartition
         assert bipartition is not None  # or step would not have come here
@@ -203,7 +208,7 @@ class CFL(Algorithm):
         return tree, Event("split", part.node, {**details, "children": children})
 
 
-def _raised(peaks: Tensor, parts: Sequence[ClusterRound]) -> Tensor:
+def _raised(peaks: Tensor, parts: Sequence[ClusterUpdate]) -> Tensor:
     """Return the largest mean-update norm seen in each node's lineage, ``[nodes]``, this round included."""
     peaks = peaks.clone()
     for part in parts:

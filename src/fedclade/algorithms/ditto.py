@@ -22,12 +22,24 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedclade.algorithms.base import Event, OneCohort, OwnModels, RoundLog, State, log_of, move_clusters, train_root
-from fedclade.arguments import checked
-from fedclade.clients import Clients, Round
-from fedclade.errors import require
-from fedclade.local import LARGEST
-from fedclade.tree import ParameterTree
+from fedclade.algorithms.base import (
+    OneCohort,
+    OwnModels,
+    RoundLog,
+    State,
+    log_of,
+    move_clusters,
+    train_root,
+)
+from fedclade.core import (
+    LARGEST,
+    Clients,
+    Event,
+    ParameterTree,
+    Round,
+    checked,
+    require,
+)
 
 
 @checked()

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from fedclade.algorithms.base import (
     Algorithm,
-    Event,
     OwnModels,
     RoundLog,
     State,
@@ -19,10 +18,14 @@ from fedclade.algorithms.base import (
     move_clusters,
     train_clusters,
 )
-from fedclade.arguments import checked
-from fedclade.clients import Clients, Round
-from fedclade.errors import ConfigError
-from fedclade.tree import ParameterTree
+from fedclade.core import (
+    Clients,
+    ConfigError,
+    Event,
+    ParameterTree,
+    Round,
+    checked,
+)
 
 
 class _FixedClusters(Algorithm):

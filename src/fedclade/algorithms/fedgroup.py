@@ -31,7 +31,7 @@ import numpy as np
 from torch import Tensor
 
 from fedclade.algorithms.base import (
-    ClusterRound,
+    ClusterUpdate,
     OneCohort,
     RoundLog,
     State,
@@ -49,14 +49,20 @@ from fedclade.algorithms.groups import (
     pretrain,
     with_groups,
 )
-from fedclade.arguments import checked
-from fedclade.clients import Clients, Round
-from fedclade.errors import require
-from fedclade.local import LARGEST
-from fedclade.routing import Assignment
-from fedclade.ternary import k_means, ternary_similarity
-from fedclade.tree import ParameterTree
-from fedclade.updates import row_norms
+from fedclade.clustering import (
+    Assignment,
+    k_means,
+    ternary_similarity,
+)
+from fedclade.core import (
+    LARGEST,
+    Clients,
+    ParameterTree,
+    Round,
+    checked,
+    require,
+    row_norms,
+)
 
 AT_ONCE = 500
 """Clients, at most, whose pre-training updates are held in memory together when all join a group."""
@@ -150,7 +156,7 @@ class FedGroup(OneCohort):
 
     def step(self, state: State, cohort: Sequence[int], clients: Clients, this_round: Round) -> tuple[State, RoundLog]:
         """Run one round of Algorithm 2 (lines 4 to 11); the first begins with the group cold start."""
-        before, pretrained = state.tree, list[ClusterRound]()
+        before, pretrained = state.tree, list[ClusterUpdate]()
         if not any(leaf.members for leaf in before.leaves):
             state, pretrained = self._group_cold_start(state, clients, this_round)
             if state.tree is before:
@@ -175,13 +181,13 @@ class FedGroup(OneCohort):
         """Let newcomers join groups as cold clients do (eq. 10), from the last global model."""
         return assigned(tree, ids, clients, this_round, self.direction)
 
-    def _group_cold_start(self, state: State, clients: Clients, this_round: Round) -> tuple[State, list[ClusterRound]]:
+    def _group_cold_start(self, state: State, clients: Clients, this_round: Round) -> tuple[State, list[ClusterUpdate]]:
         """Let αm clients pre-train, cluster them, and give each group its first model (Algorithms 3 and 4)."""
         wanted = self.groups if self.rcc else self.pretrain_scale * self.groups
         share = min(1.0, wanted / len(clients.ids))
         chosen = sample(clients.ids, share, this_round.generator("pretrain"))  # Algorithm 3, line 2
         updates = pretrain(chosen, state.tree, clients, replace(this_round, insists=True))
-        part = ClusterRound.of(0, updates, this_round)
+        part = ClusterUpdate.of(0, updates, this_round)
         if not part.enough or len(updates.ids) < self.groups:
             return state, [part]
         if self.rcc:
@@ -207,7 +213,7 @@ class FedGroup(OneCohort):
         return State(tree.reassigned(joined)) if joined else state
 
 
-def _discrepancy(trained: Sequence[ClusterRound], before: ParameterTree, after: ParameterTree) -> float | None:
+def _discrepancy(trained: Sequence[ClusterUpdate], before: ParameterTree, after: ParameterTree) -> float | None:
     """Return Σ ‖w_i − w_t‖ (eq. 4) over the cohort, from the groups' models after all aggregation; None for nobody."""
     found: list[float] = []
     for part in (part for part in trained if part.updates.ids):

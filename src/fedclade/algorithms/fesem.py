@@ -28,12 +28,18 @@ from torch import Tensor
 
 from fedclade.algorithms.base import OneCohort, RoundLog, State, by_cluster, log_of, membership_events, too_few_event
 from fedclade.algorithms.hierarchical import check_enough
-from fedclade.arguments import checked
-from fedclade.clients import Clients, Round
-from fedclade.clustering import agglomerate, cut
-from fedclade.errors import require
-from fedclade.similarity import distances
-from fedclade.tree import ParameterTree
+from fedclade.clustering import (
+    agglomerate,
+    cut,
+    distances,
+)
+from fedclade.core import (
+    Clients,
+    ParameterTree,
+    Round,
+    checked,
+    require,
+)
 
 
 @checked()

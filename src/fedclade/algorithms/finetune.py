@@ -15,10 +15,13 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from fedclade.algorithms.base import OneCohort, OwnModels, RoundLog, State, log_of, move_clusters, train_root
-from fedclade.arguments import checked
-from fedclade.clients import Clients, Round
-from fedclade.errors import require
-from fedclade.tree import ParameterTree
+from fedclade.core import (
+    Clients,
+    ParameterTree,
+    Round,
+    checked,
+    require,
+)
 
 
 @checked()

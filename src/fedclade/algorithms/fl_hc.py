@@ -26,8 +26,7 @@ from torch import Tensor
 
 from fedclade.algorithms.base import (
     Algorithm,
-    ClusterRound,
-    Event,
+    ClusterUpdate,
     RoundLog,
     State,
     log_of,
@@ -38,12 +37,21 @@ from fedclade.algorithms.base import (
 )
 from fedclade.algorithms.hierarchical import check_enough, cut_rules, merged
 from fedclade.algorithms.waiting import place_waiting
-from fedclade.arguments import checked
-from fedclade.clients import Clients, Round
-from fedclade.clustering import LINKAGES
-from fedclade.errors import ConfigError, require, unknown
-from fedclade.similarity import METRICS, distances
-from fedclade.tree import ParameterTree
+from fedclade.clustering import (
+    LINKAGES,
+    METRICS,
+    distances,
+)
+from fedclade.core import (
+    Clients,
+    ConfigError,
+    Event,
+    ParameterTree,
+    Round,
+    checked,
+    require,
+    unknown,
+)
 
 CLUSTERED = "clustered"
 """In a state's memory, once the clustering step has been taken."""
@@ -139,7 +147,7 @@ class FLHC(Algorithm):
         log = replace(log_of([part], events, phase="cluster"), discrepancy=None)  # no model moves
         return State(tree, {CLUSTERED: torch.ones(1)}), log
 
-    def _clustered(self, tree: ParameterTree, part: ClusterRound, number: int) -> tuple[ParameterTree, list[Event]]:
+    def _clustered(self, tree: ParameterTree, part: ClusterUpdate, number: int) -> tuple[ParameterTree, list[Event]]:
         """Cluster the updates (line 10); every cluster goes on from the joint model (lines 11 and 12)."""
         root, updates = tree.nodes[part.node], part.updates
         vectors = updates.signatures

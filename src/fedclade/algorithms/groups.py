@@ -8,13 +8,24 @@ from typing import Literal
 
 import torch
 
-from fedclade.aggregate import inter_group, mean
-from fedclade.clients import Clients, Round
-from fedclade.routing import Assignment, Step, all_of, fits_by_loss, leaf_losses
-from fedclade.similarity import Similarity, cosines
-from fedclade.ternary import Labels
-from fedclade.tree import ParameterTree
-from fedclade.updates import Updates
+from fedclade.clustering import (
+    Assignment,
+    Labels,
+    Similarity,
+    Step,
+    all_of,
+    cosines,
+    fits_by_loss,
+    leaf_losses,
+)
+from fedclade.core import (
+    Clients,
+    ParameterTree,
+    Round,
+    Updates,
+    inter_group,
+    mean,
+)
 
 GroupDirection = Literal["update", "position"]
 """Of a group: its latest update, or where its model is from the global one."""
@@ -91,7 +102,7 @@ def assigned(
     """Assign newcomers as cold clients are (eq. 10), from the last global model; a group without members is no choice.
 
     Whether they fit is told by their losses. The largest cosine of a newcomer with 40 images can be smaller than a
-    stranger's: 0.04 and 0.12, measured as in :mod:`fedclade.routing`.
+    stranger's: 0.04 and 0.12, measured as in :mod:`fedclade.clustering.routing`.
     """
     updates, losses = all_of(ids, pretrain(ids, tree, clients, this_round)), leaf_losses(tree, ids, clients)
     places = [place for place, leaf in enumerate(tree.leaves) if leaf.members]

@@ -7,13 +7,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedclade.algorithms.base import Event
-from fedclade.clustering import agglomerate, cut, where_to_cut
-from fedclade.errors import require
-from fedclade.similarity import Distances
+from fedclade.clustering import (
+    Distances,
+    agglomerate,
+    cut,
+    where_to_cut,
+)
+from fedclade.core import Event, require
 
 Rule = tuple[str, object, bool, str]
-"""A setting, its value, whether it holds, and what it should be; see :func:`fedclade.errors.require`."""
+"""A setting, its value, whether it holds, and what it should be; see :func:`fedclade.core.errors.require`."""
 
 
 def cut_rules(threshold: float | str | None, n_clusters: int | None, largest: float = math.inf) -> tuple[Rule, ...]:

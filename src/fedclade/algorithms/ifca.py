@@ -25,8 +25,7 @@ import torch
 from torch import Tensor
 
 from fedclade.algorithms.base import (
-    ClusterRound,
-    Event,
+    ClusterUpdate,
     OneCohort,
     RoundLog,
     State,
@@ -36,11 +35,16 @@ from fedclade.algorithms.base import (
     move_clusters,
 )
 from fedclade.algorithms.hierarchical import check_enough
-from fedclade.arguments import checked
-from fedclade.clients import Clients, Round
-from fedclade.errors import ConfigError, require
-from fedclade.routing import to_lowest_loss
-from fedclade.tree import ParameterTree
+from fedclade.clustering import to_lowest_loss
+from fedclade.core import (
+    Clients,
+    ConfigError,
+    Event,
+    ParameterTree,
+    Round,
+    checked,
+    require,
+)
 
 
 @checked()
@@ -130,7 +134,7 @@ class IFCA(OneCohort):
 
     def _moved(
         self, tree: ParameterTree, cohort: Sequence[int], clients: Clients, this_round: Round
-    ) -> tuple[ParameterTree, list[ClusterRound]]:
+    ) -> tuple[ParameterTree, list[ClusterUpdate]]:
         """Move every model by what those who took it answer (options II and I); one that nobody took stays."""
         cohort = [client for client in cohort if tree.leaf_of[client]]  # who never told its losses took none
         if not cohort:

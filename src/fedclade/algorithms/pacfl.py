@@ -33,7 +33,6 @@ from torch import Tensor
 
 from fedclade.algorithms.base import (
     Algorithm,
-    Event,
     RoundLog,
     State,
     log_of,
@@ -42,11 +41,15 @@ from fedclade.algorithms.base import (
     train_clusters,
 )
 from fedclade.algorithms.hierarchical import check_enough, cut_rules, merged
-from fedclade.angles import angles
-from fedclade.arguments import checked
-from fedclade.clients import Clients, Round
-from fedclade.errors import require
-from fedclade.tree import ParameterTree
+from fedclade.clustering import angles
+from fedclade.core import (
+    Clients,
+    Event,
+    ParameterTree,
+    Round,
+    checked,
+    require,
+)
 
 
 @checked()
@@ -139,7 +142,7 @@ class PACFL(Algorithm):
     ) -> tuple[ParameterTree, list[Event]]:
         """Let each of those who wait, and now send their vectors, join the cluster of the smallest mean angle.
 
-        Members send theirs again: the server keeps none, since they show what the data looks like.
+        NodeRegistry send theirs again: the server keeps none, since they show what the data looks like.
         """
         members = sorted(client for leaf in tree.leaves for client in leaf.members)
         late, new = self._asked(waiting, clients)

@@ -1,9 +1,9 @@
 """Replicated clustering: clustered federated learning without thresholds.
 
 Now and then every client makes two updates at one model, each from half of its data. Clusters are what is found in one
-half and holds in the other (:mod:`fedclade.replication`): each partition is judged on updates that had no part in
-finding it, for whether it is real (a permutation test) and whether it is worth it (its gain). The tree is a star, since
-a check looks at all clients at once: it splits clusters, merges them, and moves single clients.
+half and holds in the other (:mod:`fedclade.clustering.split_half`): each partition is judged on updates that had no
+part in finding it, for whether it is real (a permutation test) and whether it is worth it (its gain). The tree is a
+star, since a check looks at all clients at once: it splits clusters, merges them, and moves single clients.
 
 - A check asks everybody at one model: the mean of the clusters' models, by their training examples.
 - The j-th check tests at level/(j(j + 1)); these add up to the level. So the chance that clients of one distribution
@@ -23,13 +23,32 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedclade.algorithms.base import Algorithm, Event, RoundLog, State, log_of, move_clusters, train_clusters
+from fedclade.algorithms.base import (
+    Algorithm,
+    RoundLog,
+    State,
+    log_of,
+    move_clusters,
+    train_clusters,
+)
 from fedclade.algorithms.waiting import place_waiting
-from fedclade.arguments import checked
-from fedclade.clients import Clients, Round
-from fedclade.errors import require
-from fedclade.replication import Finding, Labels, Replicates, find_clusters, gain, same_partition
-from fedclade.tree import Group, ParameterTree
+from fedclade.clustering import (
+    Finding,
+    Labels,
+    Replicates,
+    find_clusters,
+    gain,
+    same_partition,
+)
+from fedclade.core import (
+    Clients,
+    Event,
+    Group,
+    ParameterTree,
+    Round,
+    checked,
+    require,
+)
 
 FOR_PEOPLE = 0.01
 """From which p-values are told apart that decide nothing."""

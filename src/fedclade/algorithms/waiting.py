@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedclade.algorithms.base import ClusterRound, Event
-from fedclade.routing import placed
-from fedclade.tree import ParameterTree
+from fedclade.algorithms.base import ClusterUpdate
+from fedclade.clustering import placed
+from fedclade.core import Event, ParameterTree
 
 
-def place_waiting(tree: ParameterTree, parts: Sequence[ClusterRound]) -> tuple[ParameterTree, list[Event]]:
+def place_waiting(tree: ParameterTree, parts: Sequence[ClusterUpdate]) -> tuple[ParameterTree, list[Event]]:
     """Put those who waited at a node that was split, and have answered there, into the child that is most like them.
 
     As in CFL's Algorithm 4: their updates were made at the model of the split, and are compared with those cached then.

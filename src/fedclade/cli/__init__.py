@@ -1,4 +1,7 @@
-"""The command line: thin commands over the library."""
+"""The command line: thin commands over the library.
+
+Nothing imports it; each command parses what it was given, calls another room, and shows what came of it.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,11 @@ from rich.text import Text
 
 from fedclade.cli.app import app
 from fedclade.cli.console import new_console
-from fedclade.errors import FedcladeError, RunInterrupted
-from fedclade.report.terminal import Terminal
+from fedclade.core import (
+    FedcladeError,
+    RunInterrupted,
+)
+from fedclade.report import Terminal
 
 INTERRUPTED = 130
 """Exit status of a run that was interrupted, as shells have it: 128 + SIGINT."""

@@ -11,13 +11,20 @@ import typer
 from fedclade.cli.console import new_console
 from fedclade.cli.look import RunFolder
 from fedclade.cli.options import DataDirOption, DeviceOption, EngineOption, MemoryOption, check_machine
-from fedclade.config import Config, check_config, read_config
-from fedclade.config_files import find_config, read_toml
+from fedclade.config import (
+    Config,
+    check_config,
+    find_config,
+    read_config,
+    read_toml,
+)
+from fedclade.core import (
+    ConfigError,
+    RunError,
+)
 from fedclade.data import Federation
-from fedclade.errors import ConfigError, RunError
-from fedclade.newcomers import assign
-from fedclade.report.newcomers import newcomer_table
-from fedclade.store import Run
+from fedclade.report import newcomer_table
+from fedclade.runs import Run, assign
 
 SAME_VIEWS = ("name", "partition", "shift", "clusters")
 """Keys of ``[data]`` that, with the seed, say what a true cluster is."""

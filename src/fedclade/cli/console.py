@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from fedclade.report.terminal import Terminal
+from fedclade.report import Terminal
 
 WIDTH_OF_FILES = 100
 

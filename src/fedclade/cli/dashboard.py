@@ -13,10 +13,10 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from fedclade.errors import RunError
-from fedclade.report.formats import percent
-from fedclade.report.page import Page, Subject, cards_html, page_html, run_cards, run_page, state_json
-from fedclade.store import Run
+from fedclade.core import RunError
+from fedclade.report import percent
+from fedclade.report.page import Page, RunView, cards_html, page_html, run_cards, run_page, state_json
+from fedclade.runs import Run
 
 HOST = "127.0.0.1"
 
@@ -151,7 +151,7 @@ class Dashboard:
         with self._building:
             if self._built[0] < run.summary["rounds"] and (over or monotonic() >= self._not_before):
                 start = thread_time()
-                page = run_page(Subject(run, folder=self._folder))
+                page = run_page(RunView(run, folder=self._folder))
                 self._built = run.summary["rounds"], state_json(page)
                 self._not_before = monotonic() + TIMES_A_BUILD * (thread_time() - start)
             return self._built
@@ -160,7 +160,7 @@ class Dashboard:
         """Return the head of the page, which is written once for every round."""
         if self._head[0] is not run:
             head = {"round": run.summary["rounds"], "status": self._status(run, over=over), "finished": over}
-            head |= {"latest": _version(run.summary["rounds"], over=over), "cards": cards_html(run_cards(Subject(run)))}
+            head |= {"latest": _version(run.summary["rounds"], over=over), "cards": cards_html(run_cards(RunView(run)))}
             self._head = run, head
         return self._head[1]
 

@@ -9,7 +9,10 @@ import typer
 
 from fedclade.cli.console import new_console
 from fedclade.cli.look import RunFolder
-from fedclade.store import Run, export_model
+from fedclade.runs import (
+    Run,
+    export_model,
+)
 
 
 def export(

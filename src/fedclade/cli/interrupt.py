@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-from fedclade.errors import RunInterrupted
+from fedclade.core import RunInterrupted
 
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 """Ctrl-C, what a system that shuts down or a scheduler sends, and what a terminal does that is closed; Windows has no

@@ -12,15 +12,19 @@ from rich.table import Table
 from rich.text import Text
 
 from fedclade.algorithms import ALGORITHMS
-from fedclade.citations import cite_name
 from fedclade.cli.console import new_console
-from fedclade.config import read_config
-from fedclade.config_files import config_folder, find_config
+from fedclade.config import (
+    config_folder,
+    find_config,
+    is_scenario,
+    known_scales,
+    read_config,
+    read_scenario,
+)
 from fedclade.data import PARTITIONS, SHIFTS, SOURCES
 from fedclade.models import MODELS
-from fedclade.report import tree_view
-from fedclade.scenario import is_scenario, known_scales, read_scenario
-from fedclade.store import Run
+from fedclade.report import cite_name, tree_view
+from fedclade.runs import Run
 
 RunFolder = Annotated[Path, typer.Argument(help="A run folder, as made by 'fedclade run'.")]
 

@@ -8,11 +8,9 @@ from typing import Annotated
 
 import typer
 
-from fedclade.engine.auto import ENGINES
-from fedclade.engine.clients import choose_device
-from fedclade.engine.memory import memory_bytes
-from fedclade.errors import ConfigError
-from fedclade.store.run import check_free
+from fedclade.core import ConfigError
+from fedclade.runs import check_free
+from fedclade.training import ENGINES, choose_device, memory_bytes
 
 OutOption = Annotated[Path | None, typer.Option("--out", help="Folder to make for the results; it must not exist yet.")]
 DataDirOption = Annotated[

@@ -8,9 +8,8 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from fedclade.rounds import OnRound
-from fedclade.store.run import Row
-from fedclade.tree import ParameterTree
+from fedclade.core import ParameterTree
+from fedclade.runs import OnRound, Row
 
 SHOWN = 12
 """Bars that are on the screen at a time, so that the one that moves is always among them."""

@@ -11,12 +11,15 @@ import typer
 from rich.console import Console
 
 from fedclade.cli.console import new_console
-from fedclade.errors import RunError
-from fedclade.newcomers import read_newcomers
+from fedclade.core import RunError
 from fedclade.report import Comparison, add_figures, cluster_table, decision_tables, run_table
-from fedclade.report.page import REPORT, Subject, comparison_page, run_labels, run_page, write_page
-from fedclade.store import Run
-from fedclade.store.run import is_finished, is_unfinished
+from fedclade.report.page import REPORT, RunView, comparison_page, run_labels, run_page, write_page
+from fedclade.runs import (
+    Run,
+    is_finished,
+    is_unfinished,
+    read_newcomers,
+)
 
 NEWCOMERS = "newcomers.json"
 """What ``fedclade assign`` leaves in a run folder."""
@@ -66,9 +69,9 @@ def report(
 
 def _report_of_one(folder: Path, against: Path | None, out: Path | None, console: Console) -> Path:
     run = Run.load(folder)
-    subject = Subject(run, newcomers=_newcomers(folder), folder=folder)
+    subject = RunView(run, newcomers=_newcomers(folder), folder=folder)
     if against is not None:
-        subject = Subject(run, *_measure(run, folder, against), newcomers=subject.newcomers, folder=folder)
+        subject = RunView(run, *_measure(run, folder, against), newcomers=subject.newcomers, folder=folder)
     console.print(run_table(run))
     console.print(cluster_table(run))
     for table in decision_tables(run):
@@ -90,13 +93,13 @@ def _measure(run: Run, folder: Path, against: Path) -> tuple[Run, str]:
         raise RunError(
             f"--against should be a run of the same task, but only one of {folder} and {against} has perplexity"
         )
-    subjects = [Subject(run, folder=folder), Subject(other, folder=against)]
+    subjects = [RunView(run, folder=folder), RunView(other, folder=against)]
     return other, run_labels(subjects)[1]
 
 
 def _report_of_several(folders: Sequence[Path], out: Path | None, console: Console) -> Path:
     target = out or Path(REPORT)
-    subjects = [Subject(Run.load(folder), folder=folder) for folder in folders]
+    subjects = [RunView(Run.load(folder), folder=folder) for folder in folders]
     page = comparison_page(subjects, target.parent)
     runs = {label: [each.run] for label, each in zip(run_labels(subjects), subjects, strict=True)}
     console.print(Comparison(runs).table(console.width))

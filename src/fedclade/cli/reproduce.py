@@ -18,26 +18,32 @@ from rich.text import Text
 from fedclade.cli.console import new_console
 from fedclade.cli.interrupt import interruptible
 from fedclade.cli.options import DataDirOption, DeviceOption
-from fedclade.engine.clients import choose_device
-from fedclade.errors import ConfigError, MissingExtraError, unknown
-from fedclade.files import appear
-from fedclade.report import style
-from fedclade.report.formats import duration
-from fedclade.reproduce import EXPERIMENTS, Experiment
-from fedclade.reproduce.experiment import is_at_hand
-from fedclade.reproduce.result import Result, measure, missing_data
-from fedclade.reproduce.writing import (
+from fedclade.core import (
+    ConfigError,
+    MissingExtraError,
+    appear,
+    unknown,
+)
+from fedclade.papers import (
     CHANGE_COLUMNS,
     CLAIM_COLUMNS,
+    EXPERIMENTS,
     ROW_COLUMNS,
+    Experiment,
+    Result,
     change_cells,
     circumstances,
     claim_cells,
+    is_at_hand,
+    measure,
+    missing_data,
     row_cells,
     summary_lines,
     to_csv,
     to_markdown,
 )
+from fedclade.report import duration, style
+from fedclade.training import choose_device
 
 ALL = "all"
 

@@ -13,9 +13,17 @@ from fedclade.cli.progress import RunProgress
 from fedclade.cli.run import run_and_show
 from fedclade.cli.watch import PORT, DashboardOption, LogOption, PortOption, Watching
 from fedclade.config import read_config
-from fedclade.errors import ConfigError, RunError
-from fedclade.store import run as run_module
-from fedclade.store.run import CONFIG, Run, is_finished, is_unfinished
+from fedclade.core import (
+    ConfigError,
+    RunError,
+)
+from fedclade.runs import (
+    CONFIG,
+    Run,
+    is_finished,
+    is_unfinished,
+    read_run_config,
+)
 
 
 def resume(
@@ -43,7 +51,7 @@ def resume(
             f"{folder} is finished after {done} rounds; there is nothing to continue", soft_wrap=True, markup=False
         )
         return
-    if "network" in run_module.read_config(folder):
+    if "network" in read_run_config(folder):
         raise RunError(
             f"{folder} is the run of a network, which only its clients can continue: start its ServerApp again with "
             "the same run config, and it goes on after the last checkpoint"

@@ -28,21 +28,31 @@ from fedclade.cli.options import (
 )
 from fedclade.cli.progress import RunProgress
 from fedclade.cli.watch import PORT, DashboardOption, LogOption, PortOption, Watching
-from fedclade.config import Config, read_config
-from fedclade.config_files import find_config, find_configs
-from fedclade.errors import ConfigError, FedcladeError, RunError, RunInterrupted
+from fedclade.config import (
+    Config,
+    find_config,
+    find_configs,
+    is_scenario,
+    read_config,
+    read_scenario,
+)
+from fedclade.core import (
+    ConfigError,
+    FedcladeError,
+    RunError,
+    RunInterrupted,
+)
 from fedclade.report import (
     Comparison,
     SuiteComparison,
     add_figures,
     event_table,
+    shortened,
     show_run,
     tree_view,
     without_figures_if_need_be,
 )
-from fedclade.report.formats import shortened
-from fedclade.scenario import is_scenario, read_scenario
-from fedclade.store import Run
+from fedclade.runs import Run
 
 _log = logging.getLogger(__name__)
 

@@ -13,11 +13,14 @@ import typer
 from rich.console import Console
 
 from fedclade.cli.dashboard import PORT, Dashboard
-from fedclade.report.tensorboard import TensorBoardLog
-from fedclade.rounds import Follow, OnRound
-from fedclade.store import Run
-from fedclade.store.run import Row
-from fedclade.tree import ParameterTree
+from fedclade.core import ParameterTree
+from fedclade.report import TensorBoardLog
+from fedclade.runs import (
+    Follow,
+    OnRound,
+    Row,
+    Run,
+)
 
 
 class LogKind(StrEnum):

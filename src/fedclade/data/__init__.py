@@ -1,13 +1,18 @@
-"""Data: sources, partitions and shifts, and the federation that they make."""
+"""Data: sources, partitions and shifts, and the federation that they make.
 
+Runs, the network, configs and the papers import it; it imports :mod:`fedclade.core` alone.
+"""
+
+from fedclade.data.cache import cache_folder
 from fedclade.data.custom import one_client, pool_from_torch
-from fedclade.data.federation import ClientData, Federation, Indices, Pool, Split, Task
+from fedclade.data.federation import IGNORED, ClientData, Federation, Indices, Pool, Split, Task
 from fedclade.data.load import check_data_settings, check_newcomers, load_federation
 from fedclade.data.partition import PARTITIONS, Partition, Parts, partition_pool
 from fedclade.data.shift import SHIFTS, Shift, View, shift_views
 from fedclade.data.sources import SOURCES, Source, load_pool
 
 __all__ = [
+    "IGNORED",
     "PARTITIONS",
     "SHIFTS",
     "SOURCES",
@@ -22,6 +27,7 @@ __all__ = [
     "Split",
     "Task",
     "View",
+    "cache_folder",
     "check_data_settings",
     "check_newcomers",
     "load_federation",

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedclade.errors import DataError
+from fedclade.core import DataError
 
 
 def as_inputs(x: Any, what: str) -> Tensor:

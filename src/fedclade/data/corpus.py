@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fedclade.core import require
 from fedclade.data.cache import Arrays, cached
 from fedclade.data.federation import Pool, Task
 from fedclade.data.words import SPECIALS, build_vocabulary, encode, next_words, pad
-from fedclade.errors import require
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from fedclade.arguments import checked
+from fedclade.core import DataError, checked
 from fedclade.data.arrays import as_inputs
 from fedclade.data.federation import ClientData, Federation, Indices, Pool
-from fedclade.errors import DataError
 
 READ_TWICE = 8
 """Examples of a data set that are read a second time: a random flip of every other picture is missed once in 256."""

@@ -16,11 +16,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedclade.arguments import checked
-from fedclade.clients import Split
+from fedclade.core import (
+    ClientRegistry,
+    DataError,
+    DataSpec,
+    Split,
+    Task,
+    checked,
+    require,
+    unknown,
+)
 from fedclade.data.arrays import as_indices, as_inputs, as_targets
-from fedclade.errors import DataError, require, unknown
-from fedclade.roster import Roster, Schema, Task
 
 Indices = NDArray[np.int64]
 
@@ -139,10 +145,10 @@ class Pool:
         return tuple(self.x.shape[1:])
 
     @property
-    def schema(self) -> Schema:
+    def schema(self) -> DataSpec:
         """What the examples look like, to whom does not have them."""
         scaled = (self.mean, self.std) if self.x.dtype == torch.uint8 else None
-        return Schema(self.name, self.input_shape, self.outputs, self.task, len(self.vocabulary), scaled)
+        return DataSpec(self.name, self.input_shape, self.outputs, self.task, len(self.vocabulary), scaled)
 
     def scaled(self, how: Scaling) -> Pool:
         """Return the pool with its images scaled in another way.
@@ -344,11 +350,11 @@ class Federation:
         return {client.id: client for client in self.clients}
 
     @property
-    def roster(self) -> Roster:
+    def roster(self) -> ClientRegistry:
         """What a server knows of the clients."""
         names = {client.id: client.name for client in self.clients}
         sizes = {client.id: len(client.train) for client in self.clients}
-        return Roster(self.pool.schema, str(self), names, sizes, self.true_clusters)
+        return ClientRegistry(self.pool.schema, str(self), names, sizes, self.true_clusters)
 
     def alone(self, client: int) -> Federation:
         """Return a federation of one client.

@@ -11,11 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from fedclade import rng
+from fedclade.core import (
+    DataError,
+    import_extra,
+    require,
+    rng,
+)
 from fedclade.data.federation import Indices, Pool
 from fedclade.data.parts import Parts, labels_of, require_labels, shuffled
-from fedclade.errors import DataError, require
-from fedclade.extras import import_extra
 
 
 def pathological(pool: Pool, clients: int, seed: int, *, labels_per_client: int = 2) -> Parts:

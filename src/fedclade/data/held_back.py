@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from fedclade import rng
+from fedclade.core import DataError, rng
 from fedclade.data.federation import Pool
 from fedclade.data.partition import partition_pool
 from fedclade.data.parts import Parts
-from fedclade.errors import DataError
 
 BY_PLACE = ("natural", "power_law", "label_groups")
 """Partitions whose clients differ by their place, so that newcomers must be drawn from among all."""

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedclade import rng
+from fedclade.core import DataError, rng
 from fedclade.data.federation import Indices, Pool
 from fedclade.data.parts import Parts
-from fedclade.errors import DataError
 
 
 def train_and_test(

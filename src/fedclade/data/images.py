@@ -12,12 +12,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fedclade.core import (
+    DataError,
+    import_extra,
+    require,
+)
 from fedclade.data.cache import Arrays, cached, stamps
 from fedclade.data.federation import Pool
 from fedclade.data.leaf import LeafFiles, find_leaf, read_leaf
 from fedclade.data.tables import Tables, open_tables, to_labels
-from fedclade.errors import DataError, require
-from fedclade.extras import import_extra
 
 FEMNIST_LABELS = 62  # ten digits, 26 capital and 26 small letters
 SMALL_A = 36

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedclade.errors import DataError
+from fedclade.core import DataError
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,13 @@ from typing import Any, get_args
 import numpy as np
 from torch.utils.data import Dataset
 
-from fedclade.arguments import checked, known_arguments
+from fedclade.core import (
+    ConfigError,
+    checked,
+    known_arguments,
+    require,
+    unknown,
+)
 from fedclade.data.custom import pool_from_torch
 from fedclade.data.federation import ClientData, Federation, Pool, Scaling
 from fedclade.data.held_back import share_out
@@ -19,7 +25,6 @@ from fedclade.data.partition import PARTITIONS
 from fedclade.data.parts import Parts
 from fedclade.data.shift import SHIFTS, View, shift_views
 from fedclade.data.sources import SOURCES, load_pool
-from fedclade.errors import ConfigError, require, unknown
 
 DEFAULT_CLUSTERS = 4
 

@@ -8,10 +8,13 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from fedclade import rng
+from fedclade.core import (
+    DataError,
+    require,
+    rng,
+)
 from fedclade.data.federation import Indices, Pool
 from fedclade.data.parts import Parts, labels_of, require_labels, shuffled
-from fedclade.errors import DataError, require
 
 
 def iid(pool: Pool, clients: int, seed: int) -> Parts:

@@ -7,9 +7,8 @@ from typing import Literal
 
 import numpy as np
 
-from fedclade import rng
+from fedclade.core import require, rng
 from fedclade.data.federation import Indices, Pool
-from fedclade.errors import require
 
 TestRule = Literal["pool", "matched", "own"]
 """What to test clients on: the whole test split, its examples in proportion to the client's labels, or their own."""

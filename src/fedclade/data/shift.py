@@ -11,9 +11,14 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from fedclade import rng
+from fedclade.core import (
+    ConfigError,
+    DataError,
+    require,
+    rng,
+    unknown,
+)
 from fedclade.data.federation import Pool
-from fedclade.errors import ConfigError, DataError, require, unknown
 
 
 @dataclass(frozen=True, eq=False)

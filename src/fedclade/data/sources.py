@@ -9,13 +9,17 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from fedclade.arguments import check_arguments
+from fedclade.core import (
+    ConfigError,
+    DataError,
+    check_arguments,
+    unknown,
+)
 from fedclade.data.federation import Pool
 from fedclade.data.images import load_cifar10, load_digits, load_femnist, load_mnist
 from fedclade.data.synthetic import load_synthetic
 from fedclade.data.tables import HUB_NAMES
 from fedclade.data.texts import load_ag_news, load_sent140, load_tiny_shakespeare
-from fedclade.errors import ConfigError, DataError, unknown
 
 
 @dataclass(frozen=True)

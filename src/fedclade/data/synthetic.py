@@ -9,9 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedclade import rng
+from fedclade.core import require, rng
 from fedclade.data.federation import Indices, Pool
-from fedclade.errors import require
 
 FEATURES = 60
 LABELS = 10

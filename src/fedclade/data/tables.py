@@ -11,10 +11,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from fedclade.core import DataError, import_extra
 from fedclade.data.cache import stamps
 from fedclade.data.federation import Indices
-from fedclade.errors import DataError
-from fedclade.extras import import_extra
 
 Columns = dict[str, list[Any]]
 

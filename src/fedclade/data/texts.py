@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedclade import rng
+from fedclade.core import DataError, rng
 from fedclade.data.cache import stamps
 from fedclade.data.corpus import Corpus, join, pool_from_corpus
 from fedclade.data.federation import Pool, Task
@@ -17,7 +17,6 @@ from fedclade.data.leaf import LeafFiles, find_leaf, read_leaf
 from fedclade.data.tables import HubTables, Tables, open_hub, open_tables, to_labels, to_texts
 from fedclade.data.vectors import with_vectors
 from fedclade.data.words import split_words, windows
-from fedclade.errors import DataError
 
 TOPICS = 4
 HELD_OUT_FRACTION = 0.1

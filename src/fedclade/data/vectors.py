@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fedclade.core import DataError
 from fedclade.data.federation import Pool
-from fedclade.errors import DataError
 
 
 def with_vectors(pool: Pool, file: Path) -> Pool:

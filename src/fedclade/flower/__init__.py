@@ -1,5 +1,7 @@
 """Clustered federated learning over a network, on Flower: the algorithms of a simulation, unchanged.
 
+The server's workers, the client that answers, and what travels between them. Only the command line may import it.
+
 >>> from fedclade.flower import client_app, server_app  # doctest: +SKIP
 >>> server = server_app("cfl", "mlp", rounds=20, folder="runs/federation")  # doctest: +SKIP
 >>> client = client_app("mlp", lambda context: my_data())  # doctest: +SKIP

@@ -7,8 +7,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from fedclade.core import Updates
 from fedclade.flower.wire import Answer
-from fedclade.updates import Updates
 
 
 class Arrivals:

@@ -12,17 +12,20 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from torch import nn
 
-from fedclade.arguments import checked
-from fedclade.data.federation import Federation
-from fedclade.engine.clients import choose_device
-from fedclade.errors import ConfigError, DataError, FedcladeError
+from fedclade.channel import Budget, DifferentialPrivacy
+from fedclade.core import (
+    ConfigError,
+    DataError,
+    FedcladeError,
+    checked,
+)
+from fedclade.data import Federation
+from fedclade.flower.client_handler import ClientHandler, read_secret
 from fedclade.flower.policy import Policy
-from fedclade.flower.respondent import Respondent, read_secret
 from fedclade.flower.signing import key_of, signed, unsigned
 from fedclade.flower.wire import Content, refusal
-from fedclade.ledger import Budget
-from fedclade.privacy import DifferentialPrivacy
-from fedclade.world import Maker
+from fedclade.runs import Maker
+from fedclade.training import choose_device
 
 KEPT = 256
 """Clients that one process keeps ready; in a simulation it may be many in turn."""
@@ -73,7 +76,7 @@ def client_app(
     encoding
         How updates travel: ``float32``, ``float16`` or ``int8``, the last two with error feedback.
     privacy
-        Differential privacy, see :mod:`fedclade.privacy`; needs a ``folder`` and a ``budget``.
+        Differential privacy, see :mod:`fedclade.channel.privacy`; needs a ``folder`` and a ``budget``.
     budget
         What a client may spend in its life.
 
@@ -83,7 +86,7 @@ def client_app(
         It answers every question; what it cannot answer it refuses, with the reason.
     """
     return app_for(
-        lambda context: Respondent(
+        lambda context: ClientHandler(
             _federation(data_fn(context)),
             model,
             number=partition_of(context),
@@ -97,11 +100,11 @@ def client_app(
     )
 
 
-def app_for(make: Callable[[Context], Respondent]) -> ClientApp:
+def app_for(make: Callable[[Context], ClientHandler]) -> ClientApp:
     """Return a ClientApp around what makes a client of a context; a process keeps those that it made ready."""
-    ready: OrderedDict[object, Respondent] = OrderedDict()
+    ready: OrderedDict[object, ClientHandler] = OrderedDict()
 
-    def respondent(context: Context) -> Respondent:
+    def respondent(context: Context) -> ClientHandler:
         key = (context.node_id, *sorted({**context.run_config, **context.node_config}.items()))
         if key not in ready:
             ready[key] = make(context)

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedclade.algorithms import Algorithm
-from fedclade.algorithms.base import Event, State
-from fedclade.clients import Clients, ClientsWrapper, Round
-from fedclade.flower.members import Members
+from fedclade.algorithms import Algorithm, State
+from fedclade.channel import Channel
+from fedclade.core import (
+    Clients,
+    Event,
+    Round,
+)
+from fedclade.flower.node_registry import NodeRegistry
+from fedclade.runs import ComingAndGoing
 
 
-class ConnectedClients(ClientsWrapper):
+class ConnectedClients(Channel, ComingAndGoing):
     """Clients who may join before any round, and who may be gone for a while or for good.
 
     Who is gone stays in its cluster: it is left out of a round without being waited for, and takes part again as soon
@@ -28,7 +33,7 @@ class ConnectedClients(ClientsWrapper):
         Seconds to wait for the first, if nobody is connected.
     """
 
-    def __init__(self, clients: Clients, members: Members, folder: Path | None, wait: float) -> None:
+    def __init__(self, clients: Clients, members: NodeRegistry, folder: Path | None, wait: float) -> None:
         super().__init__(clients)
         self._members = members
         self._folder = folder

@@ -11,7 +11,10 @@ from statistics import median_low
 
 from torch import Tensor
 
-from fedclade.updates import Updates, row_norms
+from fedclade.core import (
+    Updates,
+    row_norms,
+)
 
 ENOUGH = 3
 """Updates of a cluster from which their median tells what is usual: of two, either could be the wrong one."""

@@ -10,13 +10,16 @@ from typing import TypeVar
 from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from fedclade.errors import UpdateError
+from fedclade.channel import Meter
+from fedclade.core import (
+    DROPPED_OUT,
+    TOO_LATE,
+    UpdateError,
+)
 from fedclade.flower import signing
 from fedclade.flower.inbox import inbox_of
 from fedclade.flower.signing import Asked
 from fedclade.flower.wire import Content, clean, distrusting
-from fedclade.meter import Meter
-from fedclade.updates import DROPPED_OUT, TOO_LATE
 
 AT_ONCE = 8
 """Messages that are pushed or looked for together: a grid holds all of a call in memory."""

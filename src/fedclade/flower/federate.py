@@ -13,29 +13,38 @@ from flwr.serverapp import Grid
 from torch import Tensor, nn
 
 from fedclade.algorithms import Algorithm, build_algorithm
-from fedclade.arguments import checked
-from fedclade.attendance import AttendedClients
-from fedclade.engine.memory import default_memory, memory_bytes
-from fedclade.errors import require
-from fedclade.files import owner_only
+from fedclade.channel import Channel, DifferentialPrivacy, Meter, Retrying, Signature, Timing, server_side
+from fedclade.core import DataSpec, Layout, LocalSpec, checked, owner_only, require
 from fedclade.flower import wire
 from fedclade.flower.connected import ConnectedClients
 from fedclade.flower.doors import Doors
 from fedclade.flower.exchange import Exchange
 from fedclade.flower.grid_clients import GridClients
-from fedclade.flower.members import Identity, Members
+from fedclade.flower.node_registry import Identity, NodeRegistry
 from fedclade.flower.signing import read_keys
-from fedclade.keeper import Every, Keeper
-from fedclade.local import LocalSpec
-from fedclade.meter import Meter
-from fedclade.params import Layout
-from fedclade.privacy import DifferentialPrivacy
-from fedclade.record import Record
-from fedclade.roster import Schema
-from fedclade.rounds import OnRound, Schedule, check_privacy, check_settings, check_stream, config_of, run_rounds
-from fedclade.signature import Signature
-from fedclade.store import Run
-from fedclade.world import Maker, Stream, World, decide_stream, initial_models, model_name
+from fedclade.runs import (
+    Backend,
+    Checkpointer,
+    Every,
+    History,
+    Maker,
+    OnRound,
+    Run,
+    Schedule,
+    Stream,
+    check_privacy,
+    check_settings,
+    check_stream,
+    config_of,
+    decide_stream,
+    initial_models,
+    model_name,
+    run_rounds,
+)
+from fedclade.training import (
+    default_memory,
+    memory_bytes,
+)
 
 MakeAlgorithm = Callable[[Mapping[int, int] | None], Algorithm]
 """Makes an algorithm, given the true clusters where clients tell them: the oracle needs them."""
@@ -53,7 +62,7 @@ class ModelFor:
         To note in the run's config.
     """
 
-    make: Callable[[Schema, int], nn.Module]
+    make: Callable[[DataSpec, int], nn.Module]
     name: str
 
 
@@ -202,7 +211,7 @@ def federate(
         privacy={"permute": permute, **(asdict(privacy) if privacy else {})},
     )
     config = {"network": asdict(network), **config}
-    keeper = Keeper(path, config, checkpoint_every, lambda: _fingerprint(roster.schema, layout))
+    keeper = Checkpointer(path, config, checkpoint_every, lambda: _fingerprint(roster.schema, layout))
     if (finished := keeper.finished()) is not None:
         return finished
     members.wait(network.clients, network.wait)  # also for those of the folder, who need not be back yet
@@ -212,21 +221,22 @@ def federate(
     streams = decide_stream(settings["stream"], algorithm, signature, size, budget)
     sketch = signature.sketch(seed, layout.n_parameters)
     doors = Doors(network.largest_weight, network.largest_norm)
-    there = GridClients(exchange, members, layout, meter, sketch, streams, doors, network.wait)
-    attendance = AttendedClients(there, tells_releases=privacy is not None)
+    grid_clients = GridClients(exchange, members, layout, sketch, streams, doors, network.wait)
+    retrying = Retrying(tells_releases=privacy is not None)
+    middleware = [Timing(meter), *server_side(retrying, None if streams else sketch)]
     if members.secret:
-        initial = _drawn_by_clients(there, algorithm)
-    world = World(attendance, initial, there, meter, attendance, None, sketch, streams, "cpu", budget)
-    clients = ConnectedClients(attendance, members, path, network.wait)
+        initial = _drawn_by_clients(grid_clients, algorithm)
+    clients = ConnectedClients(Channel(grid_clients, *middleware), members, path, network.wait)
+    world = Backend(clients, initial, grid_clients, meter, retrying, None, sketch, streams, "cpu", budget)
     # Models tell of the clients' data, and the machine may have other users.
     with keeper, owner_only():
-        return run_rounds(algorithm, world, clients, keeper, Record(roster, target), schedule, on_round)
+        return run_rounds(algorithm, world, clients, keeper, History(roster, target), schedule, on_round)
 
 
-def _members(exchange: Exchange, network: Network, folder: Path | None) -> Members:
+def _members(exchange: Exchange, network: Network, folder: Path | None) -> NodeRegistry:
     """Return the members of the run: those of its folder, or the first to connect."""
     keys = None if network.keys is None else read_keys(Path(network.keys))
-    members = Members(exchange, network.identity, keys)
+    members = NodeRegistry(exchange, network.identity, keys)
     if folder is not None:
         members.load(folder)
     if not members.known:
@@ -240,7 +250,9 @@ def _built(algorithm: Algorithm | str | MakeAlgorithm, truth: Mapping[int, int] 
     return build_algorithm(algorithm, true_clusters=truth) if isinstance(algorithm, str) else algorithm(truth)
 
 
-def _known(model: nn.Module | str | Maker | ModelFor, schema: Schema, seed: int) -> tuple[str, nn.Module | str | Maker]:
+def _known(
+    model: nn.Module | str | Maker | ModelFor, schema: DataSpec, seed: int
+) -> tuple[str, nn.Module | str | Maker]:
     """Return a model's name, and the model as a simulation takes it, now that the data is known."""
     if isinstance(model, ModelFor):
         make = model.make
@@ -254,6 +266,6 @@ def _drawn_by_clients(clients: GridClients, algorithm: Algorithm) -> Tensor:
     return models[0] if algorithm.initial_models == 1 else models
 
 
-def _fingerprint(schema: Schema, layout: Layout) -> str:
+def _fingerprint(schema: DataSpec, layout: Layout) -> str:
     """Tell of what data a run is, as far as a server knows."""
     return wire.digest(json.dumps([asdict(schema), wire.layout_digest(layout)]).encode())

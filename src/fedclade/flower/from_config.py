@@ -12,19 +12,23 @@ from flwr.app import Context
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from fedclade.arguments import check_arguments
-from fedclade.config import Config, check_config
+from fedclade.channel import Budget, DifferentialPrivacy, check_encoding
+from fedclade.config import (
+    Config,
+    check_config,
+)
+from fedclade.core import (
+    ConfigError,
+    DataError,
+    check_arguments,
+)
 from fedclade.data import Federation
-from fedclade.encoding import check_encoding
-from fedclade.engine.clients import choose_device
-from fedclade.errors import ConfigError, DataError
 from fedclade.flower.client_app import app_for, own_of, partition_of
+from fedclade.flower.client_handler import ClientHandler
 from fedclade.flower.federate import ModelFor, Network, federate
-from fedclade.flower.respondent import Respondent
 from fedclade.flower.server_app import app_of, tell
-from fedclade.ledger import Budget
-from fedclade.privacy import DifferentialPrivacy
-from fedclade.store import Run
+from fedclade.runs import Run
+from fedclade.training import choose_device
 
 SIMULATED = ("faults", "newcomers")
 """Sections of a config that a network has no use for: there clients fail, come and go by themselves."""
@@ -144,7 +148,7 @@ def client_app_from_config() -> ClientApp:
     a client with differential privacy may spend: ``epsilon`` and ``delta`` in the node config.
     """
 
-    def respondent(context: Context) -> Respondent:
+    def respondent(context: Context) -> ClientHandler:
         read = RunConfig.read(context.run_config)
         folder = context.node_config.get("data-dir")
         federation = _federation(tuple(context.run_config.items()), None if folder is None else str(folder))
@@ -152,7 +156,7 @@ def client_app_from_config() -> ClientApp:
         if number is None:
             raise DataError("a node of this app needs partition-id in its node config, to know whose data it has")
         mine = federation.alone(number)
-        return Respondent(
+        return ClientHandler(
             mine,
             lambda seed: read.config.built_model(mine.pool.schema, seed),
             number=number,

@@ -12,27 +12,40 @@ import torch
 from flwr.app import Array, MessageType, RecordDict
 from torch import Tensor
 
-from fedclade.clients import Evaluation, Round, Split
-from fedclade.encoding import ENCODINGS, encoded_bytes
-from fedclade.errors import UpdateError
+from fedclade.channel import (
+    ENCODINGS,
+    CountSketch,
+    Tally,
+    encoded_bytes,
+)
+from fedclade.core import (
+    DROPPED_OUT,
+    LARGEST_NORM,
+    TOO_LATE,
+    Evaluation,
+    EvaluationQuery,
+    Layout,
+    Round,
+    Split,
+    SubspaceQuery,
+    UpdateError,
+    UpdateQuery,
+    Updates,
+    Workers,
+)
 from fedclade.flower import wire
 from fedclade.flower.arrivals import Arrivals
 from fedclade.flower.doors import Doors, Start
 from fedclade.flower.exchange import AT_ONCE, Exchange
-from fedclade.flower.members import Members
+from fedclade.flower.node_registry import NodeRegistry
 from fedclade.flower.patience import Patience
 from fedclade.flower.policy import FORBIDS
 from fedclade.flower.wire import Content
-from fedclade.meter import Meter
-from fedclade.params import Layout
-from fedclade.signature import CountSketch
-from fedclade.streaming import Tally
-from fedclade.updates import DROPPED_OUT, LARGEST_NORM, TOO_LATE, Updates
 
 _log = logging.getLogger(__name__)
 
 
-class GridClients:
+class GridClients(Workers):
     """Clients behind a Flower grid: one message to each node, with its own cluster's model.
 
     Every answer is checked as it comes: it must be of the round, the query and the model that were asked about, of the
@@ -47,8 +60,6 @@ class GridClients:
         Which client is behind which node, and which nodes are there.
     layout
         Of the model.
-    meter
-        Of the exchange.
     sketch
         What the server compares clients by, if not by the whole update.
     streams
@@ -62,9 +73,8 @@ class GridClients:
     def __init__(
         self,
         exchange: Exchange,
-        members: Members,
+        members: NodeRegistry,
         layout: Layout,
-        meter: Meter,
         sketch: CountSketch | None = None,
         streams: bool = False,
         doors: Doors | None = None,
@@ -72,9 +82,8 @@ class GridClients:
     ) -> None:
         self._exchange = exchange
         self._members = members
-        self._layout = layout
+        self.layout = layout
         self._structure = wire.layout_digest(layout)
-        self._meter = meter
         self._sketch = sketch
         self._streams = streams
         self._doors = doors or Doors(math.inf, math.inf)
@@ -83,11 +92,6 @@ class GridClients:
         self._warned = False
         self._counts: dict[tuple[int, Split], int] = {}
         """Of how many examples a client gave its scores, on each split: they are always the same."""
-
-    @property
-    def layout(self) -> Layout:
-        """Where each tensor of the model lies in a vector."""
-        return self._layout
 
     @property
     def engine(self) -> str:
@@ -109,29 +113,19 @@ class GridClients:
         """Number of training examples that each client counts with: what it said when it joined, within the limit."""
         return self._doors.weights(self._members.roster.sizes)
 
-    def train(
-        self,
-        ids: Sequence[int],
-        models: Tensor,
-        assignment: Sequence[int],
-        this_round: Round,
-        anchors: Sequence[int] | None = None,
-    ) -> Updates:
-        """Let each client train from its model; return the updates Δθ_i of those that answer."""
-        if this_round.travels == "nothing" and not self._warned:
+    def handle_updates(self, query: UpdateQuery) -> Updates:
+        """Let each client train from its model, or take the gradient at it; return the updates of those that answer."""
+        if query.kind == "train" and query.round.travels == "nothing" and not self._warned:
             self._warned = True
             _log.warning(
                 "this algorithm lets clients keep models of their own: in a simulation these do not travel, over a "
                 "network they are kept by the server, which sends and receives them"
             )
-        return self._updates("train", ids, models, assignment, this_round, anchors)
+        return self._updates(query)
 
-    def gradients(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], this_round: Round) -> Updates:
-        """Return the negative full-batch gradients of those that answer."""
-        return self._updates("gradients", ids, models, assignment, this_round, None)
-
-    def evaluate(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], split: Split) -> Evaluation:
+    def handle_evaluation(self, query: EvaluationQuery) -> Evaluation:
         """Let each client evaluate its models on a split of its own data, all of them in one message."""
+        ids, models, assignment, split = query.ids, query.models, query.assignment, query.split
         rows: dict[int, list[int]] = {}
         for client, row in zip(ids, assignment, strict=True):
             rows.setdefault(client, []).append(row)
@@ -143,16 +137,15 @@ class GridClients:
         }
         scores: dict[int, list[wire.Scores]] = {}
         left_out: dict[int, str] = {}
-        with self._meter.evaluating():
-            for client, answer in self._ask(questions, MessageType.EVALUATE, f"evaluate {split}"):
-                try:
-                    with wire.distrusting():
-                        mine = wire.read_scores(_content(answer), len(rows[client]), self._count(client, split))
-                except UpdateError as error:
-                    left_out[client] = str(error)
-                else:
-                    self._counts[client, split] = mine[0][2]
-                    scores[client] = mine
+        for client, answer in self._ask(questions, MessageType.EVALUATE, f"evaluate {split}"):
+            try:
+                with wire.distrusting():
+                    mine = wire.read_scores(_content(answer), len(rows[client]), self._count(client, split))
+            except UpdateError as error:
+                left_out[client] = str(error)
+            else:
+                self._counts[client, split] = mine[0][2]
+                scores[client] = mine
         answered = [(client, scores[client].pop(0)) for client in ids if client in scores]
         columns = zip(*(score for _, score in answered), strict=True) if answered else ((), (), ())
         accuracies, losses, examples = columns
@@ -164,8 +157,9 @@ class GridClients:
             left_out=left_out,
         )
 
-    def subspaces(self, ids: Sequence[int], n_vectors: int, per_label: bool) -> Tensor:
+    def handle_subspaces(self, query: SubspaceQuery) -> Tensor:
         """Let each client decompose its training inputs; all zeros are those of a client that does not answer."""
+        ids, n_vectors, per_label = query.ids, query.n_vectors, query.per_label
         schema = self._members.roster.schema
         shape = (schema.outputs if per_label else 1, math.prod(schema.input_shape), n_vectors)
         words = {"what": "subspaces", "vectors": n_vectors, "per_label": per_label}
@@ -174,18 +168,17 @@ class GridClients:
         place_of = {client: place for place, client in enumerate(ids)}
         questions, largest = {c: wire.record(words) for c in ids}, 4 * math.prod(shape)
         why: dict[int, str] = {}
-        with self._meter.training():
-            for client, answer in self._ask(questions, MessageType.QUERY, "subspaces", largest):
-                try:
-                    with wire.distrusting():
-                        _content(answer).has_only(("subspaces",))
-                        data = _content(answer).vector("subspaces")
-                        vectors = wire.read_vector(data, shape, torch.float32, "subspaces")
-                except UpdateError as error:  # who does not answer is asked again, and told of then
-                    why[client] = str(error)
-                    continue
-                if bool(torch.isfinite(vectors).all()):
-                    found[place_of[client]] = vectors
+        for client, answer in self._ask(questions, MessageType.QUERY, "subspaces", largest):
+            try:
+                with wire.distrusting():
+                    _content(answer).has_only(("subspaces",))
+                    data = _content(answer).vector("subspaces")
+                    vectors = wire.read_vector(data, shape, torch.float32, "subspaces")
+            except UpdateError as error:  # who does not answer is asked again, and told of then
+                why[client] = str(error)
+                continue
+            if bool(torch.isfinite(vectors).all()):
+                found[place_of[client]] = vectors
         self._check_allowed("subspaces", ids, why)
         return found
 
@@ -236,7 +229,7 @@ class GridClients:
         UpdateError
             If they are not, or do not come.
         """
-        size = self._layout.size * self._layout.dtype.itemsize
+        size = self.layout.size * self.layout.dtype.itemsize
         names = [str(k) for k in range(count)]
         ((_, answer),) = self._ask({client: question}, MessageType.QUERY, "initial models", count * size)
         with wire.distrusting():
@@ -250,16 +243,9 @@ class GridClients:
                 raise UpdateError(f"initial models that are not finite, or of norms above {LARGEST_NORM:g}")
         return models
 
-    def _updates(
-        self,
-        what: str,
-        ids: Sequence[int],
-        models: Tensor,
-        assignment: Sequence[int],
-        this_round: Round,
-        anchors: Sequence[int] | None,
-    ) -> Updates:
-        pulled = anchors if anchors is not None and this_round.spec.mu else assignment
+    def _updates(self, query: UpdateQuery) -> Updates:
+        what, ids, models, assignment, this_round = query.kind, query.ids, query.models, query.assignment, query.round
+        pulled = query.anchors if query.anchors is not None and this_round.spec.mu else assignment
         arrays = _arrays(models, [*assignment, *pulled])
         names = {row: wire.digest(array.data) for row, array in arrays.items()}
         same = {"what": what, "round": this_round.number, "query": this_round.query, "purpose": this_round.purpose}
@@ -274,21 +260,18 @@ class GridClients:
             vectors = {"model": arrays[row]} | ({"anchor": arrays[anchor]} if anchor != row else {})
             questions[client] = wire.record(words, vectors)
         expected = {client: {**same, "model": names[row]} for client, row in zip(ids, assignment, strict=True)}
-        starts = {
-            row: Start.of(names[row], models[row], self._layout.n_parameters) for row in dict.fromkeys(assignment)
-        }
+        starts = {row: Start.of(names[row], models[row], self.layout.n_parameters) for row in dict.fromkeys(assignment)}
         question = (what, this_round.purpose, this_round.number)
         self._doors.ask(question, {client: starts[row] for client, row in zip(ids, assignment, strict=True)})
-        with self._meter.training():
-            left_out: dict[int, str] = {}
-            length, n_parameters = self._shape(this_round)
-            largest = max(encoded_bytes(length, encoding, n_parameters) for encoding in ENCODINGS)
-            told = self._ask(questions, MessageType.TRAIN, str(this_round.number), largest)
-            answers = self._read(told, self._shape(this_round), expected, left_out)
-            if not self._streams or this_round.replicates > 1:
-                updates = self._kept(answers, ids, models, this_round, left_out)
-            else:
-                updates = self._summed(answers, Tally(ids, models, assignment), models, this_round, left_out)
+        left_out: dict[int, str] = {}
+        length, n_parameters = self._shape(this_round)
+        largest = max(encoded_bytes(length, encoding, n_parameters) for encoding in ENCODINGS)
+        told = self._ask(questions, MessageType.TRAIN, str(this_round.number), largest)
+        answers = self._read(told, self._shape(this_round), expected, left_out)
+        if not self._streams or this_round.replicates > 1:
+            updates = self._kept(answers, ids, models, this_round, left_out)
+        else:
+            updates = self._summed(answers, Tally(ids, models, assignment), models, this_round, left_out)
         self._check_allowed(what, ids, left_out)
         return updates
 
@@ -315,7 +298,7 @@ class GridClients:
             try:
                 with wire.distrusting():
                     size = self._members.roster.sizes[client]
-                    read = wire.read_answer(_content(answer), *shape, self._layout.dtype, size, expected[client])
+                    read = wire.read_answer(_content(answer), *shape, self.layout.dtype, size, expected[client])
             except UpdateError as error:
                 left_out[client] = str(error)
             else:
@@ -345,12 +328,12 @@ class GridClients:
         left_out: Mapping[int, str],
     ) -> Updates:
         """Return sums and signatures, in the order in which updates come: no more than a few are there at a time."""
-        arrivals = Arrivals(AT_ONCE, self._layout.size, models)
+        arrivals = Arrivals(AT_ONCE, self.layout.size, models)
         for client, answer in answers:
             arrivals.put(client, answer)
             if arrivals.full:
                 tally.add(self._checked(arrivals, this_round, {}))
-                arrivals = Arrivals(AT_ONCE, self._layout.size, models)
+                arrivals = Arrivals(AT_ONCE, self.layout.size, models)
         tally.add(self._checked(arrivals, this_round, left_out))  # be it nobody
         return tally.total()
 
@@ -361,15 +344,15 @@ class GridClients:
         updates = replace(updates, sizes=weights, left_out={**left_out, **updates.left_out})
         if this_round.travels != "nothing":  # what a client keeps for itself is nobody else's
             updates = self._doors.admit(updates)
-        if self._sketch is None or this_round.replicates > 1:
+        if self._sketch is None or not self._streams or this_round.replicates > 1:
             return updates
         return replace(updates, sketches=self._sketch.apply(updates.signatures))
 
     def _shape(self, this_round: Round) -> tuple[int, int]:
         """Return how long an answer is, and how much of it is compared."""
         if this_round.replicates == 1:
-            return self._layout.size, self._layout.n_parameters
-        length = this_round.replicates * (self._sketch.dim if self._sketch else self._layout.n_parameters)
+            return self.layout.size, self.layout.n_parameters
+        length = this_round.replicates * (self._sketch.dim if self._sketch else self.layout.n_parameters)
         return length, length
 
     def _count(self, client: int, split: Split) -> int | None:
@@ -414,7 +397,7 @@ class GridClients:
             yield client, answer
 
     def _model(self, data: bytes, name: str) -> Tensor:
-        return wire.read_vector(data, (self._layout.size,), self._layout.dtype, name)
+        return wire.read_vector(data, (self.layout.size,), self.layout.dtype, name)
 
 
 def _arrays(models: Tensor, rows: Sequence[int]) -> dict[int, Array]:

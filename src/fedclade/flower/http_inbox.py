@@ -25,7 +25,7 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.superlink.grid import HttpGrid
 
-from fedclade.errors import UpdateError
+from fedclade.core import UpdateError
 from fedclade.flower import wire
 from fedclade.flower.inbox import Inbox
 

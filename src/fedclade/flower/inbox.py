@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from fedclade.errors import UpdateError
+from fedclade.core import UpdateError
 from fedclade.flower import wire
 
 _log = logging.getLogger(__name__)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from fedclade.updates import NOT_ASKED
+from fedclade.core import NOT_ASKED
 
 LONGEST = 32
 """Questions that a client is not asked, at most, between two that it is."""

@@ -10,10 +10,15 @@ from typing import Any
 
 from flwr.app import ConfigRecord, RecordDict
 
-from fedclade.errors import ConfigError, PolicyError, require, unknown
-from fedclade.files import appear
+from fedclade.core import (
+    ConfigError,
+    LocalSpec,
+    PolicyError,
+    appear,
+    require,
+    unknown,
+)
 from fedclade.flower.wire import shown
-from fedclade.local import LocalSpec
 
 QUESTIONS = ("train", "evaluate", "gradients", "subspaces")
 """Kinds of questions that are about a client's data, and need its leave."""

@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from importlib.metadata import PackageNotFoundError, version
 
-from fedclade.errors import ConfigError, MissingExtraError
+from fedclade.core import (
+    ConfigError,
+    MissingExtraError,
+)
 
 LOWEST, BELOW = (1, 41), (2,)
 """The versions of ``flwr`` that are taken: the message API of 1.41, and no later major version."""

@@ -11,15 +11,10 @@ from flwr.serverapp import Grid, ServerApp
 from torch import nn
 
 from fedclade.algorithms import Algorithm
-from fedclade.arguments import checked
+from fedclade.core import ParameterTree, checked
 from fedclade.flower.federate import MakeAlgorithm, federate
-from fedclade.report import add_figures, show_run
-from fedclade.report.formats import count
-from fedclade.report.terminal import Terminal
-from fedclade.store import Run
-from fedclade.store.run import Row
-from fedclade.tree import ParameterTree
-from fedclade.world import Maker
+from fedclade.report import Terminal, add_figures, count, show_run
+from fedclade.runs import Maker, Row, Run
 
 WIDTH = 100
 """Of the tables: the output of a ServerApp is a log, which no terminal tells its width."""

@@ -25,7 +25,10 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
-from fedclade.errors import ConfigError, UpdateError
+from fedclade.core import (
+    ConfigError,
+    UpdateError,
+)
 from fedclade.flower.wire import PROTOCOL, Content, Signer, Words, clean, shown
 
 KEY_FILE = "client.key"

@@ -21,9 +21,11 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
-from fedclade.encoding import ENCODINGS, decode
-from fedclade.errors import UpdateError
-from fedclade.params import Layout
+from fedclade.channel import (
+    ENCODINGS,
+    decode,
+)
+from fedclade.core import Layout, UpdateError
 
 PROTOCOL = 3
 """Of these messages; both sides must speak the same."""

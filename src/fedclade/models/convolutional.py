@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from fedclade.errors import ModelError
+from fedclade.core import ModelError
 
 
 def cnn(input_shape: tuple[int, ...], outputs: int, *, hidden: int = 512) -> nn.Module:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedclade.errors import ModelError
+from fedclade.core import ModelError
 
 
 def lstm(

@@ -1,13 +1,17 @@
 """What a run and a comparison look like: tables for the terminal, Markdown, CSV and JSON, and figures.
 
-Nothing here needs matplotlib until a figure is drawn.
+Nothing here needs matplotlib until a figure is drawn. The page, a subpackage of its own, needs jinja2 and plotly. The
+command line, the network and the papers import it; it imports runs, and the rooms below.
 """
 
+from fedclade.report.citations import cite_name
 from fedclade.report.comparison import Comparison
 from fedclade.report.dendrogram import dendrogram_figure
 from fedclade.report.estimates import ComparisonRow, Estimate
 from fedclade.report.figures import accuracy_figure, norms_figure, save_figures
+from fedclade.report.formats import NONE, count, duration, percent, shortened
 from fedclade.report.heat_maps import similarity_figure
+from fedclade.report.newcomers import newcomer_table
 from fedclade.report.show import add_figures, show_run, without_figures_if_need_be
 from fedclade.report.suite import SuiteComparison
 from fedclade.report.tables import (
@@ -19,23 +23,34 @@ from fedclade.report.tables import (
     run_table,
     tree_view,
 )
+from fedclade.report.tensorboard import TensorBoardLog
+from fedclade.report.terminal import Terminal
 
 __all__ = [
+    "NONE",
     "Comparison",
     "ComparisonRow",
     "Estimate",
     "SuiteComparison",
+    "TensorBoardLog",
+    "Terminal",
     "accuracy_figure",
     "add_figures",
     "check_table",
+    "cite_name",
     "cluster_table",
+    "count",
     "decision_tables",
     "dendrogram_figure",
+    "duration",
     "event_table",
     "has_splits",
+    "newcomer_table",
     "norms_figure",
+    "percent",
     "run_table",
     "save_figures",
+    "shortened",
     "show_run",
     "similarity_figure",
     "tree_view",

@@ -17,14 +17,17 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from fedclade.errors import ConfigError, RunError
-from fedclade.files import write_text
-from fedclade.metrics import gap_closed
+from fedclade.core import (
+    ConfigError,
+    RunError,
+    write_text,
+)
 from fedclade.report import style
 from fedclade.report.comparison_figure import comparison_figure
 from fedclade.report.estimates import BASELINES, ComparisonRow, Estimate, write_mean, write_with_interval
 from fedclade.report.formats import count, duration, traffic
-from fedclade.store.run import Run
+from fedclade.runs import Run
+from fedclade.tasks import gap_closed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

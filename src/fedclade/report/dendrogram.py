@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from fedclade.report import facts, style
 from fedclade.report.formats import count
 from fedclade.report.merges import Merges, metric_in_words
-from fedclade.store.run import Run
+from fedclade.runs import Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

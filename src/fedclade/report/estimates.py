@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fedclade.metrics import mean_and_interval
 from fedclade.report.formats import NONE, number
+from fedclade.tasks import mean_and_interval
 
 BASELINES = ("fedavg", "local", "oracle")
 """Algorithms that others are measured by."""

@@ -12,17 +12,18 @@ from typing import TypeVar
 
 import numpy as np
 
-from fedclade.metrics import perplexity
-from fedclade.store.contents import tells_what_its_kind_does
-from fedclade.store.run import Row, Run
-from fedclade.store.similarities import SimilarityMatrix
-from fedclade.tree import Node, ParameterTree
+from fedclade.core import (
+    Node,
+    ParameterTree,
+)
+from fedclade.runs import Row, Run, SimilarityMatrix, tells_what_its_kind_does
+from fedclade.tasks import perplexity
 
 L = TypeVar("L")
 
 
 @dataclass(frozen=True)
-class Course:
+class Series:
     """How a number of one cluster went over the rounds.
 
     Parameters
@@ -233,7 +234,7 @@ def truth_blocks(clients: Sequence[int], truth: Mapping[int, int]) -> list[tuple
     return [(start, size, label) for start, size, label in found if label is not None]
 
 
-def score_courses(run: Run) -> dict[int, Course]:
+def score_courses(run: Run) -> dict[int, Series]:
     """Return the mean score of the clients in each cluster over the rounds, by node.
 
     The evaluation after a split counts for the cluster that was split: its parts still have its model.
@@ -246,36 +247,36 @@ def score_courses(run: Run) -> dict[int, Course]:
             node = run.tree.nodes[node.parent]
         scores[node.id][row["round"]].append(score(row, language))
     return {
-        node: Course(tuple(by_round), tuple(sum(values) / len(values) for values in by_round.values()))
+        node: Series(tuple(by_round), tuple(sum(values) / len(values) for values in by_round.values()))
         for node, by_round in sorted(scores.items())
     }
 
 
-def joined_courses(tree: ParameterTree, courses: Mapping[int, Course]) -> dict[int, Course]:
+def joined_courses(tree: ParameterTree, courses: Mapping[int, Series]) -> dict[int, Series]:
     """Return courses that each go on from the last point of the nearest node above that has one."""
-    joined: dict[int, Course] = {}
+    joined: dict[int, Series] = {}
     for node, course in courses.items():
         above = (ancestor.id for ancestor in reversed(tree.above(node)[:-1]))
         before = next((courses[ancestor] for ancestor in above if ancestor in courses), None)
         if before is not None and before.rounds[-1] < course.rounds[0]:  # not so for clients that no leaf holds yet
-            course = Course((before.rounds[-1], *course.rounds), (before.values[-1], *course.values))
+            course = Series((before.rounds[-1], *course.rounds), (before.values[-1], *course.values))
         joined[node] = course
     return joined
 
 
-def criterion_courses(run: Run, column: str) -> dict[int, Course]:
+def criterion_courses(run: Run, column: str) -> dict[int, Series]:
     """Return one column of ``clusters.parquet`` over the rounds, by node, wherever there is a number."""
     numbers: dict[int, list[tuple[int, float]]] = defaultdict(list)
     for row in run.clusters:
         if (value := row.get(column)) is not None:
             numbers[row["node"]].append((row["round"], value))
     return {
-        node: Course(tuple(number for number, _ in pairs), tuple(value for _, value in pairs))
+        node: Series(tuple(number for number, _ in pairs), tuple(value for _, value in pairs))
         for node, pairs in numbers.items()
     }
 
 
-def thresholds_of_norms(run: Run) -> tuple[float | None, float | dict[int, Course] | None]:
+def thresholds_of_norms(run: Run) -> tuple[float | None, float | dict[int, Series] | None]:
     """Return CFL's ε₂ (eq. 33) and ε₁ (eq. 32), each None for another algorithm, ε₁ also where splits have dates.
 
     With ``eps1 = "auto"`` that is a tenth of the largest mean norm in a cluster's lineage so far, by node.
@@ -285,22 +286,22 @@ def thresholds_of_norms(run: Run) -> tuple[float | None, float | dict[int, Cours
     eps1 = None if settings.get("split_rounds") else eps1
     if eps1 != "auto":
         return eps2, eps1
-    found: dict[int, Course] = {}
+    found: dict[int, Series] = {}
     means, peaks = criterion_courses(run, "mean_norm"), dict[int | None, float]({None: 0.0})
     for node in run.tree.nodes:  # parents come before their children
-        course = means.get(node.id, Course((), ()))
+        course = means.get(node.id, Series((), ()))
         highest = tuple(accumulate(course.values, max, initial=peaks[node.parent]))
         peaks[node.id] = highest[-1]
         if course.rounds:
-            found[node.id] = Course(course.rounds, tuple(peak / 10 for peak in highest[1:]))
+            found[node.id] = Series(course.rounds, tuple(peak / 10 for peak in highest[1:]))
     return eps2, found
 
 
-def mean_course(courses: Iterable[Course]) -> Course:
+def mean_course(courses: Iterable[Series]) -> Series:
     """Return the mean over the clusters that there were in each round."""
     values: dict[int, list[float]] = defaultdict(list)
     for course in courses:
         for number, value in zip(course.rounds, course.values, strict=True):
             values[number].append(value)
     rounds = tuple(sorted(values))
-    return Course(rounds, tuple(sum(values[number]) / len(values[number]) for number in rounds))
+    return Series(rounds, tuple(sum(values[number]) / len(values[number]) for number in rounds))

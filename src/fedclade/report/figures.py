@@ -8,13 +8,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedclade.core import Node
 from fedclade.report import facts, style
 from fedclade.report.dendrogram import dendrogram_figure
-from fedclade.report.facts import Course
+from fedclade.report.facts import Series
 from fedclade.report.formats import count
 from fedclade.report.heat_maps import ALONE, similarity_figure
-from fedclade.store.run import Run
-from fedclade.tree import Node
+from fedclade.runs import Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -167,7 +167,7 @@ class _Lines:
                 styles[leaf.id] = look
         return styles
 
-    def draw(self, axes: Axes, courses: Mapping[int, Course], *, forked: bool = False) -> None:
+    def draw(self, axes: Axes, courses: Mapping[int, Series], *, forked: bool = False) -> None:
         """Draw one line for each node that has a course; with ``forked``, each goes on from its parent's last point."""
         few = self.run.summary["rounds"] <= style.FEW_ROUNDS
         marker: dict[str, Any] = {"marker": "o", "markersize": 4} if few else {}
@@ -178,7 +178,7 @@ class _Lines:
             mean = facts.mean_course(courses.values())
             axes.plot(mean.rounds, mean.values, gid="mean", **MEAN)
 
-    def draw_thresholds(self, axes: Axes, courses: Mapping[int, Course]) -> None:
+    def draw_thresholds(self, axes: Axes, courses: Mapping[int, Series]) -> None:
         """Draw a dashed line for each node that has a threshold of its own; where there are many, their mean."""
         if self.crowded:
             courses = {0: facts.mean_course(courses.values())}

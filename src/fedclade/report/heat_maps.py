@@ -11,8 +11,7 @@ import numpy as np
 from fedclade.report import facts, style
 from fedclade.report.facts import ClientOrder
 from fedclade.report.formats import count
-from fedclade.store.run import Run
-from fedclade.store.similarities import SimilarityMatrix
+from fedclade.runs import Run, SimilarityMatrix
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from fedclade.report import facts
-from fedclade.store.run import Row, Run
+from fedclade.runs import Row, Run
 
 _METRICS = {"l1": "L1 distance", "l2": "L2 distance", "cosine": "cosine distance", "angle": "angle in degrees"}
 

@@ -9,8 +9,11 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from fedclade.newcomers import ACCURACIES, Newcomers
 from fedclade.report.formats import count, number, percent
+from fedclade.runs import (
+    ACCURACIES,
+    Newcomers,
+)
 
 
 def newcomer_table(newcomers: Newcomers) -> Table:

@@ -9,10 +9,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from fedclade.errors import FedcladeError
+from fedclade.core import FedcladeError
 from fedclade.report.figures import save_figures
 from fedclade.report.tables import decision_tables, run_table, tree_view
-from fedclade.store import Run
+from fedclade.runs import Run
 
 
 @contextmanager

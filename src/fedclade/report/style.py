@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from fedclade.errors import MissingExtraError
-from fedclade.files import appear
+from fedclade.core import MissingExtraError, appear
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -17,7 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from fedclade.errors import ConfigError
+from fedclade.core import ConfigError
 from fedclade.report.comparison import Comparison, save_comparison
 from fedclade.report.estimates import BASELINES, ComparisonRow, write_mean, write_with_interval
 from fedclade.report.formats import number

@@ -13,12 +13,16 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
+from fedclade.core import (
+    DROPPED_OUT,
+    TOO_LATE,
+    Node,
+    ParameterTree,
+)
 from fedclade.report import facts
 from fedclade.report.facts import Outcome
 from fedclade.report.formats import count, duration, number, percent, shortened, traffic
-from fedclade.store.run import Row, Run
-from fedclade.tree import Node, ParameterTree
-from fedclade.updates import DROPPED_OUT, TOO_LATE
+from fedclade.runs import Row, Run
 
 LIMIT = 40
 """So many clusters are listed; of the rest only the number is told."""

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedclade.extras import import_extra
-from fedclade.store.run import Row
-from fedclade.tree import ParameterTree
+from fedclade.core import ParameterTree, import_extra
+from fedclade.runs import Row
 
 FOLDER = "tensorboard"
 """In the run folder."""

@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from fedclade.report.page import Page, Section, Subject, Table, run_page
-from fedclade.store.run import Run
+from fedclade.report.page import Page, RunView, Section, Table, run_page
+from fedclade.runs.store.run import Run
 
 
 @pytest.fixture
 def page_of() -> Callable[..., Page]:
     def make(run: Run, *arguments: Any, **named: Any) -> Page:
-        return run_page(Subject(run, *arguments, **named))
+        return run_page(RunView(run, *arguments, **named))
 
     return make
 

@@ -11,15 +11,15 @@ import plotly.graph_objects as go
 import pytest
 import torch
 
-from fedclade.errors import MissingExtraError, RunError
-from fedclade.metrics import spread
-from fedclade.report.page import Page, Subject, comparison_page, document, page_html, run_page, state_json, write_page
+from fedclade.core.errors import MissingExtraError, RunError
+from fedclade.core.tree import ParameterTree
+from fedclade.report.page import Page, RunView, comparison_page, document, page_html, run_page, state_json, write_page
 from fedclade.report.page.document import script_json
 from fedclade.report.page.palette import variables
 from fedclade.report.page.section import as_json
-from fedclade.store.run import Run
-from fedclade.store.similarities import SimilarityMatrix
-from fedclade.tree import ParameterTree
+from fedclade.runs.store.run import Run
+from fedclade.runs.store.similarities import SimilarityMatrix
+from fedclade.tasks.metrics import spread
 from tests.report.conftest import summary
 
 EVIL = "</script><img src=x onerror=alert(1)>%{x}"
@@ -73,8 +73,8 @@ def pages(everything: Run) -> dict[str, Page]:
     row = {"name": EVIL, "path": [0], "fits": True, "margin": None}
     row |= dict.fromkeys(("accuracy", "accuracy_root", "accuracy_own", "accuracy_fine_tuned"), 0.5)
     newcomers = {"summary": {"newcomers": 1, "fit_nowhere": 0, "assignment_accuracy": None, **row}, "newcomers": [row]}
-    one = Subject(everything, everything, EVIL, newcomers, Path(EVIL))
-    named = [Subject(everything, folder=Path(f"{EVIL}{i}")) for i in range(3)]
+    one = RunView(everything, everything, EVIL, newcomers, Path(EVIL))
+    named = [RunView(everything, folder=Path(f"{EVIL}{i}")) for i in range(3)]
     return {"one": run_page(one), "several": comparison_page(named, Path())}
 
 
@@ -136,7 +136,7 @@ def test_what_a_live_page_is_told_is_what_a_whole_one_shows(pages: dict[str, Pag
 
 def test_numbers_that_are_none_do_not_break_a_page(everything: Run):
     rows = [row | {"accuracy": float("nan")} for row in everything.clients]
-    page = run_page(Subject(replace(everything, clients=rows)))
+    page = run_page(RunView(replace(everything, clients=rows)))
     assert None in figures_in(page_html(page))["clients-0"]["data"][-1]["y"]
     assert None in json.loads(state_json(page))["figures"]["clients-0"]["data"][-1]["y"]
 
@@ -180,7 +180,7 @@ def large_run(clients: int, rounds: int, clusters: int) -> Run:
 
 @pytest.mark.parametrize("clusters", [8, 1000])
 def test_a_page_of_a_thousand_clients_stays_below_6_mb(clusters: int):
-    page = run_page(Subject(large_run(1000, 20, clusters)))
+    page = run_page(RunView(large_run(1000, 20, clusters)))
     assert {"similarity", "dendrogram", "flow", "clients", "faults"} <= {each.id for each in page.sections}
     assert len(page_html(page).encode()) < 6e6
 

@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 import torch
 
-from fedclade.config import check_config
-from fedclade.metrics import spread
-from fedclade.report.page import Card, Subject
-from fedclade.report.page.courses import accuracy_section
-from fedclade.report.page.flow import REST, STAGES, WIDEST
+from fedclade.config.settings import check_config
+from fedclade.core.tree import ParameterTree
+from fedclade.report.page import Card, RunView
 from fedclade.report.page.plot import LONGEST
+from fedclade.report.page.sankey import REST, STAGES, WIDEST
+from fedclade.report.page.series import accuracy_section
 from fedclade.report.page.setting import repeat_command
 from fedclade.report.page.similarity import MATRICES, SIDE
-from fedclade.store.similarities import SimilarityMatrix
-from fedclade.tree import ParameterTree
+from fedclade.runs.store.similarities import SimilarityMatrix
+from fedclade.tasks.metrics import spread
 
 ALWAYS = ["accuracy", "tree", "clients", "config"]
 
@@ -94,7 +94,7 @@ def test_of_more_clusters_than_colours_the_mean_and_a_band_are_drawn(make_run, s
 
 def test_long_runs_are_thinned_and_that_is_said(make_run):
     run = make_run(rounds=LONGEST + 101)
-    found = accuracy_section(Subject(run))
+    found = accuracy_section(RunView(run))
     (line, *_) = found.figures[""]["data"]
     assert len(line["x"]) <= LONGEST
     assert (line["x"][0], line["x"][-1]) == (1, LONGEST + 101)
@@ -269,9 +269,9 @@ def test_who_joined_and_left_is_told_without_newcomers_too(make_run, section, pa
 def test_a_run_of_a_config_names_the_command_that_repeats_it(make_run, section, page_of, tmp_path):
     config = check_config({"seed": 3, "data": {"name": "digits", "clients": 4}}).as_dict()
     run = replace(make_run(), config={**config, "versions": {"torch": "2"}})
-    subject = Subject(run, folder=tmp_path / "my run")
+    subject = RunView(run, folder=tmp_path / "my run")
     assert repeat_command(subject) == f"fedclade run '{tmp_path}/my run/config.toml'"
-    assert repeat_command(Subject(run)) == "fedclade run config.toml"
+    assert repeat_command(RunView(run)) == "fedclade run config.toml"
     found = section(page_of(run), "config")
     assert found.texts["Config, with every default filled in"].startswith("seed = 3\n")
     assert "versions" not in found.texts["Config, with every default filled in"]

@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from fedclade.config import check_config
-from fedclade.metrics import spread
-from fedclade.report.page import Card, Section, Subject, Table, comparison_page, run_labels
-from fedclade.store.run import Run
+from fedclade.config.settings import check_config
+from fedclade.report.page import Card, RunView, Section, Table, comparison_page, run_labels
+from fedclade.runs.store.run import Run
+from fedclade.tasks.metrics import spread
 
 
 @pytest.fixture
-def subject(make_run) -> Callable[..., Subject]:
+def subject(make_run) -> Callable[..., RunView]:
     """A run of an algorithm whose mean accuracy is given, with its rounds."""
 
-    def make(algorithm: str, mean: float = 0.5, folder: str | None = None, seed: int = 0, **changes) -> Subject:
+    def make(algorithm: str, mean: float = 0.5, folder: str | None = None, seed: int = 0, **changes) -> RunView:
         run: Run = make_run([(2, 0)], algorithm=algorithm, seed=seed, accuracy=spread([mean] * 4), **changes)
         rounds = [
             {
@@ -29,12 +29,12 @@ def subject(make_run) -> Callable[..., Subject]:
             }
             for n in (1, 2, 3, 4)
         ]
-        return Subject(replace(run, metrics=rounds), folder=None if folder is None else Path(folder))
+        return RunView(replace(run, metrics=rounds), folder=None if folder is None else Path(folder))
 
     return make
 
 
-def found(subjects: list[Subject], name: str, beside: Path = Path()) -> Section | None:
+def found(subjects: list[RunView], name: str, beside: Path = Path()) -> Section | None:
     return next((each for each in comparison_page(subjects, beside).sections if each.id == name), None)
 
 
@@ -94,7 +94,7 @@ def test_scores_are_drawn_over_rounds_and_over_traffic(subject):
 
 def test_runs_that_send_nothing_have_no_traffic(subject):
     alone = subject("local")
-    free = Subject(replace(alone.run, metrics=[row | {"bytes_up": 0} for row in alone.run.metrics]))
+    free = RunView(replace(alone.run, metrics=[row | {"bytes_up": 0} for row in alone.run.metrics]))
     assert found([free, free], "traffic") is None
 
 
@@ -103,7 +103,7 @@ def test_clusters_and_ari_are_drawn_where_there_are_any(subject):
     assert plain is not None
     assert "yaxis2" not in plain.figures[""]["layout"]
     known = subject("cfl")
-    known = Subject(replace(known.run, metrics=[row | {"ari": 0.25} for row in known.run.metrics]))
+    known = RunView(replace(known.run, metrics=[row | {"ari": 0.25} for row in known.run.metrics]))
     both = found([known, subject("rcfl")], "clusters")
     assert both is not None
     assert [trace["y"] for trace in both.figures[""]["data"]] == [[1, 1, 2, 2], [1, 1, 2, 2], [0.25] * 4]
@@ -123,7 +123,7 @@ def test_the_share_of_clients_at_most_at_a_score_is_drawn(subject):
 def test_only_settings_that_differ_are_told_and_each_command(subject):
     configs = [check_config({"seed": seed, "data": {"name": "digits", "clients": 4}}).as_dict() for seed in (0, 1)]
     runs = [subject("fedavg", seed=seed, folder=f"r{seed}") for seed in (0, 1)]
-    subjects = [Subject(replace(s.run, config=c), folder=s.folder) for s, c in zip(runs, configs, strict=True)]
+    subjects = [RunView(replace(s.run, config=c), folder=s.folder) for s, c in zip(runs, configs, strict=True)]
     differ = found(subjects, "config")
     assert differ is not None
     assert differ.open_tables == [Table("", ["setting", "fedavg, seed 0", "fedavg, seed 1"], [["seed", "0", "1"]])]

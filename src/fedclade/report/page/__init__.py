@@ -3,16 +3,16 @@
 from fedclade.report.page.cards import run_cards
 from fedclade.report.page.document import cards_html, page_html, section_html, state_json, write_page
 from fedclade.report.page.one_run import run_page
+from fedclade.report.page.run_view import RunView
 from fedclade.report.page.runs import REPORT, comparison_page, run_labels
 from fedclade.report.page.section import Card, Page, Section, Table
-from fedclade.report.page.subject import Subject
 
 __all__ = [
     "REPORT",
     "Card",
     "Page",
+    "RunView",
     "Section",
-    "Subject",
     "Table",
     "cards_html",
     "comparison_page",

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedclade.newcomers import ACCURACIES
 from fedclade.report import facts
 from fedclade.report.formats import NONE, count, number, percent, shortened
 from fedclade.report.page import plot
 from fedclade.report.page.palette import series
+from fedclade.report.page.run_view import RunView
 from fedclade.report.page.section import Figure, Section, Table
-from fedclade.report.page.subject import Subject
+from fedclade.runs import ACCURACIES
 
 MODELS = ("the model it got", "the root’s", "its own, trained alone", "the one it got, fine-tuned")
 """What the columns of :data:`ACCURACIES` are."""
@@ -20,7 +20,7 @@ DRAWN = 200
 """So many newcomers are drawn and listed."""
 
 
-def newcomers_section(subject: Subject) -> Section | None:
+def newcomers_section(subject: RunView) -> Section | None:
     """Return what became of newcomers; None if there were none."""
     moves = [event for event in facts.events_of(subject.run, "joined", "left") if event["clients"]]
     if subject.newcomers is None and not moves:

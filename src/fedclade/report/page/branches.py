@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import sqrt
 
+from fedclade.core import Node
 from fedclade.report import facts
-from fedclade.report.facts import Course
+from fedclade.report.facts import Series
 from fedclade.report.formats import NONE, count, number, percent, shortened
+from fedclade.report.page.run_view import RunView
 from fedclade.report.page.section import Section
-from fedclade.report.page.subject import Subject
 from fedclade.report.tables import CRITERIA
-from fedclade.tree import Node
 
 DRAWN = 40
 """So many current clusters are drawn, the largest; of the rest only the number is told."""
@@ -129,7 +129,7 @@ class TreePicture:
     note: str
 
 
-def tree_section(subject: Subject) -> Section:
+def tree_section(subject: RunView) -> Section:
     """Return the parameter tree of a run."""
     picture = tree_picture(subject)
     caption = (
@@ -139,7 +139,7 @@ def tree_section(subject: Subject) -> Section:
     return Section("tree", "Parameter tree", caption + picture.note, trees={"": picture})
 
 
-def tree_picture(subject: Subject) -> TreePicture:
+def tree_picture(subject: RunView) -> TreePicture:
     """Lay the tree of a run out."""
     layout = _Layout(subject)
     told: list[str] = []
@@ -156,7 +156,7 @@ def tree_picture(subject: Subject) -> TreePicture:
 class _Layout:
     """Where each cluster lies: leaves in rows, every other cluster in the middle of its parts."""
 
-    subject: Subject
+    subject: RunView
 
     @cached_property
     def all_leaves(self) -> list[Node]:
@@ -186,7 +186,7 @@ class _Layout:
         return places
 
     @cached_property
-    def courses(self) -> dict[int, Course]:
+    def courses(self) -> dict[int, Series]:
         return facts.score_courses(self.subject.run)
 
     @cached_property

@@ -7,11 +7,11 @@ from typing import Any
 
 from fedclade.report.facts import Outcome
 from fedclade.report.formats import count, duration, number, percent, traffic
+from fedclade.report.page.run_view import RunView
 from fedclade.report.page.section import Card
-from fedclade.report.page.subject import Subject
 
 
-def run_cards(subject: Subject) -> list[Card]:
+def run_cards(subject: RunView) -> list[Card]:
     """Return what a run comes to: scores, clusters, recovery of the true ones, bytes, time, privacy if it has any."""
     s = subject.run.summary
     clusters, seconds = s["clusters"], s["seconds"]
@@ -33,7 +33,7 @@ def _per_round(s: Mapping[str, Any]) -> str:
     return f"{traffic(s['bytes_up'])} up, {traffic(s['bytes_down'])} down"
 
 
-def _score(subject: Subject) -> Card:
+def _score(subject: RunView) -> Card:
     s = subject.run.summary
     if subject.language:
         worst = number(s["perplexity"]["max"], 1)
@@ -41,7 +41,7 @@ def _score(subject: Subject) -> Card:
     return _against(subject, "Accuracy", s["accuracy"]["mean"], f"std {percent(s['accuracy']['std'])} over clients")
 
 
-def _against(subject: Subject, label: str, mean: float, otherwise: str) -> Card:
+def _against(subject: RunView, label: str, mean: float, otherwise: str) -> Card:
     """Return the card of a mean, with the difference to the run that it is compared with."""
     value = subject.written(mean)
     if subject.against is None:
@@ -60,7 +60,7 @@ def difference(mean: float, other: float, label: str, *, language: bool) -> tupl
     return f"{written} against {label}".replace("-", "−", 1), trend
 
 
-def _worst(subject: Subject) -> Card:
+def _worst(subject: RunView) -> Card:
     accuracy = subject.run.summary["accuracy"]
     tenth = f"worst {count(-(-len(subject.outcome.rows) // 10), 'client')}"
     return Card("Worst tenth", percent(accuracy["worst10_mean"]), f"mean accuracy of the {tenth}")

@@ -8,16 +8,16 @@ from fedclade.report import facts
 from fedclade.report.formats import number
 from fedclade.report.page import plot
 from fedclade.report.page.palette import Key
+from fedclade.report.page.run_view import RunView
 from fedclade.report.page.section import Section, Table
-from fedclade.report.page.subject import Subject
 from fedclade.report.tables import CHECKS
-from fedclade.store.run import Row
+from fedclade.runs import Row
 
 SMALLEST = 1e-6
 """p-values below are drawn here: the axis is logarithmic, and a p-value can be as small as one draw in many."""
 
 
-def checks_section(subject: Subject) -> Section | None:
+def checks_section(subject: RunView) -> Section | None:
     """Return p-value and gain of every check over the rounds; None for a run without checks."""
     checks = facts.events_of(subject.run, *CHECKS)
     if not checks:

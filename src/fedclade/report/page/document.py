@@ -8,9 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fedclade.errors import RunError
-from fedclade.extras import import_extra
-from fedclade.files import write_text
+from fedclade.core import RunError, import_extra, write_text
 from fedclade.report.page.palette import variables
 from fedclade.report.page.section import Card, Page, Section, as_json
 

@@ -9,8 +9,8 @@ from fedclade.report import facts
 from fedclade.report.formats import count
 from fedclade.report.page import plot
 from fedclade.report.page.palette import series
+from fedclade.report.page.run_view import RunView
 from fedclade.report.page.section import Section, Table
-from fedclade.report.page.subject import Subject
 
 LISTED = 20
 """So many clients are listed, the most affected first."""
@@ -21,7 +21,7 @@ REASONS = 6
 OTHER = "other reasons"
 
 
-def faults_section(subject: Subject) -> Section | None:
+def faults_section(subject: RunView) -> Section | None:
     """Return answers left out by round and reason, and the clients it happened to most; None if there were none."""
     lost = [
         (event["round"], client, _kind(why))
@@ -72,5 +72,5 @@ def _kind(why: str) -> str:
     return re.sub(r"\d[\d.e+]*", "#", why)
 
 
-def _name(subject: Subject, client: str) -> str:
+def _name(subject: RunView, client: str) -> str:
     return subject.outcome.name(int(client)) if client.isdecimal() else client

@@ -9,8 +9,8 @@ from fedclade.report.formats import NONE, count
 from fedclade.report.merges import Merges, metric_in_words
 from fedclade.report.page import plot
 from fedclade.report.page.palette import Key, truth_colour
+from fedclade.report.page.run_view import RunView
 from fedclade.report.page.section import Section, Table
-from fedclade.report.page.subject import Subject
 
 NAMED = 40
 """Up to so many clients are told by name under their leaves."""
@@ -22,7 +22,7 @@ LISTED = 15
 """So many merges are listed, the last ones first."""
 
 
-def dendrogram_section(subject: Subject) -> Section | None:
+def dendrogram_section(subject: RunView) -> Section | None:
     """Return which clusters merged at what distance, and where that was cut; None for a run without such a step."""
     step = facts.clustering_step(subject.run)
     if step is None:
@@ -55,7 +55,7 @@ def _sizes(merges: Merges) -> list[int]:
     return sizes
 
 
-def _figure(subject: Subject, merges: Merges) -> dict[str, Any]:
+def _figure(subject: RunView, merges: Merges) -> dict[str, Any]:
     step, m = merges.step, merges.m
     clients = [step["clients"][place] for place in merges.order]
     names = [subject.drawn_name(client) for client in clients] if m <= NAMED else []
@@ -83,7 +83,7 @@ def _figure(subject: Subject, merges: Merges) -> dict[str, Any]:
     )
 
 
-def _bridges(subject: Subject, merges: Merges) -> list[dict[str, Any]]:
+def _bridges(subject: RunView, merges: Merges) -> list[dict[str, Any]]:
     """Draw the bridges of each cluster as one broken line, in its colour; above the cut in grey."""
     nodes = merges.nodes[merges.m :]
     traces: list[dict[str, Any]] = []

@@ -7,15 +7,15 @@ from fedclade.report.page.arrivals import newcomers_section
 from fedclade.report.page.branches import tree_section
 from fedclade.report.page.cards import run_cards
 from fedclade.report.page.checks import checks_section
-from fedclade.report.page.courses import accuracy_section, norms_section
 from fedclade.report.page.faults import faults_section
-from fedclade.report.page.flow import flow_section
 from fedclade.report.page.merging import dendrogram_section
+from fedclade.report.page.run_view import RunView
+from fedclade.report.page.sankey import flow_section
 from fedclade.report.page.section import Page
+from fedclade.report.page.series import accuracy_section, norms_section
 from fedclade.report.page.setting import setting_section
 from fedclade.report.page.similarity import similarity_section
 from fedclade.report.page.spread import spread_section
-from fedclade.report.page.subject import Subject
 
 SECTIONS = (
     *(accuracy_section, tree_section, similarity_section, dendrogram_section, flow_section, spread_section),
@@ -24,7 +24,7 @@ SECTIONS = (
 """In the order of the page. One that has nothing to show of a run returns None."""
 
 
-def run_page(subject: Subject) -> Page:
+def run_page(subject: RunView) -> Page:
     """Return the page of a run; sections without data are left out."""
     s = subject.run.summary
     name, _, details = s["data"].partition(", ")

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from fedclade.report import facts, style
 from fedclade.report.formats import count
-from fedclade.store.run import Run
+from fedclade.runs import Run
 
 DAY: Mapping[str, str] = {
     "ink": style.INK,

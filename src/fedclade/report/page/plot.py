@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedclade.report.facts import Course
+from fedclade.report.facts import Series
 from fedclade.report.page.section import Figure
 
 LONGEST = 500
@@ -93,7 +93,7 @@ def line(x: Sequence[float], y: Sequence[float | None], colour: str, **look: Any
     }
 
 
-def course(values: Course, colour: str, hover: str, **look: Any) -> dict[str, Any]:
+def course(values: Series, colour: str, hover: str, **look: Any) -> dict[str, Any]:
     """Return the line of a course over the rounds."""
     return line(values.rounds, values.values, colour, hovertemplate=f"{hover}<extra></extra>", **look)
 

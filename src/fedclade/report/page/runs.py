@@ -15,9 +15,9 @@ from fedclade.report.page import plot
 from fedclade.report.page.branches import tree_picture
 from fedclade.report.page.cards import difference
 from fedclade.report.page.palette import Key, series
+from fedclade.report.page.run_view import RunView
 from fedclade.report.page.section import Card, Figure, Page, Section, Table
 from fedclade.report.page.setting import flat, repeat_command
-from fedclade.report.page.subject import Subject
 
 REPORT = "report.html"
 """A run's own page, in its folder."""
@@ -41,11 +41,11 @@ class Compared:
     """
 
     label: str
-    subject: Subject
+    subject: RunView
     key: Key
 
 
-def comparison_page(subjects: Sequence[Subject], beside: Path) -> Page:
+def comparison_page(subjects: Sequence[RunView], beside: Path) -> Page:
     """Return a page that compares runs.
 
     Parameters
@@ -70,7 +70,7 @@ def comparison_page(subjects: Sequence[Subject], beside: Path) -> Page:
     return Page(f"Comparison of {len(runs)} runs", "; ".join(data), _cards(runs), [each for each in found if each])
 
 
-def run_labels(subjects: Sequence[Subject]) -> list[str]:
+def run_labels(subjects: Sequence[RunView]) -> list[str]:
     """Return what to call each of some runs: its algorithm; with seed or folder where that is not enough."""
     algorithms = [subject.run.summary["algorithm"] for subject in subjects]
     seeded = [f"{name}, seed {each.run.summary['seed']}" for name, each in zip(algorithms, subjects, strict=True)]

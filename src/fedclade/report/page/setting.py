@@ -10,14 +10,21 @@ from typing import Any
 
 import tomli_w
 
-from fedclade.config import WRITTEN_ONLY, check_config
-from fedclade.errors import ConfigError
+from fedclade.config import (
+    WRITTEN_ONLY,
+    check_config,
+)
+from fedclade.core import ConfigError
+from fedclade.report.page.run_view import RunView
 from fedclade.report.page.section import Section, Table
-from fedclade.report.page.subject import Subject
-from fedclade.store.run import CONFIG, Run, without_none
+from fedclade.runs import (
+    CONFIG,
+    Run,
+    without_none,
+)
 
 
-def setting_section(subject: Subject) -> Section:
+def setting_section(subject: RunView) -> Section:
     """Return the resolved config, the versions, and the command that repeats the run."""
     run = subject.run
     versions = run.config.get("versions", {})
@@ -31,7 +38,7 @@ def setting_section(subject: Subject) -> Section:
     return Section("config", "Config", caption, tables=tables if versions else [], texts=texts)
 
 
-def repeat_command(subject: Subject) -> str | None:
+def repeat_command(subject: RunView) -> str | None:
     """Return the command that repeats a run; None for one that was not made from a config."""
     if not _is_config(_as_toml(subject.run)):
         return None

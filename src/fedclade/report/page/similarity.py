@@ -6,15 +6,15 @@ from typing import Any
 
 import numpy as np
 
+from fedclade.clustering import Similarity
 from fedclade.report import facts
 from fedclade.report.facts import ClientOrder
 from fedclade.report.formats import count, number
 from fedclade.report.page import plot
 from fedclade.report.page.palette import Key, truth_colour
+from fedclade.report.page.run_view import RunView
 from fedclade.report.page.section import Figure, Section, Table
-from fedclade.report.page.subject import Subject
-from fedclade.similarity import Similarity
-from fedclade.store.similarities import SimilarityMatrix
+from fedclade.runs import SimilarityMatrix
 
 SIDE = 100
 """A matrix of more clients is drawn as means over neighbours, so many in a row."""
@@ -31,7 +31,7 @@ LOWEST_BLOCK = 0.05
 SCALE = [[0, "@low2"], [0.25, "@low1"], [0.5, "@middle"], [0.75, "@high1"], [1, "@high2"]]
 
 
-def similarity_section(subject: Subject) -> Section | None:
+def similarity_section(subject: RunView) -> Section | None:
     """Return heat maps of the cosine similarities, one for each cluster that has one; None if there is none."""
     kept = sorted(subject.run.similarities, key=lambda s: (s.node != 0, -len(s.clients), s.node))
     if not kept:
@@ -66,7 +66,7 @@ def _extremes(alpha: Similarity) -> list[str]:
     return [number(float(value)) for value in (pairs.min(), pairs.mean(), pairs.max())]
 
 
-def _figure(subject: Subject, matrix: SimilarityMatrix, order: ClientOrder, limit: float) -> Figure:
+def _figure(subject: RunView, matrix: SimilarityMatrix, order: ClientOrder, limit: float) -> Figure:
     rows = order.rows(matrix.clients)
     clients = [matrix.clients[row] for row in rows]
     alpha = matrix.alpha[np.ix_(rows, rows)].astype(float)

@@ -7,8 +7,8 @@ from typing import Any
 from fedclade.report.formats import NONE, count
 from fedclade.report.page import plot
 from fedclade.report.page.palette import Key
+from fedclade.report.page.run_view import RunView
 from fedclade.report.page.section import Figure, Section, Table
-from fedclade.report.page.subject import Subject
 
 LISTED = 25
 """So many clients are listed, those first that lost most."""
@@ -17,7 +17,7 @@ MOST = 3000
 """Of more clients than this, every so many are drawn."""
 
 
-def spread_section(subject: Subject) -> Section | None:
+def spread_section(subject: RunView) -> Section | None:
     """Return the score of every client, worst first, and what it was in the run that it is compared with.
 
     None if no client was evaluated.
@@ -40,7 +40,7 @@ def spread_section(subject: Subject) -> Section | None:
     return Section("clients", "How the clients fared", caption, {"": _figure(subject)}, legend, tables)
 
 
-def _figure(subject: Subject) -> Figure:
+def _figure(subject: RunView) -> Figure:
     sign = -1 if subject.language else 1
     ordered = sorted(subject.scores, key=lambda client: (sign * subject.scores[client], client))
     ordered = ordered[:: -(-len(ordered) // MOST)]
@@ -78,14 +78,14 @@ def _figure(subject: Subject) -> Figure:
     return plot.figure(traces, 380, xaxis=x_axis, yaxis=y_axis)
 
 
-def _losers(subject: Subject, before: dict[int, float]) -> list[tuple[float, int]]:
+def _losers(subject: RunView, before: dict[int, float]) -> list[tuple[float, int]]:
     """Return the clients that are worse off than before, with how much, those first that lost most."""
     sign = -1 if subject.language else 1
     losses = [(sign * (now - before[client]), client) for client, now in subject.scores.items() if client in before]
     return sorted((change, client) for change, client in losses if change < 0)
 
 
-def _table(subject: Subject, label: str, losers: list[tuple[float, int]]) -> Table:
+def _table(subject: RunView, label: str, losers: list[tuple[float, int]]) -> Table:
     assert subject.before is not None  # who lost is asked only then
     before, leaf_of = subject.before[1], subject.run.tree.leaf_of
     rows = [
@@ -102,7 +102,7 @@ def _table(subject: Subject, label: str, losers: list[tuple[float, int]]) -> Tab
     return Table(f"Clients that lost against {label}", ["client", "cluster", "before", "now"], rows, note)
 
 
-def _quantiles(subject: Subject) -> Table:
+def _quantiles(subject: RunView) -> Table:
     """Return quantiles of the scores."""
     scores = subject.run.summary["perplexity" if subject.language else "accuracy"]
     names = {"min": "least", "p10": "p10", "p25": "p25", "p50": "median", "p75": "p75", "p90": "p90", "max": "most"}

@@ -1,0 +1,50 @@
+"""A clustering method of one's own: federated averaging, and once k-means on the updates of all clients.
+
+python examples/own_method.py
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.nn.functional import normalize
+
+import fedclade
+from fedclade import Clients, Event, ParameterTree, Round, RoundLog, State
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateKMeans(fedclade.Algorithm):
+    """Clusters are those of the directions in which clients' updates point in round r."""
+
+    r: int = 3
+    n_clusters: int = 4
+
+    def init(self, params: Tensor, clients: Clients) -> State:
+        """Put all clients in one cluster."""
+        return State(ParameterTree.root_only(clients.ids, params))
+
+    def step(self, state: State, cohort: Sequence[int], clients: Clients, this_round: Round) -> tuple[State, RoundLog]:
+        """Train every cluster; in round r train all clients, and split them."""
+        everybody = this_round.number == self.r
+        parts = fedclade.train_clusters(state, clients.ids if everybody else cohort, clients, this_round)
+        tree = fedclade.move_clusters(state.tree, parts)
+        if not everybody:
+            return State(tree), fedclade.log_of(parts)
+        updates = parts[0].updates
+        directions = normalize(updates.signatures.double()).cpu().numpy()
+        labels = fedclade.k_means(directions, self.n_clusters, this_round.generator("k-means"))
+        clusters = [[c for c, at in zip(updates.ids, labels, strict=True) if at == label] for label in set(labels)]
+        cached = [updates.signatures_of(members) for members in clusters]  # newcomers are compared with them
+        tree = tree.split(0, clusters, params=tree.nodes[0].params, cached=cached, round_number=self.r, criteria={})
+        return State(tree), fedclade.log_of(parts, [Event("k_means", 0, {"sizes": [len(each) for each in clusters]})])
+
+
+if __name__ == "__main__":
+    federation = fedclade.load_federation("digits", clients=20, shift="label_permutation", clusters=4)
+    for algorithm in (fedclade.FedAvg(), UpdateKMeans(), fedclade.Oracle(federation.true_clusters)):
+        run = fedclade.simulate(algorithm, "mlp", federation, rounds=15)
+        last = run.metrics[-1]
+        print(
+            f"{type(algorithm).__name__:14} {last['clusters']} clusters, accuracy {100 * last['accuracy_mean']:.1f} %"
+        )

@@ -1,0 +1,51 @@
+"""What lies between the server and clients: privacy, permutation, sketches, encodings, faults, traffic, retries.
+
+Each is a function ``(query, ask) -> reply``; ``compose.py`` has the list of them, for clients and for the server. Runs
+and the network import it; algorithms do not know of it.
+"""
+
+from fedclade.channel.compose import client_side, server_side
+from fedclade.channel.encoding import ENCODINGS, ErrorFeedback, check_encoding, decode, encode, encoded_bytes
+from fedclade.channel.faults import FaultInjection, Faults
+from fedclade.channel.ledger import Budget, Ledger
+from fedclade.channel.middleware import Channel, Middleware
+from fedclade.channel.privacy import DifferentialPrivacy, Privatizing, booked, keyed_noise, refusal
+from fedclade.channel.replicates import Replicating
+from fedclade.channel.retry import Retrying
+from fedclade.channel.signature import CountSketch, Permutation, Permuting, Signature, Sketching
+from fedclade.channel.streaming import Streaming, Tally
+from fedclade.channel.traffic import Meter, Timing, Traffic
+
+__all__ = [
+    "ENCODINGS",
+    "Budget",
+    "Channel",
+    "CountSketch",
+    "DifferentialPrivacy",
+    "ErrorFeedback",
+    "FaultInjection",
+    "Faults",
+    "Ledger",
+    "Meter",
+    "Middleware",
+    "Permutation",
+    "Permuting",
+    "Privatizing",
+    "Replicating",
+    "Retrying",
+    "Signature",
+    "Sketching",
+    "Streaming",
+    "Tally",
+    "Timing",
+    "Traffic",
+    "booked",
+    "check_encoding",
+    "client_side",
+    "decode",
+    "encode",
+    "encoded_bytes",
+    "keyed_noise",
+    "refusal",
+    "server_side",
+]

@@ -1,0 +1,232 @@
+"""How an update becomes bytes: float32 as it is, or in codes of 16 or 8 bits; and error feedback for what these lose.
+
+The parameters of an update ``[S]``, its first D entries, are cut into blocks of :data:`BLOCK`, the last of which may be
+shorter. A block has one scale, its largest magnitude over the largest code, and each entry becomes the nearest multiple
+of the scale. A float16 code is a number of up to 2¹⁵: nothing overflows, and an entry loses digits only where it is
+below 2⁻²⁹ of the largest in its block. An int8 code is a whole number from −127 to 127. Of halves the even is taken: a
+fixed rule and no draw, so that the same update always gives the same bytes.
+
+The S − D buffers behind them stay float32. BatchNorm's running statistics are few, lie orders of magnitude apart, and a
+running variance that rounding turned negative would end in NaN.
+
+What travels, little-endian, without a header: the scales (float32), the codes, the buffers (float32). Its length
+follows from S, D and the encoding, so a receiver never reserves memory for what a sender claims. A block with an entry
+that is not finite decodes to entries that are all not finite, and the receiver's own check finds them.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.nn.functional import pad
+
+from fedclade.core import (
+    ConfigError,
+    UpdateError,
+    appear,
+    unknown,
+    write_tensors,
+)
+
+Encoding = Literal["float32", "float16", "int8"]
+
+ENCODINGS: tuple[Encoding, ...] = get_args(Encoding)
+
+BLOCK = 256
+"""Parameters that share a scale: 4 bytes to 256 or 512 of codes."""
+
+_SMALLEST = float(np.finfo(np.float32).tiny)
+"""Of scales: a block of zeros, or of numbers too small for float32's full precision, is divided by this."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Codes:
+    """What a parameter turns into."""
+
+    dtype: torch.dtype
+    bytes_each: int
+    largest: float
+
+    def of(self, scaled: Tensor) -> Tensor:
+        """Round what was divided by its scale; torch rounds halves to even, in a cast to float16 too."""
+        return (scaled if self.dtype.is_floating_point else scaled.round()).to(self.dtype)
+
+
+_CODES = {"float16": _Codes(torch.float16, 2, 2.0**15), "int8": _Codes(torch.int8, 1, 127.0)}
+
+
+def check_encoding(encoding: str) -> None:
+    """Check the name of an encoding.
+
+    Raises
+    ------
+    ConfigError
+        If there is none of that name.
+    """
+    if encoding not in ENCODINGS:
+        raise ConfigError(unknown("encoding", encoding, ENCODINGS))
+
+
+def encoded_bytes(size: int, encoding: str, n_parameters: int) -> int:
+    """Return how many bytes an update of S = ``size`` entries takes, D = ``n_parameters`` of them parameters.
+
+    Raises
+    ------
+    ConfigError
+        If there is no encoding of that name.
+    """
+    check_encoding(encoding)
+    codes = _CODES.get(encoding)
+    if codes is None:
+        return 4 * size
+    return 4 * _blocks(n_parameters) + codes.bytes_each * n_parameters + 4 * (size - n_parameters)
+
+
+def encode(vector: Tensor, encoding: str, n_parameters: int) -> bytes:
+    """Return an update ``[S]`` as bytes; see the top of this file for what they are.
+
+    Raises
+    ------
+    ConfigError
+        If there is no encoding of that name.
+    """
+    check_encoding(encoding)
+    vector = vector.detach().to("cpu", torch.float32)
+    codes = _CODES.get(encoding)
+    if codes is None:
+        return _bytes_of(vector)
+    parameters, buffers = vector.split([n_parameters, len(vector) - n_parameters])
+    blocks = pad(parameters, (0, -n_parameters % BLOCK)).view(-1, BLOCK)
+    scales = (blocks.abs().amax(dim=1, keepdim=True) / codes.largest).clamp_min(_SMALLEST)
+    coded = codes.of(blocks / scales).flatten()[:n_parameters]
+    return b"".join(map(_bytes_of, (scales.flatten(), coded, buffers)))
+
+
+def decode(data: bytes, size: int, encoding: str, n_parameters: int) -> Tensor:
+    """Return the update, float32 ``[S]``, that some bytes stand for.
+
+    An entry of the parameters is off by at most 1/254 of the largest magnitude in its block in ``int8``, and by at most
+    2⁻¹¹ of its own, or 2⁻⁴⁰ of that largest one, in ``float16``; besides, by float32's own rounding.
+
+    Parameters
+    ----------
+    data
+        What came.
+    size, encoding, n_parameters
+        S, the encoding and D: what the receiver knows, not what the sender says.
+
+    Raises
+    ------
+    ConfigError
+        If there is no encoding of that name.
+    UpdateError
+        If there are more or fewer bytes than such an update takes.
+    """
+    expected = encoded_bytes(size, encoding, n_parameters)
+    if len(data) != expected:
+        raise UpdateError(
+            f"update of {len(data)} bytes, expected {expected}: {encoding} of {size} entries, {n_parameters} of them "
+            "parameters; client and server need the same model and encoding"
+        )
+    codes = _CODES.get(encoding)
+    if codes is None:
+        return _tensor_of(data, torch.float32)
+    split = 4 * _blocks(n_parameters)
+    end = split + codes.bytes_each * n_parameters
+    scales = _tensor_of(data[:split], torch.float32).repeat_interleave(BLOCK)[:n_parameters]
+    parameters = _tensor_of(data[split:end], codes.dtype).to(torch.float32) * scales
+    return torch.cat([parameters, _tensor_of(data[end:], torch.float32)])
+
+
+class ErrorFeedback:
+    """An encoder that adds what it lost of the last update to the next, so that no part of an update is lost for good.
+
+    With C for encoding and decoding, p_t = Δ_t + e_t is sent as C(p_t), and e_{t+1} = p_t − C(p_t). The sum of all that
+    was decoded is that of all updates but for the last residual, whatever C is: Seide et al. 2014 ("1-bit stochastic
+    gradient descent", section 3.1), who found that 1-bit gradients need it; Karimireddy et al. 2019 (arXiv:1901.09847,
+    Algorithm 2) prove that with it SGD converges as fast as without compression. A residual belongs to answers of one
+    kind: keep gradients of a full batch apart from updates.
+
+    Parameters
+    ----------
+    encoding
+        One of :data:`ENCODINGS`.
+    size, n_parameters
+        S and D.
+    residual
+        What was lost last time, float32 ``[S]``; nothing, if left out. One of another length (the model changed), or
+        that is not finite, is dropped with a line in the log.
+
+    Raises
+    ------
+    ConfigError
+        If there is no encoding of that name.
+    """
+
+    def __init__(self, encoding: str, size: int, n_parameters: int, residual: Tensor | None = None) -> None:
+        check_encoding(encoding)
+        self._encoding = encoding
+        self._n_parameters = n_parameters
+        self.residual = torch.zeros(size)
+        if residual is not None:
+            self._keep(residual)
+
+    @classmethod
+    def load(cls, path: Path, encoding: str, size: int, n_parameters: int) -> ErrorFeedback:
+        """Go on with the residual of a file that :meth:`save` wrote; without one, or if it is damaged, with none."""
+        try:
+            residual = load_file(path)["residual"]
+        except FileNotFoundError:
+            residual = None
+        except (SafetensorError, KeyError, OSError) as error:
+            _log.warning("the residual in %s is dropped: %s", path, error)
+            residual = None
+        return cls(encoding, size, n_parameters, residual)
+
+    def save(self, path: Path) -> None:
+        """Write the residual to a file, whole or not at all."""
+        appear(path, lambda beside: write_tensors(beside, {"residual": self.residual}, private=True))
+
+    def encode(self, update: Tensor) -> bytes:
+        """Return an update ``[S]``, with what was lost before, as bytes; keep what is lost now."""
+        meant = update.detach().to("cpu", torch.float32) + self.residual
+        data = encode(meant, self._encoding, self._n_parameters)
+        self._keep(meant - decode(data, len(meant), self._encoding, self._n_parameters))
+        return data
+
+    def _keep(self, residual: Tensor) -> None:
+        expected = self.residual.shape
+        if residual.shape != expected:
+            why = f"it has shape {tuple(residual.shape)}, and the model {tuple(expected)}"
+        elif bad := int((~torch.isfinite(residual)).sum()):
+            why = f"{bad} of {len(residual)} entries are not finite"
+        else:
+            self.residual = residual.to(torch.float32)
+            return
+        _log.warning("the residual of the last update is dropped: %s", why)
+        self.residual = torch.zeros(expected)
+
+
+def _blocks(n_parameters: int) -> int:
+    return -(-n_parameters // BLOCK)
+
+
+def _bytes_of(tensor: Tensor) -> bytes:
+    array: np.ndarray[Any, Any] = tensor.numpy()
+    return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+
+
+def _tensor_of(data: bytes, dtype: torch.dtype) -> Tensor:
+    there = np.dtype(str(dtype).removeprefix("torch.")).newbyteorder("<")
+    array = np.frombuffer(data, there)
+    return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=True))

@@ -1,0 +1,182 @@
+"""What a client's releases cost it together, in ε at δ; and the file in which it keeps count of them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from fedclade.core import (
+    PrivacyError,
+    appear,
+    import_extra,
+    require,
+)
+
+FORMAT = 1
+"""Version of a ledger's layout."""
+
+SENSITIVITY = 2.0
+"""How far two clipped updates can lie apart, in clip norms."""
+
+
+def epsilon_of(releases: Mapping[float, int], delta: float) -> float:
+    """Return the ε that some releases of one client cost together, at a δ.
+
+    A release is an update clipped to norm C, plus Gaussian noise of standard deviation z·C. What is protected is all
+    the data of the client: with any other data its clipped update would lie at most 2C away. So a release is a Gaussian
+    mechanism of multiplier z/2, or 2/z-GDP, and n_z releases each are together, however the server chose its queries by
+    earlier answers, one Gaussian mechanism of multiplier 1/√(Σ n_z (2/z)²), exactly (Dong, Roth, Su 2019,
+    arXiv:1905.02383, Corollary 3.3). Its ε is that of Balle and Wang 2018 (arXiv:1805.06530, Theorem 8).
+
+    Parameters
+    ----------
+    releases
+        How many n_z there were with each noise multiplier z.
+    delta
+        δ, in (0, 1).
+
+    Returns
+    -------
+    float
+        ε; 0 without a release, infinite if one had no noise.
+
+    Raises
+    ------
+    ConfigError
+        If δ is out of range.
+    MissingExtraError
+        If ``dp-accounting`` is not installed.
+    """
+    require(("delta", delta, 0 < delta < 1, "greater than 0 and less than 1"))
+    accounting = import_extra("dp_accounting", "dp-accounting", "privacy", "stating ε")
+    if any(z == 0 for z in releases):
+        return math.inf
+    precision = sum(n * (SENSITIVITY / z) ** 2 for z, n in releases.items())
+    return float(accounting.get_epsilon_gaussian(1 / math.sqrt(precision), delta)) if precision else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """What a client may spend in its life.
+
+    Parameters
+    ----------
+    epsilon, delta
+        ε at δ; an ε of infinity is no bound.
+
+    Raises
+    ------
+    ConfigError
+        If a value is out of range; one line for each.
+    """
+
+    epsilon: float
+    delta: float = 1e-5
+
+    def __post_init__(self) -> None:
+        require(
+            ("budget.epsilon", self.epsilon, self.epsilon > 0, "greater than 0"),
+            ("budget.delta", self.delta, 0 < self.delta < 1, "greater than 0 and less than 1"),
+        )
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The releases of one round of a run, with one noise multiplier."""
+
+    run: str
+    round: int
+    noise_multiplier: float
+    releases: int
+
+
+class Ledger:
+    """One client's releases, over all the clusters and runs that it passed through, as a JSON file.
+
+    A release is booked before it leaves, and the file is replaced whole. So a crash may count a release that did not
+    take place, and never misses one. One process at a time may write it. A file that is not there is a client that has
+    released nothing: nobody can tell it from one that was deleted, so keep it where identity and keys are kept.
+
+    Parameters
+    ----------
+    path
+        The file.
+    budget
+        Beyond which nothing is released; None for no limit.
+    """
+
+    def __init__(self, path: Path, budget: Budget | None = None) -> None:
+        self._path = path
+        self._budget = budget
+
+    def entries(self) -> tuple[Entry, ...]:
+        """Read what has been booked.
+
+        Raises
+        ------
+        PrivacyError
+            If the file is damaged.
+        """
+        try:
+            return _entries(json.loads(self._path.read_bytes()))
+        except FileNotFoundError:
+            return ()
+        except (ValueError, TypeError, KeyError) as error:
+            raise PrivacyError(
+                f"the privacy ledger {self._path} is damaged, so what this client has released is not known and no "
+                f"update leaves it; restore the file from a backup ({type(error).__name__}: {error})"
+            ) from error
+
+    def spent(self, delta: float) -> float:
+        """Return the ε, at a δ, of all releases so far; raises as :func:`epsilon_of` and :meth:`entries`."""
+        return epsilon_of(_counted(self.entries()), delta)
+
+    def book(self, noise_multiplier: float, run: str, number: int) -> None:
+        """Book a release that is about to leave, in a round of a run.
+
+        Raises
+        ------
+        PrivacyError
+            If the file is damaged, or the release would exceed the budget; then nothing may leave.
+        OSError
+            If it cannot be written; then nothing may leave either.
+        """
+        entries = {(e.run, e.round, e.noise_multiplier): e.releases for e in self.entries()}
+        key = run, number, noise_multiplier
+        entries[key] = entries.get(key, 0) + 1
+        after = [Entry(*key, releases) for key, releases in entries.items()]
+        if self._budget is not None and self._budget.epsilon < math.inf:
+            self._check(self._budget, _counted(after))
+        text = json.dumps({"format": FORMAT, "entries": [asdict(entry) for entry in after]}, indent=1)
+        appear(self._path, lambda beside: beside.write_text(text), private=True)
+
+    def _check(self, budget: Budget, after: Mapping[float, int]) -> None:
+        if (epsilon := epsilon_of(after, budget.delta)) > budget.epsilon:
+            raise PrivacyError(
+                f"with this update the client would have spent ε = {epsilon:.4g} at δ = {budget.delta:g}, more than "
+                f"its budget of {budget.epsilon:g}; it sends no more updates unless its owner raises the budget"
+            )
+
+
+def _counted(entries: tuple[Entry, ...] | list[Entry]) -> Counter[float]:
+    counted: Counter[float] = Counter()
+    for entry in entries:
+        counted[entry.noise_multiplier] += entry.releases
+    return counted
+
+
+def _entries(written: Any) -> tuple[Entry, ...]:
+    if (found := written["format"]) != FORMAT:
+        raise ValueError(f"format {found!r}, expected {FORMAT}")
+    return tuple(_entry(**entry) for entry in written["entries"])
+
+
+def _entry(run: str, round: int, noise_multiplier: float, releases: Any) -> Entry:  # noqa: A002 -- as in the file
+    if not (noise_multiplier >= 0 and math.isfinite(noise_multiplier) and isinstance(releases, int) and releases > 0):
+        raise ValueError(f"{releases!r} releases with noise multiplier {noise_multiplier!r}")
+    return Entry(run, round, noise_multiplier, releases)

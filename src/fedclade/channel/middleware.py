@@ -1,0 +1,84 @@
+"""Middleware: what a query passes through on its way to clients, and its reply on the way back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from torch import Tensor
+
+from fedclade.core import (
+    Ask,
+    Clients,
+    Evaluation,
+    EvaluationQuery,
+    Handlers,
+    Query,
+    R,
+    SubspaceQuery,
+    UpdateQuery,
+    Updates,
+)
+
+
+class Middleware:
+    """A function ``(query, ask) -> reply``, taken apart by the kind of query; what is not overridden passes on."""
+
+    def __call__(self, query: Query[R], ask: Ask) -> R:
+        """Put a query; return the reply."""
+        return query.handled(
+            Handlers(
+                partial(self.updates, ask=ask), partial(self.evaluation, ask=ask), partial(self.subspaces, ask=ask)
+            )
+        )
+
+    def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
+        """Return the updates of the clients that reply."""
+        return ask(query)
+
+    def evaluation(self, query: EvaluationQuery, ask: Ask) -> Evaluation:
+        """Return the scores of the clients that reply."""
+        return ask(query)
+
+    def subspaces(self, query: SubspaceQuery, ask: Ask) -> Tensor:
+        """Return singular vectors, ``[n, L, d, p]``."""
+        return ask(query)
+
+
+class Channel(Clients):
+    """Clients behind middleware.
+
+    Parameters
+    ----------
+    clients
+        Those who do the work.
+    *middleware
+        From the clients' end to the server's: a query passes the last first.
+    """
+
+    def __init__(self, clients: Clients, *middleware: Middleware) -> None:
+        self._clients = clients
+        self._ask: Ask = clients.ask
+        for each in middleware:
+            self._ask = _behind(each, self._ask)
+
+    @property
+    def ids(self) -> Sequence[int]:
+        """All clients, in a fixed order."""
+        return self._clients.ids
+
+    @property
+    def sizes(self) -> Mapping[int, int]:
+        """Number of training examples of each client."""
+        return self._clients.sizes
+
+    def ask(self, query: Query[R], /) -> R:
+        """Put a query; return the reply."""
+        return self._ask(query)
+
+
+def _behind(middleware: Middleware, inner: Ask) -> Ask:
+    def ask(query: Query[R], /) -> R:
+        return middleware(query, inner)
+
+    return ask

@@ -1,0 +1,234 @@
+"""Differential privacy of a client: its update is clipped, and noise is added, before it leaves.
+
+The guarantee is a local one: it holds against the server, and whoever reads along. What is protected is all the data of
+a client: were it any other data, all that the server sees of its *updates* would be almost as likely (ε, δ). That is
+the relation of replacing a client's data. Adding or removing a client, the usual relation where a trusted server adds
+the noise, would have half the sensitivity, but means nothing here, since the server knows who takes part. It is not
+covered: how many examples a client has (|D_i| weighs its update), its scores on validation and test data, and whether
+it answers. Training losses and subspaces would tell of the data as well, so they are withheld or refused.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.special import ndtri
+from torch import Tensor
+
+from fedclade.channel.ledger import Ledger, epsilon_of
+from fedclade.channel.middleware import Middleware
+from fedclade.core import (
+    Ask,
+    ConfigError,
+    Evaluation,
+    EvaluationQuery,
+    Round,
+    SubspaceQuery,
+    UpdateError,
+    UpdateQuery,
+    Updates,
+    checked,
+    require,
+    rng,
+)
+
+Noise = Callable[[int, int, Round, str], Tensor]
+"""Gives so many standard normal numbers, float64, to a client for what it sends (``updates`` or ``gradients``)."""
+
+Book = Callable[[int, Round], None]
+"""Called before an update of a client leaves; what it raises keeps the update back."""
+
+
+@checked()
+@dataclass(frozen=True, kw_only=True)
+class DifferentialPrivacy:
+    """The Gaussian mechanism (Dwork and Roth 2014, appendix A) on whole updates, and the δ at which ε is told.
+
+    Parameters
+    ----------
+    clip_norm
+        Largest L2 norm C of an update ``[S]``, parameters and buffers together, in parameter units. A longer one is
+        scaled down to it.
+    noise_multiplier
+        z: every entry gets noise of standard deviation z·C. With 0 updates are only clipped, and ε is infinite.
+    delta
+        δ, well below one over the number of clients.
+
+    Raises
+    ------
+    ConfigError
+        If a value is out of range; one line for each.
+    """
+
+    clip_norm: float
+    noise_multiplier: float = 0.0
+    delta: float = 1e-5
+
+    def __post_init__(self) -> None:
+        clip, noise = self.clip_norm, self.noise_multiplier
+        require(
+            ("privacy.clip_norm", clip, 0 < clip < math.inf, "greater than 0 and finite"),
+            ("privacy.noise_multiplier", noise, 0 <= noise < math.inf, "at least 0 and finite"),
+            ("privacy.delta", self.delta, 0 < self.delta < 1, "greater than 0 and less than 1"),
+        )
+
+    @classmethod
+    def of(cls, section: Mapping[str, Any]) -> DifferentialPrivacy | None:
+        """Return what the ``[privacy]`` section of a config asks for: None without ``clip_norm``.
+
+        Raises
+        ------
+        ConfigError
+            If a value is out of range, or there is noise without a norm that it is measured by; one line for each.
+        """
+        if section.get("clip_norm") is not None:
+            return cls(**{field.name: section[field.name] for field in fields(cls) if field.name in section})
+        noise = section.get("noise_multiplier", 0.0)
+        require(("privacy.noise_multiplier", noise, noise == 0, "0 where privacy.clip_norm is not set"))
+        return None
+
+    def released(self, update: Tensor, normal: Tensor) -> Tensor:
+        """Return what leaves the client of an update ``[S]``, given as many standard normal numbers, float64.
+
+        Raises
+        ------
+        UpdateError
+            If the update is not finite, so that it has no norm to clip.
+        """
+        exact = update.double()
+        norm = float(torch.linalg.vector_norm(exact))
+        if not math.isfinite(norm):
+            raise UpdateError(f"an update of norm {norm} cannot be clipped; if training diverged, lower local.lr")
+        exact *= self.clip_norm / max(norm, self.clip_norm)
+        return exact.add_(normal.to(exact), alpha=self.noise_multiplier * self.clip_norm).to(update.dtype)
+
+    def epsilon(self, releases: int) -> float:
+        """Return ε after so many releases of one client; raises as :func:`~fedclade.channel.ledger.epsilon_of`."""
+        return epsilon_of({self.noise_multiplier: releases}, self.delta)
+
+    def spent(self, releases: int) -> dict[str, Any]:
+        """Return what a run's summary tells of its client that released most, so many times: ε None is no bound."""
+        epsilon = self.epsilon(releases)
+        return {"epsilon": epsilon if math.isfinite(epsilon) else None, **asdict(self), "releases": releases}
+
+
+class Privatizing(Middleware):
+    """Lets clients send clipped and noisy updates and gradients only, and neither training losses nor subspaces.
+
+    Their training losses read NaN, which is: withheld. What they train for themselves (a round in which nothing
+    travels) stays as it is.
+
+    Parameters
+    ----------
+    privacy
+        The mechanism.
+    noise
+        Where its noise comes from: :func:`keyed_noise` in a simulation, :func:`system_noise` on a real client.
+    book
+        Books each release before it leaves; by default nobody does.
+    """
+
+    def __init__(
+        self, privacy: DifferentialPrivacy, noise: Noise, book: Book = lambda client, this_round: None
+    ) -> None:
+        self._privacy = privacy
+        self._noise = noise
+        self._book = book
+
+    def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
+        """Return updates, clipped and with noise."""
+        updates = ask(query)
+        if query.kind == "train":
+            stays = query.round.travels == "nothing"
+            return updates if stays else self._released(updates, query.round, "updates")
+        return self._released(updates, query.round, "gradients")
+
+    def evaluation(self, query: EvaluationQuery, ask: Ask) -> Evaluation:
+        """Return scores on validation or test data.
+
+        Raises
+        ------
+        ConfigError
+            If clients are asked for training losses.
+        """
+        if query.split == "train":
+            raise refusal("training losses")
+        return ask(query)
+
+    def subspaces(self, query: SubspaceQuery, ask: Ask) -> Tensor:
+        """Refuse to tell directions of the data.
+
+        Raises
+        ------
+        ConfigError
+            Always.
+        """
+        raise refusal("subspaces of their data")
+
+    def _released(self, updates: Updates, this_round: Round, what: str) -> Updates:
+        sent = torch.empty_like(updates.each)
+        for row, client, update in zip(sent, updates.ids, updates.each, strict=True):
+            self._book(client, this_round)
+            row.copy_(self._privacy.released(update, self._noise(len(update), client, this_round, what)))
+        sizes = [int(size) for size in updates.sizes.tolist()]
+        unknown = torch.zeros_like(updates.losses)
+        received = Updates.received(updates.ids, sizes, sent, updates.n_parameters, unknown, this_round.number)
+        withheld = torch.full_like(received.losses, math.nan)
+        return replace(received, losses=withheld, left_out={**updates.left_out, **received.left_out})
+
+
+def keyed_noise(keys: Mapping[int, int]) -> Noise:
+    """Return the noise of a simulation: it belongs to seed, round, query and the client's key, so that a run repeats.
+
+    Whoever knows the seed can take it off again. It shows what privacy costs, and protects nobody.
+    """
+
+    def noise(size: int, client: int, this_round: Round, what: str) -> Tensor:
+        key = this_round.number, this_round.query, keys[client]
+        draw = rng.generator(this_round.seed, f"dp noise of {what} in {this_round.purpose}", *key)
+        return torch.from_numpy(draw.standard_normal(size))
+
+    return noise
+
+
+def system_noise(size: int, client: int, this_round: Round, what: str) -> Tensor:
+    """Return the noise of a real client: 52 random bits of the operating system for each number, and nothing else.
+
+    Not from the run's seed, since the server knows that and could subtract the noise. Nor from a generator with a seed
+    of its own: torch's seeds its generator on the CPU with 32 bits, few enough to try all of them.
+    """
+    words = np.frombuffer(secrets.token_bytes(8 * size), dtype=np.uint64)
+    return torch.from_numpy(ndtri(((words >> np.uint64(12)) + 0.5) * 2.0**-52))
+
+
+def booked(privacy: DifferentialPrivacy, ledger: Ledger, run: str) -> Privatizing:
+    """Return what makes a real client private: noise from the operating system, each release booked before it leaves.
+
+    Parameters
+    ----------
+    privacy
+        The mechanism.
+    ledger
+        The client's own; with a budget it keeps back what would exceed it.
+    run
+        What the ledger notes as the run.
+    """
+
+    def book(client: int, this_round: Round) -> None:
+        ledger.book(privacy.noise_multiplier, run, this_round.number)
+
+    return Privatizing(privacy, system_noise, book)
+
+
+def refusal(what: str) -> ConfigError:
+    """Return the error of asking private clients for what no noise is put on."""
+    return ConfigError(
+        f"clients with differential privacy do not tell {what}, since no noise is put on that; take an algorithm that "
+        "goes by updates alone (cfl, fl_hc, fedgroup), or leave out privacy.clip_norm"
+    )

@@ -1,0 +1,160 @@
+"""Who answered, query by query: whom a round leaves out, who is asked again, and when nobody is left to go on with."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+
+from torch import Tensor
+
+from fedclade.channel.middleware import Middleware
+from fedclade.core import (
+    DROPPED_OUT,
+    NOT_ASKED,
+    TOO_LATE,
+    Ask,
+    Evaluation,
+    EvaluationQuery,
+    Event,
+    SubspaceQuery,
+    UpdateError,
+    UpdateQuery,
+    Updates,
+)
+
+RETRIES = 2
+"""How often clients are asked again where nobody answered, or everybody is needed."""
+
+
+class Retrying(Middleware):
+    """Counts who answers, and asks again.
+
+    A query that nobody answers is put again, and so is, to those who did not answer, one that insists on everybody.
+    Algorithms get what came, be it nothing at all; only a round in which no answer arrived to any query is an error.
+
+    Parameters
+    ----------
+    retries
+        How often a query is put again.
+    tells_releases
+        Whether a round tells who sent how many updates, usable or not: what private clients spend.
+    """
+
+    def __init__(self, retries: int = RETRIES, tells_releases: bool = False) -> None:
+        self._retries = retries
+        self._tells_releases = tells_releases
+        self._begin()
+
+    def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
+        """Return the updates of those that answer, in the order asked."""
+        what = query.round.purpose if query.kind == "train" else query.kind
+        updates = self._asked(query, ask)
+        for _ in range(self._retries):
+            absent = [client for client in query.ids if client in updates.left_out]
+            if not absent or (updates.ids and not query.round.insists):
+                break
+            more = self._asked(query.select(absent), ask)
+            self._events.append(Event("retried", 0, {"query": what, "clients": len(absent), "answered": len(more.ids)}))
+            updates = updates.joined(more).of(query.ids)
+        if updates.left_out:
+            self._events.append(_left_out(what, updates.left_out))
+        # What clients do at home is no answer to a server that awaits one; where nothing travels, it is all there is.
+        travels = query.round.travels != "nothing"
+        self._awaited |= travels
+        self._heard |= {travels} if updates.ids else set()
+        self._left_out |= updates.left_out
+        return updates
+
+    def evaluation(self, query: EvaluationQuery, ask: Ask) -> Evaluation:
+        """Return the scores of those that answer, and tell of those that do not."""
+        evaluation = ask(query)
+        if evaluation.left_out:
+            self._events.append(_left_out(f"evaluate on {query.split} data", evaluation.left_out))
+        if query.split == "train":  # which a round is made of; scores only tell of it
+            self._evaluations += 1
+            self._awaited = True
+            self._heard |= {True} if evaluation.ids else set()
+            self._left_out |= evaluation.left_out
+        return evaluation
+
+    def subspaces(self, query: SubspaceQuery, ask: Ask) -> Tensor:
+        """Return singular vectors ``[n, L, d, p]``; those who do not answer are asked again."""
+        vectors = ask(query)
+        for _ in range(self._retries):
+            if not (absent := _silent(vectors)):
+                break
+            vectors = vectors.clone()
+            vectors[absent] = ask(replace(query, ids=[query.ids[i] for i in absent]))
+        if absent := _silent(vectors):
+            self._events.append(_left_out("subspaces", dict.fromkeys((query.ids[i] for i in absent), DROPPED_OUT)))
+        return vectors
+
+    def closed(self, number: int) -> tuple[Event, ...]:
+        """End the step of a round; return what there is to tell of who was left out of it.
+
+        Raises
+        ------
+        UpdateError
+            If clients were asked, and none answered; names the round, the query and the reasons.
+        """
+        queries, left_out = self._queries + self._evaluations, self._left_out
+        silent = queries > 0 and self._awaited not in self._heard
+        events = self.told()
+        if silent:
+            raise UpdateError(f"round {number}: nobody answered, though asked {queries} times: {_told(left_out)}")
+        return events
+
+    def told(self) -> tuple[Event, ...]:
+        """Return what there is to tell since the last time, as of an evaluation after the step, and begin anew."""
+        events = (*self._events, *self._releases())
+        self._begin()
+        return events
+
+    def _begin(self) -> None:
+        self._events: list[Event] = []
+        self._sent: Counter[int] = Counter()
+        self._queries = self._evaluations = 0  # apart, since the number of a query keys its faults
+        self._awaited = False
+        self._heard: set[bool] = set()
+        self._left_out: dict[int, str] = {}
+
+    def _releases(self) -> list[Event]:
+        if not (self._tells_releases and self._sent):
+            return []
+        return [Event("released", 0, {"clients": {str(client): self._sent[client] for client in sorted(self._sent)}})]
+
+    def _asked(self, query: UpdateQuery, ask: Ask) -> Updates:
+        """Put one query; who neither answers nor is said to be left out has dropped out."""
+        updates = ask(replace(query, round=replace(query.round, query=self._queries)))
+        self._queries += 1
+        if query.round.travels != "nothing":
+            self._sent.update(updates.senders * query.round.replicates)
+        known = {*updates.ids, *updates.left_out}
+        silent = {client: DROPPED_OUT for client in query.ids if client not in known}
+        return replace(updates, left_out={**updates.left_out, **silent}) if silent else updates
+
+
+def _left_out(query: str, why: Mapping[int, str]) -> Event:
+    named = {str(client): why[client] for client in sorted(why)}  # as JSON has it
+    return Event("left_out", 0, {"query": query, "clients": named})
+
+
+def _silent(vectors: Tensor) -> list[int]:
+    """Return whose subspaces, of ``[n, L, d, p]``, did not come: a client that answers has one vector at least."""
+    return (~vectors.flatten(1).any(dim=1)).nonzero().flatten().tolist()
+
+
+def _told(left_out: dict[int, str]) -> str:
+    """Say why clients were left out: each kind of reason once, with one client's numbers and how many are like it."""
+    kinds: dict[str, list[int]] = {}
+    for client, why in left_out.items():
+        kinds.setdefault(re.sub(r"\d[\d.e+]*", "#", why), []).append(client)
+    told = [
+        f"client {who[0]}: {left_out[who[0]]}" + (f" (and {len(who) - 1} more like it)" if who[1:] else "")
+        for who in sorted(kinds.values(), key=len, reverse=True)
+    ]
+    absent = all(why.startswith((DROPPED_OUT, TOO_LATE, NOT_ASKED)) for why in left_out.values())
+    advice = "raise client_fraction to ask more of them" if absent else "if training diverged, lower local.lr"
+    return f"{'; '.join(told)}; {advice}"

@@ -1,0 +1,172 @@
+"""What the server compares of an update: all of it, or a sketch; and updates that clients have shuffled before."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedclade.channel.middleware import Middleware
+from fedclade.core import (
+    Ask,
+    Evaluation,
+    EvaluationQuery,
+    UpdateQuery,
+    Updates,
+    checked,
+    require,
+    rng,
+)
+
+
+@checked()
+@dataclass(frozen=True, kw_only=True)
+class Signature:
+    """What clients are compared by.
+
+    Parameters
+    ----------
+    kind
+        ``full``: the parameters of the update, D numbers; ``projected``: a sketch of them.
+    dim
+        Length R of a sketch. Where updates are spread over many parameters, the cosine similarity α of two clients is
+        then off by (1 − α²)/√R (standard deviation): 0.03 at R = 1024 and α = 0. See :class:`CountSketch`.
+
+    Raises
+    ------
+    ConfigError
+        If a value is out of range; one line for each.
+    """
+
+    kind: Literal["full", "projected"] = "full"
+    dim: int = 1024
+
+    def __post_init__(self) -> None:
+        require(
+            ("signature.kind", self.kind, self.kind in ("full", "projected"), "'full' or 'projected'"),
+            ("signature.dim", self.dim, self.dim >= 1, "at least 1"),
+        )
+
+    def sketch(self, seed: int, n_parameters: int) -> CountSketch | None:
+        """Return the projection of a run with this seed and D parameters; None for full signatures.
+
+        It depends on nothing else. So whoever reads a run folder can project the update of a newcomer as those on the
+        tree's edges were: as the server received them, which with permuted clients is P·Δθ_i.
+        """
+        return CountSketch(seed, n_parameters, self.dim) if self.kind == "projected" else None
+
+
+class CountSketch:
+    """A random linear map of vectors ``[D]`` to ``[R]`` that keeps inner products, up to a known error.
+
+    Every entry gets a random sign and is added to one of R buckets: a count sketch (Charikar, Chen, Farach-Colton
+    2002), as a projection known as feature hashing (Weinberger et al. 2009, arXiv:0902.2206). Inner products are
+    unbiased, with variance Σ_{i≠j} p_ij (x_i² y_j² + x_i y_i x_j y_j) (their Lemma 2), where p_ij is the chance that i
+    and j share a bucket. Here that is at most 1/R, so that the variance is at most (‖x‖²‖y‖² + ⟨x, y⟩²)/R. It takes
+    O(D) time.
+
+    The buckets: each run of R entries in a row is laid around the R buckets from a random place on. Entries of one run
+    never meet, those of two do with p = 1/R; memory is read in order, and sums have one order, on a GPU too. With R ≥ D
+    nothing meets, and the map is an isometry.
+
+    Parameters
+    ----------
+    seed
+        Of the run; the same seed gives the same map.
+    size, dim
+        D and R.
+    """
+
+    def __init__(self, seed: int, size: int, dim: int) -> None:
+        self.dim = min(dim, size)
+        draw = rng.torch_generator(seed, "signature")
+        self._signs = 2.0 * torch.randint(2, (size,), generator=draw) - 1.0
+        self._places = torch.randint(self.dim, (-(-size // self.dim),), generator=draw).tolist()
+
+    def apply(self, vectors: Tensor) -> Tensor:
+        """Return the sketches ``[..., R]`` of vectors ``[..., D]``."""
+        signs = self._signs.to(vectors)
+        twice_around = vectors.new_zeros((*vectors.shape[:-1], 2 * self.dim))
+        for place, run, sign in zip(self._places, vectors.split(self.dim, -1), signs.split(self.dim), strict=True):
+            twice_around[..., place : place + len(sign)].addcmul_(run, sign)
+        first, second = twice_around.split(self.dim, -1)
+        return first + second
+
+
+class Sketching(Middleware):
+    """Projects updates as the server receives them; what it compares are the sketches.
+
+    Parameters
+    ----------
+    sketch
+        The projection, of the parameters of an update.
+    """
+
+    def __init__(self, sketch: CountSketch) -> None:
+        self._sketch = sketch
+
+    def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
+        """Return the updates with their sketches; replicates are sketches already."""
+        updates = ask(query)
+        if query.kind == "train" and query.round.replicates > 1:
+            return updates
+        return replace(updates, sketches=self._sketch.apply(updates.signatures))
+
+
+class Permutation:
+    """The orthonormal operator P of CFL's eqs. 45 and 46: a random order of the entries, by a seed that clients share.
+
+    Parameters are shuffled among parameters and buffers among buffers, so that a server can still tell which entries
+    are compared.
+
+    Parameters
+    ----------
+    seed
+        The clients' secret, of any number of bits; against a server that tries them all it takes 128 random ones. The
+        server never holds it.
+    size, n_parameters
+        Length S of a model vector, and how many of its first entries are parameters.
+    """
+
+    def __init__(self, seed: int, size: int, n_parameters: int) -> None:
+        draw = rng.generator(seed, "permutation")  # torch's own takes no more than 32 bits of a seed
+        parameters = torch.from_numpy(draw.permutation(n_parameters))
+        buffers = n_parameters + torch.from_numpy(draw.permutation(size - n_parameters))
+        self._forward = torch.cat([parameters, buffers])
+        self._inverse = torch.argsort(self._forward)
+
+    def apply(self, vectors: Tensor) -> Tensor:
+        """Return P·v for vectors ``[..., S]``, or ``[..., D]`` of parameters alone."""
+        return vectors[..., self._forward[: vectors.shape[-1]].to(vectors.device)]
+
+    def invert(self, vectors: Tensor) -> Tensor:
+        """Return P⁻¹·v for vectors ``[..., S]``, or ``[..., D]`` of parameters alone."""
+        return vectors[..., self._inverse[: vectors.shape[-1]].to(vectors.device)]
+
+
+class Permuting(Middleware):
+    """Lets clients speak to the server in permuted vectors only (CFL Algorithm 5, lines 7 and 8).
+
+    They undo P on every model that they receive and apply it to every update that they send. Means, norms and cosine
+    similarities are what they were (eqs. 45, 46), so an algorithm runs on them unchanged. P hides no part of subspaces:
+    they are directions of the data themselves.
+
+    Parameters
+    ----------
+    permutation
+        P, built on the clients' side from the seed that they share.
+    """
+
+    def __init__(self, permutation: Permutation) -> None:
+        self._permutation = permutation
+
+    def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
+        """Return P·Δθ_i."""
+        updates = ask(replace(query, models=self._permutation.invert(query.models)))
+        return replace(updates, deltas=self._permutation.apply(updates.each))
+
+    def evaluation(self, query: EvaluationQuery, ask: Ask) -> Evaluation:
+        """Return the scores of P⁻¹·θ."""
+        return ask(replace(query, models=self._permutation.invert(query.models)))

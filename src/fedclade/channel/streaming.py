@@ -1,0 +1,114 @@
+"""Rounds that stream: of many large updates the server keeps sums and signatures, never all of them at once."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import reduce
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedclade.channel.middleware import Middleware
+from fedclade.core import (
+    Ask,
+    Sums,
+    UpdateQuery,
+    Updates,
+)
+
+
+class Streaming(Middleware):
+    """Asks clients some at a time; of their updates only sums and signatures outlive the asking.
+
+    Memory grows with (clients at a time) × S + models × S + n × R, not with n × S. Full signatures (R = D) would spoil
+    that.
+
+    Parameters
+    ----------
+    sizes
+        Number of training examples of each client: those of one size go side by side, since they train together.
+    at_once
+        How many of them, at most, are asked at a time. It changes nothing but the rounding of the sums.
+    """
+
+    def __init__(self, sizes: Mapping[int, int], at_once: int) -> None:
+        self._sizes = sizes
+        self._at_once = at_once
+
+    def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
+        """Return sums of the updates."""
+        if query.kind == "train" and query.round.replicates > 1:  # what comes is short, and kept
+            each = [ask(query.select(some)) for some in self._slices(query.ids)]
+            return reduce(Updates.joined, each).of(query.ids)
+        tally = Tally(query.ids, query.models, query.assignment)
+        for some in self._slices(query.ids):
+            tally.add(ask(query.select(some)))
+        return tally.total()
+
+    def _slices(self, ids: Sequence[int]) -> list[list[int]]:
+        by_size = sorted(ids, key=lambda client: (-self._sizes[client], client))
+        return [some.tolist() for some in np.array_split(by_size, -(-len(ids) // self._at_once))]
+
+
+class Tally:
+    """Sums and signatures of updates that come some at a time, and need not stay.
+
+    Parameters
+    ----------
+    ids
+        The clients that were asked, ``[n]``.
+    models
+        What they were sent, ``[K, S]``.
+    assignment
+        Which of them each was sent, ``[n]``.
+    """
+
+    def __init__(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int]) -> None:
+        self._ids = ids
+        self._row_of = dict(zip(ids, assignment, strict=True))
+        self._place_of = {client: place for place, client in enumerate(ids)}
+        self._sums = Sums(torch.zeros_like(models), torch.full((len(ids),), -1))
+        self._kept: Updates | None = None
+        self._left_out: dict[int, str] = {}
+
+    def add(self, updates: Updates) -> None:
+        """Add the updates of some clients, in the order in which sums should round."""
+        self._kept = self._kept or self._room_like(updates)
+        self._left_out |= updates.left_out
+        places = [self._place_of[client] for client in updates.ids]
+        for name in ("sizes", "losses", "norms", "signatures"):
+            whole: Tensor = getattr(self._kept, name)
+            whole[places] = getattr(updates, name).to(whole)
+        members: dict[int, list[int]] = defaultdict(list)
+        for client, place in zip(updates.ids, places, strict=True):
+            self._sums.group[place] = self._row_of[client]
+            members[self._row_of[client]].append(client)
+        for row, clients in members.items():
+            mine = updates.of(clients)
+            self._sums.groups[row] += mine.sizes.to(mine.each) @ mine.each
+
+    def total(self) -> Updates:
+        """Return the sums and signatures of all who answered; at least one slice must have been added."""
+        assert self._kept is not None  # nobody asks no one
+        groups = self._sums.group.tolist()
+        answered = [client for client, group in zip(self._ids, groups, strict=True) if group >= 0]
+        return replace(self._kept.of(answered), left_out=self._left_out)
+
+    def _room_like(self, some: Updates) -> Updates:
+        """Return updates like some others, for all clients that were asked, to be filled in.
+
+        In one piece before the slices come and go: small tensors made in between would scatter the memory that these
+        free, so that the next could not use it.
+        """
+        numbers = torch.zeros(3, len(self._ids), dtype=torch.float64)
+        sketches = some.signatures.new_zeros(len(self._ids), some.signatures.shape[1])
+        return Updates(
+            ids=tuple(self._ids),
+            **dict(zip(("sizes", "losses", "norms"), numbers, strict=True)),
+            n_parameters=some.n_parameters,
+            sums=self._sums,
+            sketches=sketches,
+        )

@@ -1,0 +1,68 @@
+"""From signatures to clusters.
+
+Similarity, bi-partition, linkage, EDC, subspace angles, the split-half test, criteria, and routing. Functions of
+tensors and trees, without a run and without clients, except for the routing of newcomers, which asks them.
+Algorithms, runs and reports import it; it imports :mod:`fedclade.core` alone.
+"""
+
+from fedclade.clustering.bipartition import optimal_bipartition
+from fedclade.clustering.criteria import SplitCriteria
+from fedclade.clustering.linkage import LINKAGES, Merges, agglomerate, cut, cut_height, n_clusters_by_gap, where_to_cut
+from fedclade.clustering.routing import (
+    Assignment,
+    Step,
+    all_of,
+    fits_by_loss,
+    leaf_losses,
+    placed,
+    route,
+    to_lowest_loss,
+    to_root,
+    walk_down,
+)
+from fedclade.clustering.separation import gamma_bound, highest_cross, lowest_intra, separation_gap
+from fedclade.clustering.similarity import METRICS, Distances, Labels, Similarity, cosine_similarity, cosines, distances
+from fedclade.clustering.split_half import Finding, Replicates, find_clusters, gain, same_partition
+from fedclade.clustering.subspace_angles import angles
+from fedclade.clustering.ternary import k_means, ternary_similarity
+
+__all__ = [
+    "LINKAGES",
+    "METRICS",
+    "Assignment",
+    "Distances",
+    "Finding",
+    "Labels",
+    "Merges",
+    "Replicates",
+    "Similarity",
+    "SplitCriteria",
+    "Step",
+    "agglomerate",
+    "all_of",
+    "angles",
+    "cosine_similarity",
+    "cosines",
+    "cut",
+    "cut_height",
+    "distances",
+    "find_clusters",
+    "fits_by_loss",
+    "gain",
+    "gamma_bound",
+    "highest_cross",
+    "k_means",
+    "leaf_losses",
+    "lowest_intra",
+    "n_clusters_by_gap",
+    "optimal_bipartition",
+    "placed",
+    "route",
+    "same_partition",
+    "separation_gap",
+    "ternary_similarity",
+    "to_lowest_loss",
+    "to_root",
+    "walk_down",
+    "where_to_cut",
+]

@@ -1,0 +1,65 @@
+"""From similarities to clusters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.cluster.hierarchy import linkage
+from scipy.spatial.distance import squareform
+
+from fedclade.clustering.linkage import cut
+from fedclade.clustering.similarity import Similarity
+from fedclade.core import (
+    UpdateError,
+)
+
+
+@dataclass(frozen=True)
+class Bipartition:
+    """Two clusters in place of one.
+
+    Parameters
+    ----------
+    first, second
+        Their members in ascending order; the larger cluster first, or at equal size the one with the smallest id.
+    alpha_cross_max
+        Largest similarity between members of different clusters (CFL eq. 17).
+    """
+
+    first: tuple[int, ...]
+    second: tuple[int, ...]
+    alpha_cross_max: float
+
+
+def optimal_bipartition(alpha: Similarity, ids: Sequence[int]) -> Bipartition:
+    """Split clients in two so that the largest similarity across the split is as small as possible (CFL eq. 25).
+
+    Algorithm 1 of the paper joins clients in descending order of similarity until two clusters are left. That is single
+    linkage, stopped before its last merge: O(m²) here, where the paper's loop is O(m³). Single linkage depends on the
+    order of the similarities only, so it is given −α, which is exact; 1 − α would round small differences to ties.
+
+    Parameters
+    ----------
+    alpha
+        Similarities ``[m, m]``, symmetric, m ≥ 2.
+    ids
+        The clients, ``[m]``. Where several partitions are optimal, the choice depends on the ids, not on their order.
+
+    Raises
+    ------
+    UpdateError
+        If there are fewer than two clients, or a similarity is not finite.
+    """
+    if len(ids) < 2:
+        raise UpdateError(f"a bi-partition needs at least 2 clients, got {len(ids)}")
+    if not np.isfinite(alpha).all():
+        raise UpdateError(f"similarities should be finite, got {np.count_nonzero(~np.isfinite(alpha))} that are not")
+    order = np.argsort(ids)
+    ordered_ids = np.asarray(ids)[order]
+    similar = squareform(alpha[np.ix_(order, order)], checks=False)
+    merges = linkage(np.negative(similar, out=similar), method="single")
+    labels = cut(merges, 2)
+    first, second = (tuple(ordered_ids[labels == label].tolist()) for label in (0, 1))
+    return Bipartition(first, second, float(-merges[-1, 2]))

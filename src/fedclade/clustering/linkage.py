@@ -1,0 +1,164 @@
+"""From similarities to clusters."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.cluster.hierarchy import fcluster, linkage
+from scipy.special import stdtrit
+
+from fedclade.clustering.similarity import Distances, Labels
+from fedclade.core import (
+    ConfigError,
+    UpdateError,
+    unknown,
+)
+
+Merges = NDArray[np.float64]
+"""What merges with what, at which distance, ``[n-1, 4]`` as SciPy has it."""
+
+LINKAGES = ("single", "complete", "average", "ward")
+
+
+def agglomerate(apart: Distances, method: str) -> Merges:
+    """Merge clients, then clusters, the two nearest first, until one cluster is left.
+
+    Parameters
+    ----------
+    apart
+        Distances of m clients, condensed ``[m(m-1)/2]``. Where they tie, the order of the clients decides.
+    method
+        How far two clusters are apart: ``single``, the smallest distance of their members; ``complete``, the largest;
+        ``average``, the mean over all pairs; ``ward``, √(2·a·b/(a + b)) times the distance of the means of a and b
+        members, whose square is twice the growth of the sum of squares. Ward needs Euclidean distances.
+
+    Returns
+    -------
+    numpy.ndarray
+        ``[m-1, 4]`` as SciPy has it: the clusters that merge (those of one client are 0 to m-1, later ones count on),
+        the distance at which they do, which never falls, and the size that results.
+
+    Raises
+    ------
+    ConfigError
+        If the linkage is unknown.
+    UpdateError
+        If a distance is not finite.
+    """
+    if method not in LINKAGES:
+        raise ConfigError(unknown("linkage", method, LINKAGES))
+    if not np.isfinite(apart).all():
+        raise UpdateError(f"distances should be finite, got {np.count_nonzero(~np.isfinite(apart))} that are not")
+    return linkage(apart, method=method) if len(apart) else np.empty((0, 4))
+
+
+def cut(merges: Merges, n_clusters: int) -> Labels:
+    """Undo the last merges, so that so many clusters are left.
+
+    Parameters
+    ----------
+    merges
+        Of m clients, ``[m-1, 4]``.
+    n_clusters
+        From 1 to m.
+
+    Returns
+    -------
+    numpy.ndarray
+        Cluster of each client, ``[m]``: 0 is the largest, or of those of equal size the one with the first client.
+    """
+    m = len(merges) + 1
+    if n_clusters == 1:
+        return np.zeros(m, dtype=np.int64)
+    ranked = merges.copy()
+    ranked[:, 2] = np.arange(1, m)  # only the order of the heights matters: they may tie, or be negative
+    found = fcluster(ranked, m - n_clusters, criterion="distance")
+    _, first, inverse, sizes = np.unique(found, return_index=True, return_inverse=True, return_counts=True)
+    return np.argsort(np.lexsort((first, -sizes)))[inverse]
+
+
+def largest_gap(heights: NDArray[np.float64]) -> int:
+    """Return how many clusters a cut leaves at the largest relative gap between the heights of two merges.
+
+    Parameters
+    ----------
+    heights
+        Of the merges of m clients, ascending, ``[m-1]``.
+
+    Returns
+    -------
+    int
+        From 2 to m/2, as two clients that happen to be alike make no cluster; 1 if there are fewer than four clients.
+    """
+    m = len(heights) + 1
+    if m < 4:
+        return 1
+    numbers = np.arange(2, m // 2 + 1)
+    above, below = heights[m - numbers], heights[m - numbers - 1]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        gaps = np.where(above > 0, above / below, 1.0)  # clients that are equal merge at 0
+    return int(numbers[np.argmax(gaps)])
+
+
+def n_clusters_by_gap(heights: NDArray[np.float64]) -> int:
+    """Return how many clusters the heights of the merges speak for: cut at their largest relative gap, or not at all.
+
+    Clusters show as a gap between the heights at which their members merge and those at which they do themselves. But
+    clients that all agree have a largest gap, too. It counts only if it is wider than t₀.₉₇₅(n − 1)·s, where s is the
+    standard deviation of the n heights below it and t the quantile of Student's distribution: 2 for many heights, more
+    for few. (Mojena's rule of 1977 cuts above the mean height plus a multiple of s; this one counts from the highest.)
+
+    Parameters
+    ----------
+    heights
+        Of the merges of m clients, ascending, ``[m-1]``.
+
+    Returns
+    -------
+    int
+        From 1 to m/2.
+    """
+    n_clusters = largest_gap(heights)
+    if n_clusters == 1:
+        return 1
+    first_above = len(heights) + 1 - n_clusters
+    noise = heights[:first_above]
+    bound = stdtrit(len(noise) - 1, 0.975) * noise.std(ddof=1)
+    return n_clusters if heights[first_above] - noise[-1] > bound else 1
+
+
+def cut_height(heights: NDArray[np.float64], n_clusters: int) -> float | None:
+    """Return the height halfway between the merges that a cut keeps and those that it undoes; None if it undoes none.
+
+    Parameters
+    ----------
+    heights
+        Of the merges of m clients, ascending, ``[m-1]``.
+    n_clusters
+        From 1 to m.
+    """
+    if n_clusters == 1:
+        return None
+    kept = np.concatenate([[0.0], heights])
+    undone = len(heights) + 1 - n_clusters
+    return float((kept[undone] + kept[undone + 1]) / 2)
+
+
+def where_to_cut(
+    heights: NDArray[np.float64], threshold: float | str | None, n_clusters: int | None
+) -> tuple[int, float | None]:
+    """Return the number of clusters, and the height of the cut; None where nothing is cut.
+
+    Parameters
+    ----------
+    heights
+        Of the merges of m clients, ascending, ``[m-1]``.
+    threshold
+        Clusters merge up to this height. Without a number: by ``n_clusters``, or else by the largest gap.
+    n_clusters
+        From 1 to m, or None.
+    """
+    if isinstance(threshold, int | float):
+        return 1 + int(np.count_nonzero(heights > threshold)), threshold
+    n_clusters = n_clusters or n_clusters_by_gap(heights)
+    return n_clusters, cut_height(heights, n_clusters)

@@ -1,0 +1,104 @@
+"""How alike clients' updates are, how far apart, and what that says about the clusters behind them."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.spatial.distance import squareform
+from torch import Tensor
+
+from fedclade.core import (
+    ConfigError,
+    unknown,
+)
+
+Similarity = NDArray[np.float64]
+
+Labels = NDArray[np.int64]
+"""The cluster of each of n clients, ``[n]``."""
+
+Distances = NDArray[np.float64]
+"""Of every two of m rows, ``[m(m-1)/2]``: 0 to 1, 0 to 2, ..., 1 to 2, ..., as SciPy's linkage takes them."""
+
+METRICS = ("l1", "l2", "cosine")
+
+COLUMNS = 256
+"""Distances are summed up over so many columns at a time: as few fit into a processor's cache for all rows."""
+
+ROUNDING = 1e-6
+"""Of cosines in float32: a distance below it is none."""
+
+
+def cosine_similarity(signatures: Tensor) -> Similarity:
+    """Return the cosine similarity of every two rows, α of CFL's eq. 51 (or eq. 50, given gradients).
+
+    One matrix product. The norms are the square roots of its diagonal, so that they carry the same rounding as the
+    products that they divide.
+
+    Parameters
+    ----------
+    signatures
+        Updates ``[n, D]``.
+
+    Returns
+    -------
+    numpy.ndarray
+        ``[n, n]`` float64 in [-1, 1], symmetric, ones on the diagonal. A row of zeros points nowhere: it is 0 to all
+        others.
+    """
+    alpha = (signatures @ signatures.T).to("cpu", torch.float64).numpy()
+    norms = np.sqrt(np.diagonal(alpha))
+    norms[norms == 0] = 1.0
+    # In place, as of 10,000 clients every copy takes 0.8 GB.
+    alpha /= norms[:, None]
+    alpha /= norms
+    alpha += alpha.T
+    alpha /= 2
+    np.clip(alpha, -1.0, 1.0, out=alpha)
+    np.fill_diagonal(alpha, 1.0)
+    return alpha
+
+
+def cosines(some: Tensor, others: Tensor) -> Similarity:
+    """Return the cosine similarity of each row of ``[n, D]`` to each of ``[m, D]``: ``[n, m]`` float64 in [-1, 1].
+
+    A row of zeros is 0 to all.
+    """
+    norms = [torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64) for rows in (some, others)]
+    products = (some @ others.to(some).T).double() / torch.outer(*(norm.clamp(min=1e-150) for norm in norms))
+    return products.clamp(-1.0, 1.0).cpu().numpy()
+
+
+def distances(signatures: Tensor, metric: str) -> Distances:
+    """Return the distance of every two rows.
+
+    Parameters
+    ----------
+    signatures
+        Updates ``[m, D]``.
+    metric
+        ``l1`` Σ|a − b|, ``l2`` √Σ(a − b)², both in parameter units, or ``cosine`` 1 − α, in [0, 2].
+
+    Returns
+    -------
+    numpy.ndarray
+        ``[m(m-1)/2]`` float64, condensed. Equal rows have distance 0, exactly.
+
+    Raises
+    ------
+    ConfigError
+        If the metric is unknown.
+    """
+    if metric not in METRICS:
+        raise ConfigError(unknown("metric", metric, METRICS))
+    if metric == "cosine":
+        apart = squareform(cosine_similarity(signatures), checks=False)
+        np.subtract(1.0, apart, out=apart)
+        apart[apart < ROUNDING] = 0.0
+        return apart
+    p = 1 if metric == "l1" else 2
+    total = torch.zeros(len(signatures) * (len(signatures) - 1) // 2, dtype=torch.float64, device=signatures.device)
+    for block in signatures.split(COLUMNS, dim=1):
+        total += torch.pdist(block.contiguous(), p) ** p
+    return total.pow_(1 / p).cpu().numpy()

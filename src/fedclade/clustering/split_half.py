@@ -1,0 +1,237 @@
+"""How many clusters are there, and are they real? What two replicates of every client's update say.
+
+Every client makes two updates, A and B, at the same model, from two halves of its training data. What the draw of its
+examples adds to them is independent between the halves; what its distribution adds is not. So a partition that was
+found on A can be judged on B, which had no part in finding it, and the other way round.
+
+*Worth it.* The members of a cluster share the mean of their updates. In a smaller cluster it is less biased for each of
+them, and noisier. With unit updates u_i, the mean similarity of two members of a cluster c, less that of any two
+clients, estimates ‖μ_c − μ‖², the bias that its members are rid of; and every cluster more costs the noise of one
+update, shared out among all n. The gain of a partition into k clusters is
+
+    G = (1/n) · [Σ_c |c| · (mean similarity within c − mean similarity of all) − (k − 1) · σ²],
+
+with σ² the noise of a whole update. No client is compared with itself: what a model has learnt by heart of a client's
+examples is in both of its halves, and gives no two clients anything in common. So a cluster of one has no gain.
+
+*Real.* A's partitions are judged on B and B's on A, and the cut is taken where the mean of both gains is largest. If
+all clients have one distribution, it does not matter which of B's updates is whose: with B's clients shuffled, A and B
+fit each other as well as before. The p-value is the share of shuffles, the true order among them, for which the best of
+all cuts gains at least as much. That is exact, whatever the distribution of updates is, and counts both directions and
+the choice of the number of clusters.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import permutations
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.spatial.distance import squareform
+from torch import Tensor
+
+from fedclade.clustering.linkage import (
+    agglomerate,
+    cut,
+)
+from fedclade.clustering.similarity import Labels, Similarity, cosine_similarity
+
+MOST_CLUSTERS = 32
+"""That a dendrogram is cut into."""
+
+DRAWS_TO_RESOLVE = 20
+"""A sample of shuffles is so many times as large as one over the level: a p-value at it is known within a quarter."""
+
+MOST_DRAWS = 100_000
+
+ENTRIES_AT_ONCE = 2**22
+"""Of similarities that are shuffled together: 32 MiB."""
+
+ENOUGH = 100
+"""Shuffles that gain as much: whatever more would be drawn, the p-value is not small (Besag and Clifford 1991)."""
+
+LARGEST_TESTED = 500
+"""Clients whose similarities are shuffled; of more, so many are drawn for the test."""
+
+
+@dataclass(frozen=True, eq=False)
+class Replicates:
+    """Two updates of each of n clients, made at the same model from halves of their data.
+
+    Parameters
+    ----------
+    first, second
+        Signatures ``[n, R]``.
+    """
+
+    first: Tensor
+    second: Tensor
+
+    @property
+    def agreement(self) -> NDArray[np.float64]:
+        """Cosine of the two updates of each client, ``[n]``; it estimates 1/(1 + γ²) of a half update."""
+        dots = (self.first * self.second).sum(1)
+        norms = self.first.norm(dim=1) * self.second.norm(dim=1)
+        return (dots / norms.clamp(min=1e-30)).double().clamp(-1, 1).cpu().numpy()
+
+    @property
+    def gammas(self) -> NDArray[np.float64]:
+        """γ_i of CFL's eq. 39 for whole updates, which have half the noise of halves, ``[n]``; it may be infinite."""
+        agreement = self.agreement
+        with np.errstate(divide="ignore"):
+            return np.where(agreement > 0, np.sqrt(np.maximum(1 / agreement - 1, 0) / 2), np.inf)
+
+
+@dataclass(frozen=True, eq=False)
+class Across:
+    """Partitions of each half, ready to be judged on the other in many orders of the clients.
+
+    Parameters
+    ----------
+    halves
+        Similarities ``[n, n]`` of A and of B.
+    cuts
+        The partitions ``[K, n]`` that were found on each, into 1 to K clusters.
+    noise
+        σ².
+    """
+
+    halves: Sequence[Similarity]
+    cuts: Sequence[Labels]
+    noise: float
+
+    def of_some(self, rows: Labels) -> Across:
+        """Return the same for some of the clients, in the partitions of all."""
+        halves = [half[np.ix_(rows, rows)] for half in self.halves]
+        numbered = [np.stack([np.unique(cut[rows], return_inverse=True)[1] for cut in cuts]) for cuts in self.cuts]
+        return Across(halves, numbered, self.noise)
+
+    @cached_property
+    def _weighted(self) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
+        """Weights ``[K, n²]`` and costs ``[K]`` of A's partitions, for B, and of B's, for A."""
+        found = [_weights(partitions, self.noise) for partitions in self.cuts]
+        return [(weights.reshape(len(weights), -1), costs) for weights, costs in found]
+
+    def gains(self, orders: Labels) -> NDArray[np.float64]:
+        """Return G of each number of clusters, the mean of both directions, with B's clients in each of some orders.
+
+        Parameters
+        ----------
+        orders
+            Permutations ``[m, n]``.
+
+        Returns
+        -------
+        numpy.ndarray
+            ``[m, K]``.
+        """
+        (of_a, costs_a), (of_b, costs_b) = self._weighted
+        on_b = _shuffled(self.halves[1], orders) @ of_a.T - costs_a
+        on_a = _shuffled(self.halves[0], np.argsort(orders, axis=1)) @ of_b.T - costs_b
+        return (on_b + on_a) / 2
+
+
+@dataclass(frozen=True, eq=False)
+class Finding:
+    """What the replicates say about clusters.
+
+    Parameters
+    ----------
+    labels
+        The best partition ``[n]``, found on both halves; zeros where one cluster is best.
+    gain
+        G of it, judged across halves; 0 for one cluster.
+    noise
+        σ².
+    similarity
+        ``[n, n]``, the mean of both halves'.
+    across
+        What the test shuffles.
+    """
+
+    labels: Labels
+    gain: float
+    noise: float
+    similarity: Similarity
+    across: Across
+
+    def p_value(self, level: float, draw: np.random.Generator) -> float:
+        """Return the p-value of there being one distribution only; 1 where one cluster is best.
+
+        Parameters
+        ----------
+        level
+            From which it should be told apart; it says how many orders are drawn where there are too many for all.
+        draw
+            Draws them.
+        """
+        if not self.labels.any():
+            return 1.0
+        across, n = self.across, len(self.labels)
+        if n > LARGEST_TESTED:
+            across = across.of_some(np.sort(draw.choice(n, LARGEST_TESTED, replace=False)))
+        return _p_value(across, level, draw)
+
+
+def find_clusters(replicates: Replicates) -> Finding:
+    """Find the clusters that gain most."""
+    halves = [cosine_similarity(half) for half in (replicates.first, replicates.second)]
+    noise = max(0.0, 1 - float(replicates.agreement.mean())) / 2
+    across = Across(halves, [_cuts(similarity) for similarity in halves], noise)
+    gains = across.gains(np.arange(len(halves[0]))[None])[0]
+    best, both = int(gains.argmax()), (halves[0] + halves[1]) / 2
+    return Finding(_cuts(both)[best], float(gains[best]), noise, both, across)
+
+
+def gain(similarity: Similarity, labels: Labels, noise: float) -> float:
+    """Return G of a partition ``[n]`` that these similarities ``[n, n]`` had no part in finding."""
+    weights, costs = _weights(labels[None], noise)
+    return float((weights[0] * similarity).sum() - costs[0])
+
+
+def _cuts(similarity: Similarity) -> Labels:
+    """Return the partitions of average linkage into 1, 2, ... clusters, ``[K, n]``."""
+    merges = agglomerate(squareform(1 - similarity, checks=False), "average")
+    return np.stack([cut(merges, k) for k in range(1, min(len(similarity), MOST_CLUSTERS) + 1)])
+
+
+def _weights(partitions: Labels, noise: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return what similarities are multiplied by in G of each partition, ``[K, n, n]``, and what is taken off."""
+    n = partitions.shape[1]
+    same = (partitions[:, :, None] == partitions[:, None, :]).astype(np.float64)
+    others = same.sum(2, keepdims=True) - 1  # of each client in its cluster
+    off = 1 - np.eye(n)
+    # Of a cluster |c| times the mean over its |c|(|c| − 1) ordered pairs; of all as many times that over n(n − 1).
+    inside = np.divide(same, others, out=np.zeros_like(same), where=others > 0)
+    shared = (others[:, :, 0] > 0).sum(1)[:, None, None] / (n * max(n - 1, 1))
+    return (inside - shared) * off / n, noise * partitions.max(1) / n
+
+
+def same_partition(one: Labels, other: Labels) -> bool:
+    """Whether two labellings ``[n]`` part the same clients, whatever the labels are."""
+    pairs = set(zip(one.tolist(), other.tolist(), strict=True))
+    return len(pairs) == len(set(one.tolist())) == len(set(other.tolist()))
+
+
+def _shuffled(similarity: Similarity, orders: Labels) -> NDArray[np.float64]:
+    return similarity[orders[:, :, None], orders[:, None, :]].reshape(len(orders), -1)
+
+
+def _p_value(across: Across, level: float, draw: np.random.Generator) -> float:
+    """Return the share of orders of B's clients in which some partition gains as much as the best in the true one."""
+    n = len(across.halves[0])
+    seen = float(across.gains(np.arange(n)[None]).max()) - 1e-12  # rounding counts against it
+    draws = min(MOST_DRAWS, math.ceil(DRAWS_TO_RESOLVE / level))
+    if math.factorial(n) <= draws:
+        every = np.array(list(permutations(range(n))))
+        return float((across.gains(every).max(axis=1) >= seen).mean())
+    at_least, drawn, at_once = 0, 0, max(1, ENTRIES_AT_ONCE // n**2)
+    while drawn < draws and at_least < ENOUGH:
+        orders = np.argsort(draw.random((min(at_once, draws - drawn), n)), axis=1)
+        at_least += int((across.gains(orders).max(axis=1) >= seen).sum())
+        drawn += len(orders)
+    return (at_least + 1) / (drawn + 1)  # the true order is one of them

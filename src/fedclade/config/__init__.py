@@ -1,0 +1,22 @@
+"""From TOML to settings that are checked all at once: configs, overrides, and the configs of a scenario.
+
+The command line, the network and the papers import it; it imports the rooms whose settings it checks.
+"""
+
+from fedclade.config.scenario import is_scenario, known_scales, read_scenario
+from fedclade.config.settings import WRITTEN_ONLY, Config, check_config, read_config
+from fedclade.config.toml_files import config_folder, find_config, find_configs, read_toml
+
+__all__ = [
+    "WRITTEN_ONLY",
+    "Config",
+    "check_config",
+    "config_folder",
+    "find_config",
+    "find_configs",
+    "is_scenario",
+    "known_scales",
+    "read_config",
+    "read_scenario",
+    "read_toml",
+]

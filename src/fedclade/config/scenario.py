@@ -1,0 +1,112 @@
+"""Scenarios: TOML files that set several algorithms the same task, at a scale of choice."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedclade.config.settings import Config, check_config
+from fedclade.config.toml_files import apply_overrides, read_toml
+from fedclade.core import (
+    ConfigError,
+    shown,
+    unknown,
+)
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One task for several algorithms.
+
+    Parameters
+    ----------
+    name
+        The file's, without ``.toml``.
+    configs
+        One for each algorithm, by its name in the table ``[algorithms]``; they differ in nothing else.
+    seeds
+        How many runs of each, with seeds 0, 1, ...
+    """
+
+    name: str
+    configs: Mapping[str, Config]
+    seeds: int
+
+
+def is_scenario(path: Path) -> bool:
+    """Return whether a TOML file is a scenario rather than the config of one run; raises what reading it raises."""
+    return "algorithms" in read_toml(path)
+
+
+def known_scales(path: Path) -> tuple[str, ...]:
+    """Return the scales that a scenario can be run at besides as it stands."""
+    return tuple(_table(read_toml(path), "scales", path))
+
+
+def read_scenario(path: Path, overrides: Sequence[str] = (), scale: str | None = None) -> Scenario:
+    """Read and check a scenario.
+
+    It is a config with a table ``[algorithms]`` in the place of ``[algorithm]``: a table of hyper-parameters for each
+    algorithm, with its ``name`` where that differs from the key. It may also have a number of ``seeds``, and tables
+    ``[scales.NAME]`` with whatever differs at that scale.
+
+    Parameters
+    ----------
+    path
+        A TOML file.
+    overrides
+        ``section.key=value`` or ``key=value``; they win over the file and the scale.
+    scale
+        One of those that the file has; None leaves it as it stands.
+
+    Raises
+    ------
+    ConfigError
+        If the file is missing or no TOML, the scale is unknown, or with all other problems at once, a line for each.
+    """
+    raw = read_toml(path)
+    scales = _table(raw, "scales", path)
+    if scale is not None:
+        if scale not in scales:
+            raise ConfigError(f"{path}: {unknown('scale', scale, scales)}")
+        raw = _merged(raw, _table(scales, scale, path))
+    apply_overrides(raw, overrides)
+    algorithms = _table(raw, "algorithms", path)
+    seeds = raw.get("seeds", 1)
+    if not algorithms:
+        raise ConfigError(f"{path}: [algorithms] should name at least 1 algorithm, got none")
+    if "algorithm" in raw:
+        raise ConfigError(f"{path}: a scenario has no [algorithm]; set hyper-parameters in [algorithms]")
+    if not isinstance(seeds, int) or isinstance(seeds, bool) or seeds < 1:
+        raise ConfigError(f"{path}: seeds should be a whole number of at least 1, got {shown(seeds)}")
+    shared = {key: value for key, value in raw.items() if key not in ("algorithms", "scales", "seeds")}
+    configs: dict[str, Config] = {}
+    problems: dict[str, None] = {}  # a dict, since all algorithms share the problems of the other sections
+    for label in algorithms:
+        try:
+            configs[label] = check_config({**shared, "algorithm": {"name": label, **_table(algorithms, label, path)}})
+        except ConfigError as error:
+            named = re.sub(r"\balgorithm(?=[.\]])", f"algorithms.{label}", str(error))
+            problems |= dict.fromkeys(f"{path}: {line}" for line in named.splitlines())
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return Scenario(path.stem, configs, seeds)
+
+
+def _table(raw: Mapping[str, Any], key: str, path: Path) -> Mapping[str, Any]:
+    table = raw.get(key, {})
+    if not isinstance(table, Mapping):
+        raise ConfigError(f"{path}: {key} should be a table, got {shown(table)}")
+    return table
+
+
+def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``base`` with ``changes``, table by table."""
+    merged = dict(base)
+    for key, value in changes.items():
+        old = base.get(key)
+        merged[key] = _merged(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return merged

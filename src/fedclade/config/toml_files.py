@@ -1,0 +1,142 @@
+"""The files of configs: where they are, what they say, and what a user overrides of it."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedclade.core import (
+    ConfigError,
+    shown,
+    unknown,
+)
+
+Section = dict[str, Any]
+
+MOST_NESTED = 20
+"""Tables and lists inside each other, at most: what goes through a config may be recursive."""
+
+
+def read_toml(path: Path) -> Section:
+    """Read a TOML file.
+
+    Raises
+    ------
+    ConfigError
+        If it is missing or no TOML, or holds what no config can: numbers of more than 64 bits, very deep tables.
+    """
+    try:
+        return _parsed(path.read_text(encoding="utf-8"), str(path))  # which TOML is, whatever the locale
+    except OSError as error:
+        raise ConfigError(f"cannot read the config {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not a TOML file: {error}") from error
+
+
+def _parsed(text: str, where: str) -> Section:
+    """Parse TOML whose values any part of the library can handle; raise a ConfigError for others, or what tomllib does.
+
+    ``where`` says what is parsed, for messages.
+    """
+    try:
+        raw = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, UnicodeError):
+        raise
+    except RecursionError as error:
+        raise ConfigError(f"{where}: tables and lists should be at most {MOST_NESTED} deep") from error
+    except ValueError as error:  # Python's own limit on digits, or a date that there is not
+        raise ConfigError(f"{where} is not a TOML file: {error}") from error
+    _check_values(raw, where, MOST_NESTED)
+    return raw
+
+
+def _check_values(value: object, where: str, deeper: int) -> None:
+    if isinstance(value, int) and value.bit_length() > 63:
+        raise ConfigError(f"{where}: whole numbers should have at most 64 bits, as TOML has them, got {shown(value)}")
+    if isinstance(value, dict | list):
+        if deeper == 0:
+            raise ConfigError(f"{where}: tables and lists should be at most {MOST_NESTED} deep")
+        for entry in value.values() if isinstance(value, dict) else value:
+            _check_values(entry, where, deeper - 1)
+
+
+def apply_overrides(raw: Section, overrides: Sequence[str]) -> None:
+    """Change a config as read from a file by each ``section.key=value``.
+
+    Raises
+    ------
+    ConfigError
+        If one is written wrongly, or names no section.
+    """
+    for override in overrides:
+        _set(raw, override)
+
+
+def _set(raw: Section, override: str) -> None:
+    """Apply one ``section.key=value``; the value is TOML, or else a string."""
+    path, equals, text = override.partition("=")
+    *sections, key = path.strip().split(".")
+    if not equals or not key or len(sections) > 1:
+        raise ConfigError(f"--set takes section.key=value, got {shown(override)}")
+    try:
+        value = _parsed(f"value = {text}", f"--set {shown(override)}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()
+    target = raw
+    for section in sections:
+        target = target.setdefault(section, {})
+    if not isinstance(target, dict):
+        raise ConfigError(f"--set {shown(override)}: {shown(sections[0])} is not a section")
+    target[key] = value
+
+
+def config_folder() -> Path:
+    """Return the folder of the configs that come with fedclade: inside the package, or beside it in a checkout."""
+    packaged = Path(__file__).parents[1] / "configs"
+    return packaged if packaged.is_dir() else Path(__file__).parents[3] / "configs"
+
+
+def find_config(name: str) -> Path:
+    """Return the path of a config: a file, or the name of one that comes with fedclade.
+
+    Raises
+    ------
+    ConfigError
+        If there is neither.
+    """
+    path = Path(name)
+    if _is_there(path.is_file):
+        return path
+    shipped = {file.stem: file for file in sorted(config_folder().glob("*.toml"))}
+    if path.stem in shipped and path.suffix in ("", ".toml") and path.parent in (Path(), Path("configs")):
+        return shipped[path.stem]
+    if path.suffix == ".toml" or len(path.parts) > 1:
+        raise ConfigError(f"there is no config {name}; 'fedclade ls configs' lists those that come with fedclade")
+    raise ConfigError(unknown("config", name, shipped))
+
+
+def find_configs(name: str) -> list[Path]:
+    """Return the paths of all configs of a folder, or of the one config that :func:`find_config` finds.
+
+    A folder is the user's, or one that comes with fedclade, such as ``suite``.
+
+    Raises
+    ------
+    ConfigError
+        If there is nothing of that name.
+    """
+    folder = next((each for each in (Path(name), config_folder() / name) if _is_there(each.is_dir)), None)
+    if folder is None:
+        return [find_config(name)]
+    if not (found := sorted(folder.glob("*.toml"))):
+        raise ConfigError(f"the folder {folder} holds no config: no file ends in .toml")
+    return found
+
+
+def _is_there(look: Callable[[], bool]) -> bool:
+    try:
+        return look()
+    except (OSError, ValueError):  # a name that is too long for any file, or has a zero in it
+        return False

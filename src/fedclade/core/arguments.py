@@ -1,0 +1,228 @@
+"""Arguments are checked against what a function or a class says that it takes, before it is called.
+
+Those of a config by name, and those of Python (:func:`checked`) as they are given.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Collection, Mapping
+from functools import cache, wraps
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import numpy as np
+
+from fedclade.core.errors import ConfigError, shown, unknown
+
+T = TypeVar("T")
+
+Taker = Callable[..., Any]
+"""A function, or a class such as a dataclass of hyper-parameters; its keyword-only parameters are options."""
+
+BITS = 64
+"""Of whole numbers, with their sign: neither tensors nor files hold longer ones, and a float need not reach as far."""
+
+
+def known_arguments(
+    takers: Taker | Collection[Taker], besides: Collection[str] = (), *, positional: bool = False
+) -> dict[str, inspect.Parameter]:
+    """Return the options of a function or a class by name, or of several together.
+
+    Parameters
+    ----------
+    takers
+        Whose parameters; where several share a name, the last one's counts.
+    besides
+        Names of parameters that are not options.
+    positional
+        Whether parameters that are not keyword-only are options too, as in functions that users write.
+    """
+    each = [takers] if callable(takers) else takers
+    kinds = {inspect.Parameter.KEYWORD_ONLY} | ({inspect.Parameter.POSITIONAL_OR_KEYWORD} if positional else set())
+    parameters = (item for taker in each for item in inspect.signature(taker).parameters.items())
+    return {name: p for name, p in parameters if p.kind in kinds and name not in besides}
+
+
+def defaults(
+    takers: Taker | Collection[Taker], besides: Collection[str] = (), *, positional: bool = False
+) -> dict[str, Any]:
+    """Return the options that have a default, with it; see :func:`known_arguments`."""
+    known = known_arguments(takers, besides, positional=positional)
+    return {name: p.default for name, p in known.items() if p.default is not inspect.Parameter.empty}
+
+
+def check_arguments(
+    owner: str,
+    takers: Taker | Collection[Taker],
+    arguments: Mapping[str, Any],
+    besides: Collection[str] = (),
+    *,
+    positional: bool = False,
+) -> dict[str, Any]:
+    """Check names and types of options.
+
+    Parameters
+    ----------
+    owner
+        Whose options they are, for the message: ``"partition 'dirichlet'"``, ``"[local]"``.
+    takers, besides, positional
+        What takes them; see :func:`known_arguments`. Where something takes ``**anything``, every name is known.
+    arguments
+        The names and values that were given.
+
+    Returns
+    -------
+    dict
+        The same, with lists made tuples and whole numbers made floats where the type says so.
+
+    Raises
+    ------
+    ConfigError
+        If a name is unknown or a value is of the wrong type; one line for each.
+    """
+    known = known_arguments(takers, besides, positional=positional)
+    each: Collection[Taker] = [takers] if callable(takers) else takers
+    hints = {name: hint for taker in each for name, hint in _hints(taker).items()}
+    open_ended = any(
+        p.kind is inspect.Parameter.VAR_KEYWORD for taker in each for p in inspect.signature(taker).parameters.values()
+    )
+    problems: list[str] = []
+    fitted: dict[str, Any] = {}
+    for name, value in arguments.items():
+        if name not in known:
+            if open_ended:
+                fitted[name] = value
+            else:
+                problems.append(unknown(f"key of {owner}:", name, known))
+        elif not _fits(value, hint := hints.get(name, Any)):
+            why = f", of more than {BITS} bits" if _is_too_long(value) else ""
+            problems.append(f"{name} of {owner} should be {_in_words(hint)}, got {shown(value)}{why}")
+        else:
+            fitted[name] = _as(value, hint)
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return fitted
+
+
+def checked(*besides: str) -> Callable[[T], T]:
+    """Let a function, or a class, check the types of its arguments at its door.
+
+    Numbers and truth values of NumPy become Python's, and lists tuples where a tuple is asked for.
+
+    Parameters
+    ----------
+    *besides
+        Names of arguments that are not looked at.
+
+    Returns
+    -------
+    Callable
+        A decorator. What it decorates raises a ConfigError with a line for each argument of a wrong type; arguments
+        that are missing or unknown stay Python's own ``TypeError``.
+    """
+
+    def decorated(taker: Any) -> Any:
+        call = taker.__init__ if inspect.isclass(taker) else taker
+
+        @cache  # when it is first called: the types may be defined after it
+        def takes() -> tuple[inspect.Signature, Mapping[str, Any]]:
+            signature = inspect.signature(call)
+            several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+            unchecked = {*besides, *(name for name, p in signature.parameters.items() if p.kind in several)}
+            return signature, {name: hint for name, hint in _hints(call).items() if name not in unchecked}
+
+        @wraps(call)
+        def at_the_door(*args: Any, **kwargs: Any) -> Any:
+            signature, hints = takes()
+            try:
+                given = signature.bind(*args, **kwargs)
+            except TypeError:
+                return call(*args, **kwargs)  # which raises the same, in its own name
+            problems: list[str] = []
+            for name, value in given.arguments.items():
+                if name in hints and not _fits(value, hint := hints[name], strict=True):
+                    problems.append(f"{name} of {taker.__name__} should be {_in_words(hint)}, got {shown(value)}")
+                elif name in hints:
+                    given.arguments[name] = _as(value, hints[name], strict=True)
+            if problems:
+                raise ConfigError("\n".join(problems))
+            return call(*given.args, **given.kwargs)
+
+        if inspect.isclass(taker):
+            taker.__init__ = at_the_door  # pyright: ignore[reportAttributeAccessIssue]
+            return taker
+        return at_the_door
+
+    return decorated
+
+
+def _hints(taker: Taker) -> Mapping[str, Any]:
+    # Of a class, those of its __init__: dataclasses copy the annotations of their fields there.
+    return get_type_hints(taker.__init__ if inspect.isclass(taker) else taker)
+
+
+def _members(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if isinstance(hint, UnionType) or get_origin(hint) is Union else ()
+
+
+def _fits(value: Any, hint: Any, *, strict: bool = False) -> bool:
+    """Tell whether a value is of a type.
+
+    At the door of a function (``strict``) that goes for classes too, and of names only the type counts: which are known
+    the function says itself. In a config every value is of a class, and names are checked.
+    """
+    if get_origin(hint) is Literal:
+        return any(isinstance(value, type(choice)) and (strict or value == choice) for choice in get_args(hint))
+    if members := _members(hint):
+        return any(_fits(value, member, strict=strict) for member in members)
+    if get_origin(hint) is tuple:
+        return isinstance(value, list | tuple) and all(_fits(e, get_args(hint)[0], strict=strict) for e in value)
+    if hint is Any:
+        return True
+    if hint not in _WORDS:  # a user's own type: the factory must judge
+        kind = get_origin(hint) or hint
+        return not (strict and inspect.isclass(kind)) or isinstance(value, kind)
+    if isinstance(value, bool | np.bool_):  # which Python counts as an int
+        return hint is bool
+    if _is_too_long(value):
+        return False
+    if not strict and hint is float and isinstance(value, _NUMBERS[float]) and math.isnan(value):  # of no range
+        return False
+    return isinstance(value, _NUMBERS.get(hint, hint))
+
+
+def _is_too_long(value: Any) -> bool:
+    return isinstance(value, int) and value.bit_length() >= BITS
+
+
+def _as(value: Any, hint: Any, *, strict: bool = False) -> Any:
+    if members := _members(hint):
+        return _as(value, next(member for member in members if _fits(value, member, strict=strict)), strict=strict)
+    if get_origin(hint) is tuple:
+        return tuple(_as(entry, get_args(hint)[0], strict=strict) for entry in value)
+    return hint(value) if hint in (int, float, bool) else value
+
+
+def _in_words(hint: Any) -> str:
+    if get_origin(hint) is Literal:
+        return " or ".join(repr(choice) for choice in get_args(hint))
+    if members := _members(hint):
+        return " or ".join(_in_words(member) for member in members)
+    if get_origin(hint) is tuple:
+        return f"a list, each of it {_in_words(get_args(hint)[0])}"
+    kind = get_origin(hint) or hint
+    return _WORDS.get(hint) or _WORDS.get(kind) or f"of type {getattr(kind, '__name__', kind)}"
+
+
+_NUMBERS: Mapping[Any, Any] = {int: int | np.integer, float: int | float | np.integer | np.floating}
+
+_WORDS: Mapping[Any, str] = {
+    int: "a whole number",
+    float: "a number",
+    str: "a string",
+    bool: "true or false",
+    NoneType: "left out",
+    Callable: "a function",
+}

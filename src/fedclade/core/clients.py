@@ -1,0 +1,99 @@
+"""Clients as an algorithm sees them: they can be queried, wherever they are."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from fedclade.core.params import Layout
+from fedclade.core.queries import (
+    Evaluation,
+    EvaluationQuery,
+    Handlers,
+    Query,
+    R,
+    Round,
+    Split,
+    SubspaceQuery,
+    UpdateQuery,
+)
+from fedclade.core.updates import Updates
+
+
+class Clients(ABC):
+    """N clients, wherever they are: in this process, or behind a network.
+
+    All that is asked of them goes through :meth:`ask`; the other methods put the queries together.
+    """
+
+    @property
+    @abstractmethod
+    def ids(self) -> Sequence[int]:
+        """All clients, in a fixed order."""
+
+    @property
+    @abstractmethod
+    def sizes(self) -> Mapping[int, int]:
+        """Number |D_i| of training examples of each client."""
+
+    @abstractmethod
+    def ask(self, query: Query[R], /) -> R:
+        """Put a query; return the reply."""
+
+    def train(
+        self,
+        ids: Sequence[int],
+        models: Tensor,
+        assignment: Sequence[int],
+        this_round: Round,
+        anchors: Sequence[int] | None = None,
+    ) -> Updates:
+        """Let each client train from its model; see :class:`UpdateQuery`."""
+        return self.ask(UpdateQuery(ids, "train", models, assignment, this_round, anchors))
+
+    def gradients(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], this_round: Round) -> Updates:
+        """Let each client take the negative gradient at its model; see :class:`UpdateQuery`."""
+        return self.ask(UpdateQuery(ids, "gradients", models, assignment, this_round))
+
+    def evaluate(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], split: Split) -> Evaluation:
+        """Let each client evaluate its model on a split of its own data; see :class:`EvaluationQuery`."""
+        return self.ask(EvaluationQuery(ids, models, assignment, split))
+
+    def subspaces(self, ids: Sequence[int], n_vectors: int, per_label: bool) -> Tensor:
+        """Let each client decompose its training inputs; see :class:`SubspaceQuery`."""
+        return self.ask(SubspaceQuery(ids, n_vectors, per_label))
+
+
+class Workers(Clients):
+    """Clients that do the work themselves, or reach those that do: a handler for each kind of query."""
+
+    layout: Layout
+    """Where each tensor of the model lies in a vector."""
+
+    @property
+    @abstractmethod
+    def engine(self) -> str:
+        """How clients are trained; ``auto`` until that is settled, or where every client settles it for itself."""
+
+    @property
+    @abstractmethod
+    def engine_taken(self) -> str | None:
+        """What rounding depends on of the engine, as far as it is known here."""
+
+    def ask(self, query: Query[R], /) -> R:
+        """Put a query; return the reply."""
+        return query.handled(Handlers(self.handle_updates, self.handle_evaluation, self.handle_subspaces))
+
+    @abstractmethod
+    def handle_updates(self, query: UpdateQuery) -> Updates:
+        """Return the updates of the clients that reply."""
+
+    @abstractmethod
+    def handle_evaluation(self, query: EvaluationQuery) -> Evaluation:
+        """Return the scores of the clients that reply."""
+
+    @abstractmethod
+    def handle_subspaces(self, query: SubspaceQuery) -> Tensor:
+        """Return singular vectors, ``[n, L, d, p]``."""

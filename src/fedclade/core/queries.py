@@ -1,0 +1,240 @@
+"""What a server asks of clients, and what comes back: a query of each kind has a reply of one type."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Generic, Literal, Protocol, TypeVar
+
+import numpy as np
+from torch import Tensor
+
+from fedclade.core import rng
+from fedclade.core.local import LocalSpec
+from fedclade.core.updates import Updates
+
+Split = Literal["train", "validation", "test"]
+
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Round:
+    """One communication round: what keys its random draws, and what clients are asked to do in it.
+
+    Parameters
+    ----------
+    number
+        Counted from 1.
+    spec
+        The local training.
+    seed
+        Of the run.
+    purpose
+        Sets the draws of a further query in the same round apart from those of the regular training.
+    evaluated
+        Whether clients are evaluated after it; what they are served with only then need not be made in other rounds.
+    travels
+        What its training sends: models down and updates up (``all``), ``updates`` alone to whom the models were sent
+        before, or ``nothing`` where clients keep what they train.
+    min_clients
+        A cluster with fewer answers keeps its model, and takes no decision.
+    insists
+        Whether those who do not answer are asked again, since everybody is needed.
+    replicates
+        Above 1, clients make so many updates, each from a part of their training data, and answer with the signatures
+        of all of them (:class:`~fedclade.channel.Replicating`).
+    part
+        ``(k, m)`` lets every client train on the k-th of m parts of its training data alone, k from 0; None on all of
+        it. Parts are disjoint, of sizes that differ by at most one, and drawn anew in every round.
+    query
+        Counts what clients are asked in the round, from 0: it sets the faults of one query apart from those of the
+        next, and nothing else.
+    """
+
+    number: int
+    spec: LocalSpec
+    seed: int = 0
+    purpose: str = "train"
+    evaluated: bool = True
+    travels: Literal["all", "updates", "nothing"] = "all"
+    min_clients: int = 1
+    insists: bool = False
+    replicates: int = 1
+    part: tuple[int, int] | None = None
+    query: int = 0
+
+    @property
+    def lr(self) -> float:
+        """Step size of this round."""
+        return self.spec.lr_at(self.number)
+
+    def of_part(self, place: int) -> Round:
+        """Return what the replicate of one part of the data is made by."""
+        return replace(self, replicates=1, part=(place, self.replicates), purpose=f"{self.purpose} {place}")
+
+    def examples(self, count: int, key: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        """Return which of its training examples a client trains on, given how many it has and its key, ascending."""
+        if self.part is None:
+            return np.arange(count)
+        place, parts = self.part
+        order = rng.generator(self.seed, "parts", self.number, key).permutation(count)
+        return np.sort(order[place::parts])
+
+    def generator(self, purpose: str) -> np.random.Generator:
+        """Return the generator of what the server draws in this round."""
+        return rng.generator(self.seed, purpose, self.number)
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """How n clients fare on one split of their own data.
+
+    Parameters
+    ----------
+    ids
+        The clients, ``[n]``.
+    accuracies
+        Share of targets predicted right, float64 ``[n]``, in [0, 1].
+    losses
+        Mean cross-entropy, float64 ``[n]``, in nats; its exponential is the perplexity.
+    examples
+        Number of targets, int64 ``[n]``.
+    left_out
+        Why each client that was asked, and is not among ``ids``, is left out.
+    """
+
+    ids: tuple[int, ...]
+    accuracies: Tensor
+    losses: Tensor
+    examples: Tensor
+    left_out: Mapping[int, str] = field(default_factory=dict[int, str])
+
+
+@dataclass(frozen=True, eq=False)
+class Query(ABC, Generic[R_co]):
+    """What a server asks of some clients.
+
+    Parameters
+    ----------
+    ids
+        The clients, ``[n]``.
+    """
+
+    ids: Sequence[int]
+
+    @abstractmethod
+    def handled(self, handlers: Handlers) -> R_co:
+        """Return the reply of the handler of this kind of query."""
+
+
+@dataclass(frozen=True, eq=False)
+class UpdateQuery(Query[Updates]):
+    """Train a model, or take the gradient at it, and reply with the update.
+
+    Parameters
+    ----------
+    kind
+        ``train``: Δθ_i, trained − started. ``gradients``: the negative full-batch gradient −∇r_i (CFL eq. 50).
+    models
+        ``[K, S]``, one row for each distinct model.
+    assignment
+        The row of each client, ``[n]``.
+    round
+        What it is part of.
+    anchors
+        The row that the proximal term pulls each client towards, of weight :attr:`LocalSpec.mu
+        <fedclade.core.LocalSpec>`, ``[n]``. None for the model that it starts from (FedProx); in Ditto (Li et al. 2021,
+        eq. 1) the global model.
+    """
+
+    kind: Literal["train", "gradients"]
+    models: Tensor
+    assignment: Sequence[int]
+    round: Round
+    anchors: Sequence[int] | None = None
+
+    def handled(self, handlers: Handlers) -> Updates:
+        """Return the updates."""
+        return handlers.updates(self)
+
+    def select(self, ids: Sequence[int]) -> UpdateQuery:
+        """Return the query to some of the clients, in the order given."""
+        if list(ids) == list(self.ids):
+            return self
+        place_of = {client: place for place, client in enumerate(self.ids)}
+        places = [place_of[client] for client in ids]
+        anchors = None if self.anchors is None else _at(self.anchors, places)
+        return replace(self, ids=ids, assignment=_at(self.assignment, places), anchors=anchors)
+
+
+@dataclass(frozen=True, eq=False)
+class EvaluationQuery(Query[Evaluation]):
+    """Evaluate models, each on a split of a client's own data.
+
+    Parameters
+    ----------
+    ids
+        The clients, ``[n]``; one with several models is named once for each, and replies for all of them or for none.
+    models
+        ``[K, S]``.
+    assignment
+        The row of each client, ``[n]``.
+    split
+        Of the data.
+    """
+
+    models: Tensor
+    assignment: Sequence[int]
+    split: Split
+
+    def handled(self, handlers: Handlers) -> Evaluation:
+        """Return the scores."""
+        return handlers.evaluation(self)
+
+
+@dataclass(frozen=True, eq=False)
+class SubspaceQuery(Query[Tensor]):
+    """Decompose training inputs, one a column, and reply with their left singular vectors ``[n, L, d, p]``.
+
+    For n clients and inputs of d numbers as they are stored; L is the number of labels, or 1. Columns are unit vectors;
+    those that a client has too few examples for are zeros, and so are all of a client that does not reply.
+
+    Parameters
+    ----------
+    n_vectors
+        How many vectors p, those of the largest singular values.
+    per_label
+        Whether the inputs of each label are decomposed by themselves.
+    """
+
+    n_vectors: int
+    per_label: bool
+
+    def handled(self, handlers: Handlers) -> Tensor:
+        """Return the singular vectors."""
+        return handlers.subspaces(self)
+
+
+@dataclass(frozen=True)
+class Handlers:
+    """What replies to each kind of query."""
+
+    updates: Callable[[UpdateQuery], Updates]
+    evaluation: Callable[[EvaluationQuery], Evaluation]
+    subspaces: Callable[[SubspaceQuery], Tensor]
+
+
+class Ask(Protocol):
+    """Puts a query to clients."""
+
+    def __call__(self, query: Query[R], /) -> R:
+        """Return the reply."""
+        ...
+
+
+def _at(values: Sequence[T], places: Sequence[int]) -> list[T]:
+    return [values[place] for place in places]

@@ -1,0 +1,375 @@
+"""The parameter tree T = (V, E) of CFL's section V-C: every cluster there has been, its model, and how it was split."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import SupportsIndex
+
+import torch
+from torch import Tensor
+
+from fedclade.core.errors import TreeError
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """One cluster.
+
+    Parameters
+    ----------
+    id
+        Its place in the tree's list of nodes; the root is 0.
+    parent
+        The node it was split from; None for the root.
+    members
+        Its clients c_v, in ascending order.
+    params
+        Its model ``[S]``: the current one of a leaf; of an inner node the θ*_v at which the updates before the split
+        were made, so that eq. 47 holds for the cached updates to the letter.
+    born
+        Round after which it came into being; 0 is the start of the run.
+    split_in
+        Round in which it was split; None for a leaf, and for a root that goes on beside its leaves.
+    criteria
+        The numbers by which its split was decided.
+    cached
+        The signatures of the members' updates at the parent's model before the split, Δ_e of eq. 47, ``[n, R]`` in the
+        order of members: the updates without their buffers, or sketches of them. None for the root, and where no split
+        made the node.
+    trained_from
+        The model ``[S]`` from which its last own training began, so that ``params - trained_from`` is its latest update
+        (Δw_t^(g) of FedGroup's eq. 10). None where no algorithm asks for it.
+    """
+
+    id: int
+    parent: int | None
+    members: tuple[int, ...]
+    params: Tensor
+    born: int = 0
+    split_in: int | None = None
+    criteria: Mapping[str, float] = field(default_factory=dict[str, float])
+    cached: Tensor | None = None
+    trained_from: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """A cluster of clients that were clustered anew.
+
+    Parameters
+    ----------
+    members
+        Its clients.
+    leaf
+        The leaf that it goes on with; 0 for a new one.
+    params
+        Its model ``[S]``.
+    cached
+        The signatures that it was found by, ``[n, R]`` in ascending order of its members.
+    """
+
+    members: tuple[int, ...]
+    leaf: int
+    params: Tensor
+    cached: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class ParameterTree:
+    """All clusters of a run; its leaves are the current ones. Immutable: every change returns a new tree.
+
+    Parameters
+    ----------
+    nodes
+        By id, parents before children.
+    """
+
+    nodes: tuple[Node, ...]
+
+    def __repr__(self) -> str:
+        return f"ParameterTree(nodes={len(self.nodes)}, clusters={len(self.leaves)}, clients={len(self.leaf_of)})"
+
+    @classmethod
+    def root_only(cls, members: Sequence[int], params: Tensor) -> ParameterTree:
+        """Return a tree of one cluster: all clients share one model."""
+        return cls((Node(0, None, tuple(sorted(members)), params),))
+
+    @classmethod
+    def star(
+        cls,
+        clusters: Sequence[Sequence[int]],
+        params: Tensor,
+        unassigned: Sequence[int] = (),
+        split_in: int | None = 0,
+    ) -> ParameterTree:
+        """Return a root with one leaf for each cluster.
+
+        Parameters
+        ----------
+        clusters
+            The members of each leaf; a leaf may have none yet.
+        params
+            The model ``[S]`` that all start from, or one for each leaf ``[K, S]``; the root has the first.
+        unassigned
+            Clients in no leaf, who have the root alone.
+        split_in
+            None if the root goes on beside its leaves.
+        """
+        members = [*(client for cluster in clusters for client in cluster), *unassigned]
+        models = params.expand(len(clusters), -1)
+        root = replace(cls.root_only(members, models[0]).nodes[0], split_in=split_in)
+        pairs = enumerate(zip(clusters, models, strict=True), start=1)
+        return cls((root, *(Node(i, 0, tuple(sorted(cluster)), model) for i, (cluster, model) in pairs)))
+
+    @cached_property
+    def leaves(self) -> tuple[Node, ...]:
+        """The current clusters, in the order of their ids."""
+        parents = {node.parent for node in self.nodes}
+        return tuple(node for node in self.nodes if node.id not in parents)
+
+    @cached_property
+    def leaf_of(self) -> Mapping[int, int]:
+        """The leaf of each client; for those that no leaf holds, the deepest node that does."""
+        leaves = {leaf.id for leaf in self.leaves}
+        above = {client: node.id for node in self.nodes if node.id not in leaves for client in node.members}
+        return {**above, **{client: leaf.id for leaf in self.leaves for client in leaf.members}}
+
+    @cached_property
+    def waiting(self) -> Mapping[int, tuple[int, ...]]:
+        """The clients that no leaf holds, in ascending order, by the node that they have in the place of one."""
+        leaves = {leaf.id for leaf in self.leaves}
+        found: dict[int, list[int]] = {}
+        for client, node in sorted(self.leaf_of.items()):
+            if node not in leaves:
+                found.setdefault(node, []).append(client)
+        return {node: tuple(clients) for node, clients in found.items()}
+
+    def children(self, node: int) -> tuple[Node, ...]:
+        """Return the clusters that a node was split into."""
+        return tuple(child for child in self.nodes if child.parent == node)
+
+    def path(self, client: int) -> tuple[Node, ...]:
+        """Return the nodes from the root to a client's leaf: its models, from the most general to the most special."""
+        return self.above(self.leaf_of[client])
+
+    def above(self, node: int) -> tuple[Node, ...]:
+        """Return the nodes from the root to a node, which is the last of them."""
+        path = [self.nodes[node]]
+        while (parent := path[0].parent) is not None:
+            path.insert(0, self.nodes[parent])
+        return tuple(path)
+
+    def node_for(self, client: int, level: int = -1) -> Node:
+        """Return a node on a client's path.
+
+        Parameters
+        ----------
+        client
+            Its id.
+        level
+            0 for the root, 1 for its child, ...; or from the other end, -1 for the client's leaf.
+
+        Raises
+        ------
+        TreeError
+            If the tree does not know the client, or the path has no such level.
+        """
+        if client not in self.leaf_of:
+            known = sorted(self.leaf_of)
+            raise TreeError(
+                f"client {client} is not in the parameter tree, which holds {len(known)} clients from {known[0]} to "
+                f"{known[-1]}"
+            )
+        path = self.path(client)
+        if not isinstance(level, SupportsIndex):  # pyright: ignore[reportUnnecessaryIsInstance]  (it is given by users)
+            raise TreeError(f"level should be a whole number, got {level!r}")
+        if not -len(path) <= level < len(path):
+            raise TreeError(
+                f"level {level} is not on the path of client {client}, which has {len(path)} levels: from the root, 0 "
+                f"to {len(path) - 1}, or from the leaf, -1 to -{len(path)}"
+            )
+        return path[level]
+
+    def model_for(self, client: int, level: int = -1) -> Tensor:
+        """Return the model ``[S]`` of a node on a client's path: the more specific, the higher the level.
+
+        CFL, section V-C. Level 0 is the root, in CFL the model of plain federated learning; -1 is the client's leaf.
+        The models of inner nodes are those at which they were split, and were trained no further.
+
+        Raises
+        ------
+        TreeError
+            If the tree does not know the client, or its path has no such level.
+        """
+        return self.node_for(client, level).params
+
+    def models(self, nodes: Sequence[int]) -> tuple[Tensor, list[int]]:
+        """Return the distinct models of some nodes, ``[K, S]``, and for each of the nodes its row."""
+        rows = {node: row for row, node in enumerate(dict.fromkeys(nodes))}
+        return torch.stack([self.nodes[node].params for node in rows]), [rows[node] for node in nodes]
+
+    def moved(self, node: int, delta: Tensor) -> ParameterTree:
+        """Return the tree after one node's model took a step (CFL Algorithm 2, line 7)."""
+        return self.with_model(node, self.nodes[node].params + delta)
+
+    def with_model(self, node: int, params: Tensor) -> ParameterTree:
+        """Return the tree with another model ``[S]`` for one node."""
+        return self._with(replace(self.nodes[node], params=params))
+
+    def trained(self, node: int, delta: Tensor) -> ParameterTree:
+        """Return the tree after one node's model took a step of its own, with the model that it began from."""
+        began = self.nodes[node].params
+        return self._with(replace(self.nodes[node], params=began + delta, trained_from=began))
+
+    def reassigned(self, leaf_of: Mapping[int, int]) -> ParameterTree:
+        """Return the tree after some clients changed their leaf.
+
+        Leaves stay leaves, even without members, and the nodes above them keep the members that they were split with.
+
+        Parameters
+        ----------
+        leaf_of
+            The new leaf of each client that changes it, or the root for none. Everybody else stays.
+        """
+        members: dict[int, list[int]] = {node: [] for node in (0, *self.waiting, *(leaf.id for leaf in self.leaves))}
+        for client, leaf in sorted({**self.leaf_of, **leaf_of}.items()):
+            members[leaf].append(client)
+        tree = self
+        for leaf in self.leaves:
+            if (new := tuple(members[leaf.id])) != leaf.members:  # cached updates stand in the order of the old members
+                tree = tree._with(replace(leaf, members=new, cached=None))
+        return tree
+
+    def split(
+        self,
+        node: int,
+        parts: Sequence[Sequence[int]],
+        *,
+        params: Tensor,
+        cached: Sequence[Tensor],
+        round_number: int,
+        criteria: Mapping[str, float],
+    ) -> ParameterTree:
+        """Return the tree after a cluster was split (CFL Algorithm 5, line 19); its children go on from its model.
+
+        Parameters
+        ----------
+        node
+            The cluster.
+        parts
+            The members of each child.
+        params
+            The model ``[S]`` that the node keeps: the one at which the updates before the split were made.
+        cached
+            The signatures of those updates for each child, ``[n, R]`` in ascending order of its members.
+        round_number
+            The round in which it was decided.
+        criteria
+            The numbers by which it was decided.
+        """
+        parent, first = self.nodes[node], len(self.nodes)
+        children = [
+            Node(first + i, node, tuple(sorted(members)), parent.params, born=round_number, cached=updates)
+            for i, (members, updates) in enumerate(zip(parts, cached, strict=True))
+        ]
+        parent = replace(parent, params=params, split_in=round_number, criteria=dict(criteria))
+        return ParameterTree((*self._with(parent).nodes, *children))
+
+    def regrouped(
+        self, groups: Sequence[Group], *, params: Tensor, round_number: int, criteria: Mapping[str, float]
+    ) -> ParameterTree:
+        """Return a star after its clients were clustered anew; leaves that no group goes on with are left empty.
+
+        Clients in none of the groups wait at the root.
+
+        Parameters
+        ----------
+        groups
+            The clusters.
+        params
+            The model ``[S]`` at which the updates were made that they were found by; the root keeps it.
+        round_number, criteria
+            As in :meth:`split`; the clusters train in this round already.
+        """
+        root = replace(self.nodes[0], params=params, split_in=round_number, criteria=dict(criteria))
+        nodes = [root, *(replace(leaf, members=(), cached=None) for leaf in self.nodes[1:])]
+        for group in groups:
+            members = tuple(sorted(group.members))
+            if group.leaf:
+                nodes[group.leaf] = replace(
+                    nodes[group.leaf], members=members, params=group.params, cached=group.cached
+                )
+            else:
+                nodes.append(Node(len(nodes), 0, members, group.params, born=round_number - 1, cached=group.cached))
+        return ParameterTree(tuple(nodes))
+
+    def with_members(self, node: int, clients: Sequence[int], signatures: Tensor) -> ParameterTree:
+        """Return the tree after clients joined a cluster that a split made.
+
+        Parameters
+        ----------
+        node
+            The cluster.
+        clients
+            Who joins it, ``[m]``; none of them is a member yet.
+        signatures
+            Those of their updates at its parent's model, ``[m, R]``, to be cached beside the others'.
+        """
+        cluster = self.nodes[node]
+        members = [*cluster.members, *clients]
+        cached = signatures if cluster.cached is None else torch.cat([cluster.cached, signatures])
+        order = sorted(range(len(members)), key=members.__getitem__)
+        return self._with(replace(cluster, members=tuple(members[i] for i in order), cached=cached[order]))
+
+    def with_newcomers(self, clients: Sequence[int]) -> ParameterTree:
+        """Return the tree after clients came who are in no cluster yet: they are the root's alone."""
+        root = self.nodes[0]
+        return self._with(replace(root, members=tuple(sorted({*root.members, *clients}))))
+
+    def with_leaves(self, clusters: Sequence[Sequence[int]], born: int) -> ParameterTree:
+        """Return the tree after newcomers came who make clusters of their own: leaves of the root, with its model.
+
+        Parameters
+        ----------
+        clusters
+            The members of each.
+        born
+            The round after which they come into being.
+        """
+        tree = self.with_newcomers([client for members in clusters for client in members])
+        new = enumerate(clusters, start=len(tree.nodes))
+        leaves = [Node(i, 0, tuple(sorted(members)), tree.nodes[0].params, born) for i, members in new]
+        return ParameterTree((*tree.nodes, *leaves))
+
+    def without(self, clients: Sequence[int]) -> ParameterTree:
+        """Return the tree after clients left: no node has them as members, and no updates of theirs are cached.
+
+        All models stay, also those of clusters that nobody is left in.
+        """
+        gone, nodes = set(clients), list[Node]()
+        for node in self.nodes:
+            kept = [i for i, member in enumerate(node.members) if member not in gone]
+            members = tuple(node.members[i] for i in kept)
+            nodes.append(replace(node, members=members, cached=None if node.cached is None else node.cached[kept]))
+        return ParameterTree(tuple(nodes))
+
+    def map_vectors(
+        self, models: Callable[[Tensor], Tensor], signatures: Callable[[Tensor], Tensor] | None = None
+    ) -> ParameterTree:
+        """Return the tree with every model ``[S]`` changed, and all cached signatures ``[n, R]`` if so asked."""
+        return ParameterTree(
+            tuple(
+                replace(
+                    node,
+                    params=models(node.params),
+                    trained_from=None if node.trained_from is None else models(node.trained_from),
+                    cached=node.cached if signatures is None or node.cached is None else signatures(node.cached),
+                )
+                for node in self.nodes
+            )
+        )
+
+    def _with(self, node: Node) -> ParameterTree:
+        return ParameterTree((*self.nodes[: node.id], node, *self.nodes[node.id + 1 :]))

@@ -1,0 +1,279 @@
+"""What clients answer in a round: checked where it arrives, then taken apart and joined as the server needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from fedclade.core.errors import UpdateError
+
+LARGEST_NORM = 1e18
+"""Of an update: the product of two larger ones overflows float32, and no similarity could be computed."""
+
+DROPPED_OUT = "dropped out"
+"""Why a client is left out that was sent a model and sent nothing back."""
+
+TOO_LATE = "too late"
+"""Why a client is left out that was not waited for."""
+
+NOT_ASKED = "not asked"
+"""How the reason begins why a client is left out that was sent nothing."""
+
+CONVERTED_AT_A_TIME = 2**17
+"""Entries of updates that are turned to float64 at once: 1 MiB, which stays in a processor's cache."""
+
+
+@dataclass(frozen=True, eq=False)
+class Sums:
+    """What a run that streams keeps of updates: Σ |D_i| Δθ_i over each of G groups of clients.
+
+    Parameters
+    ----------
+    groups
+        The sums, ``[G, S]``.
+    group
+        Which of them each client is part of, int64 ``[n]``.
+    """
+
+    groups: Tensor
+    group: Tensor
+
+    def of(self, rows: Tensor) -> tuple[Sums, Tensor]:
+        """Return the sums of the groups of some clients; and who is in them besides, as rows of these sums."""
+        kept, group = torch.unique(self.group[rows], return_inverse=True)
+        besides = torch.isin(self.group, kept)
+        besides[rows] = False
+        return Sums(self.groups[kept], group), besides.nonzero().flatten()
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Updates:
+    """What n clients answered in one round, with D parameters and S = D + buffers entries in a model.
+
+    Parameters
+    ----------
+    ids
+        The clients, ``[n]``.
+    sizes
+        Their training examples |D_i|, float64 ``[n]``.
+    losses
+        Mean training loss of each client in the round, ``[n]``.
+    norms
+        ‖Δθ_i‖ of the parameters, in parameter units, float64 ``[n]``.
+    n_parameters
+        D.
+    deltas
+        Weight updates Δθ_i (CFL eq. 1), ``[n, S]``. None in a run that streams, which has ``sums`` in their place.
+    sums
+        Sums of weight updates, one for each model that was sent out.
+    sketches
+        What clients are compared by, ``[n, R]``, where it is not the update itself; always there in a stream.
+    left_out
+        Why each client that was asked, and is not among ``ids``, is left out.
+    """
+
+    ids: tuple[int, ...]
+    sizes: Tensor
+    losses: Tensor
+    norms: Tensor
+    n_parameters: int
+    deltas: Tensor | None = None
+    sums: Sums | None = None
+    sketches: Tensor | None = None
+    left_out: Mapping[int, str] = field(default_factory=dict[int, str])
+
+    @classmethod
+    def received(
+        cls, ids: Sequence[int], sizes: Sequence[int], deltas: Tensor, n_parameters: int, losses: Tensor, number: int
+    ) -> Updates:
+        """Check what came from the clients, and leave out whose answer is not usable.
+
+        An answer is usable if its loss and all entries of its update are finite, and its norm is at most
+        :data:`LARGEST_NORM`.
+
+        Raises
+        ------
+        UpdateError
+            If there is not one row for each client; names the round.
+        """
+        if deltas.ndim != 2 or len(deltas) != len(ids):
+            shape = tuple(deltas.shape)
+            raise UpdateError(f"round {number}: expected {len(ids)} updates, got a tensor of shape {shape}")
+        norms = row_norms(deltas[:, :n_parameters])
+        whole = torch.hypot(norms, row_norms(deltas[:, n_parameters:]))
+        usable = (whole <= LARGEST_NORM) & torch.isfinite(losses).cpu()  # NaN is not less than anything
+        left_out = {
+            ids[i]: _what_is_wrong(deltas[i], float(whole[i]), float(losses[i]))
+            for i in (~usable).nonzero().flatten().tolist()
+        }
+        everybody = cls(
+            ids=tuple(ids),
+            sizes=torch.tensor(sizes, dtype=torch.float64),
+            losses=losses,
+            norms=norms,
+            n_parameters=n_parameters,
+            deltas=deltas,
+        )
+        return replace(everybody.of([c for c in ids if c not in left_out]), left_out=left_out)
+
+    @classmethod
+    def received_singly(
+        cls,
+        ids: Sequence[int],
+        sizes: Sequence[int],
+        rows: Sequence[Tensor],
+        size: int,
+        n_parameters: int,
+        losses: Tensor,
+        number: int,
+    ) -> Updates:
+        """Check updates that came one by one, each of any shape, for a model of S = ``size`` entries."""
+        fit = [i for i, row in enumerate(rows) if row.shape == (size,)]
+        left_out = {
+            ids[i]: f"update of shape {tuple(row.shape)}, expected ({size},)"
+            for i, row in enumerate(rows)
+            if row.shape != (size,)
+        }
+        deltas = torch.stack([rows[i] for i in fit]) if fit else rows[0].new_empty(0, size)
+        received = cls.received(
+            [ids[i] for i in fit], [sizes[i] for i in fit], deltas, n_parameters, losses[fit], number
+        )
+        return replace(received, left_out={**left_out, **received.left_out})
+
+    @classmethod
+    def of_nobody(cls, left_out: Mapping[int, str], models: Tensor, n_parameters: int) -> Updates:
+        """Return the answer of clients of whom none answered, to models ``[K, S]``."""
+        none = torch.zeros(0, dtype=torch.float64)
+        return cls(
+            ids=(),
+            sizes=none,
+            losses=none,
+            norms=none,
+            n_parameters=n_parameters,
+            deltas=models.new_zeros(0, models.shape[1]),
+            left_out=left_out,
+        )
+
+    @property
+    def each(self) -> Tensor:
+        """The update of each client, ``[n, S]``, for what cannot do with less.
+
+        Raises
+        ------
+        UpdateError
+            If the run streams.
+        """
+        if self.deltas is None:
+            raise UpdateError(
+                f"the updates of {len(self.ids)} clients are needed one by one, but this run streams and keeps only "
+                "their sums; set stream = false"
+            )
+        return self.deltas
+
+    @property
+    def senders(self) -> tuple[int, ...]:
+        """Who sent an update, usable or not."""
+        silent = (DROPPED_OUT, NOT_ASKED)
+        return (*self.ids, *(client for client, why in self.left_out.items() if not why.startswith(silent)))
+
+    @property
+    def signatures(self) -> Tensor:
+        """What clients are compared by, ``[n, R]``: by default the update without its buffers, ``[n, D]``."""
+        return self.each[:, : self.n_parameters] if self.sketches is None else self.sketches
+
+    def of(self, members: Sequence[int]) -> Updates:
+        """Return the updates of those members that answered, in the order of the members.
+
+        Raises
+        ------
+        UpdateError
+            If the run streams, and the members share a sum with others.
+        """
+        rows = self._rows(members)
+        named = set(members)
+        left_out = {client: why for client, why in self.left_out.items() if client in named}
+        if torch.equal(rows, torch.arange(len(self.ids))) and len(left_out) == len(self.left_out):
+            return self
+        sums = None
+        if self.sums is not None:
+            sums, besides = self.sums.of(rows)
+            if len(besides):
+                raise UpdateError(
+                    f"the updates of clients {self._named(rows)} cannot be told from those of clients "
+                    f"{self._named(besides)}: this run streams, and keeps only sums over all clients of a model; "
+                    "set stream = false"
+                )
+        return replace(
+            self,
+            ids=tuple(self._named(rows)),
+            sizes=self.sizes[rows],
+            losses=self.losses[rows],
+            norms=self.norms[rows],
+            deltas=None if self.deltas is None else self.deltas[rows],
+            sums=sums,
+            sketches=None if self.sketches is None else self.sketches[rows],
+            left_out=left_out,
+        )
+
+    def signatures_of(self, members: Sequence[int]) -> Tensor:
+        """Return the signatures of those members that answered, ``[m, R]`` in the order of the members."""
+        return self.signatures[self._rows(members)]
+
+    def joined(self, other: Updates) -> Updates:
+        """Return these updates and those of other clients, made at the same models in the same round.
+
+        Who is left out of one, and answered in the other, is no longer left out.
+        """
+        left_out = {c: why for c, why in {**self.left_out, **other.left_out}.items() if c not in self.ids + other.ids}
+        if not self.ids or not other.ids:
+            return replace(self if self.ids else other, left_out=left_out)
+        sums = None
+        if self.sums is not None and other.sums is not None:
+            behind = other.sums.group + len(self.sums.groups)
+            sums = Sums(torch.cat([self.sums.groups, other.sums.groups]), torch.cat([self.sums.group, behind]))
+        return Updates(
+            ids=self.ids + other.ids,
+            sizes=torch.cat([self.sizes, other.sizes]),
+            losses=torch.cat([self.losses, other.losses]),
+            norms=torch.cat([self.norms, other.norms]),
+            n_parameters=self.n_parameters,
+            deltas=None if sums is not None else torch.cat([self.each, other.each]),
+            sums=sums,
+            sketches=None if self.sketches is None else torch.cat([self.sketches, other.signatures]),
+            left_out=left_out,
+        )
+
+    @cached_property
+    def _row_of(self) -> Mapping[int, int]:
+        return {client: row for row, client in enumerate(self.ids)}
+
+    def _rows(self, members: Sequence[int]) -> Tensor:
+        return torch.tensor([self._row_of[m] for m in members if m in self._row_of], dtype=torch.int64)
+
+    def _named(self, rows: Tensor) -> list[int]:
+        return [self.ids[row] for row in rows.tolist()]
+
+
+def _what_is_wrong(delta: Tensor, norm: float, loss: float) -> str:
+    if entries := int((~torch.isfinite(delta)).sum()):
+        return f"{entries} of {len(delta)} entries are NaN or infinite"
+    return f"loss {loss}" if norm <= LARGEST_NORM else f"norm {norm:.3g}, more than {LARGEST_NORM:.3g}"
+
+
+def row_norms(rows: Tensor, from_: Tensor | None = None) -> Tensor:
+    """Return the Euclidean norm of each row of ``[n, m]``, float64 ``[n]``, without a copy of all of them.
+
+    Parameters
+    ----------
+    rows
+        The vectors.
+    from_
+        A point ``[m]``: the distances of the rows from it.
+    """
+    at_once = max(1, CONVERTED_AT_A_TIME // max(1, rows.shape[1]))
+    parts = (some if from_ is None else some - from_ for some in rows.split(at_once))
+    return torch.cat([torch.linalg.vector_norm(some, dim=1, dtype=torch.float64) for some in parts]).cpu()

@@ -1,0 +1,132 @@
+"""The papers' models as plain modules, and the user's own by ``module:factory``."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedclade.core import (
+    ConfigError,
+    ModelError,
+    check_arguments,
+    known_arguments,
+    rng,
+    shown,
+    unknown,
+)
+from fedclade.models.convolutional import cifar_cnn, cnn
+from fedclade.models.dense import mclr, mlp
+from fedclade.models.recurrent import lstm, vector_lstm
+
+Factory = Callable[..., object]
+"""What it returns is checked: a user's own may return anything."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model of the library.
+
+    Parameters
+    ----------
+    factory
+        Called with ``input_shape`` and ``outputs`` of the data, ``task`` and ``vocabulary_size`` where it takes them,
+        and the arguments of the ``[model]`` section.
+    summary
+        One line for people.
+    """
+
+    factory: Factory
+    summary: str
+
+
+MODELS: Mapping[str, Model] = {
+    "mclr": Model(mclr, "multinomial logistic regression: one dense layer"),
+    "mlp": Model(mlp, "one hidden layer (hidden = 128; FEMNIST in the FedGroup paper: 512)"),
+    "cnn": Model(cnn, "FL+HC's: two 5×5 convolutions (32, 64) with max-pools, dense 512"),
+    "cifar_cnn": Model(cifar_cnn, "five layers: three 3×3 convolutions with max-pools, two dense"),
+    "lstm": Model(lstm, "two-layer LSTM over words: predicts the next one, or classifies the text"),
+    "vector_lstm": Model(vector_lstm, "two-layer LSTM over word vectors: classifies the text (FedGroup's Sent140)"),
+}
+
+FROM_DATA = ("input_shape", "outputs", "task", "vocabulary_size")
+"""Parameters of a factory that the data gives; all others are options of the ``[model]`` section."""
+
+
+def build_model(
+    name: str,
+    *,
+    input_shape: tuple[int, ...],
+    outputs: int,
+    task: str = "classification",
+    vocabulary_size: int = 0,
+    seed: int = 0,
+    arguments: Mapping[str, Any] | None = None,
+) -> nn.Module:
+    """Build a model for the data, with initial parameters that depend on the seed alone.
+
+    Parameters
+    ----------
+    name
+        One of :data:`MODELS`, or ``module:factory`` for a function of the user's own that returns a ``nn.Module``.
+    input_shape, outputs, task, vocabulary_size
+        What the data is like; a factory gets those of them that it has parameters for.
+    seed
+        Keys the initial parameters.
+    arguments
+        Further arguments of the factory.
+
+    Raises
+    ------
+    ConfigError
+        If the name is unknown or an argument is.
+    ModelError
+        If the factory fails, or returns something that is not a module.
+    """
+    factory = model_factory(name)
+    given = {"input_shape": input_shape, "outputs": outputs, "task": task, "vocabulary_size": vocabulary_size}
+    from_data = {key: value for key, value in given.items() if key in known_arguments(factory, positional=True)}
+    arguments = check_arguments(f"model {name!r}", factory, arguments or {}, besides=FROM_DATA, positional=True)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(rng.torch_seed(seed, "init"))
+        try:
+            module = factory(**from_data, **arguments)
+        except ModelError:
+            raise
+        except Exception as error:
+            raise ModelError(f"building model {name!r} with {arguments} failed: {error}") from error
+    if not isinstance(module, nn.Module):
+        raise ModelError(f"{name!r} should return a torch.nn.Module, got {type(module).__name__}")
+    return module
+
+
+def model_factory(name: object) -> Factory:
+    """Return the function that builds a model of this name.
+
+    Raises
+    ------
+    ConfigError
+        If the name is unknown, or a ``module:factory`` cannot be imported.
+    """
+    if isinstance(name, str) and name in MODELS:
+        return MODELS[name].factory
+    if not isinstance(name, str) or ":" not in name:
+        raise ConfigError(unknown("model", name, MODELS) + "; your own is given as 'module:factory'")
+    module_name, _, attribute = name.partition(":")
+    try:
+        factory = getattr(importlib.import_module(module_name), attribute)
+    except Exception as error:  # whatever a user's own file does when it is imported
+        raise ConfigError(
+            f"model {shown(name)} cannot be imported: {error}; run from its folder, or set PYTHONPATH"
+        ) from error
+    if not callable(factory):
+        raise ConfigError(f"model {shown(name)} should name a function that returns a module, got {shown(factory)}")
+    try:
+        known_arguments(factory, positional=True)
+    except (TypeError, ValueError) as error:  # of some functions that are not written in Python
+        raise ConfigError(f"model {shown(name)} cannot be used: {error}; wrap it in a function") from error
+    return factory

@@ -1,0 +1,48 @@
+"""The tables and figures of the papers, measured again: the papers' own numbers beside ours.
+
+The command line imports it. It uses the library as its users do, and no other room depends on it.
+"""
+
+from fedclade.papers import cfl, fedgroup, fl_hc
+from fedclade.papers.experiment import Experiment, ResultCache, Scale, Settings, is_at_hand
+from fedclade.papers.outcome import Claim, Outcome, Row
+from fedclade.papers.result import Result, measure, missing_data
+from fedclade.papers.writing import (
+    CHANGE_COLUMNS,
+    CLAIM_COLUMNS,
+    ROW_COLUMNS,
+    change_cells,
+    circumstances,
+    claim_cells,
+    row_cells,
+    summary_lines,
+    to_csv,
+    to_markdown,
+)
+
+EXPERIMENTS = {each.name: each for each in (*cfl.EXPERIMENTS, *fl_hc.EXPERIMENTS, *fedgroup.EXPERIMENTS)}
+
+__all__ = [
+    "CHANGE_COLUMNS",
+    "CLAIM_COLUMNS",
+    "EXPERIMENTS",
+    "ROW_COLUMNS",
+    "Claim",
+    "Experiment",
+    "Outcome",
+    "Result",
+    "ResultCache",
+    "Row",
+    "Scale",
+    "Settings",
+    "change_cells",
+    "circumstances",
+    "claim_cells",
+    "is_at_hand",
+    "measure",
+    "missing_data",
+    "row_cells",
+    "summary_lines",
+    "to_csv",
+    "to_markdown",
+]

@@ -1,0 +1,219 @@
+"""The page of all results: ``python -m fedclade.papers.book results docs/reproduce.md``.
+
+Written from the JSON files alone: nothing is measured, and the figures are drawn again.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedclade.core import DataError, appear
+from fedclade.papers import EXPERIMENTS
+from fedclade.papers.outcome import AS_SEEDS_DIFFER, Row
+from fedclade.papers.result import Result
+from fedclade.papers.writing import departures, figure, table, to_markdown
+from fedclade.report import NONE, duration
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FIGURE_DPI, COLOURS = 80, 48
+"""The page's figures are for reading on a screen, and stay below 60 KB."""
+
+INTRODUCTION = """\
+# The papers' tables and figures, measured again
+
+Written from the files in `results/` by `python -m fedclade.papers.book results docs/reproduce.md`; please change
+those, not this page. `fedclade reproduce --list` lists all experiments, and the command below each repeats it.
+
+**Paper** is a figure of the paper's own text; a dash stands where it shows none. **Ours** is the mean over seeds with
+its 95 % interval by Student's t. A verdict is *reached* within what does not count as a difference, *exceeded* or
+*short by* where one side is better, and *off by* where either side may be; *as seeds differ* stands where there are
+three seeds or more, and the paper's figure lies where one more of them would, with 95 %. A claim is *seen*, where it
+says how much, if ours lies within a fifth of that; *direction only* if ours goes the same way, but less far, or much
+further.
+"""
+
+
+def write_book(results: Path, page: Path) -> None:
+    """Write the page, and its figures into a folder of its name beside it.
+
+    Parameters
+    ----------
+    results
+        Folder of JSON files.
+    page
+        The Markdown file.
+
+    Raises
+    ------
+    DataError
+        If the folder has no results.
+    RunError
+        If one is damaged.
+    """
+    found = read_results(results)
+    folder = page.with_suffix("")
+    folder.mkdir(parents=True, exist_ok=True)
+    for result in found:
+        picture = EXPERIMENTS[result.name].draw(result.outcome, result.settings)
+        _save_small(picture, folder / f"{result.stem}.png")
+    text = book(found, folder.name)
+    appear(page, lambda beside: beside.write_text(text, encoding="utf-8"))
+
+
+def read_results(folder: Path) -> list[Result]:
+    """Return the results of a folder, in the order of the experiments, the smaller scale first.
+
+    Raises
+    ------
+    DataError
+        If there are none, or one is of an experiment that is not known.
+    RunError
+        If one is damaged.
+    """
+    found = [Result.load(path) for path in sorted(folder.glob("*.json"))]
+    if not found:
+        raise DataError(f"{folder} holds no results; make some with: fedclade reproduce all --out {folder}")
+    if lost := [result.name for result in found if result.name not in EXPERIMENTS]:
+        raise DataError(f"{folder} holds results of experiments that are not known: {', '.join(lost)}")
+    order = list(EXPERIMENTS)
+    return sorted(
+        found, key=lambda result: (order.index(result.name), ("smoke", "laptop", "paper").index(result.scale))
+    )
+
+
+def book(results: Sequence[Result], pictures: str) -> str:
+    """Return the page.
+
+    Parameters
+    ----------
+    results
+        In the order of the page.
+    pictures
+        Folder of the figures ``NAME-SCALE.png``, seen from the page.
+    """
+    parts = [
+        INTRODUCTION,
+        "## Overview\n",
+        table(OVERVIEW, map(_overview, results)),
+        "\n## Rows and claims\n",
+        table(COUNTS, map(_counts, results)),
+        "",
+        *_unconfirmed(results),
+        *_not_measured({result.name for result in results}),
+    ]
+    parts += [to_markdown(result, f"{pictures}/{result.stem}.png", level=2) for result in results]
+    return "\n".join(parts)
+
+
+def _save_small(picture: Figure, path: Path) -> None:
+    """Write a figure as a PNG of few colours, a third of the size."""
+    from PIL import Image  # which matplotlib comes with
+
+    whole = io.BytesIO()
+    picture.savefig(whole, dpi=FIGURE_DPI, format="png")
+    Image.open(whole).convert("RGB").quantize(COLOURS).save(path, format="png", optimize=True)
+
+
+OVERVIEW = ("experiment", "the paper shows", "measured here", "why they differ", "set otherwise than in the paper")
+
+
+def _overview(result: Result) -> tuple[str, ...]:
+    summary = result.outcome.summary
+    sentences = (summary.shows, summary.found, summary.because)
+    return _link(result), *(sentence or NONE for sentence in sentences), departures(result)
+
+
+def _link(result: Result) -> str:
+    return f"[{result.name}](#{result.stem})"
+
+
+COUNTS = ("experiment", "source", "scale", "rows", "claims", "time")
+
+
+def _counts(result: Result) -> tuple[str, ...]:
+    outcome = result.outcome
+    verdicts = Counter(_kind(row) for row in outcome.rows if row.paper is not None)
+    claims = Counter(SEEN[claim.seen] for claim in outcome.claims)
+    return (
+        _link(result),
+        result.source,
+        result.scale,
+        ", ".join(f"{n} {verdict}" for verdict, n in verdicts.items()) or NONE,
+        ", ".join(f"{claims[word]} {word}" for word in SEEN.values() if claims[word]) or NONE,
+        duration(result.seconds),
+    )
+
+
+SEEN = {"yes": "seen", "direction only": "direction only", "no": "not seen", "not tested": "not tested"}
+"""What the overview calls a claim that was."""
+
+
+def _kind(row: Row) -> str:
+    """Return a verdict without its number: ``reached``, ``exceeded``, ``short``, ``off as seeds differ``."""
+    kind, _, rest = row.verdict.partition(" by ")
+    return f"{kind}{AS_SEEDS_DIFFER.removeprefix(',')}" if rest.endswith(AS_SEEDS_DIFFER) else kind
+
+
+def _unconfirmed(results: Sequence[Result]) -> Iterator[str]:
+    """Yield the section on claims that were not seen, or not as large, and on rows that fall short, each with why."""
+    claims = [
+        (_link(result), claim.text, claim.seen, claim.measured)
+        for result in results
+        for claim in result.outcome.claims
+        if claim.seen in ("no", "direction only")
+    ]
+    yield "## What we could not confirm\n"
+    if claims:
+        yield table(("experiment", "the paper's claim", "seen", "measured instead"), claims)
+    else:
+        yield "No claim that was tested failed."
+    yield ""
+    apart = [
+        (result, [row for row in result.outcome.rows if _kind(row).startswith(("short", "off"))]) for result in results
+    ]
+    rows = [(_link(result), _range(rows), result.outcome.summary.because or NONE) for result, rows in apart if rows]
+    if rows:
+        yield "Rows that are short of the paper's figures, or off them:\n"
+        yield table(("experiment", "rows", "why, as far as it is known"), rows)
+        yield ""
+
+
+def _range(rows: Sequence[Row]) -> str:
+    """Say for each unit how many rows there are, and from where to where they differ from the paper."""
+    by_unit: dict[str, list[float]] = {}
+    for row in rows:
+        by_unit.setdefault(row.unit, []).append(row.ours - (row.paper or 0))
+    told: list[str] = []
+    for unit, gaps in by_unit.items():
+        low, high = figure(min(gaps), unit), figure(max(gaps), unit)
+        told.append(f"{len(gaps)}, by {low}" + (f" to {high}" if len(gaps) > 1 else ""))
+    return "; ".join(told)
+
+
+def _not_measured(measured: Collection[str]) -> Iterator[str]:
+    """Yield the section on experiments that there is no result of."""
+    missing = [each for each in EXPERIMENTS.values() if each.name not in measured]
+    if missing:
+        yield "## Not measured\n"
+        yield (
+            "There are no results of these here: the data sets are not at hand, or 2 cores take too many hours. Each "
+            "is measured by its command, which goes on where it was stopped:\n"
+        )
+        commands = [f"`fedclade reproduce {each.name} --scale paper`" for each in missing]
+        cells = [
+            (each.name, each.source, ", ".join(each.data) or NONE, command)
+            for each, command in zip(missing, commands, strict=True)
+        ]
+        yield table(("experiment", "source", "data", "command"), cells)
+        yield ""
+
+
+if __name__ == "__main__":
+    write_book(Path(sys.argv[1]), Path(sys.argv[2]))

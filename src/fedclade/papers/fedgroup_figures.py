@@ -1,0 +1,139 @@
+"""The figures of FedGroup's experiments, drawn from what an outcome keeps."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fedclade.papers.experiment import Settings
+from fedclade.papers.outcome import Outcome
+from fedclade.report import style
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+PAPER_MARK = {"marker": "D", "linestyle": "", "markerfacecolor": "white", "color": style.INK, "markersize": 6}
+OUR_MARK = {"marker": "o", "linestyle": "", "color": style.ACCENT, "markersize": 6}
+
+
+def draw_classes(outcome: Outcome, settings: Settings) -> Figure:
+    """Draw figure 1: accuracy and discrepancy over rounds, a panel for each number of classes."""
+    panels = len(outcome.series)
+    figure = style.new_figure(3.0 * panels + 0.6, 3.4)
+    axes = figure.subplots(1, panels, sharey=True, squeeze=False)[0]
+    largest = max(value for found in outcome.series.values() for value in found["discrepancy"])
+    for place, (left, (classes, found)) in enumerate(zip(axes, outcome.series.items(), strict=True)):
+        rounds = range(1, len(found["accuracy"]) + 1)
+        left.plot(rounds, found["accuracy"], color=style.INK, linewidth=1)
+        left.set_title(f"{classes} class{'es' if classes != '1' else ''} per client", fontsize=10, color=style.INK)
+        right = left.twinx()
+        right.plot(rounds, found["discrepancy"], color=style.ACCENT, linewidth=0.9)
+        right.set_ylim(0, 1.05 * largest)
+        style.plain(left, right)
+        right.grid(False)
+        left.set_ylim(0, 1)
+        style.percent_scale(left)
+        style.label(left, x="round", y="accuracy (black)" if place == 0 else "")
+        right.tick_params(labelright=place == panels - 1)
+        style.label(right, y="discrepancy (blue)" if place == panels - 1 else "")
+    style.set_title(figure, "FedAvg by the number of classes per client", _of(settings))
+    return figure
+
+
+def draw_best(outcome: Outcome, settings: Settings) -> Figure:
+    """Draw Table III: for each task the best accuracy of every method, ours and the paper's."""
+    tasks: dict[str, list[tuple[str, float | None, float]]] = {}
+    for row in outcome.rows:
+        task, _, method = row.what.removesuffix(", best round").partition(" · ")
+        tasks.setdefault(task, []).append((method, row.paper, row.ours))
+    figure = style.new_figure(max(6.0, 3.4 * len(tasks) + 1.2), 3.4)
+    axes = figure.subplots(1, len(tasks), sharey=True, squeeze=False)[0]
+    for panel, (task, methods) in zip(axes, tasks.items(), strict=True):
+        places = range(len(methods))
+        panel.plot([ours for _, _, ours in methods], places, **OUR_MARK)
+        told = [(paper, place) for place, (_, paper, _) in enumerate(methods) if paper is not None]
+        panel.plot([paper for paper, _ in told], [place for _, place in told], **PAPER_MARK)
+        panel.set_yticks(places, [method for method, _, _ in methods])
+        panel.set_ylim(len(methods) - 0.5, -0.5)
+        panel.set_title(task, fontsize=10, color=style.INK)
+        style.plain(panel)
+        style.label(panel, x="best accuracy in %")
+    style.legend_beside(axes[-1], [style.handle("ours", OUR_MARK), style.handle("paper", PAPER_MARK)], "")
+    style.set_title(figure, "Best accuracy of all rounds", _of(settings))
+    return figure
+
+
+def draw_statistics(outcome: Outcome, settings: Settings) -> Figure:
+    """Draw Table II: every count, ours and the paper's, on a logarithmic scale."""
+    series = outcome.series
+    figure = style.new_figure(7.0, 1.4 + 0.3 * len(series))
+    (axes,) = figure.subplots(1, 1, squeeze=False)[0]
+    places = range(len(series))
+    axes.plot([ours for _, ours in series.values()], places, **OUR_MARK)
+    told = [(paper, place) for place, (paper, _) in enumerate(series.values()) if paper is not None]
+    axes.plot([paper for paper, _ in told], [place for _, place in told], **PAPER_MARK)
+    axes.set_yticks(places, list(series))
+    axes.set_ylim(len(series) - 0.5, -0.5)
+    axes.set_xscale("log")
+    style.plain(axes)
+    style.label(axes, x="number")
+    style.legend_beside(axes, [style.handle("ours", OUR_MARK), style.handle("paper", PAPER_MARK)], "")
+    style.set_title(figure, "Clients, samples and parameters", "Duan et al. 2020, Table II")
+    return figure
+
+
+def draw_rounds(outcome: Outcome, settings: Settings) -> Figure:
+    """Draw figures 3 and 4: one column for each task; baselines, then the groups of FedGroup and of FedGrouProx."""
+    tasks = list(outcome.series)
+    figure = style.new_figure(4.2 * len(tasks) + 0.6, 7.6)
+    axes = figure.subplots(3, len(tasks), sharex="col", sharey=True, squeeze=False)
+    for column, task in enumerate(tasks):
+        found = outcome.series[task]
+        _draw_baselines(axes[0, column], found, last=column == len(tasks) - 1)
+        axes[0, column].set_title(task, fontsize=10, color=style.INK)
+        for row, method in ((1, "FedGroup"), (2, "FedGrouProx")):
+            _draw_groups(axes[row, column], found[method])
+            style.label(axes[row, column], x="round" if row == 2 else "", y=f"{method}, accuracy" if not column else "")
+        style.label(axes[0, column], y="FedAvg, FedProx, accuracy" if not column else "")
+    style.set_title(figure, "Accuracy over rounds", f"thin: a group; dotted: discrepancy · {_of(settings)}")
+    return figure
+
+
+def _draw_baselines(left: Axes, found: dict[str, Any], last: bool) -> None:
+    right = left.twinx()
+    for method, color in (("FedAvg", style.CLUSTERS[0]), ("FedProx", style.CLUSTERS[1])):
+        rounds = range(1, len(found[method]["accuracy"]) + 1)
+        left.plot(rounds, found[method]["accuracy"], color=color, linewidth=1.2, label=method)
+        right.plot(rounds, found[method]["discrepancy"], color=color, linewidth=1, linestyle=":")
+    style.plain(left, right)
+    right.grid(False)
+    style.label(right, y="discrepancy" if last else "")
+    style.percent_scale(left)
+    left.legend(frameon=False, fontsize=9, loc="lower right")
+
+
+def _draw_groups(panel: Axes, found: dict[str, Any]) -> None:
+    rounds = range(1, len(found["accuracy"]) + 1)
+    for color, accuracy in zip(style.CLUSTERS, found["groups"].values(), strict=False):
+        panel.plot(rounds, [float("nan") if a is None else a for a in accuracy], color=color, linewidth=0.7)
+    panel.plot(rounds, found["accuracy"], color=style.INK, linewidth=1.4)
+    style.plain(panel)
+    style.percent_scale(panel)
+
+
+def draw_distances(outcome: Outcome, settings: Settings) -> Figure:
+    """Draw figure 5: pairs of clients, their distance in M over that in M'."""
+    figure = style.new_figure(3.2 * len(outcome.series) + 0.6, 3.4)
+    axes = figure.subplots(1, len(outcome.series), squeeze=False)[0]
+    for place, (panel, (task, found)) in enumerate(zip(axes, outcome.series.items(), strict=True)):
+        panel.plot(found["full"], found["ternary"], linestyle="", marker=".", markersize=4, color=style.ACCENT)
+        panel.set_title(task, fontsize=10, color=style.INK)
+        style.plain(panel)
+        style.label(panel, x="distance in M′ (all cosines)", y="distance in M (ternary)" if place == 0 else "")
+    style.set_title(figure, "Distances of pairs of clients", _of(settings))
+    return figure
+
+
+def _of(settings: Settings) -> str:
+    return f"Duan et al. 2020 measured again · T = {settings['rounds']}, K = {settings['selected']}, " \
+        f"E = {settings['epochs']}"  # fmt: skip

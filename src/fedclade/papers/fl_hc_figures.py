@@ -1,0 +1,80 @@
+"""The figures of FL+HC's experiments, drawn from what an outcome keeps."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fedclade.papers.experiment import Settings
+from fedclade.papers.outcome import Outcome
+from fedclade.report import style
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MARKS = {
+    "paper": {"marker": "D", "linestyle": "", "markerfacecolor": "white", "color": style.INK, "markersize": 5.5},
+    "averaged": {"marker": "|", "linestyle": "", "color": style.CLUSTERS[1], "markersize": 9, "markeredgewidth": 2},
+    "ours": {"marker": "o", "linestyle": "", "color": style.ACCENT, "markersize": 6},
+}
+NAMES = {"paper": "FL+HC, paper", "averaged": "FL, ours", "ours": "FL+HC, ours"}
+
+
+def draw_cells(outcome: Outcome, settings: Settings) -> Figure:
+    """Draw a table: accuracy, and clients at the target, at the end, cell by cell beside FL's and the paper's."""
+    cells = outcome.series["cells"]
+    figure = style.new_figure(9.0, 1.6 + 0.28 * len(cells))
+    axes = figure.subplots(1, 2, sharey=True)
+    for column, (panel, what) in enumerate(zip(axes, ("accuracy", "clients at the target"), strict=True)):
+        for kind, look in MARKS.items():
+            shown = [(cell[kind][column], place) for place, cell in enumerate(cells.values())]
+            told = [(value, place) for value, place in shown if value is not None]
+            panel.plot([value for value, _ in told], [place for _, place in told], **look)
+        panel.set_yticks(range(len(cells)), list(cells))
+        panel.set_ylim(len(cells) - 0.5, -0.5)
+        style.plain(panel)
+        style.label(panel, x=f"{what} at the end, %")
+    style.legend_beside(axes[1], [style.handle(NAMES[kind], look) for kind, look in MARKS.items()], "")
+    subtitle = f"Briggs et al. 2020 measured again · {settings['clients']} clients, {settings['rounds']} rounds"
+    style.set_title(figure, f"FL+HC, {settings['setting']}", subtitle)
+    return figure
+
+
+def draw_curves(outcome: Outcome, settings: Settings) -> Figure:
+    """Draw figures 1 to 6: accuracy and clients at the target over rounds; a line where the clustering step is."""
+    panels = max(1, len(outcome.series))
+    figure = style.new_figure(3.3 * panels + 0.6, 5.6)
+    axes = figure.subplots(2, panels, sharex="col", sharey="row", squeeze=False)
+    for column, (name, found) in enumerate(outcome.series.items()):
+        for panel, key in zip(axes[:, column], ("accuracy", "reached"), strict=True):
+            for method, color in (("FL", style.CLUSTERS[1]), ("FL+HC", style.ACCENT)):
+                panel.plot(found[method]["rounds"], found[method][key], color=color, label=method, linewidth=1.3)
+            panel.axvline(found["rounds_before"], color=style.INK, linewidth=0.8)
+            style.plain(panel)
+            style.percent_scale(panel)
+        axes[0, column].set_title(f"{name}: {found['setting']}, {found['how']}", fontsize=9.5, color=style.INK)
+        style.label(axes[1, column], x="round")
+    style.label(axes[0, 0], y="accuracy")
+    style.label(axes[1, 0], y="clients at the target")
+    if outcome.series:
+        axes[0, 0].legend(frameon=False, fontsize=9, loc="lower right")
+    style.set_title(
+        figure, "FL+HC and FL over rounds", f"Briggs et al. 2020 measured again · seed {settings['seeds'][0]}"
+    )
+    return figure
+
+
+def draw_heights(outcome: Outcome, settings: Settings) -> Figure:
+    """Draw the heights at which IID clients merge, by the rounds before clustering; a line where the threshold is."""
+    figure = style.new_figure(7.0, 4.2)
+    axes = figure.subplots()
+    for color, (name, heights) in zip(style.CLUSTERS, outcome.series["heights"].items(), strict=False):
+        left = range(len(heights), 0, -1)  # clusters that are left after each merge
+        axes.plot(left, heights, color=color, label=name.replace("n ", "n = "), linewidth=1.6)
+    axes.axhline(outcome.series["threshold"], color=style.INK, linewidth=0.9, linestyle="--", label="T")
+    axes.invert_xaxis()
+    style.plain(axes)
+    style.label(axes, x="clusters left", y="distance at which two merge")
+    axes.legend(frameon=False, fontsize=9, loc="upper left")
+    subtitle = f"Briggs et al. 2020, section III · {settings['clients']} clients, l2 distance, Ward's linkage"
+    style.set_title(figure, "IID clients merge below the threshold, but for n = 1", subtitle)
+    return figure

@@ -1,0 +1,189 @@
+"""The result of an experiment: its outcome, and all that says how it came about."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from fedclade.core import (
+    DataError,
+    RunError,
+    appear,
+)
+from fedclade.papers.experiment import Experiment, ResultCache, Scale, Settings, is_at_hand
+from fedclade.papers.outcome import Outcome
+from fedclade.runs import versions
+from fedclade.training import choose_device
+
+FORMAT = 2
+"""Version of the JSON file's layout."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What ``NAME-SCALE.json`` holds.
+
+    Parameters
+    ----------
+    name, source, title
+        Of the experiment.
+    scale
+        ``smoke``, ``laptop`` or ``paper``.
+    outcome
+        Rows, claims, what the picture shows, remarks.
+    settings
+        What it was measured with.
+    differences
+        By name what is set otherwise than in the paper: the paper's value, and ours.
+    machine
+        Number of CPUs, kind of machine, the device that trained.
+    date
+        When it was finished, ISO, UTC.
+    versions
+        Of Python and the packages that it can depend on.
+    command
+        Repeats it.
+    seconds
+        What all its pieces took.
+    seeds
+        What was repeated with other draws; empty where nothing is drawn.
+    """
+
+    name: str
+    source: str
+    title: str
+    scale: Scale
+    outcome: Outcome
+    settings: Settings
+    differences: Mapping[str, tuple[Any, Any]]
+    machine: Mapping[str, Any]
+    date: str
+    versions: Mapping[str, str]
+    command: str
+    seconds: float
+    seeds: tuple[int, ...] = ()
+
+    @property
+    def stem(self) -> str:
+        """What its files are called."""
+        return f"{self.name}-{self.scale}"
+
+    def save(self, path: Path) -> None:
+        """Write it as a JSON file, which appears whole."""
+        text = json.dumps({"format": FORMAT, **asdict(self)}, indent=1, ensure_ascii=False)
+        appear(path, lambda beside: beside.write_text(text + "\n", encoding="utf-8"))
+
+    @classmethod
+    def load(cls, path: Path) -> Result:
+        """Read what :meth:`save` wrote.
+
+        Raises
+        ------
+        RunError
+            If the file is missing or damaged, or of another format.
+        """
+        try:
+            found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            if found["format"] != FORMAT:
+                raise RunError(f"{path} has format {found['format']}, this version of fedclade reads format {FORMAT}")
+            found["outcome"] = Outcome.from_json(found["outcome"])
+            found["differences"] = {key: tuple(values) for key, values in found["differences"].items()}
+            found["seeds"] = tuple(found["seeds"])
+            return cls(**{field.name: found[field.name] for field in fields(cls)})
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise RunError(f"{path} holds no result of an experiment: {type(error).__name__}: {error}") from error
+
+
+def measure(
+    experiment: Experiment,
+    scale: Scale,
+    *,
+    changed: Settings | None = None,
+    data_dir: Path | None = None,
+    device: str = "auto",
+    folder: Path | None = None,
+    say: Callable[[str], None] = lambda _: None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Result:
+    """Measure an experiment at a scale.
+
+    Parameters
+    ----------
+    experiment, scale
+        What is measured.
+    changed
+        Settings that are not those of the scale.
+    data_dir, device, say, stop
+        See :class:`ResultCache`.
+    folder
+        Keeps what is measured, so that an interrupted call goes on; None keeps nothing.
+
+    Raises
+    ------
+    ConfigError
+        If one of ``changed`` is no setting.
+    DataError
+        If a data set that it cannot do without is not in the data folder.
+    RunInterrupted
+        If ``stop`` said so.
+    """
+    if missing := missing_data(experiment, scale, data_dir):
+        raise DataError(
+            f"{experiment.name} needs the data set {missing[0]!r}, which is not in {data_dir}; name a folder that has "
+            "it with --data-dir / FEDCLADE_DATA_DIR"
+        )
+    settings = experiment.settings(scale, changed)
+    bench = ResultCache(settings, data_dir=data_dir, device=device, folder=folder, say=say, stop=stop)
+    # As JSON has it, so that what is drawn and written now is what is drawn and written of the file.
+    outcome = json.loads(json.dumps(asdict(experiment.measure(bench, settings)), default=_plain))
+    return Result(
+        name=experiment.name,
+        source=experiment.source,
+        title=experiment.title,
+        scale=scale,
+        outcome=Outcome.from_json(outcome),
+        settings=settings,
+        differences=experiment.differences(settings),
+        machine=_machine(device),
+        date=datetime.now(UTC).date().isoformat(),
+        versions=versions(),
+        command=" ".join(
+            [f"fedclade reproduce {experiment.name} --scale {scale}", *map(_set, (changed or {}).items())]
+        ),
+        seconds=round(bench.seconds, 1),
+        seeds=tuple(cast("list[int]", settings.get("seeds", []))),
+    )
+
+
+def _set(changed: tuple[str, Any]) -> str:
+    """Return the option that changes a setting."""
+    return shlex.join(["--set", f"{changed[0]}={json.dumps(changed[1])}"])
+
+
+def _plain(value: Any) -> Any:
+    """Return a number of NumPy as one of Python; what else JSON does not know stays an error."""
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"an outcome should hold what JSON can, got {value!r}")
+
+
+def missing_data(experiment: Experiment, scale: Scale, data_dir: Path | None) -> list[str]:
+    """Return the data sets that an experiment needs, and a data folder has not; without a folder they are fetched."""
+    return [data for data in experiment.needs(scale) if data_dir is not None and not is_at_hand(data, data_dir)]
+
+
+def _machine(device: str) -> dict[str, Any]:
+    """Return what the time depends on; never what the machine is called."""
+    taken = choose_device(device)
+    name = torch.cuda.get_device_name() if taken == "cuda" else "cpu"
+    return {"cpus": os.cpu_count(), "kind": platform.machine(), "device": name, "threads": torch.get_num_threads()}

@@ -1,0 +1,97 @@
+"""What a page is about: a run, and what stands beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from fedclade.report.facts import Outcome, score
+from fedclade.report.formats import number, percent
+from fedclade.report.page import plot
+from fedclade.report.page.palette import ClusterColours
+from fedclade.runs import Run
+
+
+@dataclass(frozen=True, eq=False)
+class RunView:
+    """A run to be shown.
+
+    Parameters
+    ----------
+    run
+        Finished, or as far as it has come.
+    against
+        A run of the same clients that it is measured by.
+    against_label
+        What to call that.
+    newcomers
+        What ``fedclade assign`` wrote of it, as in ``newcomers.json``.
+    folder
+        Where the run is kept.
+    """
+
+    run: Run
+    against: Run | None = None
+    against_label: str = ""
+    newcomers: Mapping[str, Any] | None = None
+    folder: Path | None = None
+
+    @cached_property
+    def colours(self) -> ClusterColours:
+        """The colours of the run's clusters."""
+        return ClusterColours(self.run)
+
+    @cached_property
+    def outcome(self) -> Outcome:
+        """How the run ended for its clients."""
+        return Outcome.of(self.run)
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds there were."""
+        return self.run.summary["rounds"]
+
+    @property
+    def language(self) -> bool:
+        """Whether scores are perplexities, of which less is more."""
+        return self.outcome.language
+
+    @property
+    def what(self) -> str:
+        """What clients are scored by."""
+        return "perplexity" if self.language else "accuracy"
+
+    def written(self, value: float | None) -> str:
+        """Write a score for people."""
+        return number(value, 1) if self.language else percent(value)
+
+    def drawn_name(self, client: int) -> str:
+        """Return what to call a client in a figure, where some characters would not be shown as they are."""
+        return plot.escaped(self.outcome.name(client))
+
+    @cached_property
+    def scores(self) -> dict[int, float]:
+        """The last score of each client."""
+        return {client: score(row, self.language) for client, row in self.outcome.rows.items()}
+
+    @cached_property
+    def before(self) -> tuple[str, dict[int, float]] | None:
+        """What clients are compared with, and their scores there: the other run, or else the root's model.
+
+        The root's model is that of the last evaluation in which the root served a client that another node serves now.
+        """
+        if self.against is not None:
+            rows = Outcome.of(self.against).rows
+            return self.against_label, {client: score(row, self.language) for client, row in rows.items()}
+        last = {client: row["served_by"] for client, row in self.outcome.rows.items() if "served_by" in row}
+        rounds = [
+            row["round"] for row in self.run.clients if row.get("served_by") == 0 and last.get(row["client"], 0) != 0
+        ]
+        if not rounds:
+            return None
+        at = max(rounds)
+        rows = [row for row in self.run.clients if row["round"] == at and row["served_by"] == 0]
+        return f"the root’s model of round {at}", {row["client"]: score(row, self.language) for row in rows}

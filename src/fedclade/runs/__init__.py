@@ -1,0 +1,71 @@
+"""Runs: ``simulate()``, the round loop, history, checkpoints, the run folder, who is there, newcomers.
+
+Reports, the network and the command line import it; it imports all rooms that a run takes: data, models, training,
+algorithms, channel.
+"""
+
+from fedclade.runs.backend import Backend, Maker, Stream, decide_stream, initial_models, model_name, module_for
+from fedclade.runs.checkpointer import Checkpointer, Every
+from fedclade.runs.churn import Churn, ComingAndGoing
+from fedclade.runs.ensemble import PathEnsemble, evaluate_paths, path_weights
+from fedclade.runs.history import History, version_of, versions
+from fedclade.runs.newcomers import ACCURACIES, Newcomers, assign, read_newcomers
+from fedclade.runs.rounds import (
+    Follow,
+    OnRound,
+    Schedule,
+    check_privacy,
+    check_settings,
+    check_stream,
+    config_of,
+    run_rounds,
+)
+from fedclade.runs.simulation import simulate
+from fedclade.runs.store import Run, export_model
+from fedclade.runs.store.contents import tells_what_its_kind_does
+from fedclade.runs.store.run import CONFIG, Row, check_free, is_finished, is_unfinished, read_run_config, without_none
+from fedclade.runs.store.similarities import SimilarityMatrix
+
+__all__ = [
+    "ACCURACIES",
+    "CONFIG",
+    "Backend",
+    "Checkpointer",
+    "Churn",
+    "ComingAndGoing",
+    "Every",
+    "Follow",
+    "History",
+    "Maker",
+    "Newcomers",
+    "OnRound",
+    "PathEnsemble",
+    "Row",
+    "Run",
+    "Schedule",
+    "SimilarityMatrix",
+    "Stream",
+    "assign",
+    "check_free",
+    "check_privacy",
+    "check_settings",
+    "check_stream",
+    "config_of",
+    "decide_stream",
+    "evaluate_paths",
+    "export_model",
+    "initial_models",
+    "is_finished",
+    "is_unfinished",
+    "model_name",
+    "module_for",
+    "path_weights",
+    "read_newcomers",
+    "read_run_config",
+    "run_rounds",
+    "simulate",
+    "tells_what_its_kind_does",
+    "version_of",
+    "versions",
+    "without_none",
+]

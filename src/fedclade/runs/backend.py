@@ -1,0 +1,272 @@
+"""The world that an algorithm is given: clients, all that stands before them, and how to look behind it."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from fedclade.algorithms import Algorithm
+from fedclade.channel import (
+    Channel,
+    CountSketch,
+    DifferentialPrivacy,
+    FaultInjection,
+    Faults,
+    Meter,
+    Permutation,
+    Privatizing,
+    Retrying,
+    Signature,
+    Streaming,
+    Timing,
+    Traffic,
+    client_side,
+    keyed_noise,
+    server_side,
+)
+from fedclade.core import (
+    Clients,
+    ConfigError,
+    DataSpec,
+    FedcladeError,
+    Layout,
+    ModelError,
+    ParameterTree,
+    Workers,
+    check_module,
+    rng,
+)
+from fedclade.data import Federation
+from fedclade.models import build_model
+from fedclade.training import (
+    SimulatedClients,
+    choose_device,
+    default_memory,
+    memory_bytes,
+    updates_at_once,
+)
+
+Maker = Callable[[int], nn.Module]
+"""Makes a module whose initial parameters depend on a seed alone."""
+
+Stream = bool | Literal["auto"]
+
+SHARE_OF_UPDATES = 4
+"""A run streams by itself if the updates of all clients would take more than one part in so many of its memory."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class Backend:
+    """What an algorithm is given, and how to look behind it.
+
+    Parameters
+    ----------
+    clients
+        The clients as the server sees them, through all that wraps them.
+    initial
+        The initial model ``[S]``, or ``[initial_models, S]``, as the server sees it.
+    workers
+        Those who do the work.
+    meter
+        What travels, and how long it takes.
+    attendance
+        Who answered, and who was left out.
+    permutation
+        The clients' secret P, if they have one and it is known here: in a simulation, not in a network.
+    sketch
+        What the server projects updates with, if it does.
+    streams
+        Whether the server keeps no updates.
+    device
+        ``cpu`` or ``cuda``.
+    memory
+        Bytes that the data and the training of a round may take.
+    """
+
+    clients: Clients
+    initial: Tensor
+    workers: Workers
+    meter: Meter
+    attendance: Retrying
+    permutation: Permutation | None
+    sketch: CountSketch | None
+    streams: bool
+    device: str
+    memory: int
+
+    @classmethod
+    def simulated_by(
+        cls,
+        federation: Federation,
+        model: nn.Module | str | Maker,
+        algorithm: Algorithm,
+        *,
+        seed: int = 0,
+        permute: bool = False,
+        device: str = "auto",
+        engine: str = "auto",
+        signature: Signature | None = None,
+        stream: Stream = "auto",
+        memory: int | str | None = None,
+        taken: str | None = None,
+        faults: Faults | None = None,
+        privacy: DifferentialPrivacy | None = None,
+    ) -> Backend:
+        """Simulate the clients of a federation; see :func:`fedclade.simulate` for the settings.
+
+        ``taken`` is the engine of a run that is continued, see :attr:`SimulatedClients.engine_taken
+        <fedclade.training.clients.SimulatedClients.engine_taken>`.
+        """
+        device = choose_device(device)
+        signature = signature or Signature()
+        budget = default_memory(torch.device(device)) if memory is None else memory_bytes(memory)
+        module, initial = initial_models(model, federation.pool.schema, seed, algorithm, budget)
+        simulated = SimulatedClients(federation, module, device, engine, budget, taken)
+        layout, initial = simulated.layout, initial.to(device)
+        secret = rng.torch_seed(seed, "the clients' secret")
+        permutation = Permutation(secret, layout.size, layout.n_parameters) if permute else None
+        keys = {client.id: client.key for client in federation.clients}
+        if privacy and layout.size > layout.n_parameters:
+            _log.warning(
+                "noise is put on %d buffers of the model too, and can turn BatchNorm's variances negative; take a "
+                "model without buffers, such as one with GroupNorm",
+                layout.size - layout.n_parameters,
+            )
+        sketch = signature.sketch(seed, layout.n_parameters)
+        bytes_each = layout.size * initial.itemsize
+        streams = decide_stream(stream, algorithm, signature, len(federation) * bytes_each, budget)
+        at_once = updates_at_once(bytes_each, initial.device, budget)
+        retrying = Retrying(tells_releases=privacy is not None)
+        clients = Channel(
+            simulated,
+            *client_side(Privatizing(privacy, keyed_noise(keys)) if privacy else None, permutation, sketch),
+            *([FaultInjection(faults, keys, layout.n_parameters)] if faults else []),
+            *(Timing(meter := Meter()), Traffic(meter)),
+            *server_side(retrying, sketch, Streaming(simulated.sizes, at_once) if streams else None),
+        )
+        initial = permutation.apply(initial) if permutation else initial
+        return cls(clients, initial, simulated, meter, retrying, permutation, sketch, streams, device, budget)
+
+    @property
+    def settled(self) -> dict[str, Any]:
+        """What a config may leave to ``auto``, as it was done: rounding depends on it, and it should repeat the run."""
+        return {"engine": self.workers.engine, "stream": self.streams}
+
+    def opened(self, tree: ParameterTree) -> ParameterTree:
+        """Return a tree as the clients see it: they open what only they can read, but no sketch can be opened."""
+        if self.permutation is None:
+            return tree
+        return tree.map_vectors(self.permutation.invert, None if self.sketch else self.permutation.invert)
+
+    def closed(self, tree: ParameterTree) -> ParameterTree:
+        """Return a tree as the server sees it: what :meth:`opened` undoes."""
+        if self.permutation is None:
+            return tree
+        return tree.map_vectors(self.permutation.apply, None if self.sketch else self.permutation.apply)
+
+
+def model_name(model: nn.Module | str | Maker, seed: int) -> str:
+    """Return the name that a model was asked for by, or that of its class."""
+    if isinstance(model, str):
+        return model
+    return type(model if isinstance(model, nn.Module) else _made(model, seed)).__name__
+
+
+def initial_models(
+    model: nn.Module | str | Maker, schema: DataSpec, seed: int, algorithm: Algorithm, budget: int | None = None
+) -> tuple[nn.Module, Tensor]:
+    """Return a module of a run's own, and its initial models ``[S]`` or ``[initial_models, S]``, not permuted.
+
+    Parameters
+    ----------
+    model
+        As :func:`fedclade.simulate` takes it.
+    schema
+        What the model is for.
+    seed
+        Of the run.
+    algorithm
+        Says how many it starts from; each after the first is drawn from a seed of its own.
+    budget
+        How many bytes they may take together.
+
+    Raises
+    ------
+    ConfigError
+        If the model is unknown, several are needed and the one given cannot be made anew, or they take more than that.
+    """
+    module = _module(model, schema, seed)
+    first = (layout := Layout.of(module)).flatten(module)
+    if algorithm.initial_models == 1:
+        return module, first
+    if isinstance(model, nn.Module):
+        raise ConfigError(
+            f"{type(algorithm).__name__} starts from {algorithm.initial_models} different models, and a module is only "
+            "one; give the model's name, or a function that makes a module from a seed"
+        )
+    if budget is not None and (needed := algorithm.initial_models * first.numel() * first.itemsize) > budget:
+        raise ConfigError(
+            f"{type(algorithm).__name__} starts from {algorithm.initial_models} models, which take "
+            f"{needed / 1e9:.1f} GB, and the run may take {budget / 1e9:.1f} GB; ask for fewer, or raise the memory"
+        )
+    seeds = (rng.torch_seed(seed, "initial model", number) for number in range(1, algorithm.initial_models))
+    return module, torch.stack([first, *(layout.flatten(_module(model, schema, each)).to(first) for each in seeds)])
+
+
+def _module(model: nn.Module | str | Maker, schema: DataSpec, seed: int) -> nn.Module:
+    if isinstance(model, str):
+        return module_for(model, schema, seed)
+    if isinstance(model, nn.Module):
+        check_module(model)  # before it is copied, which can fail for the same reason
+        return copy.deepcopy(model)
+    return _made(model, seed)
+
+
+def _made(make: Maker, seed: int) -> nn.Module:
+    """Return the module that a user's function makes from a seed, checked."""
+    try:
+        module: Any = make(seed)
+    except FedcladeError:
+        raise
+    except Exception as error:
+        raise ModelError(f"making the model from seed {seed} failed: {type(error).__name__}: {error}") from error
+    if not isinstance(module, nn.Module):
+        raise ModelError(f"a function that makes a model should return a torch.nn.Module, got {type(module).__name__}")
+    return module
+
+
+def module_for(name: str, schema: DataSpec, seed: int, arguments: Mapping[str, Any] | None = None) -> nn.Module:
+    """Build a model by name for some data; see :func:`fedclade.models.build_model`."""
+    return build_model(
+        name,
+        input_shape=schema.input_shape,
+        outputs=schema.outputs,
+        task=schema.task,
+        vocabulary_size=schema.vocabulary_size,
+        seed=seed,
+        arguments=arguments,
+    )
+
+
+def decide_stream(stream: Stream, algorithm: Algorithm, signature: Signature, size: int, budget: int) -> bool:
+    """Decide whether to stream, given the bytes of all clients' updates and those that may be taken."""
+    if stream != "auto":
+        return stream
+    if algorithm.needs_updates or size <= budget // SHARE_OF_UPDATES:
+        return False
+    if signature.kind == "full":
+        _log.warning(
+            "the updates of all clients take %.1f GB, the run may take %.1f GB; with signature.kind = 'projected' it "
+            "would stream and keep none of them",
+            size / 1e9,
+            budget / 1e9,
+        )
+    return signature.kind == "projected"

@@ -1,0 +1,275 @@
+"""What is kept of every round: rows for tables, events, similarity matrices, and the summary at the end."""
+
+from __future__ import annotations
+
+import platform
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from math import isfinite
+from typing import Any
+
+from fedclade.algorithms import RoundLog, State
+from fedclade.channel import DifferentialPrivacy
+from fedclade.clustering import SplitCriteria, separation_gap
+from fedclade.core import (
+    ClientRegistry,
+    DataSpec,
+    Evaluation,
+    Layout,
+    ParameterTree,
+)
+from fedclade.runs.store.run import FORMAT, Row, Run, plain
+from fedclade.runs.store.similarities import LARGEST_KEPT, SimilarityMatrix
+from fedclade.tasks import (
+    SPREAD,
+    cluster_scores,
+    perplexity,
+    share_at_target,
+    spread,
+)
+
+
+@dataclass(eq=False)
+class History:
+    """The book of a run, written round by round.
+
+    Parameters
+    ----------
+    roster
+        Who takes part.
+    target
+        Accuracy that clients should reach, or None.
+    """
+
+    roster: ClientRegistry
+    target: float | None = None
+    metrics: list[Row] = field(default_factory=list[Row])
+    clusters: list[Row] = field(default_factory=list[Row])
+    clients: list[Row] = field(default_factory=list[Row])
+    events: list[Row] = field(default_factory=list[Row])
+    similarities: dict[int, SimilarityMatrix] = field(default_factory=dict[int, SimilarityMatrix])
+
+    def add(
+        self,
+        number: int,
+        state: State,
+        log: RoundLog,
+        cost: Mapping[str, float],
+        evaluation: Evaluation | None,
+        served: Mapping[int, int],
+    ) -> Row:
+        """Book one round; return its row of ``metrics.parquet``.
+
+        Parameters
+        ----------
+        number
+            The round, from 1.
+        state, log
+            After the round.
+        cost
+            Bytes and seconds of the round, by column.
+        evaluation
+            On the clients' test data; None in a round without one.
+        served
+            The node whose model each client was evaluated with.
+        """
+        self.events += [{"round": number, "kind": e.kind, "node": e.node, **plain(e.details)} for e in log.events]
+        rows = [self._cluster_row(number, node, geometry, log) for node, geometry in log.geometry.items()]
+        self.clusters += rows
+        self._keep_similarities(number, log)
+        if evaluation is not None:
+            self.clients += self._client_rows(number, state.tree, evaluation, served)
+        leaf_of = state.tree.leaf_of
+        present = {client: leaf_of[client] for client in self.roster.ids if client in leaf_of}
+        scores = cluster_scores(present, self.roster.true_clusters)
+        row: Row = {
+            "round": number,
+            "phase": log.phase,
+            **self._evaluation_columns(evaluation),
+            "accuracy_weighted": None if evaluation is None else _accuracy_weighted(evaluation, state.tree),
+            "train_loss": _mean_loss(log.losses.values()),
+            "discrepancy": log.discrepancy,
+            "clusters": len(_sizes(state.tree)),
+            **scores,
+            "mean_norm": _extreme(max, rows, "mean_norm"),
+            "max_norm": _extreme(max, rows, "max_norm"),
+            "alpha_cross_max": _extreme(min, rows, "alpha_cross_max"),
+            "gamma_bound": _extreme(max, rows, "gamma_bound"),
+            "separation_gap": _extreme(max, rows, "separation_gap"),
+            "clients_trained": len(log.losses),
+            **cost,
+        }
+        self.metrics.append(row)
+        return row
+
+    def finish(self, config: Mapping[str, Any], tree: ParameterTree, device: str, layout: Layout | None = None) -> Run:
+        """Return the run as the book has it. Nothing that is booked later changes it."""
+        return Run(
+            summary=self._summary(config, tree, device),
+            config={**config, "versions": versions()},
+            tree=tree,
+            metrics=list(self.metrics),
+            clusters=list(self.clusters),
+            clients=list(self.clients),
+            events=list(self.events),
+            similarities=tuple(self.similarities.values()),
+            layout=layout,
+        )
+
+    def _summary(self, config: Mapping[str, Any], tree: ParameterTree, device: str) -> dict[str, Any]:
+        last = self.metrics[-1]
+        evaluated = self.clients[-1]["round"] if self.clients else last["round"]
+        final = [row for row in self.clients if row["round"] == evaluated]
+        truth = self.roster.true_clusters
+        phases = ("train", "evaluate", "server")
+        reached = [r for r in self.metrics if self.target is not None and (r["accuracy_mean"] or 0.0) >= self.target]
+        until = [r for r in self.metrics if reached and r["round"] <= reached[0]["round"]]
+        summary: dict[str, Any] = {
+            "format": FORMAT,
+            "algorithm": config["algorithm"]["name"],
+            "data": self.roster.description,
+            "inputs": _inputs(self.roster.schema),
+            "model": config["model"]["name"],
+            "seed": config["seed"],
+            "rounds": len(self.metrics),
+            "clients": len(self.roster),
+            "accuracy": spread([row["accuracy"] for row in final]),
+            "clusters": {
+                "found": len(_sizes(tree)),
+                "true": None if truth is None else len(set(truth.values())),
+                "ari": last["ari"],
+                "nmi": last["nmi"],
+                "sizes": _sizes(tree),
+            },
+            "target": {
+                "accuracy": self.target,
+                "share_of_clients": share_at_target([row["accuracy"] for row in final], self.target),
+                "rounds_to_target": reached[0]["round"] if reached else None,
+                "bytes_to_target": sum(r["bytes_up"] + r["bytes_down"] for r in until) if reached else None,
+            },
+            "bytes_up": sum(row["bytes_up"] for row in self.metrics),
+            "bytes_down": sum(row["bytes_down"] for row in self.metrics),
+            "seconds": {
+                "total": sum(row["seconds"] for row in self.metrics),
+                **{phase: sum(row[f"seconds_{phase}"] for row in self.metrics) for phase in phases},
+            },
+            "device": device,
+            "engine": config["engine"],
+            "versions": versions(),
+        }
+        if privacy := DifferentialPrivacy.of(config.get("privacy", {})):
+            summary["privacy"] = privacy.spent(self._most_releases())
+        if self.roster.schema.task == "language":
+            summary["perplexity"] = spread([perplexity(row["loss"]) for row in final], lower_is_better=True)
+        return summary
+
+    def _most_releases(self) -> int:
+        """Return how many updates the client sent that sent most."""
+        sent: Counter[str] = Counter()
+        for event in self.events:
+            sent.update(event.get("clients", {}) if event["kind"] == "released" else {})
+        return max(sent.values(), default=0)
+
+    def _cluster_row(self, number: int, node: int, geometry: SplitCriteria, log: RoundLog) -> Row:
+        row: Row = {"round": number, "node": node, "clients": len(geometry.members)}
+        row |= dict.fromkeys(("mean_norm", "max_norm", "alpha_cross_max", "gamma_bound", "separation_gap"), None)
+        row |= geometry.criteria
+        truth, bipartition = self.roster.true_clusters, geometry.bipartition
+        if truth is not None and bipartition is not None and geometry.similarity is not None:
+            labels = [truth[client] for client in geometry.members]
+            row["separation_gap"] = separation_gap(geometry.similarity, labels, bipartition.alpha_cross_max)
+        row["train_loss"] = _mean_loss(log.losses[client] for client in geometry.members if client in log.losses)
+        return row
+
+    def _keep_similarities(self, number: int, log: RoundLog) -> None:
+        for node, geometry in log.geometry.items():
+            if 1 < len(geometry.members) <= LARGEST_KEPT and geometry.similarity is not None:
+                self.similarities[node] = SimilarityMatrix(node, number, geometry.members, geometry.similarity)
+
+    def _client_rows(
+        self, number: int, tree: ParameterTree, evaluation: Evaluation, served: Mapping[int, int]
+    ) -> list[Row]:
+        truth = self.roster.true_clusters
+        scores = zip(evaluation.ids, evaluation.accuracies.tolist(), evaluation.losses.tolist(), strict=True)
+        return [
+            {
+                "round": number,
+                "client": client,
+                "name": self.roster.names[client],
+                "cluster": tree.leaf_of[client],
+                "true_cluster": None if truth is None else truth[client],
+                "served_by": served[client],
+                "n_train": self.roster.sizes[client],
+                "accuracy": accuracy,
+                "loss": loss,
+            }
+            for client, accuracy, loss in scores
+        ]
+
+    def _evaluation_columns(self, evaluation: Evaluation | None) -> Row:
+        """Return the columns of an evaluation; a round without one has the same, empty."""
+        language = self.roster.schema.task == "language"
+        scores = ("accuracy", "perplexity") if language else ("accuracy",)
+        names = [f"{score}_{number}" for score in scores for number in SPREAD]
+        columns: Row = dict.fromkeys([*names, "loss_mean", "share_at_target"], None)
+        if evaluation is None:
+            return columns
+        accuracies, losses = evaluation.accuracies.tolist(), evaluation.losses.tolist()
+        columns |= {f"accuracy_{number}": value for number, value in spread(accuracies).items()}
+        columns |= {"loss_mean": sum(losses) / len(losses), "share_at_target": share_at_target(accuracies, self.target)}
+        if language:
+            values = spread([perplexity(loss) for loss in losses], lower_is_better=True)
+            columns |= {f"perplexity_{number}": value for number, value in values.items()}
+        return columns
+
+
+def _inputs(schema: DataSpec) -> dict[str, Any]:
+    """Return what a model is given: the shape of an input, and mean and std by which pixels in [0, 1] are scaled."""
+    return {"shape": list(schema.input_shape), "scaled": None if schema.scaled is None else list(schema.scaled)}
+
+
+def _sizes(tree: ParameterTree) -> list[int]:
+    """Return how many members each current cluster has, in descending order; one without members is none."""
+    return sorted((len(leaf.members) for leaf in tree.leaves if leaf.members), reverse=True)
+
+
+def _mean_loss(losses: Iterable[float]) -> float | None:
+    """Return the mean of the losses that clients tell; NaN is that of a client that keeps it to itself."""
+    told = [loss for loss in losses if isfinite(loss)]
+    return sum(told) / len(told) if told else None
+
+
+def _accuracy_weighted(evaluation: Evaluation, tree: ParameterTree) -> float | None:
+    """Return the share of targets predicted right by all clients in a current cluster (FedGroup section IV-A)."""
+    assigned = {client for leaf in tree.leaves for client in leaf.members}
+    scores = zip(evaluation.ids, evaluation.accuracies.tolist(), evaluation.examples.tolist(), strict=True)
+    counted = [(accuracy * n, n) for client, accuracy, n in scores if client in assigned]
+    return sum(right for right, _ in counted) / sum(n for _, n in counted) if counted else None
+
+
+def _extreme(choose: Any, rows: list[Row], column: str) -> float | None:
+    values = [row[column] for row in rows if row[column] is not None]
+    return choose(values) if values else None
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that a result can depend on."""
+    return dict(_versions())
+
+
+@cache
+def _versions() -> dict[str, str]:
+    """Look the versions up, once: that reads a file for each package."""
+    packages = ("fedclade", "torch", "numpy", "scipy", "scikit-learn")
+    return {"python": platform.python_version(), **{package: version_of(package) for package in packages}}
+
+
+def version_of(package: str) -> str:
+    """Return the version of an installed package."""
+    try:
+        return version(package)
+    except PackageNotFoundError:  # used from a source folder
+        return "unknown"

@@ -1,0 +1,328 @@
+"""Newcomers to a finished run: which of its models each gets, and what that is worth to it."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedclade.algorithms import Algorithm, Local, build_algorithm
+from fedclade.channel import DifferentialPrivacy, Signature
+from fedclade.clustering import (
+    Assignment,
+    all_of,
+)
+from fedclade.core import LocalSpec, ParameterTree, Round, RunError, checked
+from fedclade.data import Federation
+from fedclade.runs.backend import Backend, Maker, module_for
+from fedclade.runs.store import Run
+from fedclade.runs.store.run import Row
+from fedclade.runs.store.shape import check_shape
+from fedclade.training import float32_products
+
+ACCURACIES = ("accuracy", "accuracy_root", "accuracy_own", "accuracy_fine_tuned")
+"""Columns, all on a newcomer's test data: of the model it got, the root's, its own, and the one it got fine-tuned."""
+
+_SHAPE = {
+    "summary": {
+        **{"newcomers": int, "fit_nowhere": int, "assignment_accuracy": (float, None), "only_fitting?": bool},
+        **dict.fromkeys(ACCURACIES, float),
+    },
+    "newcomers": [
+        {"name": str, "path": [int], "fits": bool, "margin": (float, None), **dict.fromkeys(ACCURACIES, float)}
+    ],
+    "sha256?": str,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Newcomers:
+    """What became of newcomers.
+
+    Parameters
+    ----------
+    assignments
+        Where each goes.
+    rows
+        One for each newcomer: ``client``, ``name``, ``path`` and ``node`` of the model that it got, ``fits``, ``leaf``
+        (where its way led, whether or not it fits there), ``by`` (``similarity`` or ``loss``), for every step on its
+        way the ``scores`` of the branch it took, of the best ``others`` and their ``margins``, the smallest ``margin``,
+        its ``true_cluster``, whether it got the model of a leaf of that (``right``), and :data:`ACCURACIES`.
+    rounds_alone
+        For how many rounds a newcomer trained a model of its own.
+    only_fitting
+        Whether newcomers got no model that does not fit them.
+    """
+
+    assignments: Sequence[Assignment]
+    rows: Sequence[Row]
+    rounds_alone: int
+    only_fitting: bool = False
+
+    @property
+    def summary(self) -> Row:
+        """Means, the number of those that fit nowhere, and the share that came to a leaf of their true cluster."""
+        right = [row["right"] for row in self.rows if row["right"] is not None]
+        return {
+            "newcomers": len(self.rows),
+            "fit_nowhere": sum(not row["fits"] for row in self.rows),
+            "assignment_accuracy": fmean(right) if right else None,
+            **{column: fmean(row[column] for row in self.rows) for column in ACCURACIES},
+            "rounds_alone": self.rounds_alone,
+            "only_fitting": self.only_fitting,
+        }
+
+    def save(self, path: Path) -> Path:
+        """Write them as CSV or as JSON, by the file's suffix; a file that is there is replaced in one go.
+
+        In CSV, what is a list in JSON is joined by spaces.
+
+        Raises
+        ------
+        RunError
+            If the suffix is another, or the file cannot be written.
+        """
+        if path.suffix not in (".csv", ".json"):
+            raise RunError(f"newcomers can be written as .csv or .json, got {path.name!r}")
+        beside = path.with_name(f".{path.name}.writing")
+        try:
+            with beside.open("w", newline="", encoding="utf-8") as file:
+                if path.suffix == ".json":
+                    content = {"summary": self.summary, "newcomers": self.rows}
+                    file.write(json.dumps({**content, "sha256": _sum_of(content)}, indent=2) + "\n")
+                else:
+                    writer = csv.DictWriter(file, list(self.rows[0]))
+                    writer.writeheader()
+                    writer.writerows({name: _flat(value) for name, value in row.items()} for row in self.rows)
+            beside.replace(path)
+        except OSError as error:
+            raise RunError(f"cannot write {path}: {error}") from error
+        finally:
+            beside.unlink(missing_ok=True)
+        return path
+
+
+def read_newcomers(path: Path) -> Mapping[str, Any]:
+    """Read what :meth:`Newcomers.save` wrote as JSON: the ``summary``, and the rows of the ``newcomers``.
+
+    Raises
+    ------
+    RunError
+        If it is damaged.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        check_shape(content, _SHAPE, path.name)
+        expected = content.pop("sha256", None)  # which those of earlier versions lack
+        if expected not in (None, _sum_of(content)):
+            raise ValueError("its SHA-256 is not the one in it")
+    except (OSError, ValueError, RecursionError) as error:
+        raise RunError(f"{path} is damaged: {error}; make it again with: fedclade assign {path.parent}") from error
+    return content
+
+
+def _sum_of(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+@checked()
+def place(
+    run: Run,
+    newcomers: Federation,
+    *,
+    algorithm: Algorithm | None = None,
+    model: nn.Module | str | Maker | None = None,
+    device: str = "auto",
+    engine: str | None = None,
+    memory: int | str | None = None,
+) -> list[Assignment]:
+    """Find every newcomer's place in a run's tree, and no more; see :func:`assign`."""
+    setting = _Setting.of(run, newcomers, algorithm, model, device, engine, memory)
+    with float32_products(run.config.get("tf32", False)):
+        return setting.assignments()
+
+
+@checked()
+def assign(
+    run: Run,
+    newcomers: Federation,
+    *,
+    algorithm: Algorithm | None = None,
+    model: nn.Module | str | Maker | None = None,
+    device: str = "auto",
+    engine: str | None = None,
+    memory: int | str | None = None,
+    only_fitting: bool = False,
+) -> Newcomers:
+    """Give every newcomer one of a run's models, and measure what that is worth to it.
+
+    Newcomers train as the run's clients did: local training, signatures and permutation are the run's. Each also trains
+    a model of its own, alone, for as many rounds as the run had; and the model that it got for one epoch.
+
+    Parameters
+    ----------
+    run
+        A finished run.
+    newcomers
+        Such as ``Federation.newcomers`` of the run's federation. Their true clusters, where known, must be numbered as
+        in the run; they are looked at for scoring only.
+    algorithm, model
+        Those of the run, where they have no name that the run could note.
+    device, memory
+        See :func:`fedclade.simulate`.
+    engine
+        The run's if left out.
+    only_fitting
+        Give a newcomer the deepest model on its way that fits it, the root's if none does. By default it gets that of
+        the leaf that it comes to, as CFL's Algorithm 4 has it, and is only told whether it fits.
+
+    Raises
+    ------
+    ConfigError
+        If the run's algorithm or model must be given, or a name or a value is unknown.
+    RunError
+        If the run's models do not fit the newcomers' data, or are permuted by a secret of a network's clients.
+    UpdateError
+        If a newcomer's training diverges.
+    """
+    setting = _Setting.of(run, newcomers, algorithm, model, device, engine, memory)
+    with float32_products(run.config.get("tf32", False)):
+        assignments = setting.assignments()
+        paths = [each.fitting if only_fitting else each.path for each in assignments]
+        accuracies = setting.accuracies(assignments, [path[-1] for path in paths])
+    truth = _true_clusters_of_leaves(run)
+    rows = [
+        _row(each, path, newcomers, truth, {column: values[i] for column, values in accuracies.items()})
+        for i, (each, path) in enumerate(zip(assignments, paths, strict=True))
+    ]
+    return Newcomers(assignments, rows, setting.last.number, only_fitting)
+
+
+@dataclass(frozen=True, eq=False)
+class _Setting:
+    """Newcomers before a run's tree, in the simulated world of that run after its last round."""
+
+    tree: ParameterTree
+    algorithm: Algorithm
+    world: Backend
+    last: Round
+
+    @classmethod
+    def of(
+        cls,
+        run: Run,
+        newcomers: Federation,
+        algorithm: Algorithm | None,
+        model: nn.Module | str | Maker | None,
+        device: str,
+        engine: str | None,
+        memory: int | str | None,
+    ) -> _Setting:
+        run.check_readable()
+        config, seed = run.config, run.summary["seed"]
+        algorithm = algorithm or _algorithm(config["algorithm"])
+        arguments = {key: value for key, value in config["model"].items() if key != "name"}
+        world = Backend.simulated_by(
+            newcomers,
+            model or (lambda seed: module_for(config["model"]["name"], newcomers.pool.schema, seed, arguments)),
+            algorithm,
+            seed=seed,
+            permute=config.get("privacy", {}).get("permute", False),
+            privacy=DifferentialPrivacy.of(config.get("privacy", {})),
+            device=device,
+            engine=engine or config.get("engine", "auto"),
+            signature=Signature(**config.get("signature", {})),
+            stream=False,
+            memory=memory,
+        )
+        entries, theirs = run.tree.nodes[0].params.numel(), world.initial.shape[-1]
+        if entries != theirs:
+            raise RunError(
+                f"the run's models have {entries:,} entries, but a {config['model']['name']} for the newcomers' data "
+                f"({newcomers}) has {theirs:,}; newcomers need inputs and labels like those of the run: "
+                f"{run.summary['data']}"
+            )
+
+        def here(vectors: Tensor) -> Tensor:
+            return vectors.to(world.initial)
+
+        tree = world.closed(run.tree.map_vectors(here, here))
+        return cls(tree, algorithm, world, Round(run.summary["rounds"], LocalSpec(**config["local"]), seed))
+
+    def assignments(self) -> list[Assignment]:
+        return list(self.algorithm.assign(self.tree, self.world.clients.ids, self.world.clients, self.last))
+
+    def accuracies(self, assignments: Sequence[Assignment], nodes: Sequence[int]) -> dict[str, list[float]]:
+        """Return the columns of :data:`ACCURACIES`, for newcomers that get the models of some nodes."""
+        clients, ids = self.world.clients, [each.client for each in assignments]
+        models, rows = self.tree.models(nodes)
+        tuning = replace(self.last, spec=replace(self.last.spec, epochs=1), purpose="finetune", travels="nothing")
+        tuned = models[rows] + all_of(ids, clients.train(ids, models, rows, tuning)).each
+        each_its_own = list(range(len(ids)))
+        cases = [
+            (models, rows),
+            (self.tree.nodes[0].params[None], [0] * len(ids)),
+            (self._trained_alone(ids), each_its_own),
+            (tuned, each_its_own),
+        ]
+        found = [clients.evaluate(ids, *case, "test").accuracies.tolist() for case in cases]
+        return dict(zip(ACCURACIES, found, strict=True))
+
+    def _trained_alone(self, ids: Sequence[int]) -> Tensor:
+        """Return the models ``[n, S]`` that clients get on their own, in as many rounds as the run had."""
+        method, initial, clients = Local(), self.world.initial, self.world.clients
+        state = method.init(initial.view(-1, initial.shape[-1])[0], clients)
+        for number in range(1, self.last.number + 1):
+            state, _ = method.step(state, ids, clients, replace(self.last, number=number))
+        return torch.stack([state.tree.nodes[state.tree.leaf_of[client]].params for client in ids])
+
+
+def _algorithm(section: Mapping[str, Any]) -> Algorithm:
+    options = {key: value for key, value in section.items() if key != "name"}
+    return build_algorithm(section["name"], options, {})  # to assign newcomers, the oracle needs no truth
+
+
+def _true_clusters_of_leaves(run: Run) -> Mapping[int, int]:
+    """Return the true cluster that most members of each node are in, where it is known."""
+    truth = {row["client"]: row["true_cluster"] for row in run.clients if row["true_cluster"] is not None}
+    inside = {node.id: Counter(truth[c] for c in node.members if c in truth) for node in run.tree.nodes}
+    return {node: counts.most_common(1)[0][0] for node, counts in inside.items() if counts}
+
+
+def _row(
+    each: Assignment,
+    path: Sequence[int],
+    newcomers: Federation,
+    truth: Mapping[int, int],
+    accuracies: Mapping[str, float],
+) -> Row:
+    true_cluster = None if newcomers.true_clusters is None or not truth else newcomers.true_clusters[each.client]
+    return {
+        "client": each.client,
+        "name": newcomers.by_id[each.client].name,
+        "path": list(path),
+        "node": path[-1],
+        "fits": each.fits,
+        "leaf": each.node,
+        "by": each.steps[0].by if each.steps else None,
+        "scores": [step.score for step in each.steps],
+        "others": [step.other for step in each.steps],
+        "margins": [step.margin for step in each.steps],
+        "margin": each.margin,
+        "true_cluster": true_cluster,
+        "right": None if true_cluster is None else path[-1] == each.node and truth.get(each.node) == true_cluster,
+        **accuracies,
+    }
+
+
+def _flat(value: object) -> object:
+    return " ".join(str(entry) for entry in value) if isinstance(value, list) else value

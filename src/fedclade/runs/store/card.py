@@ -1,0 +1,146 @@
+"""What an exported model is: where it stands in the tree, what trained it, how it did, how to load it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedclade.core import Layout, Node
+from fedclade.runs.store.run import Row, Run
+from fedclade.tasks import spread
+
+CARD_FORMAT = 1
+"""Version of the card's keys, in each card."""
+
+Card = dict[str, Any]
+
+
+def model_card(run: Run, node: Node, layout: Layout, client: int | None = None) -> Card:
+    """Return all that there is to say about a node's model, ready for JSON.
+
+    Parameters
+    ----------
+    run
+        What made it.
+    node
+        Of the run's tree.
+    layout
+        Of its model.
+    client
+        Whom it is exported for, if for one client.
+    """
+    last = {row["client"]: row for row in run.clients}
+    sizes = [last[member]["n_train"] for member in node.members if member in last]
+    path = run.tree.above(node.id)
+    tensors = [(s.name, s.shape, s.dtype) for s in (*layout.parameters, *layout.buffers)]
+    tensors += [(name, p.shape, p.dtype) for name, p in layout.frozen.items()]
+    asked = {} if client is None else {"client": client, "name": last[client]["name"] if client in last else None}
+    return {
+        "format": CARD_FORMAT,
+        "node": node.id,
+        "path": [each.id for each in path],
+        "level": len(path) - 1,
+        "leaf": not run.tree.children(node.id),
+        "exported_for": asked or None,
+        "members": list(node.members),
+        "rounds": {"run": run.summary["rounds"], "born": node.born, "trained_until": _trained_until(run, node)},
+        "data": {"description": run.summary["data"], "training_examples": sum(sizes), **run.summary.get("inputs", {})},
+        "accuracy": _accuracy(run, node),
+        "algorithm": run.config["algorithm"],
+        "model": {**run.config["model"], "parameters": layout.n_parameters},
+        "tensors": {
+            name: {"shape": list(shape), "dtype": str(dtype).removeprefix("torch.")} for name, shape, dtype in tensors
+        },
+        "config": {key: value for key, value in run.config.items() if key != "versions"},
+        "versions": run.config.get("versions", {}),
+    }
+
+
+def _trained_until(run: Run, node: Node) -> int | None:
+    """Return the round after which the model was as it is: a split leaves its node that of the round before.
+
+    None for the root of a star that there was from the start: what it holds, if anything but an initial model, is the
+    algorithm's own affair.
+    """
+    if node.split_in is None:
+        return run.summary["rounds"]
+    return node.split_in - 1 if node.split_in else None
+
+
+def _accuracy(run: Run, node: Node) -> Card | None:
+    """Return how clients did with this model when they were last served with it; None if nobody ever was.
+
+    An inner node served its members until it was split. Where its last round was not evaluated, what was evaluated is
+    the model of an earlier round, and ``round`` tells which.
+    """
+    served = [row for row in run.clients if row["served_by"] == node.id]
+    if not served:
+        return None
+    number = max(row["round"] for row in served)
+    scores = spread([row["accuracy"] for row in served if row["round"] == number])
+    clients = sum(row["round"] == number for row in served)
+    return {"mean": scores["mean"], "min": scores["min"], "max": scores["max"], "clients": clients, "round": number}
+
+
+def as_markdown(card: Card, file: str) -> str:
+    """Return a card as a page for people, with the lines that load the model from a file of this name."""
+    rows = "".join(f"| {name} | {_plain(value)} |\n" for name, value in _facts(card).items())
+    tensors = "".join(f"| `{name}` | {each['shape']} | {each['dtype']} |\n" for name, each in card["tensors"].items())
+    return f"""# Node {card["node"]} of a {card["algorithm"]["name"]} run
+
+| | |
+| :-- | :-- |
+{rows}
+## Loading it
+
+```python
+from safetensors.torch import load_file
+model.load_state_dict(load_file("{file}"))
+```
+
+`model` is a module with the tensors below: {card["model"]["name"]}, as it was trained.
+
+| tensor | shape | type |
+| :-- | :-- | :-- |
+{tensors}"""
+
+
+def _plain(text: str) -> str:
+    """Return a text that Markdown shows as it is: no link, no tag, and in one cell of a table."""
+    return " ".join(text.replace("](", "]\\(").replace("<", "\\<").replace("|", "\\|").split())
+
+
+def _facts(card: Card) -> Mapping[str, str]:
+    rounds, data, asked = card["rounds"], card["data"], card["exported_for"]
+    path = " → ".join(map(str, card["path"]))
+    facts = {"place": f"level {card['level']} of the path {path}" + (", a leaf" if card["leaf"] else "")}
+    if asked is not None:
+        facts["exported for"] = f"client {asked['client']}" + (f" ({asked['name']})" if asked["name"] else "")
+    members = card["members"]
+    facts["members"] = f"{len(members)} clients: {', '.join(map(str, members))}" if members else "none"
+    when = f"as after round {rounds['trained_until']} of {rounds['run']}; there since round {rounds['born']}"
+    facts["rounds"] = when if rounds["trained_until"] is not None else f"root of a star, in a run of {rounds['run']}"
+    facts["data"] = f"{data['description']}; {data['training_examples']:,} training examples of the members"
+    if data.get("scaled") is not None:
+        facts["inputs"] = f"shape {data['shape']}, pixels as (x / 255 − {data['scaled'][0]}) / {data['scaled'][1]}"
+    elif card["config"].get("data", {}).get("scaling") == "pixel":
+        facts["inputs"] = f"shape {data['shape']}, each pixel standardised over the images of the source"
+    facts["accuracy"] = _in_words(card["accuracy"])
+    facts["algorithm"] = _settings(card["algorithm"])
+    facts["model"] = _settings(card["model"])
+    facts["local training"] = _settings(card["config"].get("local", {}))
+    facts["versions"] = _settings(card["versions"])
+    return facts
+
+
+def _in_words(accuracy: Row | None) -> str:
+    if accuracy is None:
+        return "nobody was served with it"
+    mean, low, high = (f"{100 * accuracy[key]:.1f}" for key in ("mean", "min", "max"))
+    return (
+        f"{mean} % ({low} to {high}), {accuracy['clients']} clients on their test data after round {accuracy['round']}"
+    )
+
+
+def _settings(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} = {value}" for key, value in settings.items() if value is not None)

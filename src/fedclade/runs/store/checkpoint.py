@@ -1,0 +1,167 @@
+"""Checkpoints: all that a run needs to go on after a round, as a folder of safetensors and JSON.
+
+```
+round-000012/
+  checkpoint.json       format, and the SHA-256 of every other file
+  run.json              round, config, what the run is made with, the data's fingerprint, what belongs to the tensors
+  record/               the rows of all rounds so far, see segments.py
+  tensors.safetensors   the algorithm's memory, the similarity matrices
+  tree/                 the parameter tree, as in a run folder
+```
+
+JSON keeps a float64 to the last bit: Python writes the shortest decimal that reads back as the same number.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from fedclade.core import (
+    CheckpointError,
+    ParameterTree,
+    RunError,
+    write_tensors,
+)
+from fedclade.runs.store.manifest import check_manifest, read_manifest, write_manifest
+from fedclade.runs.store.run import Row, is_private
+from fedclade.runs.store.segments import read_segments, write_segments
+from fedclade.runs.store.similarities import SimilarityMatrix
+from fedclade.runs.store.tree_files import DAMAGES, read_tree, write_tree
+
+FORMAT = 2
+"""Version of a checkpoint's layout. Checkpoints of other versions are not read: they live as long as a run."""
+
+_MANIFEST = "checkpoint.json"
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """A run after one of its rounds.
+
+    There is no random state in it: every draw is keyed by (seed, purpose, round, client), see :mod:`fedclade.core.rng`.
+
+    Parameters
+    ----------
+    round
+        The last finished round.
+    config
+        What is run, as in ``config.toml``, with the engine that was chosen.
+    made_with
+        What results depend on besides, by rounding: device, threads, versions of packages and so on.
+    fingerprint
+        Of the federation, see :attr:`Federation.fingerprint <fedclade.data.Federation.fingerprint>`.
+    tree, memory
+        The algorithm's state, as the server sees it.
+    on_cpu
+        Names of the memory that is on the CPU, wherever the models are.
+    rows
+        The rows of the record by the name of the table: ``metrics``, ``clusters``, ``clients``, ``events``.
+    similarities
+        The similarity matrices of the record.
+    """
+
+    round: int
+    config: Mapping[str, Any]
+    made_with: Mapping[str, Any]
+    fingerprint: str
+    tree: ParameterTree
+    memory: Mapping[str, Tensor]
+    on_cpu: frozenset[str]
+    rows: Mapping[str, list[Row]]
+    similarities: Sequence[SimilarityMatrix] = field(default_factory=tuple[SimilarityMatrix, ...])
+
+    def write(self, folder: Path, earlier: Path | None = None) -> None:
+        """Write the checkpoint into a new folder; its manifest last.
+
+        Parameters
+        ----------
+        folder
+            Must not exist yet.
+        earlier
+            An earlier checkpoint of the same run: its rows need not be written again.
+        """
+        folder.mkdir(parents=True)
+        private = is_private(self.config)
+        write_tree(self.tree, folder / "tree", None, private)
+        tensors = {f"memory/{name}": tensor.detach().cpu().clone() for name, tensor in self.memory.items()}
+        tensors |= {f"similarity/{s.node}": torch.tensor(s.alpha) for s in self.similarities}
+        write_tensors(folder / "tensors.safetensors", tensors, private=private)
+        run = {
+            "round": self.round,
+            "config": self.config,
+            "made_with": self.made_with,
+            "fingerprint": self.fingerprint,
+            "on_cpu": sorted(self.on_cpu),
+            "similarities": [{"node": s.node, "round": s.round, "clients": s.clients} for s in self.similarities],
+            "tables": list(self.rows),
+        }
+        _write_json(folder / "run.json", run)
+        known = {} if earlier is None else _record_of(earlier)
+        shared = write_segments(folder / "record", self.rows, self.round, list(known))
+        sums = {f"record/{path.name}": known[path] for path in shared}
+        write_manifest(folder / _MANIFEST, FORMAT, sums)
+
+    def moved(self, device: str) -> Checkpoint:
+        """Return the checkpoint with its tensors on a device, but for those that an algorithm keeps on the CPU."""
+        tree = self.tree.map_vectors(*[lambda tensor: tensor.to(device)] * 2)
+        memory = {name: t if name in self.on_cpu else t.to(device) for name, t in self.memory.items()}
+        return replace(self, tree=tree, memory=memory)
+
+    @classmethod
+    def read(cls, folder: Path) -> Checkpoint:
+        """Read a checkpoint, of which every byte is checked; its tensors are on the CPU.
+
+        Raises
+        ------
+        CheckpointError
+            If it is of another format, or not what was written.
+        """
+        try:
+            names = check_manifest(folder / _MANIFEST, FORMAT)
+        except RunError as error:
+            raise CheckpointError(str(error)) from error
+        try:
+            run = json.loads((folder / "run.json").read_text())
+            rows = read_segments([folder / name for name in names if name.startswith("record/")], run["tables"])
+            # Cloned, since what is read lies at any address in one piece of memory: rounding can depend on that.
+            tensors = {name: tensor.clone() for name, tensor in load_file(folder / "tensors.safetensors").items()}
+            similarities = [
+                SimilarityMatrix(s["node"], s["round"], tuple(s["clients"]), tensors[f"similarity/{s['node']}"].numpy())
+                for s in run["similarities"]
+            ]
+            memory = {name.removeprefix("memory/"): t for name, t in tensors.items() if name.startswith("memory/")}
+            return cls(
+                round=run["round"],
+                config=run["config"],
+                made_with=run["made_with"],
+                fingerprint=run["fingerprint"],
+                tree=read_tree(folder / "tree").map_vectors(torch.clone, torch.clone),
+                memory=memory,
+                on_cpu=frozenset(run["on_cpu"]),
+                rows=rows,
+                similarities=similarities,
+            )
+        except (*DAMAGES, RunError) as error:
+            raise CheckpointError(f"{folder}: {type(error).__name__}: {error}") from error
+
+
+def _record_of(folder: Path) -> dict[Path, str]:
+    """Return the files of a checkpoint's record with their sums; none if what it was written with is not known."""
+    try:
+        sums = read_manifest(folder / _MANIFEST, FORMAT)
+    except RunError:
+        return {}
+    found = {folder / name: each for name, each in sums.items() if name.startswith("record/")}
+    return found if all(path.is_file() for path in found) else {}
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(value) + "\n")

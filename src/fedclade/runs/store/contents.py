@@ -1,0 +1,205 @@
+"""What there must be in the files of a run folder for everything that reads them: reports, exports, newcomers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedclade.runs.store.shape import check_shape
+
+Row = dict[str, Any]
+
+_SCORES = dict.fromkeys(("mean", "std", "min", "max", "p10", "p50", "p90", "worst10_mean"), float)
+
+SUMMARY = {
+    **{"format": object, "algorithm": str, "data": str, "model": str, "seed": int, "rounds": int, "clients": int},
+    "accuracy": {**_SCORES, ...: float},
+    "perplexity?": {"mean": float, "max": float, ...: float},
+    "clusters": {
+        **{"found": int, "true": (int, None), "sizes": [int]},
+        **{"ari": (float, None), "nmi": (float, None)},
+    },
+    "target": {
+        **{"accuracy": (float, None), "share_of_clients": (float, None)},
+        **{"rounds_to_target": (int, None), "bytes_to_target": (complex, None)},
+    },
+    **{"bytes_up": complex, "bytes_down": complex, "device": str},
+    "seconds": dict.fromkeys(("total", "train", "evaluate", "server"), complex),
+    "inputs?": {"shape": [int], "scaled": object},
+    "privacy?": {"epsilon": (float, None), "delta": float, "releases": int},
+    **{"engine?": str, "versions?": {...: str}},
+}
+"""The shape of ``summary.json``, see :func:`fedclade.runs.store.shape.check_shape`."""
+
+_SECTION = {...: object}
+
+CONFIG = {
+    "rounds?": int,
+    **{f"{name}?": _SECTION for name in ("data", "local", "signature", "target", "privacy", "faults", "newcomers")},
+    **{f"{name}?": _SECTION for name in ("network", "versions")},
+    **{f"{name}?": {"name": str} for name in ("algorithm", "model")},
+}
+"""The shape of ``config.toml``, as far as it can be known without the algorithm."""
+
+FINISHED = {name: {"name": str} for name in ("algorithm", "model")}
+"""What the config of a finished run has besides: those that somebody wrote may leave out what has a default."""
+
+_CRITERIA = dict.fromkeys(("mean_norm?", "max_norm?", "alpha_cross_max?", "gamma_bound?"), (float, None))
+_CHECK = {
+    **dict.fromkeys(("p_value", "level", "gain", "gain_before"), float),
+    **{"gamma": (float, None), "clusters": [[int]]},
+}
+_EVENT = {"round": int, "kind": str, "node": int}
+_EVENTS: Mapping[str, Any] = {
+    "split": {"children": [int], "clusters": [[int]], **_CRITERIA},
+    "rejected": {"because": str},
+    "checked": _CHECK,
+    "regrouped": _CHECK,
+    "clustered": {
+        **{"merges": [[float]], "clients": [int], "sizes": [int], "threshold": (float, None)},
+        **{"metric": str, "linkage": str},
+    },
+    "left_out": {"clients": {...: str}},
+    "retried": {"clients": int},
+    **{kind: {"clients": [int]} for kind in ("joined", "left", "disconnected", "reconnected")},
+    "refused": {"nodes": {...: str}},
+}
+"""What events of fedclade's own methods tell, by kind; those of other methods may have their names and tell less."""
+
+_NUMBERS = ("int64", "double", "null", "bool")
+_TABLES: Mapping[str, Mapping[str, Sequence[str]]] = {
+    "metrics": {"round": ["int64"], "bytes_up": ["int64", "double"], "bytes_down": ["int64", "double"]},
+    "clusters": {"round": ["int64"], "node": ["int64"]},
+    "clients": {
+        **{"round": ["int64"], "client": ["int64"], "name": ["string"], "cluster": ["int64"]},
+        **{"accuracy": ["double"], "loss": ["double"], "true_cluster": ["int64", "null"]},
+    },
+}
+"""The columns that a table must have, with the types that they can be of; all but the last hold a value in each row."""
+
+_WORDS = ("phase", "name")
+"""Columns that hold no numbers."""
+
+
+def read_json(path: Path, shape: Any) -> Any:
+    """Read a JSON file of some shape.
+
+    Raises
+    ------
+    OSError, ValueError, RecursionError
+        If it cannot be read, or is of another.
+    """
+    content = json.loads(path.read_text())
+    check_shape(content, shape, path.name)
+    return content
+
+
+def read_events(path: Path, nodes: int) -> list[Row]:
+    """Read the events of a run whose tree has so many nodes.
+
+    Raises
+    ------
+    OSError, ValueError, RecursionError
+        If they cannot be read, or one does not say when, what and where.
+    """
+    events: list[Row] = []
+    for i, line in enumerate(path.read_text().splitlines(), start=1):
+        event, where = json.loads(line), f"line {i} of {path.name}"
+        check_shape(event, _EVENT, where)
+        _check_node(event["node"], nodes, where)
+        events.append(event)
+    return events
+
+
+def tells_what_its_kind_does(event: Row) -> bool:
+    """Say whether an event has all that events of its kind have by fedclade's own methods, so that it can be shown."""
+    try:
+        check_shape(event, _EVENTS.get(event["kind"], {}), "it")
+        if event["kind"] == "clustered":
+            _check_merges(event["merges"], len(event["clients"]))
+    except ValueError:
+        return False
+    return True
+
+
+def _check_merges(merges: Sequence[Sequence[float]], clients: int) -> None:
+    """Check that each merge joins two earlier clusters, numbered as in SciPy, until there is one.
+
+    Raises
+    ------
+    ValueError
+        If one does not.
+    """
+    if len(merges) != clients - 1:
+        raise ValueError(f"there should be {clients - 1} merges of {clients} clients, got {len(merges)}")
+    free = set(range(clients))
+    for place, merge in enumerate(merges, start=clients):
+        parts = set(merge[:2])
+        if len(merge) != 3 or len(parts) < 2 or not parts <= free or any(isinstance(part, float) for part in parts):
+            raise ValueError(f"merge {place - clients} should join two clusters of before, got {merge}")
+        free = free - parts | {place}
+
+
+def read_rows(path: Path, rounds: int, nodes: int) -> list[Row]:
+    """Read one table of a run.
+
+    Parameters
+    ----------
+    path
+        Whose name says which.
+    rounds, nodes
+        How many the run has, and its tree.
+
+    Raises
+    ------
+    OSError, ValueError
+        If it cannot be read, a column is missing or of another type, or a number in it cannot be.
+    """
+    import pyarrow.parquet as pq
+
+    most = {"metrics": rounds, "clusters": rounds * nodes}.get(path.stem)
+    file = pq.ParquetFile(path)
+    if most is not None and file.metadata.num_rows > most:  # before it is read: equal rows take no room in a file
+        raise ValueError(f"{path.name} should have at most {most} rows, got {file.metadata.num_rows}")
+    schema = file.schema_arrow
+    if file.metadata.num_rows == 0:
+        return []
+    for column, types in _TABLES[path.stem].items():
+        if column not in schema.names:
+            raise ValueError(f"{path.name} lacks the column {column}")
+        if str(schema.field(column).type) not in types:
+            raise ValueError(f"{path.name}: {column} should be {' or '.join(types)}, got {schema.field(column).type}")
+    for field in schema:
+        if field.name not in _WORDS and str(field.type) not in _NUMBERS:
+            raise ValueError(f"{path.name}: {field.name} should be numbers, got {field.type}")
+    rows = file.read().to_pylist()
+    for i, row in enumerate(rows):
+        where = f"row {i} of {path.name}"
+        for column in _TABLES[path.stem]:
+            if row[column] is None and column != "true_cluster":
+                raise ValueError(f"{where} lacks {column}")
+        check_shape(row["round"], int, f"{where}: round")
+        for column in ("node", "cluster", "served_by"):
+            if row.get(column) is not None:
+                _check_node(row[column], nodes, f"{where}: {column}")
+    return rows
+
+
+def _check_node(node: int, nodes: int, where: str) -> None:
+    if not 0 <= node < nodes:
+        raise ValueError(f"{where} should be of a node from 0 to {nodes - 1}, got {node}")
+
+
+def check_ids(ids: Iterable[int], where: str) -> None:
+    """Check that numbers of clients are at least 0, and different.
+
+    Raises
+    ------
+    ValueError
+        If they are not.
+    """
+    found = list(ids)
+    if any(each < 0 for each in found) or len(set(found)) < len(found):
+        raise ValueError(f"{where} should be different clients, numbered from 0")

@@ -1,0 +1,120 @@
+"""A model of the tree as a file for plain PyTorch, with a card that says what it is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from fedclade.core import (
+    ConfigError,
+    Layout,
+    Node,
+    RunError,
+    TreeError,
+    appear,
+    checked,
+    remove,
+    write_tensors,
+)
+from fedclade.runs.store.card import as_markdown, model_card
+from fedclade.runs.store.run import Run
+
+SUFFIX = ".safetensors"
+
+
+@checked()
+def export_model(
+    run: Run, out: str | Path, *, client: int | None = None, node: int | None = None, level: int | None = None
+) -> Path:
+    """Write one model of a run as a state dict, with its card beside it: ``.json`` for programs, ``.md`` for people.
+
+    The card is in the header of the file too, under ``fedclade``.
+
+    Parameters
+    ----------
+    run
+        The run.
+    out
+        The file to make; ends in ``.safetensors``.
+    client, node
+        Whose model: a client's, or a node's.
+    level
+        Of the client's path from the root, 0, to its leaf, -1; the leaf if left out.
+
+    Returns
+    -------
+    Path
+        The file.
+
+    Raises
+    ------
+    ConfigError
+        If not just one of client and node is given, or a level with a node, or the file's name ends otherwise.
+    TreeError
+        If the tree has no such client, node or level.
+    RunError
+        If the run was saved without the layout of its model or is damaged, its models are permuted by its clients, or a
+        file exists already or cannot be written.
+    """
+    run.check_readable()
+    target = _target(out)
+    chosen = _chosen(run, client, node, level)
+    if run.layout is None:
+        raise RunError(
+            "this run folder was written before the layout of the model was kept, and its models cannot be taken "
+            "apart; run its config.toml again"
+        )
+    if run.layout.size != len(chosen.params):
+        raise RunError(
+            f"the run is damaged: its layout has {run.layout.size} entries, the model of node {chosen.id} "
+            f"{len(chosen.params)}"
+        )
+    _write(run, chosen, run.layout, client, target)
+    return target
+
+
+def _target(out: str | Path) -> Path:
+    target = Path(out)
+    if target.suffix != SUFFIX:
+        raise ConfigError(f"the file to export to should end in {SUFFIX}, got {str(out)!r}")
+    for path in (target, target.with_suffix(".json"), target.with_suffix(".md")):
+        if path.exists():
+            raise RunError(f"{path} exists already; name another file with --out, or remove it")
+    return target
+
+
+def _chosen(run: Run, client: int | None, node: int | None, level: int | None) -> Node:
+    if (client is None) == (node is None):
+        given = "neither" if client is None else f"client {client} and node {node}"
+        raise ConfigError(f"export takes either --client or --node, got {given}")
+    if client is not None:
+        return run.tree.node_for(client, -1 if level is None else level)
+    if level is not None:
+        raise ConfigError(f"--level {level} goes with --client; node {node} has one model only")
+    assert node is not None  # as there is no client
+    if not 0 <= node < len(run.tree.nodes):
+        raise TreeError(f"node {node} is not in the parameter tree, which has the nodes 0 to {len(run.tree.nodes) - 1}")
+    return run.tree.nodes[node]
+
+
+def _write(run: Run, node: Node, layout: Layout, client: int | None, target: Path) -> None:
+    """Write the three files, all of them or none; the model comes last, so that it never lacks its card."""
+    card = model_card(run, node, layout, client)
+    text = json.dumps(card, indent=2)
+    tensors, header = layout.state_dict(node.params), {"format": "pt", "fedclade": text}
+    writers: Mapping[Path, Callable[[Path], object]] = {
+        target.with_suffix(".json"): lambda path: path.write_text(text + "\n"),
+        target.with_suffix(".md"): lambda path: path.write_text(as_markdown(card, target.name), encoding="utf-8"),
+        target: lambda path: write_tensors(path, tensors, header),
+    }
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        for path, write in writers.items():
+            appear(path, write)
+    except OSError as error:
+        for path in writers:
+            with suppress(OSError):
+                remove(path)
+        raise RunError(f"cannot write {target}: {error}") from error

@@ -1,0 +1,331 @@
+"""A finished run, and the folder that keeps it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from fedclade.core import (
+    Layout,
+    ParameterTree,
+    RunError,
+    appear,
+    bring_to_disk,
+    checked,
+    remove,
+    take_place,
+)
+from fedclade.runs.store.contents import CONFIG as CONFIG_SHAPE
+from fedclade.runs.store.contents import FINISHED, SUMMARY, Row, read_events, read_json, read_rows
+from fedclade.runs.store.manifest import check_manifest, write_manifest
+from fedclade.runs.store.shape import check_shape
+from fedclade.runs.store.similarities import SimilarityMatrix, read_similarities, write_similarities
+from fedclade.runs.store.tree_files import DAMAGES, read_layout, read_tree, write_tree
+
+FORMAT = 3
+"""Version of the run folder's layout, in ``summary.json``."""
+
+READABLE = (1, 2, 3)
+"""Versions that are read. Folders of format 1 had no checkpoints and could not be unfinished; those before format 3 had
+no sums, so that only the shape of what is in them can be checked.
+"""
+
+CONFIG, _SUMMARY = "config.toml", "summary.json"
+"""The first file of a run folder, there from the start of the run; and the last, which only a finished run has."""
+
+_MANIFEST = "manifest.json"
+"""The SHA-256 of every other file of a finished run."""
+
+_FILES = (
+    *(CONFIG, _SUMMARY, "events.jsonl", "metrics.parquet", "clusters.parquet", "clients.parquet", "similarities.npz"),
+    *("tree/tree.json", "tree/tree.safetensors"),
+)
+"""The files of a finished run."""
+
+_SUM = "# SHA-256 of the lines above: "
+"""What the last line of a config begins with, so that it can be checked from the start of the run."""
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """Everything that a run tells.
+
+    Parameters
+    ----------
+    summary
+        As in ``summary.json``.
+    config
+        What was run, as in ``config.toml``.
+    tree
+        The clusters and their models.
+    metrics
+        One row for each round.
+    clusters
+        One row for each round and cluster.
+    clients
+        One row for each evaluation and client.
+    events
+        Splits and the like, in order.
+    similarities
+        The latest of every cluster that had more than one answer.
+    layout
+        Where the entries of a model belong in the module; None in folders of before this was kept.
+    """
+
+    summary: Mapping[str, Any]
+    config: Mapping[str, Any]
+    tree: ParameterTree
+    metrics: Sequence[Row]
+    clusters: Sequence[Row]
+    clients: Sequence[Row]
+    events: Sequence[Row]
+    similarities: Sequence[SimilarityMatrix] = field(default_factory=tuple[SimilarityMatrix, ...])
+    layout: Layout | None = None
+
+    def __repr__(self) -> str:
+        told = ("algorithm", "data", "model", "seed", "rounds")
+        return f"Run({', '.join(f'{key}={self.summary.get(key)!r}' for key in told)})"
+
+    def check_readable(self) -> None:
+        """Check that its models can be used as they are.
+
+        Raises
+        ------
+        RunError
+            If they are permuted still: in a simulation they are opened at the end, but the clients of a network keep
+            their secret from the server.
+        """
+        if "network" in self.config and self.config.get("privacy", {}).get("permute"):
+            raise RunError(
+                "the models of this run are permuted by a secret that only its clients have, and nobody else can use "
+                "them; clients are served over the network, where newcomers join too"
+            )
+
+    @checked()
+    def save(self, folder: str | Path, extra: Callable[[Path], object] | None = None) -> Path:
+        """Write the run folder; all of it or nothing.
+
+        Parameters
+        ----------
+        folder
+            Must not exist yet.
+        extra
+            Writes further files, such as figures, into the folder that it is given, before the folder appears.
+
+        Raises
+        ------
+        RunError
+            If the folder exists already or cannot be written.
+        """
+        target = check_free(folder)
+
+        def write(beside: Path) -> None:
+            beside.mkdir()
+            self._write(beside)
+            if extra is not None:
+                extra(beside)
+
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            appear(target, write)
+        except OSError as error:
+            raise RunError(f"cannot write the run folder {target}: {error}") from error
+        return target
+
+    def finish(self, folder: Path) -> None:
+        """Write the result files into the folder of a run in progress; the last of them makes it a finished one.
+
+        Raises
+        ------
+        RunError
+            If they cannot be written.
+        """
+        beside = folder / ".results.writing"
+        try:
+            remove(beside)
+            beside.mkdir()
+            self._write(beside)
+            bring_to_disk(beside)
+            for path in sorted(beside.iterdir(), key=lambda path: (path.name == _SUMMARY, path.name == _MANIFEST)):
+                take_place(path, folder / path.name)
+        except OSError as error:
+            raise RunError(f"cannot write the results of the run to {folder}: {error}") from error
+        finally:
+            remove(beside)
+
+    @classmethod
+    @checked()
+    def load(cls, folder: str | Path) -> Run:
+        """Read a run folder.
+
+        Raises
+        ------
+        RunError
+            If it is not a run folder, unfinished, of a format that this version does not read, or damaged.
+        """
+        source = Path(folder)
+        if not is_finished(source):
+            if is_unfinished(source):
+                raise RunError(f"the run in {source} is unfinished; continue with: fedclade resume {source}")
+            raise RunError(f"{source} is not a run folder: it has no {_SUMMARY}")
+        try:
+            _check_format(source)
+            summary = read_json(source / _SUMMARY, SUMMARY)
+            tree = read_tree(source / "tree")
+            rows = {
+                name: read_rows(source / f"{name}.parquet", summary["rounds"], len(tree.nodes))
+                for name in ("metrics", "clusters", "clients")
+            }
+            check_shape(config := read_run_config(source), FINISHED, CONFIG)
+            return cls(
+                summary=summary,
+                config=config,
+                tree=tree,
+                **rows,
+                events=read_events(source / "events.jsonl", len(tree.nodes)),
+                similarities=read_similarities(source / "similarities.npz", len(tree.nodes)),
+                layout=read_layout(source / "tree"),
+            )
+        except DAMAGES as error:
+            raise RunError(f"the run folder {source} is damaged: {type(error).__name__}: {error}") from error
+
+    def _write(self, folder: Path) -> None:
+        write_config(folder / CONFIG, self.config)
+        (folder / _SUMMARY).write_text(json.dumps(self.summary, indent=2) + "\n")
+        (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in self.events))
+        _write_rows(folder / "metrics.parquet", self.metrics)
+        _write_rows(folder / "clusters.parquet", self.clusters)
+        _write_rows(folder / "clients.parquet", self.clients)
+        write_tree(self.tree, folder / "tree", self.layout, is_private(self.config))
+        write_similarities(folder / "similarities.npz", self.similarities)
+        write_manifest(folder / _MANIFEST, FORMAT)
+
+
+def _check_format(folder: Path) -> None:
+    """Check that a folder is of a format that is read, and that its files are those that were written.
+
+    Raises
+    ------
+    OSError, ValueError, RunError
+        If not.
+    """
+    found = read_json(folder / _SUMMARY, {"format": object})["format"]
+    if found not in READABLE:
+        known = f"{', '.join(map(str, READABLE[:-1]))} and {READABLE[-1]}"
+        raise RunError(f"{folder} has format {found}, this version of fedclade reads formats {known}")
+    if found < 3 and not (folder / _MANIFEST).exists():
+        return
+    try:
+        names = check_manifest(folder / _MANIFEST, FORMAT)
+        if missing := sorted(set(_FILES) - set(names)):
+            raise RunError(f"{_MANIFEST} lacks {missing[0]}")
+    except RunError as error:
+        raise RunError(
+            f"the run folder {folder} is damaged: {error}; restore it from a copy, or run its config again"
+        ) from error
+
+
+def check_free(folder: str | Path) -> Path:
+    """Return the path of a run folder that is to be made.
+
+    Raises
+    ------
+    RunError
+        If something is there already.
+    """
+    target = Path(folder)
+    if is_unfinished(target):
+        raise RunError(
+            f"{target} holds an unfinished run; continue it with: fedclade resume {target}, or name another folder"
+        )
+    if target.exists():
+        raise RunError(f"{target} exists already; name another folder with --out, or remove it")
+    return target
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether a folder holds a finished run."""
+    return (folder / _SUMMARY).is_file()
+
+
+def is_unfinished(folder: Path) -> bool:
+    """Whether a folder holds a run that has begun and not finished."""
+    return (folder / CONFIG).is_file() and not is_finished(folder)
+
+
+def reopen(folder: Path) -> None:
+    """Make a finished run an unfinished one, for further rounds."""
+    (folder / _SUMMARY).unlink(missing_ok=True)
+
+
+def read_run_config(folder: Path) -> Mapping[str, Any]:
+    """Read the config of a run folder.
+
+    Raises
+    ------
+    RunError
+        If it cannot be read.
+    """
+    try:
+        text = (folder / CONFIG).read_text(encoding="utf-8")
+        content, written, told = text.rpartition(_SUM)
+        if written and told.strip() != _sha256(content):
+            raise ValueError(f"{CONFIG} is not what was written: its SHA-256 is not the one in its last line")
+        config = tomllib.loads(text)
+        check_shape(config, CONFIG_SHAPE, CONFIG)
+        return config
+    except (OSError, ValueError, RecursionError) as error:
+        raise RunError(f"the run folder {folder} is damaged: {type(error).__name__}: {error}") from error
+
+
+def is_private(config: Mapping[str, Any]) -> bool:
+    """Whether the models of a run are for the user alone: those of a network have learned from the data of others."""
+    return "network" in config
+
+
+def write_config(path: Path, config: Mapping[str, Any]) -> None:
+    """Write a config as TOML."""
+    import tomli_w  # not needed to simulate, only to save
+
+    text = tomli_w.dumps(without_none(config))
+    path.write_text(f"{text}{_SUM}{_sha256(text)}\n", encoding="utf-8")
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def plain(value: Any) -> Any:
+    """Return a setting, or a detail of an event, as files can hold it: no numbers of NumPy, no tensors, no objects."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(entry) for key, entry in value.items()}
+    if isinstance(value, tuple | list):
+        entries = [plain(entry) for entry in value]
+        return tuple(entries) if isinstance(value, tuple) else entries
+    if isinstance(value, np.generic | np.ndarray | Tensor):
+        return value.tolist()
+    return value if isinstance(value, bool | int | float | str | None) else str(value)
+
+
+def without_none(value: Any) -> Any:
+    """TOML has no null: a setting that is not set is left out."""
+    if isinstance(value, Mapping):
+        return {key: without_none(entry) for key, entry in value.items() if entry is not None}
+    if isinstance(value, tuple | list):
+        return [without_none(entry) for entry in value]
+    return value
+
+
+def _write_rows(path: Path, rows: Sequence[Row]) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.Table.from_pylist(list(rows)), path)

@@ -1,0 +1,195 @@
+"""The parameter tree on disk: ``tree.json`` says what there is, ``tree.safetensors`` holds the vectors.
+
+With the layout of its model, which ``tree.json`` has too, a vector becomes the module's parameters again.
+"""
+
+from __future__ import annotations
+
+import json
+import zipfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+from torch import Tensor
+
+from fedclade.core import (
+    Layout,
+    Node,
+    ParameterTree,
+    RunError,
+    Slot,
+    write_tensors,
+)
+from fedclade.runs.store.shape import check_shape
+
+DAMAGES = (
+    *(OSError, ValueError, KeyError, IndexError, TypeError, AttributeError, EOFError, RecursionError, MemoryError),
+    *(zipfile.BadZipFile, zlib.error, SafetensorError),
+)
+"""What the readers of files raise when they meet something else than what was written."""
+
+_NODE = {
+    **{"id": int, "parent": (int, None), "members": [int], "born": int, "split_in": (int, None)},
+    "criteria": {...: (float, None)},
+}
+_DTYPES = (
+    *("float16", "bfloat16", "float32", "float64", "complex64", "complex128", "bool"),
+    *("uint8", "int8", "int16", "int32", "int64"),
+)
+FROZEN = "frozen/"
+"""How the names of frozen parameters begin in ``tree.safetensors``."""
+_SLOT = {"name": str, "shape": [int], "dtype": str}
+_LAYOUT = {"dtype": str, "parameters": [_SLOT], "buffers": [_SLOT], "tied": {...: str}, "frozen?": [str]}
+
+
+def write_tree(tree: ParameterTree, folder: Path, layout: Layout | None = None, private: bool = False) -> None:
+    """Write a tree, and where its vectors' entries belong if that is known, into a new folder.
+
+    Whether the models are ``private``, see :func:`fedclade.core.files.write_tensors`.
+    """
+    folder.mkdir()
+    tensors: dict[str, Tensor] = {}
+    for node in tree.nodes:
+        tensors[f"{node.id}/params"] = node.params.cpu().clone()
+        if node.cached is not None:
+            tensors[f"{node.id}/cached"] = node.cached.cpu().clone(memory_format=torch.contiguous_format)
+        if node.trained_from is not None:
+            tensors[f"{node.id}/trained_from"] = node.trained_from.cpu().clone()
+    for name, value in ({} if layout is None else layout.frozen).items():
+        tensors[f"{FROZEN}{name}"] = value.cpu().clone(memory_format=torch.contiguous_format)
+    write_tensors(folder / "tree.safetensors", tensors, private=private)
+    described = [
+        {
+            "id": node.id,
+            "parent": node.parent,
+            "members": list(node.members),
+            "born": node.born,
+            "split_in": node.split_in,
+            "criteria": dict(node.criteria),
+        }
+        for node in tree.nodes
+    ]
+    content = {"nodes": described, **({} if layout is None else {"layout": _described(layout)})}
+    (folder / "tree.json").write_text(json.dumps(content, indent=2) + "\n")
+
+
+def read_tree(folder: Path) -> ParameterTree:
+    """Read a tree.
+
+    Raises
+    ------
+    RunError
+        If its files are missing or do not belong together.
+    """
+    try:
+        described = json.loads((folder / "tree.json").read_text())
+        check_shape(described, {"nodes": [_NODE]}, "tree.json")
+        tensors = load_file(folder / "tree.safetensors")
+        tree = ParameterTree(
+            tuple(
+                Node(
+                    id=node["id"],
+                    parent=node["parent"],
+                    members=tuple(node["members"]),
+                    params=tensors[f"{node['id']}/params"],
+                    born=node["born"],
+                    split_in=node["split_in"],
+                    criteria=node["criteria"],
+                    cached=tensors.get(f"{node['id']}/cached"),
+                    trained_from=tensors.get(f"{node['id']}/trained_from"),
+                )
+                for node in described["nodes"]
+            )
+        )
+        _check_tree(tree)
+        return tree
+    except DAMAGES as error:
+        raise RunError(f"the parameter tree in {folder} is damaged: {type(error).__name__}: {error}") from error
+
+
+def read_layout(folder: Path) -> Layout | None:
+    """Read where the entries of a tree's vectors belong; None if that was not written.
+
+    Raises
+    ------
+    RunError
+        If it is damaged.
+    """
+    try:
+        described = json.loads((folder / "tree.json").read_text())
+        check_shape(described, {"layout?": _LAYOUT}, "tree.json")
+        return _layout(described["layout"], folder) if "layout" in described else None
+    except DAMAGES as error:
+        raise RunError(f"the layout in {folder / 'tree.json'} is damaged: {type(error).__name__}: {error}") from error
+
+
+def _check_tree(tree: ParameterTree) -> None:
+    """Check that nodes stand in the order of their ids, parents before children, and that their tensors fit.
+
+    Raises
+    ------
+    ValueError
+        If they do not; without nodes, if there is not even a root.
+    """
+    if not tree.nodes:
+        raise ValueError("there is no root")
+    size = tree.nodes[0].params.shape
+    for place, node in enumerate(tree.nodes):
+        if node.id != place:
+            raise ValueError(f"node {place} should be in place {place}, where {node.id} is")
+        if (node.parent is None) != (place == 0) or (node.parent is not None and node.parent >= place):
+            raise ValueError(f"the parent of node {place} should be a node before it, got {node.parent}")
+        if list(node.members) != sorted(set(node.members)):
+            raise ValueError(f"the members of node {place} should be different and in order")
+        for name, tensor in (("params", node.params), ("trained_from", node.trained_from)):
+            if tensor is not None and (tensor.dim() != 1 or tensor.shape != size or not tensor.is_floating_point()):
+                raise ValueError(f"{name} of node {place} should be of shape {list(size)}, got {list(tensor.shape)}")
+        if node.cached is not None and (node.cached.dim() != 2 or len(node.cached) != len(node.members)):
+            raise ValueError(f"cached of node {place} should be a row for each member, got {list(node.cached.shape)}")
+
+
+def _described(layout: Layout) -> dict[str, Any]:
+    def places(slots: tuple[Slot, ...]) -> list[dict[str, Any]]:
+        return [{"name": s.name, "shape": list(s.shape), "dtype": str(s.dtype).removeprefix("torch.")} for s in slots]
+
+    return {
+        "dtype": str(layout.dtype).removeprefix("torch."),
+        "parameters": places(layout.parameters),
+        "buffers": places(layout.buffers),
+        "tied": dict(layout.tied),
+        "frozen": [*layout.frozen],
+    }
+
+
+def _layout(described: Mapping[str, Any], folder: Path) -> Layout:
+    start = 0
+
+    def places(kind: str) -> tuple[Slot, ...]:
+        nonlocal start
+        slots: list[Slot] = []
+        for each in described[kind]:
+            slots.append(Slot(each["name"], tuple(each["shape"]), _dtype(each["dtype"]), start))
+            start = slots[-1].stop
+        return tuple(slots)
+
+    tied = tuple(described["tied"].items())
+    frozen = dict[str, Tensor]()
+    if described.get("frozen"):
+        with safe_open(folder / "tree.safetensors", "pt") as tensors:
+            frozen = {name: tensors.get_tensor(f"{FROZEN}{name}") for name in described["frozen"]}
+    layout = Layout(places("parameters"), places("buffers"), _dtype(described["dtype"]), tied, frozen)
+    names = [*(slot.name for slot in (*layout.parameters, *layout.buffers)), *frozen]
+    if len(set(names)) < len(names) or not {place for _, place in tied} <= set(names):
+        raise ValueError("each tensor should have one place, and tied ones that of another")
+    return layout
+
+
+def _dtype(name: str) -> torch.dtype:
+    if name not in _DTYPES:
+        raise ValueError(f"{name!r} is no type of a model's tensors")
+    return getattr(torch, name)

@@ -1,0 +1,20 @@
+"""Local training and evaluation of many clients at once: one reference loop, and engines that equal it.
+
+Runs import it, through :class:`SimulatedClients`; algorithms do not, since clients may be elsewhere.
+"""
+
+from fedclade.training.auto import ENGINES, check_engine
+from fedclade.training.clients import SimulatedClients, choose_device
+from fedclade.training.memory import default_memory, memory_bytes, updates_at_once
+from fedclade.training.precision import float32_products
+
+__all__ = [
+    "ENGINES",
+    "SimulatedClients",
+    "check_engine",
+    "choose_device",
+    "default_memory",
+    "float32_products",
+    "memory_bytes",
+    "updates_at_once",
+]

@@ -1,0 +1,320 @@
+"""Which engine is fastest for a model on this machine: measured now and then, and remembered in the cache folder.
+
+What is measured is CPU time, from which follows how long an engine takes where nothing else is going on: how much else
+there is must not decide. On a GPU it is the time that passes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import platform
+import tempfile
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from time import perf_counter, process_time, thread_time
+from typing import Any, NamedTuple
+
+import torch
+
+from fedclade.core import EngineError
+from fedclade.data import cache_folder
+from fedclade.training.jobs import Engine, Task
+from fedclade.training.loop import LoopEngine
+from fedclade.training.threads import cores
+from fedclade.training.workers import WorkersEngine
+
+FORMAT = 9
+"""Part of every key: raise it whenever an engine has become faster or slower."""
+
+SECONDS = 0.6
+"""How long to measure, but for the fewest repeats, which slow models get however long they take."""
+
+FEWEST_REPEATS, MOST_REPEATS = 3, 12
+SURE, FAR_BEHIND = 2, 3
+"""After so many repeats, of slow models after one, what is so many times slower than the best is not measured again."""
+
+STEPS, MORE_STEPS = 3, 30
+"""Of every client. What a client costs before its first step counts little in a round, so fast models get more."""
+
+MOST_CLIENTS = 32
+FEW_CLIENTS = 3
+"""One at a time, clients need no more of them to show their speed."""
+
+QUIET = 0.8
+"""Part of the time for which an engine has the cores that it could use, from which on a measurement is sure."""
+
+RUNS = 16
+"""After so many runs a sure choice is measured again, one that is not after one; after twice as many if confirmed."""
+
+MOST_RUNS = 256
+
+CLEARLY = 1.1
+"""So many times faster another engine has to be to be taken in place of the one known."""
+
+_log = logging.getLogger(__name__)
+
+_of_this_process: dict[str, str] = {}
+"""Choices by key, so that they hold for the whole process even where no cache folder can be written."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was measured of engines.
+
+    Parameters
+    ----------
+    speeds
+        Samples/s of each on a machine with nothing else to do: the best of some repeats.
+    share
+        Part of the time that passed for which they had the cores that they could use; less than 1 beside other work.
+    """
+
+    speeds: Mapping[str, float]
+    share: float
+
+
+@dataclass(frozen=True)
+class Choice:
+    """An engine that was found to be the fastest, and how sure that is.
+
+    Parameters
+    ----------
+    engine
+        Its name.
+    samples_per_second, share
+        As it was :class:`Measured`.
+    confirmed
+        How many times it was measured again, and came out again.
+    runs
+        How many runs it was taken for since.
+    """
+
+    engine: str
+    samples_per_second: Mapping[str, float]
+    share: float
+    confirmed: int = 0
+    runs: int = 1
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether the machine was quiet."""
+        return self.share >= QUIET
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it has been taken so often that it should be measured again."""
+        return self.runs >= min(MOST_RUNS, (RUNS if self.is_sure else 1) << min(self.confirmed, 20))
+
+    def after(self, found: Measured) -> Choice:
+        """Return the choice after another measurement: the same unless it is clearly beaten.
+
+        What was measured on a quiet machine is not beaten on a busy one.
+        """
+        speeds = found.speeds
+        best = max(speeds, key=lambda engine: speeds[engine])
+        if self.engine not in speeds:
+            return Choice(best, speeds, found.share)
+        if self.is_sure and found.share < QUIET:
+            return replace(self, runs=1)
+        if speeds[best] > CLEARLY * speeds[self.engine]:
+            return Choice(best, speeds, found.share)
+        return Choice(self.engine, speeds, found.share, self.confirmed + 1)
+
+
+def fastest(engines: Mapping[str, Engine], task: Task) -> str:
+    """Return the name of the engine that trains the clients of a task fastest on this machine.
+
+    It is measured for each structure of a module, device, batch size, order of magnitude of the number of clients, and
+    number of threads, and then read from the cache folder: rounding depends on the engine, and a run that is repeated
+    should give the same bytes. After some runs, of a busy machine after one, it is measured again.
+
+    Raises
+    ------
+    EngineError
+        If there are only worker processes to choose from, and all die.
+    """
+    key = _key(list(engines), task)
+    name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:20]
+    path = cache_folder() / f"engine-{name}.json"
+    if str(path) in _of_this_process:
+        return _of_this_process[str(path)]
+    known = _read(path, engines)
+    if known is not None and not known.is_due:
+        with suppress(OSError):  # a folder that is shared and cannot be written has nothing to count
+            _write(path, replace(known, runs=known.runs + 1), key)
+    else:
+        found = measure(engines, task)
+        told = ", ".join(f"{engine} {speed:,.0f}" for engine, speed in found.speeds.items())
+        best = max(found.speeds, key=lambda engine: found.speeds[engine])
+        choice = Choice(best, found.speeds, found.share) if known is None else known.after(found)
+        how = (
+            "the fastest for this model" if choice.engine == best else "kept, being not clearly slower than the fastest"
+        )
+        busy = "" if found.share >= QUIET else f"; the cores were busy for {1 - found.share:.0%} of the time"
+        _log.info("engine %s is %s (samples/s: %s%s)", choice.engine, how, told, busy)
+        known = _keep(path, choice, key, first=known is None)
+    _of_this_process[str(path)] = known.engine
+    return known.engine
+
+
+def forget(engine: str) -> None:
+    """Forget where an engine was chosen in this process: it has broken down, and is to be measured again."""
+    for path in [path for path, chosen in _of_this_process.items() if chosen == engine]:
+        del _of_this_process[path]
+        with suppress(OSError):
+            Path(path).unlink()
+
+
+def measure(engines: Mapping[str, Engine], task: Task) -> Measured:
+    """Measure engines on the first few steps of a task, in interleaved repeats; without those whose processes die.
+
+    Raises
+    ------
+    EngineError
+        If none is left.
+    """
+    timed = _Timed(dict(engines), task)
+    timed.repeat(1)  # a warm-up: processes are forked, threads started
+    timed.forget()
+    timed.repeat(STEPS)
+    fast = timed.seconds < SECONDS / 4
+    for repeat in range(1, MOST_REPEATS):
+        if repeat >= FEWEST_REPEATS and timed.seconds > SECONDS:
+            break
+        if repeat == (SURE if fast else 1):
+            timed.leave_out_what_is_far_behind()
+        timed.repeat(MORE_STEPS if fast and repeat >= SURE else STEPS)
+    return Measured(timed.best, timed.seconds / max(timed.passed, timed.seconds))
+
+
+class _Timed:
+    """Engines while they are measured."""
+
+    def __init__(self, engines: dict[str, Engine], task: Task) -> None:
+        self._engines, self._task = engines, task
+        self.best: dict[str, float] = {}
+        self.seconds = self.passed = 0.0
+
+    def repeat(self, steps: int) -> None:
+        """Let each train once."""
+        for name, engine in list(self._engines.items()):
+            small = self._task.cut(_enough(engine), steps * self._task.batch_size)
+            try:
+                took = _took(engine, small)
+            except EngineError as error:
+                del self._engines[name]
+                self.best.pop(name, None)
+                _log.warning("engine %s is not taken: %s", name, error)
+                if not self._engines and not self.best:
+                    raise
+                continue
+            self.best[name] = max(self.best.get(name, 0.0), sum(job.size for job in small.jobs) / took.seconds)
+            self.seconds += took.seconds
+            self.passed += took.passed
+
+    def forget(self) -> None:
+        """Start again."""
+        self.best, self.seconds, self.passed = {}, 0.0, 0.0
+
+    def leave_out_what_is_far_behind(self) -> None:
+        """Train no more with engines that cannot be the fastest."""
+        enough = max(self.best.values()) / FAR_BEHIND
+        self._engines = {name: engine for name, engine in self._engines.items() if self.best[name] > enough}
+
+
+def _enough(engine: Engine) -> int:
+    """Return how many clients are enough to measure an engine."""
+    if isinstance(engine, LoopEngine):
+        return FEW_CLIENTS
+    if isinstance(engine, WorkersEngine) and engine.inside != "stacked":
+        return FEW_CLIENTS * torch.get_num_threads()
+    return MOST_CLIENTS
+
+
+class _Took(NamedTuple):
+    """How long an engine takes: were there nothing else to do for the cores, and as it was."""
+
+    seconds: float
+    passed: float
+
+
+def _took(engine: Engine, task: Task) -> _Took:
+    cuda = task.models.is_cuda
+    if cuda:
+        torch.cuda.synchronize()
+    start, of_thread, of_process, of_workers = perf_counter(), thread_time(), process_time(), _of_workers(engine)
+    engine.train(task)
+    if cuda:
+        torch.cuda.synchronize()
+        passed = perf_counter() - start
+        return _Took(passed, passed)
+    # The thread that waits for others computes as long, or turns round and round; but all have to find a core.
+    here = max(thread_time() - of_thread, (process_time() - of_process) / cores())
+    return _Took(max(1e-9, here + _of_workers(engine) - of_workers), perf_counter() - start)
+
+
+def _of_workers(engine: Engine) -> float:
+    return engine.busy if isinstance(engine, WorkersEngine) else 0.0
+
+
+def _key(engines: list[str], task: Task) -> dict[str, object]:
+    clients = min(len(task.jobs), 2 * MOST_CLIENTS)
+    cuda = task.models.is_cuda
+    return {
+        "format": FORMAT,
+        "engines": engines,
+        "module": str(task.module),
+        "tensors": [[slot.name, *slot.shape] for slot in (*task.layout.parameters, *task.layout.buffers)],
+        "at rest": [*task.layout.frozen, *task.layout.resting],
+        "type": str(task.layout.dtype),
+        "inputs": list(task.jobs[0].inputs.shape[1:]),
+        "batch_size": task.batch_size,
+        "clients": 1 << (clients - 1).bit_length(),  # the next power of two
+        "device": torch.cuda.get_device_name() if cuda else f"{platform.machine()}, {os.cpu_count()} cores",
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+    }
+
+
+def _read(path: Path, engines: Collection[str]) -> Choice | None:
+    try:
+        kept: dict[str, Any] = json.loads(path.read_text())
+        speeds = {str(engine): float(speed) for engine, speed in kept["samples_per_second"].items()}
+        counts = int(kept["confirmed"]), int(kept["runs"])
+        choice = Choice(str(kept["engine"]), speeds, float(kept["share"]), *map(abs, counts))
+    except OSError:  # there is none, or no folder that could be read
+        return None
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        _log.warning("cannot use the choice of an engine in %s (%s); measuring again", path, error)
+        with suppress(OSError):
+            path.unlink()
+        return None
+    return choice if choice.engine in engines else None
+
+
+def _write(path: Path, choice: Choice, key: Mapping[str, object], *, first: bool = False) -> None:
+    """Write a choice in one step, and if it is the first only if there is none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".writing-") as beside:
+        whole = Path(beside) / path.name
+        whole.write_text(json.dumps({**asdict(choice), "key": key}, indent=2) + "\n")
+        if first:
+            path.hardlink_to(whole)
+        else:
+            whole.replace(path)
+
+
+def _keep(path: Path, choice: Choice, key: Mapping[str, object], *, first: bool) -> Choice:
+    """Write a choice; if another process was faster with the first, return what that one chose."""
+    try:
+        _write(path, choice, key, first=first)
+    except FileExistsError:
+        return _read(path, choice.samples_per_second) or choice
+    except OSError as error:
+        _log.warning("cannot keep the choice of an engine in %s (%s); the next start measures again", path, error)
+    return choice

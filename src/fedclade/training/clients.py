@@ -1,0 +1,344 @@
+"""Clients that live in this process: the ``Clients`` protocol over a federation's data."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedclade.core import (
+    ConfigError,
+    DataError,
+    Evaluation,
+    EvaluationQuery,
+    Layout,
+    LocalSpec,
+    ModelError,
+    Round,
+    Split,
+    SubspaceQuery,
+    UpdateQuery,
+    Updates,
+    Workers,
+    require,
+    rng,
+)
+from fedclade.data import (
+    ClientData,
+    Federation,
+)
+from fedclade.training import loop
+from fedclade.training.auto import build_engine
+from fedclade.training.data import ClientsData
+from fedclade.training.evaluation import Evaluator
+from fedclade.training.jobs import CannotTrainTogether, Engine, Job, Task
+from fedclade.training.loop import LoopEngine
+from fedclade.training.memory import bytes_per_client, default_memory
+from fedclade.training.subspaces import left_singular_vectors
+
+Block = Sequence[tuple[int, int, int | None]]
+"""Clients that train at the same time, each with the row of its model, and of its anchor if that is another."""
+
+TROUBLES = (RuntimeError, ValueError, IndexError)
+"""What a module raises that does not fit a client's data."""
+
+LOGITS_AT_A_TIME = 2**24
+"""How many logits a gradient over all examples holds at once: 64 MiB in float32."""
+
+_log = logging.getLogger(__name__)
+
+
+class SimulatedClients(Workers):
+    """The clients of a federation, trained in this process.
+
+    Parameters
+    ----------
+    federation
+        Their data.
+    module
+        The model; only its structure is used, every call says with which parameters.
+    device
+        ``cpu`` or ``cuda``.
+    engine
+        How they are trained: one of :data:`~fedclade.training.ENGINES`. Updates do not depend on it beyond rounding.
+    memory
+        Bytes that the data and the training of a round may take; a quarter of the machine's or the GPU's memory if
+        left out. It decides how many clients train at the same time, and nothing else.
+    taken
+        The engine of a run that is continued, see :attr:`engine_taken`.
+
+    Raises
+    ------
+    ConfigError
+        If the engine is unknown.
+    ModelError
+        If the module does not take the federation's inputs, or gives another number of outputs than there are labels.
+    """
+
+    def __init__(
+        self,
+        federation: Federation,
+        module: nn.Module,
+        device: str = "cpu",
+        engine: str = "auto",
+        memory: int | None = None,
+        taken: str | None = None,
+    ) -> None:
+        self._federation = federation
+        self._device = torch.device(device)
+        self._module = module.to(self._device)
+        self.layout = Layout.of(module)
+        pool = federation.pool
+        logits_each = pool.outputs * (pool.y[0].numel() if len(pool.y) else 1)
+        self._chunk = max(1, min(1024, LOGITS_AT_A_TIME // logits_each))
+        check_model(module, federation, self._device)
+        self._engine = build_engine(engine, taken)
+        self._memory = default_memory(self._device) if memory is None else memory
+        self._data = ClientsData(federation, self._device, self._memory // 2)
+        self._evaluator = Evaluator(federation, self._module, self.layout, self._data)
+        self._bytes_by_spec: dict[LocalSpec, int] = {}
+        self._warned: set[str] = set()
+
+    @property
+    def engine(self) -> str:
+        """Name of the engine; ``auto`` until it has chosen, in the first round."""
+        return self._engine.name
+
+    @property
+    def engine_taken(self) -> str | None:
+        """What rounding depends on of the engine: also the way inside worker processes. None before the first round."""
+        return self._engine.taken
+
+    @property
+    def module(self) -> nn.Module:
+        """The model's structure; its parameters are whatever was computed last."""
+        return self._module
+
+    @property
+    def ids(self) -> Sequence[int]:
+        """All clients, in a fixed order."""
+        return self._federation.ids
+
+    @property
+    def sizes(self) -> Mapping[int, int]:
+        """Number of training examples of each client."""
+        return {client.id: len(client.train) for client in self._federation.clients}
+
+    def handle_updates(self, query: UpdateQuery) -> Updates:
+        """Let each client train from its model, or take the gradient at it; return the updates of all but who diverges.
+
+        Raises
+        ------
+        ModelError
+            If the model fails on a client's data.
+        """
+        return self._trained(query) if query.kind == "train" else self._gradients(query)
+
+    def _trained(self, query: UpdateQuery) -> Updates:
+        ids, this_round = query.ids, query.round
+        deltas = torch.empty(len(ids), self.layout.size, dtype=self.layout.dtype, device=self._device)
+        losses = torch.empty(len(ids), dtype=torch.float64)
+        everyone = list(zip(ids, query.assignment, query.anchors or [None] * len(ids), strict=True))
+        blocks = self._blocks(ids, this_round.spec)
+        if len(blocks) == 1:
+            _, losses = self._train_block(everyone, query.models, this_round, into=deltas)
+        else:
+            for places in blocks:
+                block = [everyone[place] for place in places]
+                deltas[places], losses[places] = self._train_block(block, query.models, this_round)
+        return self._received(ids, deltas, losses, this_round)
+
+    def _gradients(self, query: UpdateQuery) -> Updates:
+        answers = [
+            loop.gradient(self._module, self.layout, query.models[row], self._taught(client, query.round), self._chunk)
+            for client, row in zip(query.ids, query.assignment, strict=True)
+        ]
+        deltas = torch.stack([delta for delta, _ in answers])
+        losses = torch.tensor([loss for _, loss in answers], dtype=torch.float64)
+        return self._received(query.ids, deltas, losses, query.round)
+
+    def handle_evaluation(self, query: EvaluationQuery) -> Evaluation:
+        """Let each client evaluate its model on a split of its own data.
+
+        Raises
+        ------
+        DataError
+            If a client has no examples in the split.
+        """
+        return self._evaluator.evaluate(query.ids, query.models, query.assignment, query.split)
+
+    def evaluate_module(self, module: nn.Module, ids: Sequence[int], split: Split) -> Evaluation:
+        """Let some clients evaluate another module, as it is, on a split of their own data.
+
+        Raises
+        ------
+        DataError
+            If a client has no examples in the split.
+        """
+        layout = Layout.of(module.to(self._device))
+        evaluator = Evaluator(self._federation, module, layout, self._data)
+        return evaluator.evaluate(ids, layout.flatten(module)[None], [0] * len(ids), split)
+
+    def likelihoods(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], split: Split) -> list[Tensor]:
+        """Return the probability that each client's model gives to each of its targets, float64 ``[t]``.
+
+        Raises
+        ------
+        DataError
+            If a client has no examples in the split.
+        """
+        return self._evaluator.likelihoods(ids, models, assignment, split)
+
+    def handle_subspaces(self, query: SubspaceQuery) -> Tensor:
+        """Let each client decompose its training inputs; return their left singular vectors ``[n, L, d, p]``.
+
+        Raises
+        ------
+        DataError
+            If the data is text.
+        ConfigError
+            If there are not as many directions as vectors.
+        """
+        pool = self._federation.pool
+        if not pool.x.is_floating_point() and pool.x.dtype != torch.uint8:
+            raise DataError(
+                f"the inputs of {pool.name} are tokens of text, which span no subspaces; take images or features, or "
+                "an algorithm that compares updates"
+            )
+        entries = math.prod(pool.input_shape)
+        rule = f"at most {entries}, as an input of {pool.name} has no more entries"
+        require(("algorithm.vectors", query.n_vectors, query.n_vectors <= entries, rule))
+        return torch.stack(
+            [left_singular_vectors(pool, self._client(i), query.n_vectors, query.per_label) for i in query.ids]
+        )
+
+    def _blocks(self, ids: Sequence[int], spec: LocalSpec) -> Sequence[Sequence[int]]:
+        """Cut the places of the asked clients into blocks that fit the memory; clients of one size side by side."""
+        sizes = [len(self._client(client).train) for client in ids]
+        by_size = sorted(range(len(ids)), key=lambda place: -sizes[place])
+        if spec not in self._bytes_by_spec:
+            largest = max(len(client.train) for client in self._federation.clients)
+            some = np.resize(self._federation.clients[0].train, min(spec.batch_size, largest))
+            batch = self._federation.pool.inputs(some).to(self._device)
+            self._bytes_by_spec[spec] = bytes_per_client(self._module, self.layout, batch, spec)
+        own_data = 0 if self._data.bytes_kept else self._data.bytes_each * max(sizes)
+        each = self._bytes_by_spec[spec] + own_data
+        at_once = max(1, (self._memory - self._data.bytes_kept) // each)
+        return [block.tolist() for block in np.array_split(by_size, -(-len(ids) // at_once))]
+
+    def _train_block(
+        self, block: Block, models: Tensor, this_round: Round, into: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        def trained_by(engine: Engine) -> tuple[Tensor, Tensor]:
+            return engine.train(self._task(self._jobs(block, this_round), models, this_round), into)
+
+        try:
+            try:
+                return trained_by(self._engine)
+            except CannotTrainTogether as reason:  # though it could those whom it was tried on
+                self._warn_once(f"engine {self.engine} cannot train some clients together: {reason}; using the loop")
+                return trained_by(LoopEngine())
+        except ConfigError:  # of an engine that was asked for, and says what is in its way
+            raise
+        except TROUBLES as error:
+            raise self._told(error, block, models, this_round) from error
+
+    def _warn_once(self, message: str) -> None:
+        if message not in self._warned:
+            _log.warning(message)
+            self._warned.add(message)
+
+    def _task(self, jobs: Sequence[Job], models: Tensor, this_round: Round) -> Task:
+        return Task(self._module, self.layout, models, jobs, this_round.spec, this_round.lr)
+
+    def _jobs(self, block: Block, this_round: Round) -> list[Job]:
+        keyed = this_round.seed, this_round.purpose, this_round.number
+        return [
+            Job(
+                client,
+                row,
+                *self._taught(client, this_round),
+                rng.torch_generator(*keyed, self._client(client).key),
+                anchor,
+            )
+            for client, row, anchor in block
+        ]
+
+    def _taught(self, client: int, this_round: Round) -> tuple[Tensor, Tensor]:
+        """Return what a client trains on in a round: all its training examples, or a part of them."""
+        inputs, targets = self._data.of(client)
+        if this_round.part is None:
+            return inputs, targets
+        taken = torch.from_numpy(this_round.examples(len(targets), self._client(client).key)).to(targets.device)
+        return inputs[taken], targets[taken]
+
+    def _told(self, error: Exception, block: Block, models: Tensor, this_round: Round) -> ModelError:
+        """Find the client on whose data training fails, by itself, and name it."""
+        for job in self._jobs(block, this_round):
+            try:
+                LoopEngine().train(self._task([job], models, this_round))
+            except TROUBLES as its_own:
+                return ModelError(
+                    f"round {this_round.number}: the model fails on the data of client {job.client} "
+                    f"({self._client(job.client).name!r}): {its_own}"
+                )
+        return ModelError(
+            f"round {this_round.number}: engine {self.engine!r} fails on {len(block)} clients together, each of whom "
+            f"trains alone: {error}; use --engine loop, or less memory"
+        )
+
+    def _client(self, client: int) -> ClientData:
+        return self._federation.by_id[client]
+
+    def _received(self, ids: Sequence[int], deltas: Tensor, losses: Tensor, this_round: Round) -> Updates:
+        data = [self._client(client) for client in ids]
+        sizes = [len(this_round.examples(len(each.train), each.key)) for each in data]
+        return Updates.received(ids, sizes, deltas, self.layout.n_parameters, losses, this_round.number)
+
+
+def choose_device(device: str) -> str:
+    """Return ``cpu`` or ``cuda`` for ``auto``, ``cpu``, ``cuda``.
+
+    Raises
+    ------
+    ConfigError
+        If the name is unknown, or there is no such device.
+    """
+    if device not in ("auto", "cpu", "cuda"):
+        raise ConfigError(f"device should be auto, cpu or cuda, got {device!r}")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device 'cuda' was asked for, but torch sees no CUDA device; use --device cpu")
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return device
+
+
+def check_model(module: nn.Module, federation: Federation, device: torch.device) -> None:
+    """Run two examples through the model and compare its outputs with the labels.
+
+    Raises
+    ------
+    ModelError
+        If the model fails on the inputs, or its outputs do not match the labels.
+    """
+    inputs = federation.pool.inputs(federation.clients[0].train[:2])
+    module.eval()
+    try:
+        with torch.inference_mode():
+            logits = module(inputs.to(device))
+    except Exception as error:
+        raise ModelError(
+            f"the model cannot take inputs of shape {federation.pool.input_shape} ({federation.pool.name}): {error}"
+        ) from error
+    labels = federation.pool.outputs
+    targets = federation.pool.y[:1].shape[1:]
+    expected = (len(inputs), *targets, labels)
+    got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+    if got != expected:
+        raise ModelError(
+            f"the model should give {expected} outputs for {labels} labels of {federation.pool.name}, got {got}"
+        )

@@ -1,0 +1,233 @@
+"""Evaluation of simulated clients: each model sees each input once, and all clients' scores are read off from that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedclade.core import (
+    DataError,
+    Evaluation,
+    Layout,
+    Split,
+)
+from fedclade.data import (
+    IGNORED,
+    Federation,
+    Indices,
+)
+from fedclade.training.data import ClientsData, SplitInputs
+from fedclade.training.passes import Asked, Traits
+from fedclade.training.threads import using_threads
+
+ENTRIES_AT_A_TIME, ENTRIES_AT_A_TIME_ON_CPU = 2**24, 2**22
+"""Of the largest tensor in a forward pass, and of the logits that are scored in one go.
+
+16 MiB on a CPU, in float32: they stay in its caches, and in memory that need not be mapped anew each time.
+"""
+
+EXAMPLES_AT_A_TIME = 2**20
+"""How many of the clients' examples are looked up in one go, unless a single client has more."""
+
+
+class Evaluator:
+    """Says how the clients of a federation fare with models.
+
+    All who ask about a model are taken together: an input that several of them hold passes through the model once, and
+    inputs of different clients fill a pass. Each example of each client is then scored by the label that the client
+    sees. Only if what a module gives for an example depends on the others in the pass, or on the passes before, clients
+    who do not hold the same inputs have passes of their own.
+
+    Parameters
+    ----------
+    federation
+        The clients.
+    module, layout
+        The model, on the device of the data; its state is overwritten.
+    data
+        What the clients hold.
+    """
+
+    def __init__(self, federation: Federation, module: nn.Module, layout: Layout, data: ClientsData) -> None:
+        self._module, self._layout, self._data = module, layout, data
+        self._traits: Traits | None = None
+        pool = federation.pool
+        self._targets_each = max(1, pool.y[:1].numel())
+        self._logits_each = pool.outputs * self._targets_each
+        maps = {id(client.label_map): client.label_map for client in federation.clients}
+        view_of = {key: view for view, key in enumerate(maps)}
+        self._view_of = np.array([view_of[id(client.label_map)] for client in federation.clients])
+        self._maps = torch.stack([torch.arange(pool.outputs) if m is None else m for m in maps.values()])
+
+    def evaluate(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], split: Split) -> Evaluation:
+        """Let each client evaluate its model; see :meth:`fedclade.core.clients.Clients.evaluate`.
+
+        Raises
+        ------
+        DataError
+            If a client has no examples in the split.
+        """
+        questions, question_of, held = self._questions(ids, assignment, split, len(models))
+        scores = np.empty((3, len(questions[0])))
+        for part in _parts(questions, held):
+            scores[:, part] = self._answers(questions[:, part], models, held)
+        right, nats, counted = torch.from_numpy(scores[:, question_of])
+        return Evaluation(tuple(ids), right / counted, nats / counted, counted.to(torch.int64))
+
+    def likelihoods(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], split: Split) -> list[Tensor]:
+        """Return the probability that each client's model gives to each of its targets, where others have a mean loss.
+
+        Returns
+        -------
+        list
+            Of each asked client, float64 ``[t]`` of its targets that count, in the order of its examples.
+
+        Raises
+        ------
+        DataError
+            If a client has no examples in the split.
+        """
+        questions, question_of, held = self._questions(ids, assignment, split, len(models))
+        found: list[Tensor] = []
+        for part in _parts(questions, held):
+            found += self._likelihoods(questions[:, part], models, held)
+        return [found[question] for question in question_of.tolist()]
+
+    def _questions(
+        self, ids: Sequence[int], assignment: Sequence[int], split: Split, models: int
+    ) -> tuple[Indices, Indices, SplitInputs]:
+        """Return the distinct questions ``[3, q]``, sorted: row of the model, set of inputs, view of the labels.
+
+        Besides, which of them each client asks, ``[n]``, and the inputs.
+        """
+        held = self._data.splits[split]
+        places = [(row, self._data.positions[client]) for client, row in zip(ids, assignment, strict=True)]
+        rows, clients = np.array(places, dtype=np.int64).reshape(-1, 2).T
+        sets = held.set_of[clients]
+        for k in np.flatnonzero(held.sizes[sets] == 0).tolist():
+            raise DataError(
+                f"client {ids[k]} has no {split} examples"
+                + ("; set data.validation_fraction above 0" if split == "validation" else "")
+            )
+        # Clients with the same model, inputs and labels ask the same question.
+        bounds = models, len(held.sizes), len(self._maps)
+        asked = np.ravel_multi_index((rows, sets, self._view_of[clients]), bounds)
+        numbers, question_of = np.unique(asked, return_inverse=True)
+        return np.stack(np.unravel_index(numbers, bounds)), question_of, held
+
+    def _answers(self, questions: Indices, models: Tensor, held: SplitInputs) -> NDArray[Any]:
+        """Return targets predicted right, their summed cross-entropy in nats, and how many counted, ``[3, q]``."""
+        asked = self._asked(questions, models, held)
+        scores = np.empty((3, len(asked.place)))
+        for mine, logits, at, seen in self._passed(asked, questions, models, held):
+            scores[:, mine] = score(logits, at, seen).cpu()
+        return np.stack([np.bincount(asked.question, each, len(questions[0])) for each in scores])
+
+    def _likelihoods(self, questions: Indices, models: Tensor, held: SplitInputs) -> list[Tensor]:
+        """Return for each question the probability of each target that counts."""
+        asked = self._asked(questions, models, held)
+        found = torch.empty(len(asked.place), self._targets_each, dtype=torch.float64)
+        counts = torch.empty(found.shape, dtype=torch.bool)
+        for mine, logits, at, seen in self._passed(asked, questions, models, held):
+            nats, counts[mine] = (each.cpu() for each in target_nats(logits, at, seen))
+            found[mine] = nats.double().neg().exp()
+        sizes = held.sizes[questions[1]].tolist()
+        return [each[those] for each, those in zip(found.split(sizes), counts.split(sizes), strict=True)]
+
+    @torch.inference_mode()
+    def _asked(self, questions: Indices, models: Tensor, held: SplitInputs) -> Asked:
+        rows, sets, _ = questions
+        if self._traits is None:
+            module = _Loader(self._module, self._layout, models)(int(rows[0]))
+            self._traits = Traits.of(module, held.inputs(np.arange(min(4, len(held)))))
+        return Asked(rows, sets, held, apart=self._traits.mixes)
+
+    @torch.inference_mode()
+    def _passed(
+        self, asked: Asked, questions: Indices, models: Tensor, held: SplitInputs
+    ) -> Iterator[tuple[Indices, Tensor, Tensor, Tensor]]:
+        """Pass what is asked through the models, and yield for some examples at a time what :func:`score` takes."""
+        assert self._traits is not None  # of _asked
+        load, traits, views = _Loader(self._module, self._layout, models), self._traits, questions[2]
+        entries = ENTRIES_AT_A_TIME_ON_CPU if models.device.type == "cpu" else ENTRIES_AT_A_TIME
+        pass_size = traits.pass_size(entries)
+        with using_threads(traits.threads(min(pass_size, asked.largest_group))):
+            for block in asked.blocks(pass_size, entries // self._logits_each):
+                logits = torch.cat([load(one.row, traits.mixes)(held.inputs(one.places)) for one in block.passes])
+                mine = block.examples
+                seen = self._seen(held.targets(asked.place[mine]), views[asked.question[mine]])
+                yield mine, logits, torch.from_numpy(block.at), seen
+
+    def _seen(self, targets: Tensor, views: Indices) -> Tensor:
+        """Return targets ``[m, ...]`` as clients with these views of the labels see them."""
+        counts = targets != IGNORED
+        view = torch.from_numpy(views).view(-1, *(1,) * (targets.dim() - 1))
+        return torch.where(counts, self._maps[view, targets.where(counts, 0)], IGNORED)
+
+
+class _Loader:
+    """Makes the module one of the models ``[K, S]``, in evaluation mode: ``load(row)(inputs)``."""
+
+    def __init__(self, module: nn.Module, layout: Layout, models: Tensor) -> None:
+        layout.load(models[0], module)  # which checks the length
+        self._module, self._row = module.eval(), -1
+        tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        self._values = [(tensors[name], values) for name, values in layout.unflatten(models).items()]
+
+    def __call__(self, row: int, anew: bool = True) -> nn.Module:
+        """Return the module; ``anew`` undoes what forward may have done to buffers of the same model."""
+        if anew or row != self._row:
+            for tensor, values in self._values:
+                tensor.copy_(values[row])
+            self._row = row
+        return self._module
+
+
+def score(logits: Tensor, at: Tensor, seen: Tensor) -> Tensor:
+    """Score examples by the logits of their inputs.
+
+    Parameters
+    ----------
+    logits
+        ``[b, ..., outputs]``, of the distinct inputs.
+    at
+        int64 ``[m]``, which of these is the input of each example.
+    seen
+        Targets ``[m, ...]``, as whoever the example belongs to sees them.
+
+    Returns
+    -------
+    Tensor
+        For each example targets predicted right, summed cross-entropy in nats, and targets counted; float64 ``[3, m]``.
+    """
+    nats, counts = target_nats(logits, at, seen)
+    at, seen = at.to(logits.device), seen.to(logits.device).view(len(seen), -1)
+    right = logits.view(len(logits), seen.shape[1], -1).argmax(-1)[at] == seen
+    return torch.stack([each.sum(1, dtype=torch.float64) for each in (right, nats, counts)])
+
+
+def target_nats(logits: Tensor, at: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the cross-entropy of each target in nats, ``[m, T]``, and whether it counts; 0 where not.
+
+    The arguments are those of :func:`score`.
+    """
+    at, seen = at.to(logits.device).unsqueeze(1), seen.to(logits.device).view(len(seen), -1)
+    logits = logits.view(len(logits), seen.shape[1], -1)
+    counts = seen != IGNORED
+    place = torch.arange(seen.shape[1], device=seen.device)
+    nats = -functional.log_softmax(logits, -1)[at, place, seen.where(counts, 0)]
+    return nats.where(counts, 0), counts
+
+
+def _parts(questions: Indices, held: SplitInputs) -> Iterator[slice]:
+    """Cut questions into parts of some examples."""
+    part = held.sizes[questions[1]].cumsum() // EXAMPLES_AT_A_TIME
+    for start, stop in pairwise([*np.unique(part, return_index=True)[1].tolist(), len(part)]):
+        yield slice(start, stop)

@@ -1,0 +1,150 @@
+"""How much memory a round may take, and how much a client takes of it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from fedclade.core import (
+    ConfigError,
+    Layout,
+    LocalSpec,
+    shown,
+)
+
+SHARE = 4
+"""Without a word from the user, one part in so many of the machine's memory."""
+
+SMALLEST = 2**30
+"""What is taken for the memory of a machine that does not tell it."""
+
+CACHE = 2**22
+"""Bytes of parameters that a CPU's thread goes through at every step without waiting for memory."""
+
+RECEIVED = 2**25
+"""Bytes of updates that a run that streams receives at a time on a CPU.
+
+From 32 MiB on the C library of Linux gives memory back as soon as it is freed: to have each page of it mapped again,
+block after block, can take as long as the training.
+"""
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+"""Options of the C library's ``mallopt``, as ``malloc.h`` has them."""
+
+LARGEST_THRESHOLD = 2**30
+"""Bytes from which on a process that keeps its memory still gives it back."""
+
+CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+"""Where Linux says how much memory a container may have; ``max`` where there is no limit."""
+
+UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
+
+def memory_bytes(memory: int | str) -> int:
+    """Return a size such as ``"2GB"``, ``"500 MiB"`` or a number of bytes, in bytes.
+
+    Raises
+    ------
+    ConfigError
+        If it is no size, or none above 0.
+    """
+    size: float = 0.0 if isinstance(memory, str | bool) else memory
+    if isinstance(memory, str) and (found := re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", memory.strip())):
+        size = float(found[1]) * UNITS.get((found[2] or "B").upper(), 0)
+    if not 1 <= size < 2**63:  # of many digits it is infinite
+        raise ConfigError(f"memory should be a size such as 2GB, 500MiB or a number of bytes, got {shown(memory)}")
+    return int(size)
+
+
+def default_memory(device: torch.device) -> int:
+    """Return a quarter of what the machine, its container or its GPU has, in bytes.
+
+    Of all there is, not of what happens to be free: so a run is cut into the same blocks whenever it is repeated.
+    """
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory // SHARE
+    try:
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # not on every system
+        total = SMALLEST
+    with suppress(OSError, ValueError):  # no container, or no limit
+        total = min(total, int(CGROUP_LIMIT.read_text()))
+    return total // SHARE
+
+
+def keep_freed_memory() -> None:
+    """Let this process keep the memory that it frees, for its next use.
+
+    By default the C library of Linux gives large tensors, and what lies at the end of its heap, back to the system as
+    soon as they are freed, and has them mapped anew, page by page, when the next step makes the same tensors. A process
+    that does nothing but training has nobody to give memory back for.
+    """
+    with suppress(AttributeError):  # a C library of another kind
+        set_option = ctypes.CDLL(None).mallopt
+        set_option(M_TRIM_THRESHOLD, LARGEST_THRESHOLD)
+        if not set_option(M_MMAP_THRESHOLD, LARGEST_THRESHOLD):  # an older one, which takes 32 MiB at most
+            set_option(M_MMAP_THRESHOLD, RECEIVED)
+
+
+def hot_bytes(module: nn.Module, layout: Layout) -> int:
+    """Return how many bytes of a client's parameters a step goes through; of embeddings it touches few rows."""
+    rows = sum(p.numel() for layer in module.modules() if isinstance(layer, nn.Embedding) for p in layer.parameters())
+    return (layout.n_parameters + _frozen(layout) - rows) * layout.dtype.itemsize
+
+
+def clients_in_cache(hot: int, threads: int) -> int:
+    """Return how many clients a CPU should train at the same time: with more, parameters come from memory at each step.
+
+    Parameters
+    ----------
+    hot
+        :func:`hot_bytes` of their model.
+    """
+    return max(1, threads * CACHE // max(1, hot))
+
+
+def updates_at_once(size: int, device: torch.device, budget: int) -> int:
+    """Return of how many clients a run that streams receives updates of so many bytes at a time.
+
+    Not so many that the updates, and copies of them on their way, take up the budget.
+    """
+    largest = RECEIVED if device.type == "cpu" else budget
+    return max(1, min(largest, budget // 8) // size)
+
+
+def bytes_per_client(module: nn.Module, layout: Layout, batch: Tensor, spec: LocalSpec) -> int:
+    """Return about how many bytes it takes to train one client at the same time as others.
+
+    Its parameters, their gradients, momentum and update; the model that a proximal term pulls it towards; the gradients
+    before they are clipped; and what a step keeps for the backward pass, twice, since the backward pass makes as much
+    again.
+
+    Parameters
+    ----------
+    batch
+        Inputs of one step, ``[B, ...]``.
+    spec
+        The local training.
+    """
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    module.eval()
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        module(batch)
+    vectors = 4 + (spec.mu > 0) + (spec.clip_norm is not None)
+    return (vectors * layout.size + _frozen(layout)) * layout.dtype.itemsize + 2 * sum(kept.values())
+
+
+def _frozen(layout: Layout) -> int:
+    """Return how many frozen entries there are, which layers that are stacked have once for each client, too."""
+    return sum(p.numel() for p in layout.frozen.values())

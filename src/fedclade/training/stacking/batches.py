@@ -1,0 +1,77 @@
+"""The examples of all clients on the device, and the batches that each draws of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from math import prod
+from operator import add
+
+import torch
+from torch import Tensor
+
+from fedclade.data import IGNORED
+from fedclade.training.jobs import Job
+from fedclade.training.stacking.buffer_pool import BufferPool
+from fedclade.training.stacking.plan import Plan, Step
+
+
+class Batches:
+    """The batches of clients in the order of a plan.
+
+    Parameters
+    ----------
+    jobs
+        The clients, the largest first.
+    plan
+        The steps of an epoch.
+    kept
+        Holds the inputs of a step, until the next.
+    """
+
+    def __init__(self, jobs: Sequence[Job], plan: Plan, kept: BufferPool) -> None:
+        self._plan = plan
+        self._jobs = jobs
+        self._kept = kept
+        self._inputs, first_inputs = joined([job.inputs for job in jobs])
+        self._targets, first_targets = joined([job.targets for job in jobs])
+        self._first_inputs = plan.of_examples(first_inputs)
+        self._first_targets = self._first_inputs if first_targets == first_inputs else plan.of_examples(first_targets)
+        self.all_count = not bool((self._targets == IGNORED).any())
+
+    def epoch(self) -> Iterator[tuple[Step, Tensor, Tensor]]:
+        """Draw the orders of an epoch, and yield each step with its inputs and targets ``[k·B, ...]``."""
+        drawn = torch.cat([torch.randperm(job.size, generator=job.draw) for job in self._jobs])
+        inputs = targets = self._plan.rows(drawn + self._first_inputs).to(self._inputs.device)
+        if self._first_targets is not self._first_inputs:
+            targets = self._plan.rows(drawn + self._first_targets).to(self._targets.device)
+        rows = [step.rows for step in self._plan.steps]
+        batches = self._plan.masked(self._targets.index_select(0, targets), IGNORED).split(rows)
+        room = self._kept.room(self._inputs, max(rows), *self._inputs.shape[1:])
+        for step, x, y in zip(self._plan.steps, inputs.split(rows), batches, strict=True):
+            # Step by step, so that what is fetched is still in the cache when it is used.
+            yield step, torch.index_select(self._inputs, 0, x, out=room[: step.rows]), y
+
+
+def joined(tensors: Sequence[Tensor]) -> tuple[Tensor, list[int]]:
+    """Return one tensor with the rows of all, and at which of its rows each starts.
+
+    Pieces of one tensor, as ``split`` gives, are not copied.
+    """
+    one = tensors[0]
+    lengths = [tensor.shape[0] for tensor in tensors]
+    entries = prod(one.shape[1:])
+    row = entries * one.itemsize
+    whole = one.untyped_storage()
+    addresses = [tensor.data_ptr() for tensor in tensors]
+    begin, end = min(addresses), whole.data_ptr() + whole.nbytes()
+    pieces = begin >= whole.data_ptr() and all(
+        (address - begin) % row == 0 and address + length * row <= end and tensor.is_contiguous()
+        for address, length, tensor in zip(addresses, lengths, tensors, strict=True)
+    )
+    if not pieces:
+        return torch.cat([*tensors]), [0, *accumulate(lengths[:-1])]
+    starts = [(address - begin) // row for address in addresses]
+    rows = max(map(add, starts, lengths))
+    offset = one.storage_offset() - starts[0] * entries
+    return one.as_strided((rows, *one.shape[1:]), (entries, *one.stride()[1:]), offset), starts

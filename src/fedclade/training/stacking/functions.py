@@ -1,0 +1,107 @@
+"""Operations on stacked parameters whose backward hands the gradient to its leaf instead of to autograd."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from fedclade.training.stacking.products import Product
+from fedclade.training.stacking.stacked_parameter import StackedParameter, scaled
+
+
+def linear(x: Tensor, weight: StackedParameter, bias: StackedParameter | None) -> Tensor:
+    """Apply each client's own dense layer to its rows of x ``[k·B, ..., inputs]``."""
+    return _Linear.apply(x, weight.use(), None if bias is None else bias.use(), weight, bias)
+
+
+def embedding(tokens: Tensor, weight: StackedParameter, padding: int | None) -> Tensor:
+    """Look up tokens ``[k·B, ...]`` in each client's own table; the row ``padding`` takes no gradient."""
+    return _Embedding.apply(tokens, weight.use(), weight, padding)
+
+
+def delivered(leaf: StackedParameter) -> Tensor:
+    """Return a parameter ``[k, *shape]`` for any operation of autograd's; its gradient goes to the leaf."""
+    return _Delivered.apply(leaf.use(), leaf)
+
+
+class _Delivered(Function):
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, leaf: StackedParameter) -> Tensor:
+        ctx.leaf = leaf
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[None, None]:
+        ctx.leaf.add(grads[0])
+        return None, None
+
+
+class _Linear(Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        value: Tensor,
+        bias_value: Tensor | None,
+        weight: StackedParameter,
+        bias: StackedParameter | None,
+    ) -> Tensor:
+        ctx.save_for_backward(x, value)
+        ctx.leaves = weight, bias
+        k, outputs, inputs = value.shape
+        # Not a view of what bmm returns: autograd would refuse activations that work in place.
+        out = x.new_empty((*x.shape[:-1], outputs))
+        rows = x.detach().reshape(k, -1, inputs)
+        Product(rows, value.detach().mT, out.view(k, -1, outputs), bias_value)()
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, None, None, None, None]:
+        x, value = ctx.saved_tensors
+        k, outputs, inputs = value.shape
+        gradient, rows = grads[0].reshape(k, -1, outputs), x.reshape(k, -1, inputs)
+        of_x = None
+        if ctx.needs_input_grad[0]:
+            of_x = x.new_empty(x.shape)
+            Product(gradient, value.detach(), of_x.view(k, -1, inputs))()  # before the weights change
+        hand_over(gradient, rows, *ctx.leaves)
+        return of_x, None, None, None, None
+
+
+def hand_over(gradient: Tensor, rows: Tensor, weight: StackedParameter, bias: StackedParameter | None) -> None:
+    """Hand the leaves of dense layers their gradients, from that of the outputs, and inputs: ``[k, B, ...]``, both."""
+    if weight.trained:
+        weight.add_product(gradient.mT, rows)
+    if bias is not None and bias.trained:
+        bias.add(gradient.sum(1))
+
+
+class _Embedding(Function):
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor, weight: Tensor, leaf: StackedParameter, padding: int | None) -> Tensor:
+        k, words, width = weight.shape
+        # A token out of range would silently read the table of the next client.
+        torch.ops.aten._assert_async.msg(((tokens >= 0) & (tokens < words)).all(), "index out of range in self")
+        first = torch.arange(k, device=tokens.device).unsqueeze(1) * words
+        index = (tokens.reshape(k, -1) + first).flatten()
+        ctx.save_for_backward(index, tokens)
+        ctx.leaf, ctx.padding = leaf, padding
+        out = weight.new_empty((*tokens.shape, width))
+        torch.index_select(weight.view(k * words, width), 0, index, out=out.view(-1, width))
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[None, None, None, None]:
+        index, tokens = ctx.saved_tensors
+        grad = grads[0].reshape(len(index), -1)
+        if ctx.padding is not None:
+            grad = grad.masked_fill((tokens == ctx.padding).view(-1, 1), 0)
+        # First the sum of each word's gradients: added to the table one by one, each would be rounded as the table is.
+        words, place = index.unique(return_inverse=True)
+        sums = grad.new_zeros(len(words), grad.shape[1]).index_add_(0, place, grad)
+        target, beta, alpha = ctx.leaf.receive()
+        scaled(target, beta).view(-1, grad.shape[1]).index_add_(0, words, sums, alpha=alpha)
+        return None, None, None, None

@@ -1,0 +1,281 @@
+"""A copy of a module in which every layer that holds parameters is stacked."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedclade.core import (
+    Layout,
+    Slot,
+)
+from fedclade.training.clip import clipping
+from fedclade.training.jobs import CannotTrainTogether
+from fedclade.training.memory import hot_bytes
+from fedclade.training.stacking.active import Active
+from fedclade.training.stacking.attention import StackedAttention
+from fedclade.training.stacking.buffer_pool import BufferPool
+from fedclade.training.stacking.fused_mlp import FusedMLP
+from fedclade.training.stacking.layers import (
+    Find,
+    Refused,
+    Stacked,
+    StackedBatchNorm,
+    StackedConv,
+    StackedDropout,
+    StackedEmbedding,
+    StackedLayerNorm,
+    StackedLinear,
+)
+from fedclade.training.stacking.recurrent import StackedGRU, StackedLSTM
+from fedclade.training.stacking.stacked_parameter import Rule, StackedParameter
+
+LAYERS: Mapping[type[nn.Module], Callable[[Any, Find, Active], nn.Module]] = {
+    nn.Linear: StackedLinear,
+    nn.Embedding: StackedEmbedding,
+    nn.Conv1d: StackedConv,
+    nn.Conv2d: StackedConv,
+    nn.Conv3d: StackedConv,
+    nn.ConvTranspose1d: StackedConv,
+    nn.ConvTranspose2d: StackedConv,
+    nn.ConvTranspose3d: StackedConv,
+    nn.LSTM: StackedLSTM,
+    nn.GRU: StackedGRU,
+    nn.BatchNorm1d: StackedBatchNorm,
+    nn.BatchNorm2d: StackedBatchNorm,
+    nn.BatchNorm3d: StackedBatchNorm,
+    nn.LayerNorm: StackedLayerNorm,
+    nn.GroupNorm: StackedLayerNorm,
+    nn.Dropout: StackedDropout,
+    nn.MultiheadAttention: StackedAttention,
+}
+"""By exact type: a subclass may do anything in its forward."""
+
+
+class CannotStack(CannotTrainTogether):
+    """A module cannot be folded; names the layer, as ``'features.norm' (InstanceNorm2d) has parameters ...``."""
+
+    @classmethod
+    def of(cls, name: str, layer: nn.Module, reason: str) -> CannotStack:
+        """Return the error of a layer or tensor of this name."""
+        where = repr(name) if name else "the module"
+        return cls(f"{where} ({type(layer).__name__}) {reason}")
+
+
+class StackedModule:
+    """A module for all clients, and the memory of their parameters.
+
+    Parameters
+    ----------
+    module
+        Stays as it is.
+    layout
+        Its layout.
+
+    Raises
+    ------
+    CannotStack
+        If a layer has parameters, but is not one of :data:`LAYERS` or has an option that is not folded.
+    """
+
+    def __init__(self, module: nn.Module, layout: Layout) -> None:
+        self.layout = layout
+        self.active = Active()
+        try:
+            copied = copy.deepcopy(module)
+        except Exception as error:  # whatever a user's module holds
+            raise CannotStack.of("", module, f"cannot be copied: {error}") from error
+        swap = _Swap(copied, layout, self.active)
+        self.module = swap.module
+        self.leaves = swap.leaves
+        self._trained = [leaf for leaf in self.leaves if leaf.trained]
+        self._frozen = [leaf for leaf in self.leaves if leaf.slot.name in layout.frozen]
+        self._moving = [leaf for leaf in self.leaves if leaf.slot.name not in layout.frozen]
+        owned = {leaf.slot.name for leaf in self.leaves}
+        self._shared = [slot for slot in layout.buffers if slot.name not in owned]
+        stacked = [layer for layer in self.module.modules() if isinstance(layer, Stacked)]
+        self.padding_shows = any(layer.padding_shows for layer in stacked)
+        self.hot_bytes = hot_bytes(module, layout)
+        self._kept, self._clients, self._device = BufferPool(), 0, torch.device("cpu")
+        self._rule = Rule(0.0)
+        self._chain = FusedMLP.of(self.module)
+
+    @property
+    def needs_autograd(self) -> bool:
+        """Whether forward has to be recorded for backward."""
+        return self._chain is None
+
+    def load(self, models: Tensor, rows: Sequence[int]) -> None:
+        """Give each of n clients its model, a row of ``[K, S]``.
+
+        Raises
+        ------
+        CannotStack
+            If a buffer that stays outside the stacked layers is not the same in all models.
+        """
+        n = len(rows)
+        self._device = models.device
+        if self._clients != n:
+            self._clients = n
+            self.active.start = self.active.stop = 0
+            memory = self._kept.room(models, n * self.layout.size)
+            for leaf in self._moving:
+                part = memory[n * leaf.slot.start : n * leaf.slot.stop]
+                leaf.allocate(part.view(n, *leaf.slot.shape))
+            for leaf in self._frozen:
+                value = self.layout.frozen[leaf.slot.name].to(models)
+                leaf.allocate(value.repeat(n, *(1,) * value.dim()))
+        for slot in self._shared:
+            values = _of_clients(models, rows, slot)
+            if not torch.equal(values, values[:1].expand_as(values)):
+                raise CannotStack.of(slot.name, self.module, "is a buffer that differs between the models")
+            self.module.get_buffer(slot.name).copy_(_rounded(values[0], slot).view(slot.shape))
+        for leaf in self._moving:
+            values = _of_clients(models, rows, leaf.slot)
+            leaf.everyone.copy_(_rounded(values, leaf.slot).view(leaf.everyone.shape))
+
+    def begin(self, rule: Rule, seeds: Sequence[int], anchors: Tensor | None) -> None:
+        """Start local training of the models that are loaded.
+
+        Parameters
+        ----------
+        rule
+            What a step does.
+        seeds
+            The clients' own, for dropout.
+        anchors
+            What the proximal term pulls each client towards, ``[n, S]``; None where there is no such term.
+        """
+        self._rule = rule
+        self.layout.set_training(self.module)
+        self.active.seed(seeds, self._device)
+        for leaf in self._trained:
+            leaf.begin(rule, None if anchors is None else anchors[:, leaf.slot.start : leaf.slot.stop])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits for the inputs ``[k·B, ...]`` of the clients that train."""
+        return self.module(x) if self._chain is None else self._chain.forward(x)
+
+    def backward(self, logits: Tensor, gradient: Tensor) -> None:
+        """Hand every leaf its gradient, from that of the logits."""
+        if self._chain is None:
+            torch.autograd.backward(logits, gradient)
+        else:
+            self._chain.backward(gradient)
+
+    def step(self) -> None:
+        """Finish a step of SGD."""
+        gradients = [gradient for leaf in self._trained if (gradient := leaf.complete()) is not None]
+        clip_norm = self._rule.clip_norm
+        scales = None if clip_norm is None or not gradients else clipping(gradients, clip_norm)
+        for leaf in self._trained:
+            leaf.step(scales)
+
+    def addresses(self) -> tuple[int, ...]:
+        """Return where everything lies that a step reads or writes, but for its batch and the shared buffers."""
+        return tuple(address for leaf in self.leaves for address in leaf.addresses())
+
+    def bind(self, start: int, stop: int) -> None:
+        """Let the clients ``start`` to ``stop`` be those that train."""
+        if (start, stop) != (self.active.start, self.active.stop):
+            self.active.start, self.active.stop = start, stop
+            for leaf in self.leaves:
+                leaf.bind(start, stop)
+            if self._chain is not None:
+                self._chain.forget()
+
+    def updates(self, models: Tensor, rows: Sequence[int], out: Tensor, places: Sequence[int]) -> None:
+        """Write how far each client is from its model into its place, a row of ``[N, S]``.
+
+        Raises
+        ------
+        CannotStack
+            If training has changed a buffer that stays outside the stacked layers: all clients have had a share in it.
+        """
+        n = len(rows)
+        side_by_side = list(places) == list(range(places[0], places[0] + n))
+        updates = out[places[0] : places[0] + n] if side_by_side else out.new_empty(n, self.layout.size)
+        for leaf in self._moving:
+            out_of_leaf = updates[:, leaf.slot.start : leaf.slot.stop]
+            torch.sub(leaf.everyone.view(n, -1), _of_clients(models, rows, leaf.slot), out=out_of_leaf)
+        for slot in self._shared:
+            before, buffer = _of_clients(models, rows, slot), self.module.get_buffer(slot.name)
+            if not torch.equal(buffer, _rounded(before[0], slot).view(slot.shape).to(buffer.dtype)):
+                raise CannotStack.of(slot.name, self.module, "is a buffer that training changes")
+            updates[:, slot.start : slot.stop] = buffer.flatten() - before
+        if not side_by_side:
+            out[places] = updates
+
+
+def _of_clients(models: Tensor, rows: Sequence[int], slot: Slot) -> Tensor:
+    """Return what the clients' models have in a slot, ``[n, entries]``."""
+    values = models[:, slot.start : slot.stop]
+    return values.expand(len(rows), -1) if len(models) == 1 else values[rows]
+
+
+class _Swap:
+    """Swaps the layers of a module in place."""
+
+    def __init__(self, module: nn.Module, layout: Layout, active: Active) -> None:
+        self.module = module
+        self._active = active
+        self._leaf_of: dict[int, StackedParameter] = {}
+        tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        frozen = (Slot(name, tuple(p.shape), p.dtype, 0) for name, p in layout.frozen.items())  # of no vector
+        self._slots = {id(tensors[s.name]): s for s in (*layout.parameters, *layout.buffers, *frozen)}
+        done: dict[nn.Module, nn.Module] = {}
+        inside: list[str] = []  # how names begin of what stacked layers have taken over: attention its projection
+        for name, layer in [*module.named_modules(remove_duplicate=False)]:
+            if type(layer) in LAYERS:
+                done[layer] = done.get(layer) or self._stacked(name, layer)
+                self._replace(name, done[layer])
+                inside.append(f"{name}." if name else "")
+            self._refuse_rest(name, layer, stacked=layer in done or name.startswith(tuple(inside)))
+
+    @property
+    def leaves(self) -> Sequence[StackedParameter]:
+        return tuple(self._leaf_of.values())
+
+    def _refuse_rest(self, name: str, layer: nn.Module, stacked: bool) -> None:
+        """Look for tensors that only this layer has: even one with a stacked form may have been given more of them."""
+        own = dict[str, Tensor](layer.named_parameters(recurse=False))
+        if stacked:  # other layers' buffers stay with them
+            own |= {buffer: b for buffer, b in layer.named_buffers(recurse=False) if id(b) in self._slots}
+        for tensor, value in own.items():
+            if not stacked or id(value) not in self._leaf_of:
+                kind = "parameter" if isinstance(value, nn.Parameter) else "buffer"
+                raise CannotStack.of(name, layer, f"has a {kind} of its own, {tensor!r}, but no stacked form")
+
+    def _replace(self, name: str, layer: nn.Module) -> None:
+        parent, _, attribute = name.rpartition(".")
+        if name:
+            setattr(self.module.get_submodule(parent), attribute, layer)
+        else:
+            self.module = layer
+
+    def _stacked(self, name: str, layer: nn.Module) -> nn.Module:
+        if any(vars(layer)[hooks] for hooks in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")):
+            raise CannotStack.of(name, layer, "has hooks")
+        try:
+            stacked = LAYERS[type(layer)](layer, self._find, self._active)
+        except Refused as refused:
+            raise CannotStack.of(name, layer, f"has {refused}, which has no stacked form") from refused
+        for attribute, value in vars(layer).items():  # hidden_size and the like, which a user's forward may read
+            if not attribute.startswith("_"):
+                setattr(stacked, attribute, value)
+        return stacked
+
+    def _find(self, tensor: Tensor | None) -> StackedParameter | None:
+        if tensor is None:
+            return None
+        if id(tensor) not in self._slots:
+            raise Refused("a parameter that is computed from others")
+        return self._leaf_of.setdefault(id(tensor), StackedParameter(self._slots[id(tensor)], tensor.requires_grad))
+
+
+def _rounded(values: Tensor, slot: Slot) -> Tensor:
+    return values if slot.dtype.is_floating_point else values.round()

@@ -1,0 +1,305 @@
+"""Clients side by side: one process for each core, each with one thread.
+
+On a CPU, convolutions and recurrent layers gain little from training clients together: they are near the machine's
+limit already when every core has a client of its own.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import signal
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from heapq import heapreplace
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from time import thread_time
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fedclade.core import EngineError, Layout, LocalSpec
+from fedclade.training.channels_last import ChannelsLastLoop
+from fedclade.training.jobs import CannotTrainTogether, Engine, Job, Task
+from fedclade.training.loop import LoopEngine
+from fedclade.training.memory import clients_in_cache, hot_bytes, keep_freed_memory
+from fedclade.training.processes import cannot_fork, fork, how_it_ended
+from fedclade.training.stacked import StackedEngine
+from fedclade.training.threads import cores
+
+ORDERS_EACH = 8
+"""So many orders for each process where clients train one after another, so that all end at about the same time."""
+
+
+class _Place(NamedTuple):
+    """Where a tensor lies in what the processes have seen when they were forked."""
+
+    storage: int
+    offset: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+
+class _Client(NamedTuple):
+    """A job without its data and its generator, for which the seed stands."""
+
+    row: int
+    anchor: int | None
+    inputs: _Place
+    targets: _Place
+    seed: int
+
+
+class _Order(NamedTuple):
+    """What a process is asked to do: train these clients, each of which has a row among the updates."""
+
+    rows: range
+    clients: Sequence[_Client]
+    n_models: int
+    spec: LocalSpec
+    lr: float
+
+
+class WorkersEngine:
+    """Trains clients in processes, as many as torch has threads, that are forked at the first use and kept.
+
+    They see the data and the module as these were when they were forked, at no cost; models and updates pass through
+    shared memory. Other data or another module make new processes. They end with the engine, or with this process.
+
+    Parameters
+    ----------
+    inside
+        One of :data:`INSIDE`: what each process trains its clients with.
+    """
+
+    def __init__(self, inside: str = "loop") -> None:
+        self.inside = inside
+        self.busy = 0.0
+        """Seconds that it would have taken so far to train, were there nothing else to do for the cores."""
+        self._crew: _Crew | None = None
+
+    def train(self, task: Task, into: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Train every client from its model; see :class:`~fedclade.training.jobs.Engine`. The draws should be fresh.
+
+        Raises
+        ------
+        CannotTrainTogether
+            If this system or this process cannot fork; or if clients inside cannot be stacked.
+        EngineError
+            If a process cannot be started, or dies.
+        RuntimeError
+            If a client's training fails.
+        """
+        jobs, models = task.jobs, task.models
+        if reason := cannot_fork(models.device):
+            raise CannotTrainTogether(reason)
+        largest_first = sorted(range(len(jobs)), key=lambda i: -len(jobs[i].inputs))
+        ordered = replace(task, jobs=[jobs[i] for i in largest_first])
+        if self._crew is None or not self._crew.serves(ordered):
+            self.stop()
+            try:
+                self._crew = _Crew(torch.get_num_threads(), self.inside, ordered)
+            except OSError as error:  # too little memory, or too many processes
+                raise EngineError(f"worker processes cannot be started: {error}; use --engine loop") from error
+        try:
+            updates, losses, busy = self._crew.train(ordered)  # shared memory, so not to be given away
+        except BaseException:  # some processes may still be at it, and answer late
+            self.stop()
+            raise
+        self.busy += busy
+        back = torch.tensor(largest_first).argsort()
+        return torch.index_select(updates, 0, back, out=task.room(into)), losses[back]
+
+    def stop(self) -> None:
+        """End the processes; the next call makes new ones."""
+        if self._crew is not None:
+            self._crew.stop()
+            self._crew = None
+
+
+class _Crew:
+    """The processes, and the memory that they share with this one."""
+
+    def __init__(self, count: int, inside: str, task: Task) -> None:
+        module, layout, models, jobs = task.module, task.layout, task.models, task.jobs
+        self._module, self._layout = module, layout
+        # By address. The tensors are held, so that nothing else can come to lie there.
+        self._storages = {_address(t): t for job in jobs for t in (job.inputs, job.targets)}
+        self._number = {address: i for i, address in enumerate(self._storages)}
+        # More rows than now: pages that nobody touches cost nothing.
+        self._models = _shared(2 * max(len(models), len(jobs)), layout)
+        self._updates = _shared(2 * len(jobs), layout)
+        self._at_once = clients_in_cache(hot_bytes(module, layout), threads=1) if inside == "stacked" else None
+        self._connections: list[Connection] = []
+        self._processes: dict[Connection, int] = {}
+        work = _Worker(inside, module, layout, self._models, self._updates, tuple(self._storages.values()))
+        for _ in range(count):
+            ours, theirs = Pipe()
+            process = fork(partial(work.work, theirs), [ours, *self._connections])
+            theirs.close()
+            self._connections.append(ours)
+            self._processes[ours] = process
+        self.stop = weakref.finalize(self, _stop, os.getpid(), self._processes)
+
+    def serves(self, task: Task) -> bool:
+        """Whether the processes have seen this module and this data, and have room for so many clients."""
+        return (
+            self._module is task.module
+            and self._layout == task.layout
+            and len(self._connections) == torch.get_num_threads()
+            and len(task.models) <= len(self._models)
+            and len(task.jobs) <= len(self._updates)
+            and all(_address(t) in self._number for job in task.jobs for t in (job.inputs, job.targets))
+        )
+
+    def train(self, task: Task) -> tuple[Tensor, Tensor, float]:
+        """Hand out the clients; return their updates and losses in order, and how long the processes are busy."""
+        self._models[: len(task.models)] = task.models
+        losses = torch.empty(len(task.jobs), dtype=torch.float64)
+        orders = self._orders(task)
+        waiting, seconds = deque(orders), [0.0] * len(orders)
+        at_work: dict[Connection, _Order] = {}
+        free = list(self._connections)
+        while waiting or at_work:
+            while waiting and free:
+                connection = free.pop()
+                at_work[connection] = waiting.popleft()
+                self._send(connection, at_work[connection])
+            for connection in wait(list(at_work)):
+                assert isinstance(connection, Connection)
+                order = at_work.pop(connection)
+                losses[order.rows], seconds[order.rows.start] = self._answer(connection, order)
+                free.append(connection)
+        return self._updates[: len(task.jobs)], losses, _makespan(seconds, min(len(self._connections), cores()))
+
+    def _orders(self, task: Task) -> list[_Order]:
+        n, processes = len(task.jobs), len(self._connections)
+        rounds = ORDERS_EACH if self._at_once is None else -(-n // (processes * self._at_once))
+        count = min(n, processes * rounds)
+        clients = [
+            _Client(job.row, job.anchor, self._place(job.inputs), self._place(job.targets), job.draw.initial_seed())
+            for job in task.jobs
+        ]
+        common = len(task.models), task.spec, task.lr
+        # Every so-many-th client of the sorted ones, so that no order has all the large ones.
+        return [_Order(range(i, n, count), clients[i::count], *common) for i in range(count)]
+
+    def _place(self, tensor: Tensor) -> _Place:
+        return _Place(
+            self._number[_address(tensor)], int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride()
+        )
+
+    def _send(self, connection: Connection, order: _Order) -> None:
+        try:
+            connection.send(order)
+        except OSError as error:
+            raise self._died(connection, order) from error
+
+    def _answer(self, connection: Connection, order: _Order) -> tuple[Tensor, float]:
+        try:
+            answer = connection.recv()
+        except (EOFError, OSError) as error:
+            raise self._died(connection, order) from error
+        if isinstance(answer, Exception):
+            raise answer
+        losses, seconds = answer
+        return torch.tensor(losses, dtype=torch.float64), seconds
+
+    def _died(self, connection: Connection, order: _Order) -> EngineError:
+        how = how_it_ended(self._processes.pop(connection))
+        return EngineError(
+            f"a worker process died ({how}) while it trained {len(order.clients)} clients; if the system ran out of "
+            "memory, use --engine loop, or fewer threads (OMP_NUM_THREADS)"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class _Worker:
+    """The life of a process."""
+
+    inside: str
+    module: nn.Module
+    layout: Layout
+    models: Tensor
+    updates: Tensor
+    storages: Sequence[Tensor]
+
+    def work(self, connection: Connection) -> None:
+        """Take orders until there are none."""
+        torch.set_num_threads(1)
+        keep_freed_memory()
+        engine = INSIDE[self.inside]()
+        while True:
+            try:
+                order: _Order = connection.recv()
+            except EOFError:
+                return
+            connection.send(self._done(engine, order))
+
+    def _done(self, engine: Engine, order: _Order) -> tuple[list[float], float] | Exception:
+        """Return the losses and the seconds of this process's CPU time, or what went wrong."""
+        start = thread_time()
+        models = self.models[: order.n_models]
+        jobs = [
+            Job(
+                k,
+                client.row,
+                self._tensor(client.inputs),
+                self._tensor(client.targets),
+                torch.Generator().manual_seed(client.seed),
+                client.anchor,
+            )
+            for k, client in enumerate(order.clients)
+        ]
+        try:
+            into = self.updates[order.rows.start : order.rows.stop : order.rows.step]
+            _, losses = engine.train(Task(self.module, self.layout, models, jobs, order.spec, order.lr), into)
+        except CannotTrainTogether as reason:
+            return CannotTrainTogether(str(reason))
+        except Exception as error:  # whatever a user's module raises, in a class that the other side knows
+            return RuntimeError(f"{type(error).__name__}: {error}")
+        return losses.tolist(), thread_time() - start
+
+    def _tensor(self, place: _Place) -> Tensor:
+        return self.storages[place.storage].as_strided(place.shape, place.stride, place.offset)
+
+
+INSIDE: Mapping[str, Callable[[], Engine]] = {
+    "stacked": StackedEngine,
+    "channels last": ChannelsLastLoop,
+    "loop": LoopEngine,
+}
+"""What a process trains its clients with: blocks of them together, or one after another."""
+
+
+def _makespan(seconds: Sequence[float], processes: int) -> float:
+    """Return how long it takes so many processes to carry out orders, each taken by the next that is free."""
+    ends = [0.0] * processes
+    for each in seconds:
+        heapreplace(ends, ends[0] + each)
+    return max(ends)
+
+
+def _stop(owner: int, processes: Mapping[Connection, int]) -> None:
+    if os.getpid() != owner:  # a fork of the owner's has nothing to end
+        return
+    for connection, process in processes.items():
+        connection.close()
+        os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
+
+
+def _shared(rows: int, layout: Layout) -> Tensor:
+    """Return memory ``[rows, S]`` that forked processes share."""
+    size = rows * layout.size
+    memory = mmap.mmap(-1, size * layout.dtype.itemsize)
+    return torch.frombuffer(memory, dtype=layout.dtype, count=size).view(rows, layout.size)
+
+
+def _address(tensor: Tensor) -> tuple[int, torch.dtype]:
+    return tensor.untyped_storage().data_ptr(), tensor.dtype

@@ -1,0 +1,100 @@
+"""Clients that are asked for several updates at once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fedclade import LocalSpec
+from fedclade.channel.faults import FaultInjection, Faults
+from fedclade.channel.middleware import Channel
+from fedclade.channel.replicates import Replicating
+from fedclade.channel.signature import CountSketch, Sketching
+from fedclade.core.queries import Round
+from fedclade.core.updates import DROPPED_OUT, Updates
+from tests.tiny import Around, Attended, Metered, federation_of, perceptron, simulated, streamed
+
+SIZES = [20, 26, 31, 24]
+ASKED = Round(2, LocalSpec(epochs=2, batch_size=10, lr=0.2), seed=5, purpose="replicate", replicates=3)
+IDS, ROWS = [2, 0, 3], [0, 1, 0]
+
+
+def world(sketch: CountSketch | None = None):
+    clients, params = simulated(federation_of([0, 1, 0, 1], SIZES), perceptron())
+    models = torch.stack([params, params + 0.1])
+    return clients, Channel(clients, Replicating(sketch)), models
+
+
+@pytest.mark.parametrize("dim", [None, 7])
+def test_an_answer_is_the_signatures_of_updates_from_disjoint_parts(dim):
+    clients, _, models = world()
+    sketch = CountSketch(5, 92, dim) if dim else None
+    parts = [
+        clients.train(IDS, models, ROWS, replace(ASKED, replicates=1, part=(k, 3), purpose=f"replicate {k}"))
+        for k in range(3)
+    ]
+    expected = [sketch.apply(part.signatures) if sketch else part.signatures for part in parts]
+    updates = world(sketch)[1].train(IDS, models, ROWS, ASKED)
+    assert updates.ids == tuple(IDS)
+    assert torch.equal(updates.each, torch.cat(expected, dim=1))
+    assert updates.n_parameters == updates.each.shape[1] == 3 * (dim or 92)
+    assert updates.sizes.tolist() == [SIZES[client] for client in IDS]
+    torch.testing.assert_close(updates.losses, sum(part.losses for part in parts) / 3)
+    torch.testing.assert_close(updates.norms, updates.each.double().norm(dim=1))
+
+
+def test_any_other_round_is_passed_on():
+    clients, replicating, models = world(CountSketch(5, 92, 7))
+    asked = replace(ASKED, replicates=1)
+    assert torch.equal(replicating.train(IDS, models, ROWS, asked).each, clients.train(IDS, models, ROWS, asked).each)
+
+
+class Absent(Around):
+    """Clients of whom one sends nothing of its second part."""
+
+    def train(self, ids, models, assignment, this_round, anchors=None):
+        updates = self.clients.train(ids, models, assignment, this_round, anchors)
+        if this_round.part != (1, 3):
+            return updates
+        return replace(updates.of([2, 3]), left_out={0: "loss nan"})
+
+
+def test_who_lacks_one_replicate_is_left_out():
+    clients, _, models = world()
+    updates = Channel(Absent(clients), Replicating(None)).train(IDS, models, ROWS, ASKED)
+    assert (updates.ids, updates.left_out) == ((2, 3), {0: "loss nan"})
+    assert updates.each.shape == (2, 3 * 92)
+
+
+def test_what_stands_behind_it_takes_short_answers():
+    """The meter counts their bytes; nothing is projected again; a run that streams keeps them one by one."""
+    clients, _, models = world()
+    metered = Metered(Channel(clients, Replicating(sketch := CountSketch(5, 92, 7))))
+    updates = streamed(Channel(metered, Sketching(sketch)), 1).train(IDS, models, ROWS, ASKED)
+    assert torch.equal(updates.each, world(sketch)[1].train(IDS, models, ROWS, ASKED).each)
+    assert updates.ids == tuple(IDS)
+    assert metered.meter.bytes_up == len(IDS) * 3 * 7 * 4
+    assert metered.meter.bytes_down == len(IDS) * models[0].nbytes
+
+
+def test_faults_meet_answers_not_replicates_and_each_replicate_is_a_release():
+    """Of those who drop out nothing comes, be they all; who is asked again sends again."""
+    clients, _, models = world()
+    faulty = Channel(clients, Replicating(None), FaultInjection(Faults(dropout=0.5), dict(enumerate(range(4))), 92))
+    attended = Attended(faulty, tells_releases=True)
+    updates = attended.train(IDS, models, ROWS, replace(ASKED, insists=True, seed=3))
+    events = {event.kind: event.details for event in attended.told()}
+    assert events["retried"]["clients"] >= 1
+    assert set(updates.ids) | set(updates.left_out) == set(IDS)
+    assert updates.each.shape[1] == 3 * 92
+    assert events["released"]["clients"] == {str(client): 3 for client in sorted(updates.ids)}
+
+
+def test_answers_of_nobody_are_joined_with_those_of_others():
+    answer = world()[1].train(IDS, world()[2], ROWS, ASKED)
+    nobody = Updates.of_nobody({1: DROPPED_OUT, 2: DROPPED_OUT}, torch.zeros(1, 92), 92)
+    for joined in (nobody.joined(answer), answer.joined(nobody)):
+        assert (joined.ids, joined.left_out) == (tuple(IDS), {1: DROPPED_OUT})
+        assert torch.equal(joined.each, answer.each)

@@ -1,0 +1,203 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fedclade import LocalSpec, UpdateError
+from fedclade.core.events import Event
+from fedclade.core.queries import Round
+from fedclade.core.updates import DROPPED_OUT
+from tests.tiny import Attended, ScriptedClients, SpyClients
+
+ROUND = Round(3, LocalSpec())
+MODELS = torch.tensor([[0.0, 0.0], [1.0, 1.0]])
+DELTAS = {5: (1.0, 2.0), 2: (3.0, 4.0), 9: (5.0, 6.0)}
+
+
+class Moody(ScriptedClients):
+    """Clients of whom some do not answer, query by query."""
+
+    def hear(self, *silent: set[int], why: str | None = "asleep") -> Moody:
+        self.silent, self.why = silent, why
+        return self
+
+    def train(self, ids, models, assignment, this_round, anchors=None):
+        silent = self.silent[this_round.query] if this_round.query < len(self.silent) else set()
+        updates = super().train(ids, models, assignment, this_round).of([i for i in ids if i not in silent])
+        left_out = {i: self.why for i in ids if i in silent} if self.why else {}
+        return replace(updates, left_out={**updates.left_out, **left_out})
+
+    gradients = train
+
+
+def asked(clients: Moody, this_round: Round = ROUND, what: str = "train"):
+    attended, spy = attending(clients)
+    return getattr(attended, what)((5, 2, 9), MODELS, [0, 1, 0], this_round), attended, spy
+
+
+def attending(clients: Moody) -> tuple[Attended, SpyClients]:
+    spy = SpyClients(clients)
+    return Attended(spy), spy
+
+
+def test_when_all_answer_there_is_nothing_to_tell():
+    updates, attended, _ = asked(Moody(DELTAS).hear())
+    assert updates.ids == (5, 2, 9)
+    assert attended.closed(3) == ()
+    assert attended.ids == (5, 2, 9)
+    assert attended.sizes == {5: 1, 2: 1, 9: 1}
+    assert attended.evaluate([2], MODELS, [0], "test").ids == (2,)
+
+
+@pytest.mark.parametrize(("what", "query"), [("train", "pretrain"), ("gradients", "gradients")])
+def test_a_round_tells_once_for_each_query_who_was_left_out_and_why(what, query):
+    updates, attended, spy = asked(Moody(DELTAS).hear({9, 2}), replace(ROUND, purpose="pretrain"), what)
+    assert updates.ids == (5,)
+    assert attended.closed(3) == (Event("left_out", 0, {"query": query, "clients": {"2": "asleep", "9": "asleep"}}),)
+    assert len(spy.calls) == 1
+    assert attended.closed(4) == ()
+
+
+def test_who_says_nothing_at_all_has_dropped_out():
+    updates, _, _ = asked(Moody(DELTAS).hear({9}, why=None))
+    assert updates.left_out == {9: DROPPED_OUT}
+
+
+def test_a_query_that_nobody_answers_is_put_again():
+    updates, attended, spy = asked(Moody(DELTAS).hear({5, 2, 9}, {5, 2, 9}, {2}))
+    assert updates.ids == (5, 9)
+    assert [call.ids for call in spy.calls] == [(5, 2, 9)] * 3
+    assert attended.closed(3) == (
+        Event("retried", 0, {"query": "train", "clients": 3, "answered": 0}),
+        Event("retried", 0, {"query": "train", "clients": 3, "answered": 2}),
+        Event("left_out", 0, {"query": "train", "clients": {"2": "asleep"}}),
+    )
+
+
+@pytest.mark.parametrize("what", ["train", "gradients"])
+def test_one_that_insists_is_put_again_to_those_who_did_not_answer(what):
+    """With the models that they have in the first place; and answers come in the order in which they were asked for."""
+    clients = Moody(DELTAS).hear({5, 2}, {5})
+    updates, attended, spy = asked(clients, replace(ROUND, insists=True), what)
+    assert updates.ids == (5, 2, 9)
+    assert updates.deltas.tolist() == [[1, 2], [3, 4], [5, 6]]
+    assert updates.left_out == {}
+    assert [call.ids for call in spy.calls] == [(5, 2, 9), (5, 2), (5,)]
+    assert torch.equal(spy.calls[1].models[2], MODELS[1])
+    assert [event.details["answered"] for event in attended.closed(3)] == [1, 1]
+
+
+def test_who_is_asked_again_is_pulled_to_the_same_model():
+    attended, spy = attending(Moody(DELTAS).hear({2, 9}))
+    attended.train((5, 2, 9), MODELS, [0, 0, 0], replace(ROUND, insists=True), anchors=[0, 1, 0])
+    assert torch.equal(spy.calls[1].anchors[2], MODELS[1])
+    assert torch.equal(spy.calls[1].anchors[9], MODELS[0])
+
+
+def test_a_round_goes_on_if_somebody_answered_another_query():
+    attended, _ = attending(Moody(DELTAS).hear(set(), {2}, {2}, {2}))
+    attended.train((5, 2), MODELS, [0, 0], ROUND)
+    assert attended.train((2,), MODELS, [0], ROUND).ids == ()
+    assert [event.kind for event in attended.closed(3)] == ["retried", "retried", "left_out"]
+
+
+def test_a_round_in_which_nobody_answers_is_an_error_once_it_is_closed():
+    updates, attended, _ = asked(Moody(DELTAS).hear(*[{5, 2, 9}] * 3, why=None))
+    assert updates.ids == ()
+    text = (
+        r"^round 3: nobody answered, though asked 3 times: client 5: dropped out \(and 2 more like it\); "
+        "raise client_fraction to ask more of them$"
+    )
+    with pytest.raises(UpdateError, match=text):
+        attended.closed(3)
+
+
+def test_where_training_diverged_the_error_says_what_to_do():
+    """Reasons that differ in their numbers are one kind; the most frequent kind comes first."""
+    deltas = {5: (math.nan, 2.0), 2: (1e30, 4.0), 9: (math.nan, math.inf)}
+    attended, _ = attending(Moody(deltas).hear())
+    attended.train((5, 2, 9), MODELS, [0, 0, 0], ROUND)
+    text = (
+        r"client 5: 1 of 2 entries are NaN or infinite \(and 1 more like it\); client 2: norm 1e\+30, more than "
+        r"1e\+18; if training diverged, lower local.lr$"
+    )
+    with pytest.raises(UpdateError, match=text):
+        attended.closed(3)
+
+
+def test_what_clients_train_at_home_is_no_answer_to_a_server_that_awaits_one():
+    at_home = replace(ROUND, travels="nothing")
+    attended, _ = attending(Moody(DELTAS).hear(set(), *[{5, 2, 9}] * 3))
+    attended.train((5, 2, 9), MODELS, [0, 0, 0], at_home)
+    attended.train((5, 2, 9), MODELS, [0, 0, 0], ROUND)
+    with pytest.raises(UpdateError, match="round 3: nobody answered, though asked 4 times"):
+        attended.closed(3)
+
+
+def test_where_nothing_travels_training_at_home_is_all_there_is():
+    at_home = replace(ROUND, travels="nothing")
+    attended, _ = attending(Moody(DELTAS).hear())
+    attended.train((5, 2, 9), MODELS, [0, 0, 0], at_home)
+    assert attended.closed(3) == ()
+    attended, _ = attending(Moody(dict.fromkeys(DELTAS, (math.nan, 2.0))).hear())
+    attended.train((5, 2, 9), MODELS, [0, 0, 0], at_home)
+    with pytest.raises(UpdateError, match="round 3: nobody answered"):
+        attended.closed(3)
+
+
+def test_a_round_in_which_nobody_is_asked_is_none_of_its_business():
+    attended, _ = attending(Moody(DELTAS).hear())
+    assert attended.closed(1) == ()
+
+
+class Shy(ScriptedClients):
+    """Clients whose subspaces are their ids, and come the second or the third time that they are asked."""
+
+    def subspaces(self, ids, n_vectors, per_label):
+        self.asked = [*getattr(self, "asked", []), tuple(ids)]
+        there = [client + 2 < 4 + 2 * len(self.asked) for client in ids]
+        return torch.tensor(ids)[:, None, None, None] * torch.tensor(there)[:, None, None, None]
+
+
+@pytest.mark.parametrize(("last", "events"), [(7, 0), (9, 1)])
+def test_who_sends_no_subspaces_is_asked_again_and_then_left_out(last, events):
+    """2 comes at once, 5 the second time, 7 the third, and 9 would come the fourth time."""
+    clients = Shy({2: (0.0,), 5: (0.0,), last: (0.0,)})
+    attended = Attended(clients)
+    vectors = attended.subspaces((5, last, 2), 1, False)
+    assert clients.asked == [(5, last, 2), (5, last), (last,)]
+    assert vectors.flatten().tolist() == [5, 0 if events else last, 2]
+    told = Event("left_out", 0, {"query": "subspaces", "clients": {"9": DROPPED_OUT}})
+    attended.train((2,), torch.zeros(1, 1), [0], ROUND)
+    assert attended.closed(3) == (told,) * events
+
+
+def test_an_evaluation_after_the_step_is_told_of_in_its_own_round():
+    class Absent(Moody):
+        def evaluate(self, ids, models, assignment, split):
+            return replace(super().evaluate(ids[1:], models, assignment[1:], split), left_out={ids[0]: "asleep"})
+
+    attended, _ = attending(Absent(DELTAS))
+    attended.evaluate([5, 2], MODELS, [0, 0], "test")
+    assert attended.told() == (Event("left_out", 0, {"query": "evaluate on test data", "clients": {"5": "asleep"}}),)
+    assert attended.told() == ()
+
+
+def test_a_round_tells_who_sent_how_many_updates_where_that_is_asked_for():
+    """At first 9 drops out; a retry brings its update. What a client trains for itself is not sent."""
+    clients = Moody(DELTAS).hear({9}, why=DROPPED_OUT)
+    attended = Attended(clients, tells_releases=True)
+    attended.train((5, 2, 9), MODELS, [0, 1, 0], replace(ROUND, insists=True))
+    attended.gradients((5,), MODELS, [0], ROUND)
+    attended.train((2,), MODELS, [0], replace(ROUND, travels="nothing"))
+    assert attended.closed(3)[-1] == Event("released", 0, {"clients": {"2": 1, "5": 2, "9": 1}})
+    assert attended.closed(4) == ()
+
+
+def test_an_answer_that_is_not_used_was_sent_all_the_same():
+    attended = Attended(Moody(DELTAS).hear({9}, why="too late"), tells_releases=True)
+    attended.train((5, 2, 9), MODELS, [0, 1, 0], ROUND)
+    assert attended.closed(3)[-1] == Event("released", 0, {"clients": {"2": 1, "5": 1, "9": 1}})

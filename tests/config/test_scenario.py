@@ -1,0 +1,77 @@
+from pathlib import Path
+
+import pytest
+
+from fedclade.config.scenario import is_scenario, known_scales, read_scenario
+from fedclade.core.errors import ConfigError
+
+SCENARIO = """
+rounds = 9
+[data]
+clients = 8
+[algorithms]
+fedavg = {}
+prox = { name = "fedgroup", mu = 0.1 }
+[scales.smoke]
+seeds = 2
+data.clients = 4
+algorithms.prox.groups = 2
+"""
+
+
+@pytest.fixture
+def scenario(tmp_path: Path) -> Path:
+    file = tmp_path / "mine.toml"
+    file.write_text(SCENARIO)
+    return file
+
+
+def test_a_scenario_is_one_config_for_each_algorithm(scenario):
+    read = read_scenario(scenario)
+    assert (read.name, read.seeds, list(read.configs)) == ("mine", 1, ["fedavg", "prox"])
+    fedavg, prox = read.configs.values()
+    assert (fedavg.algorithm["name"], prox.algorithm["name"], prox.algorithm["mu"]) == ("fedavg", "fedgroup", 0.1)
+    assert (fedavg.data, fedavg.top) == (prox.data, prox.top)
+
+
+def test_a_scale_changes_single_keys_and_overrides_win_over_it(scenario):
+    prox = read_scenario(scenario, ["rounds=3", "data.clients=6"], "smoke").configs["prox"]
+    assert (prox.top.rounds, prox.data["clients"]) == (3, 6)
+    assert (prox.algorithm["groups"], prox.algorithm["mu"]) == (2, 0.1)
+    assert read_scenario(scenario, scale="smoke").seeds == 2
+    assert read_scenario(scenario, scale="smoke").configs["prox"].data["clients"] == 4
+
+
+def test_a_scenario_is_told_from_a_config(scenario, tmp_path):
+    config = tmp_path / "config.toml"
+    config.write_text("rounds = 1")
+    assert (is_scenario(scenario), is_scenario(config)) == (True, False)
+    assert known_scales(scenario) == ("smoke",)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("rounds = 9", "seeds = 0", "seeds should be a whole number of at least 1, got 0"),
+        ("clients = 8", "clients = 8\n[algorithm]\neps2 = 1.0", "a scenario has no [algorithm]"),
+        ("mu = 0.1", "mu = -1.0", "algorithms.prox.mu should be at least 0, or left out, got -1.0"),
+        ("mu = 0.1", "nu = 0.1", "unknown key of [algorithms.prox]: 'nu'"),
+        ("fedavg = {}", "fedagv = {}", "unknown algorithm in [algorithms.fedagv]: 'fedagv'; did you mean 'fedavg'?"),
+        ("fedavg = {}", "fedavg = 3", "fedavg should be a table, got 3"),
+        ("rounds = 9", "round = 9", "unknown key of the config: 'round'; did you mean 'rounds'?"),
+    ],
+)
+def test_problems_are_said_once_and_name_the_algorithm(scenario, old, new, told):
+    scenario.write_text(SCENARIO.replace(old, new))
+    with pytest.raises(ConfigError) as caught:
+        read_scenario(scenario)
+    assert str(caught.value).count(told) == 1
+    assert str(caught.value).startswith(f"{scenario}: ")
+
+
+def test_a_scenario_needs_an_algorithm_and_knows_its_scales(scenario):
+    with pytest.raises(ConfigError, match="unknown scale 'smok'; did you mean 'smoke'"):
+        read_scenario(scenario, scale="smok")
+    scenario.write_text("[algorithms]")
+    with pytest.raises(ConfigError, match=r"\[algorithms\] should name at least 1 algorithm, got none"):
+        read_scenario(scenario)

@@ -1,0 +1,173 @@
+"""Options are checked against the signature of what takes them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+
+from fedclade.core.arguments import check_arguments, checked, defaults, known_arguments
+from fedclade.core.errors import ConfigError, MissingExtraError
+from fedclade.core.extras import import_extra
+
+
+def function(
+    pool: str,
+    *,
+    alpha: float = 1.0,
+    count: int | None = None,
+    task: Literal["a", "b"] = "a",
+    name: str = "",
+    on: bool = True,
+    rounds: tuple[int, ...] = (),
+    eps: float | Literal["auto"] = "auto",
+) -> None: ...
+
+
+def open_ended(width: int, **anything: Any) -> None: ...
+
+
+@dataclass(kw_only=True)
+class Hyper:
+    lr: float = 0.1
+
+
+@pytest.mark.parametrize(
+    ("given", "fitted"),
+    [
+        ({}, {}),
+        ({"alpha": 2}, {"alpha": 2.0}),
+        ({"count": None}, {"count": None}),
+        ({"count": 3}, {"count": 3}),
+        ({"task": "b"}, {"task": "b"}),
+        ({"rounds": [1, 2]}, {"rounds": (1, 2)}),
+        ({"eps": "auto"}, {"eps": "auto"}),
+        ({"eps": 1}, {"eps": 1.0}),
+    ],
+)
+def test_accepts_what_the_function_takes_and_gives_it_its_type(given: dict[str, Any], fitted: dict[str, Any]):
+    result = check_arguments("it", function, given)
+    assert result == fitted
+    assert [type(value) for value in result.values()] == [type(value) for value in fitted.values()]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"alhpa": 1}, "unknown key of it: 'alhpa'; did you mean 'alpha'"),
+        ({"pool": "x"}, "unknown key of it: 'pool'"),
+        ({"alpha": "x"}, "alpha of it should be a number, got 'x'"),
+        ({"alpha": True}, "alpha of it should be a number, got True"),
+        ({"count": 0.5}, "count of it should be a whole number or left out, got 0.5"),
+        ({"task": "c"}, "task of it should be 'a' or 'b', got 'c'"),
+        ({"name": 1}, "name of it should be a string, got 1"),
+        ({"on": "x"}, "on of it should be true or false, got 'x'"),
+        ({"rounds": [1, "x"]}, "rounds of it should be a list, each of it a whole number, got [1, 'x']"),
+        ({"eps": "atuo"}, "eps of it should be a number or 'auto', got 'atuo'"),
+    ],
+)
+def test_names_what_is_wrong(given: dict[str, Any], message: str):
+    with pytest.raises(ConfigError) as caught:
+        check_arguments("it", function, given)
+    assert message in str(caught.value)
+
+
+def test_reports_every_problem_at_once():
+    with pytest.raises(ConfigError) as caught:
+        check_arguments("it", function, {"alpha": "x", "beta": 1})
+    assert len(str(caught.value).splitlines()) == 2
+
+
+def test_options_of_several_takers_are_taken_together():
+    assert set(known_arguments((function, Hyper), besides=("on",))) == {
+        *("alpha", "count", "task", "name", "rounds", "eps", "lr")
+    }
+    assert check_arguments("both", (function, Hyper), {"alpha": 1, "lr": 2}) == {"alpha": 1.0, "lr": 2.0}
+    assert defaults(Hyper) == {"lr": 0.1}
+
+
+def test_positional_parameters_are_options_where_that_is_asked_for():
+    assert set(known_arguments(open_ended)) == set()
+    assert set(known_arguments(open_ended, positional=True)) == {"width"}
+
+
+def test_a_function_that_takes_anything_is_given_anything():
+    assert check_arguments("it", open_ended, {"depth": "x"}, positional=True) == {"depth": "x"}
+
+
+class Kind:
+    """A class of its own."""
+
+
+@checked("anything")
+def door(kind: Kind, on_round: Callable[[int], None] | None = None, *, count: int = 1, anything: int = 0, **more: Any):
+    return kind, on_round, count, anything, more
+
+
+@checked()
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    lr: float = 0.1
+    rounds: tuple[int, ...] = ()
+    on: bool | Literal["auto"] = "auto"
+
+
+def test_what_fits_is_let_in_as_pythons_own():
+    kind = Kind()
+    assert door(kind, print, count=np.int64(3), anything="x", further=1) == (kind, print, 3, "x", {"further": 1})
+    made = Setting(lr=np.float32(0.5), rounds=[np.int64(1), 2], on=np.bool_(True))
+    assert made == Setting(lr=0.5, rounds=(1, 2), on=True)
+    assert [type(value) for value in (made.lr, made.rounds[0], made.on)] == [float, int, bool]
+    assert replace(made, lr=1).lr == 1.0
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: door(3), "kind of door should be of type Kind, got 3"),
+        (lambda: door(Kind(), "x"), "on_round of door should be a function or left out, got 'x'"),
+        (lambda: door(Kind(), count="5"), "count of door should be a whole number, got '5'"),
+        (lambda: door(Kind(), count=np.float64(5)), "count of door should be a whole number, got np.float64(5.0)"),
+        (lambda: door(Kind(), count=True), "count of door should be a whole number, got True"),
+        (lambda: Setting(lr=None), "lr of Setting should be a number, got None"),
+        (
+            lambda: Setting(rounds=(1, None)),
+            "rounds of Setting should be a list, each of it a whole number, got (1, None)",
+        ),
+        (lambda: Setting(on=np.arange(2)), "on of Setting should be true or false or 'auto', got array([0, 1])"),
+    ],
+)
+def test_what_does_not_fit_is_refused_at_the_door(call: Callable[[], Any], message: str):
+    with pytest.raises(ConfigError) as caught:
+        call()
+    assert str(caught.value) == message
+
+
+def test_all_that_does_not_fit_is_told_at_once_and_not_at_length():
+    with pytest.raises(ConfigError) as caught:
+        door("x" * 1000, 2)
+    lines = str(caught.value).splitlines()
+    assert len(lines) == 2
+    assert max(map(len, lines)) < 300
+
+
+def test_arguments_that_are_missing_or_unknown_stay_pythons_own_error():
+    with pytest.raises(TypeError, match=r"door\(\) missing 1 required positional argument: 'kind'"):
+        door()
+    with pytest.raises(TypeError, match="unexpected keyword argument 'lrr'"):
+        Setting(lrr=1)
+
+
+def test_what_is_checked_looks_as_before():
+    assert list(inspect.signature(Setting).parameters) == ["lr", "rounds", "on"]
+    assert check_arguments("it", Setting, {"lr": 1}) == {"lr": 1.0}
+    assert door.__name__ == "door"
+
+
+def test_missing_extra_says_what_to_install():
+    with pytest.raises(MissingExtraError, match=r"doing this needs the package 'no-such'; .*fedclade\[data\]"):
+        import_extra("no_such_module", "no-such", "data", "doing this")

@@ -1,0 +1,175 @@
+"""The door of the Python API: wrong types are one error of fedclade's own, before anything is trained."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations, prune
+
+import fedclade
+from fedclade import ConfigError, LocalSpec, ModelError, Run, simulate
+from fedclade.algorithms import ALGORITHMS
+from fedclade.core.params import Layout
+from tests.tiny import FEATURES, LABELS, federation_of, linear
+
+ODD = (None, "x", 1.5, np.float32(2.5), [1], {"a": 1}, object(), print, True, np.arange(2), torch.ones(2))
+
+
+def run_of(**settings: Any) -> Run:
+    settings = {"algorithm": "fedavg", "model": linear(), "federation": federation_of([0, 1])} | settings
+    return simulate(**{"rounds": 1, "engine": "loop"} | settings)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("algorithm", None, "algorithm of simulate should be of type Algorithm or a string, got None"),
+        ("local", {"lr": 0.1}, "local of simulate should be of type LocalSpec or left out, got {'lr': 0.1}"),
+        ("on_round", "x", "on_round of simulate should be a function or left out, got 'x'"),
+        ("rounds", "5", "rounds of simulate should be a whole number, got '5'"),
+        ("rounds", 5.0, "rounds of simulate should be a whole number, got 5.0"),
+        ("federation", "digits", "federation of simulate should be of type Federation, got 'digits'"),
+        ("folder", 3, "folder of simulate should be a string or of type Path or left out, got 3"),
+        ("target", "0.9", "target of simulate should be a number or left out, got '0.9'"),
+        ("tf32", "yes", "tf32 of simulate should be true or false, got 'yes'"),
+    ],
+)
+def test_an_argument_of_a_wrong_type_is_refused_by_name(name: str, value: Any, told: str):
+    with pytest.raises(ConfigError) as caught:
+        run_of(**{name: value})
+    assert str(caught.value) == told
+
+
+def test_numbers_of_numpy_work_through_to_the_config_that_is_written(tmp_path: Path):
+    local = LocalSpec(epochs=np.int64(2), lr=np.float32(0.25), batch_size=np.uint8(10))
+    given = {"rounds": np.int64(5), "seed": np.int32(3), "client_fraction": np.float32(0.5), "target": np.float16(0.5)}
+    run_of(**given, algorithm=fedclade.CFL(split_rounds=[np.int64(2)]), local=local, folder=tmp_path / "run")
+    config = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
+    assert (config["rounds"], config["seed"], config["client_fraction"]) == (5, 3, 0.5)
+    assert (config["local"]["epochs"], config["local"]["lr"], config["algorithm"]["split_rounds"]) == (2, 0.25, [2])
+    assert Run.load(tmp_path / "run").summary["target"]["accuracy"] == 0.5
+
+
+SETTINGS = {
+    kind: list(fedclade.core.arguments.known_arguments(kind))
+    for kind in (
+        *(entry.algorithm for entry in ALGORITHMS.values()),
+        *(fedclade.LocalSpec, fedclade.Faults, fedclade.Signature, fedclade.DifferentialPrivacy),
+    )
+}
+
+
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in SETTINGS.items() for name in names])
+def test_settings_take_what_they_are_or_refuse_it_in_their_own_words(kind: type, name: str):
+    """Each odd value in each place: no other error than fedclade's own."""
+    given = {"clip_norm": 1.0} if kind is fedclade.DifferentialPrivacy else {}
+    refused: list[str] = []
+    for value in ODD:
+        try:
+            kind(**{**given, name: value})
+        except fedclade.FedcladeError as error:
+            refused.append(str(error))
+    assert len(refused) >= len(ODD) - 5
+    assert all(name in told for told in refused)
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in fedclade.core.arguments.known_arguments(simulate) if n not in ("follow", "stop")]
+)
+def test_simulate_takes_what_it_is_given_or_refuses_it_in_its_own_words(name: str, tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where "x" becomes a folder
+    refused = 0
+    for value in ODD:
+        try:
+            run_of(**{name: value})
+        except fedclade.FedcladeError:
+            refused += 1
+    assert refused >= len(ODD) - 5
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (
+            lambda: fedclade.load_federation("digits", clients="3"),
+            "clients of load_federation should be a whole number",
+        ),
+        (lambda: fedclade.Federation(1, ()), "pool of Federation should be of type Pool, got 1"),
+        (lambda: fedclade.one_client([], [], labels="2"), "labels of one_client should be a whole number, got '2'"),
+        (lambda: fedclade.assign(1, 2), "run of assign should be of type Run, got 1"),
+        (lambda: fedclade.export_model(1, 2), "run of export_model should be of type Run, got 1"),
+        (lambda: Run.load(3), "folder of load should be a string or of type Path, got 3"),
+        (lambda: run_of().save(None), "folder of save should be a string or of type Path, got None"),
+        (lambda: fedclade.path_weights(1, 2), "tree of path_weights should be of type ParameterTree, got 1"),
+        (lambda: fedclade.evaluate_paths(1, 2), "clients of evaluate_paths should be of type SimulatedClients, got 2"),
+        (lambda: fedclade.PathEnsemble(1, []), "module of PathEnsemble should be of type Module, got 1"),
+    ],
+)
+def test_so_are_those_of_the_other_functions(call: Callable[[], object], told: str):
+    with pytest.raises(ConfigError) as caught:
+        call()
+    assert told in str(caught.value)
+
+
+def net(wrap: Callable[[nn.Module], Any], *more: Any) -> nn.Module:
+    layer = nn.Linear(FEATURES, LABELS)
+    return nn.Sequential(nn.Flatten(), wrap(layer, *more) or layer)
+
+
+COMPUTED = {
+    "weight norm": lambda: net(parametrizations.weight_norm),
+    "spectral norm": lambda: net(parametrizations.spectral_norm),
+    "orthogonal": lambda: net(parametrizations.orthogonal),
+    "spectral norm as it was": lambda: net(nn.utils.spectral_norm),
+    "pruned": lambda: net(prune.l1_unstructured, "weight", 0.5),
+}
+
+
+@pytest.mark.parametrize("name", COMPUTED)
+def test_a_model_that_computes_its_weights_is_one_clear_error(name: str):
+    with pytest.raises(
+        ModelError, match=r"'1' \(\w*Linear\) computes its weights from other parameters.*take a layer without"
+    ):
+        run_of(model=COMPUTED[name]())
+
+
+def test_weight_norm_as_it_was_is_told_before_it_is_copied():
+    with pytest.warns(FutureWarning):
+        model = net(nn.utils.weight_norm)
+    with pytest.raises(ModelError, match=r"'1' \(Linear\) computes its weights from other parameters"):
+        run_of(model=model)
+
+
+def test_a_parametrisation_that_was_removed_is_none():
+    model = COMPUTED["weight norm"]()
+    nn.utils.parametrize.remove_parametrizations(model[1], "weight")
+    assert Layout.of(model).n_parameters == Layout.of(linear()).n_parameters
+
+
+def test_a_lazy_model_is_told_to_be_given_a_batch_first():
+    model = nn.Sequential(nn.Flatten(), nn.LazyLinear(LABELS))
+    with pytest.raises(ModelError, match=r"'1' \(LazyLinear\) is lazy: .*pass a batch through the model first"):
+        run_of(model=model)
+    model(torch.zeros(1, FEATURES))
+    assert run_of(model=model).summary["rounds"] == 1
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: linear(), "making the model from seed 0 failed: TypeError"),
+        (lambda seed: None, "a function that makes a model should return a torch.nn.Module, got NoneType"),
+        (lambda seed: 1 / 0, "making the model from seed 0 failed: ZeroDivisionError: division by zero"),
+    ],
+)
+def test_a_function_that_makes_no_model_is_one_clear_error(make: Callable[..., Any], told: str):
+    with pytest.raises(ModelError) as caught:
+        run_of(model=make)
+    assert told in str(caught.value)

@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fedclade.core import rng
+
+KEYS = [(0, "a"), (1, "a"), (0, "b"), (0, "a", 0), (0, "a", 0, 0), (0, "a", 1), (0, "a", 1, 0), (0, "a", 0, 1)]
+"""All different; NumPy alone would take some for the same, since it pads a seed with zeros."""
+
+
+def test_different_keys_draw_differently():
+    assert len({rng.torch_seed(*key) for key in KEYS}) == len(KEYS)
+    assert len({int(rng.generator(*key).integers(2**62)) for key in KEYS}) == len(KEYS)
+    assert len({int(torch.randint(2**62, (), generator=rng.torch_generator(*key))) for key in KEYS}) == len(KEYS)
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_the_same_key_draws_the_same(key):
+    assert rng.generator(*key).integers(2**62) == rng.generator(*key).integers(2**62)
+    assert rng.torch_generator(*key).initial_seed() == rng.torch_seed(*key)
+    assert 0 <= rng.torch_seed(*key) < 2**63
+
+
+def test_drawing_leaves_the_global_generators_alone():
+    before = torch.get_rng_state()
+    torch.rand(3, generator=rng.torch_generator(0, "a"))
+    assert torch.equal(torch.get_rng_state(), before)

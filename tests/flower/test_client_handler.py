@@ -1,0 +1,334 @@
+"""One client that answers, or says why it does not."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import RecordDict
+
+from fedclade import LocalSpec
+from fedclade.channel.encoding import decode, encoded_bytes
+from fedclade.channel.ledger import Budget
+from fedclade.channel.privacy import DifferentialPrivacy
+from fedclade.channel.signature import CountSketch, Permutation
+from fedclade.core.errors import ConfigError, DataError, PrivacyError, UpdateError
+from fedclade.core.params import Layout
+from fedclade.core.queries import Round
+from fedclade.flower import wire
+from fedclade.flower.client_handler import MOST_RESIDUALS, ClientHandler, read_secret, secret_model, seed_of
+from fedclade.flower.policy import QUESTIONS, Policy
+from fedclade.flower.wire import Content
+from tests.flower.worlds import FOUR, LOCAL, respondent_of
+from tests.tiny import federation_of, perceptron, simulated
+
+LAYOUT = Layout.of(perceptron())
+MODEL = LAYOUT.flatten(perceptron())
+SECRET = "f00d" * 16
+OPEN = Policy(allow=QUESTIONS)
+
+
+def ask(
+    client: ClientHandler,
+    what: str = "train",
+    sent: dict[str, torch.Tensor] | None = None,
+    state: RecordDict | None = None,
+    **words: Any,
+) -> Content:
+    values = {
+        "what": what,
+        "round": 2,
+        "query": 0,
+        "purpose": "train",
+        "replicates": 1,
+        "dim": 0,
+        "seed": 3,
+        "spec": wire.to_json(LOCAL),
+        "split": "test",
+        "digest": False,
+        "layout": wire.layout_digest(LAYOUT),
+        **words,
+    }
+    sent = {"model": MODEL} if sent is None else sent
+    vectors = {name: wire.raw_vector(model) for name, model in sent.items()}
+    return Content.of(client.answer(Content.of(wire.record(values, vectors)), state))
+
+
+def update_of(content: Content, encoding: str = "float32") -> torch.Tensor:
+    return decode(content.vector("update"), LAYOUT.size, encoding, LAYOUT.n_parameters)
+
+
+@pytest.mark.parametrize("what", ["train", "gradients"])
+def test_it_trains_as_a_simulated_client_does(what: str):
+    federation = federation_of(FOUR)
+    clients, _ = simulated(federation, perceptron())
+    here = getattr(clients, what)([2], MODEL[None], [0], Round(2, LOCAL, 3))
+    there = ask(respondent_of(2, federation, policy=OPEN), what)
+    assert torch.equal(update_of(there), here.each[0])
+    told = there.words.values
+    assert told["loss"] == float(here.losses[0])
+    assert (told["what"], told["round"], told["query"], told["purpose"], told["size"]) == (what, 2, 0, "train", 24)
+    assert told["model"] == wire.digest(wire.raw_vector(MODEL).data)
+
+
+@pytest.mark.parametrize("dim", [0, 5])
+def test_it_sends_the_signatures_of_all_replicates_in_one_answer(dim: int):
+    federation = federation_of(FOUR)
+    clients, _ = simulated(federation, perceptron())
+    sketch = CountSketch(3, LAYOUT.n_parameters, dim) if dim else None
+    halves = [clients.train([2], MODEL[None], [0], Round(2, LOCAL, 3, "train " + k, part=(int(k), 2))) for k in "01"]
+    expected = torch.cat([sketch.apply(half.signatures[0]) if sketch else half.signatures[0] for half in halves])
+    there = ask(respondent_of(2, federation, encoding="int8"), replicates=2, dim=dim)
+    assert torch.equal(decode(there.vector("update"), len(expected), "float32", 0), expected)
+    assert there.words.values["encoding"] == "float32"
+    assert there.words.values["size"] == 24
+    assert there.words.values["loss"] == pytest.approx(float((halves[0].losses + halves[1].losses) / 2))
+
+
+@pytest.mark.parametrize(("replicates", "dim"), [(0, 5), (25, 5), (2, -1)])
+def test_replicates_that_cannot_be_made_are_refused(replicates: int, dim: int):
+    why = f"asked for {replicates} replicates of length {dim} from 24 training examples"
+    with pytest.raises(UpdateError, match=why):
+        ask(respondent_of(2, federation_of(FOUR)), replicates=replicates, dim=dim)
+
+
+def test_it_is_pulled_to_the_anchor_that_it_is_sent():
+    federation = federation_of(FOUR)
+    clients, _ = simulated(federation, perceptron())
+    spec, models = LocalSpec(mu=0.5), torch.stack([MODEL, MODEL + 1])
+    here = clients.train([2], models, [0], Round(2, spec, 3), [1])
+    there = ask(respondent_of(2, federation), sent={"model": models[0], "anchor": models[1]}, spec=wire.to_json(spec))
+    assert torch.equal(update_of(there), here.each[0])
+    assert not torch.equal(update_of(ask(respondent_of(2, federation), spec=wire.to_json(spec))), here.each[0])
+
+
+def test_it_evaluates_all_models_that_it_is_sent():
+    federation = federation_of(FOUR)
+    clients, _ = simulated(federation, perceptron())
+    models = torch.stack([MODEL, -MODEL])
+    here = clients.evaluate([1, 1], models, [0, 1], "validation")
+    there = ask(respondent_of(1, federation), "evaluate", {"0": models[0], "1": models[1]}, split="validation")
+    assert there.words.values["accuracies"] == here.accuracies.tolist()
+    assert there.words.values["losses"] == here.losses.tolist()
+    assert there.words.values["examples"] == [10, 10]
+
+
+@pytest.mark.parametrize(
+    ("question", "why"),
+    [
+        (
+            {"what": "steal"},
+            "asked for 'steal', which is none of hello, initial, train, gradients, evaluate, sub",
+        ),
+        ({"layout": "0" * 32}, "asked about a model of structure 0{32}, and has one of structure [0-9a-f]{32}"),
+        ({"what": "initial", "models": 1}, "asked for initial models, which only clients with a secret draw"),
+        ({"round": "2"}, "'round' should be of type int, got '2'"),
+        ({"sent": {}}, r"there is no vector 'model', only \[\]"),
+        ({"sent": {"model": MODEL[:-1]}}, r"model 'model' of 364 bytes, expected 368 for shape \(92,\)"),
+        ({"sent": {"model": MODEL, "anchor": MODEL[:1]}}, "model 'anchor' of 4 bytes, expected 368"),
+        ({"spec": "{"}, "'spec' is not JSON"),
+        ({"spec": '{"speed": 3}'}, "asked for local training that is not known here: unknown key of .*'speed'"),
+        ({"spec": '{"epochs": "x"}'}, "asked for local training .* epochs .* should be a whole number, got 'x'"),
+        ({"spec": '{"epochs": 1.5}'}, "asked for local training .* epochs .* should be a whole number, got 1.5"),
+        ({"spec": '{"lr": 1' + 400 * "0" + "}"}, "asked for local training .*: lr .* more than 64 bits"),
+        ({"replicates": 2, "dim": 2**40}, "asked for 2 replicates of length 1099511627776 from 24 training examples"),
+        ({"spec": '{"epochs": 0}'}, "local.epochs should be at least 1, got 0"),
+        (
+            {"what": "evaluate", "split": "secrets"},
+            "asked for the scores on 'secrets' data, which is none of train, val",
+        ),
+        ({"what": "evaluate", "sent": {}}, "asked for the scores of no model"),
+        ({"what": "evaluate", "sent": {"1": MODEL}}, r"there is no vector '0', only \['1'\]"),
+        ({"what": "subspaces", "vectors": "all"}, "'vectors' should be of type int, got 'all'"),
+    ],
+)
+def test_what_it_cannot_answer_it_refuses(question: dict[str, Any], why: str):
+    with pytest.raises((UpdateError, ConfigError), match=why):
+        ask(respondent_of(policy=OPEN), **question)
+
+
+def test_training_that_diverges_is_said():
+    with pytest.raises(UpdateError, match="entries are NaN or infinite"):
+        ask(respondent_of(), spec=wire.to_json(LocalSpec(lr=1e30, epochs=5)))
+
+
+def test_it_is_one_client():
+    with pytest.raises(DataError, match="data_fn should return a federation of one client, got 4; see alone"):
+        ClientHandler(federation_of(FOUR), perceptron)
+    with pytest.raises(ConfigError, match="unknown encoding 'zip'"):
+        respondent_of(encoding="zip")
+
+
+def test_with_a_secret_all_vectors_travel_permuted():
+    client, plain = respondent_of(secret=SECRET), respondent_of()
+    permutation = Permutation(seed_of(SECRET), LAYOUT.size, LAYOUT.n_parameters)
+    sent = update_of(ask(client, sent={"model": permutation.apply(MODEL)}))
+    assert torch.equal(permutation.invert(sent), update_of(ask(plain)))
+    scores = ask(client, "evaluate", {"0": permutation.apply(MODEL)}).words.values
+    assert scores["accuracies"] == ask(plain, "evaluate", {"0": MODEL}).words.values["accuracies"]
+
+
+def test_initial_models_are_the_secrets():
+    found = [ask(respondent_of(c, secret=SECRET), "initial", {}, models=2) for c in (0, 1)]
+    assert found[0].vectors == found[1].vectors
+    permutation = Permutation(seed_of(SECRET), LAYOUT.size, LAYOUT.n_parameters)
+    for number, data in found[0].vectors.items():
+        model = permutation.invert(wire.read_vector(data, (LAYOUT.size,), torch.float32, "it"))
+        assert torch.equal(model, secret_model(perceptron, LAYOUT, seed_of(SECRET), int(number)))
+    assert found[0].vector("0") != found[0].vector("1")
+
+
+def test_a_secret_model_is_drawn_as_others_are_but_for_the_order():
+    model = secret_model(perceptron, LAYOUT, seed := seed_of(SECRET))
+    drawn = LAYOUT.flatten(perceptron(0))
+    for slot in LAYOUT.parameters:
+        mine, usual = model[slot.start : slot.stop], drawn[slot.start : slot.stop]
+        assert float(mine.abs().max()) <= 1.5 * float(usual.abs().max())
+    assert not torch.equal(model, secret_model(perceptron, LAYOUT, seed + 1))
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (b"too short", "has 9 characters, expected at least 32; make one with: python -c 'import secrets"),
+        (b"\xff" * 40, "cannot read the clients' secret .*: 'utf-8' codec"),
+        (None, "cannot read the clients' secret .*No such file"),
+    ],
+)
+def test_a_secret_that_is_none_is_refused(text: bytes | None, why: str, tmp_path: Path):
+    path = tmp_path / "secret"
+    if text is not None:
+        path.write_bytes(text)
+    with pytest.raises(ConfigError, match=why):
+        read_secret(path)
+    path.write_text(f"  {SECRET}\n")
+    assert read_secret(path) == SECRET
+
+
+@pytest.mark.parametrize("encoding", ["float16", "int8"])
+def test_what_an_encoding_loses_is_sent_later_even_by_another_process(encoding: str, tmp_path: Path):
+    """Two updates, decoded and added up, differ from the true sum by the last residual only."""
+    exact = [update_of(ask(respondent_of(), round=number)) for number in (1, 2)]
+    sent = []
+    for number in (1, 2):  # a process each: what one kept, the other reads
+        answer = ask(respondent_of(encoding=encoding, folder=tmp_path), round=number)
+        assert len(answer.vector("update")) == encoded_bytes(LAYOUT.size, encoding, LAYOUT.n_parameters)
+        assert answer.words.values["encoding"] == encoding
+        sent.append(update_of(answer, encoding))
+    assert len(list(tmp_path.glob("residual-*.safetensors"))) == 1
+    forgetful = [update_of(ask(respondent_of(encoding=encoding), round=n), encoding) for n in (1, 2)]
+    assert torch.equal(sent[0], forgetful[0])
+    assert not torch.equal(sent[1], forgetful[1])
+    whole = sum(exact)
+    step = float(exact[1].abs().max()) / (127 if encoding == "int8" else 2048)
+    assert float((sum(sent) - whole).abs().max()) <= 0.51 * step * 1.1
+
+
+def test_without_a_folder_residuals_last_as_long_as_the_process():
+    client = respondent_of(encoding="int8")
+    first, second = (update_of(ask(client, round=1), "int8") for _ in range(2))
+    assert not torch.equal(first, second)
+
+
+def test_residuals_of_gradients_are_kept_apart(tmp_path: Path):
+    client = respondent_of(encoding="int8", folder=tmp_path, policy=OPEN)
+    ask(client)
+    ask(client, "gradients")
+    ask(client, purpose="pretrain")
+    assert len(list(tmp_path.glob("residual-*.safetensors"))) == 3
+
+
+def test_what_a_server_calls_its_purposes_names_no_file(tmp_path: Path):
+    """Nor do many purposes fill the disk."""
+    (folder := tmp_path / "client").mkdir()
+    client = respondent_of(encoding="int8", folder=folder)
+    for purpose in ("../escaped", "/tmp/escaped", "a\0b", 1000 * "x", *map(str, range(MOST_RESIDUALS))):
+        assert len(ask(client, purpose=purpose).vector("update")) > 0
+    assert list(tmp_path.iterdir()) == [folder]
+    names = [path.name for path in folder.glob("*.safetensors")]
+    assert len(names) == MOST_RESIDUALS
+    assert all(re.fullmatch(r"residual-[0-9a-f]{32}\.safetensors", name) for name in names)
+
+
+CLIPPED = DifferentialPrivacy(clip_norm=0.01)
+UNBOUNDED = Budget(epsilon=math.inf)
+
+
+def test_a_private_client_needs_a_folder():
+    with pytest.raises(ConfigError, match="a private client needs a folder for its ledger; set folder in its node"):
+        respondent_of(privacy=CLIPPED)
+
+
+def test_a_private_client_clips_and_withholds_its_loss(tmp_path: Path):
+    answer = ask(respondent_of(privacy=CLIPPED, budget=UNBOUNDED, folder=tmp_path))
+    assert float(torch.linalg.vector_norm(update_of(answer))) == pytest.approx(0.01, rel=1e-5)
+    assert "loss" not in answer.words.values
+    read = wire.read_answer(answer, LAYOUT.size, LAYOUT.n_parameters, LAYOUT.dtype, 24, {"round": 2})
+    assert read.loss is None
+
+
+def test_its_noise_is_its_own_and_never_the_same(tmp_path: Path):
+    privacy = DifferentialPrivacy(clip_norm=0.01, noise_multiplier=1.0)
+    client = respondent_of(privacy=privacy, budget=UNBOUNDED, folder=tmp_path)
+    first, second = update_of(ask(client)), update_of(ask(client))
+    assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize(
+    ("question", "what"),
+    [
+        ({"what": "evaluate", "split": "train", "sent": {"0": MODEL}}, "training losses"),
+        ({"what": "subspaces", "vectors": 2, "per_label": True}, "subspaces of their data"),
+    ],
+)
+def test_a_private_client_does_not_tell(question: dict[str, Any], what: str, tmp_path: Path):
+    with pytest.raises(ConfigError, match=f"clients with differential privacy do not tell {what}"):
+        ask(respondent_of(privacy=CLIPPED, budget=UNBOUNDED, folder=tmp_path, policy=OPEN), **question)
+
+
+def test_a_release_is_booked_before_the_update_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """So that a crash on the way counts one too many, and never one too few."""
+    privacy = DifferentialPrivacy(clip_norm=0.01, noise_multiplier=2.0)
+
+    def crash(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    client = respondent_of(privacy=privacy, budget=UNBOUNDED, folder=tmp_path)
+    monkeypatch.setattr(client, "_encoded", crash)
+    with pytest.raises(KeyboardInterrupt):
+        ask(client)
+    (entry,) = json.loads((tmp_path / "privacy.json").read_text())["entries"]
+    assert (entry["round"], entry["noise_multiplier"], entry["releases"]) == (2, 2.0, 1)
+
+
+def test_beyond_its_budget_it_sends_nothing(tmp_path: Path):
+    """Not even as another process, in another run."""
+    privacy = DifferentialPrivacy(clip_norm=0.01, noise_multiplier=4.0)
+    budget = Budget(epsilon=1.2 * privacy.epsilon(1), delta=privacy.delta)
+    ask(respondent_of(privacy=privacy, budget=budget, folder=tmp_path))
+    with pytest.raises(PrivacyError, match=r"with this update the client would have spent ε = .* more than its budget"):
+        ask(respondent_of(privacy=privacy, budget=budget, folder=tmp_path))
+
+
+def test_a_damaged_ledger_keeps_everything_back(tmp_path: Path):
+    (tmp_path / "privacy.json").write_text("{")
+    with pytest.raises(PrivacyError, match=r"the privacy ledger .*privacy.json is damaged"):
+        ask(respondent_of(privacy=CLIPPED, budget=UNBOUNDED, folder=tmp_path))
+
+
+def test_what_it_keeps_only_its_owner_reads(tmp_path: Path):
+    before = os.umask(0o022)
+    try:
+        ask(respondent_of(privacy=CLIPPED, budget=UNBOUNDED, encoding="int8", folder=tmp_path))
+    finally:
+        os.umask(before)
+    modes = {path.name: oct(stat.S_IMODE(path.stat().st_mode)) for path in tmp_path.iterdir()}
+    assert set(modes.values()) == {"0o600"}
+    assert {name.partition("-")[0] for name in modes} == {"privacy.json", "policy.json", "residual"}

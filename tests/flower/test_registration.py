@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedclade.core.errors import UpdateError
+from fedclade.core.registry import DataSpec
+from fedclade.flower import wire
+from fedclade.flower.registration import Member, Registration, read_schema
+from fedclade.flower.wire import Content, Signer
+from tests.flower.worlds import respondent_of, worded
+
+HELLO = respondent_of(1).answer(Content.of(wire.record({"what": "hello"})))
+
+SCHEMA = {"data": "tiny", "input_shape": [6], "outputs": 4, "task": "classification", "vocabulary_size": 0}
+
+
+def read(**changes: Any) -> Registration:
+    content = Content.of(worded(**changes)(HELLO))
+    return Registration.read(replace(content, signer=Signer("ab" * 32, lasts=True)), 101)
+
+
+def with_schema(**changes: Any) -> dict[str, str]:
+    return {"schema": json.dumps({**SCHEMA, **changes})}
+
+
+def test_a_client_says_who_it_is_and_what_its_examples_look_like():
+    one = read()
+    assert (one.number, one.member) == (1, Member(101, "c1", 24, 1, "ab" * 32, True))
+    assert one.schema == DataSpec("tiny", (6,), 4)
+    assert one.shape == ((6,), 4, "classification", 0)
+    assert one.secret == ""
+    assert one.kind == (one.layout, one.shape, "")
+
+
+def test_what_it_keeps_to_itself_is_none():
+    one = read(number=-1, true_cluster=-1)
+    assert one.number is None
+    assert one.member.true_cluster is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"size": 0}, r"size of 0 examples, expected 1 to 2\*\*53"),
+        ({"size": 2**60}, "size of 1152921504606846976 examples"),
+        ({"size": True}, "'size' should be of type int, got True"),
+        ({"number": 2**31}, "number 2147483648, expected at most 2147483647"),
+        ({"number": "1"}, "'number' should be of type int, got '1'"),
+        ({"true_cluster": 2**62}, "true_cluster 4611686018427387904, expected at most 2147483647"),
+        ({"true_cluster": 0.5}, "'true_cluster' should be of type int, got 0.5"),
+        ({"name": 7}, "'name' should be of type str, got 7"),
+        ({"name": None}, "'name' should be of type str, got None"),
+        ({"layout": "mine"}, "'layout' should be a digest in hexadecimal, got 'mine'"),
+        ({"secret": "ab" * 500}, "'secret' should be a digest in hexadecimal, got 'ababab"),
+        ({"schema": "{"}, "'schema' is not JSON"),
+        ({"schema": "[" * 5000}, "'schema' is not JSON"),
+        ({"schema": "[6]"}, r"'schema' should be a JSON object, got \[6\]"),
+        ({"schema": "1" * 20_000}, "'schema' has 20000 characters, more than 10000"),
+        ({"schema": "{}"}, "its schema is malformed: .* missing 3 required"),
+        (with_schema(colour="red"), "its schema is malformed: .* unexpected keyword argument 'colour'"),
+        (with_schema(input_shape=6), "its schema is malformed: 'int' object is not iterable"),
+        (with_schema(input_shape=["6"]), r"input_shape \('6',\), expected numbers from 1"),
+        (with_schema(input_shape=[0]), r"input_shape \(0,\), expected numbers from 1"),
+        (with_schema(input_shape=[True]), r"input_shape \(True,\), expected numbers from 1"),
+        (with_schema(input_shape=[2**13, 2**13]), r"input_shape \(8192, 8192\), expected .* of product up to 2\*\*24"),
+        (with_schema(outputs=10**12), "outputs .1000000000000,., expected numbers from 1, of product up to"),
+        (with_schema(vocabulary_size=-1), "vocabulary_size .-1,., expected numbers from 0"),
+        (with_schema(task="mining"), "task 'mining', expected one of classification, language"),
+        (with_schema(scaled=[0.5]), "its schema is malformed: not enough values to unpack"),
+        (with_schema(scaled=[math.nan, 1]), r"scaled \[nan, 1\], expected two finite numbers"),
+        (with_schema(scaled=[10**400, 1]), "its schema is malformed: int too large to convert to float"),
+    ],
+)
+def test_what_cannot_be_is_refused(changes: dict[str, Any], why: str):
+    with pytest.raises(UpdateError, match=why) as raised:
+        read(**changes)
+    assert len(str(raised.value)) < 400
+
+
+def test_texts_are_made_fit_to_be_shown():
+    hostile = "\x1b[2J\u202eevil\n" + 5_000 * "x"
+    one = read(name=hostile, description=hostile, **with_schema(data=hostile))
+    for text, longest in ((one.member.name, 60), (one.description, 200), (one.schema.data, 60)):
+        assert longest - 1 <= len(text) <= longest
+        assert text.isprintable()
+        assert text.startswith(("[2J evil xxx", " [2J evil xxx"))
+    assert read(name=" \n").member.name == "node 101"
+
+
+@given(
+    st.dictionaries(st.sampled_from([*SCHEMA, "scaled"]), st.one_of(st.integers(), st.text(), st.lists(st.floats())))
+)
+def test_no_schema_raises_anything_else(changes: dict[str, Any]):
+    try:
+        schema = read_schema({**SCHEMA, **changes})
+    except (TypeError, ValueError):
+        return
+    assert math.prod(schema.input_shape) <= 2**24

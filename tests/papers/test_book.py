@@ -1,0 +1,100 @@
+"""The page of all results: written from JSON alone, and the committed one is that of the committed results."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fedclade.cli.reproduce import changes
+from fedclade.core.errors import DataError
+from fedclade.papers import EXPERIMENTS
+from fedclade.papers import book as module
+from fedclade.papers.book import book, read_results, write_book
+from fedclade.papers.result import measure
+from tests.papers.examples import TINY
+
+ROOT = Path(__file__).parents[2]
+LARGEST_FIGURE = 60_000
+
+
+@pytest.fixture
+def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(module, "EXPERIMENTS", {"tiny": TINY})
+    folder = tmp_path / "results"
+    folder.mkdir()
+    for scale in ("smoke", "laptop"):
+        result = measure(TINY, scale)
+        result.save(folder / f"{result.stem}.json")
+    return folder
+
+
+def section(page: str, title: str) -> str:
+    """Return what stands between a heading and the next."""
+    return page.split(f"## {title}\n", 1)[1].split("\n## ", 1)[0]
+
+
+def test_the_page_tells_of_all_results_in_sentences_and_in_numbers(results: Path, tmp_path: Path):
+    write_book(results, tmp_path / "page.md")
+    page = (tmp_path / "page.md").read_text()
+    assert page.index("## tiny, smoke") < page.index("## tiny, laptop")
+    sentences = "| [tiny](#tiny-laptop) | 95 % on average. | 92.0 %. | The seeds are others. |"
+    assert f"{sentences} seeds [0, 1, 2] → [1, 3]; rounds 100 → 10 |" in section(page, "Overview")
+    numbers = "| [tiny](#tiny-laptop) | Nobody 2000, table 1 | laptop | 1 short | 1 seen, 1 not seen |"
+    assert numbers in section(page, "Rows and claims")
+    assert sorted(path.name for path in (tmp_path / "page").iterdir()) == ["tiny-laptop.png", "tiny-smoke.png"]
+
+
+def test_the_page_tells_what_was_not_confirmed_and_why(results: Path, tmp_path: Path):
+    write_book(results, tmp_path / "page.md")
+    unconfirmed = section((tmp_path / "page.md").read_text(), "What we could not confirm")
+    assert "| [tiny](#tiny-laptop) | always | no | once |" in unconfirmed
+    assert "above 90 %" not in unconfirmed
+    assert "| [tiny](#tiny-laptop) | 1, by −3.0 % | The seeds are others. |" in unconfirmed
+
+
+def test_the_page_names_what_was_not_measured(results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    write_book(results, tmp_path / "page.md")
+    assert "Not measured" not in (tmp_path / "page.md").read_text()
+    other = replace(TINY, name="other", source="Nobody 2000, table 2", data=("femnist",))
+    monkeypatch.setattr(module, "EXPERIMENTS", {"tiny": TINY, "other": other})
+    write_book(results, tmp_path / "page.md")
+    line = "| other | Nobody 2000, table 2 | femnist | `fedclade reproduce other --scale paper` |"
+    assert line in section((tmp_path / "page.md").read_text(), "Not measured")
+
+
+def test_a_folder_without_results_is_refused(tmp_path: Path):
+    with pytest.raises(DataError, match=rf"{tmp_path} holds no results; make some with: fedclade reproduce"):
+        read_results(tmp_path)
+
+
+def test_results_of_unknown_experiments_are_refused(results: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "EXPERIMENTS", {})
+    with pytest.raises(DataError, match="experiments that are not known: tiny, tiny"):
+        read_results(results)
+
+
+def test_the_committed_page_is_that_of_the_committed_results():
+    committed = read_results(ROOT / "results")
+    assert (ROOT / "docs" / "reproduce.md").read_text(encoding="utf-8") == book(committed, "reproduce")
+    pictures = {path.stem: path.stat().st_size for path in (ROOT / "docs" / "reproduce").iterdir()}
+    assert set(pictures) == {result.stem for result in committed}
+    assert max(pictures.values()) < LARGEST_FIGURE
+
+
+def test_committed_results_are_of_the_settings_as_they_stand():
+    for result in read_results(ROOT / "results"):
+        by_hand = changes(shlex.split(result.command)[6::2])
+        assert result.settings == EXPERIMENTS[result.name].settings(result.scale, by_hand), result.stem
+
+
+def test_committed_results_say_what_they_come_to_and_why_they_fall_short():
+    for result in read_results(ROOT / "results"):
+        summary, outcome = result.outcome.summary, result.outcome
+        assert summary.shows, result.stem
+        assert summary.found, result.stem
+        short = [row.what for row in outcome.rows if row.verdict.startswith(("short", "off"))]
+        short += [claim.text for claim in outcome.claims if claim.seen in ("no", "direction only")]
+        assert summary.because or not short, f"{result.stem}: {short} without a reason"

@@ -1,0 +1,176 @@
+"""Results: what a measurement notes, how it is kept, and how it is written for people."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedclade.cli.reproduce import changes
+from fedclade.core.errors import DataError, RunError
+from fedclade.papers import Claim, Outcome, Row
+from fedclade.papers.outcome import as_told
+from fedclade.papers.result import Result, measure
+from fedclade.papers.writing import departures, difference, figure, ours, row_cells, setting, to_csv, to_markdown
+from tests.papers.examples import TINY
+
+
+@pytest.fixture
+def result() -> Result:
+    return measure(TINY, "laptop")
+
+
+def test_a_result_says_how_it_came_about(result: Result):
+    assert result.command == "fedclade reproduce tiny --scale laptop"
+    assert result.seeds == (1, 3)
+    assert result.differences == {"seeds": ([0, 1, 2], [1, 3]), "rounds": (100, 10)}
+    assert {"python", "torch", "fedclade"} <= set(result.versions)
+    assert result.machine["cpus"] >= 1
+    assert result.machine["device"]
+    assert result.outcome.rows[0].seeds == (91.0, 93.0)
+
+
+def test_a_result_reads_back_as_it_was_written(result: Result, tmp_path: Path):
+    result.save(tmp_path / "tiny.json")
+    again = Result.load(tmp_path / "tiny.json")
+    assert again.outcome == result.outcome
+    assert to_markdown(again) == to_markdown(result)
+    assert replace(again, settings={}, differences={}) == replace(result, settings={}, differences={})
+
+
+def test_an_outcome_is_as_json_has_it():
+    def of(value: object) -> Result:
+        return measure(replace(TINY, measure=lambda bench, settings: Outcome(series={"x": value})), "smoke")
+
+    assert of((np.float64(0.5), np.bool_(True))).outcome.series == {"x": [0.5, True]}
+    with pytest.raises(TypeError, match=r"an outcome should hold what JSON can, got \{1\}"):
+        of({1})
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [("[]", "TypeError"), ("{", "JSONDecodeError"), ('{"format": 2}', "KeyError: 'outcome'"), (None, "FileNotFound")],
+)
+def test_a_file_that_holds_no_result_is_said_to(tmp_path: Path, content: str | None, told: str):
+    path = tmp_path / "odd.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(RunError, match=rf"odd.json holds no result of an experiment: {told}"):
+        Result.load(path)
+
+
+def test_a_result_of_another_format_is_refused(result: Result, tmp_path: Path):
+    path = tmp_path / "tiny.json"
+    result.save(path)
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 7}))
+    with pytest.raises(RunError, match="has format 7, this version of fedclade reads format 2"):
+        Result.load(path)
+
+
+def test_data_that_is_missing_is_named_with_the_option(tmp_path: Path):
+    with pytest.raises(DataError, match=rf"tiny needs the data set 'mnist', which is not in {tmp_path}.*--data-dir"):
+        measure(replace(TINY, data=("digits", "mnist")), "smoke", data_dir=tmp_path)
+
+
+def test_what_was_measured_before_is_not_measured_again(tmp_path: Path):
+    told: list[str] = []
+    for _ in range(2):
+        measure(TINY, "laptop", folder=tmp_path, say=told.append)
+    assert told == ["seed 1", "seed 3"]
+
+
+def test_what_was_set_by_hand_is_in_the_command_and_among_the_differences():
+    changed = measure(TINY, "laptop", changed={"rounds": 20, "data": "a b"})
+    assert changed.command == """fedclade reproduce tiny --scale laptop --set rounds=20 --set 'data="a b"'"""
+    assert changes(shlex.split(changed.command)[6::2]) == {"rounds": 20, "data": "a b"}
+    assert changed.differences == {"seeds": ([0, 1, 2], [1, 3]), "rounds": (100, 20), "data": ("mnist", "a b")}
+    assert departures(changed) == "seeds [0, 1, 2] → [1, 3]; rounds 100 → 20; also data"
+
+
+def test_what_is_as_in_the_paper_departs_in_nothing():
+    assert departures(measure(TINY, "paper")) == "nothing"
+
+
+@pytest.mark.parametrize(
+    ("claim", "seen"),
+    [
+        (Claim("it rises by 4 points", True, "+4.5", as_told([4.5], 4)), "yes"),
+        (Claim("it rises by 4 points", True, "+1.0", as_told([1.0], 4)), "direction only"),
+        (Claim("it rises by 4 points", False, "-4.0", as_told([-4.0], 4)), "no"),
+        (Claim("it rises", True, "+1.0"), "yes"),
+        (Claim("it rises", None, "+1.0", as_large=True), "not tested"),
+    ],
+)
+def test_a_claim_is_seen_only_if_it_is_as_large_as_it_says(claim: Claim, seen: str):
+    assert claim.seen == seen
+
+
+def test_as_large_is_within_a_fifth_of_what_is_told():
+    assert as_told([1.05, 2.25], 1.3, 1.9)
+    assert not as_told([1.5, 5.5], 1.3, 1.9)
+    assert not as_told([1.0], 1.3, 1.9)
+    assert as_told([-17.0], -20)
+
+
+def test_a_figure_that_the_paper_does_not_print_is_written_as_it_puts_it():
+    row = Row("P[g(α) > 0]", 100.0, 99.9, told="≈ 1")
+    assert row_cells(row) == ("P[g(α) > 0]", "≈ 1", "99.9 %", "−0.1 %", "reached")
+
+
+@pytest.mark.parametrize(
+    ("row", "verdict"),
+    [
+        (Row("x", 90.0, 90.9), "reached"),
+        (Row("x", 90.0, 95.0, wanted="at least"), "exceeded"),
+        (Row("x", 90.0, 85.0, wanted="at least"), "short by 5"),
+        (Row("x", 36.0, 43.0, unit="", wanted="at most"), "short by 7"),
+        (Row("x", 36.0, 30.0, unit="", wanted="at most"), "exceeded"),
+        (Row("x", 90.0, 85.0), "off by -5"),
+        (Row("x", None, 85.0), ""),
+        # One more of 84, 85, 86 lies within 4.303 · 1 · √(1 + 1/3) = 4.97 of 85.
+        (Row("x", 89.9, 85.0, seeds=(84.0, 85.0, 86.0)), "off by -4.9, as seeds differ"),
+        (Row("x", 90.0, 85.0, wanted="at least", seeds=(84.0, 85.0, 86.0)), "short by 5"),
+        (Row("x", 86.5, 85.0, seeds=(84.0, 86.0)), "off by -1.5"),
+    ],
+)
+def test_verdicts(row: Row, verdict: str):
+    assert row.verdict == verdict
+
+
+def test_numbers_as_people_read_them():
+    assert figure(98.456, "%") == "98.5 %"
+    assert figure(-2.5, "rounds") == "−2.5 rounds"
+    assert figure(None) == "–"
+    # By Student's t for two values: 12.706 · 0.7071 / √2 = 6.353.
+    assert ours(Row("x", None, 97.0, seeds=(96.5, 97.5))) == "97.0 ± 6.4 %"
+    assert ours(Row("x", None, 97.0, seeds=(97.0,))) == "97.0 %"
+    assert difference(Row("x", 90.0, 97.0)) == "+7.0 %"
+    assert difference(Row("x", 90.0, 83.0)) == "−7.0 %"
+    assert difference(Row("x", None, 83.0)) == "–"
+    assert setting("a" * 100) == "a" * 79 + "…"
+
+
+def test_a_page_holds_rows_claims_remarks_changes_and_the_command(result: Result):
+    page = to_markdown(result, "tiny.png", level=2)
+    assert page.startswith(
+        "## tiny, laptop\n\naccuracy by seed (Nobody 2000, table 1).\n\n![accuracy by seed](tiny.png)"
+    )
+    assert "| accuracy | 95.0 % | 92.0 ± 12.7 % | −3.0 % | short by 3 |" in page
+    assert "| above 90 % (section I) | yes | 92.0 % |" in page
+    assert "| always | no | once |" in page
+    assert "- The paper does not say the seeds." in page
+    assert "- **The paper shows:** 95 % on average.\n- **Measured here:** 92.0 %." in page
+    assert "| rounds | 100 | 10 |" in page
+    assert "`fedclade reproduce tiny --scale laptop` · scale laptop · seeds 1, 3 · " in page
+
+
+def test_csv_has_numbers_unrounded(result: Result):
+    (row,) = csv.DictReader(io.StringIO(to_csv(result)))
+    assert (row["what"], row["paper"], row["ours"], row["seeds"]) == ("accuracy", "95.0", "92.0", "91.0 93.0")
+    assert float(row["half_width_95"]) == pytest.approx(12.706, abs=1e-3)

@@ -1,0 +1,292 @@
+"""The folder of a run in progress: which runs may go on in it, from which checkpoint, and what a full disk leaves."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+from fedclade import CFL, CheckpointError, ConfigError, LocalSpec, Run, RunError, RunInterrupted, UpdateError, simulate
+from fedclade.core import files as files_module
+from fedclade.runs import rounds as rounds_module
+from fedclade.runs.store import checkpoint as checkpoint_module
+from fedclade.runs.store import run as run_module
+from fedclade.runs.store.folder import first_difference
+from tests.tiny import federation_of, linear
+
+TRUTH = [0, 1, 0, 1]
+
+
+def run_in(folder: Path, after: int | None = None, truth=TRUTH, model=None, **settings) -> Run:
+    """Run in a folder, with a checkpoint after every round; stop after one of them."""
+    settings = {"local": LocalSpec(batch_size=10), "rounds": 5, "engine": "loop", "checkpoint_every": 1} | settings
+    rounds = iter(range(1, 100))
+    stop = (lambda: next(rounds) == after) if after else None
+    algorithm = settings.pop("algorithm", CFL(eps2=1e-3, split_rounds=(2,)))
+    return simulate(algorithm, model or linear(), federation_of(truth), folder=folder, stop=stop, **settings)
+
+
+@pytest.fixture
+def unfinished(tmp_path: Path) -> Path:
+    """A run that was stopped after its third round of five."""
+    with pytest.raises(RunInterrupted, match="interrupted after round 3; the same call continues from"):
+        run_in(tmp_path / "run", after=3)
+    return tmp_path / "run"
+
+
+def checkpoints(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "checkpoints").iterdir())
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def end_of(folder: Path) -> bytes:
+    return (folder / "tree/tree.safetensors").read_bytes() + (folder / "clients.parquet").read_bytes()
+
+
+def test_the_last_two_checkpoints_are_kept(unfinished):
+    assert checkpoints(unfinished) == ["round-000002", "round-000003"]
+    assert {path.name for path in unfinished.iterdir()} == {"config.toml", "checkpoints"}
+
+
+def test_what_a_killed_run_half_wrote_is_cleared_away(unfinished):
+    (unfinished / "checkpoints/.round-000009.writing/tree").mkdir(parents=True)
+    run_in(unfinished)
+    assert [path.name for path in (unfinished / "checkpoints").glob(".*")] == []
+
+
+def test_a_finished_run_is_returned_as_it_was(tmp_path):
+    first = run_in(tmp_path / "run")
+    before = snapshot(tmp_path / "run")
+    again = run_in(tmp_path / "run")
+    assert again.summary == first.summary
+    assert snapshot(tmp_path / "run") == before
+
+
+@pytest.mark.parametrize("keep_checkpoints", [True, False])
+def test_a_finished_run_can_be_given_more_rounds(tmp_path, keep_checkpoints):
+    run_in(tmp_path / "short", rounds=3)
+    if not keep_checkpoints:
+        shutil.rmtree(tmp_path / "short/checkpoints")
+    assert run_in(tmp_path / "short").summary["rounds"] == 5
+    run_in(tmp_path / "long")
+    assert end_of(tmp_path / "short") == end_of(tmp_path / "long")
+    with pytest.raises(RunError, match="holds a run of another config: its rounds is 5, and 4 would be fewer"):
+        run_in(tmp_path / "short", rounds=4)
+
+
+def test_a_run_begun_before_its_first_checkpoint_starts_again(tmp_path):
+    run_in(tmp_path / "whole")
+    (tmp_path / "run").mkdir()
+    shutil.copy(tmp_path / "whole/config.toml", tmp_path / "run")
+    run_in(tmp_path / "run")
+    assert end_of(tmp_path / "run") == end_of(tmp_path / "whole")
+
+
+def test_an_empty_folder_is_taken_and_another_is_left_as_it_is(tmp_path):
+    (tmp_path / "empty").mkdir()
+    assert run_in(tmp_path / "empty").summary["rounds"] == 5
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/thesis.txt").write_text("mine")
+    (tmp_path / "file").write_text("mine")
+    for name in ("mine", "file"):
+        text = f"{tmp_path / name} exists already and holds no run; name another folder, or remove it"
+        with pytest.raises(RunError, match=re.escape(text)):
+            run_in(tmp_path / name)
+    assert snapshot(tmp_path / "mine") == {"thesis.txt": b"mine"}
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"seed": 4}, "its seed is 0, not 4"),
+        ({"engine": "stacked"}, "its engine is 'loop', not 'stacked'"),
+        ({"algorithm": CFL(eps2=1e-3, split_rounds=(3,))}, "its algorithm.split_rounds is [2], not [3]"),
+        ({"algorithm": "fedavg"}, "its algorithm.name is 'cfl', not 'fedavg'"),
+        ({"target": 0.5}, "its target.accuracy is None, not 0.5"),
+        ({"local": LocalSpec(batch_size=10, clip_norm=0.5)}, "its local.clip_norm is None, not 0.5"),
+        ({"rounds": 4}, "its rounds is 5, and 4 would be fewer"),
+    ],
+)
+def test_a_run_of_another_config_is_refused_and_left_as_it_is(unfinished, change, told):
+    before = snapshot(unfinished)
+    text = f"{unfinished} holds a run of another config: {told}; name another folder"
+    with pytest.raises(RunError, match=re.escape(text)):
+        run_in(unfinished, **change)
+    assert snapshot(unfinished) == before
+
+
+@pytest.mark.parametrize(("was", "now"), [("stacked", "auto"), ("loop", "loop")])
+def test_what_was_left_to_auto_can_stay_so(was, now):
+    """A finished run's config names the engine that was chosen."""
+    assert first_difference({"rounds": 1, "engine": was}, {"rounds": 1, "engine": now}) is None
+
+
+def test_how_often_to_save_and_how_long_to_run_may_change(unfinished):
+    assert run_in(unfinished, rounds=6, checkpoint_every=0).summary["rounds"] == 6
+
+
+def test_other_data_and_another_model_are_refused(unfinished):
+    before = snapshot(unfinished)
+    with pytest.raises(CheckpointError, match="was made with other data than was loaded now; give the run the data"):
+        run_in(unfinished, truth=[0, 1, 1, 0])
+    larger = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 4))  # of a class of the same name, and 28 + 20 parameters
+    text = "the checkpoint of round 3 holds models of 28 entries, and the model given has 48; give the run the model"
+    with pytest.raises(CheckpointError, match=text):
+        run_in(unfinished, model=larger)
+    assert snapshot(unfinished) == before
+
+
+def test_a_run_of_the_cpu_cannot_go_on_elsewhere(unfinished):
+    with pytest.raises(ConfigError, match="the run began on the CPU and can only go on there; leave out --device cuda"):
+        run_in(unfinished, device="cuda")
+
+
+DAMAGES = {
+    "cut off": lambda path: (path / "run.json").write_bytes((path / "run.json").read_bytes()[:100]),
+    "flipped": lambda path: _flip(path / "tree/tree.safetensors"),
+    "no manifest": lambda path: (path / "checkpoint.json").unlink(),
+    "of the future": lambda path: (path / "checkpoint.json").write_text('{"format": 99, "sha256": {}}'),
+    "empty": lambda path: [shutil.rmtree(path), path.mkdir()],
+}
+
+
+def _flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def _foreign(path: Path) -> None:
+    """Put another run's checkpoint in the place of one."""
+    other = path.parent.parent.with_name("other")
+    with pytest.raises(RunInterrupted):
+        run_in(other, after=3, seed=9)
+    shutil.rmtree(path)
+    shutil.copytree(other / "checkpoints" / path.name, path)
+
+
+@pytest.mark.parametrize("damage", [*DAMAGES, "foreign"])
+def test_what_cannot_be_used_is_told_once_and_the_checkpoint_before_it_is_taken(unfinished, tmp_path, damage, caplog):
+    newest = unfinished / "checkpoints/round-000003"
+    {**DAMAGES, "foreign": _foreign}[damage](newest)
+    run_in(unfinished)
+    (line,) = [record.message for record in caplog.records]
+    assert line.startswith(str(newest))
+    assert line.endswith("; continuing from round 2")
+    if damage == "foreign":
+        assert f"{newest} is of another run: its seed is 9, not 0" in line
+    run_in(tmp_path / "whole")
+    assert end_of(unfinished) == end_of(tmp_path / "whole")
+    assert checkpoints(unfinished) == ["round-000004", "round-000005", "unusable-round-000003"]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_where_no_checkpoint_can_be_used_nothing_is_destroyed(unfinished, damage):
+    for path in (unfinished / "checkpoints").iterdir():
+        DAMAGES[damage](path)
+    before = snapshot(unfinished)
+    with pytest.raises(CheckpointError, match=re.escape(f"no checkpoint of {unfinished} can be used: ")) as caught:
+        run_in(unfinished)
+    assert all(f"round-00000{number}" in str(caught.value) for number in (2, 3))
+    assert snapshot(unfinished) == before
+
+
+def full(*_, **__):
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("writer", ["write_tree", "write_tensors", "_write_json"])
+def test_a_disk_that_fills_up_leaves_the_checkpoints_before(unfinished, tmp_path, monkeypatch, writer):
+    before = snapshot(unfinished)
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint_module, writer, full)
+        target = unfinished / "checkpoints/round-000004"
+        text = f"cannot write the checkpoint {target}: [Errno 28] No space left on device; those before it are kept"
+        with pytest.raises(CheckpointError, match=re.escape(text)):
+            run_in(unfinished)
+    assert snapshot(unfinished) == before
+    run_in(unfinished)
+    run_in(tmp_path / "whole")
+    assert end_of(unfinished) == end_of(tmp_path / "whole")
+
+
+def test_results_that_cannot_be_written_leave_a_run_that_resumes(unfinished, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(run_module, "_write_rows", full)
+        text = f"cannot write the results of the run to {unfinished}: [Errno 28] No space left on device"
+        with pytest.raises(RunError, match=re.escape(text)):
+            run_in(unfinished)
+    assert checkpoints(unfinished) == ["round-000004", "round-000005"]
+    assert run_in(unfinished).summary["rounds"] == 5
+
+
+def test_a_folder_that_cannot_be_made_is_one_clear_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(files_module, "take_place", full)
+    text = f"cannot write the run folder {tmp_path / 'run'}: [Errno 28] No space left on device"
+    with pytest.raises(RunError, match=re.escape(text)):
+        run_in(tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_damaged_config_is_one_clear_error(unfinished):
+    (unfinished / "config.toml").write_text("seed = [")
+    with pytest.raises(RunError, match=re.escape(f"the run folder {unfinished} is damaged: TOMLDecodeError: ")):
+        run_in(unfinished)
+
+
+def test_a_run_that_fails_keeps_the_rounds_before_and_one_that_fails_at_once_nothing(tmp_path):
+    with pytest.raises(UpdateError, match="round 1: "):
+        run_in(tmp_path / "at once", local=LocalSpec(lr=1e30), checkpoint_every=0)
+    assert list(tmp_path.iterdir()) == []
+
+    def fails(row, tree):
+        if row["round"] == 3:
+            raise UpdateError("in a callback")
+
+    with pytest.raises(UpdateError, match="in a callback"):
+        run_in(tmp_path / "run", on_round=fails, checkpoint_every=0)
+    assert checkpoints(tmp_path / "run") == ["round-000003"]
+    run_in(tmp_path / "run")
+    run_in(tmp_path / "whole")
+    assert end_of(tmp_path / "run") == end_of(tmp_path / "whole")
+
+
+def test_more_rounds_that_fail_at_once_leave_the_results_that_there_were(tmp_path, monkeypatch):
+    run_in(tmp_path / "run", rounds=3, checkpoint_every=0)
+    before = end_of(tmp_path / "run")
+    with monkeypatch.context() as patch:
+        patch.setattr(rounds_module, "run_round", full)
+        with pytest.raises(OSError, match="No space left on device"):
+            run_in(tmp_path / "run")
+    assert end_of(tmp_path / "run") == before
+    assert run_in(tmp_path / "run").summary["rounds"] == 5
+
+
+def test_a_failure_is_not_hidden_by_a_checkpoint_that_cannot_be_written(tmp_path, monkeypatch, caplog):
+    def fails(row, tree):
+        monkeypatch.setattr(checkpoint_module, "write_tree", full)
+        raise UpdateError("in a callback")
+
+    with pytest.raises(UpdateError, match="in a callback"):
+        run_in(tmp_path / "run", on_round=fails)
+    assert "cannot write the checkpoint" in caplog.text
+
+
+def test_what_changed_since_a_checkpoint_is_told(unfinished, caplog):
+    for run in (unfinished / "checkpoints").glob("*/run.json"):
+        made = json.loads(run.read_text())
+        made["made_with"]["threads"] = 64
+        run.write_text(json.dumps(made))
+        manifest = json.loads(run.with_name("checkpoint.json").read_text())
+        manifest["sha256"]["run.json"] = files_module.sha256_of(run)
+        run.with_name("checkpoint.json").write_text(json.dumps(manifest))
+    run_in(unfinished)
+    (line,) = [record.message for record in caplog.records]
+    assert line == "the run may end in other bits than without the interruption: threads 64 is now 1"

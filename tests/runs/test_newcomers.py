@@ -1,0 +1,151 @@
+"""Newcomers to a finished run, by the Python API."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import re
+from functools import cache
+
+import pytest
+import torch
+
+import fedclade
+from fedclade import CFL, ConfigError, LocalSpec, Run, RunError, Signature
+from fedclade.algorithms import ALGORITHMS, Local
+from fedclade.data import Federation
+from fedclade.runs.newcomers import ACCURACIES
+
+SPEC = LocalSpec(epochs=2, lr=0.2)
+OPTIONS = {"cfl": {"eps1": 0.3, "eps2": 0.4}, "ifca": {"clusters": 2}, "fedgroup": {"groups": 2}}
+CLUSTERED = ("cfl", "fl_hc", "fedgroup", "ifca", "fesem", "pacfl", "oracle")
+
+
+@cache
+def digits(**settings) -> Federation:
+    arguments = {"clients": 8, "samples_per_client": 80, "shift": "label_swap", "clusters": 2, "newcomers": 4}
+    return fedclade.load_federation("digits", **{**arguments, **settings})
+
+
+@cache
+def run_of(name: str) -> Run:
+    federation = digits()
+    options = {"fl_hc": {"rounds_before": 3, "n_clusters": 2, "metric": "l2"}, **OPTIONS}.get(name, {})
+    algorithm = fedclade.algorithms.build_algorithm(name, options, federation.true_clusters)
+    return fedclade.simulate(algorithm, "mclr", federation, local=SPEC, rounds=8, evaluate_every=8)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_newcomers_to_a_run_of_every_algorithm_get_a_model(name):
+    found = fedclade.assign(run_of(name), digits().newcomers)
+    assert [row["client"] for row in found.rows] == [8, 9, 10, 11]
+    assert found.rounds_alone == 8
+    for row in found.rows:
+        assert row["path"][0] == 0
+        assert row["path"][-1] == row["node"]
+        assert all(0 <= row[column] <= 1 for column in ACCURACIES)
+    if name in CLUSTERED and run_of(name).summary["clusters"]["ari"] == 1:
+        assert found.summary["assignment_accuracy"] == 1.0
+        assert all(row["fits"] for row in found.rows)
+        assert found.summary["accuracy"] > found.summary["accuracy_root"]
+    elif name not in CLUSTERED:
+        assert {row["node"] for row in found.rows} == {0}
+
+
+def test_the_clustered_methods_of_these_tests_find_the_clusters():
+    found = {name for name in CLUSTERED if run_of(name).summary["clusters"]["ari"] == 1}
+    assert {"cfl", "fl_hc", "fedgroup", "oracle", "pacfl"} <= found
+
+
+def test_accuracies_are_those_of_the_models_that_the_columns_name():
+    run, newcomers = run_of("cfl"), digits().newcomers
+    found = fedclade.assign(run, newcomers)
+    alone = fedclade.simulate(Local(), "mclr", newcomers, local=SPEC, rounds=8, evaluate_every=8)
+    assert [row["accuracy_own"] for row in found.rows] == [row["accuracy"] for row in alone.clients]
+    module = fedclade.models.build_model("mclr", input_shape=(64,), outputs=10)
+    for row in found.rows:
+        x, y = newcomers.examples(row["client"], "test")
+        for column, node in (("accuracy", row["node"]), ("accuracy_root", 0)):
+            torch.nn.utils.vector_to_parameters(run.tree.nodes[node].params, module.parameters())
+            assert row[column] == pytest.approx(float((module(x).argmax(1) == y).double().mean()), abs=1e-6)
+
+
+def test_a_stranger_is_told_to_fit_nowhere_and_gets_a_leaf_or_on_request_the_root():
+    newcomers = digits().newcomers
+    shifted = (torch.arange(10) + 1) % 10
+    strangers = dataclasses.replace(
+        newcomers, clients=tuple(dataclasses.replace(client, label_map=shifted) for client in newcomers.clients)
+    )
+    for name in ("cfl", "fedgroup", "oracle"):
+        found, fitting = (fedclade.assign(run_of(name), strangers, only_fitting=only) for only in (False, True))
+        assert [row["fits"] for row in (*found.rows, *fitting.rows)] == [False] * 8
+        assert found.summary["fit_nowhere"] == fitting.summary["fit_nowhere"] == 4
+        leaves = {leaf.id for leaf in run_of(name).tree.leaves}
+        assert {row["node"] for row in found.rows} <= leaves
+        assert [row["leaf"] for row in found.rows] == [row["leaf"] for row in fitting.rows]
+        assert not leaves & {row["node"] for row in fitting.rows}
+        assert not any(row["right"] for row in fitting.rows)
+    assert {row["node"] for row in fitting.rows} == {0}
+
+
+def test_without_truth_there_is_no_assignment_accuracy():
+    found = fedclade.assign(run_of("cfl"), dataclasses.replace(digits().newcomers, true_clusters=None))
+    assert found.summary["assignment_accuracy"] is None
+    assert {row["right"] for row in found.rows} == {None}
+
+
+def test_a_saved_run_that_permutes_and_projects_sends_newcomers_where_the_plain_one_does(tmp_path):
+    settings = {"local": SPEC, "rounds": 8, "evaluate_every": 8}
+    folder = fedclade.simulate(
+        CFL(**OPTIONS["cfl"]),
+        "mclr",
+        digits(),
+        permute=True,
+        signature=Signature(kind="projected", dim=256),
+        **settings,
+    ).save(tmp_path / "run")
+    found, plain = (fedclade.assign(run, digits().newcomers) for run in (Run.load(folder), run_of("cfl")))
+    assert [row["path"] for row in found.rows] == [row["path"] for row in plain.rows]
+    assert [row["accuracy"] for row in found.rows] == pytest.approx([row["accuracy"] for row in plain.rows], abs=0.01)
+
+
+def test_models_without_a_name_are_given():
+    def made(seed: int) -> torch.nn.Module:
+        return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+
+    run = fedclade.simulate("fedavg", made, digits(), rounds=1)
+    with pytest.raises(ConfigError, match=r"unknown model 'Sequential'"):
+        fedclade.assign(run, digits().newcomers)
+    assert fedclade.assign(run, digits().newcomers, model=made).summary["newcomers"] == 4
+
+
+def test_newcomers_with_other_inputs_are_refused():
+    other = fedclade.load_federation("synthetic", clients=3)
+    told = r"the run's models have 650 entries, but a mclr for the newcomers' data \(synthetic, 3 clients.*\) has \d+; "
+    with pytest.raises(RunError, match=told + "newcomers need inputs and labels like those of the run: digits, 8"):
+        fedclade.assign(run_of("cfl"), other)
+
+
+def test_tables_are_written_as_csv_and_json_and_replace_older_ones(tmp_path):
+    found = fedclade.assign(run_of("cfl"), digits().newcomers)
+    for suffix in ("csv", "json"):
+        path = tmp_path / f"them.{suffix}"
+        path.write_text("older")
+        assert found.save(path) == path
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["them.csv", "them.json"]
+    told = json.loads((tmp_path / "them.json").read_text())
+    assert told["summary"] == found.summary
+    assert told["newcomers"] == list(found.rows)
+    with (tmp_path / "them.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["path"].split() for row in rows] == [[str(node) for node in row["path"]] for row in found.rows]
+    assert [float(row["accuracy"]) for row in rows] == [row["accuracy"] for row in found.rows]
+
+
+def test_tables_that_cannot_be_written(tmp_path):
+    found = fedclade.assign(run_of("fedavg"), digits().newcomers)
+    with pytest.raises(RunError, match=re.escape("newcomers can be written as .csv or .json, got 'them.txt'")):
+        found.save(tmp_path / "them.txt")
+    with pytest.raises(RunError, match=r"cannot write .*nowhere/them\.csv: "):
+        found.save(tmp_path / "nowhere" / "them.csv")
