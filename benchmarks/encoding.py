@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import platform
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
@@ -19,24 +18,14 @@ import torch
 from rich import box
 from rich.console import Console
 from rich.table import Table
-from tests.tiny import Around, Attended
 from torch import Tensor
 
 from fedclade import Run
 from fedclade.algorithms import build_algorithm
-from fedclade.channel.encoding import ErrorFeedback, decode, encode
-from fedclade.channel.middleware import Channel
-from fedclade.channel.signature import Permuting
-from fedclade.config.settings import Config, read_config
-from fedclade.config.toml_files import find_config
-from fedclade.core.clients import Clients
-from fedclade.core.queries import Round
-from fedclade.core.updates import Updates
-from fedclade.runs.backend import Backend
-from fedclade.runs.checkpointer import Checkpointer
-from fedclade.runs.churn import Churn
-from fedclade.runs.history import History
-from fedclade.runs.rounds import Schedule, run_rounds
+from fedclade.channel import Channel, ErrorFeedback, Middleware, Retrying, client_side, decode, encode
+from fedclade.config import Config, find_config, read_config
+from fedclade.core import Ask, UpdateQuery, Updates
+from fedclade.runs import Backend, Checkpointer, Churn, History, Schedule, run_rounds
 
 CONFIGS = tuple(f"{name}-mnist-label-swap" for name in ("cfl", "fl_hc", "fedgroup"))
 
@@ -63,30 +52,22 @@ WAYS = (
 )
 
 
-class EncodedClients(Around):
-    """Clients whose updates are encoded, counted and decoded."""
+class Encoding(Middleware):
+    """Encodes, counts and decodes updates as they travel."""
 
-    def __init__(self, clients: Clients, way: Way, n_parameters: int) -> None:
-        super().__init__(clients)
+    def __init__(self, way: Way, n_parameters: int) -> None:
         self._way = way
         self._n_parameters = n_parameters
         self._feedback: dict[tuple[int, str], ErrorFeedback] = {}
         self.bytes_up = 0
 
-    def train(
-        self,
-        ids: Sequence[int],
-        models: Tensor,
-        assignment: Sequence[int],
-        this_round: Round,
-        anchors: Sequence[int] | None = None,
-    ) -> Updates:
-        """Let each client train; return its update as it arrives."""
-        updates = self.clients.train(ids, models, assignment, this_round, anchors)
+    def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
+        """Return the updates as they arrive."""
+        updates = ask(query)
         pairs = zip(updates.ids, updates.each, strict=True)
-        rows = torch.stack([self._sent(client, this_round.purpose, row) for client, row in pairs])
+        rows = torch.stack([self._sent(client, query.round.purpose, row) for client, row in pairs])
         sizes = [int(size) for size in updates.sizes.tolist()]
-        return Updates.received(updates.ids, sizes, rows, self._n_parameters, updates.losses, this_round.number)
+        return Updates.received(updates.ids, sizes, rows, self._n_parameters, updates.losses, query.round.number)
 
     def _sent(self, client: int, purpose: str, update: Tensor) -> Tensor:
         """Send an update there; return what arrives."""
@@ -108,18 +89,17 @@ def run(config: Config, seed: int, way: Way, data_dir: Path | None) -> tuple[Run
     world = Backend.simulated_by(
         federation, config.model["name"], algorithm, seed=seed, permute=way.permuted, device="cpu"
     )
-    at_home = Channel(world.workers, Permuting(world.permutation)) if world.permutation else world.workers
-    encoded = EncodedClients(at_home, way, world.workers.layout.n_parameters)
-    attendance = Attended(encoded)
+    encoding, retrying = Encoding(way, world.workers.layout.n_parameters), Retrying()
+    clients = Channel(world.workers, *client_side(None, world.permutation), encoding, retrying)
     found = run_rounds(
         algorithm,
-        replace(world, clients=attendance, attendance=attendance),
-        Churn().among(attendance, federation, seed),
+        replace(world, clients=clients, attendance=retrying),
+        Churn().among(clients, federation, seed),
         Checkpointer(None, config.as_dict(), 0, lambda: ""),
         History(federation.roster),
         Schedule(config.top.rounds, config.local, seed, evaluate_every=config.top.rounds),
     )
-    return found, encoded.bytes_up
+    return found, encoding.bytes_up
 
 
 def main() -> None:
