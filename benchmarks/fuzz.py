@@ -31,6 +31,7 @@ from typing import Any
 
 import matplotlib
 import tomli_w
+import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -382,6 +383,7 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, help="folder for the configs that broke something")
     arguments = parser.parse_args()
     matplotlib.use("agg")
+    torch.set_num_threads(1)  # or a run that is forked would wait for OpenMP's threads, which are not
     console, draw = Console(soft_wrap=True), random.Random(arguments.seed)
     mutator = Mutator(draw)
     warm_up()
