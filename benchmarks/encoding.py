@@ -64,7 +64,7 @@ class Encoding(Middleware):
     def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
         """Return the updates as they arrive."""
         updates = ask(query)
-        pairs = zip(updates.ids, updates.each, strict=True)
+        pairs = zip(updates.ids, updates.required_deltas, strict=True)
         rows = torch.stack([self._sent(client, query.round.purpose, row) for client, row in pairs])
         sizes = [int(size) for size in updates.sizes.tolist()]
         return Updates.received(updates.ids, sizes, rows, self._n_parameters, updates.losses, query.round.number)

@@ -46,7 +46,7 @@ def replicates_of(settings: dict[str, object], data_dir: Path | None) -> Replica
     model, rows = state.tree.nodes[0].params[None], [0] * len(federation)
     this_round = Round(ROUND, LOCAL)
     asked = replace(this_round, replicates=2, purpose="replicate")
-    return Replicates(*world.clients.train(federation.ids, model, rows, asked).each.chunk(2, dim=1))
+    return Replicates(*world.clients.train(federation.ids, model, rows, asked).required_deltas.chunk(2, dim=1))
 
 
 def draw_gains(data_dir: Path | None, path: Path) -> None:

@@ -27,7 +27,7 @@ class Absent(ScriptedClients):
     def train(self, ids, models, assignment, this_round, anchors=None, query=""):
         name = query or this_round.purpose
         gone = self.absent.get(this_round.number, set()) | self.absent.get((this_round.number, name), set())
-        updates = super().train(ids, models, assignment, this_round).of([i for i in ids if i not in gone])
+        updates = super().train(ids, models, assignment, this_round).select([i for i in ids if i not in gone])
         return replace(updates, left_out={i: "asleep" for i in ids if i in gone})
 
     def gradients(self, ids, models, assignment, this_round):
@@ -66,13 +66,13 @@ def test_who_misses_the_clustering_waits_at_the_root_and_joins_whom_it_is_like()
     clients = Absent(TWO_KINDS, absent={2: {1, 5}, 3: {5}})
     states, logs = played(FLHC(rounds_before=1, **WARD), clients, 4)
     assert [sorted(leaf.members) for leaf in states[2].tree.leaves] == [[0, 2], [3, 4]]
-    assert states[2].tree.waiting == {0: (1, 5)}
+    assert states[2].tree.stragglers == {0: (1, 5)}
     assert events(logs[2], "joined") == [("joined", 1, [1])]
-    assert states[3].tree.waiting == {0: (5,)}
+    assert states[3].tree.stragglers == {0: (5,)}
     assert events(logs[3], "joined") == [("joined", 2, [5])]
     assert [leaf.members for leaf in states[4].tree.leaves] == [(0, 1, 2), (3, 4, 5)]
     assert states[4].tree.nodes[1].cached.tolist() == [[*RIGHT]] * 3
-    assert states[4].tree.waiting == {}
+    assert states[4].tree.stragglers == {}
 
 
 def test_who_waits_moves_no_model():
@@ -110,10 +110,10 @@ def test_who_misses_a_split_waits_at_the_node_and_goes_down_a_level_for_each_ans
     clients = Absent({**TWO_KINDS, 2: (1.0, -0.4)}, absent={2: {1}})
     states, logs = played(cfl(), clients, 4)
     assert [leaf.members for leaf in states[2].tree.leaves] == [(3, 4, 5), (0, 2)]
-    assert states[2].tree.waiting == {0: (1,)}
+    assert states[2].tree.stragglers == {0: (1,)}
     assert events(logs[2], "joined", "split") == [("joined", 2, [1]), ("split", 2, None)]
     assert states[3].tree.nodes[2].members == (0, 1, 2)
-    assert states[3].tree.waiting == {2: (1,)}
+    assert states[3].tree.stragglers == {2: (1,)}
     assert events(logs[3], "joined") == [("joined", states[3].tree.leaf_of[0], [1])]
     assert states[4].tree.leaf_of[1] == states[4].tree.leaf_of[0]
     assert [node.id for node in states[4].tree.path(1)][:2] == [0, 2]
@@ -123,7 +123,7 @@ def test_who_sends_no_gradient_at_a_split_waits_as_well():
     clients = Absent(TWO_KINDS, absent={(2, "gradients"): {4}})
     states, _ = played(cfl(similarity="gradients"), clients, 2)
     assert [leaf.members for leaf in states[2].tree.leaves] == [(0, 1, 2), (3, 5)]
-    assert states[2].tree.waiting == {0: (4,)}
+    assert states[2].tree.stragglers == {0: (4,)}
     assert states[2].tree.nodes[1].params.tolist() == [1.0, 1.0], "the mean of all six, twice"
 
 
@@ -190,7 +190,7 @@ def fedgroup(**options) -> FedGroup:
 def test_who_does_not_pretrain_is_in_no_group_and_takes_no_part_until_it_does():
     clients = Absent(TWO_KINDS, absent={(1, "pretrain"): {1, 5}, (2, "pretrain"): {5}})
     states, logs = played(fedgroup(), clients, 3)
-    assert [states[n].tree.waiting for n in (1, 2, 3)] == [{0: (1, 5)}, {0: (5,)}, {}]
+    assert [states[n].tree.stragglers for n in (1, 2, 3)] == [{0: (1, 5)}, {0: (5,)}, {}]
     assert logs[0].losses.keys() == {0, 2, 3, 4}
     assert logs[1].losses.keys() == {0, 1, 2, 3, 4}
     assert states[3].tree.leaf_of[1] == states[3].tree.leaf_of[0] != states[3].tree.leaf_of[5]
@@ -203,7 +203,7 @@ def test_too_few_who_pretrain_leave_the_groups_to_the_next_round(here, min_clien
     assert states[1] is states[0]
     assert events(logs[0], "postponed") == [("postponed", 0, here)]
     assert logs[0].phase == "pretrain"
-    assert states[2].tree.waiting == {}
+    assert states[2].tree.stragglers == {}
 
 
 def test_groups_stay_when_nobody_in_them_answers():
@@ -225,7 +225,7 @@ def test_the_copy_of_who_does_not_fine_tune_is_the_global_model():
 
 def test_who_is_absent_keeps_its_own_model_in_ditto():
     states, _ = played(Ditto(), Absent(TWO_KINDS, absent={1: {5}, 2: {3}}), 2)
-    assert states[1].tree.waiting == {0: (5,)}
+    assert states[1].tree.stragglers == {0: (5,)}
     leaf_of = states[2].tree.leaf_of
     assert {client: states[2].tree.nodes[leaf_of[client]].params.tolist() for client in (3, 4, 5)} == {
         3: [0, 1],

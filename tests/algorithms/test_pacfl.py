@@ -260,7 +260,7 @@ def test_who_sends_no_vectors_waits_and_then_joins_whom_it_is_like():
     everybody = tuple(sorted(federation("labels").ids))
     members = tuple(client for client in everybody if client not in (0, 3))
     assert clients.asked == [everybody, (0, 3), members, (3,), tuple(sorted({*members, 0}))]
-    assert [state.tree.waiting for state in played.states[1:]] == [{0: (0, 3)}, {0: (3,)}, {}, {}]
+    assert [state.tree.stragglers for state in played.states[1:]] == [{0: (0, 3)}, {0: (3,)}, {}, {}]
     assert played.logs[0].losses.keys() == set(federation("labels").ids) - {0, 3}
     assert [event.kind for log in played.logs for event in log.events] == ["clustered", "joined", "joined"]
     assert {frozenset(leaf.members) for leaf in played.states[-1].tree.leaves} == TRUE
@@ -269,7 +269,7 @@ def test_who_sends_no_vectors_waits_and_then_joins_whom_it_is_like():
 def test_who_still_sends_nothing_goes_on_waiting_and_troubles_nobody():
     played, clients = shy({0: 9}, 3)
     assert clients.asked[1:] == [(0,), (0,)]
-    assert played.states[-1].tree.waiting == {0: (0,)}
+    assert played.states[-1].tree.stragglers == {0: (0,)}
 
 
 def test_too_few_vectors_leave_the_clusters_to_the_next_round():

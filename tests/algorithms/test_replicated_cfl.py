@@ -152,7 +152,7 @@ def test_who_does_not_answer_a_check_waits_and_joins_with_its_next_update():
     algorithm = ReplicatedCFL(check_every=3)
     state = played(clients, CHECKS[0] - 1).states[-1]
     state, _ = algorithm.step(state, range(1, 15), clients, Round(CHECKS[0], SPEC))
-    assert state.tree.waiting == {0: (0, 15)}
+    assert state.tree.stragglers == {0: (0, 15)}
     state, log = algorithm.step(state, range(16), clients, Round(CHECKS[0] + 1, SPEC))
     assert clusters_of(state) == {frozenset(range(8)), frozenset(range(8, 16))}
     assert [sorted(event.details["clients"]) for event in log.events] == [[0], [15]]
@@ -163,7 +163,7 @@ def test_a_client_with_one_example_is_not_asked_for_halves():
     run = play(ReplicatedCFL(check_every=3), clients, params, CHECKS[0], spec=SPEC)
     assert run.clients.asked("train", CHECKS[0])[0].ids == tuple(range(11))
     assert {frozenset(range(0, 12, 2)), frozenset(range(1, 11, 2))} == {c - {11} for c in clusters_of(run.states[-1])}
-    assert run.states[-1].tree.waiting == {}
+    assert run.states[-1].tree.stragglers == {}
 
 
 def test_clients_of_one_example_each_are_left_together():
@@ -215,7 +215,7 @@ def test_halves_are_trained_on_as_clients_with_that_data_would():
         kept = [replace(c, train=c.train[asked.examples(len(c.train), c.key)]) for c in federation.clients]
         there, _ = simulated(replace(federation, clients=tuple(kept)), linear())
         expected = there.train([0, 1, 2], params[None], [0, 0, 0], this_round)
-        assert torch.equal(mine.each, expected.each)
+        assert torch.equal(mine.required_deltas, expected.required_deltas)
         assert mine.sizes.tolist() == expected.sizes.tolist() == [[11, 15, 4], [10, 15, 4]][half]
 
 

@@ -114,7 +114,7 @@ def test_when_all_are_absent_nobody_is_asked():
 
 
 def test_what_does_not_travel_does_not_arrive_corrupt():
-    at_home = replace(ROUND, travels="nothing")
+    at_home = replace(ROUND, communicates="nothing")
     assert left_out(Faults(corrupt=1.0), this_round=at_home) == {}
     assert len(left_out(Faults(dropout=1.0), this_round=at_home)) == N
 
@@ -138,7 +138,7 @@ def test_an_answer_to_a_retry_is_the_one_that_would_have_come():
     clients, params = simulated(federation_of(TRUTH), linear(1))
     faulty = Channel(clients, FaultInjection(Faults(dropout=0.8), KEYS, clients.layout.n_parameters))
     attended = Attended(faulty, retries=50)
-    asked = (range(16), params[None], [0] * 16, replace(ROUND, insists=True))
+    asked = (range(16), params[None], [0] * 16, replace(ROUND, require_all=True))
     updates = attended.train(*asked)
     assert torch.equal(updates.deltas, clients.train(*asked).deltas)
     assert sum(event.kind == "retried" for event in attended.closed(3)) > 3

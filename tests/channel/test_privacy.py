@@ -109,9 +109,9 @@ def test_clients_send_clipped_and_noisy_updates_only(what):
     updates = asked(private(), what)
     clipped = torch.tensor(list(scripted().deltas.values()))
     clipped *= 2 / clipped.norm(dim=1, keepdim=True)
-    assert float((updates.each - clipped).std()) == pytest.approx(1.0, abs=5 / math.sqrt(2 * N * S))
+    assert float((updates.required_deltas - clipped).std()) == pytest.approx(1.0, abs=5 / math.sqrt(2 * N * S))
     assert updates.ids == tuple(range(N))
-    torch.testing.assert_close(updates.norms, updates.each.double().norm(dim=1))
+    torch.testing.assert_close(updates.norms, updates.required_deltas.double().norm(dim=1))
     assert updates.losses.isnan().all()
 
 
@@ -123,29 +123,31 @@ def test_without_noise_updates_are_clipped_only():
 def test_noise_belongs_to_the_client_whoever_else_is_asked():
     everybody = asked(private())
     for some in ([3], [5, 1], range(N)[::-1]):
-        assert torch.equal(asked(private(), ids=some).each, everybody.each[list(some)])
+        assert torch.equal(asked(private(), ids=some).required_deltas, everybody.required_deltas[list(some)])
 
 
 def test_noise_belongs_to_the_key_not_to_the_name():
     moved = {client: (client + 2) % N for client in range(N)}
     tiny = private(magnitude=1e-12)  # so that the noise is all there is, but for rounding
-    there = asked(private(keys=moved, magnitude=1e-12)).each
-    torch.testing.assert_close(there, asked(tiny).each[[moved[client] for client in range(N)]], atol=1e-9, rtol=0)
+    there = asked(private(keys=moved, magnitude=1e-12)).required_deltas
+    torch.testing.assert_close(
+        there, asked(tiny).required_deltas[[moved[client] for client in range(N)]], atol=1e-9, rtol=0
+    )
 
 
 @pytest.mark.parametrize("change", [{"number": 4}, {"query": 1}, {"purpose": "pretrain"}, {"seed": 2}])
 def test_each_query_has_noise_of_its_own(change):
-    first, second = (asked(private(), this_round=r).each for r in (ROUND, replace(ROUND, **change)))
+    first, second = (asked(private(), this_round=r).required_deltas for r in (ROUND, replace(ROUND, **change)))
     assert (first != second).all()
 
 
 def test_updates_and_gradients_of_one_query_have_noise_of_their_own():
-    assert (asked(private()).each != asked(private(), "gradients").each).all()
+    assert (asked(private()).required_deltas != asked(private(), "gradients").required_deltas).all()
 
 
 def test_what_does_not_travel_is_left_as_it_is():
-    at_home = asked(private(), this_round=replace(ROUND, travels="nothing"))
-    assert torch.equal(at_home.each, torch.tensor(list(scripted().deltas.values())))
+    at_home = asked(private(), this_round=replace(ROUND, communicates="nothing"))
+    assert torch.equal(at_home.required_deltas, torch.tensor(list(scripted().deltas.values())))
     assert not at_home.losses.isnan().any()
 
 
@@ -176,8 +178,12 @@ def test_training_losses_are_refused_and_other_scores_are_not():
 def test_a_real_client_books_every_release(tmp_path):
     ledger = Ledger(tmp_path / "ledger.json")
     client = Channel(scripted(), booked(PRIVACY, ledger, "run 7"))
-    sent = [asked(client, ids=[4]).each, asked(client, ids=[4]).each, asked(client, "gradients", [4]).each]
-    asked(client, ids=[4], this_round=replace(ROUND, travels="nothing"))
+    sent = [
+        asked(client, ids=[4]).required_deltas,
+        asked(client, ids=[4]).required_deltas,
+        asked(client, "gradients", [4]).required_deltas,
+    ]
+    asked(client, ids=[4], this_round=replace(ROUND, communicates="nothing"))
     assert len(torch.cat(sent).unique()) > 0.99 * 3 * S  # of so many float32 some meet by chance
     assert [(e.run, e.round, e.releases) for e in ledger.entries()] == [("run 7", 3, 3)]
     assert ledger.spent(PRIVACY.delta) == PRIVACY.epsilon(3) == epsilon_of({0.5: 3}, 1e-5)

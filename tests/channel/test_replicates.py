@@ -38,17 +38,20 @@ def test_an_answer_is_the_signatures_of_updates_from_disjoint_parts(dim):
     expected = [sketch.apply(part.signatures) if sketch else part.signatures for part in parts]
     updates = world(sketch)[1].train(IDS, models, ROWS, ASKED)
     assert updates.ids == tuple(IDS)
-    assert torch.equal(updates.each, torch.cat(expected, dim=1))
-    assert updates.n_parameters == updates.each.shape[1] == 3 * (dim or 92)
+    assert torch.equal(updates.required_deltas, torch.cat(expected, dim=1))
+    assert updates.n_parameters == updates.required_deltas.shape[1] == 3 * (dim or 92)
     assert updates.sizes.tolist() == [SIZES[client] for client in IDS]
     torch.testing.assert_close(updates.losses, sum(part.losses for part in parts) / 3)
-    torch.testing.assert_close(updates.norms, updates.each.double().norm(dim=1))
+    torch.testing.assert_close(updates.norms, updates.required_deltas.double().norm(dim=1))
 
 
 def test_any_other_round_is_passed_on():
     clients, replicating, models = world(CountSketch(5, 92, 7))
     asked = replace(ASKED, replicates=1)
-    assert torch.equal(replicating.train(IDS, models, ROWS, asked).each, clients.train(IDS, models, ROWS, asked).each)
+    assert torch.equal(
+        replicating.train(IDS, models, ROWS, asked).required_deltas,
+        clients.train(IDS, models, ROWS, asked).required_deltas,
+    )
 
 
 class Absent(Around):
@@ -58,14 +61,14 @@ class Absent(Around):
         updates = self.clients.train(ids, models, assignment, this_round, anchors)
         if this_round.part != (1, 3):
             return updates
-        return replace(updates.of([2, 3]), left_out={0: "loss nan"})
+        return replace(updates.select([2, 3]), left_out={0: "loss nan"})
 
 
 def test_who_lacks_one_replicate_is_left_out():
     clients, _, models = world()
     updates = Channel(Absent(clients), Replicating(None)).train(IDS, models, ROWS, ASKED)
     assert (updates.ids, updates.left_out) == ((2, 3), {0: "loss nan"})
-    assert updates.each.shape == (2, 3 * 92)
+    assert updates.required_deltas.shape == (2, 3 * 92)
 
 
 def test_what_stands_behind_it_takes_short_answers():
@@ -73,7 +76,7 @@ def test_what_stands_behind_it_takes_short_answers():
     clients, _, models = world()
     metered = Metered(Channel(clients, Replicating(sketch := CountSketch(5, 92, 7))))
     updates = streamed(Channel(metered, Sketching(sketch)), 1).train(IDS, models, ROWS, ASKED)
-    assert torch.equal(updates.each, world(sketch)[1].train(IDS, models, ROWS, ASKED).each)
+    assert torch.equal(updates.required_deltas, world(sketch)[1].train(IDS, models, ROWS, ASKED).required_deltas)
     assert updates.ids == tuple(IDS)
     assert metered.meter.bytes_up == len(IDS) * 3 * 7 * 4
     assert metered.meter.bytes_down == len(IDS) * models[0].nbytes
@@ -84,17 +87,17 @@ def test_faults_meet_answers_not_replicates_and_each_replicate_is_a_release():
     clients, _, models = world()
     faulty = Channel(clients, Replicating(None), FaultInjection(Faults(dropout=0.5), dict(enumerate(range(4))), 92))
     attended = Attended(faulty, tells_releases=True)
-    updates = attended.train(IDS, models, ROWS, replace(ASKED, insists=True, seed=3))
+    updates = attended.train(IDS, models, ROWS, replace(ASKED, require_all=True, seed=3))
     events = {event.kind: event.details for event in attended.told()}
     assert events["retried"]["clients"] >= 1
     assert set(updates.ids) | set(updates.left_out) == set(IDS)
-    assert updates.each.shape[1] == 3 * 92
+    assert updates.required_deltas.shape[1] == 3 * 92
     assert events["released"]["clients"] == {str(client): 3 for client in sorted(updates.ids)}
 
 
 def test_answers_of_nobody_are_joined_with_those_of_others():
     answer = world()[1].train(IDS, world()[2], ROWS, ASKED)
     nobody = Updates.of_nobody({1: DROPPED_OUT, 2: DROPPED_OUT}, torch.zeros(1, 92), 92)
-    for joined in (nobody.joined(answer), answer.joined(nobody)):
+    for joined in (nobody.concat(answer), answer.concat(nobody)):
         assert (joined.ids, joined.left_out) == (tuple(IDS), {1: DROPPED_OUT})
-        assert torch.equal(joined.each, answer.each)
+        assert torch.equal(joined.required_deltas, answer.required_deltas)

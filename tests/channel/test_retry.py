@@ -26,7 +26,7 @@ class Moody(ScriptedClients):
 
     def train(self, ids, models, assignment, this_round, anchors=None):
         silent = self.silent[this_round.query] if this_round.query < len(self.silent) else set()
-        updates = super().train(ids, models, assignment, this_round).of([i for i in ids if i not in silent])
+        updates = super().train(ids, models, assignment, this_round).select([i for i in ids if i not in silent])
         left_out = {i: self.why for i in ids if i in silent} if self.why else {}
         return replace(updates, left_out={**updates.left_out, **left_out})
 
@@ -81,7 +81,7 @@ def test_a_query_that_nobody_answers_is_put_again():
 def test_one_that_insists_is_put_again_to_those_who_did_not_answer(what):
     """With the models that they have in the first place; and answers come in the order in which they were asked for."""
     clients = Moody(DELTAS).hear({5, 2}, {5})
-    updates, attended, spy = asked(clients, replace(ROUND, insists=True), what)
+    updates, attended, spy = asked(clients, replace(ROUND, require_all=True), what)
     assert updates.ids == (5, 2, 9)
     assert updates.deltas.tolist() == [[1, 2], [3, 4], [5, 6]]
     assert updates.left_out == {}
@@ -92,7 +92,7 @@ def test_one_that_insists_is_put_again_to_those_who_did_not_answer(what):
 
 def test_who_is_asked_again_is_pulled_to_the_same_model():
     attended, spy = attending(Moody(DELTAS).hear({2, 9}))
-    attended.train((5, 2, 9), MODELS, [0, 0, 0], replace(ROUND, insists=True), anchors=[0, 1, 0])
+    attended.train((5, 2, 9), MODELS, [0, 0, 0], replace(ROUND, require_all=True), anchors=[0, 1, 0])
     assert torch.equal(spy.calls[1].anchors[2], MODELS[1])
     assert torch.equal(spy.calls[1].anchors[9], MODELS[0])
 
@@ -129,7 +129,7 @@ def test_where_training_diverged_the_error_says_what_to_do():
 
 
 def test_what_clients_train_at_home_is_no_answer_to_a_server_that_awaits_one():
-    at_home = replace(ROUND, travels="nothing")
+    at_home = replace(ROUND, communicates="nothing")
     attended, _ = attending(Moody(DELTAS).hear(set(), *[{5, 2, 9}] * 3))
     attended.train((5, 2, 9), MODELS, [0, 0, 0], at_home)
     attended.train((5, 2, 9), MODELS, [0, 0, 0], ROUND)
@@ -138,7 +138,7 @@ def test_what_clients_train_at_home_is_no_answer_to_a_server_that_awaits_one():
 
 
 def test_where_nothing_travels_training_at_home_is_all_there_is():
-    at_home = replace(ROUND, travels="nothing")
+    at_home = replace(ROUND, communicates="nothing")
     attended, _ = attending(Moody(DELTAS).hear())
     attended.train((5, 2, 9), MODELS, [0, 0, 0], at_home)
     assert attended.closed(3) == ()
@@ -190,9 +190,9 @@ def test_a_round_tells_who_sent_how_many_updates_where_that_is_asked_for():
     """At first 9 drops out; a retry brings its update. What a client trains for itself is not sent."""
     clients = Moody(DELTAS).hear({9}, why=DROPPED_OUT)
     attended = Attended(clients, tells_releases=True)
-    attended.train((5, 2, 9), MODELS, [0, 1, 0], replace(ROUND, insists=True))
+    attended.train((5, 2, 9), MODELS, [0, 1, 0], replace(ROUND, require_all=True))
     attended.gradients((5,), MODELS, [0], ROUND)
-    attended.train((2,), MODELS, [0], replace(ROUND, travels="nothing"))
+    attended.train((2,), MODELS, [0], replace(ROUND, communicates="nothing"))
     assert attended.closed(3)[-1] == Event("released", 0, {"clients": {"2": 1, "5": 2, "9": 1}})
     assert attended.closed(4) == ()
 

@@ -49,7 +49,7 @@ def test_what_is_kept_are_sums_signatures_and_numbers(what, at_once):
         assert getattr(stream, name).tolist() == getattr(plain, name).tolist(), name
     assert stream.n_parameters == plain.n_parameters
     for members in ([0, 3], [4, 2], [1], range(5)):
-        torch.testing.assert_close(mean(stream.of(members)), mean(plain.of(members)))
+        torch.testing.assert_close(mean(stream.select(members)), mean(plain.select(members)))
 
 
 def test_clients_are_asked_a_few_at_a_time_the_largest_first():
@@ -75,7 +75,7 @@ class Silent(ScriptedClients):
     """Clients of whom two do not answer."""
 
     def train(self, ids, models, assignment, this_round, anchors=None):
-        updates = super().train(ids, models, assignment, this_round).of([i for i in ids if i not in (2, 3)])
+        updates = super().train(ids, models, assignment, this_round).select([i for i in ids if i not in (2, 3)])
         return replace(updates, left_out={client: "asleep" for client in ids if client in (2, 3)})
 
 
@@ -144,4 +144,4 @@ def test_the_order_of_clients_in_a_call_changes_nothing_in_a_stream():
     orders = [list(range(8)), [5, 2, 7, 0, 1, 4, 6, 3]]
     one, other = (stream.train(order, params[None], [0] * 8, this_round) for order in orders)
     assert torch.equal(one.sums.groups, other.sums.groups)
-    assert torch.equal(one.signatures, other.of(range(8)).signatures)
+    assert torch.equal(one.signatures, other.select(range(8)).signatures)

@@ -38,7 +38,7 @@ def test_a_second_model_travels_where_the_proximal_term_pulls_to_another_one():
 def test_the_meter_counts_what_a_round_says_that_travels(travels, down, up):
     """Two clients, 3 float32 entries."""
     metered = Metered(ScriptedClients({0: [1, 2, 3], 1: [1, 2, 3]}))
-    this_round = Round(1, LocalSpec(mu=1.0), travels=travels)
+    this_round = Round(1, LocalSpec(mu=1.0), communicates=travels)
     metered.train([0, 1], torch.zeros(2, 3), [0, 1], this_round, anchors=[0, 1])
     assert (metered.meter.readings()["bytes_down"], metered.meter.readings()["bytes_up"]) == (down, up)
 

@@ -56,5 +56,8 @@ def test_similarities_of_many_clients_are_computed_only_when_asked_for():
     assert geometry.similarity is None
     assert geometry.bipartition is None
     assert geometry.criteria.keys() == {"mean_norm", "max_norm"}
-    assert SplitCriteria.of(many.of(range(LARGEST_COMPARED))).similarity.shape == (LARGEST_COMPARED, LARGEST_COMPARED)
+    assert SplitCriteria.of(many.select(range(LARGEST_COMPARED))).similarity.shape == (
+        LARGEST_COMPARED,
+        LARGEST_COMPARED,
+    )
     assert SplitCriteria.of(many, largest_compared=len(many.ids)).similarity.shape == (len(many.ids), len(many.ids))

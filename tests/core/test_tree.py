@@ -182,9 +182,9 @@ def test_who_is_in_no_leaf_waits_at_the_deepest_node_that_holds_it():
     tree = split(tree, 0, [(4, 0, 1), (2, 3)], params=0.0, number=3)
     tree = split(tree, 1, [(0,), (1,)], params=0.0, number=5)
     assert tree.leaf_of == {0: 3, 1: 4, 2: 2, 3: 2, 4: 1, 5: 0}
-    assert tree.waiting == {0: (5,), 1: (4,)}
+    assert tree.stragglers == {0: (5,), 1: (4,)}
     assert [node.id for node in tree.path(4)] == [0, 1]
-    assert grown().waiting == {}
+    assert grown().stragglers == {}
 
 
 def test_new_members_stand_in_order_and_so_do_their_signatures():

@@ -74,11 +74,11 @@ def test_the_answer_of_nobody_fits_the_models():
 
 def test_who_is_left_out_stays_so_until_an_answer_is_joined():
     updates = received([[1, 2], [math.nan, 4]])
-    assert updates.of([7]).left_out == updates.left_out
-    assert updates.of([4]).left_out == {}
-    assert updates.of([4, 7]) is updates
+    assert updates.select([7]).left_out == updates.left_out
+    assert updates.select([4]).left_out == {}
+    assert updates.select([4, 7]) is updates
     again = received([[5, 6], [math.inf, 8]], ids=(7, 2))
-    both = updates.joined(again)
+    both = updates.concat(again)
     assert both.ids == (4, 7)
     assert both.deltas.tolist() == [[1, 2], [5, 6]]
     assert both.left_out == {2: "1 of 2 entries are NaN or infinite"}
@@ -108,7 +108,7 @@ def test_there_must_be_one_row_for_each_client(shape, shown):
 
 
 def test_of_picks_members_in_their_order_and_leaves_out_who_did_not_answer():
-    part = received([[1, 2], [3, 4]]).of([7, 5, 4])
+    part = received([[1, 2], [3, 4]]).select([7, 5, 4])
     assert part.ids == (7, 4)
     assert part.deltas.tolist() == [[3, 4], [1, 2]]
     assert part.signatures.tolist() == [[3, 4], [1, 2]]
@@ -119,8 +119,8 @@ def test_of_picks_members_in_their_order_and_leaves_out_who_did_not_answer():
 
 def test_of_everyone_is_no_copy():
     updates = received([[1, 2], [3, 4]])
-    assert updates.of([4, 5, 7]) is updates
-    assert updates.of([7, 4]) is not updates
+    assert updates.select([4, 5, 7]) is updates
+    assert updates.select([7, 4]) is not updates
 
 
 def test_signatures_of_picks_members_in_their_order():
@@ -128,11 +128,11 @@ def test_signatures_of_picks_members_in_their_order():
 
 
 def test_of_nobody_is_empty():
-    assert received([[1, 2], [3, 4]]).of([5]).ids == ()
+    assert received([[1, 2], [3, 4]]).select([5]).ids == ()
 
 
 def test_joined_puts_others_behind():
-    both = received([[1, 2], [3, 4]]).joined(received([[5, 6], [7, 8]], ids=(1, 2)))
+    both = received([[1, 2], [3, 4]]).concat(received([[5, 6], [7, 8]], ids=(1, 2)))
     assert both.ids == (4, 7, 1, 2)
     assert both.deltas.tolist() == [[1, 2], [3, 4], [5, 6], [7, 8]]
     assert both.signatures.shape == (4, 2)
@@ -152,13 +152,13 @@ def streamed(sums, group, ids) -> Updates:
 def test_of_a_stream_there_are_the_sums_of_all_clients_of_a_model():
     """Groups 1 and 2 are taken, and numbered anew; client 9 did not answer."""
     updates = streamed([[1, 1], [3, 4], [5, 6]], [2, 0, 1, 2], ids=(4, 7, 5, 2))
-    part = updates.of([5, 9, 4, 2])
+    part = updates.select([5, 9, 4, 2])
     assert part.ids == (5, 4, 2)
     assert part.sums.groups.tolist() == [[3, 4], [5, 6]]
     assert part.sums.group.tolist() == [0, 1, 1]
     assert part.signatures.tolist() == [[5], [4], [2]]
     assert part.deltas is None
-    assert updates.of([]).sums.groups.shape == (0, 2)
+    assert updates.select([]).sums.groups.shape == (0, 2)
 
 
 def test_of_a_stream_a_part_of_the_clients_of_a_model_cannot_be_had():
@@ -168,23 +168,23 @@ def test_of_a_stream_a_part_of_the_clients_of_a_model_cannot_be_had():
         "sums over all clients of a model; set stream = false"
     )
     with pytest.raises(UpdateError, match=text):
-        updates.of([4, 5])
+        updates.select([4, 5])
     assert updates.signatures_of([5, 4]).tolist() == [[5], [4]]
 
 
 def test_of_a_stream_there_are_no_single_updates():
     text = "the updates of 2 clients are needed one by one, but this run streams and keeps only their sums; set stream"
     with pytest.raises(UpdateError, match=text):
-        _ = streamed([[1, 1]], [0, 0], ids=(4, 7)).each
+        _ = streamed([[1, 1]], [0, 0], ids=(4, 7)).required_deltas
 
 
 def test_streams_are_joined_with_their_sums_side_by_side():
-    both = streamed([[1, 1], [2, 2]], [1, 0], ids=(4, 7)).joined(streamed([[3, 4]], [0, 0], ids=(5, 2)))
+    both = streamed([[1, 1], [2, 2]], [1, 0], ids=(4, 7)).concat(streamed([[3, 4]], [0, 0], ids=(5, 2)))
     assert both.sums.groups.tolist() == [[1, 1], [2, 2], [3, 4]]
     assert both.sums.group.tolist() == [1, 0, 2, 2]
     assert both.signatures.tolist() == [[4], [7], [5], [2]]
     assert both.deltas is None
-    assert both.of([2, 4, 5]).sums.groups.tolist() == [[2, 2], [3, 4]]
+    assert both.select([2, 4, 5]).sums.groups.tolist() == [[2, 2], [3, 4]]
 
 
 def test_sketches_stay_with_their_clients():
@@ -193,6 +193,6 @@ def test_sketches_stay_with_their_clients():
         replace(received([[1, 2], [3, 4]], ids=ids), sketches=sketch)
         for ids, sketch in zip([(4, 7), (1, 2)], sketches, strict=True)
     )
-    assert ours.of([7]).signatures.tolist() == [[2]]
-    assert ours.of([7]).deltas.tolist() == [[3, 4]]
-    assert ours.joined(theirs).signatures.tolist() == [[1], [2], [3], [4]]
+    assert ours.select([7]).signatures.tolist() == [[2]]
+    assert ours.select([7]).deltas.tolist() == [[3, 4]]
+    assert ours.concat(theirs).signatures.tolist() == [[1], [2], [3], [4]]

@@ -27,7 +27,7 @@ def test_updates_lie_in_the_rows_that_they_were_put_in():
     assert arrivals.full
     updates = arrivals.checked(PARAMETERS, 1)
     assert updates.ids == (10, 20, 30)
-    assert updates.each[:, 0].tolist() == [1.0, 2.0, 3.0]
+    assert updates.required_deltas[:, 0].tolist() == [1.0, 2.0, 3.0]
     assert updates.signatures.shape == (3, PARAMETERS)
     assert updates.sizes.tolist() == [5, 5, 7]
     assert updates.losses.tolist() == [0.5, 0.25, 0.5]
@@ -39,16 +39,16 @@ def test_without_rows_updates_lie_in_the_order_in_which_they_came():
     arrivals.put(10, answer(1.0))
     updates = arrivals.checked(PARAMETERS, 1)
     assert updates.ids == (30, 10)
-    assert updates.each.tolist() == [[3.0] * 3, [1.0] * 3]
+    assert updates.required_deltas.tolist() == [[3.0] * 3, [1.0] * 3]
 
 
 def test_whose_rows_stay_empty_is_not_there():
     arrivals = Arrivals(3, 3, MODELS)
     arrivals.put(30, answer(3.0), 2)
     assert arrivals.checked(PARAMETERS, 1).ids == (30,)
-    assert arrivals.checked(PARAMETERS, 1).each.tolist() == [[3.0] * 3]
+    assert arrivals.checked(PARAMETERS, 1).required_deltas.tolist() == [[3.0] * 3]
     nobody = Arrivals(3, 3, MODELS).checked(PARAMETERS, 1)
-    assert (nobody.ids, nobody.each.shape) == ((), (0, 3))
+    assert (nobody.ids, nobody.required_deltas.shape) == ((), (0, 3))
 
 
 def test_an_update_that_cannot_be_used_is_left_out_alone():

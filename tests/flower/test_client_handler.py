@@ -71,7 +71,7 @@ def test_it_trains_as_a_simulated_client_does(what: str):
     clients, _ = simulated(federation, perceptron())
     here = getattr(clients, what)([2], MODEL[None], [0], Round(2, LOCAL, 3))
     there = ask(respondent_of(2, federation, policy=OPEN), what)
-    assert torch.equal(update_of(there), here.each[0])
+    assert torch.equal(update_of(there), here.required_deltas[0])
     told = there.words.values
     assert told["loss"] == float(here.losses[0])
     assert (told["what"], told["round"], told["query"], told["purpose"], told["size"]) == (what, 2, 0, "train", 24)
@@ -105,8 +105,10 @@ def test_it_is_pulled_to_the_anchor_that_it_is_sent():
     spec, models = LocalSpec(mu=0.5), torch.stack([MODEL, MODEL + 1])
     here = clients.train([2], models, [0], Round(2, spec, 3), [1])
     there = ask(respondent_of(2, federation), sent={"model": models[0], "anchor": models[1]}, spec=wire.to_json(spec))
-    assert torch.equal(update_of(there), here.each[0])
-    assert not torch.equal(update_of(ask(respondent_of(2, federation), spec=wire.to_json(spec))), here.each[0])
+    assert torch.equal(update_of(there), here.required_deltas[0])
+    assert not torch.equal(
+        update_of(ask(respondent_of(2, federation), spec=wire.to_json(spec))), here.required_deltas[0]
+    )
 
 
 def test_it_evaluates_all_models_that_it_is_sent():

@@ -131,7 +131,7 @@ def test_a_wrong_answer_is_left_out_and_the_run_goes_on(name: str):
     assert len(reasons(run)[BAD]) < 400
     assert reasons(run)[BAD].isprintable()
     assert {frozenset(leaf.members) for leaf in run.tree.leaves} == {frozenset({0}), frozenset({1, 3})}
-    assert run.tree.waiting == {0: (BAD,)}
+    assert run.tree.stragglers == {0: (BAD,)}
 
 
 def test_what_is_left_out_is_in_the_run_folder(tmp_path: Path):

@@ -88,7 +88,7 @@ def check(state: State) -> None:
     """Every client is in one leaf or waits at one node, children share out their parent's, and models are finite."""
     tree = state.tree
     held = [client for leaf in tree.leaves for client in leaf.members]
-    waiting = [client for clients in tree.waiting.values() for client in clients]
+    waiting = [client for clients in tree.stragglers.values() for client in clients]
     assert sorted(held + waiting) == list(range(N))
     assert tree.nodes[0].members == tuple(range(N))
     for node in tree.nodes:

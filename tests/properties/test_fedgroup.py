@@ -166,7 +166,7 @@ def test_all_clients_join_a_group_before_round_1():
         assert sorted([*first.ids, *joined]) == list(range(12))
         start = run.states[0].tree.nodes[0].params
         assert all(torch.equal(model, start) for call in (first, *cold) for model in call.models.values())
-        assert not run.states[1].tree.waiting
+        assert not run.states[1].tree.stragglers
         assert len(run.clients.asked("train", 2)) == 1
 
 
@@ -472,7 +472,7 @@ def test_models_with_batch_norm_are_compared_by_their_parameters_and_average_the
     found = [{first.ids.index(c) for c in group if c in first.ids} for group in groups(steps.states[1].tree)]
     assert found == by_parameters
     for client, delta in zip(newcomers.ids, newcomers.answer.deltas.double().numpy(), strict=True):
-        of_groups = [first.answer.of(sorted(group)) for group in groups(still.states[1].tree)]
+        of_groups = [first.answer.select(sorted(group)) for group in groups(still.states[1].tree)]
         cosines = [cosine(delta[:D], (u.sizes @ u.deltas.double())[:D].numpy()) for u in of_groups]
         assert still.states[1].tree.leaf_of[client] == 1 + int(np.argmax(cosines))
     for moved, kept in zip(steps.states[1].tree.leaves, still.states[1].tree.leaves, strict=True):
@@ -501,7 +501,7 @@ def test_a_client_of_one_example_and_one_of_500_work():
     before, after = run.states[2].tree, run.states[3].tree
     answer = run.clients.asked("train", 3)[0].answer
     for leaf in after.leaves:
-        mine = answer.of(leaf.members)
+        mine = answer.select(leaf.members)
         moved = before.nodes[leaf.id].params + (mine.sizes / mine.sizes.sum()).float() @ mine.deltas
         others = [n for n in before.leaves if n.id != leaf.id]
         assert len(others) == 1

@@ -184,7 +184,7 @@ def test_the_tree_keeps_the_joint_model_and_the_updates():
         assert torch.equal(node.params, before.params)
     for leaf in tree.leaves:
         assert leaf.born == 5
-        assert torch.equal(leaf.cached, call.answer.of(leaf.members).signatures)
+        assert torch.equal(leaf.cached, call.answer.select(leaf.members).signatures)
 
 
 def test_the_event_tells_what_a_dendrogram_needs(tmp_path):

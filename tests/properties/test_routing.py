@@ -76,7 +76,7 @@ def test_who_joins_a_run_walks_down_to_the_leaf_of_algorithm_4(seed):
     world = Backend.simulated_by(together, linear, NESTED, seed=seed, engine="loop")
     before = State(run.tree, {"peaks": torch.zeros(len(run.tree.nodes), dtype=torch.float64)})
     after, events = NESTED.join(before, newcomers.ids, world.clients, Round(ROUNDS + 1, SPEC, seed))
-    assert not after.tree.waiting
+    assert not after.tree.stragglers
     told = {client: [0] for client in newcomers.ids}
     for event in events[1:]:
         for client in event.details["clients"]:
@@ -104,7 +104,7 @@ def test_who_does_not_answer_when_it_joins_waits_where_it_stands():
     world = Backend.simulated_by(members.joined(newcomers), linear, NESTED, engine="loop")
     before = State(run.tree, {"peaks": torch.zeros(len(run.tree.nodes), dtype=torch.float64)})
     after, _ = NESTED.join(before, newcomers.ids, Deaf(world.clients), Round(ROUNDS + 1, SPEC, 0))
-    assert after.tree.waiting == {0: (silent,)}
+    assert after.tree.stragglers == {0: (silent,)}
 
 
 @pytest.mark.parametrize("permute", [False, True])

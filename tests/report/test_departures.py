@@ -77,7 +77,7 @@ def test_a_similarity_matrix_of_a_client_that_waits_at_an_inner_node_is_reported
     run = make_run([(2, 0), (3, 1)], truth=[0, 0, 1, 1])
     nodes = [replace(node, members=() if node.id == 3 else node.members) for node in run.tree.nodes]
     run = replace(run, tree=ParameterTree(tuple(nodes)))
-    assert run.tree.waiting == {1: (0,)}
+    assert run.tree.stragglers == {1: (0,)}
     assert ClientOrder(run).clusters([0, 1, 2, 3]) == [(0, 1, "1"), (1, 1, "4"), (2, 2, "2")]
     assert ClientOrder(run).rows((3, 2, 1, 0)) == [3, 2, 1, 0]
     assert "Similarity of the clients’ updates" in [section.title for section in reported(run).sections]

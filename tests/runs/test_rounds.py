@@ -489,7 +489,7 @@ def test_a_saved_run_tells_how_to_project_what_a_newcomer_sends(tmp_path):
     clients, _ = simulated(FOUR_GROUPS, wide())
     root, node = run.tree.nodes[0], run.tree.nodes[2]
     this_round = Round(root.split_in, LocalSpec(**run.config["local"]), run.config["seed"])
-    sent = clients.train([5], root.params[None], [0], this_round).each[0]
+    sent = clients.train([5], root.params[None], [0], this_round).required_deltas[0]
     sketch = Signature(**run.config["signature"]).sketch(run.config["seed"], len(sent))
     torch.testing.assert_close(sketch.apply(sent), node.cached[node.members.index(5)], rtol=0, atol=1e-5)
 
@@ -516,7 +516,7 @@ class LooksAtEach(FedAvg):
 
     def step(self, state, cohort, clients, this_round):
         models, rows = state.tree.models([0] * len(cohort))
-        clients.train(cohort, models, rows, this_round).each.sum()
+        clients.train(cohort, models, rows, this_round).required_deltas.sum()
         return super().step(state, cohort, clients, this_round)
 
 

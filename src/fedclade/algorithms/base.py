@@ -134,7 +134,7 @@ class Algorithm(ABC):
         wait at a node, as they did not answer when it was split.
         """
         clusters = [leaf.members for leaf in state.tree.leaves if leaf.members]
-        clusters += [members for _, members in sorted(state.tree.waiting.items())]
+        clusters += [members for _, members in sorted(state.tree.stragglers.items())]
         return tuple(client for members in clusters for client in sample(members, fraction, draw))
 
     def serve(self, state: State, clients: Clients) -> Mapping[int, int]:
@@ -271,7 +271,7 @@ def train_clusters(
 def train_root(state: State, cohort: Sequence[int], clients: Clients, this_round: Round) -> ClusterUpdate:
     """Let the cohort train, each client from the root's model."""
     updates = clients.train(cohort, state.tree.nodes[0].params[None], [0] * len(cohort), this_round)
-    return ClusterUpdate.of(0, updates.of(sorted(cohort)), this_round)
+    return ClusterUpdate.of(0, updates.select(sorted(cohort)), this_round)
 
 
 def by_cluster(
@@ -284,7 +284,7 @@ def by_cluster(
     # Where a split took place, that is: the root of a star, split in round 0, is no cluster that was parted.
     waits = {node: bool(tree.nodes[node].split_in) for node in members}
     how = {node: {"waits": waits[node], "weighted": weighted} for node in members}
-    return [ClusterUpdate.of(node, updates.of(members[node]), this_round, **how[node]) for node in sorted(members)]
+    return [ClusterUpdate.of(node, updates.select(members[node]), this_round, **how[node]) for node in sorted(members)]
 
 
 def move_clusters(tree: ParameterTree, parts: Sequence[ClusterUpdate]) -> ParameterTree:

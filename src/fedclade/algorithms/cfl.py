@@ -33,7 +33,7 @@ from fedclade.algorithms.base import (
     move_clusters,
     train_clusters,
 )
-from fedclade.algorithms.waiting import place_waiting
+from fedclade.algorithms.stragglers import place_stragglers
 from fedclade.clustering import SplitCriteria, cosine_similarity
 from fedclade.core import (
     Clients,
@@ -124,7 +124,7 @@ class CFL(Algorithm):
         parts = [self._completed(part, state, clients, this_round) for part in parts]
         peaks = _raised(state.memory["peaks"], parts)
         tree = move_clusters(state.tree, parts)  # line 13; line 7 of the next round
-        tree, events = place_waiting(tree, parts)
+        tree, events = place_stragglers(tree, parts)
         for part in parts:
             node = state.tree.nodes[part.node]
             if self._calls_for_split(node, part, peaks, this_round) and part.geometry.bipartition:  # line 14
@@ -160,19 +160,19 @@ class CFL(Algorithm):
     def _all_stationary(self, tree: ParameterTree, parts: Sequence[ClusterUpdate], peaks: Tensor) -> bool:
         """Tell whether every cluster has answered, and is near a stationary point."""
         ready = {part.node for part in parts if part.enough and not part.waits and self._is_stationary(part, peaks)}
-        return not tree.waiting and ready >= {leaf.id for leaf in tree.leaves if leaf.members}
+        return not tree.stragglers and ready >= {leaf.id for leaf in tree.leaves if leaf.members}
 
     def _completed(self, part: ClusterUpdate, state: State, clients: Clients, this_round: Round) -> ClusterUpdate:
         """Ask for what a split needs beyond the regular round: the absent members' updates, and gradients (eq. 50)."""
         node, updates = state.tree.nodes[part.node], part.updates
         if not self._calls_for_split(node, part, state.memory["peaks"], this_round):
             return part
-        insisting = replace(this_round, insists=True)
+        insisting = replace(this_round, require_all=True)
         answered = set(updates.ids)
         absent = [member for member in node.members if member not in answered]
         models = node.params[None]
         if absent:
-            updates = updates.joined(clients.train(absent, models, [0] * len(absent), insisting)).of(node.members)
+            updates = updates.concat(clients.train(absent, models, [0] * len(absent), insisting)).select(node.members)
         moved = mean(updates, weighted=self.weighted)
         geometry = SplitCriteria.of(updates, moved, largest_compared=len(updates.ids))
         if self.similarity == "gradients":

@@ -84,9 +84,9 @@ class Ditto(OwnModels, OneCohort):
         personal = torch.stack([state.tree.nodes[leaf_of[client]].params for client in cohort])
         models = torch.cat([personal, state.tree.nodes[0].params[None]])
         spec = replace(this_round.spec, mu=self.lam, epochs=self.epochs or this_round.spec.epochs)
-        at_home = replace(this_round, spec=spec, travels="nothing")
+        at_home = replace(this_round, spec=spec, communicates="nothing")
         updates = clients.train(cohort, models, range(len(cohort)), at_home, anchors=[len(cohort)] * len(cohort))
-        for client, delta in zip(updates.ids, updates.each, strict=True):
+        for client, delta in zip(updates.ids, updates.required_deltas, strict=True):
             tree = tree.with_model(leaf_of[client], state.tree.nodes[leaf_of[client]].params + delta)
         return State(tree.reassigned({client: leaf_of[client] for client in updates.ids}), state.memory), log_of([part])
 

@@ -67,7 +67,7 @@ class Local(OwnModels, _FixedClusters):
 
     def step(self, state: State, cohort: Sequence[int], clients: Clients, this_round: Round) -> tuple[State, RoundLog]:
         """Train every client for one round, at home."""
-        return super().step(state, cohort, clients, replace(this_round, travels="nothing"))
+        return super().step(state, cohort, clients, replace(this_round, communicates="nothing"))
 
 
 @checked()

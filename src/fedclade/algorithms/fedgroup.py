@@ -186,7 +186,7 @@ class FedGroup(OneCohort):
         wanted = self.groups if self.rcc else self.pretrain_scale * self.groups
         share = min(1.0, wanted / len(clients.ids))
         chosen = sample(clients.ids, share, this_round.generator("pretrain"))  # Algorithm 3, line 2
-        updates = pretrain(chosen, state.tree, clients, replace(this_round, insists=True))
+        updates = pretrain(chosen, state.tree, clients, replace(this_round, require_all=True))
         part = ClusterUpdate.of(0, updates, this_round)
         if not part.enough or len(updates.ids) < self.groups:
             return state, [part]
@@ -218,5 +218,5 @@ def _discrepancy(trained: Sequence[ClusterUpdate], before: ParameterTree, after:
     found: list[float] = []
     for part in (part for part in trained if part.updates.ids):
         D, moved = part.updates.n_parameters, after.nodes[part.node].params - before.nodes[part.node].params
-        found.append(float(row_norms(part.updates.each[:, :D], moved[:D]).sum()))
+        found.append(float(row_norms(part.updates.required_deltas[:, :D], moved[:D]).sum()))
     return sum(found) if found else None

@@ -82,11 +82,11 @@ class FeSEM(OneCohort):
         """Run one round of Algorithm 1, beginning with its last step, the local updates."""
         tree = state.tree
         models, rows = tree.models([tree.leaf_of[client] for client in cohort])
-        updates = clients.train(cohort, models, rows, this_round).of(sorted(cohort))  # LocalUpdate
+        updates = clients.train(cohort, models, rows, this_round).select(sorted(cohort))  # LocalUpdate
         if not updates.ids:
             return state, log_of([])
         start = dict(zip(cohort, rows, strict=True))
-        local = models[[start[client] for client in updates.ids]] + updates.each
+        local = models[[start[client] for client in updates.ids]] + updates.required_deltas
         sizes = updates.sizes.to(local)
         centres = torch.stack([leaf.params for leaf in tree.leaves])
         D = updates.n_parameters

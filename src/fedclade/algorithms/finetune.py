@@ -60,9 +60,9 @@ class FineTune(OwnModels, OneCohort):
     def _fine_tuned(self, tree: ParameterTree, clients: Clients, this_round: Round) -> ParameterTree:
         root, ids = tree.nodes[0], clients.ids
         spec = replace(this_round.spec, epochs=self.epochs)
-        at_home = replace(this_round, spec=spec, purpose="finetune", travels="nothing")
+        at_home = replace(this_round, spec=spec, purpose="finetune", communicates="nothing")
         updates = clients.train(ids, root.params[None], [0] * len(ids), at_home)
-        deltas = dict(zip(updates.ids, updates.each, strict=True))
+        deltas = dict(zip(updates.ids, updates.required_deltas, strict=True))
         for client in ids:
             tree = tree.with_model(tree.leaf_of[client], root.params + deltas.get(client, 0.0))
         return tree

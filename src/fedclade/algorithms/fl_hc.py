@@ -36,7 +36,7 @@ from fedclade.algorithms.base import (
     train_root,
 )
 from fedclade.algorithms.hierarchical import check_enough, cut_rules, merged
-from fedclade.algorithms.waiting import place_waiting
+from fedclade.algorithms.stragglers import place_stragglers
 from fedclade.clustering import (
     LINKAGES,
     METRICS,
@@ -137,9 +137,9 @@ class FLHC(Algorithm):
         """Run a round of federated learning in every cluster, or the clustering step."""
         if this_round.number <= self.rounds_before or CLUSTERED in state.memory:
             parts = train_clusters(state, cohort, clients, this_round)  # lines 4 and 14, that is 19 to 23
-            tree, events = place_waiting(move_clusters(state.tree, parts), parts)  # line 24
+            tree, events = place_stragglers(move_clusters(state.tree, parts), parts)  # line 24
             return State(tree, state.memory), log_of(parts, events)
-        part = train_root(state, clients.ids, clients, replace(this_round, insists=True))  # lines 7 to 9
+        part = train_root(state, clients.ids, clients, replace(this_round, require_all=True))  # lines 7 to 9
         needed = min(len(clients.ids), max(2, self.n_clusters or 0))
         if not part.enough or len(part.updates.ids) < needed:
             return state, log_of([part], [postponed(part, needed)], phase="cluster")
@@ -152,7 +152,7 @@ class FLHC(Algorithm):
         root, updates = tree.nodes[part.node], part.updates
         vectors = updates.signatures
         if self.compare == "parameters":
-            vectors = (root.params + updates.each)[:, : updates.n_parameters]
+            vectors = (root.params + updates.required_deltas)[:, : updates.n_parameters]
         apart = distances(vectors, self.metric)
         how = self.metric, self.linkage, self.threshold, self.n_clusters
         clusters, threshold, event = merged(updates.ids, apart, *how)

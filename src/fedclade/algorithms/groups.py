@@ -53,7 +53,7 @@ def with_groups(tree: ParameterTree, updates: Updates, groups: Labels, *, weight
     """
     tree = tree.reassigned(dict(zip(updates.ids, (1 + groups).tolist(), strict=True)))
     for leaf in (leaf for leaf in tree.leaves if leaf.members):
-        tree = tree.trained(leaf.id, mean(updates.of(leaf.members), weighted=weighted))
+        tree = tree.trained(leaf.id, mean(updates.select(leaf.members), weighted=weighted))
     return tree
 
 
@@ -93,7 +93,7 @@ def directions_to_groups(updates: Updates, tree: ParameterTree, by: GroupDirecti
     else:  # a group that never had clients learnt nothing
         starts = [leaf.params if leaf.trained_from is None else leaf.trained_from for leaf in tree.leaves]
     of_groups = torch.stack([leaf.params - start for leaf, start in zip(tree.leaves, starts, strict=True)])
-    return cosines(updates.each[:, : updates.n_parameters], of_groups[:, : updates.n_parameters])
+    return cosines(updates.required_deltas[:, : updates.n_parameters], of_groups[:, : updates.n_parameters])
 
 
 def assigned(

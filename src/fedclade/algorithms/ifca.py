@@ -122,7 +122,7 @@ class IFCA(OneCohort):
         if len(sets) > 1 and this_round.number > self.restart_rounds:
             events.insert(0, Event("restart", 0, {"chosen": best, "losses": losses}))
             sets, best = [sets[best]], 0
-        moved = [self._moved(tree, cohort, clients, replace(this_round, travels="updates")) for tree in sets]
+        moved = [self._moved(tree, cohort, clients, replace(this_round, communicates="updates")) for tree in sets]
         log = log_of(moved[best][1], events)
         log = log if self.average == "models" else replace(log, discrepancy=None)  # gradients are no models
         return _packed([tree for tree, _ in moved], best, clients.ids), log

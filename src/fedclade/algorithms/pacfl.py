@@ -119,7 +119,7 @@ class PACFL(Algorithm):
         tree, events = state.tree, list[Event]()
         if len(tree.nodes) == 1:
             tree, events = self._clustered(tree, clients)
-        elif back := [client for client in cohort if client in tree.waiting.get(0, ())]:
+        elif back := [client for client in cohort if client in tree.stragglers.get(0, ())]:
             tree, events = self._placed(tree, back, clients)
         leaves = {leaf.id for leaf in tree.leaves}
         cohort = [client for client in cohort if tree.leaf_of[client] in leaves]

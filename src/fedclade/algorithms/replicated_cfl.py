@@ -31,7 +31,7 @@ from fedclade.algorithms.base import (
     move_clusters,
     train_clusters,
 )
-from fedclade.algorithms.waiting import place_waiting
+from fedclade.algorithms.stragglers import place_stragglers
 from fedclade.clustering import (
     Finding,
     Labels,
@@ -104,7 +104,7 @@ class ReplicatedCFL(Algorithm):
         if this_round.number % self.check_every == 0:
             state, events = self._check(state, clients, this_round)
         parts = train_clusters(state, cohort, clients, this_round)
-        tree, joined = place_waiting(move_clusters(state.tree, parts), parts)
+        tree, joined = place_stragglers(move_clusters(state.tree, parts), parts)
         phase = "check" if events else "train"
         return State(tree, state.memory), log_of(parts, [*events, *joined], phase)
 
@@ -137,9 +137,9 @@ def _halves(model: Tensor, tree: ParameterTree, clients: Clients, this_round: Ro
     if not ids:
         return (), model[None, :0]
     travels = "updates" if len(tree.leaves) == 1 else "all"  # the model of a single cluster is sent anyway
-    asked = replace(this_round, replicates=2, purpose="replicate", insists=True, travels=travels)
-    updates = clients.train(ids, model[None], [0] * len(ids), asked).of(ids)
-    return updates.ids, updates.each
+    asked = replace(this_round, replicates=2, purpose="replicate", require_all=True, communicates=travels)
+    updates = clients.train(ids, model[None], [0] * len(ids), asked).select(ids)
+    return updates.ids, updates.required_deltas
 
 
 def _decided(found: Finding, now: Labels, level: float, draw: np.random.Generator) -> tuple[Labels, dict[str, float]]:

@@ -110,7 +110,7 @@ class FaultInjection(Middleware):
             return Updates.of_nobody(absent, query.models, self._n_parameters)
         updates = ask(query.select(there))
         corrupt = [client for client in updates.ids if wrong[client]]
-        if corrupt and query.round.travels != "nothing":
+        if corrupt and query.round.communicates != "nothing":
             updates = _spoilt(updates, corrupt, {c: (str(wrong[c]), draws[c]) for c in corrupt}, query.round.number)
         return replace(updates, left_out={**absent, **updates.left_out})
 
@@ -123,12 +123,12 @@ def _spoilt(
     updates: Updates, corrupt: Sequence[int], how: Mapping[int, tuple[str, np.random.Generator]], number: int
 ) -> Updates:
     """Spoil the updates of some clients, and receive them again, which leaves them out."""
-    theirs = updates.of(corrupt)
-    size = theirs.each.shape[1]
-    rows = [spoil(row, *how[client]) for client, row in zip(theirs.ids, theirs.each, strict=True)]
+    theirs = updates.select(corrupt)
+    size = theirs.required_deltas.shape[1]
+    rows = [spoil(row, *how[client]) for client, row in zip(theirs.ids, theirs.required_deltas, strict=True)]
     sizes = [int(n) for n in theirs.sizes.tolist()]
     again = Updates.received_singly(theirs.ids, sizes, rows, size, theirs.n_parameters, theirs.losses, number)
-    return updates.of([client for client in updates.ids if client not in how]).joined(again)
+    return updates.select([client for client in updates.ids if client not in how]).concat(again)
 
 
 def spoil(update: Tensor, how: str, draw: np.random.Generator) -> Tensor:

@@ -145,7 +145,7 @@ class Privatizing(Middleware):
         """Return updates, clipped and with noise."""
         updates = ask(query)
         if query.kind == "train":
-            stays = query.round.travels == "nothing"
+            stays = query.round.communicates == "nothing"
             return updates if stays else self._released(updates, query.round, "updates")
         return self._released(updates, query.round, "gradients")
 
@@ -172,8 +172,8 @@ class Privatizing(Middleware):
         raise refusal("subspaces of their data")
 
     def _released(self, updates: Updates, this_round: Round, what: str) -> Updates:
-        sent = torch.empty_like(updates.each)
-        for row, client, update in zip(sent, updates.ids, updates.each, strict=True):
+        sent = torch.empty_like(updates.required_deltas)
+        for row, client, update in zip(sent, updates.ids, updates.required_deltas, strict=True):
             self._book(client, this_round)
             row.copy_(self._privacy.released(update, self._noise(len(update), client, this_round, what)))
         sizes = [int(size) for size in updates.sizes.tolist()]

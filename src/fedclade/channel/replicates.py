@@ -40,7 +40,7 @@ class Replicating(Middleware):
             return ask(query)
         made = [ask(replace(query, round=query.round.of_part(part))) for part in range(count)]
         answered = [client for client in query.ids if all(client in updates.ids for updates in made)]
-        parts = [updates.of(answered) for updates in made]
+        parts = [updates.select(answered) for updates in made]
         signatures = torch.cat([self._signatures(updates) for updates in parts], dim=1)
         return Updates(
             ids=tuple(answered),
@@ -53,5 +53,5 @@ class Replicating(Middleware):
         )
 
     def _signatures(self, updates: Updates) -> Tensor:
-        whole = updates.each[:, : updates.n_parameters]
+        whole = updates.required_deltas[:, : updates.n_parameters]
         return self._sketch.apply(whole) if self._sketch else whole

@@ -53,15 +53,15 @@ class Retrying(Middleware):
         updates = self._asked(query, ask)
         for _ in range(self._retries):
             absent = [client for client in query.ids if client in updates.left_out]
-            if not absent or (updates.ids and not query.round.insists):
+            if not absent or (updates.ids and not query.round.require_all):
                 break
             more = self._asked(query.select(absent), ask)
             self._events.append(Event("retried", 0, {"query": what, "clients": len(absent), "answered": len(more.ids)}))
-            updates = updates.joined(more).of(query.ids)
+            updates = updates.concat(more).select(query.ids)
         if updates.left_out:
             self._events.append(_left_out(what, updates.left_out))
         # What clients do at home is no answer to a server that awaits one; where nothing travels, it is all there is.
-        travels = query.round.travels != "nothing"
+        travels = query.round.communicates != "nothing"
         self._awaited |= travels
         self._heard |= {travels} if updates.ids else set()
         self._left_out |= updates.left_out
@@ -129,7 +129,7 @@ class Retrying(Middleware):
         """Put one query; who neither answers nor is said to be left out has dropped out."""
         updates = ask(replace(query, round=replace(query.round, query=self._queries)))
         self._queries += 1
-        if query.round.travels != "nothing":
+        if query.round.communicates != "nothing":
             self._sent.update(updates.senders * query.round.replicates)
         known = {*updates.ids, *updates.left_out}
         silent = {client: DROPPED_OUT for client in query.ids if client not in known}

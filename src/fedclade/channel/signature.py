@@ -165,7 +165,7 @@ class Permuting(Middleware):
     def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
         """Return P·Δθ_i."""
         updates = ask(replace(query, models=self._permutation.invert(query.models)))
-        return replace(updates, deltas=self._permutation.apply(updates.each))
+        return replace(updates, deltas=self._permutation.apply(updates.required_deltas))
 
     def evaluation(self, query: EvaluationQuery, ask: Ask) -> Evaluation:
         """Return the scores of P⁻¹·θ."""

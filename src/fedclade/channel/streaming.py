@@ -42,7 +42,7 @@ class Streaming(Middleware):
         """Return sums of the updates."""
         if query.kind == "train" and query.round.replicates > 1:  # what comes is short, and kept
             each = [ask(query.select(some)) for some in self._slices(query.ids)]
-            return reduce(Updates.joined, each).of(query.ids)
+            return reduce(Updates.concat, each).select(query.ids)
         tally = Tally(query.ids, query.models, query.assignment)
         for some in self._slices(query.ids):
             tally.add(ask(query.select(some)))
@@ -87,15 +87,15 @@ class Tally:
             self._sums.group[place] = self._row_of[client]
             members[self._row_of[client]].append(client)
         for row, clients in members.items():
-            mine = updates.of(clients)
-            self._sums.groups[row] += mine.sizes.to(mine.each) @ mine.each
+            mine = updates.select(clients)
+            self._sums.groups[row] += mine.sizes.to(mine.required_deltas) @ mine.required_deltas
 
     def total(self) -> Updates:
         """Return the sums and signatures of all who answered; at least one slice must have been added."""
         assert self._kept is not None  # nobody asks no one
         groups = self._sums.group.tolist()
         answered = [client for client, group in zip(self._ids, groups, strict=True) if group >= 0]
-        return replace(self._kept.of(answered), left_out=self._left_out)
+        return replace(self._kept.select(answered), left_out=self._left_out)
 
     def _room_like(self, some: Updates) -> Updates:
         """Return updates like some others, for all clients that were asked, to be filled in.

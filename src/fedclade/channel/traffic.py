@@ -107,13 +107,13 @@ class Traffic(Middleware):
 
     def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
         """Count models down and updates up."""
-        updates, models, travels = ask(query), query.models, query.round.travels
+        updates, models, travels = ask(query), query.models, query.round.communicates
         if query.kind == "train" and travels == "all":
             pulled_to = query.anchors if query.anchors is not None and query.round.spec.mu else query.assignment
             sent = len(query.ids) + sum(a != row for a, row in zip(pulled_to, query.assignment, strict=True))
             self._meter.bytes_down += sent * models[0].nbytes
         if query.kind == "gradients" or travels != "nothing":
-            self._meter.bytes_up += len(updates.senders) * updates.each.shape[1] * models.itemsize
+            self._meter.bytes_up += len(updates.senders) * updates.required_deltas.shape[1] * models.itemsize
         return updates
 
     def evaluation(self, query: EvaluationQuery, ask: Ask) -> Evaluation:

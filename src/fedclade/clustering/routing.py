@@ -209,7 +209,7 @@ def walk_down(
     moving = set(ids)
     while pending := {
         node: here
-        for node, waiting in tree.waiting.items()
+        for node, waiting in tree.stragglers.items()
         if (here := [client for client in waiting if client in moving]) and _cached_below(tree, node)
     }:
         for here, standing in pending.items():

@@ -25,11 +25,11 @@ def mean(updates: Updates, *, weighted: bool = True) -> Tensor:
         If it is not weighted, and the run streams.
     """
     if not weighted:
-        return updates.each.mean(dim=0)
+        return updates.required_deltas.mean(dim=0)
     total = updates.sizes.sum()
     if updates.sums is not None:
         return updates.sums.groups.sum(0) / float(total)
-    return (updates.sizes / total).to(updates.each) @ updates.each
+    return (updates.sizes / total).to(updates.required_deltas) @ updates.required_deltas
 
 
 def inter_group(models: Tensor, eta_g: float, n_parameters: int) -> Tensor:

@@ -37,12 +37,12 @@ class Round:
         Sets the draws of a further query in the same round apart from those of the regular training.
     evaluated
         Whether clients are evaluated after it; what they are served with only then need not be made in other rounds.
-    travels
+    communicates
         What its training sends: models down and updates up (``all``), ``updates`` alone to whom the models were sent
         before, or ``nothing`` where clients keep what they train.
     min_clients
         A cluster with fewer answers keeps its model, and takes no decision.
-    insists
+    require_all
         Whether those who do not answer are asked again, since everybody is needed.
     replicates
         Above 1, clients make so many updates, each from a part of their training data, and answer with the signatures
@@ -60,9 +60,9 @@ class Round:
     seed: int = 0
     purpose: str = "train"
     evaluated: bool = True
-    travels: Literal["all", "updates", "nothing"] = "all"
+    communicates: Literal["all", "updates", "nothing"] = "all"
     min_clients: int = 1
-    insists: bool = False
+    require_all: bool = False
     replicates: int = 1
     part: tuple[int, int] | None = None
     query: int = 0

@@ -137,7 +137,7 @@ class ParameterTree:
         return {**above, **{client: leaf.id for leaf in self.leaves for client in leaf.members}}
 
     @cached_property
-    def waiting(self) -> Mapping[int, tuple[int, ...]]:
+    def stragglers(self) -> Mapping[int, tuple[int, ...]]:
         """The clients that no leaf holds, in ascending order, by the node that they have in the place of one."""
         leaves = {leaf.id for leaf in self.leaves}
         found: dict[int, list[int]] = {}
@@ -233,7 +233,7 @@ class ParameterTree:
         leaf_of
             The new leaf of each client that changes it, or the root for none. Everybody else stays.
         """
-        members: dict[int, list[int]] = {node: [] for node in (0, *self.waiting, *(leaf.id for leaf in self.leaves))}
+        members: dict[int, list[int]] = {node: [] for node in (0, *self.stragglers, *(leaf.id for leaf in self.leaves))}
         for client, leaf in sorted({**self.leaf_of, **leaf_of}.items()):
             members[leaf].append(client)
         tree = self

@@ -42,7 +42,7 @@ class Sums:
     groups: Tensor
     group: Tensor
 
-    def of(self, rows: Tensor) -> tuple[Sums, Tensor]:
+    def select(self, rows: Tensor) -> tuple[Sums, Tensor]:
         """Return the sums of the groups of some clients; and who is in them besides, as rows of these sums."""
         kept, group = torch.unique(self.group[rows], return_inverse=True)
         besides = torch.isin(self.group, kept)
@@ -118,7 +118,7 @@ class Updates:
             n_parameters=n_parameters,
             deltas=deltas,
         )
-        return replace(everybody.of([c for c in ids if c not in left_out]), left_out=left_out)
+        return replace(everybody.select([c for c in ids if c not in left_out]), left_out=left_out)
 
     @classmethod
     def received_singly(
@@ -159,7 +159,7 @@ class Updates:
         )
 
     @property
-    def each(self) -> Tensor:
+    def required_deltas(self) -> Tensor:
         """The update of each client, ``[n, S]``, for what cannot do with less.
 
         Raises
@@ -183,9 +183,9 @@ class Updates:
     @property
     def signatures(self) -> Tensor:
         """What clients are compared by, ``[n, R]``: by default the update without its buffers, ``[n, D]``."""
-        return self.each[:, : self.n_parameters] if self.sketches is None else self.sketches
+        return self.required_deltas[:, : self.n_parameters] if self.sketches is None else self.sketches
 
-    def of(self, members: Sequence[int]) -> Updates:
+    def select(self, members: Sequence[int]) -> Updates:
         """Return the updates of those members that answered, in the order of the members.
 
         Raises
@@ -200,7 +200,7 @@ class Updates:
             return self
         sums = None
         if self.sums is not None:
-            sums, besides = self.sums.of(rows)
+            sums, besides = self.sums.select(rows)
             if len(besides):
                 raise UpdateError(
                     f"the updates of clients {self._named(rows)} cannot be told from those of clients "
@@ -223,7 +223,7 @@ class Updates:
         """Return the signatures of those members that answered, ``[m, R]`` in the order of the members."""
         return self.signatures[self._rows(members)]
 
-    def joined(self, other: Updates) -> Updates:
+    def concat(self, other: Updates) -> Updates:
         """Return these updates and those of other clients, made at the same models in the same round.
 
         Who is left out of one, and answered in the other, is no longer left out.
@@ -241,7 +241,7 @@ class Updates:
             losses=torch.cat([self.losses, other.losses]),
             norms=torch.cat([self.norms, other.norms]),
             n_parameters=self.n_parameters,
-            deltas=None if sums is not None else torch.cat([self.each, other.each]),
+            deltas=None if sums is not None else torch.cat([self.required_deltas, other.required_deltas]),
             sums=sums,
             sketches=None if self.sketches is None else torch.cat([self.sketches, other.signatures]),
             left_out=left_out,

@@ -244,7 +244,11 @@ class ClientHandler:
                 **({} if loss != loss else {"loss": loss}),  # NaN: it is kept from the server
             },
             # The server words the purpose, and a file is named by the kind: so by its digest.
-            {"update": self._encoded(updates.each[0], encoding, wire.digest(f"{what} {this_round.purpose}".encode()))},
+            {
+                "update": self._encoded(
+                    updates.required_deltas[0], encoding, wire.digest(f"{what} {this_round.purpose}".encode())
+                )
+            },
         )
 
     def _evaluate(self, content: Content) -> RecordDict:

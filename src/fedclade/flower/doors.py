@@ -107,14 +107,14 @@ class Doors:
         """Return updates that came, all or some, without those that are too long; they are left out with the reason."""
         if math.isinf(self._largest_norm) or not updates.ids:
             return updates
-        buffers = row_norms(updates.each[:, updates.n_parameters :])
+        buffers = row_norms(updates.required_deltas[:, updates.n_parameters :])
         norms = dict(zip(updates.ids, zip(updates.norms.tolist(), buffers.tolist(), strict=True), strict=True))
         for client, mine in norms.items():
             self._seen[self._start_of[client].name][client] = mine
         why = {client: reason for client, mine in norms.items() if (reason := self._objection(client, mine))}
         if not why:
             return updates
-        admitted = updates.of([client for client in updates.ids if client not in why])
+        admitted = updates.select([client for client in updates.ids if client not in why])
         return replace(admitted, left_out={**updates.left_out, **why})
 
     def _objection(self, client: int, norms: Norms) -> str | None:

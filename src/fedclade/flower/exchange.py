@@ -97,7 +97,7 @@ class Exchange:
         pause, told = FIRST_PAUSE, self.clock()
         while pending:
             asked = len(pending)
-            yield from self.hear(pending)
+            yield from self.poll(pending)
             if not pending or self.clock() >= end:
                 break
             if self.clock() - told >= TOLD_EVERY:
@@ -136,7 +136,7 @@ class Exchange:
         reached = {asked.node for asked in pending.values()}
         return pending, [node for node in questions if node not in reached]
 
-    def hear(self, pending: dict[str, Asked]) -> Iterator[tuple[int, Content | str]]:
+    def poll(self, pending: dict[str, Asked]) -> Iterator[tuple[int, Content | str]]:
         """Yield the answers that have come by now, or why they are none, and take them off what is pending."""
         for some in _slices(list(pending), AT_ONCE):
             for question, reply in self._inbox.read({each: pending[each].largest for each in some}):

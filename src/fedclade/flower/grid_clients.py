@@ -115,7 +115,7 @@ class GridClients(Workers):
 
     def handle_updates(self, query: UpdateQuery) -> Updates:
         """Let each client train from its model, or take the gradient at it; return the updates of those that answer."""
-        if query.kind == "train" and query.round.travels == "nothing" and not self._warned:
+        if query.kind == "train" and query.round.communicates == "nothing" and not self._warned:
             self._warned = True
             _log.warning(
                 "this algorithm lets clients keep models of their own: in a simulation these do not travel, over a "
@@ -342,7 +342,7 @@ class GridClients(Workers):
         sizes = self.sizes
         weights = torch.tensor([sizes[client] for client in updates.ids], dtype=updates.sizes.dtype)
         updates = replace(updates, sizes=weights, left_out={**left_out, **updates.left_out})
-        if this_round.travels != "nothing":  # what a client keeps for itself is nobody else's
+        if this_round.communicates != "nothing":  # what a client keeps for itself is nobody else's
             updates = self._doors.admit(updates)
         if self._sketch is None or not self._streams or this_round.replicates > 1:
             return updates

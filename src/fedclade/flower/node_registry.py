@@ -242,7 +242,7 @@ class NodeRegistry:
         self._refused = {node: refusal for node, refusal in self._refused.items() if node in nodes}
         self._introduced = [one for one in self._introduced if one.member.node in nodes]
         self._ask(nodes)
-        for node, answer in self._exchange.hear(self._asked):
+        for node, answer in self._exchange.poll(self._asked):
             try:
                 if isinstance(answer, str):
                     raise UpdateError(answer)

@@ -265,8 +265,8 @@ class _Setting:
         """Return the columns of :data:`ACCURACIES`, for newcomers that get the models of some nodes."""
         clients, ids = self.world.clients, [each.client for each in assignments]
         models, rows = self.tree.models(nodes)
-        tuning = replace(self.last, spec=replace(self.last.spec, epochs=1), purpose="finetune", travels="nothing")
-        tuned = models[rows] + all_of(ids, clients.train(ids, models, rows, tuning)).each
+        tuning = replace(self.last, spec=replace(self.last.spec, epochs=1), purpose="finetune", communicates="nothing")
+        tuned = models[rows] + all_of(ids, clients.train(ids, models, rows, tuning)).required_deltas
         each_its_own = list(range(len(ids)))
         cases = [
             (models, rows),

@@ -9,7 +9,7 @@ from fedclade.clustering import placed
 from fedclade.core import Event, ParameterTree
 
 
-def place_waiting(tree: ParameterTree, parts: Sequence[ClusterUpdate]) -> tuple[ParameterTree, list[Event]]:
+def place_stragglers(tree: ParameterTree, parts: Sequence[ClusterUpdate]) -> tuple[ParameterTree, list[Event]]:
     """Put those who waited at a node that was split, and have answered there, into the child that is most like them.
 
     As in CFL's Algorithm 4: their updates were made at the model of the split, and are compared with those cached then.
