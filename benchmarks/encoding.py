@@ -25,7 +25,7 @@ from fedclade.algorithms import build_algorithm
 from fedclade.channel import Channel, ErrorFeedback, Middleware, Retrying, client_side, decode, encode
 from fedclade.config import Config, find_config, read_config
 from fedclade.core import Ask, UpdateQuery, Updates
-from fedclade.runs import Backend, Checkpointer, Churn, History, Schedule, run_rounds
+from fedclade.runs import Backend, Checkpointer, Churn, History, run_rounds
 
 CONFIGS = tuple(f"{name}-mnist-label-swap" for name in ("cfl", "fl_hc", "fedgroup"))
 
@@ -97,7 +97,7 @@ def run(config: Config, seed: int, way: Way, data_dir: Path | None) -> tuple[Run
         Churn().among(clients, federation, seed),
         Checkpointer(None, config.as_dict(), 0, lambda: ""),
         History(federation.roster),
-        Schedule(config.top.rounds, config.local, seed, evaluate_every=config.top.rounds),
+        replace(config.settings, target=None),
     )
     return found, encoding.bytes_up
 

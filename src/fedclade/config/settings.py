@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,19 +24,8 @@ from fedclade.core import (
 )
 from fedclade.data import PARTITIONS, SOURCES, Federation, check_data_settings, check_newcomers, load_federation
 from fedclade.models import FROM_DATA, model_factory
-from fedclade.runs import (
-    Churn,
-    Every,
-    Follow,
-    OnRound,
-    Run,
-    Stream,
-    check_privacy,
-    check_settings,
-    check_stream,
-    module_for,
-    simulate,
-)
+from fedclade.runs import Churn, Every, Follow, OnRound, Run, RunSettings, Stream, module_for, simulate
+from fedclade.training import check_engine
 
 T = TypeVar("T")
 
@@ -50,7 +39,7 @@ WRITTEN_ONLY = ("versions", "network")
 
 @dataclass(frozen=True, kw_only=True)
 class TopLevel:
-    """The settings above the sections; see :func:`fedclade.simulate`."""
+    """The settings above the sections; see :class:`fedclade.RunSettings` and :func:`fedclade.simulate`."""
 
     seed: int = 0
     rounds: int = 20
@@ -61,6 +50,11 @@ class TopLevel:
     stream: Stream = "auto"
     checkpoint_every: Every = "auto"
     tf32: bool = False
+
+    @property
+    def shared(self) -> dict[str, Any]:
+        """Those of them that a simulation shares with a network."""
+        return {key: value for key, value in asdict(self).items() if key not in ("engine", "tf32")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,6 +133,18 @@ class Config:
             "newcomers": asdict(self.newcomers),
         }
 
+    @property
+    def settings(self) -> RunSettings:
+        """Those settings that do not depend on where the clients are."""
+        return RunSettings(
+            **self.top.shared,
+            local=self.local,
+            signature=self.signature,
+            target=self.target.accuracy,
+            permute=self.privacy.permute,
+            privacy=DifferentialPrivacy.of(asdict(self.privacy)),
+        )
+
     def federation(self, data_dir: str | Path | None = None) -> Federation:
         """Load the data and share it out; raises what :func:`fedclade.load_federation` raises."""
         settings = {key: value for key, value in self.data.items() if key in known_arguments(load_federation)}
@@ -171,16 +177,12 @@ class Config:
             self.built_algorithm(self.newcomers.presence.everybody(federation).true_clusters),
             lambda seed: self.built_model(federation.pool.schema, seed),
             federation,
-            local=self.local,
-            **asdict(self.top),
-            signature=self.signature,
-            target=self.target.accuracy,
-            permute=self.privacy.permute,
-            privacy=DifferentialPrivacy.of(asdict(self.privacy)),
-            presence=self.newcomers.presence,
-            faults=self.faults,
+            replace(self.settings, memory=memory),
             device=device,
-            memory=memory,
+            engine=self.top.engine,
+            tf32=self.top.tf32,
+            faults=self.faults,
+            presence=self.newcomers.presence,
             on_round=on_round,
             config=self.as_dict(),
             folder=folder,
@@ -257,12 +259,12 @@ def check_config(raw: Mapping[str, Any]) -> Config:
     if built is not None and data_is_right and clients is not None:
         problems.collect("", built.check_clients, clients)
     if top is not None and target is not None:
-        settings = {key: value for key, value in asdict(top).items() if key != "tf32"}  # which cannot be wrong
-        problems.collect("", check_settings, **settings, target=target.accuracy)
+        problems.collect("", RunSettings, **top.shared, target=target.accuracy)
+        problems.collect("", check_engine, top.engine)
     if top is not None and signature is not None and built is not None:
-        problems.collect("", check_stream, top.stream, built, signature)
-        if privacy is not None:
-            problems.collect("", check_privacy, DifferentialPrivacy.of(asdict(privacy)), type(built))
+        private = None if privacy is None else DifferentialPrivacy.of(asdict(privacy))
+        settings = RunSettings(stream=top.stream, signature=signature, privacy=private)
+        problems.collect("", settings.check_algorithm, built)
     problems.report()
     assert top is not None  # as all others: what could not be built has been reported
     assert local is not None

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from functools import cache, wraps
 from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, Unpack, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -120,7 +120,8 @@ def checked(*besides: str) -> Callable[[T], T]:
     -------
     Callable
         A decorator. What it decorates raises a ConfigError with a line for each argument of a wrong type; arguments
-        that are missing or unknown stay Python's own ``TypeError``.
+        that are missing or unknown stay Python's own ``TypeError``. Options that are declared as
+        ``**options: Unpack[SomeTypedDict]`` are checked like arguments that are spelt out.
     """
 
     def decorated(taker: Any) -> Any:
@@ -128,10 +129,16 @@ def checked(*besides: str) -> Callable[[T], T]:
 
         @cache  # when it is first called: the types may be defined after it
         def takes() -> tuple[inspect.Signature, Mapping[str, Any]]:
-            signature = inspect.signature(call)
-            several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-            unchecked = {*besides, *(name for name, p in signature.parameters.items() if p.kind in several)}
-            return signature, {name: hint for name, hint in _hints(call).items() if name not in unchecked}
+            signature, hints = inspect.signature(call), dict(_hints(call))
+            for name, parameter in signature.parameters.items():
+                if parameter.kind is inspect.Parameter.VAR_KEYWORD and get_origin(hints.get(name)) is Unpack:
+                    options = get_type_hints(get_args(hints.pop(name))[0])
+                    keywords = [inspect.Parameter(o, inspect.Parameter.KEYWORD_ONLY, default=None) for o in options]
+                    others = [p for p in signature.parameters.values() if p is not parameter]
+                    signature, hints = signature.replace(parameters=[*others, *keywords]), {**hints, **options}
+                elif parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
+                    hints.pop(name, None)
+            return signature, {name: hint for name, hint in hints.items() if name not in besides}
 
         @wraps(call)
         def at_the_door(*args: Any, **kwargs: Any) -> Any:

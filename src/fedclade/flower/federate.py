@@ -6,15 +6,15 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from flwr.serverapp import Grid
 from torch import Tensor, nn
 
 from fedclade.algorithms import Algorithm, build_algorithm
-from fedclade.channel import Channel, DifferentialPrivacy, Meter, Retrying, Signature, Timing, server_side
-from fedclade.core import DataSpec, Layout, LocalSpec, checked, owner_only, require
+from fedclade.channel import Channel, Meter, Retrying, Timing, server_side
+from fedclade.core import DataSpec, Layout, checked, owner_only, require
 from fedclade.flower import wire
 from fedclade.flower.connected import ConnectedClients
 from fedclade.flower.doors import Doors
@@ -25,26 +25,19 @@ from fedclade.flower.signing import read_keys
 from fedclade.runs import (
     Backend,
     Checkpointer,
-    Every,
     History,
     Maker,
     OnRound,
     Run,
-    Schedule,
-    Stream,
-    check_privacy,
-    check_settings,
-    check_stream,
-    config_of,
+    RunOptions,
+    RunSettings,
     decide_stream,
     initial_models,
     model_name,
     run_rounds,
+    settings_from,
 )
-from fedclade.training import (
-    default_memory,
-    memory_bytes,
-)
+from fedclade.training import default_memory, float32_products, memory_bytes
 
 MakeAlgorithm = Callable[[Mapping[int, int] | None], Algorithm]
 """Makes an algorithm, given the true clusters where clients tell them: the oracle needs them."""
@@ -121,24 +114,13 @@ def federate(
     grid: Grid,
     algorithm: Algorithm | str | MakeAlgorithm,
     model: nn.Module | str | Maker | ModelFor,
+    settings: RunSettings | None = None,
     *,
     network: Network | None = None,
-    local: LocalSpec | None = None,
-    rounds: int = 20,
-    seed: int = 0,
-    client_fraction: float = 1.0,
-    evaluate_every: int = 1,
-    target: float | None = None,
-    signature: Signature | None = None,
-    stream: Stream = "auto",
-    memory: int | str | None = None,
-    min_clients: int = 1,
-    permute: bool = False,
-    privacy: DifferentialPrivacy | None = None,
     on_round: OnRound | None = None,
     config: Mapping[str, Any] | None = None,
     folder: str | Path | None = None,
-    checkpoint_every: Every = "auto",
+    **options: Unpack[RunOptions],
 ) -> Run:
     """Run a federated algorithm over the clients of a grid, by the same round loop as :func:`fedclade.simulate`.
 
@@ -153,18 +135,14 @@ def federate(
         An algorithm, or its name for its defaults, or a function of the true clusters that makes one.
     model
         As :func:`fedclade.simulate` takes it. Where clients share a secret, only its structure counts: they draw it.
+    settings
+        Rounds, seed, local training and whatever else does not depend on where clients are.
     network
         Whom to wait for, and how long.
-    local, rounds, seed, client_fraction, evaluate_every, target, signature, stream, memory, min_clients, on_round
-        See :func:`fedclade.simulate`. ``memory`` is that of the updates, which it decides to keep or to stream.
-    permute
-        Whether the clients share a secret, by which all that travels is permuted (CFL eqs. 45, 46).
-    privacy
-        What the clients were told to do to their updates, which only they can do; the run notes it.
-    config
-        What to note as the run's config; by default it is put together from the arguments.
-    folder, checkpoint_every
+    on_round, config, folder
         See :func:`fedclade.simulate`.
+    **options
+        Single fields of :class:`~fedclade.RunSettings`, such as ``rounds=40, seed=1``; they win over ``settings``.
 
     Returns
     -------
@@ -182,55 +160,43 @@ def federate(
     RunError, CheckpointError
         If the folder holds something else or damaged, or cannot be written.
     """
-    check_settings(rounds, seed, client_fraction, evaluate_every, target, "auto", stream, min_clients, checkpoint_every)
-    local, signature, network = local or LocalSpec(), signature or Signature(), network or Network()
+    settings, network = settings_from(settings, options), network or Network()
     path = None if folder is None else Path(folder)
     exchange = Exchange(grid, meter := Meter(), network.deadline)
     members = _members(exchange, network, path)
-    if permute != bool(members.secret):
-        rule = "false, as no client has a secret" if permute else "true, as the clients share a secret"
-        require(("privacy.permute", permute, False, rule))
+    if settings.permute != bool(members.secret):
+        rule = "false, as no client has a secret" if settings.permute else "true, as the clients share a secret"
+        require(("privacy.permute", settings.permute, False, rule))
     roster = members.roster
     algorithm = _built(algorithm, roster.true_clusters)
     algorithm.check_clients(len(roster))
-    check_stream(stream, algorithm, signature)
-    check_privacy(privacy, type(algorithm))
-    name, model = _known(model, roster.schema, seed)
-    module, initial = initial_models(model, roster.schema, seed, algorithm)
+    settings.check_algorithm(algorithm)
+    name, model = _known(model, roster.schema, settings.seed)
+    module, initial = initial_models(model, roster.schema, settings.seed, algorithm)
     layout = Layout.of(module)
     members.check_layout(wire.layout_digest(layout))
-    schedule = Schedule(rounds, local, seed, client_fraction, evaluate_every, min_clients)
-    config = config or config_of(
-        schedule,
-        algorithm,
-        {"engine": "auto", "stream": stream},
-        data={"name": roster.schema.data, "description": roster.description},
-        model={"name": name},
-        signature=asdict(signature),
-        target={"accuracy": target},
-        privacy={"permute": permute, **(asdict(privacy) if privacy else {})},
-    )
+    data = {"name": roster.schema.data, "description": roster.description}
+    config = config or settings.as_config(algorithm, "auto", data=data, model=name)
     config = {"network": asdict(network), **config}
-    keeper = Checkpointer(path, config, checkpoint_every, lambda: _fingerprint(roster.schema, layout))
+    keeper = Checkpointer(path, config, settings.checkpoint_every, lambda: _fingerprint(roster.schema, layout))
     if (finished := keeper.finished()) is not None:
         return finished
     members.wait(network.clients, network.wait)  # also for those of the folder, who need not be back yet
-    settings = keeper.settings(stream=stream, device="cpu", memory=memory)
-    budget = default_memory(torch.device("cpu")) if settings["memory"] is None else memory_bytes(settings["memory"])
-    size = len(roster) * layout.size * initial.itemsize
-    streams = decide_stream(settings["stream"], algorithm, signature, size, budget)
-    sketch = signature.sketch(seed, layout.n_parameters)
+    settings, device, _ = keeper.resumed(settings, "cpu")
+    budget = default_memory(torch.device(device)) if settings.memory is None else memory_bytes(settings.memory)
+    streams = decide_stream(settings, algorithm, len(roster) * layout.size * initial.itemsize, budget)
+    sketch = settings.signature.sketch(settings.seed, layout.n_parameters)
     doors = Doors(network.largest_weight, network.largest_norm)
     grid_clients = GridClients(exchange, members, layout, sketch, streams, doors, network.wait)
-    retrying = Retrying(tells_releases=privacy is not None)
+    retrying = Retrying(tells_releases=settings.privacy is not None)
     middleware = [Timing(meter), *server_side(retrying, None if streams else sketch)]
     if members.secret:
         initial = _drawn_by_clients(grid_clients, algorithm)
     clients = ConnectedClients(Channel(grid_clients, *middleware), members, path, network.wait)
-    world = Backend(clients, initial, grid_clients, meter, retrying, None, sketch, streams, "cpu", budget)
+    world = Backend(clients, initial, grid_clients, meter, retrying, None, sketch, streams, device, budget)
     # Models tell of the clients' data, and the machine may have other users.
-    with keeper, owner_only():
-        return run_rounds(algorithm, world, clients, keeper, History(roster, target), schedule, on_round)
+    with keeper, owner_only(), float32_products(False):
+        return run_rounds(algorithm, world, clients, keeper, History(roster, settings.target), settings, on_round)
 
 
 def _members(exchange: Exchange, network: Network, folder: Path | None) -> NodeRegistry:

@@ -119,18 +119,12 @@ def server_app_from_config() -> ServerApp:
     def run(grid: Grid, context: Context) -> tuple[Run, Path]:
         read = RunConfig.read(context.run_config)
         config, folder = read.config, Path(read.apps.out)
-        top = {key: value for key, value in asdict(config.top).items() if key not in ("engine", "tf32")}
         run = federate(
             grid,
             config.built_algorithm,
             ModelFor(config.built_model, config.model["name"]),
+            config.settings,
             network=read.network,
-            local=config.local,
-            **top,
-            signature=config.signature,
-            target=config.target.accuracy,
-            permute=config.privacy.permute,
-            privacy=DifferentialPrivacy.of(asdict(config.privacy)),
             on_round=tell,
             config=read.as_dict(),
             folder=folder,

@@ -4,22 +4,14 @@ Reports, the network and the command line import it; it imports all rooms that a
 algorithms, channel.
 """
 
-from fedclade.runs.backend import Backend, Maker, Stream, decide_stream, initial_models, model_name, module_for
-from fedclade.runs.checkpointer import Checkpointer, Every
+from fedclade.runs.backend import Backend, Maker, decide_stream, initial_models, model_name, module_for
+from fedclade.runs.checkpointer import Checkpointer
 from fedclade.runs.churn import Churn, ComingAndGoing
 from fedclade.runs.ensemble import PathEnsemble, evaluate_paths, path_weights
 from fedclade.runs.history import History, version_of, versions
 from fedclade.runs.newcomers import ACCURACIES, Newcomers, assign, read_newcomers
-from fedclade.runs.rounds import (
-    Follow,
-    OnRound,
-    Schedule,
-    check_privacy,
-    check_settings,
-    check_stream,
-    config_of,
-    run_rounds,
-)
+from fedclade.runs.rounds import Follow, OnRound, run_rounds
+from fedclade.runs.settings import Every, RunOptions, RunSettings, Stream, settings_from
 from fedclade.runs.simulation import simulate
 from fedclade.runs.store import Run, export_model
 from fedclade.runs.store.contents import tells_what_its_kind_does
@@ -42,15 +34,12 @@ __all__ = [
     "PathEnsemble",
     "Row",
     "Run",
-    "Schedule",
+    "RunOptions",
+    "RunSettings",
     "SimilarityMatrix",
     "Stream",
     "assign",
     "check_free",
-    "check_privacy",
-    "check_settings",
-    "check_stream",
-    "config_of",
     "decide_stream",
     "evaluate_paths",
     "export_model",
@@ -63,6 +52,7 @@ __all__ = [
     "read_newcomers",
     "read_run_config",
     "run_rounds",
+    "settings_from",
     "simulate",
     "tells_what_its_kind_does",
     "version_of",

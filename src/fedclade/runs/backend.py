@@ -6,7 +6,7 @@ import copy
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -15,14 +15,12 @@ from fedclade.algorithms import Algorithm
 from fedclade.channel import (
     Channel,
     CountSketch,
-    DifferentialPrivacy,
     FaultInjection,
     Faults,
     Meter,
     Permutation,
     Privatizing,
     Retrying,
-    Signature,
     Streaming,
     Timing,
     Traffic,
@@ -44,6 +42,7 @@ from fedclade.core import (
 )
 from fedclade.data import Federation
 from fedclade.models import build_model
+from fedclade.runs.settings import RunOptions, RunSettings, settings_from
 from fedclade.training import (
     SimulatedClients,
     choose_device,
@@ -54,8 +53,6 @@ from fedclade.training import (
 
 Maker = Callable[[int], nn.Module]
 """Makes a module whose initial parameters depend on a seed alone."""
-
-Stream = bool | Literal["auto"]
 
 SHARE_OF_UPDATES = 4
 """A run streams by itself if the updates of all clients would take more than one part in so many of its memory."""
@@ -108,31 +105,28 @@ class Backend:
         federation: Federation,
         model: nn.Module | str | Maker,
         algorithm: Algorithm,
+        settings: RunSettings | None = None,
         *,
-        seed: int = 0,
-        permute: bool = False,
         device: str = "auto",
         engine: str = "auto",
-        signature: Signature | None = None,
-        stream: Stream = "auto",
-        memory: int | str | None = None,
         taken: str | None = None,
         faults: Faults | None = None,
-        privacy: DifferentialPrivacy | None = None,
+        **options: Unpack[RunOptions],
     ) -> Backend:
-        """Simulate the clients of a federation; see :func:`fedclade.simulate` for the settings.
+        """Simulate the clients of a federation; see :func:`fedclade.simulate`.
 
         ``taken`` is the engine of a run that is continued, see :attr:`SimulatedClients.engine_taken
         <fedclade.training.clients.SimulatedClients.engine_taken>`.
         """
+        settings = settings_from(settings, options)
+        seed, signature, privacy = settings.seed, settings.signature, settings.privacy
         device = choose_device(device)
-        signature = signature or Signature()
-        budget = default_memory(torch.device(device)) if memory is None else memory_bytes(memory)
+        budget = default_memory(torch.device(device)) if settings.memory is None else memory_bytes(settings.memory)
         module, initial = initial_models(model, federation.pool.schema, seed, algorithm, budget)
         simulated = SimulatedClients(federation, module, device, engine, budget, taken)
         layout, initial = simulated.layout, initial.to(device)
         secret = rng.torch_seed(seed, "the clients' secret")
-        permutation = Permutation(secret, layout.size, layout.n_parameters) if permute else None
+        permutation = Permutation(secret, layout.size, layout.n_parameters) if settings.permute else None
         keys = {client.id: client.key for client in federation.clients}
         if privacy and layout.size > layout.n_parameters:
             _log.warning(
@@ -142,7 +136,7 @@ class Backend:
             )
         sketch = signature.sketch(seed, layout.n_parameters)
         bytes_each = layout.size * initial.itemsize
-        streams = decide_stream(stream, algorithm, signature, len(federation) * bytes_each, budget)
+        streams = decide_stream(settings, algorithm, len(federation) * bytes_each, budget)
         at_once = updates_at_once(bytes_each, initial.device, budget)
         retrying = Retrying(tells_releases=privacy is not None)
         clients = Channel(
@@ -256,17 +250,17 @@ def module_for(name: str, schema: DataSpec, seed: int, arguments: Mapping[str, A
     )
 
 
-def decide_stream(stream: Stream, algorithm: Algorithm, signature: Signature, size: int, budget: int) -> bool:
+def decide_stream(settings: RunSettings, algorithm: Algorithm, size: int, budget: int) -> bool:
     """Decide whether to stream, given the bytes of all clients' updates and those that may be taken."""
-    if stream != "auto":
-        return stream
+    if settings.stream != "auto":
+        return settings.stream
     if algorithm.needs_updates or size <= budget // SHARE_OF_UPDATES:
         return False
-    if signature.kind == "full":
+    if settings.signature.kind == "full":
         _log.warning(
             "the updates of all clients take %.1f GB, the run may take %.1f GB; with signature.kind = 'projected' it "
             "would stream and keep none of them",
             size / 1e9,
             budget / 1e9,
         )
-    return signature.kind == "projected"
+    return settings.signature.kind == "projected"

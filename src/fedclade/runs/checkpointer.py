@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
 import torch
 
@@ -20,12 +20,11 @@ from fedclade.core import (
     RunInterrupted,
     remove,
 )
-from fedclade.runs.backend import Backend, Stream
+from fedclade.runs.backend import Backend
 from fedclade.runs.history import History, versions
+from fedclade.runs.settings import Every, RunSettings
 from fedclade.runs.store import Checkpoint, Run, RunFolder
 from fedclade.runs.store.run import plain
-
-Every = int | Literal["auto"]
 
 TIMES_A_SAVE = 60
 """``auto`` lets so many times pass what the last save took, so that saving stays below 2 % of a run: 1 / 61 = 1.6 %."""
@@ -151,8 +150,13 @@ class Checkpointer:
         self._folder.clear()
         return Run.load(self._folder.path)
 
-    def settings(self, *, stream: Stream, device: str, memory: int | str | None) -> dict[str, Any]:
-        """Return how the world is to be made: as asked, or as it was in the part of the run that is continued.
+    def resumed(self, settings: RunSettings, device: str) -> tuple[RunSettings, str, str | None]:
+        """Return settings and device as given, or as they were in the part of the run that is continued.
+
+        Returns
+        -------
+        tuple
+            Settings, device, and the engine that the run took before, if it is continued.
 
         Raises
         ------
@@ -160,16 +164,13 @@ class Checkpointer:
             If the run was on the CPU, and is to go on elsewhere.
         """
         if self._found is None:
-            return {"stream": stream, "device": device, "memory": memory, "taken": None}
+            return settings, device, None
         before = self._found.made_with
         if before["device"] == "cpu" and device == "cuda":
             raise ConfigError("the run began on the CPU and can only go on there; leave out --device cuda")
-        return {
-            "stream": self._found.config["stream"],
-            "device": before["device"] if device == "auto" else device,
-            "memory": before["memory"] if memory is None else memory,
-            "taken": before["engine"],
-        }
+        memory = before["memory"] if settings.memory is None else settings.memory
+        settings = replace(settings, stream=self._found.config["stream"], memory=memory)
+        return settings, before["device"] if device == "auto" else device, before["engine"]
 
     def progress(self, world: Backend, record: History) -> TrainingState | None:
         """Return how far the run has come that is continued; None if there is none.

@@ -3,37 +3,28 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, is_dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from time import perf_counter
-from typing import Any
 
-from fedclade.algorithms import ALGORITHMS, Algorithm, Oracle
-from fedclade.channel import (
-    DifferentialPrivacy,
-    Signature,
-    refusal,
-)
+from fedclade.algorithms import Algorithm
 from fedclade.core import (
     CheckpointError,
-    ConfigError,
     Evaluation,
     FedcladeError,
-    LocalSpec,
     ParameterTree,
     Round,
     RunError,
     RunInterrupted,
-    require,
     shown,
 )
-from fedclade.runs.backend import Backend, Stream
+from fedclade.runs.backend import Backend
 from fedclade.runs.checkpointer import Checkpointer, TrainingState
 from fedclade.runs.churn import ComingAndGoing
 from fedclade.runs.history import History
+from fedclade.runs.settings import RunSettings
 from fedclade.runs.store import Run
 from fedclade.runs.store.run import Row
-from fedclade.training import check_engine, float32_products
 
 _log = logging.getLogger(__name__)
 
@@ -43,26 +34,13 @@ Follow = Callable[[Callable[[], Run]], None]
 """Called after a round with what makes a run of the rounds so far, which is to be called before the next if at all."""
 
 
-@dataclass(frozen=True)
-class Schedule:
-    """What is done in how many rounds; see :func:`fedclade.simulate` for each."""
-
-    rounds: int
-    local: LocalSpec
-    seed: int = 0
-    client_fraction: float = 1.0
-    evaluate_every: int = 1
-    min_clients: int = 1
-    tf32: bool = False
-
-
 def run_rounds(
     algorithm: Algorithm,
     world: Backend,
     clients: ComingAndGoing,
     keeper: Checkpointer,
     record: History,
-    schedule: Schedule,
+    settings: RunSettings,
     on_round: OnRound | None = None,
     stop: Callable[[], bool] | None = None,
     follow: Follow | None = None,
@@ -79,7 +57,7 @@ def run_rounds(
         Keeps the run.
     record
         An empty book.
-    schedule, on_round, stop, follow
+    settings, on_round, stop, follow
         See :func:`fedclade.simulate`.
 
     Raises
@@ -93,13 +71,13 @@ def run_rounds(
     RunInterrupted
         If ``stop`` said so.
     """
-    if schedule.rounds < algorithm.rounds_needed:
+    if settings.rounds < algorithm.rounds_needed:
         _log.warning(
             "%s needs %d rounds until it has clustered the clients, and this run has %d: it will be federated "
             "averaging; set more rounds%s",
             type(algorithm).__name__,
             algorithm.rounds_needed,
-            schedule.rounds,
+            settings.rounds,
             f", or a smaller algorithm.{algorithm.waits_by}" if algorithm.waits_by else "",
         )
     tell = _unfailing(on_round)
@@ -113,18 +91,17 @@ def run_rounds(
         return progress.record.finish(config, progress.state.tree, world.device)
 
     try:
-        with float32_products(schedule.tf32):
-            for number in range(progress.number + 1, schedule.rounds + 1):
-                if algorithm.finished(progress.state):
-                    break
-                row = run_round(algorithm, world, clients, progress, schedule, number)
-                tell(row, progress.state.tree)
-                if follow is not None and progress.record.clients:
-                    follow(so_far)
-                keeper.after_round(progress, world)
-                over = number == schedule.rounds or algorithm.finished(progress.state)
-                if stop is not None and not over and stop():
-                    keeper.stop(progress, world)
+        for number in range(progress.number + 1, settings.rounds + 1):
+            if algorithm.finished(progress.state):
+                break
+            row = run_round(algorithm, world, clients, progress, settings, number)
+            tell(row, progress.state.tree)
+            if follow is not None and progress.record.clients:
+                follow(so_far)
+            keeper.after_round(progress, world)
+            over = number == settings.rounds or algorithm.finished(progress.state)
+            if stop is not None and not over and stop():
+                keeper.stop(progress, world)
     except (CheckpointError, RunInterrupted):  # which saved what it could
         raise
     except Exception:
@@ -141,14 +118,14 @@ def run_round(
     world: Backend,
     clients: ComingAndGoing,
     progress: TrainingState,
-    schedule: Schedule,
+    settings: RunSettings,
     number: int,
 ) -> Row:
     """Run one round, and book it; return its row of ``metrics.parquet``.
 
     Parameters
     ----------
-    algorithm, world, clients, schedule
+    algorithm, world, clients, settings
         As in :func:`run_rounds`.
     progress
         The run before the round, and afterwards after it.
@@ -157,10 +134,10 @@ def run_round(
     """
     meter, start = world.meter, perf_counter()
     before = meter.readings()
-    evaluated = number % schedule.evaluate_every == 0 or number == schedule.rounds
-    this_round = Round(number, schedule.local, schedule.seed, evaluated=evaluated, min_clients=schedule.min_clients)
+    evaluated = number % settings.evaluate_every == 0 or number == settings.rounds
+    this_round = Round(number, settings.local, settings.seed, evaluated=evaluated, min_clients=settings.min_clients)
     state, came_and_went = clients.begin(algorithm, progress.state, this_round)
-    cohort = algorithm.cohort(state, schedule.client_fraction, this_round.generator("cohort"))
+    cohort = algorithm.cohort(state, settings.client_fraction, this_round.generator("cohort"))
     state, log = algorithm.step(state, cohort, clients, this_round)
     check_models(number, progress.state.tree, state.tree)
     events = (*came_and_went, *world.attendance.closed(number), *log.events)
@@ -234,104 +211,3 @@ def _unfailing(on_round: OnRound | None) -> OnRound:
             failed = True
 
     return tell
-
-
-def config_of(
-    schedule: Schedule, algorithm: Algorithm, settled: Mapping[str, Any], **sections: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Put together what to note as the config of a run that came without one.
-
-    Parameters
-    ----------
-    schedule, algorithm
-        What is run.
-    settled
-        Settings that the schedule does not have.
-    **sections
-        Sections by name.
-    """
-    top = {key: value for key, value in asdict(schedule).items() if key not in ("local", "tf32")}
-    return {**top, **settled, "local": asdict(schedule.local), "algorithm": describe(algorithm), **sections}
-
-
-def check_settings(
-    rounds: int,
-    seed: int,
-    client_fraction: float,
-    evaluate_every: int,
-    target: float | None,
-    engine: str,
-    stream: Stream = "auto",
-    min_clients: int = 1,
-    checkpoint_every: int | str = "auto",
-) -> None:
-    """Check the settings of the round loop.
-
-    Raises
-    ------
-    ConfigError
-        If one is out of range; one line for each. If there is no engine of that name.
-    """
-    require(
-        ("rounds", rounds, rounds >= 1, "at least 1"),
-        ("seed", seed, seed >= 0, "at least 0"),
-        ("client_fraction", client_fraction, 0 < client_fraction <= 1, "greater than 0 and at most 1"),
-        ("evaluate_every", evaluate_every, evaluate_every >= 1, "at least 1"),
-        ("target.accuracy", target, target is None or 0 < target <= 1, "greater than 0 and at most 1"),
-        ("min_clients", min_clients, min_clients >= 1, "at least 1"),
-        ("stream", stream, stream in (True, False, "auto"), "true, false or 'auto'"),
-        (
-            *("checkpoint_every", checkpoint_every),
-            checkpoint_every == "auto" or (isinstance(checkpoint_every, int) and checkpoint_every >= 0),
-            "a number of rounds, 0 for none, or 'auto'",
-        ),
-    )
-    check_engine(engine)
-
-
-def check_stream(stream: Stream, algorithm: Algorithm, signature: Signature) -> None:
-    """Check that a run that is asked to stream can.
-
-    Raises
-    ------
-    ConfigError
-        If the algorithm needs the updates of single clients, or signatures are full; one line for each.
-    """
-    if stream is not True:
-        return
-    problems: list[str] = []
-    if algorithm.needs_updates:
-        name = type(algorithm).__name__
-        problems.append(f"stream = true: {name} needs the updates of single clients; set stream = false")
-    if signature.kind == "full":
-        problems.append(
-            "stream = true: signatures of kind 'full' take as much memory as the updates; set signature.kind = "
-            "'projected'"
-        )
-    if problems:
-        raise ConfigError("\n".join(problems))
-
-
-def check_privacy(privacy: DifferentialPrivacy | None, algorithm: type[Algorithm]) -> None:
-    """Check that a run with private clients can do, and can state its ε in the end.
-
-    Raises
-    ------
-    ConfigError
-        If the algorithm asks clients for more than updates.
-    MissingExtraError
-        If ``dp-accounting`` is not installed.
-    """
-    if privacy is None:
-        return
-    if algorithm.asks_for:
-        raise refusal(f"{algorithm.asks_for} that {algorithm.__name__} asks for")
-    privacy.epsilon(1)
-
-
-def describe(algorithm: Algorithm) -> dict[str, Any]:
-    """Return an algorithm's name and hyper-parameters, as a config has them. The oracle's truth stays out."""
-    names = {entry.algorithm: name for name, entry in ALGORITHMS.items()}
-    name = names.get(type(algorithm), type(algorithm).__name__)
-    options = asdict(algorithm) if is_dataclass(algorithm) and not isinstance(algorithm, Oracle) else {}
-    return {"name": name, **options}

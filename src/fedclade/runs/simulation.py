@@ -5,29 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from torch import nn
 
 from fedclade.algorithms import Algorithm, build_algorithm
-from fedclade.channel import DifferentialPrivacy, Faults, Signature
-from fedclade.core import LocalSpec, checked
+from fedclade.channel import Faults
+from fedclade.core import checked
 from fedclade.data import Federation
-from fedclade.runs.backend import Backend, Maker, Stream, model_name
-from fedclade.runs.checkpointer import Checkpointer, Every
+from fedclade.runs.backend import Backend, Maker, model_name
+from fedclade.runs.checkpointer import Checkpointer
 from fedclade.runs.churn import Churn
 from fedclade.runs.history import History
-from fedclade.runs.rounds import (
-    Follow,
-    OnRound,
-    Schedule,
-    check_privacy,
-    check_settings,
-    check_stream,
-    config_of,
-    run_rounds,
-)
+from fedclade.runs.rounds import Follow, OnRound, run_rounds
+from fedclade.runs.settings import RunOptions, RunSettings, settings_from
 from fedclade.runs.store import Run
+from fedclade.training import check_engine, float32_products
 
 
 @checked()
@@ -35,30 +28,19 @@ def simulate(
     algorithm: Algorithm | str,
     model: nn.Module | str | Maker,
     federation: Federation,
+    settings: RunSettings | None = None,
     *,
-    local: LocalSpec | None = None,
-    rounds: int = 20,
-    seed: int = 0,
-    client_fraction: float = 1.0,
-    evaluate_every: int = 1,
-    target: float | None = None,
-    permute: bool = False,
     device: str = "auto",
     engine: str = "auto",
-    signature: Signature | None = None,
-    stream: Stream = "auto",
-    memory: int | str | None = None,
-    min_clients: int = 1,
-    faults: Faults | None = None,
-    privacy: DifferentialPrivacy | None = None,
-    presence: Churn | None = None,
     tf32: bool = False,
+    faults: Faults | None = None,
+    presence: Churn | None = None,
     on_round: OnRound | None = None,
+    follow: Follow | None = None,
+    stop: Callable[[], bool] | None = None,
     config: Mapping[str, Any] | None = None,
     folder: str | Path | None = None,
-    checkpoint_every: Every = "auto",
-    stop: Callable[[], bool] | None = None,
-    follow: Follow | None = None,
+    **options: Unpack[RunOptions],
 ) -> Run:
     """Run a federated algorithm over simulated clients.
 
@@ -74,59 +56,33 @@ def simulate(
         a function that makes a module from a seed. An algorithm that starts from several models takes no module.
     federation
         The clients' data.
-    local
-        Local training; ``LocalSpec()`` if left out.
-    rounds
-        Communication rounds, at least 1.
-    seed
-        Keys every random draw: the same seed gives the same run, bit for bit on the same machine.
-    client_fraction
-        Share of every cluster that trains in a round, in (0, 1]; C of FedAvg.
-    evaluate_every
-        Evaluate on the clients' test data after every so many rounds, and after the last.
-    target
-        Accuracy in (0, 1] whose reach is reported.
-    permute
-        Let clients shuffle what they send by a permutation that the server does not know (CFL eqs. 45, 46).
+    settings
+        Rounds, seed, local training and whatever else does not depend on where clients are.
     device
         ``auto``, ``cpu`` or ``cuda``.
     engine
         How clients are trained: one of :data:`~fedclade.training.auto.ENGINES`. Updates do not depend on it beyond
-        rounding; ``auto`` takes the fastest for the model and the machine, and the run tells which that was.
-    signature
-        What clients are compared by; ``Signature()``, the whole update, if left out.
-    stream
-        Whether the server keeps no updates, only their sums and signatures, which must then be projected. Results do
-        not depend on it beyond rounding. ``auto``: if the updates of all clients would take more than a quarter of
-        ``memory``, signatures are projected, and the algorithm can do with that.
-    memory
-        What the data and the training of a round may take, in bytes or as ``"2GB"``; by default a quarter of the
-        machine's or the GPU's memory. Where clients need more, they train in several blocks.
-    min_clients
-        A cluster of which fewer clients answer in a round keeps its model, and is not split.
-    faults
-        How often clients drop out of a round, are too late, or send what cannot be used; never, if left out.
-    privacy
-        How clients clip their updates, and how much noise they put on; not at all, if left out.
-    presence
-        When the federation's newcomers join, and when clients leave; never, if left out.
+        rounding; ``auto`` takes the fastest for the model and the machine, and the run reports which that was.
     tf32
         Let a GPU round the factors of float32 products to 10 bits, which is faster.
+    faults
+        How often clients drop out of a round, are too late, or send what cannot be used; never, if left out.
+    presence
+        When the federation's newcomers join, and when clients leave; never, if left out.
     on_round
-        Called after every round with its metrics and the tree. If it fails, that is told in a warning, once, and the
-        run goes on; an error of fedclade's own, such as ``RunInterrupted``, ends it.
+        Called after every round with its metrics and the tree. If it fails, a warning says so, once, and the run goes
+        on; an error of fedclade's own, such as ``RunInterrupted``, ends it.
+    follow
+        Called after every round, from the first with an evaluation, with a function that returns the run so far.
+    stop
+        Called after every round but the last; if it returns true, the run saves a checkpoint and stops.
     config
         What to note as the run's config; by default it is put together from the arguments.
     folder
         Where to keep the run from its start. A folder that holds an unfinished run of the same config is continued; of
         a finished one the run is returned, or continued if ``rounds`` is now larger.
-    checkpoint_every
-        Rounds between checkpoints in ``folder``. ``auto``: as often as costs less than 2 % of the run; 0: only when the
-        run stops early.
-    stop
-        Asked after every round but the last; if it says yes, the run saves a checkpoint and stops.
-    follow
-        Called after every round, from the first that was evaluated on, with a function that returns the run so far.
+    **options
+        Single fields of :class:`RunSettings`, such as ``rounds=40, seed=1``; they win over ``settings``.
 
     Returns
     -------
@@ -136,8 +92,8 @@ def simulate(
     Raises
     ------
     ConfigError
-        If an argument is out of range, a name is unknown, a run that cannot stream is asked to, the algorithm starts
-        from several models, and the one given cannot be made anew, or it asks private clients for more than updates.
+        If an argument is out of range, a name is unknown, a run that cannot stream should, the algorithm starts from
+        several models, and the one given cannot be made anew, or it asks private clients for more than updates.
     MissingExtraError
         If clients are private and ``dp-accounting`` is not installed.
     ModelError
@@ -151,47 +107,34 @@ def simulate(
     RunInterrupted
         If ``stop`` said so.
     """
-    check_settings(rounds, seed, client_fraction, evaluate_every, target, engine, stream, min_clients, checkpoint_every)
-    local, signature = local or LocalSpec(), signature or Signature()
+    settings = settings_from(settings, options)
+    check_engine(engine)
     presence = presence or Churn()
     newcomers = 0 if federation.newcomers is None else len(federation.newcomers)
-    presence.check(newcomers, len(federation), rounds)
+    presence.check(newcomers, len(federation), settings.rounds)
     everybody = presence.everybody(federation)
     if isinstance(algorithm, str):
         algorithm = build_algorithm(algorithm, true_clusters=everybody.true_clusters)
     algorithm.check_clients(len(federation))
-    check_stream(stream, algorithm, signature)
-    check_privacy(privacy, type(algorithm))
-    schedule = Schedule(rounds, local, seed, client_fraction, evaluate_every, min_clients, tf32)
-    config = config or config_of(
-        schedule,
+    settings.check_algorithm(algorithm)
+    config = config or settings.as_config(
         algorithm,
-        {"engine": engine, "stream": stream},
+        engine,
         data={"name": federation.pool.name, "description": str(federation)},
-        model={"name": model_name(model, seed)},
-        signature=asdict(signature),
-        target={"accuracy": target},
-        privacy={"permute": permute, **(asdict(privacy) if privacy else {})},
+        model=model_name(model, settings.seed),
         faults=asdict(faults or Faults()),
         newcomers={"clients": newcomers, **asdict(presence)},
     )
     config = {**config, "tf32": tf32}
-    keeper = Checkpointer(folder, config, checkpoint_every, lambda: everybody.fingerprint)
-    if (finished := keeper.finished()) is not None:
+    every = settings.checkpoint_every
+    checkpointer = Checkpointer(folder, config, every, lambda: everybody.fingerprint)
+    if (finished := checkpointer.finished()) is not None:
         return finished
-    settings = keeper.settings(stream=stream, device=device, memory=memory)
-    world = Backend.simulated_by(
-        everybody,
-        model,
-        algorithm,
-        seed=seed,
-        permute=permute,
-        engine=engine,
-        signature=signature,
-        faults=faults,
-        privacy=privacy,
-        **settings,
+    settings, device, taken = checkpointer.resumed(settings, device)
+    backend = Backend.simulated_by(
+        everybody, model, algorithm, settings, device=device, engine=engine, taken=taken, faults=faults
     )
-    present, record = presence.among(world.clients, federation, seed), History(everybody.roster, target)
-    with keeper:
-        return run_rounds(algorithm, world, present, keeper, record, schedule, on_round, stop, follow)
+    present = presence.among(backend.clients, federation, settings.seed)
+    history = History(everybody.roster, settings.target)
+    with checkpointer, float32_products(tf32):
+        return run_rounds(algorithm, backend, present, checkpointer, history, settings, on_round, stop, follow)
