@@ -13,17 +13,7 @@ from fedclade.channel.streaming import Streaming
 def client_side(
     privatizing: Privatizing | None = None, permutation: Permutation | None = None, sketch: CountSketch | None = None
 ) -> list[Middleware]:
-    """Return what is done to an update before it leaves a client, in a simulation and on a real client alike.
-
-    Parameters
-    ----------
-    privatizing
-        Clips it and puts noise on it.
-    permutation
-        P, if clients share a secret.
-    sketch
-        The projection of the signatures that stand for replicates.
-    """
+    """Return what an update passes before it leaves a client, in a simulation and on a real client alike."""
     private = [privatizing] if privatizing else []
     permuting = [Permuting(permutation)] if permutation else []
     return [*private, *permuting, Replicating(sketch)]
@@ -32,16 +22,6 @@ def client_side(
 def server_side(
     retrying: Retrying, sketch: CountSketch | None = None, streaming: Streaming | None = None
 ) -> list[Middleware]:
-    """Return what is done to an update once it has arrived.
-
-    Parameters
-    ----------
-    retrying
-        Counts who answered.
-    sketch
-        The projection that clients are compared by; None for whole updates.
-    streaming
-        Keeps sums in place of updates.
-    """
+    """Return what an update passes once it has arrived; without a sketch the server compares whole updates."""
     sketching = [Sketching(sketch)] if sketch else []
     return [*sketching, *([streaming] if streaming else []), retrying]

@@ -17,7 +17,6 @@ that is not finite decodes to entries that are all not finite, and the receiver'
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -28,13 +27,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.functional import pad
 
-from fedclade.core import (
-    ConfigError,
-    UpdateError,
-    appear,
-    unknown,
-    write_tensors,
-)
+from fedclade.core import ConfigError, UpdateError, appear, unknown, write_tensors
 
 Encoding = Literal["float32", "float16", "int8"]
 
@@ -49,30 +42,12 @@ _SMALLEST = float(np.finfo(np.float32).tiny)
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class _Codes:
-    """What a parameter turns into."""
-
-    dtype: torch.dtype
-    bytes_each: int
-    largest: float
-
-    def of(self, scaled: Tensor) -> Tensor:
-        """Round what was divided by its scale; torch rounds halves to even, in a cast to float16 too."""
-        return (scaled if self.dtype.is_floating_point else scaled.round()).to(self.dtype)
-
-
-_CODES = {"float16": _Codes(torch.float16, 2, 2.0**15), "int8": _Codes(torch.int8, 1, 127.0)}
+_CODES = {"float16": (torch.float16, 2.0**15), "int8": (torch.int8, 127.0)}
+"""What parameters turn into, and the largest of these; float32 stays as it is."""
 
 
 def check_encoding(encoding: str) -> None:
-    """Check the name of an encoding.
-
-    Raises
-    ------
-    ConfigError
-        If there is none of that name.
-    """
+    """Raise a ConfigError if there is no encoding of a name."""
     if encoding not in ENCODINGS:
         raise ConfigError(unknown("encoding", encoding, ENCODINGS))
 
@@ -86,10 +61,10 @@ def encoded_bytes(size: int, encoding: str, n_parameters: int) -> int:
         If there is no encoding of that name.
     """
     check_encoding(encoding)
-    codes = _CODES.get(encoding)
-    if codes is None:
+    if encoding not in _CODES:
         return 4 * size
-    return 4 * _blocks(n_parameters) + codes.bytes_each * n_parameters + 4 * (size - n_parameters)
+    dtype, _ = _CODES[encoding]
+    return 4 * _blocks(n_parameters) + dtype.itemsize * n_parameters + 4 * (size - n_parameters)
 
 
 def encode(vector: Tensor, encoding: str, n_parameters: int) -> bytes:
@@ -102,13 +77,15 @@ def encode(vector: Tensor, encoding: str, n_parameters: int) -> bytes:
     """
     check_encoding(encoding)
     vector = vector.detach().to("cpu", torch.float32)
-    codes = _CODES.get(encoding)
-    if codes is None:
+    if encoding not in _CODES:
         return _bytes_of(vector)
+    dtype, largest = _CODES[encoding]
     parameters, buffers = vector.split([n_parameters, len(vector) - n_parameters])
     blocks = pad(parameters, (0, -n_parameters % BLOCK)).view(-1, BLOCK)
-    scales = (blocks.abs().amax(dim=1, keepdim=True) / codes.largest).clamp_min(_SMALLEST)
-    coded = codes.of(blocks / scales).flatten()[:n_parameters]
+    scales = (blocks.abs().amax(dim=1, keepdim=True) / largest).clamp_min(_SMALLEST)
+    scaled = (blocks / scales).flatten()[:n_parameters]
+    # Halves are rounded to even, by a cast to float16 too.
+    coded = (scaled if dtype.is_floating_point else scaled.round()).to(dtype)
     return b"".join(map(_bytes_of, (scales.flatten(), coded, buffers)))
 
 
@@ -116,14 +93,8 @@ def decode(data: bytes, size: int, encoding: str, n_parameters: int) -> Tensor:
     """Return the update, float32 ``[S]``, that some bytes stand for.
 
     An entry of the parameters is off by at most 1/254 of the largest magnitude in its block in ``int8``, and by at most
-    2⁻¹¹ of its own, or 2⁻⁴⁰ of that largest one, in ``float16``; besides, by float32's own rounding.
-
-    Parameters
-    ----------
-    data
-        What came.
-    size, encoding, n_parameters
-        S, the encoding and D: what the receiver knows, not what the sender says.
+    2⁻¹¹ of its own, or 2⁻⁴⁰ of that largest one, in ``float16``; besides, by float32's own rounding. S, D and the
+    encoding are what the receiver knows, not what the sender says.
 
     Raises
     ------
@@ -138,13 +109,13 @@ def decode(data: bytes, size: int, encoding: str, n_parameters: int) -> Tensor:
             f"update of {len(data)} bytes, expected {expected}: {encoding} of {size} entries, {n_parameters} of them "
             "parameters; client and server need the same model and encoding"
         )
-    codes = _CODES.get(encoding)
-    if codes is None:
+    if encoding not in _CODES:
         return _tensor_of(data, torch.float32)
+    dtype, _ = _CODES[encoding]
     split = 4 * _blocks(n_parameters)
-    end = split + codes.bytes_each * n_parameters
+    end = split + dtype.itemsize * n_parameters
     scales = _tensor_of(data[:split], torch.float32).repeat_interleave(BLOCK)[:n_parameters]
-    parameters = _tensor_of(data[split:end], codes.dtype).to(torch.float32) * scales
+    parameters = _tensor_of(data[split:end], dtype).to(torch.float32) * scales
     return torch.cat([parameters, _tensor_of(data[end:], torch.float32)])
 
 
@@ -157,15 +128,8 @@ class ErrorFeedback:
     Algorithm 2) prove that with it SGD converges as fast as without compression. A residual belongs to answers of one
     kind: keep gradients of a full batch apart from updates.
 
-    Parameters
-    ----------
-    encoding
-        One of :data:`ENCODINGS`.
-    size, n_parameters
-        S and D.
-    residual
-        What was lost last time, float32 ``[S]``; nothing, if left out. One of another length (the model changed), or
-        that is not finite, is dropped with a line in the log.
+    The residual is what was lost last time, float32 ``[S]``. One of another length (the model changed), or that is not
+    finite, is dropped with a line in the log.
 
     Raises
     ------

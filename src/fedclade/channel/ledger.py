@@ -5,17 +5,12 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fedclade.core import (
-    PrivacyError,
-    appear,
-    import_extra,
-    require,
-)
+from fedclade.core import PrivacyError, appear, import_extra, require
 
 FORMAT = 1
 """Version of a ledger's layout."""
@@ -36,14 +31,9 @@ def epsilon_of(releases: Mapping[float, int], delta: float) -> float:
     Parameters
     ----------
     releases
-        How many n_z there were with each noise multiplier z.
+        How many n_z there were with each noise multiplier z: without one ε is 0, with a z of 0 infinite.
     delta
         δ, in (0, 1).
-
-    Returns
-    -------
-    float
-        ε; 0 without a release, infinite if one had no noise.
 
     Raises
     ------
@@ -94,25 +84,24 @@ class Entry:
     noise_multiplier: float
     releases: int
 
+    def __post_init__(self) -> None:
+        z, n = self.noise_multiplier, self.releases
+        if not (z >= 0 and math.isfinite(z) and isinstance(n, int) and n > 0):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ValueError(f"{n!r} releases with noise multiplier {z!r}")
 
+
+@dataclass(frozen=True)
 class Ledger:
     """One client's releases, over all the clusters and runs that it passed through, as a JSON file.
 
     A release is booked before it leaves, and the file is replaced whole. So a crash may count a release that did not
     take place, and never misses one. One process at a time may write it. A file that is not there is a client that has
     released nothing: nobody can tell it from one that was deleted, so keep it where identity and keys are kept.
-
-    Parameters
-    ----------
-    path
-        The file.
-    budget
-        Beyond which nothing is released; None for no limit.
+    Beyond the budget nothing is released.
     """
 
-    def __init__(self, path: Path, budget: Budget | None = None) -> None:
-        self._path = path
-        self._budget = budget
+    path: Path
+    budget: Budget | None = None
 
     def entries(self) -> tuple[Entry, ...]:
         """Read what has been booked.
@@ -123,12 +112,12 @@ class Ledger:
             If the file is damaged.
         """
         try:
-            return _entries(json.loads(self._path.read_bytes()))
+            return _entries(json.loads(self.path.read_bytes()))
         except FileNotFoundError:
             return ()
         except (ValueError, TypeError, KeyError) as error:
             raise PrivacyError(
-                f"the privacy ledger {self._path} is damaged, so what this client has released is not known and no "
+                f"the privacy ledger {self.path} is damaged, so what this client has released is not known and no "
                 f"update leaves it; restore the file from a backup ({type(error).__name__}: {error})"
             ) from error
 
@@ -146,24 +135,24 @@ class Ledger:
         OSError
             If it cannot be written; then nothing may leave either.
         """
-        entries = {(e.run, e.round, e.noise_multiplier): e.releases for e in self.entries()}
+        entries = {(e.run, e.round, e.noise_multiplier): e for e in self.entries()}
         key = run, number, noise_multiplier
-        entries[key] = entries.get(key, 0) + 1
-        after = [Entry(*key, releases) for key, releases in entries.items()]
-        if self._budget is not None and self._budget.epsilon < math.inf:
-            self._check(self._budget, _counted(after))
-        text = json.dumps({"format": FORMAT, "entries": [asdict(entry) for entry in after]}, indent=1)
-        appear(self._path, lambda beside: beside.write_text(text), private=True)
-
-    def _check(self, budget: Budget, after: Mapping[float, int]) -> None:
-        if (epsilon := epsilon_of(after, budget.delta)) > budget.epsilon:
-            raise PrivacyError(
-                f"with this update the client would have spent ε = {epsilon:.4g} at δ = {budget.delta:g}, more than "
-                f"its budget of {budget.epsilon:g}; it sends no more updates unless its owner raises the budget"
-            )
+        entries[key] = Entry(*key, releases=entries[key].releases + 1 if key in entries else 1)
+        if self.budget is not None and self.budget.epsilon < math.inf:
+            _check(self.budget, _counted(entries.values()))
+        text = json.dumps({"format": FORMAT, "entries": [asdict(entry) for entry in entries.values()]}, indent=1)
+        appear(self.path, lambda beside: beside.write_text(text), private=True)
 
 
-def _counted(entries: tuple[Entry, ...] | list[Entry]) -> Counter[float]:
+def _check(budget: Budget, after: Mapping[float, int]) -> None:
+    if (epsilon := epsilon_of(after, budget.delta)) > budget.epsilon:
+        raise PrivacyError(
+            f"with this update the client would have spent ε = {epsilon:.4g} at δ = {budget.delta:g}, more than "
+            f"its budget of {budget.epsilon:g}; it sends no more updates unless its owner raises the budget"
+        )
+
+
+def _counted(entries: Iterable[Entry]) -> Counter[float]:
     counted: Counter[float] = Counter()
     for entry in entries:
         counted[entry.noise_multiplier] += entry.releases
@@ -173,10 +162,4 @@ def _counted(entries: tuple[Entry, ...] | list[Entry]) -> Counter[float]:
 def _entries(written: Any) -> tuple[Entry, ...]:
     if (found := written["format"]) != FORMAT:
         raise ValueError(f"format {found!r}, expected {FORMAT}")
-    return tuple(_entry(**entry) for entry in written["entries"])
-
-
-def _entry(run: str, round: int, noise_multiplier: float, releases: Any) -> Entry:  # noqa: A002 -- as in the file
-    if not (noise_multiplier >= 0 and math.isfinite(noise_multiplier) and isinstance(releases, int) and releases > 0):
-        raise ValueError(f"{releases!r} releases with noise multiplier {noise_multiplier!r}")
-    return Entry(run, round, noise_multiplier, releases)
+    return tuple(Entry(**entry) for entry in written["entries"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import cast
 
 from torch import Tensor
 
@@ -22,15 +23,12 @@ from fedclade.core import (
 
 
 class Middleware:
-    """A function ``(query, ask) -> reply``, taken apart by the kind of query; what is not overridden passes on."""
+    """A function ``(query, ask) -> reply`` with a method for each kind of query; what is not overridden passes on."""
 
     def __call__(self, query: Query[R], ask: Ask) -> R:
         """Put a query; return the reply."""
-        return query.handled(
-            Handlers(
-                partial(self.updates, ask=ask), partial(self.evaluation, ask=ask), partial(self.subspaces, ask=ask)
-            )
-        )
+        updates, evaluation = partial(self.updates, ask=ask), partial(self.evaluation, ask=ask)
+        return query.handled(Handlers(updates, evaluation, partial(self.subspaces, ask=ask)))
 
     def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
         """Return the updates of the clients that reply."""
@@ -46,21 +44,13 @@ class Middleware:
 
 
 class Channel(Clients):
-    """Clients behind middleware.
-
-    Parameters
-    ----------
-    clients
-        Those who do the work.
-    *middleware
-        From the clients' end to the server's: a query passes the last first.
-    """
+    """Clients behind middleware, given from the clients' end to the server's: a query passes the last first."""
 
     def __init__(self, clients: Clients, *middleware: Middleware) -> None:
         self._clients = clients
         self._ask: Ask = clients.ask
         for each in middleware:
-            self._ask = _behind(each, self._ask)
+            self._ask = cast("Ask", partial(each, ask=self._ask))
 
     @property
     def ids(self) -> Sequence[int]:
@@ -75,10 +65,3 @@ class Channel(Clients):
     def ask(self, query: Query[R], /) -> R:
         """Put a query; return the reply."""
         return self._ask(query)
-
-
-def _behind(middleware: Middleware, inner: Ask) -> Ask:
-    def ask(query: Query[R], /) -> R:
-        return middleware(query, inner)
-
-    return ask

@@ -48,7 +48,7 @@ Book = Callable[[int, Round], None]
 @checked()
 @dataclass(frozen=True, kw_only=True)
 class DifferentialPrivacy:
-    """The Gaussian mechanism (Dwork and Roth 2014, appendix A) on whole updates, and the δ at which ε is told.
+    """The Gaussian mechanism (Dwork and Roth 2014, appendix A) on whole updates, and the δ at which ε is stated.
 
     Parameters
     ----------
@@ -113,74 +113,49 @@ class DifferentialPrivacy:
         return epsilon_of({self.noise_multiplier: releases}, self.delta)
 
     def spent(self, releases: int) -> dict[str, Any]:
-        """Return what a run's summary tells of its client that released most, so many times: ε None is no bound."""
+        """Return what a run's summary says of the client that released most, so many times: ε None is no bound."""
         epsilon = self.epsilon(releases)
         return {"epsilon": epsilon if math.isfinite(epsilon) else None, **asdict(self), "releases": releases}
 
 
+@dataclass(frozen=True)
 class Privatizing(Middleware):
     """Lets clients send clipped and noisy updates and gradients only, and neither training losses nor subspaces.
 
-    Their training losses read NaN, which is: withheld. What they train for themselves (a round in which nothing
-    travels) stays as it is.
-
-    Parameters
-    ----------
-    privacy
-        The mechanism.
-    noise
-        Where its noise comes from: :func:`keyed_noise` in a simulation, :func:`system_noise` on a real client.
-    book
-        Books each release before it leaves; by default nobody does.
+    Their training losses are NaN: withheld. What they keep (a round in which nothing travels) stays as it is. Noise is
+    that of :func:`keyed_noise` in a simulation, and of :func:`system_noise` on a real client.
     """
 
-    def __init__(
-        self, privacy: DifferentialPrivacy, noise: Noise, book: Book = lambda client, this_round: None
-    ) -> None:
-        self._privacy = privacy
-        self._noise = noise
-        self._book = book
+    privacy: DifferentialPrivacy
+    noise: Noise
+    book: Book | None = None
 
     def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
         """Return updates, clipped and with noise."""
-        updates = ask(query)
-        if query.kind == "train":
-            stays = query.round.communicates == "nothing"
-            return updates if stays else self._released(updates, query.round, "updates")
-        return self._released(updates, query.round, "gradients")
-
-    def evaluation(self, query: EvaluationQuery, ask: Ask) -> Evaluation:
-        """Return scores on validation or test data.
-
-        Raises
-        ------
-        ConfigError
-            If clients are asked for training losses.
-        """
-        if query.split == "train":
-            raise refusal("training losses")
-        return ask(query)
-
-    def subspaces(self, query: SubspaceQuery, ask: Ask) -> Tensor:
-        """Refuse to tell directions of the data.
-
-        Raises
-        ------
-        ConfigError
-            Always.
-        """
-        raise refusal("subspaces of their data")
-
-    def _released(self, updates: Updates, this_round: Round, what: str) -> Updates:
+        updates, this_round = ask(query), query.round
+        if query.kind == "train" and this_round.communicates == "nothing":
+            return updates
+        what = "updates" if query.kind == "train" else "gradients"
         sent = torch.empty_like(updates.required_deltas)
         for row, client, update in zip(sent, updates.ids, updates.required_deltas, strict=True):
-            self._book(client, this_round)
-            row.copy_(self._privacy.released(update, self._noise(len(update), client, this_round, what)))
+            if self.book is not None:
+                self.book(client, this_round)
+            row.copy_(self.privacy.released(update, self.noise(len(update), client, this_round, what)))
         sizes = [int(size) for size in updates.sizes.tolist()]
         unknown = torch.zeros_like(updates.losses)
         received = Updates.received(updates.ids, sizes, sent, updates.n_parameters, unknown, this_round.number)
         withheld = torch.full_like(received.losses, math.nan)
         return replace(received, losses=withheld, left_out={**updates.left_out, **received.left_out})
+
+    def evaluation(self, query: EvaluationQuery, ask: Ask) -> Evaluation:
+        """Return scores on validation or test data; raise a ConfigError on training data."""
+        if query.split == "train":
+            raise refusal("training losses")
+        return ask(query)
+
+    def subspaces(self, query: SubspaceQuery, ask: Ask) -> Tensor:
+        """Raise a ConfigError: these are directions of the data."""
+        raise refusal("subspaces of their data")
 
 
 def keyed_noise(keys: Mapping[int, int]) -> Noise:
@@ -210,25 +185,14 @@ def system_noise(size: int, client: int, this_round: Round, what: str) -> Tensor
 def booked(privacy: DifferentialPrivacy, ledger: Ledger, run: str) -> Privatizing:
     """Return what makes a real client private: noise from the operating system, each release booked before it leaves.
 
-    Parameters
-    ----------
-    privacy
-        The mechanism.
-    ledger
-        The client's own; with a budget it keeps back what would exceed it.
-    run
-        What the ledger notes as the run.
+    The ledger is the client's own, and notes ``run`` with each release; with a budget it refuses what would exceed it.
     """
-
-    def book(client: int, this_round: Round) -> None:
-        ledger.book(privacy.noise_multiplier, run, this_round.number)
-
-    return Privatizing(privacy, system_noise, book)
+    return Privatizing(privacy, system_noise, lambda _, r: ledger.book(privacy.noise_multiplier, run, r.number))
 
 
 def refusal(what: str) -> ConfigError:
     """Return the error of asking private clients for what no noise is put on."""
     return ConfigError(
         f"clients with differential privacy do not tell {what}, since no noise is put on that; take an algorithm that "
-        "goes by updates alone (cfl, fl_hc, fedgroup), or leave out privacy.clip_norm"
+        "goes by updates alone, or leave out privacy.clip_norm"
     )

@@ -2,36 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from fedclade.channel.middleware import Middleware
 from fedclade.channel.signature import CountSketch
-from fedclade.core import (
-    Ask,
-    UpdateQuery,
-    Updates,
-    row_norms,
-)
+from fedclade.core import Ask, UpdateQuery, Updates, row_norms
 
 
+@dataclass(frozen=True)
 class Replicating(Middleware):
     """Answers a round of several replicates with as many signatures, one behind the other.
 
-    A replicate is an update made at the same model from a part of the training data. What leaves a client of it is what
-    clients are compared by: the parameters, or the run's sketch of them; so it is asked once, and sends little. Its
-    place is after all that is done to whole updates: privacy and permutation.
-
-    Parameters
-    ----------
-    sketch
-        The run's projection of the parameters of an update; None for whole ones.
+    A replicate is an update made at the same model from a part of the training data. A client sends only what it is
+    compared by: the parameters, or the run's sketch of them. So it is asked once, and sends little. This comes after
+    all that is done to whole updates: privacy and permutation.
     """
 
-    def __init__(self, sketch: CountSketch | None) -> None:
-        self._sketch = sketch
+    sketch: CountSketch | None
 
     def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
         """Return the updates; of m replicates these are ``[n, m·R]``."""
@@ -54,4 +44,4 @@ class Replicating(Middleware):
 
     def _signatures(self, updates: Updates) -> Tensor:
         whole = updates.required_deltas[:, : updates.n_parameters]
-        return self._sketch.apply(whole) if self._sketch else whole
+        return self.sketch.apply(whole) if self.sketch else whole

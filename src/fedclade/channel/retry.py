@@ -1,4 +1,4 @@
-"""Who answered, query by query: whom a round leaves out, who is asked again, and when nobody is left to go on with."""
+"""Which clients answered, query by query: which a round leaves out, which are asked again, and when none is left."""
 
 from __future__ import annotations
 
@@ -29,22 +29,16 @@ RETRIES = 2
 
 
 class Retrying(Middleware):
-    """Counts who answers, and asks again.
+    """Counts which clients answer, and asks again.
 
-    A query that nobody answers is put again, and so is, to those who did not answer, one that insists on everybody.
-    Algorithms get what came, be it nothing at all; only a round in which no answer arrived to any query is an error.
-
-    Parameters
-    ----------
-    retries
-        How often a query is put again.
-    tells_releases
-        Whether a round tells who sent how many updates, usable or not: what private clients spend.
+    A query that nobody answers is put again, up to ``retries`` times, and so is, to the clients that did not answer,
+    one that needs everybody. Algorithms get what came, be it nothing at all; only a round in which no answer arrived to
+    any query is an error. With ``tells_releases`` a round reports how many updates each client sent, usable or not:
+    what private clients spend.
     """
 
     def __init__(self, retries: int = RETRIES, tells_releases: bool = False) -> None:
-        self._retries = retries
-        self._tells_releases = tells_releases
+        self._retries, self._tells_releases = retries, tells_releases
         self._begin()
 
     def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
@@ -68,11 +62,11 @@ class Retrying(Middleware):
         return updates
 
     def evaluation(self, query: EvaluationQuery, ask: Ask) -> Evaluation:
-        """Return the scores of those that answer, and tell of those that do not."""
+        """Return the scores of those that answer, and report those that do not."""
         evaluation = ask(query)
         if evaluation.left_out:
             self._events.append(_left_out(f"evaluate on {query.split} data", evaluation.left_out))
-        if query.split == "train":  # which a round is made of; scores only tell of it
+        if query.split == "train":  # which a round is made of; scores only describe it
             self._evaluations += 1
             self._awaited = True
             self._heard |= {True} if evaluation.ids else set()
@@ -80,7 +74,7 @@ class Retrying(Middleware):
         return evaluation
 
     def subspaces(self, query: SubspaceQuery, ask: Ask) -> Tensor:
-        """Return singular vectors ``[n, L, d, p]``; those who do not answer are asked again."""
+        """Return singular vectors ``[n, L, d, p]``; clients that do not answer are asked again."""
         vectors = ask(query)
         for _ in range(self._retries):
             if not (absent := _silent(vectors)):
@@ -92,7 +86,7 @@ class Retrying(Middleware):
         return vectors
 
     def closed(self, number: int) -> tuple[Event, ...]:
-        """End the step of a round; return what there is to tell of who was left out of it.
+        """End the step of a round; return the events of the clients that it left out.
 
         Raises
         ------
@@ -107,7 +101,7 @@ class Retrying(Middleware):
         return events
 
     def told(self) -> tuple[Event, ...]:
-        """Return what there is to tell since the last time, as of an evaluation after the step, and begin anew."""
+        """Return the events since the last time, as of an evaluation after the step, and begin anew."""
         events = (*self._events, *self._releases())
         self._begin()
         return events
@@ -126,7 +120,7 @@ class Retrying(Middleware):
         return [Event("released", 0, {"clients": {str(client): self._sent[client] for client in sorted(self._sent)}})]
 
     def _asked(self, query: UpdateQuery, ask: Ask) -> Updates:
-        """Put one query; who neither answers nor is said to be left out has dropped out."""
+        """Put one query; clients that neither answer nor are said to be left out have dropped out."""
         updates = ask(replace(query, round=replace(query.round, query=self._queries)))
         self._queries += 1
         if query.round.communicates != "nothing":

@@ -9,16 +9,7 @@ import torch
 from torch import Tensor
 
 from fedclade.channel.middleware import Middleware
-from fedclade.core import (
-    Ask,
-    Evaluation,
-    EvaluationQuery,
-    UpdateQuery,
-    Updates,
-    checked,
-    require,
-    rng,
-)
+from fedclade.core import Ask, Evaluation, EvaluationQuery, UpdateQuery, Updates, checked, require, rng
 
 
 @checked()
@@ -52,8 +43,8 @@ class Signature:
     def sketch(self, seed: int, n_parameters: int) -> CountSketch | None:
         """Return the projection of a run with this seed and D parameters; None for full signatures.
 
-        It depends on nothing else. So whoever reads a run folder can project the update of a newcomer as those on the
-        tree's edges were: as the server received them, which with permuted clients is P·Δθ_i.
+        It depends on nothing else, so the update of a newcomer can be projected as those on the tree's edges were: as
+        the server received them, which with permuted clients is P·Δθ_i.
         """
         return CountSketch(seed, n_parameters, self.dim) if self.kind == "projected" else None
 
@@ -69,14 +60,7 @@ class CountSketch:
 
     The buckets: each run of R entries in a row is laid around the R buckets from a random place on. Entries of one run
     never meet, those of two do with p = 1/R; memory is read in order, and sums have one order, on a GPU too. With R ≥ D
-    nothing meets, and the map is an isometry.
-
-    Parameters
-    ----------
-    seed
-        Of the run; the same seed gives the same map.
-    size, dim
-        D and R.
+    nothing meets, and the map is an isometry. The same run seed gives the same map.
     """
 
     def __init__(self, seed: int, size: int, dim: int) -> None:
@@ -95,39 +79,26 @@ class CountSketch:
         return first + second
 
 
+@dataclass(frozen=True)
 class Sketching(Middleware):
-    """Projects updates as the server receives them; what it compares are the sketches.
+    """Projects updates as the server receives them; it compares the sketches."""
 
-    Parameters
-    ----------
-    sketch
-        The projection, of the parameters of an update.
-    """
-
-    def __init__(self, sketch: CountSketch) -> None:
-        self._sketch = sketch
+    sketch: CountSketch
 
     def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
         """Return the updates with their sketches; replicates are sketches already."""
         updates = ask(query)
         if query.kind == "train" and query.round.replicates > 1:
             return updates
-        return replace(updates, sketches=self._sketch.apply(updates.signatures))
+        return replace(updates, sketches=self.sketch.apply(updates.signatures))
 
 
 class Permutation:
     """The orthonormal operator P of CFL's eqs. 45 and 46: a random order of the entries, by a seed that clients share.
 
     Parameters are shuffled among parameters and buffers among buffers, so that a server can still tell which entries
-    are compared.
-
-    Parameters
-    ----------
-    seed
-        The clients' secret, of any number of bits; against a server that tries them all it takes 128 random ones. The
-        server never holds it.
-    size, n_parameters
-        Length S of a model vector, and how many of its first entries are parameters.
+    are compared. The server never holds the seed, which may have any number of bits: 128 random ones withstand a server
+    that tries them all. ``size`` and ``n_parameters`` are S and D of a model vector.
     """
 
     def __init__(self, seed: int, size: int, n_parameters: int) -> None:
@@ -146,27 +117,22 @@ class Permutation:
         return vectors[..., self._inverse[: vectors.shape[-1]].to(vectors.device)]
 
 
+@dataclass(frozen=True)
 class Permuting(Middleware):
     """Lets clients speak to the server in permuted vectors only (CFL Algorithm 5, lines 7 and 8).
 
     They undo P on every model that they receive and apply it to every update that they send. Means, norms and cosine
     similarities are what they were (eqs. 45, 46), so an algorithm runs on them unchanged. P hides no part of subspaces:
     they are directions of the data themselves.
-
-    Parameters
-    ----------
-    permutation
-        P, built on the clients' side from the seed that they share.
     """
 
-    def __init__(self, permutation: Permutation) -> None:
-        self._permutation = permutation
+    permutation: Permutation
 
     def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
         """Return P·Δθ_i."""
-        updates = ask(replace(query, models=self._permutation.invert(query.models)))
-        return replace(updates, deltas=self._permutation.apply(updates.required_deltas))
+        updates = ask(replace(query, models=self.permutation.invert(query.models)))
+        return replace(updates, deltas=self.permutation.apply(updates.required_deltas))
 
     def evaluation(self, query: EvaluationQuery, ask: Ask) -> Evaluation:
         """Return the scores of P⁻¹·θ."""
-        return ask(replace(query, models=self._permutation.invert(query.models)))
+        return ask(replace(query, models=self.permutation.invert(query.models)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import reduce
 
 import numpy as np
@@ -12,31 +12,20 @@ import torch
 from torch import Tensor
 
 from fedclade.channel.middleware import Middleware
-from fedclade.core import (
-    Ask,
-    Sums,
-    UpdateQuery,
-    Updates,
-)
+from fedclade.core import Ask, Sums, UpdateQuery, Updates
 
 
+@dataclass(frozen=True)
 class Streaming(Middleware):
-    """Asks clients some at a time; of their updates only sums and signatures outlive the asking.
+    """Asks clients some at a time, and keeps only sums and signatures of their updates.
 
     Memory grows with (clients at a time) × S + models × S + n × R, not with n × S. Full signatures (R = D) would spoil
-    that.
-
-    Parameters
-    ----------
-    sizes
-        Number of training examples of each client: those of one size go side by side, since they train together.
-    at_once
-        How many of them, at most, are asked at a time. It changes nothing but the rounding of the sums.
+    that. ``at_once`` clients, at most, are asked together, which changes nothing but the rounding of the sums; those
+    with training sets of one size go side by side, since they train together.
     """
 
-    def __init__(self, sizes: Mapping[int, int], at_once: int) -> None:
-        self._sizes = sizes
-        self._at_once = at_once
+    sizes: Mapping[int, int]
+    at_once: int
 
     def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
         """Return sums of the updates."""
@@ -49,21 +38,15 @@ class Streaming(Middleware):
         return tally.total()
 
     def _slices(self, ids: Sequence[int]) -> list[list[int]]:
-        by_size = sorted(ids, key=lambda client: (-self._sizes[client], client))
-        return [some.tolist() for some in np.array_split(by_size, -(-len(ids) // self._at_once))]
+        by_size = sorted(ids, key=lambda client: (-self.sizes[client], client))
+        return [some.tolist() for some in np.array_split(by_size, -(-len(ids) // self.at_once))]
 
 
 class Tally:
     """Sums and signatures of updates that come some at a time, and need not stay.
 
-    Parameters
-    ----------
-    ids
-        The clients that were asked, ``[n]``.
-    models
-        What they were sent, ``[K, S]``.
-    assignment
-        Which of them each was sent, ``[n]``.
+    ``ids [n]`` are the clients that were asked, ``models [K, S]`` what they were sent, and ``assignment [n]`` the row
+    of each.
     """
 
     def __init__(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int]) -> None:
@@ -91,8 +74,8 @@ class Tally:
             self._sums.groups[row] += mine.sizes.to(mine.required_deltas) @ mine.required_deltas
 
     def total(self) -> Updates:
-        """Return the sums and signatures of all who answered; at least one slice must have been added."""
-        assert self._kept is not None  # nobody asks no one
+        """Return the sums and signatures of all clients that answered; at least one slice must have been added."""
+        assert self._kept is not None  # as a query names at least one client
         groups = self._sums.group.tolist()
         answered = [client for client, group in zip(self._ids, groups, strict=True) if group >= 0]
         return replace(self._kept.select(answered), left_out=self._left_out)
@@ -103,11 +86,13 @@ class Tally:
         In one piece before the slices come and go: small tensors made in between would scatter the memory that these
         free, so that the next could not use it.
         """
-        numbers = torch.zeros(3, len(self._ids), dtype=torch.float64)
+        sizes, losses, norms = torch.zeros(3, len(self._ids), dtype=torch.float64)
         sketches = some.signatures.new_zeros(len(self._ids), some.signatures.shape[1])
         return Updates(
             ids=tuple(self._ids),
-            **dict(zip(("sizes", "losses", "norms"), numbers, strict=True)),
+            sizes=sizes,
+            losses=losses,
+            norms=norms,
             n_parameters=some.n_parameters,
             sums=self._sums,
             sketches=sketches,
