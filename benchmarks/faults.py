@@ -19,7 +19,7 @@ from rich.table import Table
 
 from fedclade import Run
 from fedclade.channel.faults import Faults
-from fedclade.config.settings import Config, read_config
+from fedclade.config import Config, read_config
 from fedclade.config.toml_files import find_config
 
 CONFIGS = tuple(f"{name}-mnist-label-swap" for name in ("cfl", "fl_hc", "fedgroup", "ifca"))

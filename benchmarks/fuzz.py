@@ -38,7 +38,8 @@ from rich.table import Table
 from fedclade import Run
 from fedclade.algorithms import ALGORITHMS
 from fedclade.cli import app
-from fedclade.config.settings import SECTIONS, check_config, read_config
+from fedclade.config import check_config, read_config
+from fedclade.config.settings import SECTIONS
 from fedclade.config.toml_files import config_folder, find_config, read_toml
 from fedclade.core.errors import FedcladeError
 from fedclade.data import PARTITIONS, SHIFTS

@@ -39,7 +39,7 @@ from safetensors.torch import load_file, save_file
 
 from fedclade import Run, RunInterrupted
 from fedclade.cli import main as command_line
-from fedclade.config.settings import check_config
+from fedclade.config import check_config
 from fedclade.core.errors import FedcladeError
 from fedclade.report import style
 from fedclade.runs.store.manifest import write_manifest

@@ -29,7 +29,7 @@ from typing import Any
 from flwr.app import Context, RecordDict
 
 from fedclade import Run
-from fedclade.config.settings import check_config
+from fedclade.config import check_config
 from fedclade.flower import LocalGrid, LocalNode, client_app_from_config, server_app_from_config
 
 Settings = dict[str, Any]

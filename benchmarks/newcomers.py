@@ -23,7 +23,7 @@ from rich.table import Table
 
 from fedclade import Federation, Run, Signature
 from fedclade.clustering.routing import Assignment, least_similarity
-from fedclade.config.settings import read_config
+from fedclade.config import read_config
 from fedclade.config.toml_files import find_config
 from fedclade.runs.newcomers import place
 

@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedclade import Run
-from fedclade.config.settings import check_config
+from fedclade.config import check_config
 
 PARAMETERS = 7850
 EPS2 = 1.25

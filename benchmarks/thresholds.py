@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedclade import Run
-from fedclade.config.settings import Config, read_config
+from fedclade.config import Config, read_config
 from fedclade.config.toml_files import find_config
 
 LEVELS = (0.4, 0.3, 0.25, 0.2, 0.15, 0.1)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fedclade import Run
-from fedclade.config.settings import check_config, read_config
+from fedclade.config import check_config, read_config
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()

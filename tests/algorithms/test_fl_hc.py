@@ -9,7 +9,7 @@ import torch
 
 from fedclade import FLHC, ConfigError, LocalSpec, load_federation, simulate
 from fedclade.algorithms import build_algorithm
-from fedclade.config.settings import check_config
+from fedclade.config import check_config
 from tests.tiny import ScriptedClients, federation_of, linear
 
 LOCAL = LocalSpec(epochs=3, batch_size=20, lr=0.1)

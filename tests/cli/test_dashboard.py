@@ -10,7 +10,7 @@ import pytest
 
 from fedclade.cli import dashboard as dashboard_module
 from fedclade.cli.dashboard import HOST, Dashboard
-from fedclade.config.settings import check_config
+from fedclade.config import check_config
 from fedclade.core.errors import RunError
 from fedclade.runs.store import Run
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fedclade.cli import run
-from fedclade.config.settings import check_config
+from fedclade.config import check_config
 
 DIGITS = {
     "rounds": 1,

@@ -7,7 +7,8 @@ import pytest
 
 from fedclade import ConfigError, Signature, load_federation
 from fedclade.channel.faults import Faults
-from fedclade.config.settings import Newcomers, check_config
+from fedclade.config import check_config
+from fedclade.config.settings import Newcomers
 
 
 def test_signature_and_stream_have_their_defaults():

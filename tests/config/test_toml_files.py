@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from fedclade import ConfigError
+from fedclade.config import read_config
 from fedclade.config.scenario import read_scenario
-from fedclade.config.settings import read_config
 from fedclade.config.toml_files import apply_overrides, find_config, read_toml
 
 LONG = "9" * 5000

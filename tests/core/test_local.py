@@ -5,7 +5,7 @@ import re
 import pytest
 
 from fedclade import ConfigError, LocalSpec
-from fedclade.config.settings import check_config
+from fedclade.config import check_config
 
 
 @pytest.mark.parametrize(

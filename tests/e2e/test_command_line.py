@@ -20,8 +20,8 @@ from safetensors.torch import load_file
 from fedclade import FedGroup, Run, UpdateError
 from fedclade.algorithms import ALGORITHMS
 from fedclade.cli import main
+from fedclade.config import Config, check_config
 from fedclade.config.scenario import read_scenario
-from fedclade.config.settings import Config, check_config
 from fedclade.config.toml_files import find_configs
 
 

@@ -16,7 +16,7 @@ from tests.browser import chromium
 
 from fedclade import Run
 from fedclade.cli import main
-from fedclade.config.settings import read_config
+from fedclade.config import read_config
 
 SMALL = """
 rounds = 3

@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 from tests.browser import Watched, chromium, find_chromium, visit
 
-from fedclade.config.settings import Config, read_config
+from fedclade.config import Config, read_config
 from fedclade.config.toml_files import find_config
 from fedclade.report.page import RunView, comparison_page, run_page, write_page
 from fedclade.runs.store import Run

@@ -18,7 +18,7 @@ from tests.properties.test_resume import bytes_of
 from tests.tiny import federation_of, linear
 
 from fedclade import CFL, LocalSpec, RunError, simulate
-from fedclade.config.settings import Config, read_config
+from fedclade.config import Config, read_config
 from fedclade.data import Federation
 
 CONFIG = """

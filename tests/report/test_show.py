@@ -10,7 +10,7 @@ from rich.console import Console
 
 from fedclade.cli import main
 from fedclade.cli import run as run_module
-from fedclade.config.settings import read_config
+from fedclade.config import read_config
 from fedclade.report import add_figures
 from fedclade.report import show as show_module
 

@@ -54,7 +54,7 @@ def test_a_log_of_no_rounds_leaves_nothing(tmp_path: Path):
 
 
 def test_the_tags_are_columns_of_a_run():
-    from fedclade.config.settings import check_config
+    from fedclade.config import check_config
 
     config = check_config({"rounds": 1, "data": {"name": "digits", "clients": 2, "samples_per_client": 30}})
     columns = set(config.run(config.federation()).metrics[0])

@@ -11,7 +11,7 @@ import torch
 import fedclade
 from fedclade import CFL, FLHC, IFCA, ConfigError, FedAvg, FedGroup, FeSEM, Local, LocalSpec, Run
 from fedclade.algorithms import PACFL, Ditto, FineTune, Oracle, State
-from fedclade.config.settings import check_config
+from fedclade.config import check_config
 from fedclade.core.errors import RunInterrupted
 from fedclade.core.queries import Round
 from fedclade.core.tree import ParameterTree

@@ -3,8 +3,9 @@
 The command line, the network and the papers import it; it imports the rooms whose settings it checks.
 """
 
+from fedclade.config.check import WRITTEN_ONLY, check_config, read_config
 from fedclade.config.scenario import is_scenario, known_scales, read_scenario
-from fedclade.config.settings import WRITTEN_ONLY, Config, check_config, read_config
+from fedclade.config.settings import Config
 from fedclade.config.toml_files import config_folder, find_config, find_configs, read_toml
 
 __all__ = [

@@ -8,31 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedclade.config.settings import Config, check_config
+from fedclade.config.check import check_config
+from fedclade.config.settings import Config
 from fedclade.config.toml_files import apply_overrides, read_toml
-from fedclade.core import (
-    ConfigError,
-    shown,
-    unknown,
-)
+from fedclade.core import ConfigError, shown, unknown
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """One task for several algorithms.
-
-    Parameters
-    ----------
-    name
-        The file's, without ``.toml``.
-    configs
-        One for each algorithm, by its name in the table ``[algorithms]``; they differ in nothing else.
-    seeds
-        How many runs of each, with seeds 0, 1, ...
-    """
+    """One task for several algorithms, to be run with the seeds 0, 1, ... each."""
 
     name: str
     configs: Mapping[str, Config]
+    """By the algorithm's name in the table ``[algorithms]``; they differ in nothing else."""
     seeds: int
 
 
@@ -51,16 +39,7 @@ def read_scenario(path: Path, overrides: Sequence[str] = (), scale: str | None =
 
     It is a config with a table ``[algorithms]`` in the place of ``[algorithm]``: a table of hyper-parameters for each
     algorithm, with its ``name`` where that differs from the key. It may also have a number of ``seeds``, and tables
-    ``[scales.NAME]`` with whatever differs at that scale.
-
-    Parameters
-    ----------
-    path
-        A TOML file.
-    overrides
-        ``section.key=value`` or ``key=value``; they win over the file and the scale.
-    scale
-        One of those that the file has; None leaves it as it stands.
+    ``[scales.NAME]`` with whatever differs at that scale. ``overrides``, as after ``--set``, win over both.
 
     Raises
     ------

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedclade.core import (
-    ConfigError,
-    shown,
-    unknown,
-)
+from fedclade.core import ConfigError, shown, unknown
 
 Section = dict[str, Any]
 
@@ -36,10 +33,7 @@ def read_toml(path: Path) -> Section:
 
 
 def _parsed(text: str, where: str) -> Section:
-    """Parse TOML whose values any part of the library can handle; raise a ConfigError for others, or what tomllib does.
-
-    ``where`` says what is parsed, for messages.
-    """
+    """Parse TOML whose values any part of the library can handle; ``where`` names it in the ConfigError of others."""
     try:
         raw = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, UnicodeError):
@@ -63,7 +57,7 @@ def _check_values(value: object, where: str, deeper: int) -> None:
 
 
 def apply_overrides(raw: Section, overrides: Sequence[str]) -> None:
-    """Change a config as read from a file by each ``section.key=value``.
+    """Change a config as read from a file by each ``section.key=value``, whose value is TOML or else a string.
 
     Raises
     ------
@@ -75,7 +69,6 @@ def apply_overrides(raw: Section, overrides: Sequence[str]) -> None:
 
 
 def _set(raw: Section, override: str) -> None:
-    """Apply one ``section.key=value``; the value is TOML, or else a string."""
     path, equals, text = override.partition("=")
     *sections, key = path.strip().split(".")
     if not equals or not key or len(sections) > 1:
@@ -107,7 +100,7 @@ def find_config(name: str) -> Path:
         If there is neither.
     """
     path = Path(name)
-    if _is_there(path.is_file):
+    if os.path.isfile(path):  # noqa: PTH113 -- Path's raises where no file can have the name
         return path
     shipped = {file.stem: file for file in sorted(config_folder().glob("*.toml"))}
     if path.stem in shipped and path.suffix in ("", ".toml") and path.parent in (Path(), Path("configs")):
@@ -127,16 +120,10 @@ def find_configs(name: str) -> list[Path]:
     ConfigError
         If there is nothing of that name.
     """
-    folder = next((each for each in (Path(name), config_folder() / name) if _is_there(each.is_dir)), None)
+    folders = Path(name), config_folder() / name
+    folder = next((each for each in folders if os.path.isdir(each)), None)  # noqa: PTH112 -- as in find_config
     if folder is None:
         return [find_config(name)]
     if not (found := sorted(folder.glob("*.toml"))):
         raise ConfigError(f"the folder {folder} holds no config: no file ends in .toml")
     return found
-
-
-def _is_there(look: Callable[[], bool]) -> bool:
-    try:
-        return look()
-    except (OSError, ValueError):  # a name that is too long for any file, or has a zero in it
-        return False

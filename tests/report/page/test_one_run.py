@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedclade.config.settings import check_config
+from fedclade.config import check_config
 from fedclade.core.tree import ParameterTree
 from fedclade.report.page import Card, RunView
 from fedclade.report.page.plot import LONGEST

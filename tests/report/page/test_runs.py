@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fedclade.config.settings import check_config
+from fedclade.config import check_config
 from fedclade.report.page import Card, RunView, Section, Table, comparison_page, run_labels
 from fedclade.runs.store.run import Run
 from fedclade.tasks.metrics import spread

@@ -25,7 +25,7 @@ from fedclade import (
     export_model,
     simulate,
 )
-from fedclade.config.settings import check_config
+from fedclade.config import check_config
 from fedclade.core import files
 from fedclade.core.params import Layout
 from tests.folders import resealed, unsealed

@@ -1,0 +1,178 @@
+"""The check of a config: all that is wrong with it is said at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedclade.algorithms import ALGORITHMS, Algorithm, build_algorithm
+from fedclade.channel import Signature
+from fedclade.config.settings import FIXED, SECTIONS, Config, Newcomers, Privacy, Target, TopLevel, options
+from fedclade.config.toml_files import Section, apply_overrides, read_toml
+from fedclade.core import ConfigError, check_arguments, defaults, known_arguments, shown, unknown
+from fedclade.data import PARTITIONS, SOURCES, check_data_settings, check_newcomers, load_federation
+from fedclade.models import FROM_DATA, model_factory
+from fedclade.runs import RunSettings
+from fedclade.training import check_engine
+
+_NOT_IN_DATA = ("seed", "data_dir", "source_arguments", "partition_arguments", "newcomers", "newcomer_samples")
+"""Arguments of ``load_federation`` that are no keys of the ``[data]`` section."""
+
+WRITTEN_ONLY = ("versions", "network")
+"""What a run folder's config has besides, so that it can be run again as it is: in a simulation, if it was not one."""
+
+
+def read_config(path: Path, overrides: Sequence[str] = ()) -> Config:
+    """Read and check a config; ``overrides`` as after ``--set``, ``section.key=value`` or ``key=value``, win over it.
+
+    Raises
+    ------
+    ConfigError
+        If the file is missing or no TOML, or with all problems of the config at once, a line for each.
+    """
+    raw = read_toml(path)
+    if "algorithms" in raw:
+        raise ConfigError(f"{path} is a scenario: it has several [algorithms]; run it with 'fedclade compare'")
+    apply_overrides(raw, overrides)
+    try:
+        return check_config(raw)
+    except ConfigError as error:
+        raise ConfigError("\n".join(f"{path}: {line}" for line in str(error).splitlines())) from error
+
+
+def check_config(raw: Mapping[str, Any]) -> Config:
+    """Check a config and fill in its defaults.
+
+    Raises
+    ------
+    ConfigError
+        With all problems at once, a line for each.
+    """
+    problems = _Problems()
+    top_settings = {key: value for key, value in raw.items() if key not in SECTIONS and not isinstance(value, Mapping)}
+    for key in raw:
+        if key not in (*SECTIONS, *WRITTEN_ONLY) and key not in top_settings:
+            problems.add(unknown("section", key, SECTIONS))
+    sections = {name: _section(raw, name, problems) for name in SECTIONS}
+    right: dict[str, Any] = {"top": problems.building("", TopLevel, top_settings)}
+    data, data_is_right = _data(sections["data"], problems)
+    model = _model(sections["model"], problems)
+    algorithm, built = _algorithm(sections["algorithm"], problems)
+    right |= {name: problems.building(name, kind, sections[name]) for name, kind in FIXED.items()}
+    _check_together(problems, built, data if data_is_right else None, **right)
+    problems.report()
+    return Config(data=data, model=model, algorithm=algorithm, **right)
+
+
+def _check_together(
+    problems: _Problems,
+    algorithm: Algorithm | None,
+    data: Section | None,
+    *,
+    top: TopLevel | None,
+    signature: Signature | None,
+    target: Target | None,
+    privacy: Privacy | None,
+    newcomers: Newcomers | None,
+    **_: object,
+) -> None:
+    """Check what sections say of each other, as far as each is right by itself."""
+    if newcomers is not None:
+        clients = 1 if data is None else data["clients"]  # any number will do where it is not known
+        problems.collect("", check_newcomers, newcomers.clients, newcomers.samples_per_client, clients)
+        presence = problems.collect("", lambda: newcomers.presence)
+        if presence is not None and top is not None and data is not None:
+            problems.collect("", presence.check, newcomers.clients, clients or 0, top.rounds)
+    if algorithm is not None and data is not None and data["clients"] is not None:
+        problems.collect("", algorithm.check_clients, data["clients"])
+    if top is not None and target is not None:
+        problems.collect("", RunSettings, **top.shared, target=target.accuracy)
+        problems.collect("", check_engine, top.engine)
+    if top is not None and signature is not None and algorithm is not None:
+        private = None if privacy is None else privacy.mechanism
+        settings = RunSettings(stream=top.stream, signature=signature, privacy=private)
+        problems.collect("", settings.check_algorithm, algorithm)
+
+
+class _Problems:
+    """What is wrong with a config, gathered, so that it can be said all at once."""
+
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+
+    def add(self, problem: str) -> None:
+        self._lines.append(problem)
+
+    def name(self, kind: str, value: object, known: Collection[str]) -> str | None:
+        """Return a name if it is a known one; note if it is not."""
+        if isinstance(value, str) and value in known:
+            return value
+        self.add(unknown(f"{kind}:", value, known))
+        return None
+
+    def collect(self, section: str, check: Callable[..., Any], *arguments: Any, **settings: Any) -> Any:
+        """Call something that may raise a ConfigError, and note its lines; return what it returns, or None."""
+        try:
+            return check(*arguments, **settings)
+        except ConfigError as error:
+            for line in str(error).splitlines():
+                placed = not section or line.startswith(f"{section}.") or f"[{section}]" in line
+                self.add(line if placed else f"[{section}] {line}")
+            return None
+
+    def building(self, section: str, kind: type[Any], settings: Section) -> Any:
+        """Return one section of fixed keys, or None if its keys or values are not right."""
+        fitted = self.collect(section, check_arguments, f"[{section}]" if section else "the config", kind, settings)
+        return None if fitted is None else self.collect(section, kind, **fitted)
+
+    def report(self) -> None:
+        if self._lines:
+            raise ConfigError("\n".join(self._lines))
+
+
+def _section(raw: Mapping[str, Any], name: str, problems: _Problems) -> Section:
+    section = raw.get(name, {})
+    if isinstance(section, Mapping):
+        return dict(section)
+    problems.add(f"[{name}] should be a section, got {shown(section)}")
+    return {}
+
+
+def _data(section: Section, problems: _Problems) -> tuple[Section, bool]:
+    """Return the data section, and if it is right; its keys are ``load_federation``'s, source's and partition's."""
+    name = problems.name("dataset in [data]", section.get("name", "digits"), SOURCES)
+    partition = problems.name("partition in [data]", section.get("partition", "iid"), PARTITIONS)
+    if name is None or partition is None:
+        return section, False
+    functions = (SOURCES[name].load, PARTITIONS[partition].split, load_federation)
+    fitted = problems.collect("data", check_arguments, "[data]", functions, options(section), _NOT_IN_DATA)
+    if fitted is None:
+        return section, False
+    filled = {**defaults(functions, _NOT_IN_DATA), **fitted}
+    fixed = {key: value for key, value in filled.items() if key in known_arguments(check_data_settings)}
+    holds = problems.collect("data", lambda: check_data_settings(**fixed) or True)
+    return {"name": name, **filled}, holds is not None
+
+
+def _model(section: Section, problems: _Problems) -> Section:
+    """Return the model section; its keys are the arguments of the factory that the data does not give."""
+    name = section.get("name", "mlp")
+    factory = problems.collect("model", model_factory, name)
+    if factory is None:
+        return section
+    given = "[model]", factory, options(section), FROM_DATA
+    fitted = problems.collect("model", check_arguments, *given, positional=True)
+    return {"name": name, **defaults(factory, FROM_DATA, positional=True), **(fitted or {})}
+
+
+def _algorithm(section: Section, problems: _Problems) -> tuple[Section, Algorithm | None]:
+    """Return the algorithm section, whose keys are the hyper-parameters, and the algorithm if all is right."""
+    name = problems.name("algorithm in [algorithm]", section.get("name", "fedavg"), ALGORITHMS)
+    if name is None:
+        return section, None
+    kind = ALGORITHMS[name].algorithm
+    fitted = problems.collect("algorithm", check_arguments, "[algorithm]", kind, options(section))
+    # True clusters are not known before there is data.
+    built = None if fitted is None else problems.collect("algorithm", build_algorithm, name, fitted, {})
+    return {"name": name, **defaults(kind), **(fitted or {})}, built
