@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fedclade.cli import run
+from fedclade.cli import compare
 from fedclade.config import check_config
 
 DIGITS = {
@@ -19,10 +19,10 @@ DIGITS = {
 def test_pictures_are_announced_if_there_are_some(extras, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
     """Without the extra ``report`` nothing can draw them."""
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr(run, "read_config", lambda *_: check_config(DIGITS))
+    monkeypatch.setattr(compare, "read_config", lambda *_: check_config(DIGITS))
     if not extras:
         monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    run.demo(out=tmp_path / "demo", quiet=True)
+    compare.demo(out=tmp_path / "demo", quiet=True)
     told = capsys.readouterr().out
     assert (tmp_path / "demo" / "cfl" / "seed-0" / "summary.json").is_file()
     for announced in ("the pictures of CFL in", "fedclade report"):

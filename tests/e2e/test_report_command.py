@@ -173,7 +173,7 @@ def test_a_port_that_is_taken_is_told_before_anything_is_run(fedclade):
 
 
 def test_a_browser_sees_new_rounds_as_they_end(runs: dict[str, Run], tmp_path: Path):
-    from fedclade.cli.dashboard import Dashboard
+    from fedclade.report.page.dashboard import Dashboard
 
     config = read_config(_written(tmp_path / "live.toml"))
     seen = {2: threading.Event(), 4: threading.Event()}

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from fedclade.cli import compare as compare_module
 from fedclade.cli import main
-from fedclade.cli import run as run_module
-from fedclade.config import read_config
+from fedclade.cli.progress import RunProgress
+from fedclade.config import Batch, read_config
 from fedclade.report import add_figures
 from fedclade.report import show as show_module
 
@@ -62,35 +63,32 @@ name = "fedavg"
 """
 
 
-def test_a_comparison_goes_on_when_figures_or_a_run_of_it_break(tmp_path, monkeypatch, caplog):
+def test_a_batch_goes_on_when_figures_or_a_run_of_it_break(tmp_path, monkeypatch, caplog):
     """The first run's figures break, the second run itself does, and the third is well."""
     for name in "abc":
         (tmp_path / f"{name}.toml").write_text(SMALL)
     monkeypatch.setattr(show_module, "save_figures", lambda run, folder: {}["figure"] if "a" in folder.parts else [])
-    runner = _runner()
-    begin = runner._run
+    console = Console(file=io.StringIO(), width=100)
+    progress = RunProgress(console, quiet=True)
+    batch = Batch(progress.start, finished=lambda run, folder: add_figures(run, folder, console))
+    begin = batch._run
     monkeypatch.setattr(
-        runner, "_run", lambda config, name, folder: begin(config if name != "b" else None, name, folder)
+        batch, "_run", lambda config, name, folder: begin(config if name != "b" else None, name, folder)
     )
     configs = {name: read_config(tmp_path / f"{name}.toml") for name in "abc"}
-    runs = runner.run(configs, 1, tmp_path / "out")
+    runs = batch.run(configs, 1, tmp_path / "out")
     assert list(runs) == ["a", "c"]
-    assert runner.failures == {"AttributeError: 'NoneType' object has no attribute 'top'": ["b"]}
-    assert "no figures: KeyError: 'figure'" in runner.console.file.getvalue()
+    assert batch.failures == {"AttributeError: 'NoneType' object has no attribute 'top'": ["b"]}
+    assert "no figures: KeyError: 'figure'" in console.file.getvalue()
     assert "b failed" in caplog.text
     assert "Traceback" in caplog.text
-
-
-def _runner():
-    console = Console(file=io.StringIO(), width=100)
-    return run_module._Runner(None, "auto", None, console, run_module.RunProgress(console, quiet=True))
 
 
 def test_a_comparison_that_cannot_be_written_was_shown_before(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.toml").write_text(SMALL)
 
-    monkeypatch.setattr(run_module, "add_figures", lambda *_: True)
+    monkeypatch.setattr(compare_module, "add_figures", lambda *_: True)
     monkeypatch.setattr("fedclade.core.files.take_place", _full)
     monkeypatch.setattr("sys.argv", ["fedclade", "compare", "a.toml", "--out", "out", "-q"])
     with pytest.raises(SystemExit) as left:

@@ -11,10 +11,7 @@ from rich.text import Text
 
 from fedclade.cli.app import app
 from fedclade.cli.console import new_console
-from fedclade.core import (
-    FedcladeError,
-    RunInterrupted,
-)
+from fedclade.core import FedcladeError, RunInterrupted
 from fedclade.report import Terminal
 
 INTERRUPTED = 130
@@ -24,7 +21,7 @@ __all__ = ["app", "main"]
 
 
 def main() -> None:
-    """Run the command line; an error of fedclade's own is told in one message, without a traceback."""
+    """Run the command line; an error of fedclade's own is one message, without a traceback."""
     sys.path.insert(0, "")  # a config's module:factory is looked for in the folder where the user stands
     try:
         app()
@@ -33,6 +30,6 @@ def main() -> None:
         sys.exit(INTERRUPTED)
     except FedcladeError as error:
         lines = str(error).strip().split("\n")
-        told = lines[0] if len(lines) == 1 else "\n  ".join([f"{len(lines)} problems:", *lines])
-        Terminal(stderr=True, soft_wrap=True).print(Text.assemble(("error: ", "bold red"), told))
+        message = lines[0] if len(lines) == 1 else "\n  ".join([f"{len(lines)} problems:", *lines])
+        Terminal(stderr=True, soft_wrap=True).print(Text.assemble(("error: ", "bold red"), message))
         sys.exit(2)

@@ -7,11 +7,9 @@ from typing import Annotated
 import typer
 
 from fedclade import __version__
-from fedclade.cli import assign, look, run
-from fedclade.cli.export import export
+from fedclade.cli import assign, compare, look, run
 from fedclade.cli.report import report
 from fedclade.cli.reproduce import reproduce
-from fedclade.cli.resume import resume
 
 app = typer.Typer(
     name="fedclade",
@@ -38,15 +36,15 @@ def options(
     """Clustered federated learning: find out from model updates alone which clients can train together."""
 
 
-app.command()(run.demo)
+app.command()(compare.demo)
 app.command("run")(run.run_config)
-app.command()(resume)
-app.command()(run.compare)
+app.command()(run.resume)
+app.command()(compare.compare)
 app.command()(reproduce)
 app.command("assign")(assign.assign_newcomers)
 app.command()(report)
 app.command()(look.tree)
-app.command()(export)
+app.command()(look.export)
 app.command()(look.validate)
 app.command("ls")(look.list_known)
 app.command()(look.cite)

@@ -4,24 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from fedclade.cli.console import new_console
-from fedclade.cli.look import RunFolder
-from fedclade.cli.options import DataDirOption, DeviceOption, EngineOption, MemoryOption, check_machine
-from fedclade.config import (
-    Config,
-    check_config,
-    find_config,
-    read_config,
-    read_toml,
-)
-from fedclade.core import (
-    ConfigError,
-    RunError,
-)
+from fedclade.cli.console import new_console, say
+from fedclade.cli.options import DataDirOption, DeviceOption, EngineOption, MemoryOption, RunFolder, check_machine
+from fedclade.config import Config, check_config, find_config, read_config, read_toml
+from fedclade.core import ConfigError, RunError
 from fedclade.data import Federation
 from fedclade.report import newcomer_table
 from fedclade.runs import Run, assign
@@ -62,7 +52,7 @@ def assign_newcomers(
     found = assign(run, federation, device=device, engine=engine, memory=memory, only_fitting=only_fitting)
     written = [found.save(path) for path in ([out] if out else [folder / f"newcomers{s}" for s in (".csv", ".json")])]
     console.print(newcomer_table(found))
-    console.print(f"written: {', '.join(str(path) for path in written)}", soft_wrap=True, markup=False)
+    say(console, f"written: {', '.join(str(path) for path in written)}")
 
 
 def _config_of(run: Run, folder: Path) -> Config:
@@ -89,18 +79,13 @@ def _held_back(config: Config, folder: Path, data_dir: Path | None) -> Federatio
 
 def _all_of(path: Path, own: Config, data_dir: Path | None) -> Federation:
     """Return all clients of another config; their true clusters only if they are numbered as those of the run."""
-    config, raw = read_config(path), read_toml(path)
-    _require_same_model(path, raw, config, own)
-    trained = config.federation(data_dir)
-    late = trained.newcomers
-    everybody = trained if late is None else trained.joined(late)
-    known = config.top.seed == own.top.seed and all(config.data.get(key) == own.data.get(key) for key in SAME_VIEWS)
-    return everybody if known else replace(everybody, true_clusters=None)
-
-
-def _require_same_model(path: Path, raw: dict[str, Any], config: Config, own: Config) -> None:
-    if "model" in raw and config.model != own.model:
+    config = read_config(path)
+    if "model" in read_toml(path) and config.model != own.model:
         raise ConfigError(
             f"{path}: [model] should be that of the run, {own.model}, or left out, got {config.model}: newcomers get "
             "one of the run's models"
         )
+    trained = config.federation(data_dir)
+    everybody = trained if trained.newcomers is None else trained.joined(trained.newcomers)
+    known = config.top.seed == own.top.seed and all(config.data.get(key) == own.data.get(key) for key in SAME_VIEWS)
+    return everybody if known else replace(everybody, true_clusters=None)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+from rich.console import Console
+
 from fedclade.report import Terminal
 
 WIDTH_OF_FILES = 100
@@ -15,3 +17,8 @@ def new_console() -> Terminal:
     if not console.is_terminal and "COLUMNS" not in os.environ:
         return Terminal(width=WIDTH_OF_FILES)
     return console
+
+
+def say(console: Console, line: str) -> None:
+    """Print a line as it is: not wrapped, since it may hold a path to copy, and not read as markup."""
+    console.print(line, soft_wrap=True, markup=False)

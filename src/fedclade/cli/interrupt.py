@@ -13,9 +13,7 @@ from types import FrameType
 from fedclade.core import RunInterrupted
 
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
-"""Ctrl-C, what a system that shuts down or a scheduler sends, and what a terminal does that is closed; Windows has no
-SIGHUP.
-"""
+"""Of Ctrl-C, of a scheduler or a system that shuts down, and of a terminal that is closed; Windows has no SIGHUP."""
 
 _TOLD = b"\nstopping after this round; Ctrl-C again stops at once\n"
 _STDERR = 2
@@ -23,12 +21,9 @@ _STDERR = 2
 
 @contextmanager
 def interruptible(then: Callable[[], str]) -> Generator[Callable[[], bool]]:
-    """Let what runs in the block be interrupted; yield what says whether it was asked to stop.
+    """Let what runs in the block be interrupted; yield a function that says whether it was asked to stop.
 
-    Parameters
-    ----------
-    then
-        Says what the user can do after an interrupt.
+    ``then`` says what the user can do after an interrupt.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Commands that look at something: ``tree``, ``validate``, ``ls``, ``cite``."""
+"""Commands that look at something, or hand it out: ``tree``, ``export``, ``validate``, ``ls``, ``cite``."""
 
 from __future__ import annotations
 
@@ -12,21 +12,13 @@ from rich.table import Table
 from rich.text import Text
 
 from fedclade.algorithms import ALGORITHMS
-from fedclade.cli.console import new_console
-from fedclade.config import (
-    config_folder,
-    find_config,
-    is_scenario,
-    known_scales,
-    read_config,
-    read_scenario,
-)
+from fedclade.cli.console import new_console, say
+from fedclade.cli.options import ConfigArgument, RunFolder
+from fedclade.config import config_folder, find_config, is_scenario, known_scales, read_config, read_scenario
 from fedclade.data import PARTITIONS, SHIFTS, SOURCES
 from fedclade.models import MODELS
 from fedclade.report import cite_name, tree_view
-from fedclade.runs import Run
-
-RunFolder = Annotated[Path, typer.Argument(help="A run folder, as made by 'fedclade run'.")]
+from fedclade.runs import Run, export_model
 
 
 class Kind(StrEnum):
@@ -46,7 +38,27 @@ def tree(folder: RunFolder) -> None:
     new_console().print(tree_view(run.tree, run))
 
 
-def validate(config: Annotated[str, typer.Argument(help="A TOML file, or a name of 'fedclade ls configs'.")]) -> None:
+def export(
+    folder: RunFolder,
+    out: Annotated[Path, typer.Option("--out", metavar="FILE.safetensors", help="File to make; must not exist yet.")],
+    client: Annotated[int | None, typer.Option("--client", metavar="ID", help="Whose model to export.")] = None,
+    node: Annotated[int | None, typer.Option("--node", metavar="ID", help="Or which node's of the tree.")] = None,
+    level: Annotated[
+        int | None,
+        typer.Option("--level", help="On the client's path: 0 is the root, -1 its leaf, which is the default."),
+    ] = None,
+) -> None:
+    """Write one model of a run as a state dict for plain PyTorch, with a model card beside it.
+
+    Example: fedclade export RUN --client 3 --out client-3.safetensors; then, in Python,
+    model.load_state_dict(safetensors.torch.load_file("client-3.safetensors"))
+    """
+    written = export_model(Run.load(folder), out, client=client, node=node, level=level)
+    cards = " and ".join(str(written.with_suffix(suffix)) for suffix in (".json", ".md"))
+    say(new_console(), f"model: {written}; its card: {cards}")
+
+
+def validate(config: ConfigArgument) -> None:
     """Check a config without running it, and say everything that is wrong with it at once."""
     path = find_config(config)
     if is_scenario(path):
@@ -54,7 +66,7 @@ def validate(config: Annotated[str, typer.Argument(help="A TOML file, or a name 
             read_scenario(path, scale=scale)
     else:
         read_config(path)
-    new_console().print(f"{path} is fine", soft_wrap=True, markup=False)
+    say(new_console(), f"{path} is fine")
 
 
 def list_known(kind: Annotated[Kind, typer.Argument(help="What to list.")]) -> None:

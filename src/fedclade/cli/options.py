@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +13,15 @@ from fedclade.core import ConfigError
 from fedclade.runs import check_free
 from fedclade.training import ENGINES, choose_device, memory_bytes
 
+
+class LogKind(StrEnum):
+    """What rounds can be logged to."""
+
+    TENSORBOARD = "tensorboard"
+
+
+ConfigArgument = Annotated[str, typer.Argument(help="A TOML file, or a name of 'fedclade ls configs'.")]
+RunFolder = Annotated[Path, typer.Argument(help="A run folder, as made by 'fedclade run'.")]
 OutOption = Annotated[Path | None, typer.Option("--out", help="Folder to make for the results; it must not exist yet.")]
 DataDirOption = Annotated[
     Path | None,
@@ -35,6 +45,13 @@ MemoryOption = Annotated[
     typer.Option(
         "--memory", metavar="SIZE", help="What training may take, such as 2GB; a quarter of what there is if left out."
     ),
+]
+DashboardOption = Annotated[
+    bool, typer.Option("--dashboard", help="Serve the report of the run while it goes on, to this machine alone.")
+]
+PortOption = Annotated[int, typer.Option("--port", min=0, max=65535, help="Of the dashboard; 0 for any free one.")]
+LogOption = Annotated[
+    LogKind | None, typer.Option("--log", help="Write every round as event files into RUN/tensorboard.")
 ]
 QuietOption = Annotated[bool, typer.Option("-q", "--quiet", help="No progress bars; only the result.")]
 

@@ -16,15 +16,7 @@ SHOWN = 12
 
 
 class RunProgress:
-    """A bar for every run; nothing at all when quiet or when nobody looks.
-
-    Parameters
-    ----------
-    console
-        Where to draw.
-    quiet
-        Draw nothing, even on a terminal.
-    """
+    """A bar for every run; nothing at all when quiet or where there is no terminal."""
 
     def __init__(self, console: Console, *, quiet: bool) -> None:
         self.quiet = quiet

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import webbrowser
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from fedclade.cli.console import new_console
+from fedclade.cli.console import new_console, say
 from fedclade.core import RunError
 from fedclade.report import Comparison, add_figures, cluster_table, decision_tables, run_table
 from fedclade.report.page import REPORT, RunView, comparison_page, run_labels, run_page, write_page
-from fedclade.runs import (
-    Run,
-    is_finished,
-    is_unfinished,
-    read_newcomers,
-)
+from fedclade.runs import Run, is_finished, is_unfinished, read_newcomers
 
 NEWCOMERS = "newcomers.json"
 """What ``fedclade assign`` leaves in a run folder."""
@@ -62,22 +57,22 @@ def report(
         raise RunError("--against is for the report of one run; of several, each is measured by FedAvg if it is there")
     else:
         page = _report_of_several(runs, out, console)
-    console.print(f"report: {page}", soft_wrap=True, markup=False)
+    say(console, f"report: {page}")
     if open_it:
         webbrowser.open(page.resolve().as_uri())
 
 
 def _report_of_one(folder: Path, against: Path | None, out: Path | None, console: Console) -> Path:
-    run = Run.load(folder)
-    subject = RunView(run, newcomers=_newcomers(folder), folder=folder)
-    if against is not None:
-        subject = RunView(run, *_measure(run, folder, against), newcomers=subject.newcomers, folder=folder)
+    run, written = Run.load(folder), folder / NEWCOMERS
+    newcomers = read_newcomers(written) if written.exists() else None
+    other, label = (None, "") if against is None else _measure(run, folder, against)
+    subject = RunView(run, other, label, newcomers, folder)
     console.print(run_table(run))
     console.print(cluster_table(run))
     for table in decision_tables(run):
         console.print(table)
     if add_figures(run, folder, console):
-        console.print(f"figures: {folder / 'figures'}", soft_wrap=True, markup=False)
+        say(console, f"figures: {folder / 'figures'}")
     return write_page(run_page(subject), out or folder / REPORT)
 
 
@@ -106,22 +101,13 @@ def _report_of_several(folders: Sequence[Path], out: Path | None, console: Conso
     return write_page(page, target)
 
 
-def _newcomers(folder: Path) -> Mapping[str, Any] | None:
-    """Return what became of newcomers, if that was written."""
-    path = folder / NEWCOMERS
-    return read_newcomers(path) if path.exists() else None
-
-
 def _run_folders(folders: Sequence[Path]) -> list[Path]:
     """Return the run folders that are meant: those given, and in place of a comparison's folder those in it."""
     found: list[Path] = []
     for folder in folders:
-        within = [] if _is_run(folder) else sorted(path.parent for path in folder.glob("*/seed-*/summary.json"))
+        is_run = is_finished(folder) or is_unfinished(folder)
+        within = [] if is_run else sorted(path.parent for path in folder.glob("*/seed-*/summary.json"))
         found += within or [folder]
     if twice := [folder for i, folder in enumerate(found) if folder in found[:i]]:
         raise RunError(f"each run can be compared once, got {twice[0]} more than once")
     return found
-
-
-def _is_run(folder: Path) -> bool:
-    return is_finished(folder) or is_unfinished(folder)

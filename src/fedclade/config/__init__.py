@@ -1,16 +1,19 @@
-"""From TOML to settings that are checked all at once: configs, overrides, and the configs of a scenario.
+"""From TOML to settings that are checked all at once: configs, overrides, scenarios, and batches of them.
 
 The command line, the network and the papers import it; it imports the rooms whose settings it checks.
 """
 
+from fedclade.config.batch import Batch
 from fedclade.config.check import WRITTEN_ONLY, check_config, read_config
-from fedclade.config.scenario import is_scenario, known_scales, read_scenario
+from fedclade.config.scenario import Scenario, is_scenario, known_scales, read_scenario
 from fedclade.config.settings import Config
 from fedclade.config.toml_files import config_folder, find_config, find_configs, read_toml
 
 __all__ = [
     "WRITTEN_ONLY",
+    "Batch",
     "Config",
+    "Scenario",
     "check_config",
     "config_folder",
     "find_config",

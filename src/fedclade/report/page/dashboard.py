@@ -9,13 +9,16 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Condition, Lock, Thread
 from time import monotonic, thread_time
-from types import TracebackType
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from fedclade.core import RunError
-from fedclade.report import percent
-from fedclade.report.page import Page, RunView, cards_html, page_html, run_cards, run_page, state_json
+from fedclade.report.formats import percent
+from fedclade.report.page.cards import run_cards
+from fedclade.report.page.document import cards_html, page_html, state_json
+from fedclade.report.page.one_run import run_page
+from fedclade.report.page.run_view import RunView
+from fedclade.report.page.section import Page
 from fedclade.runs import Run
 
 HOST = "127.0.0.1"
@@ -31,31 +34,27 @@ the processor's seconds, so that other things that keep the machine busy do not 
 """
 
 WATCHED = 5.0
-"""Seconds after its last question for which a browser is taken to be there still."""
+"""Seconds after its last request for which a browser is taken to be there still."""
 
 PATIENCE = 3.0
 """Seconds that the end of a run is kept for a browser that is there."""
+
+HEADERS = {
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
 
 _log = logging.getLogger(__name__)
 
 
 class Dashboard:
-    """Serves the page of a run; to be used as a context.
+    """Serves the page of a run at 127.0.0.1; to be used as a context. Port 0 is any that is free.
 
     What it costs the run is what it takes to copy its lists after every round. The page is built only when a browser
     asks, in a thread of its own, and no more often than :data:`TIMES_A_BUILD` allows; the numbers at its head are
     always those of the last round.
-
-    Parameters
-    ----------
-    name
-        Of the run, for the page's title.
-    rounds
-        How many the run is to have.
-    folder
-        Of the run.
-    port
-        Where to listen, on 127.0.0.1 alone; 0 for any that is free.
 
     Raises
     ------
@@ -76,9 +75,9 @@ class Dashboard:
         """When it may be built again, by the clock."""
         self._head: tuple[Run | None, dict[str, Any]] = (None, {})
         """The run that the page's head was last written for, and what that is."""
-        self._asked = -WATCHED
+        self._last_request = -WATCHED
         self._building, self._sent = Lock(), Condition()
-        self._told_the_end = False
+        self._sent_the_end = False
         try:
             self._server = ThreadingHTTPServer((HOST, port), _handler(self))
         except OSError as error:
@@ -90,11 +89,10 @@ class Dashboard:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is None:
-            self._wait_for_browser()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None and monotonic() - self._last_request < WATCHED:
+            with self._sent:
+                self._sent.wait_for(lambda: self._sent_the_end, PATIENCE)
         self._server.shutdown()
         self._server.server_close()
 
@@ -108,45 +106,26 @@ class Dashboard:
         """Where it listens."""
         return self._server.server_port
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """What a request may call it."""
-        return tuple(f"{name}:{self.port}" for name in (HOST, "localhost"))
-
     def show(self, run: Run, *, over: bool = False) -> None:
-        """Take over how far the run has come.
-
-        Parameters
-        ----------
-        run
-            So far, or as it ended.
-        over
-            Whether it has ended.
-        """
+        """Take over how far the run has come, or how it ended."""
         self._run, self._over = run, over
 
     def state(self, seen: str) -> str:
-        """Return what a page must know that has seen a version already, as JSON.
-
-        Parameters
-        ----------
-        seen
-            The version, as it was told with an earlier state; empty for none.
-        """
-        self._asked = monotonic()
+        """Return, as JSON, what is new to a page that has seen this version of the run; empty for none."""
+        self._last_request = monotonic()
         run, over = self._run, self._over
         if run is None:
             return json.dumps({"round": 0, "status": f"Waiting for the first of {self._rounds} rounds …"})
-        number, parts = self._parts(run, over=over)
-        told = self._told(run, over=over)
+        number, parts = self._parts(run, over)
+        head = self._head_of(run, over)
         with self._sent:
-            self._told_the_end |= over and number == run.summary["rounds"]
+            self._sent_the_end |= over and number == run.summary["rounds"]
             self._sent.notify_all()
-        if (version := _version(number, over=over)) == seen:
-            return json.dumps(told)
-        return f'{json.dumps(told | {"version": version})[:-1]}, "page": {parts}}}'
+        if (version := _version(number, over)) == seen:
+            return json.dumps(head)
+        return f'{json.dumps(head | {"version": version})[:-1]}, "page": {parts}}}'
 
-    def _parts(self, run: Run, *, over: bool) -> tuple[int, str]:
+    def _parts(self, run: Run, over: bool) -> tuple[int, str]:
         """Return the round that the parts of the page are of, and these; they are built anew if it is time."""
         with self._building:
             if self._built[0] < run.summary["rounds"] and (over or monotonic() >= self._not_before):
@@ -156,33 +135,23 @@ class Dashboard:
                 self._not_before = monotonic() + TIMES_A_BUILD * (thread_time() - start)
             return self._built
 
-    def _told(self, run: Run, *, over: bool) -> dict[str, Any]:
+    def _head_of(self, run: Run, over: bool) -> dict[str, Any]:
         """Return the head of the page, which is written once for every round."""
         if self._head[0] is not run:
-            head = {"round": run.summary["rounds"], "status": self._status(run, over=over), "finished": over}
-            head |= {"latest": _version(run.summary["rounds"], over=over), "cards": cards_html(run_cards(RunView(run)))}
+            number, accuracy = run.summary["rounds"], percent(run.summary["accuracy"]["mean"])
+            so_far = f"Finished after {number} rounds" if over else f"Round {number} of {self._rounds}"
+            head = {"round": number, "status": f"{so_far}, accuracy {accuracy}", "finished": over}
+            head |= {"latest": _version(number, over), "cards": cards_html(run_cards(RunView(run)))}
             self._head = run, head
         return self._head[1]
 
-    def _status(self, run: Run, *, over: bool) -> str:
-        accuracy = percent(run.summary["accuracy"]["mean"])
-        if over:
-            return f"Finished after {run.summary['rounds']} rounds, accuracy {accuracy}"
-        return f"Round {run.summary['rounds']} of {self._rounds}, accuracy {accuracy}"
 
-    def _wait_for_browser(self) -> None:
-        """Wait until a browser that is there has been told how the run ended."""
-        if monotonic() - self._asked < WATCHED:
-            with self._sent:
-                self._sent.wait_for(lambda: self._told_the_end, PATIENCE)
-
-
-def _version(number: int, *, over: bool) -> str:
+def _version(number: int, over: bool) -> str:
     return f"{number}{' over' if over else ''}"
 
 
 def _handler(dashboard: Dashboard) -> type[BaseHTTPRequestHandler]:
-    """Return what answers the requests to a dashboard."""
+    """Return the handler of requests to a dashboard."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -190,37 +159,29 @@ def _handler(dashboard: Dashboard) -> type[BaseHTTPRequestHandler]:
         sys_version = ""
 
         def do_GET(self) -> None:
-            """Answer the page and its state; what comes by another name than this machine's is refused."""
-            if self.headers.get("Host", "") not in dashboard.names:
+            """Send the page or its state; requests by another name than this machine's are refused."""
+            if self.headers.get("Host", "") not in [f"{name}:{dashboard.port}" for name in (HOST, "localhost")]:
                 # A name that others have bound to 127.0.0.1 would let their pages read this one (DNS rebinding).
                 self._answer(HTTPStatus.FORBIDDEN, f"ask for {dashboard.url}".encode(), "text/plain")
                 return
-            asked = urlsplit(self.path)
-            if asked.path == "/":
+            requested = urlsplit(self.path)
+            if requested.path == "/":
                 self._answer(HTTPStatus.OK, dashboard.page, "text/html; charset=utf-8")
-            elif asked.path == "/state":
-                self._answer(*self._state(asked.query), "application/json")
+            elif requested.path == "/state":
+                self._answer(*self._state(requested.query), "application/json")
             else:
                 self._answer(HTTPStatus.NOT_FOUND, b"there is / and /state", "text/plain")
 
         def _state(self, query: str) -> tuple[HTTPStatus, bytes]:
             try:
-                state = dashboard.state(parse_qs(query).get("seen", [""])[0])
+                return HTTPStatus.OK, dashboard.state(parse_qs(query).get("seen", [""])[0]).encode()
             except Exception:  # which must not end the run
                 _log.exception("the dashboard cannot be drawn")
                 return HTTPStatus.INTERNAL_SERVER_ERROR, b"{}"
-            return HTTPStatus.OK, state.encode()
 
         def _answer(self, status: HTTPStatus, body: bytes, kind: str) -> None:
             self.send_response(status)
-            for name, value in {
-                "Content-Type": kind,
-                "Content-Length": str(len(body)),
-                "Cache-Control": "no-store",
-                "X-Content-Type-Options": "nosniff",
-                "X-Frame-Options": "DENY",
-                "Cross-Origin-Resource-Policy": "same-origin",
-            }.items():
+            for name, value in {"Content-Type": kind, "Content-Length": str(len(body)), **HEADERS}.items():
                 self.send_header(name, value)
             self.end_headers()
             self.wfile.write(body)

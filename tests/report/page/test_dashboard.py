@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from fedclade.cli import dashboard as dashboard_module
-from fedclade.cli.dashboard import HOST, Dashboard
 from fedclade.config import check_config
 from fedclade.core.errors import RunError
+from fedclade.report.page import dashboard as dashboard_module
+from fedclade.report.page.dashboard import HOST, Dashboard
 from fedclade.runs.store import Run
 
 DIGITS = {

@@ -1,0 +1,156 @@
+"""The commands ``compare`` and ``demo``: several configs, each with several seeds, in one table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from fedclade.cli.console import new_console, say
+from fedclade.cli.interrupt import interruptible
+from fedclade.cli.options import (
+    DataDirOption,
+    DeviceOption,
+    EngineOption,
+    MemoryOption,
+    OutOption,
+    QuietOption,
+    RoundsOption,
+    SetOption,
+    check_machine,
+    overrides,
+    target_folder,
+)
+from fedclade.cli.progress import RunProgress
+from fedclade.config import Batch, Scenario, find_config, find_configs, is_scenario, read_config, read_scenario
+from fedclade.core import ConfigError, RunError
+from fedclade.report import (
+    Comparison,
+    SuiteComparison,
+    add_figures,
+    event_table,
+    shortened,
+    tree_view,
+    without_figures_if_need_be,
+)
+
+DEMO = ("fedavg", "cfl", "oracle", "local")
+
+
+def demo(
+    out: OutOption = None,
+    engine: EngineOption = None,
+    memory: MemoryOption = None,
+    quiet: QuietOption = False,
+) -> None:
+    """Run FedAvg, CFL, the oracle and local training on handwritten digits whose labels are swapped in four ways.
+
+    Needs no data and takes less than a minute: the digits come with scikit-learn.
+    """
+    console = new_console()
+    target = target_folder(out, "demo")
+    changes = overrides(None, engine=engine)
+    configs = {name: read_config(find_config(f"{name}-digits-label-swap"), changes) for name in DEMO}
+    check_machine("auto", memory)
+    console.print(
+        "20 clients hold handwritten digits. Four hidden groups each swap another pair of labels, so no single model "
+        "can suit everybody. The server sees nothing but model updates. Will it find the groups?\n"
+    )
+    progress = RunProgress(console, quiet=quiet)
+    batch = Batch(progress.start, memory=memory, finished=lambda run, folder: add_figures(run, folder, console))
+    with progress.shown(), interruptible(lambda: "start again with: fedclade demo") as batch.stop:
+        runs = batch.run(configs, 1, target)
+    _raise_failures(batch)
+    comparison, cfl = Comparison(runs), runs["cfl"][0]
+    console.print(comparison.table(console.width))
+    _save_comparison(comparison, target, console)
+    console.print(event_table(cfl))
+    console.print(tree_view(cfl.tree, cfl))
+    figures = target / "cfl" / "seed-0" / "figures"
+    pictures = f"; the pictures of CFL in {figures}" if figures.is_dir() else ""  # not without the extra 'report'
+    console.print(f"\nEverything is in {target}{pictures}.", markup=False)
+    if pictures:
+        say(console, f"Look at all four in a browser with: fedclade report {target} --open")
+    console.print("Next: fedclade ls configs, then fedclade run CONFIG --data-dir DIR")
+
+
+def compare(
+    configs: Annotated[
+        list[str], typer.Argument(help="TOML files, folders of them, or names of 'fedclade ls configs'.")
+    ],
+    seeds: Annotated[
+        int | None, typer.Option("--seeds", min=1, help="Runs of each config, with seeds 0, 1, ...; 1 if left out.")
+    ] = None,
+    scale: Annotated[
+        str | None, typer.Option("--scale", help="Size of a scenario, such as smoke or laptop; as it stands without.")
+    ] = None,
+    out: OutOption = None,
+    data_dir: DataDirOption = None,
+    rounds: RoundsOption = None,
+    override: SetOption = None,
+    device: DeviceOption = "auto",
+    engine: EngineOption = None,
+    memory: MemoryOption = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue in the folder --out: finished runs are read, others go on.")
+    ] = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Run several configs, each with several seeds, and put them in one table with 95 % intervals.
+
+    The gap closed is (method - FedAvg) / (oracle - FedAvg); it needs a FedAvg and an oracle config of the same data.
+
+    Scenarios, such as those in configs/suite, set all their algorithms the same task, and get a table each.
+    Example: fedclade compare suite --scale smoke
+    """
+    console = new_console()
+    paths = [path for config in configs for path in find_configs(config)]
+    labels = [path.stem for path in paths]
+    if twice := sorted({label for label in labels if labels.count(label) > 1}):
+        raise ConfigError(f"each config can be compared once, got more than one named {', '.join(twice)}")
+    changes = overrides(override, rounds=rounds, engine=engine)
+    ordinary = [path.stem for path in paths if not is_scenario(path)]
+    if ordinary and (scale is not None or len(ordinary) < len(paths)):
+        why = "has no scales" if scale is not None else "cannot be compared with scenarios"
+        raise ConfigError(f"the config {ordinary[0]} {why}; name scenarios only, such as those in configs/suite")
+    if ordinary:  # all that is not said for each scenario is as if they were one without a name
+        scenarios = [Scenario("", {path.stem: read_config(path, changes) for path in paths}, 1)]
+    else:
+        scenarios = [read_scenario(path, changes, scale) for path in paths]
+    target = target_folder(out, "compare", resume=resume)
+    check_machine(device, memory)
+    progress = RunProgress(console, quiet=quiet)
+    batch = Batch(progress.start, data_dir, device, memory)
+    if ordinary:
+        batch.finished = lambda run, folder: add_figures(run, folder, console)
+    found: dict[str, Comparison] = {}
+    then = f"continue with the same command and --out {target} --resume"
+    with progress.shown(), interruptible(lambda: then) as batch.stop:
+        for each in scenarios:
+            prefix = f"{each.name}: " if each.name else ""
+            if runs := batch.run(each.configs, seeds or each.seeds, target / each.name, prefix):
+                found[each.name] = Comparison(runs, each.name)
+    if found:
+        comparison = found[""] if ordinary else SuiteComparison(found)
+        console.print(comparison.table(console.width))
+        try:
+            _save_comparison(comparison, target, console)
+            say(console, f"comparison folder: {target}")
+        except RunError as error:
+            batch.failures[str(error)] = ["comparison"]
+    _raise_failures(batch)
+
+
+def _save_comparison(comparison: Comparison | SuiteComparison, target: Path, console: Console) -> None:
+    with without_figures_if_need_be(console):
+        comparison.save(target)
+        return
+    comparison.save(target, figure=False)
+
+
+def _raise_failures(batch: Batch) -> None:
+    """Raise a RunError that says what failed, each error once with the runs that it ended; none if all finished."""
+    if batch.failures:
+        raise RunError("\n".join(f"{shortened(names)}: {error}" for error, names in batch.failures.items()))

@@ -1,0 +1,67 @@
+"""A batch: several configs, each run with several seeds, into one folder."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from fedclade.config.settings import Config
+from fedclade.core import FedcladeError, RunInterrupted
+from fedclade.runs import OnRound, Run
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class Batch:
+    """Runs configs one after the other, and goes on with the next when one fails.
+
+    What an earlier call finished is read, and what it left unfinished is continued. ``start`` is called with the name
+    and the rounds of each run, and returns what to call after each round; ``finished`` with the run and its folder.
+    """
+
+    start: Callable[[str, int], OnRound]
+    data_dir: Path | None = None
+    device: str = "auto"
+    memory: str | None = None
+    finished: Callable[[Run, Path], object] = lambda run, folder: None
+    stop: Callable[[], bool] = lambda: False
+    failures: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
+    """By what went wrong: the names of the runs."""
+
+    def run(self, configs: Mapping[str, Config], seeds: int, target: Path, prefix: str = "") -> dict[str, list[Run]]:
+        """Run every config with every seed into ``target/LABEL/seed-N``; return the runs that finished."""
+        runs: dict[str, list[Run]] = {}
+        for label, config in configs.items():
+            for seed in range(seeds):
+                name = f"{prefix}{label}" + (f" seed {seed}" if seeds > 1 else "")
+                folder = target / label / f"seed-{seed}"
+                try:
+                    run = self._run(replace(config, top=replace(config.top, seed=seed)), name, folder)
+                except RunInterrupted:
+                    raise
+                except Exception as error:  # of a config, or of the user's own model or data: the others go on
+                    known = isinstance(error, FedcladeError)
+                    if not known:
+                        _log.exception("%s failed", name)
+                    why = str(error) if known else f"{type(error).__name__}: {error}"
+                    self.failures.setdefault(why, []).append(name)
+                    continue
+                self.finished(run, folder)
+                runs.setdefault(label, []).append(run)
+        return runs
+
+    def _run(self, config: Config, name: str, folder: Path) -> Run:
+        if self.stop():
+            raise RunInterrupted(f"interrupted before {name}", "")
+        on_round = self.start(name, config.top.rounds)
+        return config.run(
+            config.federation(self.data_dir),
+            device=self.device,
+            memory=self.memory,
+            on_round=on_round,
+            folder=folder,
+            stop=self.stop,
+        )
