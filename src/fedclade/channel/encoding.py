@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,21 +29,18 @@ from torch.nn.functional import pad
 
 from fedclade.core import ConfigError, UpdateError, appear, unknown, write_tensors
 
-Encoding = Literal["float32", "float16", "int8"]
-
-ENCODINGS: tuple[Encoding, ...] = get_args(Encoding)
-
 BLOCK = 256
 """Parameters that share a scale: 4 bytes to 256 or 512 of codes."""
 
 _SMALLEST = float(np.finfo(np.float32).tiny)
 """Of scales: a block of zeros, or of numbers too small for float32's full precision, is divided by this."""
 
-_log = logging.getLogger(__name__)
-
-
 _CODES = {"float16": (torch.float16, 2.0**15), "int8": (torch.int8, 127.0)}
 """What parameters turn into, and the largest of these; float32 stays as it is."""
+
+ENCODINGS = ("float32", *_CODES)
+
+_log = logging.getLogger(__name__)
 
 
 def check_encoding(encoding: str) -> None:
@@ -53,13 +50,7 @@ def check_encoding(encoding: str) -> None:
 
 
 def encoded_bytes(size: int, encoding: str, n_parameters: int) -> int:
-    """Return how many bytes an update of S = ``size`` entries takes, D = ``n_parameters`` of them parameters.
-
-    Raises
-    ------
-    ConfigError
-        If there is no encoding of that name.
-    """
+    """Return how many bytes an update of S = ``size`` entries takes, D = ``n_parameters`` of them parameters."""
     check_encoding(encoding)
     if encoding not in _CODES:
         return 4 * size
@@ -68,13 +59,7 @@ def encoded_bytes(size: int, encoding: str, n_parameters: int) -> int:
 
 
 def encode(vector: Tensor, encoding: str, n_parameters: int) -> bytes:
-    """Return an update ``[S]`` as bytes; see the top of this file for what they are.
-
-    Raises
-    ------
-    ConfigError
-        If there is no encoding of that name.
-    """
+    """Return an update ``[S]`` as bytes; see the top of this file for what they are."""
     check_encoding(encoding)
     vector = vector.detach().to("cpu", torch.float32)
     if encoding not in _CODES:
@@ -94,14 +79,7 @@ def decode(data: bytes, size: int, encoding: str, n_parameters: int) -> Tensor:
 
     An entry of the parameters is off by at most 1/254 of the largest magnitude in its block in ``int8``, and by at most
     2⁻¹¹ of its own, or 2⁻⁴⁰ of that largest one, in ``float16``; besides, by float32's own rounding. S, D and the
-    encoding are what the receiver knows, not what the sender says.
-
-    Raises
-    ------
-    ConfigError
-        If there is no encoding of that name.
-    UpdateError
-        If there are more or fewer bytes than such an update takes.
+    encoding are what the receiver knows, not what the sender says; other numbers of bytes raise an UpdateError.
     """
     expected = encoded_bytes(size, encoding, n_parameters)
     if len(data) != expected:
@@ -130,32 +108,24 @@ class ErrorFeedback:
 
     The residual is what was lost last time, float32 ``[S]``. One of another length (the model changed), or that is not
     finite, is dropped with a line in the log.
-
-    Raises
-    ------
-    ConfigError
-        If there is no encoding of that name.
     """
 
-    def __init__(self, encoding: str, size: int, n_parameters: int, residual: Tensor | None = None) -> None:
+    def __init__(self, encoding: str, size: int, n_parameters: int) -> None:
         check_encoding(encoding)
-        self._encoding = encoding
-        self._n_parameters = n_parameters
+        self._encoding, self._n_parameters = encoding, n_parameters
         self.residual = torch.zeros(size)
-        if residual is not None:
-            self._keep(residual)
 
     @classmethod
     def load(cls, path: Path, encoding: str, size: int, n_parameters: int) -> ErrorFeedback:
         """Go on with the residual of a file that :meth:`save` wrote; without one, or if it is damaged, with none."""
+        feedback = cls(encoding, size, n_parameters)
         try:
-            residual = load_file(path)["residual"]
+            feedback._keep(load_file(path)["residual"])
         except FileNotFoundError:
-            residual = None
+            pass
         except (SafetensorError, KeyError, OSError) as error:
             _log.warning("the residual in %s is dropped: %s", path, error)
-            residual = None
-        return cls(encoding, size, n_parameters, residual)
+        return feedback
 
     def save(self, path: Path) -> None:
         """Write the residual to a file, whole or not at all."""

@@ -52,12 +52,7 @@ def epsilon_of(releases: Mapping[float, int], delta: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """What a client may spend in its life.
-
-    Parameters
-    ----------
-    epsilon, delta
-        ε at δ; an ε of infinity is no bound.
+    """What a client may spend in its life: ε at δ; an ε of infinity is no bound.
 
     Raises
     ------
@@ -104,13 +99,7 @@ class Ledger:
     budget: Budget | None = None
 
     def entries(self) -> tuple[Entry, ...]:
-        """Read what has been booked.
-
-        Raises
-        ------
-        PrivacyError
-            If the file is damaged.
-        """
+        """Read what has been booked; raises a PrivacyError if the file is damaged."""
         try:
             return _entries(json.loads(self.path.read_bytes()))
         except FileNotFoundError:
@@ -126,14 +115,14 @@ class Ledger:
         return epsilon_of(_counted(self.entries()), delta)
 
     def book(self, noise_multiplier: float, run: str, number: int) -> None:
-        """Book a release that is about to leave, in a round of a run.
+        """Book a release that is about to leave, in a round of a run; if this raises, nothing may leave.
 
         Raises
         ------
         PrivacyError
-            If the file is damaged, or the release would exceed the budget; then nothing may leave.
+            If the file is damaged, or the release would exceed the budget.
         OSError
-            If it cannot be written; then nothing may leave either.
+            If the file cannot be written.
         """
         entries = {(e.run, e.round, e.noise_multiplier): e for e in self.entries()}
         key = run, number, noise_multiplier

@@ -80,12 +80,9 @@ class DifferentialPrivacy:
 
     @classmethod
     def of(cls, section: Mapping[str, Any]) -> DifferentialPrivacy | None:
-        """Return what the ``[privacy]`` section of a config asks for: None without ``clip_norm``.
+        """Return what the ``[privacy]`` section of a config says: None without ``clip_norm``.
 
-        Raises
-        ------
-        ConfigError
-            If a value is out of range, or there is noise without a norm that it is measured by; one line for each.
+        Noise without a norm that it is measured by raises a ConfigError.
         """
         if section.get("clip_norm") is not None:
             return cls(**{field.name: section[field.name] for field in fields(cls) if field.name in section})
@@ -96,10 +93,7 @@ class DifferentialPrivacy:
     def released(self, update: Tensor, normal: Tensor) -> Tensor:
         """Return what leaves the client of an update ``[S]``, given as many standard normal numbers, float64.
 
-        Raises
-        ------
-        UpdateError
-            If the update is not finite, so that it has no norm to clip.
+        An update that is not finite has no norm to clip, and raises an UpdateError.
         """
         exact = update.double()
         norm = float(torch.linalg.vector_norm(exact))

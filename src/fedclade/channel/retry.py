@@ -88,10 +88,7 @@ class Retrying(Middleware):
     def closed(self, number: int) -> tuple[Event, ...]:
         """End the step of a round; return the events of the clients that it left out.
 
-        Raises
-        ------
-        UpdateError
-            If clients were asked, and none answered; names the round, the query and the reasons.
+        Raises an UpdateError with the reasons if clients were asked, and none answered.
         """
         queries, left_out = self._queries + self._evaluations, self._left_out
         silent = queries > 0 and self._awaited not in self._heard

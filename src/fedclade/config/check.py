@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedclade.algorithms import ALGORITHMS, Algorithm, build_algorithm
-from fedclade.channel import Signature
-from fedclade.config.settings import FIXED, SECTIONS, Config, Newcomers, Privacy, Target, TopLevel, options
+from fedclade.config.settings import FIXED, SECTIONS, Config, TopLevel, options
 from fedclade.config.toml_files import Section, apply_overrides, read_toml
 from fedclade.core import ConfigError, check_arguments, defaults, known_arguments, shown, unknown
 from fedclade.data import PARTITIONS, SOURCES, check_data_settings, check_newcomers, load_federation
@@ -60,24 +59,16 @@ def check_config(raw: Mapping[str, Any]) -> Config:
     model = _model(sections["model"], problems)
     algorithm, built = _algorithm(sections["algorithm"], problems)
     right |= {name: problems.building(name, kind, sections[name]) for name, kind in FIXED.items()}
-    _check_together(problems, built, data if data_is_right else None, **right)
+    _check_together(problems, built, data if data_is_right else None, right)
     problems.report()
     return Config(data=data, model=model, algorithm=algorithm, **right)
 
 
 def _check_together(
-    problems: _Problems,
-    algorithm: Algorithm | None,
-    data: Section | None,
-    *,
-    top: TopLevel | None,
-    signature: Signature | None,
-    target: Target | None,
-    privacy: Privacy | None,
-    newcomers: Newcomers | None,
-    **_: object,
+    problems: _Problems, algorithm: Algorithm | None, data: Section | None, right: Mapping[str, Any]
 ) -> None:
-    """Check what sections say of each other, as far as each is right by itself."""
+    """Check what sections say of each other, as far as each is right by itself; None is what is not."""
+    top, newcomers, privacy = right["top"], right["newcomers"], right["privacy"]
     if newcomers is not None:
         clients = 1 if data is None else data["clients"]  # any number will do where it is not known
         problems.collect("", check_newcomers, newcomers.clients, newcomers.samples_per_client, clients)
@@ -86,12 +77,12 @@ def _check_together(
             problems.collect("", presence.check, newcomers.clients, clients or 0, top.rounds)
     if algorithm is not None and data is not None and data["clients"] is not None:
         problems.collect("", algorithm.check_clients, data["clients"])
-    if top is not None and target is not None:
-        problems.collect("", RunSettings, **top.shared, target=target.accuracy)
+    if top is not None and right["target"] is not None:
+        problems.collect("", RunSettings, **top.shared, target=right["target"].accuracy)
         problems.collect("", check_engine, top.engine)
-    if top is not None and signature is not None and algorithm is not None:
+    if top is not None and right["signature"] is not None and algorithm is not None:
         private = None if privacy is None else privacy.mechanism
-        settings = RunSettings(stream=top.stream, signature=signature, privacy=private)
+        settings = RunSettings(stream=top.stream, signature=right["signature"], privacy=private)
         problems.collect("", settings.check_algorithm, algorithm)
 
 

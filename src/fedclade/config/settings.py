@@ -1,4 +1,4 @@
-"""Configs: TOML files that say what to run. They are read, checked and taken apart here; nothing else knows of them."""
+"""A config: the settings above its sections, the sections, and the run that they make."""
 
 from __future__ import annotations
 

@@ -65,24 +65,20 @@ def apply_overrides(raw: Section, overrides: Sequence[str]) -> None:
         If one is written wrongly, or names no section.
     """
     for override in overrides:
-        _set(raw, override)
-
-
-def _set(raw: Section, override: str) -> None:
-    path, equals, text = override.partition("=")
-    *sections, key = path.strip().split(".")
-    if not equals or not key or len(sections) > 1:
-        raise ConfigError(f"--set takes section.key=value, got {shown(override)}")
-    try:
-        value = _parsed(f"value = {text}", f"--set {shown(override)}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text.strip()
-    target = raw
-    for section in sections:
-        target = target.setdefault(section, {})
-    if not isinstance(target, dict):
-        raise ConfigError(f"--set {shown(override)}: {shown(sections[0])} is not a section")
-    target[key] = value
+        path, equals, text = override.partition("=")
+        *sections, key = path.strip().split(".")
+        if not equals or not key or len(sections) > 1:
+            raise ConfigError(f"--set takes section.key=value, got {shown(override)}")
+        try:
+            value = _parsed(f"value = {text}", f"--set {shown(override)}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = text.strip()
+        target = raw
+        for section in sections:
+            target = target.setdefault(section, {})
+        if not isinstance(target, dict):
+            raise ConfigError(f"--set {shown(override)}: {shown(sections[0])} is not a section")
+        target[key] = value
 
 
 def config_folder() -> Path:
