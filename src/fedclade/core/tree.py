@@ -98,11 +98,7 @@ class ParameterTree:
 
     @classmethod
     def star(
-        cls,
-        clusters: Sequence[Sequence[int]],
-        params: Tensor,
-        unassigned: Sequence[int] = (),
-        split_in: int | None = 0,
+        cls, clusters: Sequence[Sequence[int]], params: Tensor, unassigned: Sequence[int] = (), split_in: int | None = 0
     ) -> ParameterTree:
         """Return a root with one leaf for each cluster.
 

@@ -16,16 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedclade.core import (
-    ClientRegistry,
-    DataError,
-    DataSpec,
-    Split,
-    Task,
-    checked,
-    require,
-    unknown,
-)
+from fedclade.core import ClientRegistry, DataError, DataSpec, Split, Task, checked, require, unknown
 from fedclade.data.arrays import as_indices, as_inputs, as_targets
 
 Indices = NDArray[np.int64]

@@ -11,12 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fedclade.core import (
-    DataError,
-    import_extra,
-    require,
-    rng,
-)
+from fedclade.core import DataError, import_extra, require, rng
 from fedclade.data.federation import Indices, Pool
 from fedclade.data.parts import Parts, labels_of, require_labels, shuffled
 

@@ -12,11 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedclade.core import (
-    DataError,
-    import_extra,
-    require,
-)
+from fedclade.core import DataError, import_extra, require
 from fedclade.data.cache import Arrays, cached, stamps
 from fedclade.data.federation import Pool
 from fedclade.data.leaf import LeafFiles, find_leaf, read_leaf
@@ -73,13 +69,7 @@ def load_femnist(data_dir: Path | None, _seed: int, *, characters: Literal["all"
     else:
         tables = open_tables("femnist", data_dir)
         arrays = _decoded(
-            "femnist",
-            tables,
-            (1, 28, 28),
-            image="image",
-            label="character",
-            outputs=FEMNIST_LABELS,
-            owner="writer_id",
+            "femnist", tables, (1, 28, 28), image="image", label="character", outputs=FEMNIST_LABELS, owner="writer_id"
         )
     pool = _pool("femnist", arrays, outputs=FEMNIST_LABELS, mean=0.9637, std=0.1592)
     require(("characters", characters, characters in ("all", "lowercase"), "'all' or 'lowercase'"))

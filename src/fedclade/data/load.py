@@ -10,13 +10,7 @@ from typing import Any, get_args
 import numpy as np
 from torch.utils.data import Dataset
 
-from fedclade.core import (
-    ConfigError,
-    checked,
-    known_arguments,
-    require,
-    unknown,
-)
+from fedclade.core import ConfigError, checked, known_arguments, require, unknown
 from fedclade.data.custom import pool_from_torch
 from fedclade.data.federation import ClientData, Federation, Pool, Scaling
 from fedclade.data.held_back import share_out
@@ -258,10 +252,6 @@ def _open(
 
 
 def _describe(pool: Pool, clients: int, partition: str, shift: str, clusters: int | None) -> str:
-    parts = [
-        f"{pool.name}, {clients} clients",
-        f"partition {partition}",
-        f"shift {shift}" if shift != "none" else "",
-    ]
+    parts = [f"{pool.name}, {clients} clients", f"partition {partition}", f"shift {shift}" if shift != "none" else ""]
     parts.append(f"{clusters} cluster{'s' if clusters > 1 else ''}" if clusters else "")
     return ", ".join(part for part in parts if part)

@@ -8,11 +8,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from fedclade.core import (
-    DataError,
-    require,
-    rng,
-)
+from fedclade.core import DataError, require, rng
 from fedclade.data.federation import Indices, Pool
 from fedclade.data.parts import Parts, labels_of, require_labels, shuffled
 
@@ -25,8 +21,7 @@ def iid(pool: Pool, clients: int, seed: int) -> Parts:
 def quantity_skew(pool: Pool, clients: int, seed: int, *, exponent: float = 2.5, min_samples: int = 10) -> Parts:
     """Shuffle, and cut into parts whose sizes are drawn from a power law, density ``size^-exponent``."""
     require(
-        ("exponent", exponent, exponent > 1, "above 1"),
-        ("min_samples", min_samples, min_samples >= 1, "at least 1"),
+        ("exponent", exponent, exponent > 1, "above 1"), ("min_samples", min_samples, min_samples >= 1, "at least 1")
     )
     draw = rng.generator(seed, "power_law")
     weights = (1 - draw.random(clients)) ** (-1 / (exponent - 1))  # by inversion of P(size > s) = s^-(exponent - 1)
@@ -34,13 +29,7 @@ def quantity_skew(pool: Pool, clients: int, seed: int, *, exponent: float = 2.5,
 
 
 def power_law(
-    pool: Pool,
-    clients: int,
-    seed: int,
-    *,
-    labels_per_client: int = 2,
-    sigma: float = 2.0,
-    min_samples: int = 10,
+    pool: Pool, clients: int, seed: int, *, labels_per_client: int = 2, sigma: float = 2.0, min_samples: int = 10
 ) -> Parts:
     """Give client ``i`` label ``i mod C`` and the next ones, in log-normal sizes (Li et al. 2018, for MNIST).
 

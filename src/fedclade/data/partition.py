@@ -7,14 +7,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-from fedclade.core import (
-    ConfigError,
-    DataError,
-    check_arguments,
-    require,
-    rng,
-    unknown,
-)
+from fedclade.core import ConfigError, DataError, check_arguments, require, rng, unknown
 from fedclade.data.federation import Pool
 from fedclade.data.flower_partitions import dirichlet, natural, pathological, shards
 from fedclade.data.own_partitions import iid, label_groups, power_law, quantity_skew

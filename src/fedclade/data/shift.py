@@ -11,13 +11,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from fedclade.core import (
-    ConfigError,
-    DataError,
-    require,
-    rng,
-    unknown,
-)
+from fedclade.core import ConfigError, DataError, require, rng, unknown
 from fedclade.data.federation import Pool
 
 

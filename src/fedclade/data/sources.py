@@ -9,12 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from fedclade.core import (
-    ConfigError,
-    DataError,
-    check_arguments,
-    unknown,
-)
+from fedclade.core import ConfigError, DataError, check_arguments, unknown
 from fedclade.data.federation import Pool
 from fedclade.data.images import load_cifar10, load_digits, load_femnist, load_mnist
 from fedclade.data.synthetic import load_synthetic

@@ -13,12 +13,4 @@ from fedclade.tasks.metrics import (
     spread,
 )
 
-__all__ = [
-    "SPREAD",
-    "cluster_scores",
-    "gap_closed",
-    "mean_and_interval",
-    "perplexity",
-    "share_at_target",
-    "spread",
-]
+__all__ = ["SPREAD", "cluster_scores", "gap_closed", "mean_and_interval", "perplexity", "share_at_target", "spread"]
