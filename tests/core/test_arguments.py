@@ -10,9 +10,9 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
+from fedclade.core import import_extra
 from fedclade.core.arguments import check_arguments, checked, defaults, known_arguments
 from fedclade.core.errors import ConfigError, MissingExtraError
-from fedclade.core.extras import import_extra
 
 
 def function(

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedclade.core.errors import ConfigError, DataError
-from fedclade.data import SHIFTS, Pool, load_pool, shift_views
-from fedclade.data.federation import ClientData
+from fedclade.data import SHIFTS, ClientData, Pool, load_pool, shift_views
 
 DIGITS = load_pool("digits")
 

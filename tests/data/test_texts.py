@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from fedclade.core.errors import ConfigError, DataError
-from fedclade.data import load_pool
-from fedclade.data.federation import IGNORED
+from fedclade.data import IGNORED, load_pool
 from fedclade.data.tables import HubTables
 from fedclade.data.words import PAD, UNKNOWN
 

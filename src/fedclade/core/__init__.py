@@ -21,12 +21,12 @@ from fedclade.core.errors import (
     RunInterrupted,
     TreeError,
     UpdateError,
+    import_extra,
     require,
     shown,
     unknown,
 )
 from fedclade.core.events import Event
-from fedclade.core.extras import import_extra
 from fedclade.core.files import (
     appear,
     bring_to_disk,

@@ -9,20 +9,10 @@ from fedclade.core.updates import Updates
 
 
 def mean(updates: Updates, *, weighted: bool = True) -> Tensor:
-    """Return the mean update of the clients that answered, ``[S]``.
+    """Return the mean update ``[S]`` of at least one client, by default Σ |D_i|/|D| Δθ_i (CFL eq. 2, FedAvg).
 
-    Parameters
-    ----------
-    updates
-        Of at least one client.
-    weighted
-        By their numbers of examples: Σ |D_i|/|D| Δθ_i (CFL eq. 2, FedAvg). Otherwise all clients count alike (CFL
-        Algorithm 5, line 13; FedGroup Algorithm 4, line 7), which sums of weighted updates cannot tell.
-
-    Raises
-    ------
-    UpdateError
-        If it is not weighted, and the run streams.
+    Unweighted, all clients count alike (CFL Algorithm 5, line 13; FedGroup Algorithm 4, line 7). A run that streams
+    cannot do that: it has sums of weighted updates alone, and an UpdateError is raised.
     """
     if not weighted:
         return updates.required_deltas.mean(dim=0)
@@ -35,14 +25,8 @@ def mean(updates: Updates, *, weighted: bool = True) -> Tensor:
 def inter_group(models: Tensor, eta_g: float, n_parameters: int) -> Tensor:
     """Return every group's model after a step along the others', w_j + η_g Σ_{l≠j} w_l/‖w_l‖ (FedGroup Algorithm 2).
 
-    Parameters
-    ----------
-    models
-        One for each group, ``[m, S]``.
-    eta_g
-        η_g, in parameter units.
-    n_parameters
-        D: the buffers behind the first D entries are statistics of a group's own data, and stay as they are.
+    ``models`` has a row for each group, ``[m, S]``; ``eta_g`` is η_g in parameter units. The buffers behind the first
+    D = ``n_parameters`` entries are statistics of a group's own data, and stay as they are.
     """
     directions = functional.normalize(models[:, :n_parameters], dim=1)  # of a model of zeros: zeros
     steps = functional.pad(directions.sum(0) - directions, (0, models.shape[1] - n_parameters))

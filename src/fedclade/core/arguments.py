@@ -28,20 +28,12 @@ BITS = 64
 def known_arguments(
     takers: Taker | Collection[Taker], besides: Collection[str] = (), *, positional: bool = False
 ) -> dict[str, inspect.Parameter]:
-    """Return the options of a function or a class by name, or of several together.
+    """Return the options of a function or a class by name, or of several together; the last one's of each name.
 
-    Parameters
-    ----------
-    takers
-        Whose parameters; where several share a name, the last one's counts.
-    besides
-        Names of parameters that are not options.
-    positional
-        Whether parameters that are not keyword-only are options too, as in functions that users write.
+    Options are parameters not in ``besides`` that are keyword-only, or with ``positional`` any that have a name.
     """
-    each = [takers] if callable(takers) else takers
     kinds = {inspect.Parameter.KEYWORD_ONLY} | ({inspect.Parameter.POSITIONAL_OR_KEYWORD} if positional else set())
-    parameters = (item for taker in each for item in inspect.signature(taker).parameters.items())
+    parameters = (item for taker in _each(takers) for item in inspect.signature(taker).parameters.items())
     return {name: p for name, p in parameters if p.kind in kinds and name not in besides}
 
 
@@ -61,67 +53,30 @@ def check_arguments(
     *,
     positional: bool = False,
 ) -> dict[str, Any]:
-    """Check names and types of options.
+    """Return options of an ``owner``, such as ``"[local]"``, in the types that what takes them says.
 
-    Parameters
-    ----------
-    owner
-        Whose options they are, for the message: ``"partition 'dirichlet'"``, ``"[local]"``.
-    takers, besides, positional
-        What takes them; see :func:`known_arguments`. Where something takes ``**anything``, every name is known.
-    arguments
-        The names and values that were given.
-
-    Returns
-    -------
-    dict
-        The same, with lists made tuples and whole numbers made floats where the type says so.
+    Lists become tuples and whole numbers floats where the type says so. Where something takes ``**anything``, every
+    name is known.
 
     Raises
     ------
     ConfigError
         If a name is unknown or a value is of the wrong type; one line for each.
     """
+    each = _each(takers)
     known = known_arguments(takers, besides, positional=positional)
-    each: Collection[Taker] = [takers] if callable(takers) else takers
-    hints = {name: hint for taker in each for name, hint in _hints(taker).items()}
-    open_ended = any(
-        p.kind is inspect.Parameter.VAR_KEYWORD for taker in each for p in inspect.signature(taker).parameters.values()
-    )
-    problems: list[str] = []
-    fitted: dict[str, Any] = {}
-    for name, value in arguments.items():
-        if name not in known:
-            if open_ended:
-                fitted[name] = value
-            else:
-                problems.append(unknown(f"key of {owner}:", name, known))
-        elif not _fits(value, hint := hints.get(name, Any)):
-            why = f", of more than {BITS} bits" if _is_too_long(value) else ""
-            problems.append(f"{name} of {owner} should be {_in_words(hint)}, got {shown(value)}{why}")
-        else:
-            fitted[name] = _as(value, hint)
-    if problems:
-        raise ConfigError("\n".join(problems))
-    return fitted
+    hints = {name: hint for taker in each for name, hint in _hints(taker).items() if name in known}
+    parameters = (p for taker in each for p in inspect.signature(taker).parameters.values())
+    open_ended = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+    return _fit_all(owner, arguments, hints, None if open_ended else known)
 
 
 def checked(*besides: str) -> Callable[[T], T]:
-    """Let a function, or a class, check the types of its arguments at its door.
+    """Let a function, or a class, check the types of its arguments when it is called, except of those in ``besides``.
 
-    Numbers and truth values of NumPy become Python's, and lists tuples where a tuple is asked for.
-
-    Parameters
-    ----------
-    *besides
-        Names of arguments that are not looked at.
-
-    Returns
-    -------
-    Callable
-        A decorator. What it decorates raises a ConfigError with a line for each argument of a wrong type; arguments
-        that are missing or unknown stay Python's own ``TypeError``. Options that are declared as
-        ``**options: Unpack[SomeTypedDict]`` are checked like arguments that are spelt out.
+    It raises a ConfigError with a line for each argument of a wrong type; arguments that are missing or unknown stay
+    Python's own ``TypeError``. Numbers and truth values of NumPy become Python's, and lists tuples. Options declared as
+    ``**options: Unpack[SomeTypedDict]`` are checked like arguments that are spelt out.
     """
 
     def decorated(taker: Any) -> Any:
@@ -147,14 +102,7 @@ def checked(*besides: str) -> Callable[[T], T]:
                 given = signature.bind(*args, **kwargs)
             except TypeError:
                 return call(*args, **kwargs)  # which raises the same, in its own name
-            problems: list[str] = []
-            for name, value in given.arguments.items():
-                if name in hints and not _fits(value, hint := hints[name], strict=True):
-                    problems.append(f"{name} of {taker.__name__} should be {_in_words(hint)}, got {shown(value)}")
-                elif name in hints:
-                    given.arguments[name] = _as(value, hints[name], strict=True)
-            if problems:
-                raise ConfigError("\n".join(problems))
+            given.arguments.update(_fit_all(taker.__name__, given.arguments, hints, strict=True))
             return call(*given.args, **given.kwargs)
 
         if inspect.isclass(taker):
@@ -163,6 +111,10 @@ def checked(*besides: str) -> Callable[[T], T]:
         return at_the_door
 
     return decorated
+
+
+def _each(takers: Taker | Collection[Taker]) -> Collection[Taker]:
+    return [takers] if callable(takers) else takers
 
 
 def _hints(taker: Taker) -> Mapping[str, Any]:
@@ -174,42 +126,67 @@ def _members(hint: Any) -> tuple[Any, ...]:
     return get_args(hint) if isinstance(hint, UnionType) or get_origin(hint) is Union else ()
 
 
-def _fits(value: Any, hint: Any, *, strict: bool = False) -> bool:
-    """Tell whether a value is of a type.
+def _fit_all(
+    owner: str,
+    arguments: Mapping[str, Any],
+    hints: Mapping[str, Any],
+    known: Collection[str] | None = None,
+    *,
+    strict: bool = False,
+) -> dict[str, Any]:
+    """Return values as of their types; raise one error for all that do not fit, and for names that are not known."""
+    problems: list[str] = []
+    fitted = dict(arguments)
+    for name, value in arguments.items():
+        hint = hints.get(name, Any)
+        if known is not None and name not in known:
+            problems.append(unknown(f"key of {owner}:", name, known))
+        elif (new := _fit(value, hint, strict=strict)) is _MISFIT:
+            why = f", of more than {BITS} bits" if _is_too_long(value) else ""
+            problems.append(f"{name} of {owner} should be {_in_words(hint)}, got {shown(value)}{why}")
+        else:
+            fitted[name] = new
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return fitted
 
-    At the door of a function (``strict``) that goes for classes too, and of names only the type counts: which are known
-    the function says itself. In a config every value is of a class, and names are checked.
+
+_MISFIT = object()
+
+
+def _fit(value: Any, hint: Any, *, strict: bool = False) -> Any:
+    """Return a value as one of a type, or ``_MISFIT``.
+
+    In a call (``strict``) classes are checked too, and of a literal only the type: the function knows the names itself.
+    In a config every value is of a class, and names are checked.
     """
     if get_origin(hint) is Literal:
-        return any(isinstance(value, type(choice)) and (strict or value == choice) for choice in get_args(hint))
+        known = any(isinstance(value, type(choice)) and (strict or value == choice) for choice in get_args(hint))
+        return value if known else _MISFIT
     if members := _members(hint):
-        return any(_fits(value, member, strict=strict) for member in members)
+        each = (_fit(value, member, strict=strict) for member in members)
+        return next((new for new in each if new is not _MISFIT), _MISFIT)
     if get_origin(hint) is tuple:
-        return isinstance(value, list | tuple) and all(_fits(e, get_args(hint)[0], strict=strict) for e in value)
+        if not isinstance(value, list | tuple):
+            return _MISFIT
+        entries = tuple(_fit(entry, get_args(hint)[0], strict=strict) for entry in value)
+        return _MISFIT if any(entry is _MISFIT for entry in entries) else entries
     if hint is Any:
-        return True
+        return value
     if hint not in _WORDS:  # a user's own type: the factory must judge
         kind = get_origin(hint) or hint
-        return not (strict and inspect.isclass(kind)) or isinstance(value, kind)
+        return value if not (strict and inspect.isclass(kind)) or isinstance(value, kind) else _MISFIT
     if isinstance(value, bool | np.bool_):  # which Python counts as an int
-        return hint is bool
-    if _is_too_long(value):
-        return False
-    if not strict and hint is float and isinstance(value, _NUMBERS[float]) and math.isnan(value):  # of no range
-        return False
-    return isinstance(value, _NUMBERS.get(hint, hint))
+        return bool(value) if hint is bool else _MISFIT
+    if _is_too_long(value) or not isinstance(value, _NUMBERS.get(hint, hint)):
+        return _MISFIT
+    if not strict and hint is float and math.isnan(value):  # of no range
+        return _MISFIT
+    return hint(value) if hint in _NUMBERS else value
 
 
 def _is_too_long(value: Any) -> bool:
     return isinstance(value, int) and value.bit_length() >= BITS
-
-
-def _as(value: Any, hint: Any, *, strict: bool = False) -> Any:
-    if members := _members(hint):
-        return _as(value, next(member for member in members if _fits(value, member, strict=strict)), strict=strict)
-    if get_origin(hint) is tuple:
-        return tuple(_as(entry, get_args(hint)[0], strict=strict) for entry in value)
-    return hint(value) if hint in (int, float, bool) else value
 
 
 def _in_words(hint: Any) -> str:

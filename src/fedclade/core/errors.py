@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 import reprlib
 from collections.abc import Iterable
+from types import ModuleType
 from typing import Any
 
 
@@ -53,15 +55,7 @@ class CheckpointError(RunError):
 
 
 class RunInterrupted(FedcladeError):  # noqa: N818 -- nothing went wrong
-    """A run was asked to stop, and did.
-
-    Parameters
-    ----------
-    happened
-        When it stopped.
-    then
-        What can be done now.
-    """
+    """A run was asked to stop, and did; ``happened`` says when, ``then`` what can be done now."""
 
     def __init__(self, happened: str, then: str) -> None:
         super().__init__(f"{happened}; {then}")
@@ -75,19 +69,16 @@ class MissingExtraError(FedcladeError, ImportError):
         super().__init__(f"{purpose} needs the package {package!r}; install it with: pip install 'fedclade[{extra}]'")
 
 
+def import_extra(module: str, package: str, extra: str, purpose: str) -> ModuleType:
+    """Import a module of an optional package; without it, name the extra of fedclade that installs the package."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise MissingExtraError(package, extra, purpose) from error
+
+
 def require(*checks: tuple[str, Any, bool, str]) -> None:
-    """Check settings and report every one that fails in a single error.
-
-    Parameters
-    ----------
-    *checks
-        ``(name, value, holds, rule)``: the setting, its value, whether it is acceptable, and what it should be.
-
-    Raises
-    ------
-    ConfigError
-        If at least one does not hold; one line for each, with the value.
-    """
+    """Check settings ``(name, value, holds, rule)``; report every one that does not hold in a single ConfigError."""
     problems = [f"{name} should be {rule}, got {shown(value)}" for name, value, holds, rule in checks if not holds]
     if problems:
         raise ConfigError("\n".join(problems))

@@ -19,19 +19,10 @@ OWNER_ONLY = 0o600
 
 
 def appear(target: Path, write: Callable[[Path], object], *, private: bool = False) -> None:
-    """Let a file or a folder appear whole, in place of what may be there.
+    """Let a file or a folder appear whole, in place of what may be there; its folder must exist.
 
-    It is written beside, brought to the disk, and renamed. Only where a folder replaces a folder is there a moment with
-    neither.
-
-    Parameters
-    ----------
-    target
-        What is to appear; the folder that it lies in must exist.
-    write
-        Writes it under the name that it is given.
-    private
-        Whether it is a file that only its owner may read, from its first byte.
+    ``write`` writes it under another name beside ``target``; it is brought to the disk and renamed. Only where a folder
+    replaces a folder is there a moment with neither. From its first byte only the owner may read a ``private`` file.
     """
     beside = target.with_name(f".{target.name}.writing")
     remove(beside)
@@ -49,7 +40,7 @@ def appear(target: Path, write: Callable[[Path], object], *, private: bool = Fal
 
 @contextmanager
 def owner_only() -> Generator[None]:
-    """Let only the owner read the files and enter the folders that are made meanwhile, whatever else is the rule."""
+    """Let only the owner read the files and enter the folders that are made meanwhile."""
     before = os.umask(0o077)
     try:
         yield
@@ -96,23 +87,8 @@ def write_text(path: Path, text: str) -> None:
 def write_tensors(
     path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, str] | None = None, *, private: bool = False
 ) -> None:
-    """Write tensors that share no memory as safetensors.
-
-    Parameters
-    ----------
-    path
-        Must not exist yet.
-    tensors, header
-        What to write, and texts to write in its header.
-    private
-        Whether nobody but the user may read them; if not, whoever may read other new files of the user.
-
-    Raises
-    ------
-    OSError
-        If they cannot be written, as of any other file.
-    """
-    path.touch(0o600 if private else 0o666)
+    """Write tensors that share no memory as a new safetensors file, which only its owner may read if ``private``."""
+    path.touch(OWNER_ONLY if private else 0o666)
     mode = stat.S_IMODE(path.stat().st_mode)
     try:
         save_file(dict(tensors), path, None if header is None else dict(header))

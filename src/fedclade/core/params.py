@@ -42,37 +42,26 @@ class Slot:
 class Layout:
     """Where each tensor of a module lies in a flat vector ``[S]`` of D parameters and S - D buffer entries.
 
-    Parameters
-    ----------
-    parameters, buffers
-        The places, in the module's own order. Tied weights have one place.
-    dtype
-        Of the flat vector.
-    tied
-        The further names of tied weights, each with the name of the place.
-    frozen
-        Parameters without ``requires_grad``, which no vector holds.
-    resting
-        Names of the modules that stay in evaluation mode while the others train: those that were in ``eval()`` inside
-        a module that was not, and those in ``eval()`` of which every parameter is frozen.
+    Tied weights have one place, and further names in ``tied``, each with the name of the place. ``resting`` names the
+    modules that stay in evaluation mode while the others train: those that were in ``eval()`` inside a module that was
+    not, and those in ``eval()`` of which every parameter is frozen.
     """
 
-    parameters: tuple[Slot, ...]
+    parameters: tuple[Slot, ...]  # in the module's own order
     buffers: tuple[Slot, ...]
-    dtype: torch.dtype
+    dtype: torch.dtype  # of the flat vector
     tied: tuple[tuple[str, str], ...] = ()
-    frozen: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor], compare=False, repr=False)
+    frozen: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor], compare=False, repr=False)  # in no vector
     resting: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, module: nn.Module) -> Layout:
-        """Return the layout of a module.
+        """Return the layout of a module that :func:`check_module` accepts.
 
         Raises
         ------
         ModelError
-            If the module has no parameters to train, or parameters of several types, or of those that
-            :func:`check_module` refuses.
+            If the module has no parameters to train, or parameters of several types.
         """
         check_module(module)
         trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
@@ -104,13 +93,7 @@ class Layout:
         return torch.cat([tensors[slot.name].detach().reshape(-1).to(self.dtype) for slot in slots])
 
     def load(self, vector: Tensor, module: nn.Module) -> None:
-        """Copy a vector ``[S]`` into the module.
-
-        Raises
-        ------
-        ModelError
-            If the vector has another length.
-        """
+        """Copy a vector ``[S]`` into the module; raise a ModelError if it has another length."""
         if vector.shape != (self.size,):
             raise ModelError(f"a vector of {self.size} entries was expected, got shape {tuple(vector.shape)}")
         tensors = _tensors(module)
@@ -156,8 +139,7 @@ def check_module(module: nn.Module) -> None:
     Raises
     ------
     ModelError
-        If parameters have no shape yet, or tensors are computed from others before each pass: weight and spectral
-        norm, orthogonal and other parametrisations, pruning. Names the first module that has such.
+        If parameters have no shape yet, or are computed from others before each pass; names the module.
     """
     for name, part in module.named_modules():
         where = f"{name!r} ({type(part).__name__})" if name else type(part).__name__

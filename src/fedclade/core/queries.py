@@ -29,30 +29,27 @@ class Round:
     ----------
     number
         Counted from 1.
-    spec
-        The local training.
-    seed
-        Of the run.
+    spec, seed
+        The local training, and the run's seed.
     purpose
         Sets the draws of a further query in the same round apart from those of the regular training.
     evaluated
         Whether clients are evaluated after it; what they are served with only then need not be made in other rounds.
     communicates
-        What its training sends: models down and updates up (``all``), ``updates`` alone to whom the models were sent
+        What its training sends: models down and updates up (``all``), ``updates`` alone if the models were sent
         before, or ``nothing`` where clients keep what they train.
     min_clients
         A cluster with fewer answers keeps its model, and takes no decision.
     require_all
-        Whether those who do not answer are asked again, since everybody is needed.
+        Whether clients that do not answer are queried again, since all are needed.
     replicates
-        Above 1, clients make so many updates, each from a part of their training data, and answer with the signatures
+        Above 1, clients make so many updates, each from a part of their training data, and reply with the signatures
         of all of them (:class:`~fedclade.channel.Replicating`).
     part
-        ``(k, m)`` lets every client train on the k-th of m parts of its training data alone, k from 0; None on all of
-        it. Parts are disjoint, of sizes that differ by at most one, and drawn anew in every round.
+        ``(k, m)``: every client trains on the k-th of m parts of its training data alone, k from 0; None: on all of it.
+        Parts are disjoint, of sizes that differ by at most one, and drawn anew in every round.
     query
-        Counts what clients are asked in the round, from 0: it sets the faults of one query apart from those of the
-        next, and nothing else.
+        Counts the round's queries from 0: it sets the faults of one apart from those of the next, and nothing else.
     """
 
     number: int
@@ -73,11 +70,11 @@ class Round:
         return self.spec.lr_at(self.number)
 
     def of_part(self, place: int) -> Round:
-        """Return what the replicate of one part of the data is made by."""
+        """Return the round of the replicate that is made from one part of the data."""
         return replace(self, replicates=1, part=(place, self.replicates), purpose=f"{self.purpose} {place}")
 
     def examples(self, count: int, key: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        """Return which of its training examples a client trains on, given how many it has and its key, ascending."""
+        """Return which of ``count`` training examples the client of a key trains on, ascending."""
         if self.part is None:
             return np.arange(count)
         place, parts = self.part
@@ -104,7 +101,7 @@ class Evaluation:
     examples
         Number of targets, int64 ``[n]``.
     left_out
-        Why each client that was asked, and is not among ``ids``, is left out.
+        Why each client that was queried, and is not among ``ids``, is left out.
     """
 
     ids: tuple[int, ...]
@@ -116,15 +113,9 @@ class Evaluation:
 
 @dataclass(frozen=True, eq=False)
 class Query(ABC, Generic[R_co]):
-    """What a server asks of some clients.
+    """What a server asks of some clients."""
 
-    Parameters
-    ----------
-    ids
-        The clients, ``[n]``.
-    """
-
-    ids: Sequence[int]
+    ids: Sequence[int]  # [n]
 
     @abstractmethod
     def handled(self, handlers: Handlers) -> R_co:
@@ -135,27 +126,16 @@ class Query(ABC, Generic[R_co]):
 class UpdateQuery(Query[Updates]):
     """Train a model, or take the gradient at it, and reply with the update.
 
-    Parameters
-    ----------
-    kind
-        ``train``: Δθ_i, trained − started. ``gradients``: the negative full-batch gradient −∇r_i (CFL eq. 50).
-    models
-        ``[K, S]``, one row for each distinct model.
-    assignment
-        The row of each client, ``[n]``.
-    round
-        What it is part of.
-    anchors
-        The row that the proximal term pulls each client towards, of weight :attr:`LocalSpec.mu
-        <fedclade.core.LocalSpec>`, ``[n]``. None for the model that it starts from (FedProx); in Ditto (Li et al. 2021,
-        eq. 1) the global model.
+    ``train`` replies with Δθ_i, trained − started; ``gradients`` with the negative full-batch gradient −∇r_i (CFL
+    eq. 50). The proximal term, of weight :attr:`LocalSpec.mu <fedclade.core.LocalSpec>`, pulls each client towards its
+    anchor: the model that it starts from (FedProx), or in Ditto (Li et al. 2021, eq. 1) the global model.
     """
 
     kind: Literal["train", "gradients"]
-    models: Tensor
-    assignment: Sequence[int]
+    models: Tensor  # [K, S], one row for each distinct model
+    assignment: Sequence[int]  # the row of each client, [n]
     round: Round
-    anchors: Sequence[int] | None = None
+    anchors: Sequence[int] | None = None  # the row of each client's anchor, [n]; None: where it starts
 
     def handled(self, handlers: Handlers) -> Updates:
         """Return the updates."""
@@ -175,20 +155,11 @@ class UpdateQuery(Query[Updates]):
 class EvaluationQuery(Query[Evaluation]):
     """Evaluate models, each on a split of a client's own data.
 
-    Parameters
-    ----------
-    ids
-        The clients, ``[n]``; one with several models is named once for each, and replies for all of them or for none.
-    models
-        ``[K, S]``.
-    assignment
-        The row of each client, ``[n]``.
-    split
-        Of the data.
+    A client with several models is named once for each, and replies for all of them or for none.
     """
 
-    models: Tensor
-    assignment: Sequence[int]
+    models: Tensor  # [K, S]
+    assignment: Sequence[int]  # the row of each client, [n]
     split: Split
 
     def handled(self, handlers: Handlers) -> Evaluation:
@@ -202,17 +173,10 @@ class SubspaceQuery(Query[Tensor]):
 
     For n clients and inputs of d numbers as they are stored; L is the number of labels, or 1. Columns are unit vectors;
     those that a client has too few examples for are zeros, and so are all of a client that does not reply.
-
-    Parameters
-    ----------
-    n_vectors
-        How many vectors p, those of the largest singular values.
-    per_label
-        Whether the inputs of each label are decomposed by themselves.
     """
 
-    n_vectors: int
-    per_label: bool
+    n_vectors: int  # p: those of the largest singular values
+    per_label: bool  # whether the inputs of each label are decomposed by themselves
 
     def handled(self, handlers: Handlers) -> Tensor:
         """Return the singular vectors."""

@@ -15,16 +15,9 @@ import torch
 
 
 def generator(seed: int, purpose: str, *numbers: int) -> np.random.Generator:
-    """Return the NumPy generator that belongs to a key.
+    """Return the NumPy generator of a key: seed, purpose (``"cohort"``, ``"partition"``, ...), round, client key, ...
 
-    Parameters
-    ----------
-    seed
-        The run's seed, at least 0.
-    purpose
-        What is drawn (``"cohort"``, ``"partition"``, ...), so that two purposes never share a stream.
-    *numbers
-        Whatever else tells draws apart: round, client key, ...; each at least 0.
+    Two purposes never share a stream; all numbers are at least 0.
     """
     return np.random.default_rng(_sequence(seed, purpose, numbers))
 

@@ -19,10 +19,8 @@ class Node:
 
     Parameters
     ----------
-    id
-        Its place in the tree's list of nodes; the root is 0.
-    parent
-        The node it was split from; None for the root.
+    id, parent
+        Its place in the tree's list of nodes, and that of the node it was split from; the root is 0, its parent None.
     members
         Its clients c_v, in ascending order.
     params
@@ -36,11 +34,10 @@ class Node:
         The numbers by which its split was decided.
     cached
         The signatures of the members' updates at the parent's model before the split, Δ_e of eq. 47, ``[n, R]`` in the
-        order of members: the updates without their buffers, or sketches of them. None for the root, and where no split
-        made the node.
+        order of members. None for the root, and where no split made the node.
     trained_from
         The model ``[S]`` from which its last own training began, so that ``params - trained_from`` is its latest update
-        (Δw_t^(g) of FedGroup's eq. 10). None where no algorithm asks for it.
+        (Δw_t^(g) of FedGroup's eq. 10). None where no algorithm needs it.
     """
 
     id: int
@@ -56,24 +53,12 @@ class Node:
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """A cluster of clients that were clustered anew.
-
-    Parameters
-    ----------
-    members
-        Its clients.
-    leaf
-        The leaf that it goes on with; 0 for a new one.
-    params
-        Its model ``[S]``.
-    cached
-        The signatures that it was found by, ``[n, R]`` in ascending order of its members.
-    """
+    """A cluster of clients that were clustered anew."""
 
     members: tuple[int, ...]
-    leaf: int
-    params: Tensor
-    cached: Tensor
+    leaf: int  # the leaf that it continues; 0 for a new one
+    params: Tensor  # its model [S]
+    cached: Tensor  # the signatures that it was found by, [n, R] in ascending order of its members
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,18 +85,10 @@ class ParameterTree:
     def star(
         cls, clusters: Sequence[Sequence[int]], params: Tensor, unassigned: Sequence[int] = (), split_in: int | None = 0
     ) -> ParameterTree:
-        """Return a root with one leaf for each cluster.
+        """Return a root with one leaf for each cluster, which may be empty.
 
-        Parameters
-        ----------
-        clusters
-            The members of each leaf; a leaf may have none yet.
-        params
-            The model ``[S]`` that all start from, or one for each leaf ``[K, S]``; the root has the first.
-        unassigned
-            Clients in no leaf, who have the root alone.
-        split_in
-            None if the root goes on beside its leaves.
+        The leaves start from one model ``[S]``, or from one each ``[K, S]``; the root has the first. ``unassigned``
+        clients are the root's alone. ``split_in`` is None if the root goes on beside its leaves.
         """
         members = [*(client for cluster in clusters for client in cluster), *unassigned]
         models = params.expand(len(clusters), -1)
@@ -128,9 +105,9 @@ class ParameterTree:
     @cached_property
     def leaf_of(self) -> Mapping[int, int]:
         """The leaf of each client; for those that no leaf holds, the deepest node that does."""
-        leaves = {leaf.id for leaf in self.leaves}
-        above = {client: node.id for node in self.nodes if node.id not in leaves for client in node.members}
-        return {**above, **{client: leaf.id for leaf in self.leaves for client in leaf.members}}
+        leaves = set(self.leaves)
+        inner = (node for node in self.nodes if node not in leaves)
+        return {client: node.id for node in (*inner, *self.leaves) for client in node.members}
 
     @cached_property
     def stragglers(self) -> Mapping[int, tuple[int, ...]]:
@@ -158,14 +135,7 @@ class ParameterTree:
         return tuple(path)
 
     def node_for(self, client: int, level: int = -1) -> Node:
-        """Return a node on a client's path.
-
-        Parameters
-        ----------
-        client
-            Its id.
-        level
-            0 for the root, 1 for its child, ...; or from the other end, -1 for the client's leaf.
+        """Return a node on a client's path: at level 0 the root, 1 its child, ...; from the other end, -1 the leaf.
 
         Raises
         ------
@@ -173,10 +143,9 @@ class ParameterTree:
             If the tree does not know the client, or the path has no such level.
         """
         if client not in self.leaf_of:
-            known = sorted(self.leaf_of)
+            count, first, last = len(self.leaf_of), min(self.leaf_of), max(self.leaf_of)
             raise TreeError(
-                f"client {client} is not in the parameter tree, which holds {len(known)} clients from {known[0]} to "
-                f"{known[-1]}"
+                f"client {client} is not in the parameter tree, which holds {count} clients from {first} to {last}"
             )
         path = self.path(client)
         if not isinstance(level, SupportsIndex):  # pyright: ignore[reportUnnecessaryIsInstance]  (it is given by users)
@@ -191,13 +160,8 @@ class ParameterTree:
     def model_for(self, client: int, level: int = -1) -> Tensor:
         """Return the model ``[S]`` of a node on a client's path: the more specific, the higher the level.
 
-        CFL, section V-C. Level 0 is the root, in CFL the model of plain federated learning; -1 is the client's leaf.
-        The models of inner nodes are those at which they were split, and were trained no further.
-
-        Raises
-        ------
-        TreeError
-            If the tree does not know the client, or its path has no such level.
+        CFL, section V-C; levels and errors as in :meth:`node_for`. The root has in CFL the model of plain federated
+        learning. The models of inner nodes are those at which they were split, and were trained no further.
         """
         return self.node_for(client, level).params
 
@@ -223,11 +187,7 @@ class ParameterTree:
         """Return the tree after some clients changed their leaf.
 
         Leaves stay leaves, even without members, and the nodes above them keep the members that they were split with.
-
-        Parameters
-        ----------
-        leaf_of
-            The new leaf of each client that changes it, or the root for none. Everybody else stays.
+        ``leaf_of`` has the new leaf of each client that changes it, or the root for none; all others stay.
         """
         members: dict[int, list[int]] = {node: [] for node in (0, *self.stragglers, *(leaf.id for leaf in self.leaves))}
         for client, leaf in sorted({**self.leaf_of, **leaf_of}.items()):
@@ -252,18 +212,14 @@ class ParameterTree:
 
         Parameters
         ----------
-        node
-            The cluster.
-        parts
-            The members of each child.
+        node, parts
+            The cluster, and the members of each child.
         params
             The model ``[S]`` that the node keeps: the one at which the updates before the split were made.
         cached
             The signatures of those updates for each child, ``[n, R]`` in ascending order of its members.
-        round_number
-            The round in which it was decided.
-        criteria
-            The numbers by which it was decided.
+        round_number, criteria
+            The round in which it was decided, and the numbers by which.
         """
         parent, first = self.nodes[node], len(self.nodes)
         children = [
@@ -278,40 +234,23 @@ class ParameterTree:
     ) -> ParameterTree:
         """Return a star after its clients were clustered anew; leaves that no group goes on with are left empty.
 
-        Clients in none of the groups wait at the root.
-
-        Parameters
-        ----------
-        groups
-            The clusters.
-        params
-            The model ``[S]`` at which the updates were made that they were found by; the root keeps it.
-        round_number, criteria
-            As in :meth:`split`; the clusters train in this round already.
+        Clients in no group are the root's alone. The root keeps ``params [S]``, the model at which the updates that the
+        groups were found by were made. The groups train in this round already.
         """
         root = replace(self.nodes[0], params=params, split_in=round_number, criteria=dict(criteria))
         nodes = [root, *(replace(leaf, members=(), cached=None) for leaf in self.nodes[1:])]
         for group in groups:
             members = tuple(sorted(group.members))
-            if group.leaf:
-                nodes[group.leaf] = replace(
-                    nodes[group.leaf], members=members, params=group.params, cached=group.cached
-                )
-            else:
+            if not group.leaf:
                 nodes.append(Node(len(nodes), 0, members, group.params, born=round_number - 1, cached=group.cached))
+                continue
+            nodes[group.leaf] = replace(nodes[group.leaf], members=members, params=group.params, cached=group.cached)
         return ParameterTree(tuple(nodes))
 
     def with_members(self, node: int, clients: Sequence[int], signatures: Tensor) -> ParameterTree:
-        """Return the tree after clients joined a cluster that a split made.
+        """Return the tree after m new clients joined a cluster that a split made.
 
-        Parameters
-        ----------
-        node
-            The cluster.
-        clients
-            Who joins it, ``[m]``; none of them is a member yet.
-        signatures
-            Those of their updates at its parent's model, ``[m, R]``, to be cached beside the others'.
+        ``signatures [m, R]`` of their updates at its parent's model are cached beside the others'.
         """
         cluster = self.nodes[node]
         members = [*cluster.members, *clients]
@@ -320,20 +259,12 @@ class ParameterTree:
         return self._with(replace(cluster, members=tuple(members[i] for i in order), cached=cached[order]))
 
     def with_newcomers(self, clients: Sequence[int]) -> ParameterTree:
-        """Return the tree after clients came who are in no cluster yet: they are the root's alone."""
+        """Return the tree after clients came that are in no cluster yet: they are the root's alone."""
         root = self.nodes[0]
         return self._with(replace(root, members=tuple(sorted({*root.members, *clients}))))
 
     def with_leaves(self, clusters: Sequence[Sequence[int]], born: int) -> ParameterTree:
-        """Return the tree after newcomers came who make clusters of their own: leaves of the root, with its model.
-
-        Parameters
-        ----------
-        clusters
-            The members of each.
-        born
-            The round after which they come into being.
-        """
+        """Return the tree after newcomers came that make clusters of their own: leaves of the root, with its model."""
         tree = self.with_newcomers([client for members in clusters for client in members])
         new = enumerate(clusters, start=len(tree.nodes))
         leaves = [Node(i, 0, tuple(sorted(members)), tree.nodes[0].params, born) for i, members in new]
@@ -354,18 +285,14 @@ class ParameterTree:
     def map_vectors(
         self, models: Callable[[Tensor], Tensor], signatures: Callable[[Tensor], Tensor] | None = None
     ) -> ParameterTree:
-        """Return the tree with every model ``[S]`` changed, and all cached signatures ``[n, R]`` if so asked."""
-        return ParameterTree(
-            tuple(
-                replace(
-                    node,
-                    params=models(node.params),
-                    trained_from=None if node.trained_from is None else models(node.trained_from),
-                    cached=node.cached if signatures is None or node.cached is None else signatures(node.cached),
-                )
-                for node in self.nodes
-            )
-        )
+        """Return the tree with every model ``[S]`` mapped, and all cached signatures ``[n, R]`` if so wanted."""
+
+        def mapped(node: Node) -> Node:
+            began = None if node.trained_from is None else models(node.trained_from)
+            cached = node.cached if signatures is None or node.cached is None else signatures(node.cached)
+            return replace(node, params=models(node.params), trained_from=began, cached=cached)
+
+        return ParameterTree(tuple(map(mapped, self.nodes)))
 
     def _with(self, node: Node) -> ParameterTree:
         return ParameterTree((*self.nodes[: node.id], node, *self.nodes[node.id + 1 :]))

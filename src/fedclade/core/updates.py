@@ -29,21 +29,13 @@ CONVERTED_AT_A_TIME = 2**17
 
 @dataclass(frozen=True, eq=False)
 class Sums:
-    """What a run that streams keeps of updates: Σ |D_i| Δθ_i over each of G groups of clients.
+    """What a run that streams keeps of updates: Σ |D_i| Δθ_i over each of G groups of clients."""
 
-    Parameters
-    ----------
-    groups
-        The sums, ``[G, S]``.
-    group
-        Which of them each client is part of, int64 ``[n]``.
-    """
-
-    groups: Tensor
-    group: Tensor
+    groups: Tensor  # the sums, [G, S]
+    group: Tensor  # which of them each client is part of, int64 [n]
 
     def select(self, rows: Tensor) -> tuple[Sums, Tensor]:
-        """Return the sums of the groups of some clients; and who is in them besides, as rows of these sums."""
+        """Return the sums of the groups of some clients, and the rows of the other clients in these groups."""
         kept, group = torch.unique(self.group[rows], return_inverse=True)
         besides = torch.isin(self.group, kept)
         besides[rows] = False
@@ -90,10 +82,7 @@ class Updates:
     def received(
         cls, ids: Sequence[int], sizes: Sequence[int], deltas: Tensor, n_parameters: int, losses: Tensor, number: int
     ) -> Updates:
-        """Check what came from the clients, and leave out whose answer is not usable.
-
-        An answer is usable if its loss and all entries of its update are finite, and its norm is at most
-        :data:`LARGEST_NORM`.
+        """Leave out clients whose loss or update is not finite, or whose update is longer than LARGEST_NORM.
 
         Raises
         ------
@@ -110,15 +99,9 @@ class Updates:
             ids[i]: _what_is_wrong(deltas[i], float(whole[i]), float(losses[i]))
             for i in (~usable).nonzero().flatten().tolist()
         }
-        everybody = cls(
-            ids=tuple(ids),
-            sizes=torch.tensor(sizes, dtype=torch.float64),
-            losses=losses,
-            norms=norms,
-            n_parameters=n_parameters,
-            deltas=deltas,
-        )
-        return replace(everybody.select([c for c in ids if c not in left_out]), left_out=left_out)
+        weights = torch.tensor(sizes, dtype=torch.float64)
+        each = cls(ids=tuple(ids), sizes=weights, losses=losses, norms=norms, n_parameters=n_parameters, deltas=deltas)
+        return replace(each.select([c for c in ids if c not in left_out]), left_out=left_out)
 
     @classmethod
     def received_singly(
@@ -133,30 +116,19 @@ class Updates:
     ) -> Updates:
         """Check updates that came one by one, each of any shape, for a model of S = ``size`` entries."""
         fit = [i for i, row in enumerate(rows) if row.shape == (size,)]
-        left_out = {
-            ids[i]: f"update of shape {tuple(row.shape)}, expected ({size},)"
-            for i, row in enumerate(rows)
-            if row.shape != (size,)
-        }
+        shapes = {client: tuple(row.shape) for client, row in zip(ids, rows, strict=True) if row.shape != (size,)}
+        left_out = {client: f"update of shape {shape}, expected ({size},)" for client, shape in shapes.items()}
         deltas = torch.stack([rows[i] for i in fit]) if fit else rows[0].new_empty(0, size)
-        received = cls.received(
-            [ids[i] for i in fit], [sizes[i] for i in fit], deltas, n_parameters, losses[fit], number
-        )
+        named, weights = [ids[i] for i in fit], [sizes[i] for i in fit]
+        received = cls.received(named, weights, deltas, n_parameters, losses[fit], number)
         return replace(received, left_out={**left_out, **received.left_out})
 
     @classmethod
     def of_nobody(cls, left_out: Mapping[int, str], models: Tensor, n_parameters: int) -> Updates:
-        """Return the answer of clients of whom none answered, to models ``[K, S]``."""
-        none = torch.zeros(0, dtype=torch.float64)
-        return cls(
-            ids=(),
-            sizes=none,
-            losses=none,
-            norms=none,
-            n_parameters=n_parameters,
-            deltas=models.new_zeros(0, models.shape[1]),
-            left_out=left_out,
-        )
+        """Return the updates of no client, where none answered, to models ``[K, S]``."""
+        none, deltas = torch.zeros(0, dtype=torch.float64), models.new_zeros(0, models.shape[1])
+        empty = cls(ids=(), sizes=none, losses=none, norms=none, n_parameters=n_parameters, deltas=deltas)
+        return replace(empty, left_out=left_out)
 
     @property
     def required_deltas(self) -> Tensor:
@@ -176,7 +148,7 @@ class Updates:
 
     @property
     def senders(self) -> tuple[int, ...]:
-        """Who sent an update, usable or not."""
+        """The clients that sent an update, usable or not."""
         silent = (DROPPED_OUT, NOT_ASKED)
         return (*self.ids, *(client for client, why in self.left_out.items() if not why.startswith(silent)))
 
@@ -226,7 +198,7 @@ class Updates:
     def concat(self, other: Updates) -> Updates:
         """Return these updates and those of other clients, made at the same models in the same round.
 
-        Who is left out of one, and answered in the other, is no longer left out.
+        Clients that are left out of one and answered in the other are no longer left out.
         """
         left_out = {c: why for c, why in {**self.left_out, **other.left_out}.items() if c not in self.ids + other.ids}
         if not self.ids or not other.ids:
@@ -265,15 +237,7 @@ def _what_is_wrong(delta: Tensor, norm: float, loss: float) -> str:
 
 
 def row_norms(rows: Tensor, from_: Tensor | None = None) -> Tensor:
-    """Return the Euclidean norm of each row of ``[n, m]``, float64 ``[n]``, without a copy of all of them.
-
-    Parameters
-    ----------
-    rows
-        The vectors.
-    from_
-        A point ``[m]``: the distances of the rows from it.
-    """
+    """Return the norm of each row of ``[n, m]``, float64 ``[n]``, or its distance from a point ``[m]``."""
     at_once = max(1, CONVERTED_AT_A_TIME // max(1, rows.shape[1]))
     parts = (some if from_ is None else some - from_ for some in rows.split(at_once))
     return torch.cat([torch.linalg.vector_norm(some, dim=1, dtype=torch.float64) for some in parts]).cpu()

@@ -3,11 +3,13 @@
 Runs, the network, configs and the papers import it; it imports :mod:`fedclade.core` alone.
 """
 
+from fedclade.data.arrays import Indices
 from fedclade.data.cache import cache_folder
 from fedclade.data.custom import one_client, pool_from_torch
-from fedclade.data.federation import IGNORED, ClientData, Federation, Indices, Pool, Split, Task
+from fedclade.data.federation import ClientData, Federation
 from fedclade.data.load import check_data_settings, check_newcomers, load_federation
 from fedclade.data.partition import PARTITIONS, Partition, Parts, partition_pool
+from fedclade.data.pool import IGNORED, Pool
 from fedclade.data.shift import SHIFTS, Shift, View, shift_views
 from fedclade.data.sources import SOURCES, Source, load_pool
 
@@ -24,8 +26,6 @@ __all__ = [
     "Pool",
     "Shift",
     "Source",
-    "Split",
-    "Task",
     "View",
     "cache_folder",
     "check_data_settings",

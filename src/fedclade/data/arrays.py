@@ -1,7 +1,11 @@
-"""Arrays as users have them: made what a pool keeps, if that loses nothing, or refused."""
+"""Numbers and arrays as users have them: converted to what a pool keeps, if that loses nothing, or refused.
+
+Every function takes ``what`` to call the value in the message of a DataError.
+"""
 
 from __future__ import annotations
 
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -11,22 +15,11 @@ from torch import Tensor
 
 from fedclade.core import DataError
 
+Indices = NDArray[np.int64]
+
 
 def as_inputs(x: Any, what: str) -> Tensor:
-    """Return inputs as a pool keeps them: bytes as they are, other whole numbers as int64, the rest as float32.
-
-    Parameters
-    ----------
-    x
-        A tensor or an array; of floats of any length, whole numbers or truth values.
-    what
-        What to call it in a message.
-
-    Raises
-    ------
-    DataError
-        If it is something else.
-    """
+    """Return inputs as a pool keeps them: bytes as they are, other whole numbers as int64, the rest as float32."""
     tensor = _as_tensor(x, what)
     if tensor.dtype == torch.uint8:
         return tensor
@@ -37,13 +30,7 @@ def as_inputs(x: Any, what: str) -> Tensor:
 
 
 def as_targets(y: Any, what: str) -> Tensor:
-    """Return targets as int64; floats and truth values are taken if they are whole numbers.
-
-    Raises
-    ------
-    DataError
-        If they are something else; names the first that is no whole number.
-    """
+    """Return targets as int64; floats and truth values are accepted if they are whole numbers."""
     tensor = _as_tensor(y, what)
     if tensor.is_floating_point() and bool((odd := tensor != tensor.round()).any()):  # NaN equals nothing
         first = tuple(odd.nonzero()[0].tolist())
@@ -56,18 +43,34 @@ def as_targets(y: Any, what: str) -> Tensor:
     return tensor.to(torch.int64)
 
 
-def as_indices(values: Any, what: str) -> NDArray[np.int64]:
-    """Return indices as an int64 array: the same one if it is that already.
-
-    Raises
-    ------
-    DataError
-        If they are no list of whole numbers.
-    """
+def as_indices(values: Any, what: str) -> Indices:
+    """Return indices as an int64 array: the same one if it is that already."""
     array = np.asarray(values)
     if array.ndim != 1 or not (np.issubdtype(array.dtype, np.integer) or array.size == 0):
         raise DataError(f"{what} should be whole numbers, one behind the other, got {array.dtype} {list(array.shape)}")
     return array.astype(np.int64, copy=False)
+
+
+def check_range(indices: Indices, count: int, what: str) -> None:
+    """Check that indices into ``count`` examples are in range."""
+    if len(indices) and not (indices.min() >= 0 and indices.max() < count):
+        raise DataError(f"{what} should lie in 0 .. {count - 1}, got {indices.min()} .. {indices.max()}")
+
+
+def whole_number(value: Any, what: str) -> int:
+    """Return a whole number as Python's."""
+    try:
+        return index(value)
+    except TypeError:
+        raise DataError(f"{what} should be a whole number, got {value!r}") from None
+
+
+def check_name(name: Any, what: str) -> None:
+    """Check that a name is a string that can be written to a file."""
+    try:
+        str.encode(name)
+    except (TypeError, UnicodeEncodeError):
+        raise DataError(f"{what} should be a string that UTF-8 can write, got {name!r}") from None
 
 
 def _as_tensor(values: Any, what: str) -> Tensor:

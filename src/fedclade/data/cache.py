@@ -27,18 +27,9 @@ _log = logging.getLogger(__name__)
 def cached(name: str, key: Mapping[str, object], build: Callable[[], Arrays]) -> Arrays:
     """Return the arrays that belong to a key: from the cache if they are there, else built and put there.
 
-    The folder is ``FEDCLADE_CACHE_DIR``, by default ``~/.cache/fedclade``. A file in it is one uncompressed ``.npz``,
-    whose checksums tell a damaged file from a good one; a damaged one is built again. Without a folder that can be
-    written, every start decodes.
-
-    Parameters
-    ----------
-    name
-        First part of the file's name, for people who look into the folder.
-    key
-        All that the arrays depend on: files with their :func:`stamps`, options of the decoder; anything JSON can hold.
-    build
-        Makes the arrays; none of objects.
+    The key has all that the arrays depend on, as JSON can hold it: files with their :func:`stamps`, options of the
+    decoder. A file of the cache is an uncompressed ``.npz``, whose checksums show whether it is damaged and must be
+    built again. Without a folder that can be written, every start decodes.
     """
     digest = hashlib.sha256(json.dumps([CACHE_FORMAT, name, key], sort_keys=True).encode()).hexdigest()
     path = cache_folder() / f"{name}-{digest[:20]}.npz"
@@ -50,12 +41,12 @@ def cached(name: str, key: Mapping[str, object], build: Callable[[], Arrays]) ->
 
 
 def stamps(files: Iterable[Path]) -> list[tuple[str, int, int]]:
-    """Return path, size in bytes and time of the last change in ns of each file: what tells that it was replaced."""
+    """Return path, size in bytes and time of the last change in ns of each file, which show that it was replaced."""
     return [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
 
 
 def cache_folder() -> Path:
-    """Return the folder of all that is kept between starts; it need not exist yet."""
+    """Return ``FEDCLADE_CACHE_DIR``, by default ``~/.cache/fedclade``; it need not exist yet."""
     return Path(os.environ.get("FEDCLADE_CACHE_DIR") or "~/.cache/fedclade").expanduser()
 
 

@@ -8,35 +8,22 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from fedclade.core import require
+from fedclade.core import Task, require
 from fedclade.data.cache import Arrays, cached
-from fedclade.data.federation import Pool, Task
+from fedclade.data.pool import Pool
 from fedclade.data.words import SPECIALS, build_vocabulary, encode, next_words, pad
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Texts, and what is known of each; the lists run in parallel.
+    """Texts, and what is known of each; the lists run in parallel."""
 
-    Parameters
-    ----------
-    texts
-        Words of each text.
-    labels
-        Topic or sentiment of each; 0 where there is none.
-    train
-        How many of them, from the first on, are for training.
-    owners
-        Who wrote each, where that is known.
-    """
-
-    texts: list[list[str]]
-    labels: NDArray[np.int64]
-    train: int
-    owners: list[str] | None = None
+    texts: list[list[str]]  # the words of each
+    labels: NDArray[np.int64]  # topic or sentiment of each; 0 where there is none
+    train: int  # how many of them, from the first on, are for training
+    owners: list[str] | None = None  # of each, where they are known
 
 
 def join(parts: list[Corpus]) -> Corpus:
@@ -64,23 +51,11 @@ def pool_from_corpus(
         ("vocabulary_size", vocabulary_size, vocabulary_size > len(SPECIALS), f"above {len(SPECIALS)}"),
     )
     options = [task, sequence_length, vocabulary_size]
-    arrays = cached(
-        name, {"source": key, "options": options}, lambda: _arrays(read(), task, sequence_length, vocabulary_size)
-    )
+    key = {"source": key, "options": options}
+    arrays = cached(name, key, lambda: _arrays(read(), task, sequence_length, vocabulary_size))
     vocabulary = tuple(arrays["vocabulary"].tolist())
-    train = int(arrays["train"])
-    return Pool(
-        name=name,
-        x=torch.from_numpy(arrays["x"]),
-        y=torch.from_numpy(arrays["y"]),
-        groups=arrays["labels"],
-        train=np.arange(train),
-        test=np.arange(train, len(arrays["x"])),
-        outputs=len(vocabulary) if task == "language" else labels,
-        task=task,
-        natural=arrays.get("owners"),
-        vocabulary=vocabulary,
-    )
+    more = {"task": task, "natural": arrays.get("owners"), "vocabulary": vocabulary}
+    return Pool.of_arrays(name, arrays, arrays["labels"], len(vocabulary) if task == "language" else labels, **more)
 
 
 def _arrays(corpus: Corpus, task: Task, sequence_length: int, vocabulary_size: int) -> Arrays:

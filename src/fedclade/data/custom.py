@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from fedclade.core import DataError, checked
-from fedclade.data.arrays import as_inputs
-from fedclade.data.federation import ClientData, Federation, Indices, Pool
+from fedclade.data.arrays import Indices, as_inputs
+from fedclade.data.federation import ClientData, Federation
+from fedclade.data.pool import Pool
 
 READ_TWICE = 8
 """Examples of a data set that are read a second time: a random flip of every other picture is missed once in 256."""
@@ -25,7 +26,7 @@ _log = logging.getLogger(__name__)
 def pool_from_torch(dataset: Dataset[Any], test: Dataset[Any] | None = None, name: str = "custom") -> Pool:
     """Read a map-style torch data set of ``(x, label)`` pairs into a pool for classification.
 
-    Every example is read once. A transform that is random is so frozen, of which a warning tells.
+    Every example is read once. A random transform is frozen by that, which is warned of.
 
     Parameters
     ----------
@@ -45,15 +46,7 @@ def pool_from_torch(dataset: Dataset[Any], test: Dataset[Any] | None = None, nam
     """
     given = {f"data set {name!r}": dataset} | ({} if test is None else {f"test data of {name!r}": test})
     x, y, (train, *tested) = _read_alike(given)
-    return Pool(
-        name=name,
-        x=x,
-        y=torch.from_numpy(y),
-        groups=y,
-        train=train,
-        test=tested[0] if tested else train[:0],
-        outputs=int(y.max()) + 1,
-    )
+    return Pool(name, x, torch.from_numpy(y), y, train, tested[0] if tested else train[:0], outputs=int(y.max()) + 1)
 
 
 @checked("train", "test", "validation")
@@ -75,12 +68,11 @@ def one_client(
     train, test, validation
         Map-style torch data sets of ``(x, label)`` pairs, as :func:`pool_from_torch` takes them.
     labels
-        How many labels there are among all clients: a client that has never seen the last of them needs the same model
-        as the others.
+        Number of labels among all clients: a client that lacks the last of them needs the same model as the others.
     name
-        What people call the client.
+        For people.
     key
-        Its own number for its random draws, such as the order of its batches; at least 0.
+        The client's own number for its random draws, such as the order of its batches; at least 0.
     mean, std
         Of the pixels in [0, 1], where ``x`` are bytes: the same for all clients.
 
@@ -151,7 +143,7 @@ def _read(dataset: Any, what: str) -> tuple[Tensor, Indices]:
 
 
 def _warn_of_chance(dataset: Any, inputs: Sequence[Tensor], what: str) -> None:
-    """Warn of examples that are others when they are read again."""
+    """Warn of examples that differ when they are read again."""
     rows = np.unique(np.linspace(0, len(inputs) - 1, READ_TWICE).astype(int)).tolist()
     for row in rows:
         again = _as_tensor(dataset[row][0], row, what)

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from fedclade.core import DataError, import_extra, require, rng
-from fedclade.data.federation import Indices, Pool
+from fedclade.data.arrays import Indices
 from fedclade.data.parts import Parts, labels_of, require_labels, shuffled
+from fedclade.data.pool import Pool
 
 
 def pathological(pool: Pool, clients: int, seed: int, *, labels_per_client: int = 2) -> Parts:

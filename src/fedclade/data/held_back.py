@@ -1,4 +1,4 @@
-"""Newcomers: clients who are held back from training, and the data that they get."""
+"""Newcomers: clients that are held back from training, and the data that they get."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from fedclade.core import DataError, rng
-from fedclade.data.federation import Pool
 from fedclade.data.partition import partition_pool
 from fedclade.data.parts import Parts
+from fedclade.data.pool import Pool
 
 BY_PLACE = ("natural", "power_law", "label_groups")
 """Partitions whose clients differ by their place, so that newcomers must be drawn from among all."""
@@ -29,20 +29,11 @@ def share_out(
     seed: int,
     arguments: Mapping[str, Any],
 ) -> tuple[Parts, list[int]]:
-    """Share out a pool among clients and newcomers.
+    """Partition a pool among clients and newcomers.
 
-    If clients keep ``samples_per_client`` examples each, newcomers share out what they leave, and the clients have the
-    same data with newcomers as without. Otherwise nothing is left: the data is shared out among all, and it is drawn
-    who of them is held back.
-
-    Parameters
-    ----------
-    pool, partition, clients, samples_per_client, seed, arguments
-        See :func:`~fedclade.data.partition.partition_pool`.
-    newcomers, newcomer_samples
-        How many there are besides the clients, and how many examples they keep; as many as the clients if left out.
-    clusters
-        Number of true clusters, 1 where none are known.
+    If clients keep ``samples_per_client`` examples each, newcomers get theirs from what is left, and the clients have
+    the same data with newcomers as without. Otherwise the pool is partitioned among all, and newcomers are drawn from
+    them. They keep ``newcomer_samples`` examples, by default as many as the clients.
 
     Returns
     -------
@@ -51,11 +42,6 @@ def share_out(
     places
         For each of them a number that modulo ``clusters`` is its true cluster; the numbers of newcomers in two clusters
         differ by one at most.
-
-    Raises
-    ------
-    DataError
-        If there are not enough examples.
     """
 
     def parted(pool: Pool, n: int | None, seed: int, samples: int | None, other: Mapping[int, int]) -> Parts:
@@ -85,7 +71,7 @@ def share_out(
 
 
 def _newcomers_last(clients: int, newcomers: int, clusters: int, seed: int) -> list[int]:
-    """Draw who is held back of all clients, from each true cluster in turn; return them all, the newcomers last."""
+    """Draw the newcomers from all clients, from each true cluster in turn; return all, the newcomers last."""
     everyone = range(clients + newcomers)
     draw = rng.generator(seed, "newcomers")
     of_cluster = [draw.permutation(everyone[cluster::clusters]).tolist() for cluster in range(clusters)]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from fedclade.core import DataError, rng
-from fedclade.data.federation import Indices, Pool
+from fedclade.data.arrays import Indices
 from fedclade.data.parts import Parts
+from fedclade.data.pool import Pool
 
 
 def train_and_test(

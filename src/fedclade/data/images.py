@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from fedclade.core import DataError, import_extra, require
 from fedclade.data.cache import Arrays, cached, stamps
-from fedclade.data.federation import Pool
 from fedclade.data.leaf import LeafFiles, find_leaf, read_leaf
-from fedclade.data.tables import Tables, open_tables, to_labels
+from fedclade.data.pool import Pool
+from fedclade.data.tables import open_tables, to_labels
 
 FEMNIST_LABELS = 62  # ten digits, 26 capital and 26 small letters
 SMALL_A = 36
@@ -29,33 +29,21 @@ def load_digits(_data_dir: Path | None, _seed: int) -> Pool:
 
     data: Any = bundled()
     pixels = np.round(data.images * (255 / 16)).astype(np.uint8)  # scikit-learn counts ink from 0 to 16
-    y = data.target.astype(np.int64)
+    x, y = torch.from_numpy(pixels[:, None]), data.target.astype(np.int64)
     train, test = train_test_split(np.arange(len(y)), test_size=0.2, stratify=y, random_state=0)
-    return Pool(
-        name="digits",
-        x=torch.from_numpy(pixels[:, None]),
-        y=torch.from_numpy(y),
-        groups=y,
-        train=np.sort(train),
-        test=np.sort(test),
-        outputs=10,
-        mean=0.3053,
-        std=0.3759,
-    )
+    return Pool("digits", x, torch.from_numpy(y), y, np.sort(train), np.sort(test), 10, mean=0.3053, std=0.3759)
 
 
 def load_mnist(data_dir: Path | None, _seed: int) -> Pool:
     """Return MNIST: 60,000 + 10,000 digits, 28×28, grey."""
-    tables = open_tables("mnist", data_dir)
-    arrays = _decoded("mnist", tables, (1, 28, 28), image="image", label="label", outputs=10)
-    return _pool("mnist", arrays, outputs=10, mean=0.1307, std=0.3081)
+    arrays = _decoded("mnist", data_dir, (1, 28, 28), ("image", "label"), outputs=10)
+    return Pool.of_arrays("mnist", arrays, arrays["y"], 10, mean=0.1307, std=0.3081)
 
 
 def load_cifar10(data_dir: Path | None, _seed: int) -> Pool:
     """Return CIFAR-10: 50,000 + 10,000 photographs, 32×32, three colours."""
-    tables = open_tables("cifar10", data_dir)
-    arrays = _decoded("cifar10", tables, (3, 32, 32), image="img", label="label", outputs=10)
-    return _pool("cifar10", arrays, outputs=10, mean=0.4734, std=0.2516)
+    arrays = _decoded("cifar10", data_dir, (3, 32, 32), ("img", "label"), outputs=10)
+    return Pool.of_arrays("cifar10", arrays, arrays["y"], 10, mean=0.4734, std=0.2516)
 
 
 def load_femnist(data_dir: Path | None, _seed: int, *, characters: Literal["all", "lowercase"] = "all") -> Pool:
@@ -67,74 +55,43 @@ def load_femnist(data_dir: Path | None, _seed: int, *, characters: Literal["all"
     if leaf:
         arrays = cached("femnist", {"leaf": stamps(leaf.files)}, lambda: _femnist_from_leaf(leaf))
     else:
-        tables = open_tables("femnist", data_dir)
-        arrays = _decoded(
-            "femnist", tables, (1, 28, 28), image="image", label="character", outputs=FEMNIST_LABELS, owner="writer_id"
-        )
-    pool = _pool("femnist", arrays, outputs=FEMNIST_LABELS, mean=0.9637, std=0.1592)
+        arrays = _decoded("femnist", data_dir, (1, 28, 28), ("image", "character", "writer_id"), outputs=FEMNIST_LABELS)
+    natural = arrays["natural"]
+    pool = Pool.of_arrays("femnist", arrays, arrays["y"], FEMNIST_LABELS, natural=natural, mean=0.9637, std=0.1592)
     require(("characters", characters, characters in ("all", "lowercase"), "'all' or 'lowercase'"))
     return pool if characters == "all" else _small_letters(pool)
 
 
 def _small_letters(pool: Pool) -> Pool:
     """Return a pool of FEMNIST with the small letters alone, whose labels are then 0 to 25."""
-    y = (pool.groups - SMALL_A).clip(min=0)
-    small = pool.groups >= SMALL_A
-    return replace(
-        pool,
-        y=torch.from_numpy(y),
-        groups=y,
-        train=pool.train[small[pool.train]],
-        test=pool.test[small[pool.test]],
-        outputs=FEMNIST_LABELS - SMALL_A,
-    )
-
-
-def _pool(name: str, arrays: Arrays, *, outputs: int, mean: float, std: float) -> Pool:
-    y, examples, train = arrays["y"], len(arrays["y"]), int(arrays["train"])
-    return Pool(
-        name=name,
-        x=torch.from_numpy(arrays["x"]),
-        y=torch.from_numpy(y),
-        groups=y,
-        train=np.arange(train),
-        test=np.arange(train, examples),
-        outputs=outputs,
-        natural=arrays.get("natural"),
-        mean=mean,
-        std=std,
-    )
+    y, small = (pool.groups - SMALL_A).clip(min=0), pool.groups >= SMALL_A
+    train, test = pool.train[small[pool.train]], pool.test[small[pool.test]]
+    return replace(pool, y=torch.from_numpy(y), groups=y, train=train, test=test, outputs=FEMNIST_LABELS - SMALL_A)
 
 
 def _decoded(
-    name: str,
-    tables: Tables,
-    shape: tuple[int, int, int],
-    *,
-    image: str,
-    label: str,
-    outputs: int,
-    owner: str | None = None,
+    name: str, data_dir: Path | None, shape: tuple[int, int, int], columns: tuple[str, ...], outputs: int
 ) -> Arrays:
-    """Return ``x, y``, how many of the first examples are for training, and with an ``owner`` column ``natural``.
+    """Return ``x, y``, how many of the first examples are for training, and ``natural`` if a third column has owners.
 
     A source with owners may come without a test split: its clients hold back examples of their own.
     """
-    columns = [image, label, *([owner] if owner else [])]
+    tables = open_tables(name, data_dir)
+    image, label, *owner = columns
 
     def build() -> Arrays:
-        splits = ["train", "test"] if owner is None or tables.has("test") else ["train"]
+        splits = ["train", "test"] if not owner or tables.has("test") else ["train"]
         read = [(tables.where(split), tables.read(split, columns)) for split in splits]
         arrays: dict[str, NDArray[Any]] = {
             "x": np.concatenate([_decode(part[image], shape, where, image) for where, part in read]),
             "y": np.concatenate([to_labels(part[label], outputs, where, label) for where, part in read]),
             "train": np.asarray(len(read[0][1][label])),
         }
-        if owner is not None:
-            arrays["natural"] = np.asarray([str(who) for _, part in read for who in part[owner]], dtype=np.str_)
+        if owner:
+            arrays["natural"] = np.asarray([str(who) for _, part in read for who in part[owner[0]]], dtype=np.str_)
         return arrays
 
-    return cached(name, {"tables": tables.key, "columns": columns}, build)
+    return cached(name, {"tables": tables.key, "columns": list(columns)}, build)
 
 
 def _decode(cells: Sequence[Any], shape: tuple[int, int, int], where: str, column: str) -> NDArray[np.uint8]:

@@ -28,18 +28,10 @@ class LeafFiles:
 
 @dataclass(frozen=True)
 class LeafExamples:
-    """All examples of some files; the three lists run in parallel.
+    """All examples of some files; the three lists run in parallel."""
 
-    Parameters
-    ----------
-    users
-        Who wrote each example.
-    x, y
-        Inputs and targets as they stand in the files.
-    """
-
-    users: list[str]
-    x: list[Any]
+    users: list[str]  # the owner of each
+    x: list[Any]  # inputs and targets as they are in the files
     y: list[Any]
 
 
@@ -67,14 +59,11 @@ def read_leaf(files: tuple[Path, ...]) -> LeafExamples:
         except (OSError, ValueError) as error:
             raise DataError(f"cannot read {file}, which should be LEAF JSON: {error}") from error
         try:
-            of_users = [
-                (str(user), content["user_data"][user]["x"], content["user_data"][user]["y"])
-                for user in content["users"]
-            ]
+            data = content["user_data"]
+            of_users = [(str(user), data[user]["x"], data[user]["y"]) for user in content["users"]]
         except (KeyError, TypeError) as error:
-            raise DataError(
-                f"{file} is not laid out as LEAF JSON (users, user_data -> user -> x, y): {error!r}"
-            ) from error
+            layout = "users, user_data -> user -> x, y"
+            raise DataError(f"{file} is not laid out as LEAF JSON ({layout}): {error!r}") from error
         for user, x, y in of_users:
             if len(x) != len(y):
                 raise DataError(f"{file}: user {user!r} has {len(x)} inputs x but {len(y)} targets y")

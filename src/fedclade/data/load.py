@@ -12,11 +12,12 @@ from torch.utils.data import Dataset
 
 from fedclade.core import ConfigError, checked, known_arguments, require, unknown
 from fedclade.data.custom import pool_from_torch
-from fedclade.data.federation import ClientData, Federation, Pool, Scaling
+from fedclade.data.federation import ClientData, Federation
 from fedclade.data.held_back import share_out
 from fedclade.data.holdout import set_aside, train_and_test
 from fedclade.data.partition import PARTITIONS
 from fedclade.data.parts import Parts
+from fedclade.data.pool import Pool, Scaling
 from fedclade.data.shift import SHIFTS, View, shift_views
 from fedclade.data.sources import SOURCES, load_pool
 
@@ -43,13 +44,13 @@ def load_federation(
     source_arguments: Mapping[str, Any] | None = None,
     partition_arguments: Mapping[str, Any] | None = None,
 ) -> Federation:
-    """Build a federation: load the data, share it out, and make clients of different clusters see it differently.
+    """Build a federation: load the data, partition it, and make clients of different clusters see it differently.
 
-    A client's test data follows the distribution of its training data. With an iid partition every client is tested on
-    the source's whole test split (Sattler et al. 2019, eq. 53). If clients differ in their labels, each is tested on
-    test examples in the proportions of its own labels. With partition ``natural``, or if the source has no test split,
-    a client is tested on examples of its own: those in the source's test split if every client has some there, else
-    some that it holds back, as with partition ``power_law``. The client's shift applies to its test data too.
+    A client's test data follows the distribution of its training data, and its shift. With an iid partition every
+    client is tested on the source's whole test split (Sattler et al. 2019, eq. 53). If clients differ in their labels,
+    each is tested on test examples in the proportions of its own labels. With partition ``natural``, or if the source
+    has no test split, a client is tested on examples of its own: those in the source's test split if every client has
+    some there, else some that it holds back, as with partition ``power_law``.
 
     Parameters
     ----------
@@ -57,9 +58,9 @@ def load_federation(
         One of :data:`~fedclade.data.SOURCES`, a :class:`~fedclade.data.Pool`, or a map-style torch data set of
         ``(x, label)`` pairs.
     clients
-        How many. None, with partition ``natural`` only: everyone the data knows.
+        How many. None, with partition ``natural`` only: all that the data knows.
     samples_per_client
-        Keep at most so many examples of each client (what it holds back included); None shares out all there are.
+        Keep at most so many examples of each client (what it holds back included); None keeps all.
     partition
         One of :data:`~fedclade.data.PARTITIONS`.
     shift
@@ -71,27 +72,26 @@ def load_federation(
         Part of each client's training examples that it sets aside as validation data, in [0, 1); if above 0, then at
         least one example, but not all of several.
     test_samples
-        Test each client on at most so many examples; None tests on as many as there are.
+        Test each client on at most so many examples; None on as many as there are.
     test_fraction
         Part of its own examples that a client holds back for testing, in (0, 1), where it is tested on these; None: a
         tenth with partition ``power_law``, as in Li et al. 2018, otherwise a fifth.
     scaling
-        Of images: by the ``source``'s mean and standard deviation, one of each for all pixels; to the ``unit`` interval
-        and no further, as FL+HC has MNIST, by its threshold; or by mean and deviation of each ``pixel`` over all images
-        of the source, as Li et al. 2018 and FedGroup have it.
+        Of images: by mean and standard deviation of the ``source``; to the ``unit`` interval and no further, as FL+HC
+        has MNIST, by its threshold; or by mean and deviation of each ``pixel`` over all images of the source, as Li et
+        al. 2018 and FedGroup have it.
     newcomers
-        How many clients there are besides, held back from training: ``Federation.newcomers``, spread evenly over the
-        true clusters. With ``samples_per_client`` they share out what the others leave, who so have the same data as
-        without them; otherwise it is drawn who is held back.
+        Number of further clients, held back from training: ``Federation.newcomers``, spread evenly over the true
+        clusters. With ``samples_per_client`` they get what the others leave, whose data is the same as without them;
+        otherwise they are drawn from all.
     newcomer_samples
-        Keep at most so many examples of each newcomer; as many as of the others if left out. The others' data does not
-        depend on it.
+        Keep at most so many examples of each newcomer; by default as many as of the others.
     seed
         Same seed, same federation.
     data_dir
         Folder with the data; see :func:`~fedclade.data.load_pool`.
     source_arguments, partition_arguments
-        What the source and the partition can be told.
+        Options of the source and of the partition.
 
     Raises
     ------
@@ -158,7 +158,7 @@ def load_federation(
 def _client_data(
     pool: Pool, parts: Parts, views: Sequence[View], validation_fraction: float, test_samples: int | None, seed: int
 ) -> tuple[ClientData, ...]:
-    """Give every client its training, validation and test data, and its view of them."""
+    """Return every client with its training, validation and test data, and its view of them."""
     names = parts.names or [f"client-{i}" for i in range(len(parts.indices))]
     trains, tests = train_and_test(pool, parts, test_samples, seed)
     members: list[ClientData] = []
@@ -180,13 +180,7 @@ def check_data_settings(
     test_fraction: float | None = None,
     scaling: Scaling = "source",
 ) -> None:
-    """Check what can be checked without the data; see :func:`load_federation` for the settings.
-
-    Raises
-    ------
-    ConfigError
-        If a name is unknown, or values are out of range or do not go together; one line for each value.
-    """
+    """Check the settings of :func:`load_federation` that can be checked without the data."""
     if partition not in PARTITIONS:
         raise ConfigError(unknown("partition", partition, PARTITIONS))
     if shift not in SHIFTS:
@@ -215,13 +209,7 @@ def check_data_settings(
 
 
 def check_newcomers(newcomers: int, newcomer_samples: int | None, clients: int | None) -> None:
-    """Check the settings of newcomers; see :func:`load_federation`.
-
-    Raises
-    ------
-    ConfigError
-        If one is out of range, or it is not said how many clients train; one line for each.
-    """
+    """Check the settings of newcomers; see :func:`load_federation`."""
     counted = newcomers == 0 or clients is not None
     rule = "0 unless data.clients says how many others there are"
     require(

@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedclade.core import DataError, require, rng
-from fedclade.data.federation import Indices, Pool
+from fedclade.data.arrays import Indices
 from fedclade.data.parts import Parts, labels_of, require_labels, shuffled
+from fedclade.data.pool import Pool
 
 
 def iid(pool: Pool, clients: int, seed: int) -> Parts:

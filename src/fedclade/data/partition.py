@@ -2,38 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
 from fedclade.core import ConfigError, DataError, check_arguments, require, rng, unknown
-from fedclade.data.federation import Pool
 from fedclade.data.flower_partitions import dirichlet, natural, pathological, shards
 from fedclade.data.own_partitions import iid, label_groups, power_law, quantity_skew
 from fedclade.data.parts import Parts
+from fedclade.data.pool import Pool
 
 
 @dataclass(frozen=True)
 class Partition:
-    """One way to share out examples.
-
-    Parameters
-    ----------
-    split
-        Called as ``split(pool, clients, seed, **arguments)``; its keyword-only parameters are what it can be told.
-    description
-        One line for ``fedclade ls partitions``.
-    whole
-        Whether the source's test split is shared out as well.
-    even
-        Whether all clients get equally many examples by design, so that each must reach ``samples_per_client``.
-    """
+    """One way to partition: ``split(pool, clients, seed, **arguments)``, whose keyword-only parameters are options."""
 
     split: Callable[..., Parts]
-    description: str
-    whole: bool = False
-    even: bool = False
+    description: str  # for ``fedclade ls partitions``
+    whole: bool = False  # whether the source's test split is shared out as well
+    even: bool = False  # whether all clients get equally many examples, so that each must have samples_per_client
 
 
 def partition_pool(
@@ -46,24 +34,10 @@ def partition_pool(
     seed: int = 0,
     **arguments: Any,
 ) -> Parts:
-    """Share out a pool's training examples among clients.
+    """Partition a pool's training examples among clients, by one of :data:`PARTITIONS`.
 
-    Parameters
-    ----------
-    pool
-        The examples.
-    name
-        One of :data:`PARTITIONS`.
-    clients
-        How many. Only ``natural`` also takes None: everyone the data knows.
-    samples_per_client
-        Keep at most so many examples of each client, drawn at random; None keeps all.
-    other_samples
-        The same for some of the clients, by their number, in place of ``samples_per_client``.
-    seed
-        Of everything that is drawn.
-    **arguments
-        What the partition can be told, such as ``alpha=0.5`` of ``dirichlet``.
+    Of each client at most ``samples_per_client`` examples are kept, drawn at random; ``other_samples`` has other limits
+    for some of the clients, by their number. ``clients`` is None for all that the data knows (``natural`` only).
 
     Raises
     ------
@@ -93,22 +67,17 @@ def partition_pool(
             )
     parts = kind.split(pool, clients, seed, **arguments)
     limits = [other.get(client, samples_per_client) for client in range(len(parts.indices))]
-    if kind.even:
-        _require_enough_each(parts, limits, name)
-    kept = [
-        indices if limit is None else rng.generator(seed, "samples_per_client", client).permutation(indices)[:limit]
-        for client, (indices, limit) in enumerate(zip(parts.indices, limits, strict=True))
-    ]
-    return replace(parts, indices=kept)
-
-
-def _require_enough_each(parts: Parts, limits: Sequence[int | None], name: str) -> None:
+    kept = list(parts.indices)
     for client, (indices, limit) in enumerate(zip(parts.indices, limits, strict=True)):
-        if limit is not None and len(indices) < limit:
+        if limit is None:
+            continue
+        if kind.even and len(indices) < limit:
             raise DataError(
                 f"samples_per_client={limit} is more than partition {name!r} has for client {client}: {len(indices)}; "
                 f"ask for fewer clients (now {len(limits)}) or a smaller samples_per_client"
             )
+        kept[client] = rng.generator(seed, "samples_per_client", client).permutation(indices)[:limit]
+    return replace(parts, indices=kept)
 
 
 PARTITIONS: Mapping[str, Partition] = MappingProxyType(

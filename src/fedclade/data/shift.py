@@ -12,63 +12,31 @@ import torch
 from torch import Tensor
 
 from fedclade.core import ConfigError, DataError, require, rng, unknown
-from fedclade.data.federation import Pool
+from fedclade.data.pool import Pool
 
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """How the clients of one cluster see the pool.
+    """How the clients of one cluster see the pool."""
 
-    Parameters
-    ----------
-    label_map
-        int64 ``[outputs]``: they see label ``label_map[y]`` where the pool has ``y``. None keeps labels as they are.
-    quarter_turns
-        By how many times 90° their images are turned, counter-clockwise.
-    """
-
-    label_map: Tensor | None = None
-    quarter_turns: int = 0
+    label_map: Tensor | None = None  # int64 [outputs]: where the pool has label y, they see label_map[y]
+    quarter_turns: int = 0  # their images are turned by so many times 90°, counter-clockwise
 
 
 @dataclass(frozen=True)
 class Shift:
-    """One kind of shift.
-
-    Parameters
-    ----------
-    views
-        Called as ``views(pool, clusters, seed)``; returns one :class:`View` for each cluster.
-    description
-        One line for ``fedclade ls shifts``.
-    """
+    """One kind of shift: ``views(pool, clusters, seed)`` returns one :class:`View` for each cluster."""
 
     views: Callable[[Pool, int, int], list[View]]
-    description: str
+    description: str  # for ``fedclade ls shifts``
 
 
 def shift_views(
     pool: Pool, name: str, *, clients: int, clusters: int = 1, seed: int = 0
 ) -> tuple[list[View], tuple[int, ...]]:
-    """Deal clients to clusters, and say how each cluster sees the data.
+    """Return how each cluster sees the data by one of :data:`SHIFTS`, and the cluster of each client.
 
-    Parameters
-    ----------
-    pool
-        The examples.
-    name
-        One of :data:`SHIFTS`.
-    clients, clusters
-        How many of each. Client ``i`` belongs to cluster ``i mod clusters``, so clusters differ by one client at most.
-    seed
-        Of the labels that are drawn.
-
-    Returns
-    -------
-    views
-        One for each cluster.
-    true_clusters
-        The cluster of each client.
+    Client ``i`` belongs to cluster ``i mod clusters``, so clusters differ in size by one client at most.
 
     Raises
     ------

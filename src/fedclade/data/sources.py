@@ -10,8 +10,8 @@ from types import MappingProxyType
 from typing import Any
 
 from fedclade.core import ConfigError, DataError, check_arguments, unknown
-from fedclade.data.federation import Pool
 from fedclade.data.images import load_cifar10, load_digits, load_femnist, load_mnist
+from fedclade.data.pool import Pool
 from fedclade.data.synthetic import load_synthetic
 from fedclade.data.tables import HUB_NAMES
 from fedclade.data.texts import load_ag_news, load_sent140, load_tiny_shakespeare
@@ -19,21 +19,11 @@ from fedclade.data.texts import load_ag_news, load_sent140, load_tiny_shakespear
 
 @dataclass(frozen=True)
 class Source:
-    """One data source.
-
-    Parameters
-    ----------
-    load
-        Called as ``load(data_dir, seed, **arguments)``; its keyword-only parameters are what the source can be told.
-    description
-        One line for ``fedclade ls datasets``.
-    hub
-        The Hub's name of it; None for data that comes with the package or is made up.
-    """
+    """One data source: ``load(data_dir, seed, **arguments)``, whose keyword-only parameters are its options."""
 
     load: Callable[..., Pool]
-    description: str
-    hub: str | None = None
+    description: str  # for ``fedclade ls datasets``
+    hub: str | None = None  # its name on the Hub; None for data that is bundled or made up
 
 
 SOURCES: Mapping[str, Source] = MappingProxyType(
@@ -60,12 +50,12 @@ def load_pool(name: str, *, data_dir: str | Path | None = None, seed: int = 0, *
     name
         One of :data:`SOURCES`.
     data_dir
-        Folder with ``<name>/<split>.parquet`` in the Hub's layout. By default what ``FEDCLADE_DATA_DIR`` says; if that
-        is not set either, the data comes from the Hub.
+        Folder with ``<name>/<split>.parquet`` in the Hub's layout. By default ``FEDCLADE_DATA_DIR``; if that is not set
+        either, the data comes from the Hub.
     seed
         Of data that is made up (``synthetic``); real data and its test split are the same for every seed.
     **arguments
-        What the source can be told, such as ``task="classification"`` of ``ag_news``.
+        Options of the source, such as ``task="classification"`` of ``ag_news``.
 
     Raises
     ------

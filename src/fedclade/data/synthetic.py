@@ -10,7 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from fedclade.core import require, rng
-from fedclade.data.federation import Indices, Pool
+from fedclade.data.arrays import Indices
+from fedclade.data.pool import Pool
 
 FEATURES = 60
 LABELS = 10

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from fedclade.core import DataError, import_extra
+from fedclade.data.arrays import Indices
 from fedclade.data.cache import stamps
-from fedclade.data.federation import Indices
 
 Columns = dict[str, list[Any]]
 
@@ -32,21 +33,25 @@ _HUB_SCRIPTS = frozenset({"sent140", "tiny_shakespeare"})
 _PARQUET_BRANCH = "refs/convert/parquet"
 
 
-class Tables(Protocol):
+class Tables(ABC):
     """Where the tables of a source come from."""
 
     @property
+    @abstractmethod
     def key(self) -> object:
-        """What tells this content from any other, for the cache."""
-        ...
+        """What distinguishes this content from any other, for the cache."""
 
+    @abstractmethod
     def has(self, split: str) -> bool:
-        """Tell whether there is such a split."""
-        ...
+        """Return whether there is such a split."""
 
+    @abstractmethod
     def where(self, split: str) -> str:
-        """Say where the split's table is, for messages."""
-        ...
+        """Return where the split's table is, for messages."""
+
+    @abstractmethod
+    def shards(self, split: str, columns: Sequence[str]) -> Sequence[Any]:
+        """Return the Arrow tables of one split, which have all of the columns; see :meth:`read`."""
 
     def read(self, split: str, columns: Sequence[str]) -> Columns:
         """Return the columns of one split as lists of Python values, one entry per row.
@@ -54,9 +59,13 @@ class Tables(Protocol):
         Raises
         ------
         DataError
-            If the split or a column is missing, or the file cannot be read.
+            If the split, a column or any row is missing, or a file cannot be read.
         """
-        ...
+        parts = self.shards(split, columns)
+        whole = {column: [value for part in parts for value in part[column].to_pylist()] for column in columns}
+        if not all(whole.values()):
+            raise DataError(f"{self.where(split)} has no rows")
+        return whole
 
 
 def open_tables(name: str, data_dir: Path | None) -> Tables:
@@ -70,18 +79,18 @@ def open_hub(name: str) -> HubTables:
 
 
 @dataclass(frozen=True)
-class FolderTables:
+class FolderTables(Tables):
     """Parquet files ``<split>.parquet``, or shards ``<split>-*.parquet``, in one folder."""
 
     folder: Path
 
     @property
     def key(self) -> object:
-        """Path, size and time of every parquet file of the folder."""
+        """Path, size and time of the last change of every file."""
         return stamps(sorted(self.folder.glob("*.parquet")))
 
     def has(self, split: str) -> bool:
-        """Tell whether there is a file of this split."""
+        """Return whether there is a file of this split."""
         return bool(self._files(split))
 
     def where(self, split: str) -> str:
@@ -89,18 +98,14 @@ class FolderTables:
         whole = self.folder / f"{split}.parquet"
         return str(whole if whole.exists() else self.folder / f"{split}-*.parquet")
 
-    def read(self, split: str, columns: Sequence[str]) -> Columns:
-        """Return the columns of one split; see :meth:`Tables.read`."""
-        files = self._files(split)
-        if not files:
+    def shards(self, split: str, columns: Sequence[str]) -> Sequence[Any]:
+        """Read the columns of the split's files."""
+        if not (files := self._files(split)):
             raise DataError(
                 f"no data in {self.folder}: expected the file {self.folder / split}.parquet or shards "
                 f"{split}-*.parquet (columns {', '.join(columns)}); check --data-dir / FEDCLADE_DATA_DIR"
             )
-        parts = [_read_parquet(file, columns) for file in files]
-        whole = {column: [value for part in parts for value in part[column]] for column in columns}
-        _require_rows(self.where(split), whole)
-        return whole
+        return [_read_parquet(file, columns) for file in files]
 
     def _files(self, split: str) -> list[Path]:
         whole = self.folder / f"{split}.parquet"
@@ -108,7 +113,7 @@ class FolderTables:
 
 
 @dataclass(frozen=True)
-class HubTables:
+class HubTables(Tables):
     """A data set on the Hugging Face Hub; the package ``datasets`` downloads it and keeps its own copy."""
 
     hub: str
@@ -116,26 +121,24 @@ class HubTables:
 
     @property
     def key(self) -> object:
-        """The Hub's name. The public data sets read here are frozen, so a cached copy needs no look at the network."""
+        """The Hub's name. The data sets read here are frozen: a cached copy needs no look at the network."""
         return [self.hub, self.revision]
 
     def has(self, split: str) -> bool:
-        """Tell whether the data set has such a split."""
+        """Return whether the data set has this split."""
         return split in self._splits
 
     def where(self, split: str) -> str:
-        """Name the data set and split."""
+        """Name the data set and the split."""
         return f"Hub data set {self.hub} ({split})"
 
-    def read(self, split: str, columns: Sequence[str]) -> Columns:
-        """Return the columns of one split; see :meth:`Tables.read`."""
-        if split not in self._splits:
+    def shards(self, split: str, columns: Sequence[str]) -> Sequence[Any]:
+        """Return the split as one table."""
+        if not self.has(split):
             raise DataError(f"Hub data set {self.hub} has no split {split!r}, only {', '.join(self._splits)}")
         table = self._splits[split].with_format("arrow")[:]
         _require_columns(self.where(split), table.column_names, columns)
-        whole = {column: table[column].to_pylist() for column in columns}
-        _require_rows(self.where(split), whole)
-        return whole
+        return [table]
 
     @cached_property
     def _splits(self) -> Any:
@@ -151,55 +154,38 @@ class HubTables:
 
 
 def to_labels(values: list[Any], outputs: int, where: str, column: str) -> Indices:
-    """Return a column of labels as int64 ``[n]``.
-
-    Raises
-    ------
-    DataError
-        If one is missing, not a whole number, or not in ``0 .. outputs - 1``; with the row.
-    """
-    for row, value in enumerate(values):
-        if not isinstance(value, int) or not 0 <= value < outputs:
-            raise DataError(
-                f"{where}: column {column!r} should hold whole numbers from 0 to {outputs - 1}, "
-                f"got {value!r} in row {row}"
-            )
+    """Return a column of labels as int64 ``[n]``."""
+    rule = f"whole numbers from 0 to {outputs - 1}"
+    require_values(values, lambda value: isinstance(value, int) and 0 <= value < outputs, where, column, rule)
     return np.asarray(values, dtype=np.int64)
 
 
 def to_texts(values: list[Any], where: str, column: str) -> list[str]:
-    """Return a column of texts.
-
-    Raises
-    ------
-    DataError
-        If one is missing or not a string; with the row.
-    """
-    for row, value in enumerate(values):
-        if not isinstance(value, str):
-            raise DataError(f"{where}: column {column!r} should hold texts, got {value!r} in row {row}")
+    """Return a column of texts."""
+    require_values(values, lambda value: isinstance(value, str), where, column, "texts")
     return values
 
 
-def _read_parquet(file: Path, columns: Sequence[str]) -> Columns:
+def require_values(values: Sequence[Any], fits: Callable[[Any], bool], where: str, column: str, rule: str) -> None:
+    """Check each value of a column; a DataError names the first that does not fit, and its row."""
+    for row, value in enumerate(values):
+        if not fits(value):
+            raise DataError(f"{where}: column {column!r} should hold {rule}, got {value!r} in row {row}")
+
+
+def _read_parquet(file: Path, columns: Sequence[str]) -> Any:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         with pq.ParquetFile(file) as parquet:
             _require_columns(str(file), parquet.schema_arrow.names, columns)
-            table = parquet.read(columns=list(columns))
+            return parquet.read(columns=list(columns))
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"cannot read {file}, which should be a parquet file: {error}") from error
-    return {column: table[column].to_pylist() for column in columns}
 
 
 def _require_columns(where: str, there: Sequence[str], needed: Sequence[str]) -> None:
     for column in needed:
         if column not in there:
             raise DataError(f"{where} has no column {column!r}, only {', '.join(there)}")
-
-
-def _require_rows(where: str, columns: Columns) -> None:
-    if not all(columns.values()):
-        raise DataError(f"{where} has no rows")

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from fedclade.core import DataError, rng
+from fedclade.core import DataError, Task, rng
 from fedclade.data.cache import stamps
 from fedclade.data.corpus import Corpus, join, pool_from_corpus
-from fedclade.data.federation import Pool, Task
 from fedclade.data.leaf import LeafFiles, find_leaf, read_leaf
-from fedclade.data.tables import HubTables, Tables, open_hub, open_tables, to_labels, to_texts
+from fedclade.data.pool import Pool
+from fedclade.data.tables import HubTables, Tables, open_hub, open_tables, require_values, to_labels, to_texts
 from fedclade.data.vectors import with_vectors
 from fedclade.data.words import split_words, windows
 
@@ -130,12 +130,8 @@ def _read_shakespeare(text: Callable[[], str], where: str, sequence_length: int)
     runs = [(speaker, run) for speaker, words in said.items() for run in windows(words, sequence_length)]
     if not runs:
         raise DataError(f"{where} should have lines 'Speaker:' above what the speaker says, got none")
-    return Corpus(
-        texts=[run for _, run in runs],
-        labels=np.zeros(len(runs), dtype=np.int64),
-        train=len(runs),
-        owners=[speaker for speaker, _ in runs],
-    )
+    speakers, texts = zip(*runs, strict=True)
+    return Corpus(list(texts), np.zeros(len(runs), dtype=np.int64), len(runs), list(speakers))
 
 
 def _by_speaker(text: str) -> dict[str, list[str]]:
@@ -153,13 +149,12 @@ def _by_speaker(text: str) -> dict[str, list[str]]:
 
 
 def _read_sent140(tables: Tables) -> Corpus:
-    parts: list[Corpus] = []
-    for split in ["train", "test"] if tables.has("test") else ["train"]:
-        columns = tables.read(split, ["text", "user", "sentiment"])
-        where = tables.where(split)
+    def corpus(split: str) -> Corpus:
+        columns, where = tables.read(split, ["text", "user", "sentiment"]), tables.where(split)
         texts = to_texts(columns["text"], where, "text")
-        parts.append(_tweets(texts, columns["user"], columns["sentiment"], where, "sentiment"))
-    return join(parts)
+        return _tweets(texts, columns["user"], columns["sentiment"], where, "sentiment")
+
+    return join([corpus(split) for split in (["train", "test"] if tables.has("test") else ["train"])])
 
 
 def _read_sent140_leaf(leaf: LeafFiles) -> Corpus:
@@ -179,16 +174,8 @@ def _read_sent140_leaf(leaf: LeafFiles) -> Corpus:
 
 def _tweets(texts: list[str], users: list[Any], sentiments: list[Any], where: str, column: str) -> Corpus:
     """Return the tweets that are negative or positive, with labels 0 and 1."""
-    for row, sentiment in enumerate(sentiments):
-        if sentiment not in (NEGATIVE, NEUTRAL, POSITIVE):
-            raise DataError(
-                f"{where}: column {column!r} should hold {NEGATIVE}, {NEUTRAL} or {POSITIVE}, "
-                f"got {sentiment!r} in row {row}"
-            )
+    known = (NEGATIVE, NEUTRAL, POSITIVE)
+    require_values(sentiments, lambda value: value in known, where, column, f"{NEGATIVE}, {NEUTRAL} or {POSITIVE}")
     rows = [row for row, sentiment in enumerate(sentiments) if sentiment != NEUTRAL]
-    return Corpus(
-        texts=[split_words(texts[row]) for row in rows],
-        labels=np.asarray([sentiments[row] == POSITIVE for row in rows], dtype=np.int64),
-        train=len(rows),
-        owners=[str(users[row]) for row in rows],
-    )
+    labels = np.asarray([sentiments[row] == POSITIVE for row in rows], dtype=np.int64)
+    return Corpus([split_words(texts[row]) for row in rows], labels, len(rows), [str(users[row]) for row in rows])

@@ -10,26 +10,15 @@ import torch
 from numpy.typing import NDArray
 
 from fedclade.core import DataError
-from fedclade.data.federation import Pool
+from fedclade.data.pool import Pool
 
 
 def with_vectors(pool: Pool, file: Path) -> Pool:
-    """Return a pool of token sequences with each token's vector in its place.
+    """Return a pool of texts ``[N, T]`` with each token's vector in its place: float32 ``[N, T, d]``.
 
     A frozen embedding is the same for all clients and never changes, so it is looked up once here: it takes part in no
-    step, no message and no mean.
-
-    Parameters
-    ----------
-    pool
-        Texts, tokens ``[N, T]``.
-    file
-        One word and the numbers of its vector in each line, split by spaces, as GloVe's files are.
-
-    Returns
-    -------
-    Pool
-        Inputs float32 ``[N, T, d]``; padding, and words without a vector, are zeros.
+    step, no message and no mean. Padding, and words without a vector, are zeros. As in GloVe's files, each line of the
+    file has a word and the numbers of its vector, split by spaces.
 
     Raises
     ------

@@ -11,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedclade.data.federation import IGNORED
+from fedclade.data.pool import IGNORED
 
 T = TypeVar("T")
 Tokens = NDArray[np.int64]

@@ -1,0 +1,170 @@
+"""All examples of a data source, in one pool that clients share."""
+
+from __future__ import annotations
+
+import numbers
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedclade.core import DataError, DataSpec, Task, require, unknown
+from fedclade.data.arrays import Indices, as_indices, as_inputs, as_targets, check_name, check_range, whole_number
+from fedclade.data.cache import Arrays
+
+Scaling = Literal["source", "unit", "pixel"]
+"""How images are scaled; see :meth:`Pool.scaled`."""
+
+IGNORED = -100
+"""Target of a place that does not count, such as padding; what ``torch.nn.functional.cross_entropy`` ignores."""
+
+
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """All examples of a data source: decoded once, shared by all clients, never copied for a client.
+
+    Parameters
+    ----------
+    name
+        The source's name, as in ``fedclade ls datasets``.
+    x
+        Inputs ``[N, ...]``: uint8 images ``[N, C, H, W]``, float32 features ``[N, F]`` or int64 tokens ``[N, T]``; a
+        tensor or an array. Other floats and truth values become float32, other whole numbers int64.
+    y
+        int64 targets, or whole numbers of another type: labels ``[N]`` (``classification``), or the next token at each
+        place ``[N, T]``, -100 where there is none (``language``).
+    groups
+        int64 ``[N]``, what a partition by label goes by: the label; for language data its topic or 0.
+    train, test
+        Indices of the examples to train on and of the source's own test split. An empty ``test`` means that every
+        client holds back a part of its own examples.
+    outputs
+        Number of outputs that a model must give: labels, or the size of the vocabulary.
+    task
+        ``classification`` or ``language`` (next-token prediction).
+    natural
+        ``[N]``, the owner of each example (writer, speaker, user), where the source knows it.
+    vocabulary
+        The words that the tokens stand for; empty for data that is not text.
+    mean, std
+        Of the pixels in [0, 1]; uint8 images reach the model as ``(x / 255 - mean) / std``.
+
+    Raises
+    ------
+    DataError
+        If the arrays are not of one length or not of the right kind, an index or a label is out of range, or the task
+        is unknown.
+    """
+
+    name: str
+    x: Tensor
+    y: Tensor
+    groups: Indices
+    train: Indices
+    test: Indices
+    outputs: int
+    task: Task = "classification"
+    natural: NDArray[np.str_] | None = None
+    vocabulary: tuple[str, ...] = ()
+    mean: float = 0.0
+    std: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.task not in get_args(Task):
+            raise DataError(unknown(f"task of pool {self.name!r}:", str(self.task), get_args(Task)))
+        check_name(self.name, "the name of a pool")
+        self._convert()
+        if self.task == "classification" and self.y.dim() != 1:
+            raise DataError(
+                f"targets of pool {self.name!r} should be one label for each example, got shape {list(self.y.shape)}"
+            )
+        arrays = {"x": self.x, "y": self.y, "groups": self.groups, "natural": self.natural}
+        lengths = {name: len(array) for name, array in arrays.items() if array is not None}
+        if len(set(lengths.values())) > 1:
+            raise DataError(f"the arrays of pool {self.name!r} should have one length, got {lengths}")
+        for split, indices in (("train", self.train), ("test", self.test)):
+            check_range(indices, len(self.x), f"the {split} indices of pool {self.name!r}")
+        if bool((odd := (self.y < 0) & (self.y != IGNORED)).any()):
+            raise DataError(
+                f"labels of pool {self.name!r} should be 0 or more, or {IGNORED} where there is none, got "
+                f"{int(self.y[odd][0])}"
+            )
+        if len(self.y) and int(self.y.max()) >= self.outputs:
+            raise DataError(f"pool {self.name!r} has {self.outputs} outputs, but a label {int(self.y.max())}")
+
+    def _convert(self) -> None:
+        """Convert numbers and arrays to the types that a pool keeps, if that loses nothing."""
+        of = f"of pool {self.name!r}"
+        for name in ("mean", "std"):
+            if not isinstance(value := getattr(self, name), numbers.Real):
+                raise DataError(f"{name} {of} should be a number, got {value!r}")
+        if not self.std > 0:
+            raise DataError(f"std {of} should be greater than 0, got {self.std}")
+        converted = {
+            "outputs": whole_number(self.outputs, f"outputs {of}"),
+            "x": as_inputs(self.x, f"inputs {of}"),
+            "y": as_targets(self.y, f"targets {of}"),
+            **{name: as_indices(getattr(self, name), f"{name} {of}") for name in ("groups", "train", "test")},
+        }
+        for name, value in converted.items():
+            object.__setattr__(self, name, value)
+
+    @classmethod
+    def of_arrays(cls, name: str, arrays: Arrays, groups: Indices, outputs: int, **more: Any) -> Pool:
+        """Return a pool of the arrays ``x`` and ``y``, whose first ``train`` examples are for training."""
+        train, examples = int(arrays["train"]), np.arange(len(arrays["x"]))
+        x, y = torch.from_numpy(arrays["x"]), torch.from_numpy(arrays["y"])
+        return cls(name, x, y, groups, examples[:train], examples[train:], outputs, **more)
+
+    @cached_property
+    def not_finite(self) -> Indices:
+        """Which examples have an input that is NaN or infinite."""
+        if not self.x.is_floating_point() or bool(self.x.sum(dtype=torch.float64).isfinite()):
+            return np.empty(0, dtype=np.int64)
+        return (~self.x.flatten(1).isfinite().all(1)).nonzero().flatten().numpy()
+
+    def __repr__(self) -> str:
+        return f"Pool({self.name!r}, {self.x.dtype} {list(self.x.shape)}, outputs={self.outputs}, task={self.task!r})"
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one input, without the batch dimension."""
+        return tuple(self.x.shape[1:])
+
+    @property
+    def schema(self) -> DataSpec:
+        """What the examples look like, for a server that does not have them."""
+        scaled = (self.mean, self.std) if self.x.dtype == torch.uint8 else None
+        return DataSpec(self.name, self.input_shape, self.outputs, self.task, len(self.vocabulary), scaled)
+
+    def scaled(self, how: Scaling) -> Pool:
+        """Return the pool with its images scaled in another way.
+
+        Parameters
+        ----------
+        how
+            ``source``: by the source's mean and standard deviation, as they are. ``unit``: to [0, 1], and no further.
+            ``pixel``: every pixel by its own mean and deviation over all images, the test split included, as floats; in
+            grey levels (x − μ)/(σ + 0.001), as Li et al. 2018 have MNIST, so that a pixel that is always black is 0.
+            All but ``source`` need images of uint8; other inputs raise a ConfigError.
+        """
+        if how == "source":
+            return self
+        images = self.x.dtype == torch.uint8
+        require(("scaling", how, images, f"'source' for {self.name}, whose inputs are not images of whole bytes"))
+        if how == "unit":
+            return replace(self, mean=0.0, std=1.0)
+        x = self.x.to(torch.float32)
+        deviation, mean = torch.std_mean(x, dim=0, correction=0)
+        return replace(self, x=x.sub_(mean).div_(deviation + 0.001), mean=0.0, std=1.0)
+
+    def inputs(self, indices: Indices, quarter_turns: int = 0) -> Tensor:
+        """Return inputs as a model takes them, ``[n, ...]``: normalised floats, or tokens; turned by 90° each."""
+        x = self.x[torch.from_numpy(indices)]
+        if x.dtype == torch.uint8:
+            x = x.to(torch.float32).div_(255).sub_(self.mean).div_(self.std)
+        return torch.rot90(x, quarter_turns, (-2, -1)) if quarter_turns else x
