@@ -1,4 +1,4 @@
-"""The partitions that flwr-datasets has: pathological, dirichlet, shards, natural."""
+"""The partitions that flwr-datasets has: pathological, dirichlet, shards."""
 
 from __future__ import annotations
 
@@ -6,30 +6,21 @@ import contextlib
 import io
 import math
 import warnings
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from fedclade.core import DataError, import_extra, require, rng
-from fedclade.data.arrays import Indices
 from fedclade.data.parts import Parts, labels_of, require_labels, shuffled
 from fedclade.data.pool import Pool
 
 
 def pathological(pool: Pool, clients: int, seed: int, *, labels_per_client: int = 2) -> Parts:
     """Give each client examples of a few labels only (McMahan et al. 2017; Li et al. 2021, arXiv:2102.02079)."""
-    labels = labels_of(pool)
-    require_labels(labels_per_client, labels, pool)
-    flower = _flower()
-    partitioner = flower.PathologicalPartitioner(
-        num_partitions=clients,
-        partition_by="group",
-        num_classes_per_partition=labels_per_client,
-        class_assignment_mode="first-deterministic",  # so that every label is used once there are enough clients
-        seed=_flower_seed(seed),
-    )
-    return Parts(_run(partitioner, pool, seed, range(clients)))
+    require_labels(labels_per_client, labels_of(pool), pool)
+    mode = "first-deterministic"  # so that every label is used once there are enough clients
+    options = {"num_classes_per_partition": labels_per_client, "class_assignment_mode": mode}
+    return _partition("PathologicalPartitioner", pool, clients, seed, **options)
 
 
 def dirichlet(pool: Pool, clients: int, seed: int, *, alpha: float = 0.5, min_samples: int = 10) -> Parts:
@@ -37,15 +28,8 @@ def dirichlet(pool: Pool, clients: int, seed: int, *, alpha: float = 0.5, min_sa
     require(
         ("alpha", alpha, 0 < alpha < math.inf, "above 0"), ("min_samples", min_samples, min_samples >= 0, "at least 0")
     )
-    partitioner = _flower().DirichletPartitioner(
-        num_partitions=clients,
-        partition_by="group",
-        alpha=float(alpha),
-        min_partition_size=min_samples,
-        self_balancing=False,
-        seed=_flower_seed(seed),
-    )
-    return Parts(_run(partitioner, pool, seed, range(clients)))
+    options = {"alpha": float(alpha), "min_partition_size": min_samples, "self_balancing": False}
+    return _partition("DirichletPartitioner", pool, clients, seed, **options)
 
 
 def shards(pool: Pool, clients: int, seed: int, *, shards_per_client: int = 2) -> Parts:
@@ -57,57 +41,21 @@ def shards(pool: Pool, clients: int, seed: int, *, shards_per_client: int = 2) -
             f"{clients} clients with {shards_per_client} shards each need {shards} training examples, but "
             f"{pool.name} has {len(pool.train)}"
         )
-    partitioner = _flower().ShardPartitioner(
-        num_partitions=clients,
-        partition_by="group",
-        num_shards_per_partition=shards_per_client,
-        seed=_flower_seed(seed),
-    )
-    return Parts(_run(partitioner, pool, seed, range(clients)))
+    return _partition("ShardPartitioner", pool, clients, seed, num_shards_per_partition=shards_per_client)
 
 
-def natural(pool: Pool, clients: int | None, seed: int, *, min_samples: int = 2) -> Parts:
-    """Make each owner (writer, speaker, user) a client: those with the most examples, most first."""
-    if pool.natural is None:
-        raise DataError(f"partition 'natural' needs data that says who owns each example; {pool.name} does not")
-    # An owner needs two examples: one to train on, one to be tested on.
-    require(("min_samples", min_samples, min_samples >= 2, "at least 2"))
-    names, counts = np.unique(pool.natural[pool.train], return_counts=True)
-    by_size = np.argsort(-counts, kind="stable")
-    chosen = by_size[counts[by_size] >= min_samples]
-    if len(chosen) < (clients or 1):
-        raise DataError(
-            f"{clients or 1} clients need as many owners with at least {min_samples} examples, but of the "
-            f"{len(names)} owners in {pool.name} only {len(chosen)} have that many"
-        )
-    chosen = chosen[:clients]
-    partitioner = _flower().NaturalIdPartitioner(partition_by="owner")
-    # The partitioner numbers the owners in sorted order, as np.unique does.
-    return Parts(_run(partitioner, pool, seed, chosen.tolist()), names=names[chosen].tolist(), test="own")
-
-
-def _flower() -> Any:
-    return import_extra("flwr_datasets.partitioner", "flwr-datasets", "data", "this partition")
-
-
-def _flower_seed(seed: int) -> int:
-    return int(rng.generator(seed, "flwr-datasets").integers(2**31))
-
-
-def _run(partitioner: Any, pool: Pool, seed: int, numbers: Sequence[int]) -> list[Indices]:
-    """Return the parts with these numbers from one of flwr-datasets' partitioners, quietly."""
+def _partition(name: str, pool: Pool, clients: int, seed: int, **options: Any) -> Parts:
+    """Partition a pool by its groups with one of flwr-datasets' classes, quietly."""
+    flower = import_extra("flwr_datasets.partitioner", "flwr-datasets", "data", "this partition")
     datasets = import_extra("datasets", "datasets", "data", "this partition")
+    drawn = int(rng.generator(seed, "flwr-datasets").integers(2**31))
+    partitioner = getattr(flower, name)(num_partitions=clients, partition_by="group", seed=drawn, **options)
     indices = shuffled(pool, seed)
-    columns: dict[str, Any] = {"index": indices, "group": pool.groups[indices]}
-    if pool.natural is not None:
-        columns["owner"] = pool.natural[indices].tolist()
-    partitioner.dataset = datasets.Dataset.from_dict(columns)
+    partitioner.dataset = datasets.Dataset.from_dict({"index": indices, "group": pool.groups[indices]})
     with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):  # progress bars go to stderr
         warnings.simplefilter("ignore")
         try:
-            return [
-                partitioner.load_partition(number).with_format("numpy")["index"][:].astype(np.int64)
-                for number in numbers
-            ]
+            parts = [partitioner.load_partition(client).with_format("numpy")["index"][:] for client in range(clients)]
         except ValueError as error:
             raise DataError(f"flwr-datasets cannot partition {pool.name} like that: {error}") from error
+    return Parts([part.astype(np.int64) for part in parts])

@@ -20,9 +20,9 @@ BY_PLACE = ("natural", "power_law", "label_groups")
 def share_out(
     pool: Pool,
     partition: str,
-    *,
     clients: int | None,
     newcomers: int,
+    *,
     samples_per_client: int | None,
     newcomer_samples: int | None,
     clusters: int,
@@ -43,22 +43,18 @@ def share_out(
         For each of them a number that modulo ``clusters`` is its true cluster; the numbers of newcomers in two clusters
         differ by one at most.
     """
-
-    def parted(pool: Pool, n: int | None, seed: int, samples: int | None, other: Mapping[int, int]) -> Parts:
-        limits = {"samples_per_client": samples, "other_samples": other}
-        return partition_pool(pool, partition, clients=n, seed=seed, **limits, **arguments)
-
+    kept: dict[str, Any] = {"samples_per_client": samples_per_client, "seed": seed, **arguments}
     if clients is None or newcomers == 0:
-        parts = parted(pool, clients, seed, samples_per_client, {})
+        parts = partition_pool(pool, partition, clients=clients, **kept)
         return parts, [*range(len(parts.indices))]
     few = samples_per_client if newcomer_samples is None else newcomer_samples
     if samples_per_client is None or partition in BY_PLACE:
         places = _newcomers_last(clients, newcomers, clusters, seed)
         other = {} if few is None else dict.fromkeys(places[clients:], few)
-        parts = parted(pool, clients + newcomers, seed, samples_per_client, other)
+        parts = partition_pool(pool, partition, clients=clients + newcomers, other_samples=other, **kept)
         names = None if parts.names is None else [parts.names[place] for place in places]
         return replace(parts, indices=[parts.indices[place] for place in places], names=names), places
-    parts = parted(pool, clients, seed, samples_per_client, {})
+    parts = partition_pool(pool, partition, clients=clients, **kept)
     left = replace(pool, train=np.setdiff1d(pool.train, np.concatenate(parts.indices)))
     if newcomers * (few or 1) > len(left.train):
         raise DataError(
@@ -66,7 +62,8 @@ def share_out(
             f"clients leave {len(left.train)} of {pool.name}; ask for fewer newcomers, or for a smaller "
             "newcomers.samples_per_client or data.samples_per_client"
         )
-    late = parted(left, newcomers, rng.torch_seed(seed, "newcomers"), few, {})
+    kept |= {"samples_per_client": few, "seed": rng.torch_seed(seed, "newcomers")}
+    late = partition_pool(left, partition, clients=newcomers, **kept)
     return replace(parts, indices=[*parts.indices, *late.indices]), [*range(clients), *range(newcomers)]
 
 

@@ -116,27 +116,25 @@ def load_federation(
         scaling=scaling,
     )
     doubled = partition == "label_groups" and "clusters" in arguments
+    named, given = isinstance(source, str), dict(source_arguments or {})
     require(
         ("seed", seed, seed >= 0, "at least 0"),
         ("partition_arguments", arguments, not doubled, "without 'clusters', which is a setting of its own"),
+        ("source_arguments", given, named or not given, "empty unless the source is given by its name"),
     )
-    everyone = None if clients is None else clients + newcomers
-    pool = _open(source, data_dir, seed, everyone, source_arguments or {}).scaled(scaling)
+    if isinstance(source, str):
+        if source in SOURCES and "clients" in known_arguments(SOURCES[source].load) and clients is not None:
+            given = {"clients": clients + newcomers, **given}  # a source that is made for so many clients
+        source = load_pool(source, data_dir=data_dir, seed=seed, **given)
+    pool = (source if isinstance(source, Pool) else pool_from_torch(source)).scaled(scaling)
     if partition == "label_groups":
         labels = len(np.unique(pool.groups[pool.train]))
         clusters = arguments["clusters"] = clusters or min(DEFAULT_CLUSTERS, clients or 1, labels)
     elif shift != "none" and clients is not None:
         clusters = clusters or min(DEFAULT_CLUSTERS, clients)
+    limits = {"samples_per_client": samples_per_client, "newcomer_samples": newcomer_samples}
     parts, places = share_out(
-        pool,
-        partition,
-        clients=clients,
-        newcomers=newcomers,
-        samples_per_client=samples_per_client,
-        newcomer_samples=newcomer_samples,
-        clusters=clusters or 1,
-        seed=seed,
-        arguments=arguments,
+        pool, partition, clients, newcomers, clusters=clusters or 1, seed=seed, arguments=arguments, **limits
     )
     if test_fraction is not None:
         parts = replace(parts, own_test_fraction=test_fraction)
@@ -146,11 +144,13 @@ def load_federation(
     views, _ = shift_views(pool, shift, clients=n, clusters=clusters or 1, seed=seed)
     of_each = [views[place % len(views)] for place in places]
     everybody = _client_data(pool, parts, of_each, validation_fraction, test_samples, seed)
+    shifted = f", shift {shift}" if shift != "none" else ""
+    grouped = f", {clusters} cluster{'s' if clusters > 1 else ''}" if clusters else ""
 
     def federation(members: tuple[ClientData, ...], newcomers: Federation | None = None) -> Federation:
         truth = {client.id: places[client.id] % len(views) for client in members} if clusters else None
-        described = _describe(pool, len(members), partition, shift, clusters)
-        return Federation(pool, members, truth, described, newcomers)
+        description = f"{pool.name}, {len(members)} clients, partition {partition}{shifted}{grouped}"
+        return Federation(pool, members, truth, description, newcomers)
 
     return federation(everybody[:n], federation(everybody[n:]) if newcomers else None)
 
@@ -188,6 +188,7 @@ def check_data_settings(
     if scaling not in get_args(Scaling):
         raise ConfigError(unknown("scaling", scaling, get_args(Scaling)))
     everyone = clients is None and partition == "natural"
+    is_fraction = test_fraction is None or 0 < test_fraction < 1
     grouped, shifted = partition == "label_groups", shift != "none"
     without_clusters = "1 or left out when there is neither a shift nor partition 'label_groups'"
     no_shift = "'none' with partition 'label_groups', which makes clusters itself"
@@ -199,47 +200,15 @@ def check_data_settings(
         ("shift", shift, not (grouped and shifted), no_shift),
         ("validation_fraction", validation_fraction, 0 <= validation_fraction < 1, "in [0, 1)"),
         ("test_samples", test_samples, test_samples is None or test_samples >= 1, "at least 1"),
-        (
-            "test_fraction",
-            test_fraction,
-            test_fraction is None or 0 < test_fraction < 1,
-            "greater than 0 and less than 1",
-        ),
+        ("test_fraction", test_fraction, is_fraction, "greater than 0 and less than 1"),
     )
 
 
 def check_newcomers(newcomers: int, newcomer_samples: int | None, clients: int | None) -> None:
     """Check the settings of newcomers; see :func:`load_federation`."""
-    counted = newcomers == 0 or clients is not None
-    rule = "0 unless data.clients says how many others there are"
+    counted, some = newcomers == 0 or clients is not None, newcomer_samples is None or newcomer_samples >= 1
     require(
         ("newcomers.clients", newcomers, newcomers >= 0, "at least 0"),
-        ("newcomers.clients", newcomers, counted, rule),
-        (
-            "newcomers.samples_per_client",
-            newcomer_samples,
-            newcomer_samples is None or newcomer_samples >= 1,
-            "at least 1",
-        ),
+        ("newcomers.clients", newcomers, counted, "0 unless data.clients says how many others there are"),
+        ("newcomers.samples_per_client", newcomer_samples, some, "at least 1"),
     )
-
-
-def _open(
-    source: str | Pool | Dataset[Any],
-    data_dir: str | Path | None,
-    seed: int,
-    clients: int | None,
-    arguments: Mapping[str, Any],
-) -> Pool:
-    if isinstance(source, str):
-        made_for_clients = source in SOURCES and "clients" in known_arguments(SOURCES[source].load)
-        given = {"clients": clients, **arguments} if made_for_clients and clients is not None else arguments
-        return load_pool(source, data_dir=data_dir, seed=seed, **given)
-    require(("source_arguments", dict(arguments), not arguments, "empty unless the source is given by its name"))
-    return source if isinstance(source, Pool) else pool_from_torch(source)
-
-
-def _describe(pool: Pool, clients: int, partition: str, shift: str, clusters: int | None) -> str:
-    parts = [f"{pool.name}, {clients} clients", f"partition {partition}", f"shift {shift}" if shift != "none" else ""]
-    parts.append(f"{clusters} cluster{'s' if clusters > 1 else ''}" if clusters else "")
-    return ", ".join(part for part in parts if part)

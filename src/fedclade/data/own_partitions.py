@@ -1,4 +1,4 @@
-"""The partitions of our own: iid, quantity_skew, power_law, label_groups."""
+"""The partitions of our own: iid, natural, quantity_skew, power_law, label_groups."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedclade.core import DataError, require, rng
 from fedclade.data.arrays import Indices
@@ -19,6 +18,25 @@ def iid(pool: Pool, clients: int, seed: int) -> Parts:
     return Parts(np.array_split(shuffled(pool, seed), clients), test="pool")
 
 
+def natural(pool: Pool, clients: int | None, seed: int, *, min_samples: int = 2) -> Parts:
+    """Make each owner (writer, speaker, user) a client: those with the most examples, most first."""
+    if pool.natural is None:
+        raise DataError(f"partition 'natural' needs data that says who owns each example; {pool.name} does not")
+    # An owner needs two examples: one to train on, one to be tested on.
+    require(("min_samples", min_samples, min_samples >= 2, "at least 2"))
+    order = shuffled(pool, seed)
+    names, owner, counts = np.unique(pool.natural[order], return_inverse=True, return_counts=True)
+    by_size = np.argsort(-counts, kind="stable")
+    chosen = by_size[counts[by_size] >= min_samples][:clients]
+    if len(chosen) < (clients or 1):
+        raise DataError(
+            f"{clients or 1} clients need as many owners with at least {min_samples} examples, but of the "
+            f"{len(names)} owners in {pool.name} only {len(chosen)} have that many"
+        )
+    of_owner = np.split(order[np.argsort(owner, kind="stable")], np.cumsum(counts)[:-1])
+    return Parts([of_owner[i] for i in chosen], names=names[chosen].tolist(), test="own")
+
+
 def quantity_skew(pool: Pool, clients: int, seed: int, *, exponent: float = 2.5, min_samples: int = 10) -> Parts:
     """Shuffle, and cut into parts whose sizes are drawn from a power law, density ``size^-exponent``."""
     require(
@@ -26,7 +44,10 @@ def quantity_skew(pool: Pool, clients: int, seed: int, *, exponent: float = 2.5,
     )
     draw = rng.generator(seed, "power_law")
     weights = (1 - draw.random(clients)) ** (-1 / (exponent - 1))  # by inversion of P(size > s) = s^-(exponent - 1)
-    return Parts(_cut(shuffled(pool, seed), weights, min_samples, pool), test="pool")
+    spare = _spare(len(pool.train), clients, min_samples, "examples", pool)
+    before = np.cumsum(weights)[:-1] / weights.sum()  # what share of the spare goes to the clients before each cut
+    cuts = np.floor(spare * before).astype(np.int64) + min_samples * np.arange(1, clients)
+    return Parts(np.split(shuffled(pool, seed), cuts), test="pool")
 
 
 def power_law(
@@ -53,13 +74,7 @@ def power_law(
     for place, label in enumerate(labels):
         holders, slots = np.nonzero(held == place)
         mine, shares = indices[pool.groups[indices] == label], weights[holders, slots]
-        spare = len(mine) - first * len(holders)
-        if spare < 0:
-            raise DataError(
-                f"{len(holders)} clients with at least {first} examples of label {label} each need "
-                f"{first * len(holders)}, but there are {len(mine)} in {pool.name} to share; ask for fewer clients or "
-                "a smaller min_samples"
-            )
+        spare = _spare(len(mine), len(holders), first, f"examples of label {label}", pool)
         counts = first + np.floor(spare * shares / shares.sum()).astype(np.int64)
         for client, part in zip(holders, np.split(mine, np.cumsum(counts)), strict=False):  # the last part is nobody's
             of_client[client].append(part)
@@ -69,14 +84,10 @@ def power_law(
 def label_groups(pool: Pool, clients: int, seed: int, *, clusters: int = 2) -> Parts:
     """Cut the labels into ``clusters`` runs; client ``i`` gets an equal share of what run ``i mod clusters`` has."""
     labels = labels_of(pool)
+    enough = clusters <= len(labels), f"at most the number of labels ({len(labels)}) for label_groups"
     require(
         ("clusters", clusters, 1 <= clusters <= clients, f"from 1 to the number of clients ({clients})"),
-        (
-            "clusters",
-            clusters,
-            clusters <= len(labels),
-            f"at most the number of labels ({len(labels)}) for label_groups",
-        ),
+        ("clusters", clusters, *enough),
     )
     indices = shuffled(pool, seed)
     parts: list[Indices] = [indices] * clients
@@ -88,14 +99,11 @@ def label_groups(pool: Pool, clients: int, seed: int, *, clusters: int = 2) -> P
     return Parts(parts)
 
 
-def _cut(indices: Indices, weights: NDArray[np.float64], minimum: int, pool: Pool) -> list[Indices]:
-    """Cut indices into parts: each of at least ``minimum``, and what is left in proportion to the weights."""
-    spare = len(indices) - minimum * len(weights)
-    if spare < 0:
+def _spare(there: int, clients: int, least: int, what: str, pool: Pool) -> int:
+    """Return how many examples are left after each client got its least."""
+    if there < least * clients:
         raise DataError(
-            f"{len(weights)} clients with at least {minimum} examples each need {minimum * len(weights)}, but there "
-            f"are {len(indices)} in {pool.name} to share; ask for fewer clients or a smaller min_samples"
+            f"{clients} clients with at least {least} {what} each need {least * clients}, but there are {there} in "
+            f"{pool.name} to share; ask for fewer clients or a smaller min_samples"
         )
-    before = np.cumsum(weights)[:-1] / weights.sum()  # what share of the spare goes to the clients before each cut
-    cuts = np.floor(spare * before).astype(np.int64) + minimum * np.arange(1, len(weights))
-    return np.split(indices, cuts)
+    return there - least * clients

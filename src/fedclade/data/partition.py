@@ -8,8 +8,8 @@ from types import MappingProxyType
 from typing import Any
 
 from fedclade.core import ConfigError, DataError, check_arguments, require, rng, unknown
-from fedclade.data.flower_partitions import dirichlet, natural, pathological, shards
-from fedclade.data.own_partitions import iid, label_groups, power_law, quantity_skew
+from fedclade.data.flower_partitions import dirichlet, pathological, shards
+from fedclade.data.own_partitions import iid, label_groups, natural, power_law, quantity_skew
 from fedclade.data.parts import Parts
 from fedclade.data.pool import Pool
 

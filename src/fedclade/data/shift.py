@@ -56,11 +56,7 @@ def _none(_pool: Pool, clusters: int, _seed: int) -> list[View]:
 
 
 def _label_swap(pool: Pool, clusters: int, seed: int) -> list[View]:
-    """Swap two labels in each cluster (Sattler et al. 2019, section VI-A).
-
-    No label is in two pairs while there are labels left; after that pairs share labels, but no two clusters swap the
-    same.
-    """
+    """Swap two labels in each cluster, another pair in each, first disjoint ones (Sattler et al. 2019, VI-A)."""
     labels = _labels_to_shift(pool, "label_swap")
     _require_enough(math.comb(labels, 2), clusters, f"pairs of {labels} labels", "label_swap")
     draw = rng.generator(seed, "label_swap")
@@ -92,9 +88,8 @@ def _rotation(pool: Pool, clusters: int, _seed: int) -> list[View]:
     shape = pool.input_shape
     if len(shape) != 3 or shape[1] != shape[2]:
         raise DataError(f"shift 'rotation' needs square images [C, H, H], but inputs of {pool.name} are {list(shape)}")
-    require(
-        ("clusters", clusters, clusters <= 4, "at most 4 with shift 'rotation', which turns by 0°, 90°, 180° and 270°")
-    )
+    rule = "at most 4 with shift 'rotation', which turns by 0°, 90°, 180° and 270°"
+    require(("clusters", clusters, clusters <= 4, rule))
     return [View(quarter_turns=turns) for turns in range(clusters)]
 
 
@@ -105,9 +100,8 @@ def _labels_to_shift(pool: Pool, name: str) -> int:
 
 
 def _require_enough(there: int, clusters: int, things: str, name: str) -> None:
-    require(
-        ("clusters", clusters, clusters <= there, f"at most {there} with shift {name!r}: there are no more {things}")
-    )
+    rule = f"at most {there} with shift {name!r}: there are no more {things}"
+    require(("clusters", clusters, clusters <= there, rule))
 
 
 SHIFTS: Mapping[str, Shift] = MappingProxyType(

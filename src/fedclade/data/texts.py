@@ -35,8 +35,7 @@ def load_ag_news(
     """Return AG News: short articles on four topics (Zhang, Zhao, LeCun 2015).
 
     For ``language`` every article is one sequence whose next words are predicted, and the groups are the topics; for
-    ``classification`` the topic is the label. If there is no training split, every tenth article of the test split is
-    held out as test data, and the others are for training.
+    ``classification`` the topic is the label. Without a training split, a tenth of the test split is the test data.
     """
     tables = open_tables("ag_news", data_dir)
     read = partial(_read_ag_news, tables)
@@ -119,10 +118,11 @@ def _text_from_file(file: Path) -> str:
 
 
 def _text_from_hub(tables: HubTables) -> str:
-    splits = [split for split in ("train", "validation", "test") if tables.has(split)]  # three runs of the one text
-    return "".join(
-        text for split in splits for text in to_texts(tables.read(split, ["text"])["text"], tables.where(split), "text")
-    )
+    texts: list[str] = []
+    for split in ("train", "validation", "test"):  # three runs of the one text
+        if tables.has(split):
+            texts += to_texts(tables.read(split, ["text"])["text"], tables.where(split), "text")
+    return "".join(texts)
 
 
 def _read_shakespeare(text: Callable[[], str], where: str, sequence_length: int) -> Corpus:

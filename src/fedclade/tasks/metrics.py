@@ -9,24 +9,14 @@ import numpy as np
 
 QUANTILES = (5, 10, 25, 50, 75, 90)
 SPREAD = ("mean", "std", "min", "max", *(f"p{q}" for q in QUANTILES), "worst10_mean")
-"""What :func:`spread` tells."""
+"""What :func:`spread` returns."""
 
 
 def spread(values: Sequence[float], *, lower_is_better: bool = False) -> dict[str, float]:
     """Return how a score is spread over clients: mean, std, extremes, quantiles, and the mean of the worst tenth.
 
-    Parameters
-    ----------
-    values
-        One for each client, such as accuracies in [0, 1].
-    lower_is_better
-        As for perplexity: then the worst clients are those with the largest values.
-
-    Returns
-    -------
-    dict
-        ``mean, std, min, max, p5, p10, p25, p50, p75, p90, worst10_mean``; ``std`` over the clients at hand (ddof 0),
-        the worst tenth rounded up to whole clients. All are NaN if there are none.
+    ``std`` has ddof 0; the worst tenth, with the largest values if ``lower_is_better`` (perplexity), is rounded up to
+    whole clients. All are NaN if there are no values.
     """
     if len(values) == 0:
         return dict.fromkeys(SPREAD, math.nan)
@@ -49,10 +39,7 @@ def perplexity(loss: float) -> float:
 def cluster_scores(found: Mapping[int, int], truth: Mapping[int, int] | None) -> dict[str, float | None]:
     """Return the adjusted Rand index and the normalised mutual information of found clusters against the true ones.
 
-    Parameters
-    ----------
-    found, truth
-        Cluster of each client by id. Without a truth both scores are None.
+    ``found`` and ``truth`` have the cluster of each client by id. Without a truth both scores are None.
     """
     if truth is None:
         return {"ari": None, "nmi": None}
