@@ -26,8 +26,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from fedclade import CFL, Run, simulate
-from fedclade.algorithms.base import RoundLog, State, log_of, move_clusters, train_clusters
+from fedclade import CFL, RoundLog, Run, State, log_of, move_clusters, simulate, train_clusters
 from fedclade.core.clients import Clients
 from fedclade.core.queries import Round
 from fedclade.papers import EXPERIMENTS, ResultCache, Settings
@@ -77,7 +76,7 @@ class Told(CFL):
                 round_number=this_round.number,
                 criteria={},
             )
-        return State(tree, state.memory), log_of(parts)
+        return State(tree), log_of([part.compared() for part in parts])
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from pathlib import Path
 from time import perf_counter
 
 from fedclade import CFL, Federation, LocalSpec, ParameterTree, evaluate_paths, load_federation, path_weights, simulate
-from fedclade.algorithms.base import best_on_validation
+from fedclade.algorithms.cfl import best_on_validation
 from fedclade.core.queries import Evaluation
 from fedclade.runs.backend import module_for
 from fedclade.tasks.metrics import mean_and_interval

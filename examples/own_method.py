@@ -13,6 +13,14 @@ import fedclade
 from fedclade import Clients, Event, ParameterTree, Round, RoundLog, State
 
 
+@dataclass(frozen=True)
+class Grouped(Event):
+    """Clients were clustered by k-means."""
+
+    kind = "k_means"
+    sizes: tuple[int, ...]
+
+
 @dataclass(frozen=True, kw_only=True)
 class UpdateKMeans(fedclade.Algorithm):
     """Clusters are those of the directions in which clients' updates point in round r."""
@@ -37,7 +45,7 @@ class UpdateKMeans(fedclade.Algorithm):
         clusters = [[c for c, at in zip(updates.ids, labels, strict=True) if at == label] for label in set(labels)]
         cached = [updates.signatures_of(members) for members in clusters]  # newcomers are compared with them
         tree = tree.split(0, clusters, params=tree.nodes[0].params, cached=cached, round_number=self.r, criteria={})
-        return State(tree), fedclade.log_of(parts, [Event("k_means", 0, {"sizes": [len(each) for each in clusters]})])
+        return State(tree), fedclade.log_of(parts, [Grouped(0, tuple(map(len, clusters)))])
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from fedclade import LocalSpec
 from fedclade.algorithms import Algorithm, RoundLog, State
 from fedclade.channel import Channel, Meter, Replicating, Retrying, Streaming, Timing, Traffic
-from fedclade.core import Evaluation, Handlers, Query, R, Round, Split
+from fedclade.core import ClusterSplit, Evaluation, Event, Handlers, Query, R, Round, Split
 from fedclade.core.clients import Clients
 from fedclade.core.updates import Updates
 from fedclade.data.federation import ClientData, Federation, Pool
@@ -231,6 +232,11 @@ class ScriptedClients(Fake):
         return Evaluation(tuple(ids), accuracies, torch.zeros(len(ids)), torch.ones(len(ids)))
 
 
+def details(event: Event) -> dict[str, Any]:
+    """Return what an event holds besides its kind and node, as lists and dicts."""
+    return {key: value for key, value in event.to_row(0).items() if key not in ("round", "kind", "node")}
+
+
 @dataclass
 class Played:
     """A run, round by round: states (one more than rounds), logs, and the clients that were watched."""
@@ -242,10 +248,10 @@ class Played:
     def splits(self) -> list[tuple[int, int, tuple[frozenset[int], ...]]]:
         """Return round, node and parts of every split."""
         return [
-            (number, event.node, tuple(frozenset(part) for part in event.details["clusters"]))
+            (number, event.node, tuple(frozenset(part) for part in event.clusters))
             for number, log in enumerate(self.logs, start=1)
             for event in log.events
-            if event.kind == "split"
+            if isinstance(event, ClusterSplit)
         ]
 
 

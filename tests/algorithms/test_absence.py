@@ -11,7 +11,7 @@ import torch
 from fedclade import CFL, FLHC, IFCA, Ditto, FedAvg, FedGroup, FeSEM, FineTune, LocalSpec
 from fedclade.algorithms import Algorithm, RoundLog, State
 from fedclade.core.queries import Round
-from tests.tiny import ScriptedClients
+from tests.tiny import ScriptedClients, details
 
 WARD = {"metric": "l2", "linkage": "ward", "n_clusters": 2}
 RIGHT, UP = (1.0, 0.0), (0.0, 1.0)
@@ -51,7 +51,7 @@ def played(
 
 
 def events(log: RoundLog, *kinds: str) -> list[tuple[str, int, object]]:
-    return [(event.kind, event.node, event.details.get("clients")) for event in log.events if event.kind in kinds]
+    return [(event.kind, event.node, details(event).get("clients")) for event in log.events if event.kind in kinds]
 
 
 def models(state: State) -> list[list[float]]:
@@ -80,7 +80,7 @@ def test_who_waits_moves_no_model():
     states, logs = played(FLHC(rounds_before=1, **WARD), Absent(TWO_KINDS, absent={2: {1, 5}}), 3, min_clients=2)
     assert models(states[3]) == [[0.5, 0.5], [1.5, 0.5], [0.5, 1.5]]
     assert logs[2].losses.keys() == set(range(6))
-    assert logs[2].geometry.keys() == {1, 2}, "the root's last geometry is that of the split"
+    assert logs[2].criteria.keys() == {1, 2}, "the root's last criteria are that of the split"
 
 
 def test_who_waits_may_be_fewer_than_min_clients():
@@ -92,7 +92,7 @@ def test_too_few_answers_to_cluster_leave_it_to_the_next_round():
     clients = Absent(TWO_KINDS, absent={2: {0, 1, 2, 3, 4}, 3: set(range(6))})
     states, logs = played(FLHC(rounds_before=1, **WARD), clients, 4)
     assert [events(log, "postponed") for log in logs] == [[], [("postponed", 0, 1)], [("postponed", 0, 0)], []]
-    assert logs[1].events[0].details == {"clients": 1, "needed": 2}
+    assert details(logs[1].events[0]) == {"clients": 1, "needed": 2}
     assert states[3].tree is states[1].tree
     assert [leaf.members for leaf in states[4].tree.leaves] == [(0, 1, 2), (3, 4, 5)]
 
@@ -132,7 +132,7 @@ def test_a_split_needs_two_who_answer(query):
     clients = Absent(TWO_KINDS, absent={(2, query): {0, 1, 2, 3, 4}})
     states, logs = played(cfl(similarity="gradients"), clients, 2)
     assert len(states[2].tree.nodes) == 1
-    assert logs[1].geometry[0].bipartition is None
+    assert logs[1].criteria[0].bipartition is None
 
 
 # Clusters with too few answers
@@ -152,7 +152,7 @@ def test_a_cluster_with_too_few_answers_keeps_its_model_and_is_not_split(algorit
 def test_a_cluster_that_is_silent_altogether_is_told():
     _, logs = played(FedAvg(), Absent(TWO_KINDS, absent={1: set(range(6))}), 1)
     assert events(logs[0], "too_few") == [("too_few", 0, 0)]
-    assert logs[0].geometry == {}
+    assert logs[0].criteria == {}
 
 
 @pytest.mark.parametrize("average", ["models", "gradients"])

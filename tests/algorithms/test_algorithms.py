@@ -8,10 +8,11 @@ import torch
 
 from fedclade import CFL, FLHC, ConfigError, FedAvg, FedGroup, Local, LocalSpec, Oracle
 from fedclade.algorithms import ALGORITHMS, IFCA, PACFL, Ditto, FeSEM, FineTune, ReplicatedCFL, State, build_algorithm
-from fedclade.algorithms.base import membership_events, sample
+from fedclade.algorithms.base import sample
+from fedclade.algorithms.cluster_update import membership_events
 from fedclade.core.queries import Round
 from fedclade.core.tree import ParameterTree
-from tests.tiny import ScriptedClients, play
+from tests.tiny import ScriptedClients, details, play
 
 
 def test_every_algorithm_can_be_built_by_its_name():
@@ -132,7 +133,7 @@ def test_a_cluster_without_an_answer_keeps_its_model():
     state = algorithm.init(torch.zeros(1), clients)
     state, log = algorithm.step(state, [1], clients, Round(1, LocalSpec()))
     assert [float(leaf.params) for leaf in state.tree.leaves] == [0, 5]
-    assert list(log.geometry) == [2]
+    assert list(log.criteria) == [2]
     assert log.losses == {1: 0.0}
 
 
@@ -166,7 +167,7 @@ def test_a_cohort_has_nobody_of_an_empty_cluster_and_somebody_of_those_who_wait_
 def test_membership_events_tell_who_joined_what_and_which_clusters_became_empty():
     before = ParameterTree.star([(0, 1), (2,), ()], torch.zeros(1), unassigned=[3])
     told = membership_events(before, before.reassigned({2: 1, 3: 1}))
-    assert [(event.kind, event.node, event.details) for event in told] == [
+    assert [(event.kind, event.node, details(event)) for event in told] == [
         ("joined", 1, {"clients": [2, 3]}),
         ("empty", 2, {}),  # and not 3, which was empty before
     ]

@@ -96,7 +96,7 @@ def test_who_has_not_trained_yet_is_served_with_the_global_model():
     assert served[5] == 0
     assert {client: float(state.tree.nodes[served[client]].params) for client in (3, 9)} == {3: 2, 9: 3}
     assert float(state.tree.nodes[0].params) == 2.5
-    assert list(log.geometry) == [0]
+    assert list(log.criteria) == [0]
     state, _ = algorithm.step(state, [5], clients, Round(2, SPEC))
     assert algorithm.serve(state, clients)[3] == served[3]
 

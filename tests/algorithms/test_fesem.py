@@ -67,7 +67,7 @@ def test_a_client_goes_to_the_centre_nearest_to_its_local_model():
     state, log = algorithm.step(state, range(4), clients, ROUND)
     assert state.tree.leaf_of == {0: 1, 1: 2, 2: 2, 3: 2}
     assert centres(state) == [[0], [pytest.approx((7 + 9 + 9) / 3)]]
-    assert {node: geometry.members for node, geometry in log.geometry.items()} == {1: (0, 1), 2: (2, 3)}
+    assert {node: criteria.members for node, criteria in log.criteria.items()} == {1: (0, 1), 2: (2, 3)}
 
 
 def test_a_centre_that_nobody_goes_to_stays_and_is_reported():
@@ -102,7 +102,7 @@ def test_who_was_never_asked_has_the_mean_of_the_centres():
     state, log = algorithm.step(state, [3], clients, ROUND)
     assert state.tree.leaf_of[3] == 1
     assert centres(state)[0] == [pytest.approx((2 * 1 + 7) / 3 + 0.5)]
-    assert list(log.geometry) == [0]
+    assert list(log.criteria) == [0]
 
 
 class WithBuffer(ScriptedClients):

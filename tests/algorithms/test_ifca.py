@@ -14,7 +14,7 @@ from fedclade.clustering.routing import to_lowest_loss
 from fedclade.core.queries import Evaluation, Round
 from tests.reference.fedavg import as_numpy
 from tests.reference.ifca import iterative_federated_clustering, risk
-from tests.tiny import Metered, ScriptedClients, federation_of, linear, play, simulated
+from tests.tiny import Metered, ScriptedClients, details, federation_of, linear, play, simulated
 
 SPEC = LocalSpec(epochs=2, batch_size=10, lr=0.2)
 TRUTH = [0, 1, 2, 0, 1, 2, 0, 1]
@@ -41,7 +41,7 @@ class Choosers(ScriptedClients):
 
 
 def told(log) -> list[tuple[str, int, list[int] | None]]:
-    return [(event.kind, event.node, event.details.get("clients")) for event in log.events]
+    return [(event.kind, event.node, details(event).get("clients")) for event in log.events]
 
 
 def choosers(delta=1.0, sizes=None) -> Choosers:
@@ -133,13 +133,13 @@ def test_restarts_go_on_with_the_set_of_lowest_loss_as_if_there_were_no_other():
     (chosen,) = [event for event in together.logs[2].events if event.kind == "restart"]
     losses = [to_lowest_loss(played.states[2].tree, range(8), clients)[1] for played in alone]
     # The estimate of round 3 is made at the models of round 2, before anybody has changed cluster.
-    assert chosen.details["losses"] == pytest.approx(losses)
+    assert details(chosen)["losses"] == pytest.approx(losses)
     best = int(np.argmin(losses))
-    assert chosen.details["chosen"] == best
+    assert details(chosen)["chosen"] == best
     for ours, theirs in zip(together.states[5].tree.nodes[1:], alone[best].states[5].tree.nodes[1:], strict=True):
         assert ours.members == theirs.members
         assert torch.equal(ours.params, theirs.params)
-    assert [bool(state.memory) for state in together.states] == [True, True, True, False, False, False]
+    assert [bool(state.tensors()) for state in together.states] == [True, True, True, False, False, False]
     assert not any(event.kind == "restart" for log in together.logs[3:] for event in log.events)
 
 

@@ -17,7 +17,7 @@ from fedclade.data.federation import ClientData, Federation, Pool
 from fedclade.report import facts
 from fedclade.report.dendrogram import dendrogram_figure
 from tests.reference.pacfl import angle_of_same_place, hierarchical_clustering, principal_vectors, smallest_angle
-from tests.tiny import Around, Metered, play, simulated
+from tests.tiny import Around, Metered, details, play, simulated
 
 SPEC = LocalSpec(epochs=1, batch_size=10, lr=0.1)
 D, LABELS, P = 12, 4, 2
@@ -160,12 +160,12 @@ def test_clients_that_all_see_the_same_are_one_cluster():
 def test_the_event_tells_what_a_dendrogram_needs():
     clients, params = simulated(federation("labels"), torch.nn.Linear(D, LABELS))
     (event,) = play(PACFL(), clients, params, 1, spec=SPEC).logs[0].events
-    assert (event.kind, event.node, event.details["metric"], event.details["linkage"]) == (
+    assert (event.kind, event.node, details(event)["metric"], details(event)["linkage"]) == (
         *("clustered", 0, "angle", "average"),
     )
-    assert (event.details["sizes"], event.details["clients"]) == ([4, 4], list(range(8)))
-    heights = [height for _, _, height in event.details["merges"]]
-    assert heights[5] < event.details["threshold"] < heights[6]
+    assert (details(event)["sizes"], details(event)["clients"]) == ([4, 4], list(range(8)))
+    heights = [height for _, _, height in details(event)["merges"]]
+    assert heights[5] < details(event)["threshold"] < heights[6]
 
 
 def test_its_dendrogram_shows_angles_and_the_clusters_that_were_trained():
@@ -275,7 +275,7 @@ def test_who_still_sends_nothing_goes_on_waiting_and_troubles_nobody():
 def test_too_few_vectors_leave_the_clusters_to_the_next_round():
     everybody = federation("labels").ids
     played, _ = shy(dict.fromkeys(everybody[1:], 1), 2, n_clusters=2)
-    assert [(e.kind, e.details) for e in played.logs[0].events] == [("postponed", {"clients": 1, "needed": 2})]
+    assert [(e.kind, details(e)) for e in played.logs[0].events] == [("postponed", {"clients": 1, "needed": 2})]
     assert len(played.states[1].tree.nodes) == 1
     assert played.logs[0].losses.keys() == set(everybody)
     assert {frozenset(leaf.members) for leaf in played.states[2].tree.leaves} == TRUE

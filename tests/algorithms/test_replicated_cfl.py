@@ -10,7 +10,17 @@ import torch
 from fedclade import ConfigError, FedAvg, LocalSpec, ReplicatedCFL, simulate
 from fedclade.core.queries import Round
 from fedclade.core.updates import Updates
-from tests.tiny import ScriptedClients, federation_of, linear, perceptron, play, renamed, replicating, simulated
+from tests.tiny import (
+    ScriptedClients,
+    details,
+    federation_of,
+    linear,
+    perceptron,
+    play,
+    renamed,
+    replicating,
+    simulated,
+)
 
 SPEC = LocalSpec(epochs=2, batch_size=8, lr=0.3)
 CHECKS = (3, 6, 9)
@@ -22,7 +32,7 @@ def clusters_of(state) -> set[frozenset[int]]:
 
 def told(played, kind) -> list[tuple[int, dict]]:
     return [
-        (number, dict(event.details))
+        (number, details(event))
         for number, log in enumerate(played.logs, start=1)
         for event in log.events
         if event.kind == kind
@@ -155,7 +165,7 @@ def test_who_does_not_answer_a_check_waits_and_joins_with_its_next_update():
     assert state.tree.stragglers == {0: (0, 15)}
     state, log = algorithm.step(state, range(16), clients, Round(CHECKS[0] + 1, SPEC))
     assert clusters_of(state) == {frozenset(range(8)), frozenset(range(8, 16))}
-    assert [sorted(event.details["clients"]) for event in log.events] == [[0], [15]]
+    assert [sorted(details(event)["clients"]) for event in log.events] == [[0], [15]]
 
 
 def test_a_client_with_one_example_is_not_asked_for_halves():
@@ -180,7 +190,7 @@ def test_with_too_few_answers_a_check_is_left_out():
     algorithm, state = ReplicatedCFL(check_every=3), run.states[CHECKS[0] - 1]
     clients.silent = tuple(range(10))
     _, log = algorithm.step(state, range(16), clients, Round(CHECKS[0], SPEC, min_clients=8))
-    assert log.events[0].details == {"clients": 6, "needed": 8}
+    assert details(log.events[0]) == {"clients": 6, "needed": 8}
 
 
 def test_renaming_clients_changes_nothing_but_names():

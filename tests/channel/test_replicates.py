@@ -14,7 +14,7 @@ from fedclade.channel.replicates import Replicating
 from fedclade.channel.signature import CountSketch, Sketching
 from fedclade.core.queries import Round
 from fedclade.core.updates import DROPPED_OUT, Updates
-from tests.tiny import Around, Attended, Metered, federation_of, perceptron, simulated, streamed
+from tests.tiny import Around, Attended, Metered, details, federation_of, perceptron, simulated, streamed
 
 SIZES = [20, 26, 31, 24]
 ASKED = Round(2, LocalSpec(epochs=2, batch_size=10, lr=0.2), seed=5, purpose="replicate", replicates=3)
@@ -88,7 +88,7 @@ def test_faults_meet_answers_not_replicates_and_each_replicate_is_a_release():
     faulty = Channel(clients, Replicating(None), FaultInjection(Faults(dropout=0.5), dict(enumerate(range(4))), 92))
     attended = Attended(faulty, tells_releases=True)
     updates = attended.train(IDS, models, ROWS, replace(ASKED, require_all=True, seed=3))
-    events = {event.kind: event.details for event in attended.told()}
+    events = {event.kind: details(event) for event in attended.told()}
     assert events["retried"]["clients"] >= 1
     assert set(updates.ids) | set(updates.left_out) == set(IDS)
     assert updates.required_deltas.shape[1] == 3 * 92

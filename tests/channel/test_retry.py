@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from fedclade import LocalSpec, UpdateError
-from fedclade.core.events import Event
+from fedclade.core import LeftOut, Released, Retried
 from fedclade.core.queries import Round
 from fedclade.core.updates import DROPPED_OUT
-from tests.tiny import Attended, ScriptedClients, SpyClients
+from tests.tiny import Attended, ScriptedClients, SpyClients, details
 
 ROUND = Round(3, LocalSpec())
 MODELS = torch.tensor([[0.0, 0.0], [1.0, 1.0]])
@@ -56,7 +56,7 @@ def test_when_all_answer_there_is_nothing_to_tell():
 def test_a_round_tells_once_for_each_query_who_was_left_out_and_why(what, query):
     updates, attended, spy = asked(Moody(DELTAS).hear({9, 2}), replace(ROUND, purpose="pretrain"), what)
     assert updates.ids == (5,)
-    assert attended.closed(3) == (Event("left_out", 0, {"query": query, "clients": {"2": "asleep", "9": "asleep"}}),)
+    assert attended.closed(3) == (LeftOut(0, query, {2: "asleep", 9: "asleep"}),)
     assert len(spy.calls) == 1
     assert attended.closed(4) == ()
 
@@ -71,9 +71,9 @@ def test_a_query_that_nobody_answers_is_put_again():
     assert updates.ids == (5, 9)
     assert [call.ids for call in spy.calls] == [(5, 2, 9)] * 3
     assert attended.closed(3) == (
-        Event("retried", 0, {"query": "train", "clients": 3, "answered": 0}),
-        Event("retried", 0, {"query": "train", "clients": 3, "answered": 2}),
-        Event("left_out", 0, {"query": "train", "clients": {"2": "asleep"}}),
+        Retried(0, "train", clients=3, answered=0),
+        Retried(0, "train", clients=3, answered=2),
+        LeftOut(0, "train", {2: "asleep"}),
     )
 
 
@@ -87,7 +87,7 @@ def test_one_that_insists_is_put_again_to_those_who_did_not_answer(what):
     assert updates.left_out == {}
     assert [call.ids for call in spy.calls] == [(5, 2, 9), (5, 2), (5,)]
     assert torch.equal(spy.calls[1].models[2], MODELS[1])
-    assert [event.details["answered"] for event in attended.closed(3)] == [1, 1]
+    assert [details(event)["answered"] for event in attended.closed(3)] == [1, 1]
 
 
 def test_who_is_asked_again_is_pulled_to_the_same_model():
@@ -170,7 +170,7 @@ def test_who_sends_no_subspaces_is_asked_again_and_then_left_out(last, events):
     vectors = attended.subspaces((5, last, 2), 1, False)
     assert clients.asked == [(5, last, 2), (5, last), (last,)]
     assert vectors.flatten().tolist() == [5, 0 if events else last, 2]
-    told = Event("left_out", 0, {"query": "subspaces", "clients": {"9": DROPPED_OUT}})
+    told = LeftOut(0, "subspaces", {9: DROPPED_OUT})
     attended.train((2,), torch.zeros(1, 1), [0], ROUND)
     assert attended.closed(3) == (told,) * events
 
@@ -182,7 +182,7 @@ def test_an_evaluation_after_the_step_is_told_of_in_its_own_round():
 
     attended, _ = attending(Absent(DELTAS))
     attended.evaluate([5, 2], MODELS, [0, 0], "test")
-    assert attended.told() == (Event("left_out", 0, {"query": "evaluate on test data", "clients": {"5": "asleep"}}),)
+    assert attended.told() == (LeftOut(0, "evaluate on test data", {5: "asleep"}),)
     assert attended.told() == ()
 
 
@@ -193,11 +193,11 @@ def test_a_round_tells_who_sent_how_many_updates_where_that_is_asked_for():
     attended.train((5, 2, 9), MODELS, [0, 1, 0], replace(ROUND, require_all=True))
     attended.gradients((5,), MODELS, [0], ROUND)
     attended.train((2,), MODELS, [0], replace(ROUND, communicates="nothing"))
-    assert attended.closed(3)[-1] == Event("released", 0, {"clients": {"2": 1, "5": 2, "9": 1}})
+    assert attended.closed(3)[-1] == Released(0, {2: 1, 5: 2, 9: 1})
     assert attended.closed(4) == ()
 
 
 def test_an_answer_that_is_not_used_was_sent_all_the_same():
     attended = Attended(Moody(DELTAS).hear({9}, why="too late"), tells_releases=True)
     attended.train((5, 2, 9), MODELS, [0, 1, 0], ROUND)
-    assert attended.closed(3)[-1] == Event("released", 0, {"clients": {"2": 1, "5": 1, "9": 1}})
+    assert attended.closed(3)[-1] == Released(0, {2: 1, 5: 1, 9: 1})

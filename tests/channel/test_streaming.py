@@ -131,9 +131,9 @@ def test_a_run_that_streams_is_the_run_that_does_not_but_for_rounding(algorithm,
                     torch.testing.assert_close(b.cached, a.cached, rtol=0, atol=1e-5)
         for ours, theirs in zip(plain.logs, stream.logs, strict=True):
             assert theirs.losses.keys() == ours.losses.keys()
-            for node, geometry in ours.geometry.items():
-                assert theirs.geometry[node].members == geometry.members
-                assert theirs.geometry[node].criteria == pytest.approx(geometry.criteria, rel=1e-3, abs=1e-5)
+            for node, criteria in ours.criteria.items():
+                assert theirs.criteria[node].members == criteria.members
+                assert theirs.criteria[node].numbers == pytest.approx(criteria.numbers, rel=1e-3, abs=1e-5)
     assert isinstance(algorithm, CFL | ReplicatedCFL) == any(log.events for log in plain.logs)
 
 

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from fedclade.clustering.criteria import LARGEST_COMPARED, SplitCriteria
-from fedclade.core.updates import Updates
+from fedclade.clustering import SplitCriteria, cosine_similarity
+from fedclade.core import Updates, mean
 
 
 def updates(deltas, sizes=None, n_parameters=2) -> Updates:
@@ -14,50 +14,48 @@ def updates(deltas, sizes=None, n_parameters=2) -> Updates:
     return Updates.received(range(n), sizes or [1] * n, torch.tensor(deltas), n_parameters, torch.zeros(n), 1)
 
 
+def criteria_of(made: Updates, *, compared: bool = False) -> SplitCriteria:
+    return SplitCriteria.of(made, mean(made), cosine_similarity(made.signatures) if compared else None)
+
+
 def test_mean_norm_is_the_norm_of_the_weighted_mean():
     """Eq. 32: (1·(8, 0) + 3·(0, 4)) / 4 = (2, 3)."""
-    assert SplitCriteria.of(updates([[8.0, 0.0], [0.0, 4.0]], [1, 3])).mean_norm == pytest.approx(math.hypot(2, 3))
+    assert criteria_of(updates([[8.0, 0.0], [0.0, 4.0]], [1, 3])).mean_norm == pytest.approx(math.hypot(2, 3))
 
 
 def test_max_norm_is_the_largest_norm_of_an_update():
     """Eq. 33, unweighted."""
-    assert SplitCriteria.of(updates([[3.0, 4.0], [0.0, 1.0]], [1, 99])).max_norm == 5.0
+    assert criteria_of(updates([[3.0, 4.0], [0.0, 1.0]], [1, 99])).max_norm == 5.0
 
 
 def test_buffers_are_left_out_of_norms_and_similarities():
-    geometry = SplitCriteria.of(updates([[3.0, 4.0, 100.0], [3.0, 4.0, 300.0]]))
-    assert geometry.mean_norm == 5.0
-    assert geometry.max_norm == 5.0
-    assert geometry.similarity[0, 1] == pytest.approx(1.0)
+    criteria = criteria_of(updates([[3.0, 4.0, 100.0], [3.0, 4.0, 300.0]]), compared=True)
+    assert criteria.mean_norm == 5.0
+    assert criteria.max_norm == 5.0
+    assert criteria.similarity[0, 1] == pytest.approx(1.0)
 
 
 def test_norms_of_long_updates_are_exact():
-    geometry = SplitCriteria.of(updates(torch.full((1, 600_000), 0.001).tolist(), n_parameters=600_000))
+    criteria = criteria_of(updates(torch.full((1, 600_000), 0.001).tolist(), n_parameters=600_000))
     expected = float(torch.tensor(0.001).double()) * math.sqrt(600_000)
-    assert geometry.max_norm == pytest.approx(expected, rel=1e-12)
-    assert geometry.mean_norm == pytest.approx(expected, rel=1e-12)
+    assert criteria.max_norm == pytest.approx(expected, rel=1e-12)
+    assert criteria.mean_norm == pytest.approx(expected, rel=1e-12)
 
 
 def test_criteria_of_two_opposite_updates():
     """α_cross^max = −1, so that eq. 39 allows any noise below √((1 + 1)/2) = 1."""
-    criteria = SplitCriteria.of(updates([[1.0, 0.0], [-1.0, 0.0]])).criteria
+    criteria = criteria_of(updates([[1.0, 0.0], [-1.0, 0.0]]), compared=True).numbers
     assert criteria == {"mean_norm": 0.0, "max_norm": 1.0, "alpha_cross_max": -1.0, "gamma_bound": 1.0}
 
 
 def test_a_cluster_of_one_has_norms_only():
-    geometry = SplitCriteria.of(updates([[3.0, 4.0]]))
-    assert geometry.bipartition is None
-    assert geometry.criteria == {"mean_norm": 5.0, "max_norm": 5.0}
+    criteria = criteria_of(updates([[3.0, 4.0]]))
+    assert criteria.bipartition is None
+    assert criteria.numbers == {"mean_norm": 5.0, "max_norm": 5.0}
 
 
-def test_similarities_of_many_clients_are_computed_only_when_asked_for():
-    many = updates(torch.eye(LARGEST_COMPARED + 1).tolist(), n_parameters=LARGEST_COMPARED + 1)
-    geometry = SplitCriteria.of(many)
-    assert geometry.similarity is None
-    assert geometry.bipartition is None
-    assert geometry.criteria.keys() == {"mean_norm", "max_norm"}
-    assert SplitCriteria.of(many.select(range(LARGEST_COMPARED))).similarity.shape == (
-        LARGEST_COMPARED,
-        LARGEST_COMPARED,
-    )
-    assert SplitCriteria.of(many, largest_compared=len(many.ids)).similarity.shape == (len(many.ids), len(many.ids))
+def test_similarities_are_computed_only_when_asked_for():
+    few = updates([[1.0, 0.0], [-1.0, 0.0]])
+    assert criteria_of(few).similarity is None
+    assert criteria_of(few).bipartition is None
+    assert criteria_of(few).numbers.keys() == {"mean_norm", "max_norm"}

@@ -16,14 +16,14 @@ from torch.nn import functional
 from fedclade import CFL, FedAvg, LocalSpec, simulate
 from fedclade.channel.middleware import Channel
 from fedclade.channel.signature import Permutation, Permuting
-from fedclade.clustering.criteria import SplitCriteria
+from fedclade.clustering import cosine_similarity
 from fedclade.clustering.separation import gamma_bound
 from fedclade.core.queries import Round
 from fedclade.runs.checkpointer import Checkpointer
 from tests.reference.bipartition import alpha_cross_max, bipartition
 from tests.reference.cfl import clustered_federated_learning
 from tests.reference.fedavg import as_numpy, federated_learning
-from tests.tiny import ScriptedClients, SpyClients, federation_of, linear, perceptron, play, renamed, simulated
+from tests.tiny import ScriptedClients, SpyClients, details, federation_of, linear, perceptron, play, renamed, simulated
 
 SPEC = LocalSpec(epochs=2, batch_size=10, lr=0.2)
 TRUTH = [0, 1, 2, 3, 0, 1, 2, 3]
@@ -99,8 +99,8 @@ def test_equals_algorithm_5_with_and_without_the_weights_of_eq_2(weighted):
         assert clusters(state.tree) == wanted.clusters
         for client, model in models(state.tree).items():
             np.testing.assert_allclose(model.numpy(), wanted.theta[client], atol=1e-5)
-        for geometry in log.geometry.values():
-            assert geometry.mean_norm == pytest.approx(wanted.mean_norms[frozenset(geometry.members)], rel=1e-4)
+        for criteria in log.criteria.values():
+            assert criteria.mean_norm == pytest.approx(wanted.mean_norms[frozenset(criteria.members)], rel=1e-4)
     assert np.abs(other[0].theta[0] - expected[0].theta[0]).max() > 1e-3
 
 
@@ -170,7 +170,7 @@ def test_norms_of_eqs_32_and_33_equal_algorithm_5s():
     settings = {"eps1": NESTED.eps1, "eps2": NESTED.eps2, "gamma_max": 0.0, "seed": 0, "rounds": 9}
     expected = clustered_federated_learning(as_numpy(params), federation, linear(), SPEC, **settings)
     for log, wanted in zip(played.logs, expected, strict=True):
-        found = {frozenset(g.members): (g.mean_norm, g.max_norm) for g in log.geometry.values()}
+        found = {frozenset(g.members): (g.mean_norm, g.max_norm) for g in log.criteria.values()}
         assert found.keys() == wanted.mean_norms.keys()
         for cluster, (mean_norm, max_norm) in found.items():
             assert mean_norm == pytest.approx(wanted.mean_norms[cluster], rel=1e-4)
@@ -212,7 +212,10 @@ def test_cfl_that_never_splits_is_fedavg_bit_for_bit():
     cfl = simulate(CFL(eps2=1e9), linear(), world(), **settings)
     fedavg = simulate("fedavg", linear(), world(), **settings)
     assert torch.equal(cfl.tree.nodes[0].params, fedavg.tree.nodes[0].params)
-    assert without_seconds(cfl.metrics) == without_seconds(fedavg.metrics)
+    compared = ("alpha_cross_max", "gamma_bound", "separation_gap")  # FedAvg has no use for similarities
+    assert all(row[column] is None for row in fedavg.metrics for column in compared)
+    metrics = [row | dict.fromkeys(compared) for row in cfl.metrics]
+    assert without_seconds(metrics) == without_seconds(fedavg.metrics)
     assert without_seconds(cfl.clients) == without_seconds(fedavg.clients)
 
 
@@ -342,7 +345,7 @@ def test_a_split_rests_on_all_members_at_one_model_and_asks_the_absent_once(frac
         for call in played.clients.asked("train", number):
             for client in set(call.ids) & set(before.members):
                 assert torch.equal(call.models[client], before.params)
-        assert played.logs[number - 1].geometry[node_id].members == before.members
+        assert played.logs[number - 1].criteria[node_id].members == before.members
 
 
 def test_without_a_split_only_the_cohort_is_asked():
@@ -359,7 +362,7 @@ def test_a_cohort_that_calls_for_a_split_in_vain_still_moves_the_model_by_all():
     algorithm = CFL(eps1=0.4, eps2=0.5)
     state, log = algorithm.step(algorithm.init(torch.zeros(2), clients), [0, 1], clients, Round(1, SPEC))
     assert log.events == ()
-    assert log.geometry[0].members == (0, 1, 2, 3)
+    assert log.criteria[0].members == (0, 1, 2, 3)
     assert state.tree.nodes[0].params.tolist() == [0.0, 2 / 4]
 
 
@@ -393,10 +396,12 @@ def test_similarity_of_gradients_is_eq_50():
     theta = played.states[1].tree.nodes[0].params
     gradients = np.array([gradient_by_hand(federation, client, linear(), theta) for client in range(8)])
     unit = gradients / np.linalg.norm(gradients, axis=1, keepdims=True)
-    geometry = played.logs[1].geometry[0]
-    np.testing.assert_allclose(geometry.similarity, unit @ unit.T, atol=1e-5)
+    criteria = played.logs[1].criteria[0]
+    np.testing.assert_allclose(criteria.similarity, unit @ unit.T, atol=1e-5)
     assert clusters(played.states[2].tree) == set(bipartition(unit @ unit.T))
-    assert not np.allclose(geometry.similarity, SplitCriteria.of(played.clients.asked("train", 2)[0].answer).similarity)
+    assert not np.allclose(
+        criteria.similarity, cosine_similarity(played.clients.asked("train", 2)[0].answer.signatures)
+    )
 
 
 def test_gradients_are_asked_for_only_when_a_split_is_near():
@@ -412,11 +417,11 @@ def test_similarity_of_updates_is_eq_51():
     played = play(CFL(eps2=0.1, split_rounds=(1,)), clients, params, 1, spec=SPEC, seed=1)
     deltas = played.clients.asked("train", 1)[0].answer.deltas.double().numpy()
     unit = deltas / np.linalg.norm(deltas, axis=1, keepdims=True)
-    np.testing.assert_allclose(played.logs[0].geometry[0].similarity, unit @ unit.T, atol=1e-6)
+    np.testing.assert_allclose(played.logs[0].criteria[0].similarity, unit @ unit.T, atol=1e-6)
     event = played.logs[0].events[0]
     cross = alpha_cross_max(unit @ unit.T, *bipartition(unit @ unit.T))
-    assert event.details["alpha_cross_max"] == pytest.approx(cross, abs=1e-6)
-    assert event.details["gamma_bound"] == pytest.approx(gamma_bound(cross), abs=1e-6)
+    assert details(event)["alpha_cross_max"] == pytest.approx(cross, abs=1e-6)
+    assert details(event)["gamma_bound"] == pytest.approx(gamma_bound(cross), abs=1e-6)
 
 
 # The criteria
@@ -431,7 +436,7 @@ def one_step(algorithm: CFL, deltas, sizes=None, number=1):
 def test_stationarity_is_the_norm_of_the_mean_not_the_mean_of_norms():
     """Eq. 32: ‖(v − v)/2‖ = 0, where the mean of the norms is 1."""
     state, log = one_step(CFL(eps1=0.5, eps2=0.9), [[1, 0], [-1, 0]])
-    assert log.geometry[0].mean_norm == 0.0
+    assert log.criteria[0].mean_norm == 0.0
     assert log.phase == "split"
     assert clusters(state.tree) == {frozenset([0]), frozenset([1])}
 
@@ -440,7 +445,7 @@ def test_stationarity_is_the_norm_of_the_mean_not_the_mean_of_norms():
 def test_stationarity_weights_the_mean_by_examples(sizes, splits):
     """Eqs. 2, 32: with 3 and 1 examples the mean of v and −v is v/2."""
     state, log = one_step(CFL(eps1=0.4, eps2=0.9), [[1, 0], [-1, 0]], sizes)
-    assert log.geometry[0].mean_norm == (sizes[0] - sizes[1]) / sum(sizes)
+    assert log.criteria[0].mean_norm == (sizes[0] - sizes[1]) / sum(sizes)
     assert (len(state.tree.leaves) == 2) == splits
 
 
@@ -448,7 +453,7 @@ def test_disagreement_is_the_largest_norm_not_the_mean_of_norms():
     """Eq. 33: one client of norm 3 among two of norm 0.1."""
     deltas = [[3, 0], [-0.1, 0], [-0.1, 0]]
     _, log = one_step(CFL(eps1=10.0, eps2=2.9), deltas)
-    assert log.geometry[0].max_norm == 3.0
+    assert log.criteria[0].max_norm == 3.0
     assert log.phase == "split"
     assert one_step(CFL(eps1=10.0, eps2=3.0), deltas)[1].phase == "train"
 
@@ -482,9 +487,9 @@ def test_a_bipartition_within_the_noise_is_rejected():
     state, log = one_step(CFL(eps1=1.0, eps2=0.1, gamma_max=float(bound)), [[1, 0], [0, 1]])
     (event,) = log.events
     assert (event.kind, event.node, log.phase) == ("rejected", 0, "train")
-    assert event.details["because"] == f"gamma_bound <= {bound}"
-    assert event.details["gamma_bound"] == pytest.approx(bound)
-    assert event.details["clusters"] == [[0], [1]]
+    assert details(event)["because"] == f"gamma_bound <= {bound}"
+    assert details(event)["gamma_bound"] == pytest.approx(bound)
+    assert details(event)["clusters"] == [[0], [1]]
     assert len(state.tree.leaves) == 1
     assert one_step(CFL(eps1=1.0, eps2=0.1, gamma_max=0.7), [[1, 0], [0, 1]])[1].phase == "split"
 
@@ -495,10 +500,10 @@ def test_a_split_that_leaves_too_small_a_cluster_is_rejected(smallest, splits):
     state, log = one_step(CFL(eps1=1.0, eps2=0.1, min_cluster_size=smallest), deltas)
     (event,) = log.events
     assert (event.kind == "split") == splits
-    assert event.details["clusters"] == [[0, 1, 2], [3, 4]]
+    assert details(event)["clusters"] == [[0, 1, 2], [3, 4]]
     assert (len(state.tree.leaves) == 2) == splits
     if not splits:
-        assert event.details["because"] == "fewer than 3 members"
+        assert details(event)["because"] == "fewer than 3 members"
 
 
 def test_a_cluster_of_one_is_never_split():
@@ -514,13 +519,13 @@ def test_automatic_eps1_is_a_tenth_of_the_lineages_largest_mean_norm():
     peaks: dict[int, float] = {}
     for state, log in zip(played.states[1:], played.logs, strict=True):
         split = {event.node for event in log.events}
-        for node, geometry in log.geometry.items():
+        for node, criteria in log.criteria.items():
             parent = state.tree.nodes[node].parent
-            peaks[node] = max(peaks.get(node, peaks.get(parent, 0.0)), geometry.mean_norm)
-            called = geometry.mean_norm < peaks[node] / 10 and geometry.max_norm > 0.6 and len(geometry.members) > 1
+            peaks[node] = max(peaks.get(node, peaks.get(parent, 0.0)), criteria.mean_norm)
+            called = criteria.mean_norm < peaks[node] / 10 and criteria.max_norm > 0.6 and len(criteria.members) > 1
             assert (node in split) == called
         for node in state.tree.nodes[len(peaks) :]:
-            assert float(state.memory["peaks"][node.id]) == peaks[node.parent]
+            assert float(state.peaks[node.id]) == peaks[node.parent]
     assert [number for number, _, _ in played.splits()] == [12, 33, 34]
 
 

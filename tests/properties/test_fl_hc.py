@@ -14,7 +14,7 @@ from torch import nn
 from fedclade import FLHC, FedAvg, LocalSpec, Run, simulate
 from tests.reference import fl_hc as reference
 from tests.reference.fedavg import as_numpy
-from tests.tiny import ScriptedClients, federation_of, linear, play, renamed, simulated
+from tests.tiny import ScriptedClients, details, federation_of, linear, play, renamed, simulated
 
 SPEC = LocalSpec(epochs=2, batch_size=10, lr=0.2)
 TRUTH = [0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3]
@@ -36,7 +36,7 @@ def models(tree):
 
 def event_of(log):
     (event,) = (event for event in log.events if event.kind == "clustered")
-    return event.details
+    return details(event)
 
 
 # The literal pseudo-code
@@ -207,8 +207,8 @@ def test_of_one_cluster_the_event_says_so():
     clients, params = simulated(federation_of([0] * 12, SIZES, seed=1), linear(1))
     played = play(WARD, clients, params, 6, spec=SPEC, seed=1)
     (event,) = played.logs[4].events
-    assert (event.kind, event.details["sizes"], event.details["threshold"]) == ("clustered", [12], None)
-    assert len(event.details["merges"]) == 11
+    assert (event.kind, details(event)["sizes"], details(event)["threshold"]) == ("clustered", [12], None)
+    assert len(details(event)["merges"]) == 11
     assert len(played.states[-1].tree.nodes) == 1
 
 

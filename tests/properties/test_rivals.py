@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedclade import ConfigError, LocalSpec, Run, simulate
-from fedclade.algorithms import IFCA, PACFL, Algorithm, Ditto, FeSEM, FineTune, State
+from fedclade.algorithms import IFCA, PACFL, Algorithm, Ditto, FeSEM, FineTune
 from fedclade.channel.signature import Signature
 from fedclade.core.params import Layout
 from fedclade.core.queries import Round
@@ -128,7 +128,9 @@ def test_a_state_is_a_tree_and_tensors(algorithm: Algorithm):
     for number in range(1, 5):
         cohort = algorithm.cohort(state, 0.5, Round(number, SPEC).generator("cohort"))
         state, _ = algorithm.step(state, cohort, clients, Round(number, SPEC))
-        kept = State(ParameterTree(kept.tree.nodes), {name: value.clone() for name, value in kept.memory.items()})
+        kept = type(kept).from_tensors(
+            ParameterTree(kept.tree.nodes), {name: value.clone() for name, value in kept.tensors().items()}
+        )
         kept, _ = algorithm.step(kept, cohort, clients, Round(number, SPEC))
     for ours, theirs in zip(state.tree.nodes, kept.tree.nodes, strict=True):
         assert ours.members == theirs.members

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedclade import CFL, FLHC, IFCA, FedGroup, LocalSpec, Signature, simulate
-from fedclade.algorithms import State
+from fedclade.algorithms import CFLState
 from fedclade.core.queries import Round
 from fedclade.data.federation import Federation
 from fedclade.runs.backend import Backend
 from tests.reference.newcomers import assign_new_client
-from tests.tiny import federation_of, linear, renamed
+from tests.tiny import details, federation_of, linear, renamed
 
 SPEC = LocalSpec(epochs=2, batch_size=10, lr=0.2, lr_decay=0.9)
 TRUTH = [0, 1, 2, 3] * 4
@@ -74,12 +74,12 @@ def test_who_joins_a_run_walks_down_to_the_leaf_of_algorithm_4(seed):
     members, newcomers = parted(seed)
     run, together = run_of(NESTED, seed), members.joined(newcomers)
     world = Backend.simulated_by(together, linear, NESTED, seed=seed, engine="loop")
-    before = State(run.tree, {"peaks": torch.zeros(len(run.tree.nodes), dtype=torch.float64)})
+    before = CFLState(run.tree, torch.zeros(len(run.tree.nodes), dtype=torch.float64))
     after, events = NESTED.join(before, newcomers.ids, world.clients, Round(ROUNDS + 1, SPEC, seed))
     assert not after.tree.stragglers
     told = {client: [0] for client in newcomers.ids}
     for event in events[1:]:
-        for client in event.details["clients"]:
+        for client in details(event)["clients"]:
             told[client].append(event.node)
     for client in newcomers.clients:
         expected = assign_new_client(client, run.tree, newcomers, linear(), SPEC, seed)
@@ -102,7 +102,7 @@ def test_who_does_not_answer_when_it_joins_waits_where_it_stands():
             return self._clients.train([c for c, _ in heard], models, [row for _, row in heard], this_round)
 
     world = Backend.simulated_by(members.joined(newcomers), linear, NESTED, engine="loop")
-    before = State(run.tree, {"peaks": torch.zeros(len(run.tree.nodes), dtype=torch.float64)})
+    before = CFLState(run.tree, torch.zeros(len(run.tree.nodes), dtype=torch.float64))
     after, _ = NESTED.join(before, newcomers.ids, Deaf(world.clients), Round(ROUNDS + 1, SPEC, 0))
     assert after.tree.stragglers == {0: (silent,)}
 

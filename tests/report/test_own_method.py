@@ -1,7 +1,7 @@
 """The report of a run by a method of one's own, whose events share the names of others and tell something else."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, make_dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -9,12 +9,8 @@ import pytest
 import torch
 
 from fedclade import Algorithm, Run, simulate
-from fedclade.algorithms.base import (
-    State,
-    log_of,
-    train_clusters,
-)
-from fedclade.algorithms.base import move_clusters as moved
+from fedclade.algorithms import State, log_of, train_clusters
+from fedclade.algorithms import move_clusters as moved
 from fedclade.cli.report import report
 from fedclade.core.events import Event
 from fedclade.core.tree import ParameterTree
@@ -23,6 +19,11 @@ from tests.tiny import federation_of, linear
 
 KINDS = ("split", "rejected", "checked", "regrouped", "clustered", "left_out", "retried", "joined", "left")
 KINDS += ("disconnected", "reconnected", "refused", "released", "too_few", "postponed", "empty", "mine")
+
+
+def event_of(kind: str, details: dict[str, object]) -> Event:
+    fields = [(name, object) for name in details]
+    return make_dataclass("Told", fields, bases=(Event,), frozen=True, namespace={"kind": kind})(0, *details.values())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +38,7 @@ class Mine(Algorithm):
     def step(self, state, cohort, clients, this_round):
         parts = train_clusters(state, cohort, clients, this_round)
         tree = moved(state.tree, parts)
-        log = log_of(parts, [Event(kind, 0, details) for kind in KINDS for details in self.details])
+        log = log_of(parts, [event_of(kind, details) for kind in KINDS for details in self.details])
         if this_round.number == 1:
             members = tree.nodes[0].members
             halves = [members[:2], members[2:]]
@@ -45,7 +46,7 @@ class Mine(Algorithm):
             tree = tree.split(
                 0, halves, params=tree.nodes[0].params, cached=cached, round_number=1, criteria={"mine": 1.0}
             )
-            log = replace(log, losses={}, geometry={})
+            log = replace(log, losses={}, criteria={})
         return State(tree), replace(log, losses={})
 
 

@@ -174,7 +174,7 @@ def test_event_table_lists_splits_with_their_criteria(make_run):
 
 
 def test_event_table_counts_rejected_splits_and_gives_the_last_reason(make_run):
-    reject = {"kind": "rejected", "node": 0, "because": "gamma_bound <= 0.8"}
+    reject = {"kind": "rejected", "node": 0, "clusters": [[0], [1]], "because": "gamma_bound <= 0.8"}
     run = replace(make_run(), events=[{"round": 2, **reject}, {"round": 3, **reject}])
     assert lines(event_table(run))[-2:] == [
         "No cluster was split.",
@@ -184,7 +184,8 @@ def test_event_table_counts_rejected_splits_and_gives_the_last_reason(make_run):
 
 def test_only_splits_and_rejected_ones_are_worth_an_event_table(make_run):
     assert has_splits(make_run([(1, 0)]))
-    assert has_splits(replace(make_run(), events=[{"round": 2, "kind": "rejected", "node": 0, "because": "why"}]))
+    reject = {"round": 2, "kind": "rejected", "node": 0, "clusters": [[0], [1]], "because": "why"}
+    assert has_splits(replace(make_run(), events=[reject]))
     assert not has_splits(replace(make_run(), events=[{"round": 1, "kind": "joined", "node": 1, "clients": [0]}]))
 
 

@@ -10,7 +10,7 @@ import torch
 
 import fedclade
 from fedclade import CFL, FLHC, IFCA, ConfigError, FedAvg, FedGroup, FeSEM, Local, LocalSpec, Run
-from fedclade.algorithms import PACFL, Ditto, FineTune, Oracle, State
+from fedclade.algorithms import PACFL, CFLState, Ditto, FineTune, Oracle, State
 from fedclade.config import check_config
 from fedclade.core.errors import RunInterrupted
 from fedclade.core.queries import Round
@@ -179,6 +179,6 @@ def test_nobody_goes_where_everybody_has_left():
     clients = ScriptedClients({1: [0.0, 1.0], 2: [0.0, 1.0], 7: [1.0, 0.0]})
     (found,) = CFL().assign(state.tree, [7], clients, Round(2, LocalSpec()))
     assert found.node == 2
-    state = State(state.tree, {"peaks": torch.zeros(3, dtype=torch.float64)})
+    state = CFLState(state.tree, torch.zeros(3, dtype=torch.float64))
     after, _ = CFL().step(state, [1, 2, 7], clients, Round(2, LocalSpec()))
     assert after.tree.leaf_of[7] == 2

@@ -10,17 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedclade.algorithms.base import (
-    Algorithm,
-    ClusterUpdate,
-    RoundLog,
-    State,
-    log_of,
-    move_clusters,
-    train_clusters,
-    train_root,
-)
-from fedclade.algorithms.cfl import CFL
+from fedclade.algorithms.base import Algorithm, RoundLog
+from fedclade.algorithms.cfl import CFL, CFLState
+from fedclade.algorithms.cluster_update import ClusterUpdate, log_of, move_clusters, train_clusters, train_root
 from fedclade.algorithms.ditto import Ditto
 from fedclade.algorithms.fedavg import FedAvg, Local, Oracle
 from fedclade.algorithms.fedgroup import FedGroup
@@ -30,12 +22,8 @@ from fedclade.algorithms.fl_hc import FLHC
 from fedclade.algorithms.ifca import IFCA
 from fedclade.algorithms.pacfl import PACFL
 from fedclade.algorithms.replicated_cfl import ReplicatedCFL
-from fedclade.core import (
-    ConfigError,
-    Event,
-    check_arguments,
-    unknown,
-)
+from fedclade.algorithms.state import State
+from fedclade.core import ConfigError, Event, check_arguments, unknown
 
 __all__ = [
     "ALGORITHMS",
@@ -44,6 +32,7 @@ __all__ = [
     "IFCA",
     "PACFL",
     "Algorithm",
+    "CFLState",
     "ClusterUpdate",
     "Ditto",
     "Event",

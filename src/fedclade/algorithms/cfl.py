@@ -23,36 +23,37 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedclade.algorithms.base import (
-    Algorithm,
-    ClusterUpdate,
-    RoundLog,
-    State,
-    best_on_validation,
-    log_of,
-    move_clusters,
-    train_clusters,
-)
+from fedclade.algorithms.base import Algorithm, RoundLog
+from fedclade.algorithms.cluster_update import ClusterUpdate, log_of, move_clusters, train_clusters
+from fedclade.algorithms.state import State
 from fedclade.algorithms.stragglers import place_stragglers
 from fedclade.clustering import SplitCriteria, cosine_similarity
 from fedclade.core import (
     Clients,
+    ClusterSplit,
     Event,
     Node,
     ParameterTree,
+    Rejected,
     Round,
+    Stationary,
     checked,
     mean,
     require,
 )
 
-STATIONARY = "stationary"
-"""In a state's memory, once the run is at its end."""
+
+@dataclass(frozen=True, eq=False)
+class CFLState(State):
+    """The largest norm of a mean update in each node's lineage, ``[nodes]``, and whether every cluster is done."""
+
+    peaks: Tensor
+    stationary: bool = False
 
 
 @checked()
 @dataclass(frozen=True, kw_only=True)
-class CFL(Algorithm):
+class CFL(Algorithm[CFLState]):
     """Clustered Federated Learning (Sattler et al. 2019, Algorithm 5): split a cluster when its members disagree.
 
     Parameters
@@ -87,6 +88,8 @@ class CFL(Algorithm):
         If a value is out of range; one line for each.
     """
 
+    state_type = CFLState
+
     eps1: float | Literal["auto"] = "auto"
     eps2: float = 1.0
     gamma_max: float = 0.0
@@ -114,35 +117,36 @@ class CFL(Algorithm):
         """Whether a step works on the updates of single clients: sums over all of them carry their weights."""
         return not self.weighted
 
-    def init(self, params: Tensor, clients: Clients) -> State:
+    def init(self, params: Tensor, clients: Clients) -> CFLState:
         """Put all clients in one cluster (line 3)."""
-        return State(ParameterTree.root_only(clients.ids, params), {"peaks": torch.zeros(1, dtype=torch.float64)})
+        return CFLState(ParameterTree.root_only(clients.ids, params), torch.zeros(1, dtype=torch.float64))
 
-    def step(self, state: State, cohort: Sequence[int], clients: Clients, this_round: Round) -> tuple[State, RoundLog]:
+    def step(
+        self, state: CFLState, cohort: Sequence[int], clients: Clients, this_round: Round
+    ) -> tuple[CFLState, RoundLog]:
         """Run one round of Algorithm 5 (lines 5 to 23)."""
         parts = train_clusters(state, cohort, clients, this_round, weighted=self.weighted)  # lines 5 to 9
         parts = [self._completed(part, state, clients, this_round) for part in parts]
-        peaks = _raised(state.memory["peaks"], parts)
+        peaks = _raised(state.peaks, parts)
         tree = move_clusters(state.tree, parts)  # line 13; line 7 of the next round
         tree, events = place_stragglers(tree, parts)
         for part in parts:
             node = state.tree.nodes[part.node]
-            if self._calls_for_split(node, part, peaks, this_round) and part.geometry.bipartition:  # line 14
+            if self._calls_for_split(node, part, peaks, this_round) and part.criteria.bipartition:  # line 14
                 tree, event = self._split(tree, node, part, this_round.number)  # lines 15 to 19
                 events.append(event)
-        phase = "split" if any(event.kind == "split" for event in events) else "train"
-        memory = {"peaks": _inherited(peaks, tree)}
+        phase = "split" if any(isinstance(event, ClusterSplit) for event in events) else "train"
         may_end = self.stop_when_stationary and this_round.number >= max(self.split_rounds, default=0)
-        if may_end and phase == "train" and self._all_stationary(state.tree, parts, peaks):
-            events.append(Event("stationary", 0, {"clusters": len(state.tree.leaves)}))
-            memory[STATIONARY] = torch.ones(1)
-        return State(tree, memory), log_of(parts, events, phase)
+        stationary = may_end and phase == "train" and self._all_stationary(state.tree, parts, peaks)
+        if stationary:
+            events.append(Stationary(0, len(state.tree.leaves)))
+        return CFLState(tree, _inherited(peaks, tree), stationary), log_of(parts, events, phase)
 
-    def finished(self, state: State) -> bool:
-        """Tell whether every cluster is at its end, and the run is to end with them."""
-        return STATIONARY in state.memory
+    def finished(self, state: CFLState) -> bool:
+        """Whether every cluster is at its end, and the run is to end with them."""
+        return state.stationary
 
-    def serve(self, state: State, clients: Clients) -> Mapping[int, int]:
+    def serve(self, state: CFLState, clients: Clients) -> Mapping[int, int]:
         """Return the node whose model each client is served with."""
         return best_on_validation(state.tree, clients) if self.fallback else super().serve(state, clients)
 
@@ -150,23 +154,23 @@ class CFL(Algorithm):
         if len(node.members) < 2 or not part.enough or part.waits:
             return False
         near = this_round.number in self.split_rounds if self.split_rounds else self._is_stationary(part, peaks)
-        return near and part.geometry.max_norm > self.eps2  # eq. 33
+        return near and part.criteria.max_norm > self.eps2  # eq. 33
 
     def _is_stationary(self, part: ClusterUpdate, peaks: Tensor) -> bool:
         """Tell whether a cluster is near a stationary point of its objective (eq. 32)."""
         eps1 = float(peaks[part.node]) / 10 if self.eps1 == "auto" else self.eps1
-        return part.geometry.mean_norm < eps1
+        return part.criteria.mean_norm < eps1
 
     def _all_stationary(self, tree: ParameterTree, parts: Sequence[ClusterUpdate], peaks: Tensor) -> bool:
         """Tell whether every cluster has answered, and is near a stationary point."""
         ready = {part.node for part in parts if part.enough and not part.waits and self._is_stationary(part, peaks)}
         return not tree.stragglers and ready >= {leaf.id for leaf in tree.leaves if leaf.members}
 
-    def _completed(self, part: ClusterUpdate, state: State, clients: Clients, this_round: Round) -> ClusterUpdate:
-        """Ask for what a split needs beyond the regular round: the absent members' updates, and gradients (eq. 50)."""
+    def _completed(self, part: ClusterUpdate, state: CFLState, clients: Clients, this_round: Round) -> ClusterUpdate:
+        """Compare the clients; for a split with the updates of absent members as well, or by gradients (eq. 50)."""
         node, updates = state.tree.nodes[part.node], part.updates
-        if not self._calls_for_split(node, part, state.memory["peaks"], this_round):
-            return part
+        if not self._calls_for_split(node, part, state.peaks, this_round):
+            return part.compared()
         insisting = replace(this_round, require_all=True)
         answered = set(updates.ids)
         absent = [member for member in node.members if member not in answered]
@@ -174,28 +178,30 @@ class CFL(Algorithm):
         if absent:
             updates = updates.concat(clients.train(absent, models, [0] * len(absent), insisting)).select(node.members)
         moved = mean(updates, weighted=self.weighted)
-        geometry = SplitCriteria.of(updates, moved, largest_compared=len(updates.ids))
+        criteria = SplitCriteria.of(updates, moved)
+        compared = updates
         if self.similarity == "gradients":
-            gradients = clients.gradients(updates.ids, models, [0] * len(updates.ids), insisting)
-            if len(gradients.ids) < 2:
-                return replace(part, updates=updates, mean=moved, geometry=replace(geometry, similarity=None))
-            geometry = replace(geometry, members=gradients.ids, similarity=cosine_similarity(gradients.signatures))
-        return replace(part, updates=updates, mean=moved, geometry=geometry)
+            compared = clients.gradients(updates.ids, models, [0] * len(updates.ids), insisting)
+        if compared is updates or len(compared.ids) > 1:
+            alpha = cosine_similarity(compared.signatures)
+            criteria = replace(criteria, members=compared.ids, similarity=alpha)
+        return replace(part, updates=updates, mean=moved, criteria=criteria)
 
     def _split(
         self, tree: ParameterTree, before: Node, part: ClusterUpdate, number: int
     ) -> tuple[ParameterTree, Event]:
         """Split a cluster in two, unless the noise that γ_max allows for could explain it (eq. 39)."""
-        bipartition = part.geometry.bipartition
+        bipartition = part.criteria.bipartition
         assert bipartition is not None  # or step would not have come here
         clusters = (bipartition.first, bipartition.second)
-        criteria = part.geometry.criteria
-        details = {**criteria, "clusters": [list(cluster) for cluster in clusters]}
+        criteria = part.criteria.numbers
+        because = ""
         if criteria["gamma_bound"] <= self.gamma_max:  # line 18
-            return tree, Event("rejected", part.node, {**details, "because": f"gamma_bound <= {self.gamma_max}"})
-        if len(bipartition.second) < self.min_cluster_size:
+            because = f"gamma_bound <= {self.gamma_max}"
+        elif len(bipartition.second) < self.min_cluster_size:
             because = f"fewer than {self.min_cluster_size} members"
-            return tree, Event("rejected", part.node, {**details, "because": because})
+        if because:
+            return tree, Rejected(part.node, **criteria, clusters=clusters, because=because)
         tree = tree.split(
             part.node,
             clusters,
@@ -204,15 +210,15 @@ class CFL(Algorithm):
             round_number=number,
             criteria=criteria,
         )
-        children = [child.id for child in tree.children(part.node)]
-        return tree, Event("split", part.node, {**details, "children": children})
+        children = tuple(child.id for child in tree.children(part.node))
+        return tree, ClusterSplit(part.node, **criteria, clusters=clusters, children=children)
 
 
 def _raised(peaks: Tensor, parts: Sequence[ClusterUpdate]) -> Tensor:
     """Return the largest mean-update norm seen in each node's lineage, ``[nodes]``, this round included."""
     peaks = peaks.clone()
     for part in parts:
-        peaks[part.node] = max(float(peaks[part.node]), part.geometry.mean_norm)
+        peaks[part.node] = max(float(peaks[part.node]), part.criteria.mean_norm)
     return peaks
 
 
@@ -220,3 +226,20 @@ def _inherited(peaks: Tensor, tree: ParameterTree) -> Tensor:
     """Hand every new node its parent's largest norm: a lineage begins at the root."""
     new = [peaks[node.parent or 0] for node in tree.nodes[len(peaks) :]]
     return torch.cat([peaks, torch.tensor(new, dtype=peaks.dtype)])
+
+
+def best_on_validation(tree: ParameterTree, clients: Clients) -> dict[int, int]:
+    """Return for each client the node on its path with the best validation accuracy; of equals the deepest.
+
+    So nobody fares worse than with an ancestor's model, as far as validation data can tell (CFL, end of section II-A).
+    """
+    paths = {client: tree.path(client) for client in clients.ids}
+    best = {client: (-1.0, path[-1].id) for client, path in paths.items()}
+    for depth in range(max(map(len, paths.values()))):
+        at = {client: path[depth].id for client, path in paths.items() if depth < len(path)}
+        models, rows = tree.models(list(at.values()))
+        evaluation = clients.evaluate(list(at), models, rows, "validation")
+        for client, accuracy in zip(evaluation.ids, evaluation.accuracies.tolist(), strict=True):
+            if accuracy >= best[client][0]:
+                best[client] = (accuracy, at[client])
+    return {client: node for client, (_, node) in best.items()}

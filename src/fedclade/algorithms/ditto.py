@@ -22,29 +22,22 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedclade.algorithms.base import (
-    OneCohort,
-    OwnModels,
-    RoundLog,
-    State,
-    log_of,
-    move_clusters,
-    train_root,
-)
-from fedclade.core import (
-    LARGEST,
-    Clients,
-    Event,
-    ParameterTree,
-    Round,
-    checked,
-    require,
-)
+from fedclade.algorithms.base import OneCohort, OwnModels, RoundLog
+from fedclade.algorithms.cluster_update import log_of, move_clusters, train_root
+from fedclade.algorithms.state import State
+from fedclade.core import LARGEST, Clients, Event, ParameterTree, Round, checked, require
+
+
+@dataclass(frozen=True, eq=False)
+class DittoState(State):
+    """The client of each leaf, in their order."""
+
+    owners: tuple[int, ...]
 
 
 @checked()
 @dataclass(frozen=True, kw_only=True)
-class Ditto(OwnModels, OneCohort):
+class Ditto(OwnModels[DittoState], OneCohort[DittoState]):
     """Ditto (Li et al. 2021): a personal model beside the global one; the root is w, and each client's leaf its v_k.
 
     Parameters
@@ -61,6 +54,8 @@ class Ditto(OwnModels, OneCohort):
         If a value is out of range; one line for each.
     """
 
+    state_type = DittoState
+
     lam: float = 1.0
     epochs: int | None = None
 
@@ -71,16 +66,18 @@ class Ditto(OwnModels, OneCohort):
             ("algorithm.epochs", self.epochs, self.epochs is None or self.epochs >= 1, "at least 1, or left out"),
         )
 
-    def init(self, params: Tensor, clients: Clients) -> State:
+    def init(self, params: Tensor, clients: Clients) -> DittoState:
         """Keep a leaf for every client; it has the global model alone until it has trained."""
         tree = ParameterTree.star([()] * len(clients.ids), params, unassigned=clients.ids, split_in=None)
-        return State(tree, {"owners": torch.tensor(clients.ids)})
+        return DittoState(tree, tuple(clients.ids))
 
-    def step(self, state: State, cohort: Sequence[int], clients: Clients, this_round: Round) -> tuple[State, RoundLog]:
+    def step(
+        self, state: DittoState, cohort: Sequence[int], clients: Clients, this_round: Round
+    ) -> tuple[DittoState, RoundLog]:
         """Run one round of Algorithm 1: both models start from what w was before it."""
         part = train_root(state, cohort, clients, this_round)
         tree = move_clusters(state.tree, [part])
-        leaf_of = {client: leaf for leaf, client in enumerate(state.memory["owners"].tolist(), start=1)}
+        leaf_of = {client: leaf for leaf, client in enumerate(state.owners, start=1)}
         personal = torch.stack([state.tree.nodes[leaf_of[client]].params for client in cohort])
         models = torch.cat([personal, state.tree.nodes[0].params[None]])
         spec = replace(this_round.spec, mu=self.lam, epochs=self.epochs or this_round.spec.epochs)
@@ -88,10 +85,12 @@ class Ditto(OwnModels, OneCohort):
         updates = clients.train(cohort, models, range(len(cohort)), at_home, anchors=[len(cohort)] * len(cohort))
         for client, delta in zip(updates.ids, updates.required_deltas, strict=True):
             tree = tree.with_model(leaf_of[client], state.tree.nodes[leaf_of[client]].params + delta)
-        return State(tree.reassigned({client: leaf_of[client] for client in updates.ids}), state.memory), log_of([part])
+        tree = tree.reassigned({client: leaf_of[client] for client in updates.ids})
+        return replace(state, tree=tree), log_of([part])
 
-    def join(self, state: State, ids: Sequence[int], clients: Clients, this_round: Round) -> tuple[State, list[Event]]:
+    def join(
+        self, state: DittoState, ids: Sequence[int], clients: Clients, this_round: Round
+    ) -> tuple[DittoState, list[Event]]:
         """Give each newcomer a leaf, whose model starts from the global one."""
         state, events = super().join(state, ids, clients, this_round)
-        owners = torch.cat([state.memory["owners"], torch.tensor(ids)])
-        return State(state.tree, {"owners": owners}), events
+        return replace(state, owners=(*state.owners, *ids)), events

@@ -5,30 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
-from fedclade.algorithms.base import (
-    Algorithm,
-    OwnModels,
-    RoundLog,
-    State,
-    log_of,
-    membership_events,
-    move_clusters,
-    train_clusters,
-)
-from fedclade.core import (
-    Clients,
-    ConfigError,
-    Event,
-    ParameterTree,
-    Round,
-    checked,
-)
+from fedclade.algorithms.base import Algorithm, OwnModels, RoundLog
+from fedclade.algorithms.cluster_update import log_of, membership_events, move_clusters, train_clusters
+from fedclade.algorithms.state import S, State
+from fedclade.core import Clients, ConfigError, Event, ParameterTree, Round, checked
 
 
-class _FixedClusters(Algorithm):
+class _FixedClusters(Algorithm[S]):
     """Clusters that never change: each is a FedAvg of its own."""
 
     @property
@@ -36,14 +21,14 @@ class _FixedClusters(Algorithm):
         """Whether a step works on the updates of single clients."""
         return False
 
-    def step(self, state: State, cohort: Sequence[int], clients: Clients, this_round: Round) -> tuple[State, RoundLog]:
+    def step(self, state: S, cohort: Sequence[int], clients: Clients, this_round: Round) -> tuple[S, RoundLog]:
         """Train every cluster for one round."""
         parts = train_clusters(state, cohort, clients, this_round)
-        return State(move_clusters(state.tree, parts), state.memory), log_of(parts)
+        return replace(state, tree=move_clusters(state.tree, parts)), log_of(parts)
 
 
 @dataclass(frozen=True)
-class FedAvg(_FixedClusters):
+class FedAvg(_FixedClusters[State]):
     """Federated averaging: one model for all clients (McMahan et al. 2017; CFL Algorithm 2 without its stopping rule).
 
     With ``mu`` > 0 in the local training it is FedProx (Li et al. 2020).
@@ -55,7 +40,7 @@ class FedAvg(_FixedClusters):
 
 
 @dataclass(frozen=True)
-class Local(OwnModels, _FixedClusters):
+class Local(OwnModels[State], _FixedClusters[State]):
     """No federation: every client trains a model of its own, for as many rounds and epochs as the others.
 
     Nothing travels: the models stay with the clients.
@@ -70,9 +55,16 @@ class Local(OwnModels, _FixedClusters):
         return super().step(state, cohort, clients, replace(this_round, communicates="nothing"))
 
 
+@dataclass(frozen=True, eq=False)
+class OracleState(State):
+    """The true cluster of each leaf."""
+
+    labels: tuple[int, ...]
+
+
 @checked()
 @dataclass(frozen=True)
-class Oracle(_FixedClusters):
+class Oracle(_FixedClusters[OracleState]):
     """FedAvg within the true clusters: what a clustered method could reach at best, had it known them from the start.
 
     Parameters
@@ -81,9 +73,11 @@ class Oracle(_FixedClusters):
         By client. No other algorithm is told it.
     """
 
+    state_type = OracleState
+
     true_clusters: Mapping[int, int]
 
-    def init(self, params: Tensor, clients: Clients) -> State:
+    def init(self, params: Tensor, clients: Clients) -> OracleState:
         """Put the clients in their true clusters.
 
         Raises
@@ -98,9 +92,11 @@ class Oracle(_FixedClusters):
             )
         labels = sorted({self.true_clusters[client] for client in clients.ids})
         members = [[client for client in clients.ids if self.true_clusters[client] == label] for label in labels]
-        return State(ParameterTree.star(members, params), {"labels": torch.tensor(labels)})
+        return OracleState(ParameterTree.star(members, params), tuple(labels))
 
-    def join(self, state: State, ids: Sequence[int], clients: Clients, this_round: Round) -> tuple[State, list[Event]]:
+    def join(
+        self, state: OracleState, ids: Sequence[int], clients: Clients, this_round: Round
+    ) -> tuple[OracleState, list[Event]]:
         """Put newcomers in their true clusters.
 
         Raises
@@ -108,7 +104,7 @@ class Oracle(_FixedClusters):
         ConfigError
             If one is in a cluster that nobody was in at the start, or in none that is known.
         """
-        leaf_of = {label: leaf for leaf, label in enumerate(state.memory["labels"].tolist(), start=1)}
+        leaf_of = {label: leaf for leaf, label in enumerate(state.labels, start=1)}
         if lost := [client for client in ids if self.true_clusters.get(client) not in leaf_of]:
             raise ConfigError(f"oracle: newcomers {lost} are in no cluster that the run began with")
         state, events = super().join(state, ids, clients, this_round)

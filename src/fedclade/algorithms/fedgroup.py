@@ -30,17 +30,8 @@ from typing import Literal
 import numpy as np
 from torch import Tensor
 
-from fedclade.algorithms.base import (
-    ClusterUpdate,
-    OneCohort,
-    RoundLog,
-    State,
-    log_of,
-    membership_events,
-    postponed,
-    sample,
-    train_clusters,
-)
+from fedclade.algorithms.base import OneCohort, RoundLog, sample
+from fedclade.algorithms.cluster_update import ClusterUpdate, log_of, membership_events, postponed, train_clusters
 from fedclade.algorithms.groups import (
     GroupDirection,
     assigned,
@@ -49,20 +40,9 @@ from fedclade.algorithms.groups import (
     pretrain,
     with_groups,
 )
-from fedclade.clustering import (
-    Assignment,
-    k_means,
-    ternary_similarity,
-)
-from fedclade.core import (
-    LARGEST,
-    Clients,
-    ParameterTree,
-    Round,
-    checked,
-    require,
-    row_norms,
-)
+from fedclade.algorithms.state import State
+from fedclade.clustering import Assignment, k_means, ternary_similarity
+from fedclade.core import LARGEST, Clients, ParameterTree, Round, checked, require, row_norms
 
 AT_ONCE = 500
 """Clients, at most, whose pre-training updates are held in memory together when all join a group."""
@@ -70,7 +50,7 @@ AT_ONCE = 500
 
 @checked()
 @dataclass(frozen=True, kw_only=True)
-class FedGroup(OneCohort):
+class FedGroup(OneCohort[State]):
     """FedGroup (Duan et al. 2020, Algorithm 2): clients are grouped once, by the directions of their first updates.
 
     Parameters

@@ -26,25 +26,17 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedclade.algorithms.base import OneCohort, RoundLog, State, by_cluster, log_of, membership_events, too_few_event
+from fedclade.algorithms.base import OneCohort, RoundLog
+from fedclade.algorithms.cluster_update import by_cluster, log_of, membership_events
 from fedclade.algorithms.hierarchical import check_enough
-from fedclade.clustering import (
-    agglomerate,
-    cut,
-    distances,
-)
-from fedclade.core import (
-    Clients,
-    ParameterTree,
-    Round,
-    checked,
-    require,
-)
+from fedclade.algorithms.state import State
+from fedclade.clustering import agglomerate, cut, distances
+from fedclade.core import Clients, ParameterTree, Round, TooFew, checked, require
 
 
 @checked()
 @dataclass(frozen=True, kw_only=True)
-class FeSEM(OneCohort):
+class FeSEM(OneCohort[State]):
     """Multi-center federated learning (Xie et al. 2020): k-means on local models, one iteration a round.
 
     Parameters
@@ -105,7 +97,7 @@ class FeSEM(OneCohort):
         moved = moved.with_model(0, members @ centres / members.sum())
         came = by_cluster(tree, updates, replace(this_round, min_clients=0))  # where they went to counts
         gone = nearest.bincount(minlength=len(centres)).tolist()
-        too_few = [too_few_event(k, n) for k, n in enumerate(gone, start=1) if 0 < n < this_round.min_clients]
+        too_few = [TooFew(k, n) for k, n in enumerate(gone, start=1) if 0 < n < this_round.min_clients]
         log = log_of(came, [*too_few, *membership_events(tree, moved)])
         apart = torch.linalg.vector_norm((local - centres[nearest])[:, :D], dim=1, dtype=torch.float64)
         return State(moved), replace(log, discrepancy=float(apart.sum()))

@@ -14,19 +14,15 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from fedclade.algorithms.base import OneCohort, OwnModels, RoundLog, State, log_of, move_clusters, train_root
-from fedclade.core import (
-    Clients,
-    ParameterTree,
-    Round,
-    checked,
-    require,
-)
+from fedclade.algorithms.base import OneCohort, OwnModels, RoundLog
+from fedclade.algorithms.cluster_update import log_of, move_clusters, train_root
+from fedclade.algorithms.state import State
+from fedclade.core import Clients, ParameterTree, Round, checked, require
 
 
 @checked()
 @dataclass(frozen=True, kw_only=True)
-class FineTune(OwnModels, OneCohort):
+class FineTune(OwnModels[State], OneCohort[State]):
     """FedAvg with local fine-tuning: the root is the global model, and each client's leaf its own copy.
 
     Parameters

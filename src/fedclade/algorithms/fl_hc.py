@@ -21,14 +21,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import torch
 from torch import Tensor
 
-from fedclade.algorithms.base import (
-    Algorithm,
+from fedclade.algorithms.base import Algorithm, RoundLog, never_clusters
+from fedclade.algorithms.cluster_update import (
     ClusterUpdate,
-    RoundLog,
-    State,
     log_of,
     move_clusters,
     postponed,
@@ -36,30 +33,22 @@ from fedclade.algorithms.base import (
     train_root,
 )
 from fedclade.algorithms.hierarchical import check_enough, cut_rules, merged
+from fedclade.algorithms.state import State
 from fedclade.algorithms.stragglers import place_stragglers
-from fedclade.clustering import (
-    LINKAGES,
-    METRICS,
-    distances,
-)
-from fedclade.core import (
-    Clients,
-    ConfigError,
-    Event,
-    ParameterTree,
-    Round,
-    checked,
-    require,
-    unknown,
-)
+from fedclade.clustering import LINKAGES, METRICS, distances
+from fedclade.core import Clients, ClusterSplit, ConfigError, Event, ParameterTree, Round, checked, require, unknown
 
-CLUSTERED = "clustered"
-"""In a state's memory, once the clustering step has been taken."""
+
+@dataclass(frozen=True, eq=False)
+class FLHCState(State):
+    """Whether the clustering step has been taken."""
+
+    clustered: bool = False
 
 
 @checked()
 @dataclass(frozen=True, kw_only=True)
-class FLHC(Algorithm):
+class FLHC(Algorithm[FLHCState]):
     """Federated learning with one step of hierarchical clustering (Briggs et al. 2020, Algorithm 1).
 
     Parameters
@@ -86,7 +75,7 @@ class FLHC(Algorithm):
         If a name is unknown, a value is out of range, or two do not go together.
     """
 
-    waits_by = "rounds_before"
+    state_type = FLHCState
 
     rounds_before: int = 10
     metric: str = "l1"
@@ -113,16 +102,15 @@ class FLHC(Algorithm):
         """Whether a step works on the updates of single clients."""
         return self.compare == "parameters"
 
-    @property
-    def rounds_needed(self) -> int:
-        """Rounds until the clustering step."""
-        return self.rounds_before + 1
+    def too_short(self, rounds: int) -> str:
+        """Return what a run of so few rounds misses: the clustering step."""
+        return never_clusters(self, self.rounds_before + 1, rounds, "rounds_before")
 
     def check_clients(self, clients: int) -> None:
         """Check that there are as many clients as clusters are asked for; raises ConfigError."""
         check_enough("n_clusters", self.n_clusters, clients)
 
-    def init(self, params: Tensor, clients: Clients) -> State:
+    def init(self, params: Tensor, clients: Clients) -> FLHCState:
         """Put all clients in one cluster (line 2).
 
         Raises
@@ -131,21 +119,23 @@ class FLHC(Algorithm):
             If more clusters are asked for than there are clients.
         """
         self.check_clients(len(clients.ids))
-        return State(ParameterTree.root_only(clients.ids, params))
+        return FLHCState(ParameterTree.root_only(clients.ids, params))
 
-    def step(self, state: State, cohort: Sequence[int], clients: Clients, this_round: Round) -> tuple[State, RoundLog]:
+    def step(
+        self, state: FLHCState, cohort: Sequence[int], clients: Clients, this_round: Round
+    ) -> tuple[FLHCState, RoundLog]:
         """Run a round of federated learning in every cluster, or the clustering step."""
-        if this_round.number <= self.rounds_before or CLUSTERED in state.memory:
+        if this_round.number <= self.rounds_before or state.clustered:
             parts = train_clusters(state, cohort, clients, this_round)  # lines 4 and 14, that is 19 to 23
             tree, events = place_stragglers(move_clusters(state.tree, parts), parts)  # line 24
-            return State(tree, state.memory), log_of(parts, events)
-        part = train_root(state, clients.ids, clients, replace(this_round, require_all=True))  # lines 7 to 9
+            return replace(state, tree=tree), log_of(parts, events)
+        part = train_root(state, clients.ids, clients, replace(this_round, require_all=True)).compared()  # lines 7 to 9
         needed = min(len(clients.ids), max(2, self.n_clusters or 0))
         if not part.enough or len(part.updates.ids) < needed:
             return state, log_of([part], [postponed(part, needed)], phase="cluster")
         tree, events = self._clustered(state.tree, part, this_round.number)
         log = replace(log_of([part], events, phase="cluster"), discrepancy=None)  # no model moves
-        return State(tree, {CLUSTERED: torch.ones(1)}), log
+        return FLHCState(tree, clustered=True), log
 
     def _clustered(self, tree: ParameterTree, part: ClusterUpdate, number: int) -> tuple[ParameterTree, list[Event]]:
         """Cluster the updates (line 10); every cluster goes on from the joint model (lines 11 and 12)."""
@@ -156,7 +146,7 @@ class FLHC(Algorithm):
         apart = distances(vectors, self.metric)
         how = self.metric, self.linkage, self.threshold, self.n_clusters
         clusters, threshold, event = merged(updates.ids, apart, *how)
-        events = [event]
+        events: list[Event] = [event]
         if len(clusters) > 1:
             assert threshold is not None  # as merges are undone
             cached = [updates.signatures_of(cluster) for cluster in clusters]
@@ -164,7 +154,7 @@ class FLHC(Algorithm):
             tree = tree.split(
                 root.id, clusters, params=root.params, cached=cached, round_number=number, criteria=height
             )
-            children = [child.id for child in tree.children(root.id)]
-            details = {**part.geometry.criteria, "clusters": clusters, "children": children}
-            events.append(Event("split", root.id, details))
+            children = tuple(child.id for child in tree.children(root.id))
+            members = tuple(tuple(cluster) for cluster in clusters)
+            events.append(ClusterSplit(root.id, **part.criteria.numbers, clusters=members, children=children))
         return tree, events

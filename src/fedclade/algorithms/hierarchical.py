@@ -7,13 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedclade.clustering import (
-    Distances,
-    agglomerate,
-    cut,
-    where_to_cut,
-)
-from fedclade.core import Event, require
+from fedclade.clustering import Distances, agglomerate, cut, where_to_cut
+from fedclade.core import Clustered, require
 
 Rule = tuple[str, object, bool, str]
 """A setting, its value, whether it holds, and what it should be; see :func:`fedclade.core.errors.require`."""
@@ -51,7 +46,7 @@ def merged(
     linkage: str,
     threshold: float | str | None,
     n_clusters: int | None,
-) -> tuple[list[list[int]], float | None, Event]:
+) -> tuple[list[list[int]], float | None, Clustered]:
     """Merge clients to clusters.
 
     Parameters
@@ -75,12 +70,13 @@ def merged(
     count, height = where_to_cut(merges[:, 2], threshold, n_clusters)
     labels = cut(merges, count)
     clusters = [[clients[i] for i in np.flatnonzero(labels == label).tolist()] for label in range(count)]
-    details = {
-        "metric": metric,
-        "linkage": linkage,
-        "threshold": height,
-        "sizes": [len(cluster) for cluster in clusters],
-        "clients": list(clients),
-        "merges": [[int(a), int(b), at] for a, b, at, _ in merges.tolist()],
-    }
-    return clusters, height, Event("clustered", 0, details)
+    event = Clustered(
+        0,
+        metric=metric,
+        linkage=linkage,
+        threshold=height,
+        sizes=tuple(len(cluster) for cluster in clusters),
+        clients=tuple(clients),
+        merges=tuple((int(a), int(b), at) for a, b, at, _ in merges.tolist()),
+    )
+    return clusters, height, event

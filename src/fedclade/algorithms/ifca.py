@@ -19,37 +19,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fedclade.algorithms.base import (
-    ClusterUpdate,
-    OneCohort,
-    RoundLog,
-    State,
-    by_cluster,
-    log_of,
-    membership_events,
-    move_clusters,
-)
+from fedclade.algorithms.base import OneCohort, RoundLog
+from fedclade.algorithms.cluster_update import ClusterUpdate, by_cluster, log_of, membership_events, move_clusters
 from fedclade.algorithms.hierarchical import check_enough
+from fedclade.algorithms.state import State
 from fedclade.clustering import to_lowest_loss
-from fedclade.core import (
-    Clients,
-    ConfigError,
-    Event,
-    ParameterTree,
-    Round,
-    checked,
-    require,
-)
+from fedclade.core import Clients, ConfigError, ParameterTree, Restart, Round, checked, require
+
+
+@dataclass(frozen=True, eq=False)
+class IFCAState(State):
+    """While sets of models compete: their models ``[sets, k, S]``, and the clients' leaves in each ``[sets, n]``."""
+
+    models: Tensor | None = None
+    leaves: Tensor | None = None
+    ids: tuple[int, ...] | None = None
 
 
 @checked()
 @dataclass(frozen=True, kw_only=True)
-class IFCA(OneCohort):
+class IFCA(OneCohort[IFCAState]):
     """IFCA (Ghosh et al. 2020): k models, and every client trains the one with the lowest loss on its data.
 
     Parameters
@@ -69,7 +63,8 @@ class IFCA(OneCohort):
         If a value is out of range; one line for each.
     """
 
-    asks_for: ClassVar[str] = "training losses"
+    state_type = IFCAState
+    asks_for = "training losses"
 
     clusters: int = 2
     average: Literal["models", "gradients"] = "models"
@@ -98,7 +93,7 @@ class IFCA(OneCohort):
         """Check that there are as many clients as clusters are asked for; raises ConfigError."""
         check_enough("clusters", self.clusters, clients)
 
-    def init(self, params: Tensor, clients: Clients) -> State:
+    def init(self, params: Tensor, clients: Clients) -> IFCAState:
         """Take the initial models ``[restarts · k, S]``; no client has chosen yet.
 
         Raises
@@ -113,21 +108,23 @@ class IFCA(OneCohort):
         sets = models.view(self.restarts, self.clusters, -1)
         return _packed([ParameterTree.star([()] * self.clusters, each, clients.ids) for each in sets], 0, clients.ids)
 
-    def step(self, state: State, cohort: Sequence[int], clients: Clients, this_round: Round) -> tuple[State, RoundLog]:
+    def step(
+        self, state: IFCAState, cohort: Sequence[int], clients: Clients, this_round: Round
+    ) -> tuple[IFCAState, RoundLog]:
         """Run one round of Algorithm 1 for every set of models that is still in the running."""
         estimates = [to_lowest_loss(tree, cohort, clients) for tree in _unpacked(state, clients.ids)]
         sets, losses = [tree for tree, _ in estimates], [loss for _, loss in estimates]
         best = losses.index(min(losses))
         events = membership_events(state.tree, sets[best])
         if len(sets) > 1 and this_round.number > self.restart_rounds:
-            events.insert(0, Event("restart", 0, {"chosen": best, "losses": losses}))
+            events.insert(0, Restart(0, best, tuple(losses)))
             sets, best = [sets[best]], 0
         moved = [self._moved(tree, cohort, clients, replace(this_round, communicates="updates")) for tree in sets]
         log = log_of(moved[best][1], events)
         log = log if self.average == "models" else replace(log, discrepancy=None)  # gradients are no models
         return _packed([tree for tree, _ in moved], best, clients.ids), log
 
-    def serve(self, state: State, clients: Clients) -> Mapping[int, int]:
+    def serve(self, state: IFCAState, clients: Clients) -> Mapping[int, int]:
         """Return the node that each client is served with: the one it took, or would take now."""
         unseen = [client for client, node in state.tree.leaf_of.items() if node == 0]
         return to_lowest_loss(state.tree, unseen, clients)[0].leaf_of if unseen else state.tree.leaf_of
@@ -152,17 +149,20 @@ class IFCA(OneCohort):
         return tree, parts
 
 
-def _packed(sets: Sequence[ParameterTree], best: int, ids: Sequence[int]) -> State:
+def _packed(sets: Sequence[ParameterTree], best: int, ids: Sequence[int]) -> IFCAState:
+    if len(sets) == 1:
+        return IFCAState(sets[0])
     models = torch.stack([torch.stack([leaf.params for leaf in tree.leaves]) for tree in sets])
     leaves = torch.tensor([[tree.leaf_of[client] for client in ids] for tree in sets])
-    return State(sets[best], {"models": models, "leaves": leaves, "ids": torch.tensor(ids)} if len(sets) > 1 else {})
+    return IFCAState(sets[best], models, leaves, tuple(ids))
 
 
-def _unpacked(state: State, ids: Sequence[int]) -> list[ParameterTree]:
+def _unpacked(state: IFCAState, ids: Sequence[int]) -> list[ParameterTree]:
     """Return the sets of models, with those clients that are there; who came since is in no cluster."""
-    there, known = set(ids), state.memory["ids"].tolist() if state.memory else []
-    trees: list[ParameterTree] = []
-    for models, leaves in zip(state.memory.get("models", ()), state.memory.get("leaves", ()), strict=True):
-        leaf_of = {client: leaf for client, leaf in zip(known, leaves.tolist(), strict=True) if client in there}
+    if state.models is None or state.leaves is None or state.ids is None:
+        return [state.tree]
+    there, trees = set(ids), list[ParameterTree]()
+    for models, leaves in zip(state.models, state.leaves.tolist(), strict=True):
+        leaf_of = {client: leaf for client, leaf in zip(state.ids, leaves, strict=True) if client in there}
         trees.append(ParameterTree.star([()] * len(models), models, ids).reassigned(leaf_of))
-    return trees or [state.tree]
+    return trees

@@ -31,30 +31,17 @@ import torch
 from scipy.spatial.distance import squareform
 from torch import Tensor
 
-from fedclade.algorithms.base import (
-    Algorithm,
-    RoundLog,
-    State,
-    log_of,
-    membership_events,
-    move_clusters,
-    train_clusters,
-)
+from fedclade.algorithms.base import Algorithm, RoundLog
+from fedclade.algorithms.cluster_update import log_of, membership_events, move_clusters, train_clusters
 from fedclade.algorithms.hierarchical import check_enough, cut_rules, merged
+from fedclade.algorithms.state import State
 from fedclade.clustering import angles
-from fedclade.core import (
-    Clients,
-    Event,
-    ParameterTree,
-    Round,
-    checked,
-    require,
-)
+from fedclade.core import Clients, Event, ParameterTree, Postponed, Round, checked, require
 
 
 @checked()
 @dataclass(frozen=True, kw_only=True)
-class PACFL(Algorithm):
+class PACFL(Algorithm[State]):
     """Clusters by principal angles between the clients' data, found once before training (Vahidian et al. 2023).
 
     Parameters
@@ -131,7 +118,7 @@ class PACFL(Algorithm):
         everybody, needed = sorted(clients.ids), self.n_clusters or 1
         ids, vectors = self._asked(everybody, clients)
         if len(ids) < needed:
-            return tree, [Event("postponed", 0, {"clients": len(ids), "needed": needed})]
+            return tree, [Postponed(0, len(ids), needed)]
         apart = squareform(angles(vectors, self.angle), checks=False)
         clusters, _, event = merged(ids, apart, "angle", "average", self.threshold, self.n_clusters)
         absent = sorted(set(everybody) - set(ids))

@@ -23,28 +23,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedclade.algorithms.base import (
-    Algorithm,
-    RoundLog,
-    State,
-    log_of,
-    move_clusters,
-    train_clusters,
-)
+from fedclade.algorithms.base import Algorithm, RoundLog, never_clusters
+from fedclade.algorithms.cluster_update import log_of, move_clusters, train_clusters
+from fedclade.algorithms.state import State
 from fedclade.algorithms.stragglers import place_stragglers
-from fedclade.clustering import (
-    Finding,
-    Labels,
-    Replicates,
-    find_clusters,
-    gain,
-    same_partition,
-)
+from fedclade.clustering import Finding, Labels, Replicates, find_clusters, gain, same_partition
 from fedclade.core import (
+    Checked,
     Clients,
     Event,
     Group,
     ParameterTree,
+    Postponed,
+    Regrouped,
     Round,
     checked,
     require,
@@ -54,9 +45,16 @@ FOR_PEOPLE = 0.01
 """From which p-values are told apart that decide nothing."""
 
 
+@dataclass(frozen=True, eq=False)
+class ReplicatedState(State):
+    """How many checks there were."""
+
+    checks: int = 0
+
+
 @checked()
 @dataclass(frozen=True, kw_only=True)
-class ReplicatedCFL(Algorithm):
+class ReplicatedCFL(Algorithm[ReplicatedState]):
     """Clustered federated learning whose clusters are found on one half of the data and hold on the other.
 
     Parameters
@@ -73,7 +71,7 @@ class ReplicatedCFL(Algorithm):
         If a value is out of range; one line for each.
     """
 
-    waits_by = "check_every"
+    state_type = ReplicatedState
 
     level: float = 0.01
     check_every: int = 7
@@ -89,46 +87,52 @@ class ReplicatedCFL(Algorithm):
         """Whether a step works on the updates of single clients."""
         return False
 
-    @property
-    def rounds_needed(self) -> int:
-        """Rounds until the first check."""
-        return self.check_every
+    def too_short(self, rounds: int) -> str:
+        """Return what a run of so few rounds misses: the first check."""
+        return never_clusters(self, self.check_every, rounds, "check_every")
 
-    def init(self, params: Tensor, clients: Clients) -> State:
+    def init(self, params: Tensor, clients: Clients) -> ReplicatedState:
         """Put all clients in one cluster."""
-        return State(ParameterTree.root_only(clients.ids, params), {"checks": torch.zeros(1, dtype=torch.int64)})
+        return ReplicatedState(ParameterTree.root_only(clients.ids, params))
 
-    def step(self, state: State, cohort: Sequence[int], clients: Clients, this_round: Round) -> tuple[State, RoundLog]:
+    def step(
+        self, state: ReplicatedState, cohort: Sequence[int], clients: Clients, this_round: Round
+    ) -> tuple[ReplicatedState, RoundLog]:
         """Run a round of federated learning in every cluster, after a check if it is time for one."""
         events: list[Event] = []
         if this_round.number % self.check_every == 0:
             state, events = self._check(state, clients, this_round)
         parts = train_clusters(state, cohort, clients, this_round)
+        if events:  # criteria are for people: nothing is decided by them
+            parts = [part.compared() for part in parts]
         tree, joined = place_stragglers(move_clusters(state.tree, parts), parts)
         phase = "check" if events else "train"
-        return State(tree, state.memory), log_of(parts, [*events, *joined], phase)
+        return replace(state, tree=tree), log_of(parts, [*events, *joined], phase)
 
-    def _check(self, state: State, clients: Clients, this_round: Round) -> tuple[State, list[Event]]:
+    def _check(
+        self, state: ReplicatedState, clients: Clients, this_round: Round
+    ) -> tuple[ReplicatedState, list[Event]]:
         """Let everybody make two updates, and cluster by them."""
-        tree, checks = state.tree, int(state.memory["checks"]) + 1
+        tree, checks = state.tree, state.checks + 1
         model = _joint_model(tree, clients.sizes)
         answered, halves = _halves(model, tree, clients, this_round)
         if len(answered) < (needed := max(2, this_round.min_clients)):
-            return state, [Event("postponed", 0, {"clients": len(answered), "needed": needed})]
+            return state, [Postponed(0, len(answered), needed)]
         replicates = Replicates(*halves.chunk(2, dim=1))
         before = np.array([tree.leaf_of[client] for client in answered])
         level, draw = self.level / (checks * (checks + 1)), this_round.generator("shuffles")
         labels, numbers = _decided(find_clusters(replicates), np.unique(before, return_inverse=True)[1], level, draw)
-        clusters = [[answered[i] for i in np.flatnonzero(labels == k).tolist()] for k in range(labels.max() + 1)]
+        members = (np.flatnonzero(labels == k).tolist() for k in range(labels.max() + 1))
+        clusters = tuple(tuple(answered[i] for i in mine) for mine in members)
         gamma = float(np.median(replicates.gammas))
-        details = {**numbers, "level": level, "gamma": gamma if np.isfinite(gamma) else None, "clusters": clusters}
-        state = replace(state, memory={"checks": torch.tensor([checks])})
-        if same_partition(before, labels):
-            return state, [Event("checked", 0, details)]
+        state, happened = replace(state, checks=checks), Checked if same_partition(before, labels) else Regrouped
+        event = happened(0, **numbers, level=level, gamma=gamma if np.isfinite(gamma) else None, clusters=clusters)
+        if happened is Checked:
+            return state, [event]
         signatures = dict(zip(answered, replicates.first + replicates.second, strict=True))
-        groups = [Group(tuple(c), *_origin(tree, c), torch.stack([signatures[i] for i in c])) for c in clusters]
+        groups = [Group(c, *_origin(tree, c), torch.stack([signatures[i] for i in c])) for c in clusters]
         tree = tree.regrouped(groups, params=model, round_number=this_round.number, criteria=numbers)
-        return replace(state, tree=tree), [Event("regrouped", 0, details)]
+        return replace(state, tree=tree), [event]
 
 
 def _halves(model: Tensor, tree: ParameterTree, clients: Clients, this_round: Round) -> tuple[Sequence[int], Tensor]:

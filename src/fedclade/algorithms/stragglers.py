@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedclade.algorithms.base import ClusterUpdate
+from fedclade.algorithms.cluster_update import ClusterUpdate
 from fedclade.clustering import placed
-from fedclade.core import Event, ParameterTree
+from fedclade.core import Event, Joined, ParameterTree
 
 
 def place_stragglers(tree: ParameterTree, parts: Sequence[ClusterUpdate]) -> tuple[ParameterTree, list[Event]]:
@@ -19,5 +19,5 @@ def place_stragglers(tree: ParameterTree, parts: Sequence[ClusterUpdate]) -> tup
     for part in parts:
         if part.waits:
             tree, joined = placed(tree, part.node, part.updates)
-            events += [Event("joined", node, {"clients": clients}) for node, clients in joined.items()]
+            events += [Joined(node, tuple(clients)) for node, clients in joined.items()]
     return tree, events

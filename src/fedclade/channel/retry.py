@@ -18,6 +18,9 @@ from fedclade.core import (
     Evaluation,
     EvaluationQuery,
     Event,
+    LeftOut,
+    Released,
+    Retried,
     SubspaceQuery,
     UpdateError,
     UpdateQuery,
@@ -50,7 +53,7 @@ class Retrying(Middleware):
             if not absent or (updates.ids and not query.round.require_all):
                 break
             more = self._asked(query.select(absent), ask)
-            self._events.append(Event("retried", 0, {"query": what, "clients": len(absent), "answered": len(more.ids)}))
+            self._events.append(Retried(0, what, clients=len(absent), answered=len(more.ids)))
             updates = updates.concat(more).select(query.ids)
         if updates.left_out:
             self._events.append(_left_out(what, updates.left_out))
@@ -114,7 +117,7 @@ class Retrying(Middleware):
     def _releases(self) -> list[Event]:
         if not (self._tells_releases and self._sent):
             return []
-        return [Event("released", 0, {"clients": {str(client): self._sent[client] for client in sorted(self._sent)}})]
+        return [Released(0, {client: self._sent[client] for client in sorted(self._sent)})]
 
     def _asked(self, query: UpdateQuery, ask: Ask) -> Updates:
         """Put one query; clients that neither answer nor are said to be left out have dropped out."""
@@ -127,9 +130,8 @@ class Retrying(Middleware):
         return replace(updates, left_out={**updates.left_out, **silent}) if silent else updates
 
 
-def _left_out(query: str, why: Mapping[int, str]) -> Event:
-    named = {str(client): why[client] for client in sorted(why)}  # as JSON has it
-    return Event("left_out", 0, {"query": query, "clients": named})
+def _left_out(query: str, why: Mapping[int, str]) -> LeftOut:
+    return LeftOut(0, query, {client: why[client] for client in sorted(why)})
 
 
 def _silent(vectors: Tensor) -> list[int]:

@@ -8,16 +8,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from fedclade.clustering.bipartition import (
-    Bipartition,
-    optimal_bipartition,
-)
+from fedclade.clustering.bipartition import Bipartition, optimal_bipartition
 from fedclade.clustering.separation import gamma_bound
-from fedclade.clustering.similarity import Similarity, cosine_similarity
-from fedclade.core import Updates, mean
-
-LARGEST_COMPARED = 1000
-"""Members whose similarities are computed in every round; those of more take more memory and time than all else."""
+from fedclade.clustering.similarity import Similarity
+from fedclade.core import Updates
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,29 +36,12 @@ class SplitCriteria:
     similarity: Similarity | None
 
     @classmethod
-    def of(
-        cls, updates: Updates, moved: Tensor | None = None, *, largest_compared: int = LARGEST_COMPARED
-    ) -> SplitCriteria:
-        """Measure the updates of one cluster, be it none.
-
-        Parameters
-        ----------
-        updates
-            The updates.
-        moved
-            Their mean ``[S]``, if it is known; otherwise it is the weighted one.
-        largest_compared
-            Of how many clients, at most, the similarities are computed.
-        """
-        if not updates.ids:
+    def of(cls, updates: Updates, mean: Tensor | None, similarity: Similarity | None = None) -> SplitCriteria:
+        """Measure the updates of one cluster and their mean ``[S]``, which is None if there are none."""
+        if mean is None:
             return cls((), 0.0, 0.0, None)
-        moved = mean(updates) if moved is None else moved
-        return cls(
-            updates.ids,
-            float(torch.linalg.vector_norm(moved[: updates.n_parameters], dtype=torch.float64)),
-            float(updates.norms.max()),
-            cosine_similarity(updates.signatures) if len(updates.ids) <= largest_compared else None,
-        )
+        mean_norm = torch.linalg.vector_norm(mean[: updates.n_parameters], dtype=torch.float64)
+        return cls(updates.ids, float(mean_norm), float(updates.norms.max()), similarity)
 
     @cached_property
     def bipartition(self) -> Bipartition | None:
@@ -74,7 +51,7 @@ class SplitCriteria:
         return optimal_bipartition(self.similarity, self.members)
 
     @property
-    def criteria(self) -> dict[str, float]:
+    def numbers(self) -> dict[str, float]:
         """The numbers that a split is decided by; the last two are missing where there is no bi-partition."""
         numbers = {"mean_norm": self.mean_norm, "max_norm": self.max_norm}
         if self.bipartition is not None:

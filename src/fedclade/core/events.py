@@ -1,25 +1,247 @@
-"""What happened in a round, as the log of a run keeps it."""
+"""What can happen in a round, as the log of a run keeps it: one class for each kind of event."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, cast
 
 
 @dataclass(frozen=True)
 class Event:
-    """Something worth telling that happened in a round.
+    """Something worth reporting that happened to a cluster, ``node``, in a round; node 0 stands for the whole run.
 
-    Parameters
-    ----------
-    kind
-        ``split``, ``rejected``, ...
-    node
-        The cluster it happened to.
-    details
-        Numbers and members, ready for JSON.
+    Subclasses are frozen dataclasses with a ``kind`` and with fields of numbers, texts, tuples and mappings, which
+    become the columns of the event's row in ``events.jsonl``.
     """
 
-    kind: str
+    kind: ClassVar[str]
+
     node: int
-    details: Mapping[str, object]
+
+    def to_row(self, number: int) -> dict[str, Any]:
+        """Return the event of a round as a row. A field whose default is None is left out while it is None."""
+        values = {each.name: _in_json(getattr(self, each.name)) for each in fields(self)}
+        missing = [each.name for each in fields(self) if each.default is None and values[each.name] is None]
+        return {"round": number, "kind": self.kind, **{key: values[key] for key in values if key not in missing}}
+
+
+def _in_json(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _in_json(entry) for key, entry in cast("Mapping[Any, Any]", value).items()}
+    return [_in_json(each) for each in cast("list[Any]", value)] if isinstance(value, tuple | list) else value
+
+
+Clusters = tuple[tuple[int, ...], ...]
+"""Members of some clusters."""
+
+
+# Clients that come and go
+
+
+@dataclass(frozen=True)
+class Joined(Event):
+    """Clients joined a cluster; at node 0 besides: they joined the run."""
+
+    kind = "joined"
+
+    clients: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Left(Event):
+    """Clients left the run."""
+
+    kind = "left"
+
+    clients: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Disconnected(Event):
+    """Clients lost their connection."""
+
+    kind = "disconnected"
+
+    clients: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Reconnected(Event):
+    """Clients are connected again."""
+
+    kind = "reconnected"
+
+    clients: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Refused(Event):
+    """Nodes of the network were not let in: why, by node."""
+
+    kind = "refused"
+
+    nodes: Mapping[int, str]
+
+
+# Clients that do not answer
+
+
+@dataclass(frozen=True)
+class Retried(Event):
+    """A query was put once more to so many clients, of which so many answered."""
+
+    kind = "retried"
+
+    query: str
+    clients: int
+    answered: int
+
+
+@dataclass(frozen=True)
+class LeftOut(Event):
+    """Clients are not among the answers to a query: why, by client."""
+
+    kind = "left_out"
+
+    query: str
+    clients: Mapping[int, str]
+
+
+@dataclass(frozen=True)
+class Released(Event):
+    """How many updates private clients sent in the round, by client."""
+
+    kind = "released"
+
+    clients: Mapping[int, int]
+
+
+@dataclass(frozen=True)
+class TooFew(Event):
+    """Fewer clients of a cluster answered than ``min_clients``, so it keeps its model."""
+
+    kind = "too_few"
+
+    clients: int
+
+
+@dataclass(frozen=True)
+class Postponed(Event):
+    """Too few clients answered to be clustered, so it is left to the next time."""
+
+    kind = "postponed"
+
+    clients: int
+    needed: int
+
+
+# Clusters
+
+
+@dataclass(frozen=True)
+class Empty(Event):
+    """A cluster has no members."""
+
+    kind = "empty"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Bipartition(Event):
+    mean_norm: float | None = None
+    max_norm: float | None = None
+    alpha_cross_max: float | None = None
+    gamma_bound: float | None = None
+    clusters: Clusters
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterSplit(_Bipartition):
+    """A cluster was split; its criteria are missing where they were not computed."""
+
+    kind = "split"
+
+    children: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rejected(_Bipartition):
+    """A cluster was to be split, and was not."""
+
+    kind = "rejected"
+
+    because: str
+
+
+@dataclass(frozen=True)
+class Stationary(Event):
+    """All clusters, so many, are near a stationary point, and the run ends."""
+
+    kind = "stationary"
+
+    clusters: int
+
+
+@dataclass(frozen=True)
+class Restart(Event):
+    """One set of initial models was chosen by the mean training loss of each."""
+
+    kind = "restart"
+
+    chosen: int
+    losses: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clustered(Event):
+    """Clients were clustered by agglomeration; all that a dendrogram needs.
+
+    Raises
+    ------
+    ValueError
+        If a merge does not join two earlier clusters, numbered as in SciPy, until there is one.
+    """
+
+    kind = "clustered"
+
+    metric: str
+    linkage: str
+    threshold: float | None
+    sizes: tuple[int, ...]
+    clients: tuple[int, ...]
+    merges: tuple[tuple[int, int, float], ...]
+
+    def __post_init__(self) -> None:
+        count = len(self.clients)
+        if len(self.merges) != count - 1:
+            raise ValueError(f"there should be {count - 1} merges of {count} clients, got {len(self.merges)}")
+        free = set(range(count))
+        for place, (one, other, _) in enumerate(self.merges, start=count):
+            if one == other or not {one, other} <= free:
+                raise ValueError(f"merge {place - count} should join two clusters of before, got {one} and {other}")
+            free -= {one, other}
+            free.add(place)
+
+
+@dataclass(frozen=True)
+class _Check(Event):
+    p_value: float
+    gain: float
+    gain_before: float
+    level: float
+    gamma: float | None
+    clusters: Clusters
+
+
+@dataclass(frozen=True)
+class Checked(_Check):
+    """Replicated clustering found the clusters that there are."""
+
+    kind = "checked"
+
+
+@dataclass(frozen=True)
+class Regrouped(_Check):
+    """Replicated clustering found other clusters, and the run goes on with them."""
+
+    kind = "regrouped"

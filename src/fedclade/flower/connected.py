@@ -8,7 +8,10 @@ from fedclade.algorithms import Algorithm, State
 from fedclade.channel import Channel
 from fedclade.core import (
     Clients,
+    Disconnected,
     Event,
+    Reconnected,
+    Refused,
     Round,
 )
 from fedclade.flower.node_registry import NodeRegistry
@@ -55,13 +58,13 @@ class ConnectedClients(Channel, ComingAndGoing):
         news = self._members.news()
         if self._folder is not None:
             self._members.save(self._folder)
-        events = [
-            Event(kind, 0, {"clients": clients})
-            for kind, clients in (("disconnected", news.disconnected), ("reconnected", news.reconnected))
+        events: list[Event] = [
+            happened(0, tuple(clients))
+            for happened, clients in ((Disconnected, news.disconnected), (Reconnected, news.reconnected))
             if clients
         ]
         if news.refused:
-            events.append(Event("refused", 0, {"nodes": {str(node): why for node, why in news.refused.items()}}))
+            events.append(Refused(0, dict(news.refused)))
         known = state.tree.leaf_of
         if new := [client for client in self.ids if client not in known]:
             state, joined = algorithm.join(state, new, self, this_round)

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from fedclade.algorithms import (
     CFL,
+    CFLState,
     RoundLog,
-    State,
 )
 from fedclade.core import (
     Clients,
@@ -22,13 +22,10 @@ from fedclade.core import (
     Round,
 )
 from fedclade.report import style
-from fedclade.runs import Run
+from fedclade.runs import Run, events_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-PAIRS = "similarities"
-"""Kind of the event that tells a cluster's."""
 
 DIGITS = 3
 """Decimals of a similarity that are kept."""
@@ -40,16 +37,28 @@ Pairs = dict[str, list[list[float]]]
 """By kind of pair: ``[round, lowest, mean, highest]`` for every round that has such pairs."""
 
 
+@dataclass(frozen=True)
+class Pairwise(Event):
+    """The similarities of a cluster's clients in a round."""
+
+    kind = "similarities"
+
+    clients: tuple[int, ...]
+    alpha: tuple[tuple[float, ...], ...]
+
+
 @dataclass(frozen=True, kw_only=True)
 class WatchedCFL(CFL):
     """CFL that tells the similarities of its clients as events, so that the run keeps them for every round."""
 
-    def step(self, state: State, cohort: Sequence[int], clients: Clients, this_round: Round) -> tuple[State, RoundLog]:
+    def step(
+        self, state: CFLState, cohort: Sequence[int], clients: Clients, this_round: Round
+    ) -> tuple[CFLState, RoundLog]:
         """Run one round."""
         state, log = super().step(state, cohort, clients, this_round)
         told = [
-            Event(PAIRS, node, {"clients": list(each.members), "alpha": np.round(each.similarity, DIGITS).tolist()})
-            for node, each in log.geometry.items()
+            Pairwise(node, each.members, np.round(each.similarity, DIGITS).tolist())
+            for node, each in log.criteria.items()
             if each.similarity is not None and len(each.members) > 1
         ]
         return state, replace(log, events=(*log.events, *told))
@@ -67,15 +76,13 @@ def pairs_of(run: Run, truth: Mapping[int, int]) -> Pairs:
     """
     sizes = Counter(truth.values())
     found: dict[str, dict[int, list[float]]] = {kind: defaultdict(list) for kind in KINDS}
-    for event in run.events:
-        if event["kind"] != PAIRS:
-            continue
-        clients, alpha = event["clients"], event["alpha"]
+    for number, event in events_of(run.events, Pairwise):
+        clients, alpha = event.clients, event.alpha
         kinds = {truth[client] for client in clients}
         done = len(kinds) == 1 and len(clients) == sizes[min(kinds)]
         for a, b in combinations(range(len(clients)), 2):
             alike = "same" if truth[clients[a]] == truth[clients[b]] else "other"
-            found["clustered" if done else alike][event["round"]].append(alpha[a][b])
+            found["clustered" if done else alike][number].append(alpha[a][b])
     return {
         kind: [
             [number, *(round(float(value), DIGITS) for value in (min(values), np.mean(values), max(values)))]

@@ -225,7 +225,7 @@ def _path(bench: ResultCache, kind: str, settings: Settings, seed: int) -> dict[
         path.append(tree.nodes[0].params.tolist())
 
     run = simulate(
-        *(FedAvg(), TwoWeights(start), federation),
+        *(CFL(split_rounds=(settings["rounds"] + 1,)), TwoWeights(start), federation),
         local=LocalSpec(epochs=1, batch_size=settings["points"], lr=settings["lr"]),
         rounds=settings["rounds"],
         seed=seed,

@@ -13,13 +13,31 @@ from typing import TypeVar
 import numpy as np
 
 from fedclade.core import (
+    Checked,
+    Clustered,
+    ClusterSplit,
+    Disconnected,
+    Joined,
+    Left,
+    LeftOut,
     Node,
     ParameterTree,
+    Reconnected,
+    Refused,
+    Regrouped,
+    Rejected,
+    Retried,
 )
-from fedclade.runs import Row, Run, SimilarityMatrix, tells_what_its_kind_does
+from fedclade.runs import Row, Run, SimilarityMatrix, event_of
 from fedclade.tasks import perplexity
 
 L = TypeVar("L")
+
+SHOWN = (
+    *(ClusterSplit, Rejected, Clustered, Checked, Regrouped, Joined, Left, Disconnected, Reconnected),
+    *(LeftOut, Refused, Retried),
+)
+"""Events that tables and figures show."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +66,8 @@ def events_of(run: Run, *kinds: str) -> list[Row]:
 
     A method of one's own may have events of the same names, and tell less of them.
     """
-    return [event for event in run.events if event["kind"] in kinds and tells_what_its_kind_does(event)]
+    types = {each.kind: each for each in SHOWN if each.kind in kinds}
+    return [row for row in run.events if row["kind"] in types and event_of(row, types[row["kind"]]) is not None]
 
 
 def is_language(run: Run) -> bool:

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from fedclade.algorithms import State
+from fedclade.algorithms import Algorithm, State
 from fedclade.core import (
     CheckpointError,
     ConfigError,
@@ -172,7 +172,7 @@ class Checkpointer:
         settings = replace(settings, stream=self._found.config["stream"], memory=memory)
         return settings, before["device"] if device == "auto" else device, before["engine"]
 
-    def progress(self, world: Backend, record: History) -> TrainingState | None:
+    def progress(self, algorithm: Algorithm, world: Backend, record: History) -> TrainingState | None:
         """Return how far the run has come that is continued; None if there is none.
 
         Raises
@@ -194,7 +194,7 @@ class Checkpointer:
             _log.warning("the run may end in other bits than without the interruption: %s", ", ".join(changed))
         self._saved = found.round
         record = replace(record, **found.rows, similarities={s.node: s for s in found.similarities})
-        return TrainingState(found.round, State(found.tree, found.memory), record)
+        return TrainingState(found.round, algorithm.state_type.from_tensors(found.tree, found.memory), record)
 
     def begin(self) -> None:
         """Make the folder, if it is not there yet, and keep other processes from writing to it.
@@ -260,7 +260,7 @@ class Checkpointer:
         self._saved = progress.number
 
     def _checkpoint(self, progress: TrainingState, world: Backend) -> Checkpoint:
-        memory, record = progress.state.memory, progress.record
+        memory, record = progress.state.tensors(), progress.record
         return Checkpoint(
             round=progress.number,
             config={**self.config, **world.settled},

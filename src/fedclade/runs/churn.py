@@ -11,6 +11,7 @@ from fedclade.channel import Channel
 from fedclade.core import (
     Clients,
     Event,
+    Left,
     Round,
     checked,
     require,
@@ -138,7 +139,7 @@ class ChurningClients(Channel, ComingAndGoing):
         events: list[Event] = []
         if left := [client for client, number in self._leaves.items() if number == self._number]:
             state = replace(state, tree=state.tree.without(left))
-            events.append(Event("left", 0, {"clients": left}))
+            events.append(Left(0, tuple(left)))
         if joined := [client for client, number in self._joins.items() if number == self._number]:
             state, more = algorithm.join(state, joined, self, this_round)
             events += more

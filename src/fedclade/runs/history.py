@@ -76,8 +76,8 @@ class History:
         served
             The node whose model each client was evaluated with.
         """
-        self.events += [{"round": number, "kind": e.kind, "node": e.node, **plain(e.details)} for e in log.events]
-        rows = [self._cluster_row(number, node, geometry, log) for node, geometry in log.geometry.items()]
+        self.events += [plain(event.to_row(number)) for event in log.events]
+        rows = [self._cluster_row(number, node, criteria, log) for node, criteria in log.criteria.items()]
         self.clusters += rows
         self._keep_similarities(number, log)
         if evaluation is not None:
@@ -173,21 +173,21 @@ class History:
             sent.update(event.get("clients", {}) if event["kind"] == "released" else {})
         return max(sent.values(), default=0)
 
-    def _cluster_row(self, number: int, node: int, geometry: SplitCriteria, log: RoundLog) -> Row:
-        row: Row = {"round": number, "node": node, "clients": len(geometry.members)}
+    def _cluster_row(self, number: int, node: int, criteria: SplitCriteria, log: RoundLog) -> Row:
+        row: Row = {"round": number, "node": node, "clients": len(criteria.members)}
         row |= dict.fromkeys(("mean_norm", "max_norm", "alpha_cross_max", "gamma_bound", "separation_gap"), None)
-        row |= geometry.criteria
-        truth, bipartition = self.roster.true_clusters, geometry.bipartition
-        if truth is not None and bipartition is not None and geometry.similarity is not None:
-            labels = [truth[client] for client in geometry.members]
-            row["separation_gap"] = separation_gap(geometry.similarity, labels, bipartition.alpha_cross_max)
-        row["train_loss"] = _mean_loss(log.losses[client] for client in geometry.members if client in log.losses)
+        row |= criteria.numbers
+        truth, bipartition = self.roster.true_clusters, criteria.bipartition
+        if truth is not None and bipartition is not None and criteria.similarity is not None:
+            labels = [truth[client] for client in criteria.members]
+            row["separation_gap"] = separation_gap(criteria.similarity, labels, bipartition.alpha_cross_max)
+        row["train_loss"] = _mean_loss(log.losses[client] for client in criteria.members if client in log.losses)
         return row
 
     def _keep_similarities(self, number: int, log: RoundLog) -> None:
-        for node, geometry in log.geometry.items():
-            if 1 < len(geometry.members) <= LARGEST_KEPT and geometry.similarity is not None:
-                self.similarities[node] = SimilarityMatrix(node, number, geometry.members, geometry.similarity)
+        for node, criteria in log.criteria.items():
+            if 1 < len(criteria.members) <= LARGEST_KEPT and criteria.similarity is not None:
+                self.similarities[node] = SimilarityMatrix(node, number, criteria.members, criteria.similarity)
 
     def _client_rows(
         self, number: int, tree: ParameterTree, evaluation: Evaluation, served: Mapping[int, int]

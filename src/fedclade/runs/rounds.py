@@ -71,17 +71,10 @@ def run_rounds(
     RunInterrupted
         If ``stop`` said so.
     """
-    if settings.rounds < algorithm.rounds_needed:
-        _log.warning(
-            "%s needs %d rounds until it has clustered the clients, and this run has %d: it will be federated "
-            "averaging; set more rounds%s",
-            type(algorithm).__name__,
-            algorithm.rounds_needed,
-            settings.rounds,
-            f", or a smaller algorithm.{algorithm.waits_by}" if algorithm.waits_by else "",
-        )
+    if missed := algorithm.too_short(settings.rounds):
+        _log.warning(missed)
     tell = _unfailing(on_round)
-    progress = keeper.progress(world, record)
+    progress = keeper.progress(algorithm, world, record)
     if progress is None:
         progress = TrainingState(0, algorithm.init(world.initial, clients), record)
     keeper.begin()

@@ -46,28 +46,6 @@ CONFIG = {
 FINISHED = {name: {"name": str} for name in ("algorithm", "model")}
 """What the config of a finished run has besides: those that somebody wrote may leave out what has a default."""
 
-_CRITERIA = dict.fromkeys(("mean_norm?", "max_norm?", "alpha_cross_max?", "gamma_bound?"), (float, None))
-_CHECK = {
-    **dict.fromkeys(("p_value", "level", "gain", "gain_before"), float),
-    **{"gamma": (float, None), "clusters": [[int]]},
-}
-_EVENT = {"round": int, "kind": str, "node": int}
-_EVENTS: Mapping[str, Any] = {
-    "split": {"children": [int], "clusters": [[int]], **_CRITERIA},
-    "rejected": {"because": str},
-    "checked": _CHECK,
-    "regrouped": _CHECK,
-    "clustered": {
-        **{"merges": [[float]], "clients": [int], "sizes": [int], "threshold": (float, None)},
-        **{"metric": str, "linkage": str},
-    },
-    "left_out": {"clients": {...: str}},
-    "retried": {"clients": int},
-    **{kind: {"clients": [int]} for kind in ("joined", "left", "disconnected", "reconnected")},
-    "refused": {"nodes": {...: str}},
-}
-"""What events of fedclade's own methods tell, by kind; those of other methods may have their names and tell less."""
-
 _NUMBERS = ("int64", "double", "null", "bool")
 _TABLES: Mapping[str, Mapping[str, Sequence[str]]] = {
     "metrics": {"round": ["int64"], "bytes_up": ["int64", "double"], "bytes_down": ["int64", "double"]},
@@ -94,52 +72,6 @@ def read_json(path: Path, shape: Any) -> Any:
     content = json.loads(path.read_text())
     check_shape(content, shape, path.name)
     return content
-
-
-def read_events(path: Path, nodes: int) -> list[Row]:
-    """Read the events of a run whose tree has so many nodes.
-
-    Raises
-    ------
-    OSError, ValueError, RecursionError
-        If they cannot be read, or one does not say when, what and where.
-    """
-    events: list[Row] = []
-    for i, line in enumerate(path.read_text().splitlines(), start=1):
-        event, where = json.loads(line), f"line {i} of {path.name}"
-        check_shape(event, _EVENT, where)
-        _check_node(event["node"], nodes, where)
-        events.append(event)
-    return events
-
-
-def tells_what_its_kind_does(event: Row) -> bool:
-    """Say whether an event has all that events of its kind have by fedclade's own methods, so that it can be shown."""
-    try:
-        check_shape(event, _EVENTS.get(event["kind"], {}), "it")
-        if event["kind"] == "clustered":
-            _check_merges(event["merges"], len(event["clients"]))
-    except ValueError:
-        return False
-    return True
-
-
-def _check_merges(merges: Sequence[Sequence[float]], clients: int) -> None:
-    """Check that each merge joins two earlier clusters, numbered as in SciPy, until there is one.
-
-    Raises
-    ------
-    ValueError
-        If one does not.
-    """
-    if len(merges) != clients - 1:
-        raise ValueError(f"there should be {clients - 1} merges of {clients} clients, got {len(merges)}")
-    free = set(range(clients))
-    for place, merge in enumerate(merges, start=clients):
-        parts = set(merge[:2])
-        if len(merge) != 3 or len(parts) < 2 or not parts <= free or any(isinstance(part, float) for part in parts):
-            raise ValueError(f"merge {place - clients} should join two clusters of before, got {merge}")
-        free = free - parts | {place}
 
 
 def read_rows(path: Path, rounds: int, nodes: int) -> list[Row]:
@@ -183,11 +115,12 @@ def read_rows(path: Path, rounds: int, nodes: int) -> list[Row]:
         check_shape(row["round"], int, f"{where}: round")
         for column in ("node", "cluster", "served_by"):
             if row.get(column) is not None:
-                _check_node(row[column], nodes, f"{where}: {column}")
+                check_node(row[column], nodes, f"{where}: {column}")
     return rows
 
 
-def _check_node(node: int, nodes: int, where: str) -> None:
+def check_node(node: int, nodes: int, where: str) -> None:
+    """Check that there is a node of this number; raises ValueError."""
     if not 0 <= node < nodes:
         raise ValueError(f"{where} should be of a node from 0 to {nodes - 1}, got {node}")
 

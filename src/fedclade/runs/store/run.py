@@ -24,7 +24,8 @@ from fedclade.core import (
     take_place,
 )
 from fedclade.runs.store.contents import CONFIG as CONFIG_SHAPE
-from fedclade.runs.store.contents import FINISHED, SUMMARY, Row, read_events, read_json, read_rows
+from fedclade.runs.store.contents import FINISHED, SUMMARY, Row, read_json, read_rows
+from fedclade.runs.store.events import read_events
 from fedclade.runs.store.manifest import check_manifest, write_manifest
 from fedclade.runs.store.shape import check_shape
 from fedclade.runs.store.similarities import SimilarityMatrix, read_similarities, write_similarities

@@ -1,0 +1,157 @@
+"""A round of federated learning in clusters: training, what came back from each cluster, moving the models, the log."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from fedclade.algorithms.base import RoundLog
+from fedclade.algorithms.state import State
+from fedclade.clustering import SplitCriteria, cosine_similarity
+from fedclade.core import (
+    Clients,
+    Empty,
+    Event,
+    Joined,
+    ParameterTree,
+    Postponed,
+    Round,
+    TooFew,
+    Updates,
+    mean,
+    row_norms,
+)
+
+LARGEST_COMPARED = 1000
+"""Clients that are compared in every round; the similarities of more take more memory and time than all else."""
+
+
+@dataclass(frozen=True, eq=False)
+class ClusterUpdate:
+    """One cluster's part of a round: who answered, with what, and what it shows.
+
+    Parameters
+    ----------
+    node, updates, criteria
+        The cluster, the updates of its members that answered, and the criteria that follow from these.
+    mean
+        The mean of the updates, ``[S]``; None if nobody answered.
+    enough
+        Whether so many answered that the cluster may move, and decide anything.
+    waits
+        Whether these are no cluster, but clients that wait where one was split, since they did not answer then.
+    """
+
+    node: int
+    updates: Updates
+    criteria: SplitCriteria
+    mean: Tensor | None
+    enough: bool
+    waits: bool = False
+
+    @classmethod
+    def of(
+        cls, node: int, updates: Updates, this_round: Round, *, waits: bool = False, weighted: bool = True
+    ) -> ClusterUpdate:
+        """Measure what came from a cluster; see :func:`fedclade.core.aggregate.mean` for ``weighted``."""
+        moved = mean(updates, weighted=weighted) if updates.ids else None
+        enough = len(updates.ids) >= this_round.min_clients
+        return cls(node, updates, SplitCriteria.of(updates, moved), moved, enough, waits)
+
+    def compared(self) -> ClusterUpdate:
+        """Return the same with the similarities of its clients, unless there are too many for every round."""
+        if not self.updates.ids or self.waits or len(self.updates.ids) > LARGEST_COMPARED:
+            return self
+        return replace(self, criteria=replace(self.criteria, similarity=cosine_similarity(self.updates.signatures)))
+
+    @property
+    def step(self) -> Tensor | None:
+        """What the cluster's model moves by, ``[S]``: the mean of its updates; None if it keeps its model."""
+        return self.mean if self.enough and not self.waits else None
+
+    @property
+    def discrepancy(self) -> float | None:
+        """How far the clients' models are from the cluster's after its step, in all (FedGroup eq. 4)."""
+        if not self.updates.ids or self.updates.deltas is None:
+            return None
+        D = self.updates.n_parameters
+        if self.step is None:
+            return float(self.updates.norms.sum())
+        return float(row_norms(self.updates.deltas[:, :D], self.step[:D]).sum())
+
+
+def train_clusters(
+    state: State, cohort: Sequence[int], clients: Clients, this_round: Round, *, weighted: bool = True
+) -> list[ClusterUpdate]:
+    """Let the cohort train, each client from its cluster's model; return the clusters that were asked."""
+    leaf_of = state.tree.leaf_of
+    models, assignment = state.tree.models([leaf_of[client] for client in cohort])
+    return by_cluster(state.tree, clients.train(cohort, models, assignment, this_round), this_round, weighted=weighted)
+
+
+def train_root(state: State, cohort: Sequence[int], clients: Clients, this_round: Round) -> ClusterUpdate:
+    """Let the cohort train, each client from the root's model."""
+    updates = clients.train(cohort, state.tree.nodes[0].params[None], [0] * len(cohort), this_round)
+    return ClusterUpdate.of(0, updates.select(sorted(cohort)), this_round)
+
+
+def by_cluster(
+    tree: ParameterTree, updates: Updates, this_round: Round, *, weighted: bool = True
+) -> list[ClusterUpdate]:
+    """Part the updates of clients that each started from its cluster's model; return the clusters that were asked."""
+    members: dict[int, list[int]] = {}
+    for client in sorted({*updates.ids, *updates.left_out}):
+        members.setdefault(tree.leaf_of[client], []).append(client)
+    # Where a split took place, that is: the root of a star, split in round 0, is no cluster that was parted.
+    waits = {node: bool(tree.nodes[node].split_in) for node in members}
+    how = {node: {"waits": waits[node], "weighted": weighted} for node in members}
+    return [ClusterUpdate.of(node, updates.select(members[node]), this_round, **how[node]) for node in sorted(members)]
+
+
+def move_clusters(tree: ParameterTree, parts: Sequence[ClusterUpdate]) -> ParameterTree:
+    """Move every cluster's model by the mean of its updates (CFL eq. 2; Algorithm 2, line 7).
+
+    A cluster with too few answers keeps its model, and so does a node at which clients wait.
+    """
+    for part in parts:
+        if part.step is not None:
+            tree = tree.moved(part.node, part.step)
+    return tree
+
+
+def log_of(parts: Sequence[ClusterUpdate], events: Sequence[Event] = (), phase: str = "train") -> RoundLog:
+    """Gather what a round reports, and tell of clusters with too few answers."""
+    clusters = [part for part in parts if not part.waits]
+    too_few = [too_few_event(part.node, len(part.updates.ids)) for part in clusters if not part.enough]
+    apart = [part.discrepancy for part in parts if part.updates.ids]
+    return RoundLog(
+        criteria={part.node: part.criteria for part in clusters if part.updates.ids},
+        losses={c: loss for p in parts for c, loss in zip(p.updates.ids, p.updates.losses.tolist(), strict=True)},
+        discrepancy=sum(each for each in apart if each is not None) if apart and None not in apart else None,
+        events=(*too_few, *events),
+        phase=phase,
+    )
+
+
+def too_few_event(node: int, answered: int) -> Event:
+    """Tell that fewer clients of a cluster answered than the round's ``min_clients``, so that it keeps its model."""
+    return TooFew(node, answered)
+
+
+def postponed(part: ClusterUpdate, needed: int) -> Event:
+    """Tell that too few clients answered to be clustered, so that it is left to the next round."""
+    return Postponed(part.node, len(part.updates.ids), needed)
+
+
+def membership_events(before: ParameterTree, after: ParameterTree) -> list[Event]:
+    """Tell which clients joined which cluster, and which clusters were left empty; both trees have the same leaves."""
+    started = any(leaf.members for leaf in before.leaves)
+    events: list[Event] = []
+    for old, new in zip(before.leaves, after.leaves, strict=True):
+        if joined := tuple(sorted(set(new.members) - set(old.members))):
+            events.append(Joined(new.id, joined))
+        if not new.members and (old.members or not started):
+            events.append(Empty(new.id))
+    return events

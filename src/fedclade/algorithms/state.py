@@ -1,0 +1,56 @@
+"""What an algorithm carries from round to round, and how a checkpoint keeps it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from types import UnionType
+from typing import Any, Self, get_args, get_origin, get_type_hints
+
+import torch
+from torch import Tensor
+from typing_extensions import TypeVar
+
+from fedclade.core import ParameterTree
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """All that an algorithm carries from round to round. Immutable.
+
+    An algorithm that keeps more than the tree has a frozen subclass, whose fields are tensors, numbers, tuples of
+    numbers, or true or false. Those that may be missing from a checkpoint have a default.
+
+    Parameters
+    ----------
+    tree
+        The clusters and their models; its leaves are what clients train on.
+    """
+
+    tree: ParameterTree
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return all fields but the tree as tensors by name; what is None or False is left out."""
+        values = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "tree"}
+        return {name: _tensor_of(value) for name, value in values.items() if value is not None and value is not False}
+
+    @classmethod
+    def from_tensors(cls, tree: ParameterTree, tensors: Mapping[str, Tensor]) -> Self:
+        """Return the state whose :meth:`tensors` these are."""
+        hints = get_type_hints(cls)
+        return cls(tree, **{name: _value_of(hints[name], tensor) for name, tensor in tensors.items()})
+
+
+S = TypeVar("S", bound=State, default=Any)
+"""The state of an algorithm."""
+
+
+def _tensor_of(value: Any) -> Tensor:
+    return value if isinstance(value, Tensor) else torch.tensor(value if isinstance(value, tuple) else [value])
+
+
+def _value_of(hint: Any, tensor: Tensor) -> Any:
+    hint = get_args(hint)[0] if isinstance(hint, UnionType) else hint  # of what may be None
+    if hint in (bool, int, float):
+        return hint(tensor.item())
+    return tuple(tensor.tolist()) if get_origin(hint) is tuple else tensor
