@@ -36,7 +36,8 @@ from fedclade.channel.encoding import ENCODINGS, encode
 from fedclade.core.params import Layout
 from fedclade.core.registry import DataSpec
 from fedclade.flower import LocalGrid, LocalNode, Network, federate, wire
-from fedclade.flower.signing import key_of, signed
+from fedclade.flower.keys import key_of
+from fedclade.flower.signing import signed
 from fedclade.flower.wire import Content
 from fedclade.models import build_model
 
@@ -92,7 +93,7 @@ class Herd:
         start = process_time()
         content, client = Content.of(message.content), int(context.node_config["partition-id"])
         answer = {"hello": self._hello, "train": self._train, "evaluate": self._evaluate}
-        record = signed(answer[content.words.get("what", str)](content, client), message, key_of(context))
+        record = signed(answer[content.get("what", str)](content, client), message, key_of(context))
         self.seconds += process_time() - start
         return Message(record, reply_to=message)
 
@@ -107,7 +108,7 @@ class Herd:
         return wire.record({**told, **truth, "schema": json.dumps(asdict(SCHEMA))})
 
     def _train(self, content: Content, client: int) -> RecordDict:
-        words = content.words.values
+        words = content.values
         update = encode(self._update(client), self.encoding, self.layout.n_parameters)
         return wire.record(
             {

@@ -15,7 +15,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 from fedclade import CFL, Ditto, LocalSpec, Run
 from fedclade.flower import LocalGrid, LocalNode, Network, client_app_from_config, federate
-from fedclade.flower.from_config import Apps, RunConfig
+from fedclade.flower.from_config import AppSettings, RunConfig
 from fedclade.flower.policy import Policy
 
 PAGE = (Path(__file__).parents[1] / "docs" / "federation.md").read_text()
@@ -63,14 +63,14 @@ def test_the_run_config_of_the_page_is_one():
     (block,) = blocks("toml")
     read = RunConfig.read(flat(tomllib.loads(block)["tool"]["flwr"]["app"]["config"]))
     assert read.network == Network(clients=4)
-    assert read.apps == Apps(out="runs/flower")
+    assert read.apps == AppSettings(out="runs/flower")
     assert read.config.top.rounds == 6
 
 
 def test_the_page_has_every_network_setting_with_its_default():
     written = {key.strip("`"): default.strip("`") for key, default, _ in table("`[network]`")}
     told = {key: None if value == "–" else tomllib.loads(f"x = {value}")["x"] for key, value in written.items()}
-    assert told == {**asdict(Network()), **asdict(Apps())}
+    assert told == {**asdict(Network()), **asdict(AppSettings())}
 
 
 def test_the_page_has_every_limit_of_a_client_with_its_default():

@@ -28,10 +28,10 @@ from fedclade.algorithms import (
 )
 from fedclade.channel.signature import Permutation
 from fedclade.core.params import Layout
-from fedclade.flower.client_handler import secret_model, seed_of
+from fedclade.flower.secret import secret_model, seed_of
 from tests.tiny import FEATURES, LABELS, federation_of, perceptron
 
-from .worlds import ALL_ALLOWED, LOCAL, federated, grid_of
+from .grids import ALL_ALLOWED, LOCAL, federated, grid_of
 
 TRUTH = (0, 1, 0, 1, 0, 1)
 SECRET = "0123456789abcdef" * 4

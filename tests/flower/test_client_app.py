@@ -17,22 +17,22 @@ from fedclade.channel.ledger import Budget, Ledger
 from fedclade.channel.privacy import DifferentialPrivacy
 from fedclade.core.errors import ConfigError, UpdateError
 from fedclade.flower import LocalGrid, LocalNode, client_app, server_app
-from fedclade.flower.client_app import KEPT, app_for, own_of, partition_of
+from fedclade.flower.client_app import MOST_READY, app_for, node_settings
 from fedclade.flower.policy import Policy
 from fedclade.flower.server_app import show
 from fedclade.flower.wire import Content
 from fedclade.runs.store import Run
-from tests.flower.worlds import (
+from tests.flower.grids import (
     CFL_OF_TWO,
     FOUR,
     app_of,
     federated,
     grid_of,
+    handler_of,
     hello_to,
     network_of,
     node_of,
     reasons,
-    respondent_of,
 )
 from tests.tiny import federation_of, perceptron
 
@@ -45,7 +45,7 @@ def hello_of(app: Callable[[Message, Context], Message], **config: Any) -> dict[
     """Return what a node says of itself."""
     grid = LocalGrid({100: LocalNode(app, config)})
     (reply,) = grid.send_and_receive([hello_to(100)])
-    return dict(Content.of(reply.content).words.values)
+    return dict(Content.of(reply.content).values)
 
 
 def missing(context: Context) -> Any:
@@ -99,10 +99,9 @@ def test_so_is_a_model_that_is_unknown_and_a_private_client_without_a_folder():
 
 
 def test_what_a_node_config_leaves_out_is_none(tmp_path: Path):
-    assert partition_of(context_of()) is None
-    assert partition_of(context_of(**{"partition-id": 3})) == 3
-    assert own_of(context_of()) == {"folder": None, "secret": None, "policy": Policy()}
-    assert own_of(context_of(folder=str(tmp_path / "a" / "b")))["folder"] == tmp_path / "a" / "b"
+    assert node_settings(context_of()) == {"number": None, "folder": None, "secret": None, "policy": Policy()}
+    assert node_settings(context_of(**{"partition-id": 3}))["number"] == 3
+    assert node_settings(context_of(folder=str(tmp_path / "a" / "b")))["folder"] == tmp_path / "a" / "b"
     assert (tmp_path / "a" / "b").is_dir()
     assert hello_of(client_app(perceptron, lambda context: federation_of(FOUR).alone(2)))["number"] == -1
 
@@ -112,13 +111,13 @@ def test_a_client_is_made_once_and_the_oldest_of_very_many_let_go():
 
     def make(context: Context) -> Any:
         made.append(context.node_id)
-        return respondent_of(0)
+        return handler_of(0)
 
     app = app_for(make)
     question = hello_to(1)
-    for node in (1, 1, *range(2, KEPT + 2), 1, KEPT + 1):
+    for node in (1, 1, *range(2, MOST_READY + 2), 1, MOST_READY + 1):
         app(question, Context(1, node, {}, RecordDict(), {}))
-    assert made == [1, *range(2, KEPT + 2), 1]
+    assert made == [1, *range(2, MOST_READY + 2), 1]
 
 
 def test_a_broken_client_does_not_keep_the_others_from_running():

@@ -23,16 +23,18 @@ from fedclade.core.errors import ConfigError, DataError, PrivacyError, UpdateErr
 from fedclade.core.params import Layout
 from fedclade.core.queries import Round
 from fedclade.flower import wire
-from fedclade.flower.client_handler import MOST_RESIDUALS, ClientHandler, read_secret, secret_model, seed_of
-from fedclade.flower.policy import QUESTIONS, Policy
+from fedclade.flower.client_handler import MOST_RESIDUALS, ClientHandler
+from fedclade.flower.policy import QUERIES, Policy
+from fedclade.flower.replies import read_update
+from fedclade.flower.secret import read_secret, secret_model, seed_of
 from fedclade.flower.wire import Content
-from tests.flower.worlds import FOUR, LOCAL, respondent_of
+from tests.flower.grids import FOUR, LOCAL, handler_of
 from tests.tiny import federation_of, perceptron, simulated
 
 LAYOUT = Layout.of(perceptron())
 MODEL = LAYOUT.flatten(perceptron())
 SECRET = "f00d" * 16
-OPEN = Policy(allow=QUESTIONS)
+OPEN = Policy(allow=QUERIES)
 
 
 def ask(
@@ -70,9 +72,9 @@ def test_it_trains_as_a_simulated_client_does(what: str):
     federation = federation_of(FOUR)
     clients, _ = simulated(federation, perceptron())
     here = getattr(clients, what)([2], MODEL[None], [0], Round(2, LOCAL, 3))
-    there = ask(respondent_of(2, federation, policy=OPEN), what)
+    there = ask(handler_of(2, federation, policy=OPEN), what)
     assert torch.equal(update_of(there), here.required_deltas[0])
-    told = there.words.values
+    told = there.values
     assert told["loss"] == float(here.losses[0])
     assert (told["what"], told["round"], told["query"], told["purpose"], told["size"]) == (what, 2, 0, "train", 24)
     assert told["model"] == wire.digest(wire.raw_vector(MODEL).data)
@@ -85,18 +87,18 @@ def test_it_sends_the_signatures_of_all_replicates_in_one_answer(dim: int):
     sketch = CountSketch(3, LAYOUT.n_parameters, dim) if dim else None
     halves = [clients.train([2], MODEL[None], [0], Round(2, LOCAL, 3, "train " + k, part=(int(k), 2))) for k in "01"]
     expected = torch.cat([sketch.apply(half.signatures[0]) if sketch else half.signatures[0] for half in halves])
-    there = ask(respondent_of(2, federation, encoding="int8"), replicates=2, dim=dim)
+    there = ask(handler_of(2, federation, encoding="int8"), replicates=2, dim=dim)
     assert torch.equal(decode(there.vector("update"), len(expected), "float32", 0), expected)
-    assert there.words.values["encoding"] == "float32"
-    assert there.words.values["size"] == 24
-    assert there.words.values["loss"] == pytest.approx(float((halves[0].losses + halves[1].losses) / 2))
+    assert there.values["encoding"] == "float32"
+    assert there.values["size"] == 24
+    assert there.values["loss"] == pytest.approx(float((halves[0].losses + halves[1].losses) / 2))
 
 
 @pytest.mark.parametrize(("replicates", "dim"), [(0, 5), (25, 5), (2, -1)])
 def test_replicates_that_cannot_be_made_are_refused(replicates: int, dim: int):
     why = f"asked for {replicates} replicates of length {dim} from 24 training examples"
     with pytest.raises(UpdateError, match=why):
-        ask(respondent_of(2, federation_of(FOUR)), replicates=replicates, dim=dim)
+        ask(handler_of(2, federation_of(FOUR)), replicates=replicates, dim=dim)
 
 
 def test_it_is_pulled_to_the_anchor_that_it_is_sent():
@@ -104,11 +106,9 @@ def test_it_is_pulled_to_the_anchor_that_it_is_sent():
     clients, _ = simulated(federation, perceptron())
     spec, models = LocalSpec(mu=0.5), torch.stack([MODEL, MODEL + 1])
     here = clients.train([2], models, [0], Round(2, spec, 3), [1])
-    there = ask(respondent_of(2, federation), sent={"model": models[0], "anchor": models[1]}, spec=wire.to_json(spec))
+    there = ask(handler_of(2, federation), sent={"model": models[0], "anchor": models[1]}, spec=wire.to_json(spec))
     assert torch.equal(update_of(there), here.required_deltas[0])
-    assert not torch.equal(
-        update_of(ask(respondent_of(2, federation), spec=wire.to_json(spec))), here.required_deltas[0]
-    )
+    assert not torch.equal(update_of(ask(handler_of(2, federation), spec=wire.to_json(spec))), here.required_deltas[0])
 
 
 def test_it_evaluates_all_models_that_it_is_sent():
@@ -116,10 +116,10 @@ def test_it_evaluates_all_models_that_it_is_sent():
     clients, _ = simulated(federation, perceptron())
     models = torch.stack([MODEL, -MODEL])
     here = clients.evaluate([1, 1], models, [0, 1], "validation")
-    there = ask(respondent_of(1, federation), "evaluate", {"0": models[0], "1": models[1]}, split="validation")
-    assert there.words.values["accuracies"] == here.accuracies.tolist()
-    assert there.words.values["losses"] == here.losses.tolist()
-    assert there.words.values["examples"] == [10, 10]
+    there = ask(handler_of(1, federation), "evaluate", {"0": models[0], "1": models[1]}, split="validation")
+    assert there.values["accuracies"] == here.accuracies.tolist()
+    assert there.values["losses"] == here.losses.tolist()
+    assert there.values["examples"] == [10, 10]
 
 
 @pytest.mark.parametrize(
@@ -153,32 +153,32 @@ def test_it_evaluates_all_models_that_it_is_sent():
 )
 def test_what_it_cannot_answer_it_refuses(question: dict[str, Any], why: str):
     with pytest.raises((UpdateError, ConfigError), match=why):
-        ask(respondent_of(policy=OPEN), **question)
+        ask(handler_of(policy=OPEN), **question)
 
 
 def test_training_that_diverges_is_said():
     with pytest.raises(UpdateError, match="entries are NaN or infinite"):
-        ask(respondent_of(), spec=wire.to_json(LocalSpec(lr=1e30, epochs=5)))
+        ask(handler_of(), spec=wire.to_json(LocalSpec(lr=1e30, epochs=5)))
 
 
 def test_it_is_one_client():
     with pytest.raises(DataError, match="data_fn should return a federation of one client, got 4; see alone"):
         ClientHandler(federation_of(FOUR), perceptron)
     with pytest.raises(ConfigError, match="unknown encoding 'zip'"):
-        respondent_of(encoding="zip")
+        handler_of(encoding="zip")
 
 
 def test_with_a_secret_all_vectors_travel_permuted():
-    client, plain = respondent_of(secret=SECRET), respondent_of()
+    client, plain = handler_of(secret=SECRET), handler_of()
     permutation = Permutation(seed_of(SECRET), LAYOUT.size, LAYOUT.n_parameters)
     sent = update_of(ask(client, sent={"model": permutation.apply(MODEL)}))
     assert torch.equal(permutation.invert(sent), update_of(ask(plain)))
-    scores = ask(client, "evaluate", {"0": permutation.apply(MODEL)}).words.values
-    assert scores["accuracies"] == ask(plain, "evaluate", {"0": MODEL}).words.values["accuracies"]
+    scores = ask(client, "evaluate", {"0": permutation.apply(MODEL)}).values
+    assert scores["accuracies"] == ask(plain, "evaluate", {"0": MODEL}).values["accuracies"]
 
 
 def test_initial_models_are_the_secrets():
-    found = [ask(respondent_of(c, secret=SECRET), "initial", {}, models=2) for c in (0, 1)]
+    found = [ask(handler_of(c, secret=SECRET), "initial", {}, models=2) for c in (0, 1)]
     assert found[0].vectors == found[1].vectors
     permutation = Permutation(seed_of(SECRET), LAYOUT.size, LAYOUT.n_parameters)
     for number, data in found[0].vectors.items():
@@ -217,15 +217,15 @@ def test_a_secret_that_is_none_is_refused(text: bytes | None, why: str, tmp_path
 @pytest.mark.parametrize("encoding", ["float16", "int8"])
 def test_what_an_encoding_loses_is_sent_later_even_by_another_process(encoding: str, tmp_path: Path):
     """Two updates, decoded and added up, differ from the true sum by the last residual only."""
-    exact = [update_of(ask(respondent_of(), round=number)) for number in (1, 2)]
+    exact = [update_of(ask(handler_of(), round=number)) for number in (1, 2)]
     sent = []
     for number in (1, 2):  # a process each: what one kept, the other reads
-        answer = ask(respondent_of(encoding=encoding, folder=tmp_path), round=number)
+        answer = ask(handler_of(encoding=encoding, folder=tmp_path), round=number)
         assert len(answer.vector("update")) == encoded_bytes(LAYOUT.size, encoding, LAYOUT.n_parameters)
-        assert answer.words.values["encoding"] == encoding
+        assert answer.values["encoding"] == encoding
         sent.append(update_of(answer, encoding))
     assert len(list(tmp_path.glob("residual-*.safetensors"))) == 1
-    forgetful = [update_of(ask(respondent_of(encoding=encoding), round=n), encoding) for n in (1, 2)]
+    forgetful = [update_of(ask(handler_of(encoding=encoding), round=n), encoding) for n in (1, 2)]
     assert torch.equal(sent[0], forgetful[0])
     assert not torch.equal(sent[1], forgetful[1])
     whole = sum(exact)
@@ -234,13 +234,13 @@ def test_what_an_encoding_loses_is_sent_later_even_by_another_process(encoding: 
 
 
 def test_without_a_folder_residuals_last_as_long_as_the_process():
-    client = respondent_of(encoding="int8")
+    client = handler_of(encoding="int8")
     first, second = (update_of(ask(client, round=1), "int8") for _ in range(2))
     assert not torch.equal(first, second)
 
 
 def test_residuals_of_gradients_are_kept_apart(tmp_path: Path):
-    client = respondent_of(encoding="int8", folder=tmp_path, policy=OPEN)
+    client = handler_of(encoding="int8", folder=tmp_path, policy=OPEN)
     ask(client)
     ask(client, "gradients")
     ask(client, purpose="pretrain")
@@ -250,7 +250,7 @@ def test_residuals_of_gradients_are_kept_apart(tmp_path: Path):
 def test_what_a_server_calls_its_purposes_names_no_file(tmp_path: Path):
     """Nor do many purposes fill the disk."""
     (folder := tmp_path / "client").mkdir()
-    client = respondent_of(encoding="int8", folder=folder)
+    client = handler_of(encoding="int8", folder=folder)
     for purpose in ("../escaped", "/tmp/escaped", "a\0b", 1000 * "x", *map(str, range(MOST_RESIDUALS))):
         assert len(ask(client, purpose=purpose).vector("update")) > 0
     assert list(tmp_path.iterdir()) == [folder]
@@ -265,20 +265,20 @@ UNBOUNDED = Budget(epsilon=math.inf)
 
 def test_a_private_client_needs_a_folder():
     with pytest.raises(ConfigError, match="a private client needs a folder for its ledger; set folder in its node"):
-        respondent_of(privacy=CLIPPED)
+        handler_of(privacy=CLIPPED)
 
 
 def test_a_private_client_clips_and_withholds_its_loss(tmp_path: Path):
-    answer = ask(respondent_of(privacy=CLIPPED, budget=UNBOUNDED, folder=tmp_path))
+    answer = ask(handler_of(privacy=CLIPPED, budget=UNBOUNDED, folder=tmp_path))
     assert float(torch.linalg.vector_norm(update_of(answer))) == pytest.approx(0.01, rel=1e-5)
-    assert "loss" not in answer.words.values
-    read = wire.read_answer(answer, LAYOUT.size, LAYOUT.n_parameters, LAYOUT.dtype, 24, {"round": 2})
+    assert "loss" not in answer.values
+    read = read_update(answer, LAYOUT.size, LAYOUT.n_parameters, LAYOUT.dtype, 24, {"round": 2})
     assert read.loss is None
 
 
 def test_its_noise_is_its_own_and_never_the_same(tmp_path: Path):
     privacy = DifferentialPrivacy(clip_norm=0.01, noise_multiplier=1.0)
-    client = respondent_of(privacy=privacy, budget=UNBOUNDED, folder=tmp_path)
+    client = handler_of(privacy=privacy, budget=UNBOUNDED, folder=tmp_path)
     first, second = update_of(ask(client)), update_of(ask(client))
     assert not torch.equal(first, second)
 
@@ -292,7 +292,7 @@ def test_its_noise_is_its_own_and_never_the_same(tmp_path: Path):
 )
 def test_a_private_client_does_not_tell(question: dict[str, Any], what: str, tmp_path: Path):
     with pytest.raises(ConfigError, match=f"clients with differential privacy do not tell {what}"):
-        ask(respondent_of(privacy=CLIPPED, budget=UNBOUNDED, folder=tmp_path, policy=OPEN), **question)
+        ask(handler_of(privacy=CLIPPED, budget=UNBOUNDED, folder=tmp_path, policy=OPEN), **question)
 
 
 def test_a_release_is_booked_before_the_update_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -302,7 +302,7 @@ def test_a_release_is_booked_before_the_update_leaves(tmp_path: Path, monkeypatc
     def crash(*_: Any) -> Any:
         raise KeyboardInterrupt
 
-    client = respondent_of(privacy=privacy, budget=UNBOUNDED, folder=tmp_path)
+    client = handler_of(privacy=privacy, budget=UNBOUNDED, folder=tmp_path)
     monkeypatch.setattr(client, "_encoded", crash)
     with pytest.raises(KeyboardInterrupt):
         ask(client)
@@ -314,21 +314,21 @@ def test_beyond_its_budget_it_sends_nothing(tmp_path: Path):
     """Not even as another process, in another run."""
     privacy = DifferentialPrivacy(clip_norm=0.01, noise_multiplier=4.0)
     budget = Budget(epsilon=1.2 * privacy.epsilon(1), delta=privacy.delta)
-    ask(respondent_of(privacy=privacy, budget=budget, folder=tmp_path))
+    ask(handler_of(privacy=privacy, budget=budget, folder=tmp_path))
     with pytest.raises(PrivacyError, match=r"with this update the client would have spent ε = .* more than its budget"):
-        ask(respondent_of(privacy=privacy, budget=budget, folder=tmp_path))
+        ask(handler_of(privacy=privacy, budget=budget, folder=tmp_path))
 
 
 def test_a_damaged_ledger_keeps_everything_back(tmp_path: Path):
     (tmp_path / "privacy.json").write_text("{")
     with pytest.raises(PrivacyError, match=r"the privacy ledger .*privacy.json is damaged"):
-        ask(respondent_of(privacy=CLIPPED, budget=UNBOUNDED, folder=tmp_path))
+        ask(handler_of(privacy=CLIPPED, budget=UNBOUNDED, folder=tmp_path))
 
 
 def test_what_it_keeps_only_its_owner_reads(tmp_path: Path):
     before = os.umask(0o022)
     try:
-        ask(respondent_of(privacy=CLIPPED, budget=UNBOUNDED, encoding="int8", folder=tmp_path))
+        ask(handler_of(privacy=CLIPPED, budget=UNBOUNDED, encoding="int8", folder=tmp_path))
     finally:
         os.umask(before)
     modes = {path.name: oct(stat.S_IMODE(path.stat().st_mode)) for path in tmp_path.iterdir()}

@@ -17,8 +17,8 @@ from fedclade import Run
 from fedclade.algorithms import FLHC, IFCA, PACFL, Algorithm, Ditto, FedAvg, FedGroup, FeSEM, ReplicatedCFL
 from fedclade.core.errors import ConfigError, RunError, UpdateError
 from fedclade.flower import LocalGrid, LocalNode
-from fedclade.flower.node_registry import CLIENTS
-from tests.flower.worlds import (
+from fedclade.flower.clients_file import CLIENTS
+from tests.flower.grids import (
     ALL_ALLOWED,
     CFL_OF_TWO,
     FOUR,

@@ -17,14 +17,14 @@ from flwr.app.error import Error
 from fedclade.channel.traffic import Meter
 from fedclade.core.updates import DROPPED_OUT, TOO_LATE
 from fedclade.flower import LocalGrid, LocalNode, wire
-from fedclade.flower.exchange import FIRST_PAUSE, LONGEST_PAUSE, TOLD_EVERY, UNREACHED, Exchange
+from fedclade.flower.exchange import FIRST_PAUSE, LOG_EVERY, LONGEST_PAUSE, UNREACHED, Exchange
 from fedclade.flower.wire import Content
-from tests.flower.worlds import Clock, answered
+from tests.flower.grids import Clock, answered
 
 
 def echo(message: Message, context: Any) -> Message:
     """Answer with the question, and the node."""
-    words = Content.of(message.content).words.values
+    words = Content.of(message.content).values
     return answered(message, wire.record({**words, "node": message.metadata.dst_node_id}))
 
 
@@ -71,7 +71,7 @@ def ask(grid: SlowGrid, deadline: float = 10.0, **words: Any) -> dict[int, Conte
 
 
 def said(answer: Content | str) -> Any:
-    return answer if isinstance(answer, str) else answer.words.values["node"]
+    return answer if isinstance(answer, str) else answer.values["node"]
 
 
 def test_all_are_heard_as_they_come():
@@ -97,7 +97,7 @@ def test_a_late_answer_is_never_taken_for_one_to_a_later_question():
     grid.seconds[8] = 0.0
     answer = ask(grid, round=3)[8]
     assert not isinstance(answer, str)
-    assert answer.words.values["round"] == 3
+    assert answer.values["round"] == 3
 
 
 def test_pauses_double_while_nobody_answers_and_begin_anew_when_somebody_does():
@@ -110,7 +110,7 @@ def test_pauses_double_while_nobody_answers_and_begin_anew_when_somebody_does():
 
 def test_a_long_wait_is_told_of(caplog: pytest.LogCaptureFixture):
     with caplog.at_level(logging.INFO, "fedclade"):
-        ask(SlowGrid(Clock(), {7: 0.0, 8: 100.0}), deadline=2 * TOLD_EVERY + 5)
+        ask(SlowGrid(Clock(), {7: 0.0, 8: 100.0}), deadline=2 * LOG_EVERY + 5)
     assert caplog.messages == 2 * ["train: 1 of 2 have answered"]
 
 

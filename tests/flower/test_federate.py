@@ -15,7 +15,7 @@ from fedclade.core.errors import ConfigError, ModelError, UpdateError
 from fedclade.core.registry import DataSpec
 from fedclade.flower import LocalGrid, Network, federate
 from fedclade.flower.federate import ModelFor
-from tests.flower.worlds import FOUR, federated, grid_of
+from tests.flower.grids import FOUR, federated, grid_of
 from tests.tiny import federation_of, linear, perceptron
 
 

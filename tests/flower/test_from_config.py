@@ -14,11 +14,11 @@ from flwr.app import Context, RecordDict
 from fedclade.cli import main
 from fedclade.core.errors import ConfigError
 from fedclade.flower import LocalGrid, LocalNode, Network, client_app_from_config, server_app_from_config
-from fedclade.flower.from_config import Apps, RunConfig
+from fedclade.flower.from_config import AppSettings, RunConfig
 from fedclade.flower.wire import Content
 from fedclade.runs.store import Run
 from fedclade.runs.store.run import without_none
-from tests.flower.worlds import hello_to
+from tests.flower.grids import hello_to
 
 RUN_CONFIG: dict[str, bool | float | int | str] = {
     "rounds": 3,
@@ -185,14 +185,14 @@ def test_a_run_config_is_checked(changes: dict[str, Any], why: str):
 
 def test_sections_have_defaults():
     read = RunConfig.read({})
-    assert (read.network, read.apps) == (Network(), Apps())
+    assert (read.network, read.apps) == (Network(), AppSettings())
     assert read.config.algorithm["name"] == "fedavg"
 
 
 def refusal_of(config: dict[str, Any], run_config: dict[str, Any] | None = None) -> str:
     grid = LocalGrid({5: LocalNode(client_app_from_config(), config)}, run_config or RUN_CONFIG)
     (reply,) = grid.send_and_receive([hello_to(5)])
-    return Content.of(reply.content).words.values["refused"]
+    return Content.of(reply.content).values["refused"]
 
 
 def test_a_node_says_what_is_wrong_with_its_config():

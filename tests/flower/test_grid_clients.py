@@ -23,8 +23,9 @@ from fedclade.core.errors import UpdateError
 from fedclade.core.params import Layout
 from fedclade.core.updates import LARGEST_NORM
 from fedclade.flower import wire
+from fedclade.flower.replies import read_scores, read_update
 from fedclade.flower.wire import RAW, Content
-from tests.flower.worlds import (
+from tests.flower.grids import (
     ALL_ALLOWED,
     CFL_OF_TWO,
     FOUR,
@@ -152,7 +153,7 @@ def test_an_update_that_is_too_large_is_refused_before_it_is_decoded(encoding: s
     data = bytes(1000 * expected)
     content = Content.of(wire.record(words, {"update": wire.raw(data, encoding, LAYOUT.size)}))
     with pytest.raises(UpdateError, match=f"update of {1000 * expected} bytes, expected {expected}"):
-        wire.read_answer(content, LAYOUT.size, LAYOUT.n_parameters, LAYOUT.dtype, 3, {"what": "train"})
+        read_update(content, LAYOUT.size, LAYOUT.n_parameters, LAYOUT.dtype, 3, {"what": "train"})
 
 
 EVALUATIONS: dict[str, tuple[Change, str]] = {
@@ -251,7 +252,7 @@ def test_whatever_comes_is_left_out_or_can_be_used(words: dict[str, Any], data: 
     why = ""
     try:
         content = Content.of(worded(**words)(honest))
-        answer = wire.read_answer(content, LAYOUT.size, LAYOUT.n_parameters, LAYOUT.dtype, 9, expected)
+        answer = read_update(content, LAYOUT.size, LAYOUT.n_parameters, LAYOUT.dtype, 9, expected)
     except UpdateError as error:
         why = str(error)
     else:
@@ -271,7 +272,7 @@ def test_whatever_scores_come_they_are_scores_or_none(accuracies: Any, losses: A
     values = {"accuracies": accuracies, "losses": losses, "examples": examples}
     why, scores = "", list[tuple[float, float, int]]()
     try:
-        scores = wire.read_scores(Content.of(worded(**values)(wire.record({}))), count)
+        scores = read_scores(Content.of(worded(**values)(wire.record({}))), count)
     except UpdateError as error:
         why = str(error)
     assert len(scores) == (0 if why else count)
@@ -286,7 +287,7 @@ def test_an_error_by_the_superlink_belongs_to_the_question_that_it_answers():
 
     def failing(message: Message, context: Any) -> Message:
         reply = honest(message, context)
-        if Content.of(message.content).words.values["what"] != "train":
+        if Content.of(message.content).values["what"] != "train":
             return reply
         error = Message(Error(3, "the message is no longer there"), reply_to=message)
         error.metadata.__dict__["_src_node_id"] = 1
@@ -301,7 +302,7 @@ def test_a_client_app_that_breaks_is_left_out():
     honest = grid.nodes[node_of(BAD)].app
 
     def breaking(message: Message, context: Any) -> Message:
-        if Content.of(message.content).words.values["what"] == "train":
+        if Content.of(message.content).values["what"] == "train":
             raise OSError("disk full\x07")
         return honest(message, context)
 

@@ -39,7 +39,7 @@ from fedclade.flower.exchange import Exchange
 from fedclade.flower.http_inbox import HttpInbox
 from fedclade.flower.inbox import Inbox, inbox_of
 from fedclade.flower.wire import Content
-from tests.flower.worlds import Clock, answered
+from tests.flower.grids import Clock, answered
 
 LENGTH = 1000
 """Entries of the vector that is asked for."""
@@ -139,7 +139,7 @@ def ask(superlink: SuperLink, largest: int = 4 * LENGTH) -> dict[int, Content | 
 
 
 def said(answer: Content | str) -> str | int:
-    return answer if isinstance(answer, str) else answer.words.get("node", int)
+    return answer if isinstance(answer, str) else answer.get("node", int)
 
 
 def test_flower_has_inside_what_is_used_here():
@@ -233,14 +233,14 @@ def larger(parcel: Parcel) -> Parcel:
 def test_of_an_answer_that_is_too_large_little_more_is_fetched_than_it_may_take():
     superlink = SuperLink({8: larger})
     answers = ask(superlink)
-    assert f"the answer takes more than {4 * LENGTH + wire.LARGEST_WORDS} bytes" in str(answers[8])
+    assert f"the answer takes more than {4 * LENGTH + wire.LARGEST_VALUES} bytes" in str(answers[8])
     assert superlink.fetched < 3 * 2**20
     assert (said(answers[7]), said(answers[9])) == (7, 9)
 
 
 def wordy(parcel: Parcel) -> Parcel:
     answer = RecordDict(parcel.message.content)
-    answer["more"] = wire.record({"text": (wire.LARGEST_WORDS + 1) * "x"})["fedclade"]
+    answer["more"] = wire.record({"text": (wire.LARGEST_VALUES + 1) * "x"})["fedclade"]
     return Parcel.of(Message(answer, reply_to=_question_of(parcel)))
 
 

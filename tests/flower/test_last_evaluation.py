@@ -16,11 +16,11 @@ from typer.testing import CliRunner
 from fedclade.cli.app import app as cli
 from fedclade.flower import LocalGrid
 from fedclade.flower.exchange import GONE
+from fedclade.flower.keys import key_of
 from fedclade.flower.server_app import show
-from fedclade.flower.signing import key_of
 from fedclade.flower.wire import Content
 from fedclade.runs.store import Run
-from tests.flower.worlds import CFL_OF_TWO, FOUR, answered, federated, grid_of, node_of, worded
+from tests.flower.grids import CFL_OF_TWO, FOUR, answered, federated, grid_of, node_of, worded
 from tests.tiny import federation_of
 
 BAD = 2
@@ -35,7 +35,7 @@ def spoil_evaluations(grid: LocalGrid, client: int, first: int, change: Callable
     def app(message: Message, context: Any) -> Message:
         nonlocal asked
         reply = honest(message, context)
-        if Content.of(message.content).words.values["what"] != "evaluate":
+        if Content.of(message.content).values["what"] != "evaluate":
             return reply
         asked += 1
         if asked < first:

@@ -11,13 +11,14 @@ from flwr.app import RecordDict
 from fedclade.channel.traffic import Meter
 from fedclade.core.errors import ModelError, RunError, UpdateError
 from fedclade.flower import LocalGrid, wire
+from fedclade.flower.admission import Identity
 from fedclade.flower.exchange import Exchange
-from fedclade.flower.node_registry import ASKED_AGAIN, Identity, News, NodeRegistry
-from tests.flower.worlds import FOUR, Clock, app_of, grid_of, node_of, spoil, worded
+from fedclade.flower.node_registry import RETRY_AFTER, Changes, NodeRegistry
+from tests.flower.grids import FOUR, Clock, app_of, grid_of, node_of, spoil, worded
 from tests.tiny import federation_of, linear
 
 
-def members_of(grid: LocalGrid, identity: Identity = "node", clock: Clock | None = None) -> NodeRegistry:
+def registry_of(grid: LocalGrid, identity: Identity = "node", clock: Clock | None = None) -> NodeRegistry:
     clock = clock or Clock()
     return NodeRegistry(Exchange(grid, Meter(), 10.0, clock, clock.sleep), identity)
 
@@ -34,32 +35,32 @@ def moved(grid: LocalGrid, client: int, to: int) -> None:
 def test_all_who_connect_are_taken_in_by_number():
     grid = four()
     grid.nodes = dict(reversed(grid.nodes.items()))
-    members = members_of(grid)
-    members.wait(4, 1.0)
-    assert members.roster.ids == (0, 1, 2, 3)
-    assert members.roster.names == {0: "c0", 1: "c1", 2: "c2", 3: "c3"}
-    assert members.roster.sizes == dict.fromkeys(range(4), 24)
-    assert members.roster.true_clusters == {0: 0, 1: 1, 2: 0, 3: 1}
-    assert [members.node(client) for client in range(4)] == [100, 101, 102, 103]
-    assert members.news() == News()  # that they have joined is no news: they are new
+    registry = registry_of(grid)
+    registry.wait(4, 1.0)
+    assert registry.clients.ids == (0, 1, 2, 3)
+    assert registry.clients.names == {0: "c0", 1: "c1", 2: "c2", 3: "c3"}
+    assert registry.clients.sizes == dict.fromkeys(range(4), 24)
+    assert registry.clients.true_clusters == {0: 0, 1: 1, 2: 0, 3: 1}
+    assert [registry.node(client) for client in range(4)] == [100, 101, 102, 103]
+    assert registry.changes() == Changes()  # that they have joined is no news: they are new
 
 
 def test_who_says_no_number_is_given_the_next_by_node():
     grid = four()
     for client in (0, 2, 3):
         spoil(grid, client, "hello", worded(number=-1))
-    members = members_of(grid)
-    members.wait(4, 1.0)
-    assert members.connected == [1, 2, 3, 4]
-    assert [members.node(client) for client in (1, 2, 3, 4)] == [101, 100, 102, 103]
+    registry = registry_of(grid)
+    registry.wait(4, 1.0)
+    assert registry.connected == [1, 2, 3, 4]
+    assert [registry.node(client) for client in (1, 2, 3, 4)] == [101, 100, 102, 103]
 
 
 def test_the_true_clusters_are_known_if_all_tell_theirs():
     grid = four()
     spoil(grid, 2, "hello", worded(true_cluster=-1))
-    members = members_of(grid)
-    members.wait(4, 1.0)
-    assert members.roster.true_clusters is None
+    registry = registry_of(grid)
+    registry.wait(4, 1.0)
+    assert registry.clients.true_clusters is None
 
 
 def test_too_few_are_named_and_so_is_who_was_refused(caplog: pytest.LogCaptureFixture):
@@ -71,7 +72,7 @@ def test_too_few_are_named_and_so_is_who_was_refused(caplog: pytest.LogCaptureFi
             UpdateError, match=r"3 of 4 clients connected within 5 s; start more SuperNodes.*node 100 was ref"
         ),
     ):
-        members_of(grid, clock=clock).wait(4, 5.0)
+        registry_of(grid, clock=clock).wait(4, 5.0)
     assert clock.now == pytest.approx(5.0)
     assert caplog.messages.count("node 100 is refused: its model is not built like the others'") == 1
     assert caplog.messages.count("3 of 4 clients are connected") == 1
@@ -94,42 +95,42 @@ def test_one_that_is_unlike_the_others_shuts_out_itself_alone(what: dict[str, An
     """Be it the first: what clients have in common is what most have."""
     grid = four()
     spoil(grid, 0, "hello", worded(**what))
-    members = members_of(grid)
-    members.wait(3, 1.0)
+    registry = registry_of(grid)
+    registry.wait(3, 1.0)
     for _ in range(2):
-        members.look()
-    assert members.connected == [1, 2, 3]
-    (node, told), *others = members.news().refused.items()
+        registry.update()
+    assert registry.connected == [1, 2, 3]
+    (node, told), *others = registry.changes().refused.items()
     assert (node, others) == (100, [])
     assert why in told
-    assert members.news() == News()  # told once
+    assert registry.changes() == Changes()  # told once
 
 
 def test_who_was_refused_is_asked_again_after_a_while():
     grid, clock = four(), Clock()
     honest = grid.nodes[node_of(2)].app
     spoil(grid, 2, "hello", worded(secret="0" * 64))
-    members = members_of(grid, clock=clock)
-    members.wait(3, 1.0)
+    registry = registry_of(grid, clock=clock)
+    registry.wait(3, 1.0)
     grid.nodes[node_of(2)].app = honest  # it was given the right secret
-    clock.now += ASKED_AGAIN - 1
-    members.look()
-    assert members.connected == [0, 1, 3]
+    clock.now += RETRY_AFTER - 1
+    registry.update()
+    assert registry.connected == [0, 1, 3]
     clock.now += 1
-    members.look()
-    assert members.connected == [0, 1, 2, 3]
+    registry.update()
+    assert registry.connected == [0, 1, 2, 3]
 
 
 def test_a_number_that_somebody_has_is_nobody_elses():
     grid = four()
     spoil(grid, 2, "hello", worded(number=1))
     for identity in ("node", "number"):
-        members = members_of(grid, identity)
-        members.wait(3, 1.0)
-        members.look()
-        assert members.connected == [0, 1, 3]
-        assert members.node(1) == 101
-        told = members.news().refused
+        registry = registry_of(grid, identity)
+        registry.wait(3, 1.0)
+        registry.update()
+        assert registry.connected == [0, 1, 3]
+        assert registry.node(1) == 101
+        told = registry.changes().refused
         assert told == {102: "it says it is client 1, which node 101 is, and that is connected"}
 
 
@@ -140,43 +141,43 @@ def test_nobody_waits_for_a_node_that_does_not_introduce_itself():
     grid.pull_messages = lambda ids: pull(  # type: ignore[method-assign]
         [each for each in ids if each in grid._waiting and grid._waiting[each].metadata.dst_node_id not in silent]
     )
-    members = members_of(grid, clock=clock)
-    members.wait(3, 1.0)
+    registry = registry_of(grid, clock=clock)
+    registry.wait(3, 1.0)
     assert clock.now == 0
-    members.look()
-    members.look()
+    registry.update()
+    registry.update()
     assert clock.now == 0
-    assert members.connected == [0, 1, 2]
+    assert registry.connected == [0, 1, 2]
     silent.clear()
-    members.look()
-    assert members.connected == [0, 1, 2, 3]
+    registry.update()
+    assert registry.connected == [0, 1, 2, 3]
 
 
 def test_who_goes_and_comes_back_is_the_same_client():
     grid = four()
-    members = members_of(grid)
-    members.wait(4, 1.0)
-    members.news()
+    registry = registry_of(grid)
+    registry.wait(4, 1.0)
+    registry.changes()
     grid.nodes[node_of(1)].connected = grid.nodes[node_of(2)].connected = False
-    members.look()
-    assert members.connected == [0, 3]
-    assert members.node(1) is None
-    assert members.news() == News(disconnected=[1, 2])
+    registry.update()
+    assert registry.connected == [0, 3]
+    assert registry.node(1) is None
+    assert registry.changes() == Changes(disconnected=[1, 2])
     grid.nodes[node_of(1)].connected = True
-    members.look()
-    assert members.news() == News(reconnected=[1])
-    assert members.node(1) == 101
-    assert len(members.roster) == 4
+    registry.update()
+    assert registry.changes() == Changes(reconnected=[1])
+    assert registry.node(1) == 101
+    assert len(registry.clients) == 4
 
 
 def test_by_its_node_a_client_is_recognised_only_with_its_key():
     grid = four()
-    members = members_of(grid)
-    members.wait(4, 1.0)
-    members.news()
+    registry = registry_of(grid)
+    registry.wait(4, 1.0)
+    registry.changes()
     moved(grid, 2, 777)
-    members.look()
-    assert members.news() == News(
+    registry.update()
+    assert registry.changes() == Changes(
         disconnected=[2],
         refused={
             777: "it says it is client 2, which was node 102; start it with the key of that node, or, where nodes have "
@@ -188,75 +189,75 @@ def test_by_its_node_a_client_is_recognised_only_with_its_key():
 def test_by_its_number_it_is_recognised_wherever_it_is():
     """Also if the old node seems to be there for a while, as a SuperLink notices its end with a delay."""
     grid, clock = four(), Clock()
-    members = members_of(grid, "number", clock)
-    members.wait(4, 1.0)
-    members.news()
+    registry = registry_of(grid, "number", clock)
+    registry.wait(4, 1.0)
+    registry.changes()
     grid.nodes[777] = grid.nodes[node_of(2)]
-    members.look()
-    assert members.node(2) == 102
+    registry.update()
+    assert registry.node(2) == 102
     grid.nodes[node_of(2)] = type(grid.nodes[777])(grid.nodes[777].app, connected=False)
-    clock.now += ASKED_AGAIN
-    members.look()
-    assert members.node(2) == 777
-    assert members.connected == [0, 1, 2, 3]
-    assert list(members.news().refused) == [777]
+    clock.now += RETRY_AFTER
+    registry.update()
+    assert registry.node(2) == 777
+    assert registry.connected == [0, 1, 2, 3]
+    assert list(registry.changes().refused) == [777]
 
 
 def test_a_model_that_is_not_the_clients_is_said():
-    members = members_of(four())
-    members.check_layout("0" * 32)  # nobody is there who could object
-    members.wait(4, 1.0)
+    registry = registry_of(four())
+    registry.check_layout("0" * 32)  # nobody is there who could object
+    registry.wait(4, 1.0)
     with pytest.raises(
         ModelError, match=r"server's model is not built like the clients'.*give server_app and client_app"
     ):
-        members.check_layout("0" * 32)
+        registry.check_layout("0" * 32)
 
 
 def test_another_server_goes_on_with_the_same_clients(tmp_path: Path):
     grid = four()
-    members = members_of(grid)
-    members.wait(4, 1.0)
+    registry = registry_of(grid)
+    registry.wait(4, 1.0)
     grid.nodes[node_of(3)].connected = False
-    members.look()
-    members.news()
-    members.save(tmp_path)
-    again = members_of(grid)
-    assert not again.known
+    registry.update()
+    registry.changes()
+    registry.save(tmp_path)
+    again = registry_of(grid)
+    assert not again.settled
     again.load(tmp_path)
-    assert again.known
-    assert vars(again.roster) == vars(members.roster)
+    assert again.settled
+    assert vars(again.clients) == vars(registry.clients)
     assert again.secret == ""
     assert again.connected == []
-    again.look()
+    again.update()
     assert again.connected == [0, 1, 2]
-    assert again.news() == News()  # the server was away, not they; and of client 3 it was told before
+    assert again.changes() == Changes()  # the server was away, not they; and of client 3 it was told before
     grid.nodes[node_of(3)].connected = True
-    again.look()
-    assert again.news() == News(reconnected=[3])
-    third = members_of(grid)
+    again.update()
+    assert again.changes() == Changes(reconnected=[3])
+    third = registry_of(grid)
     third.load(tmp_path)
     grid.nodes[node_of(0)].connected = False
-    third.look()
-    assert third.news() == News(disconnected=[0], reconnected=[3])
+    third.update()
+    assert third.changes() == Changes(disconnected=[0], reconnected=[3])
 
 
 def test_a_folder_without_clients_is_a_beginning(tmp_path: Path):
-    members = members_of(four())
-    members.load(tmp_path)
-    assert not members.known
-    assert members.secret == ""
+    registry = registry_of(four())
+    registry.load(tmp_path)
+    assert not registry.settled
+    assert registry.secret == ""
 
 
 def test_clients_are_written_down_only_if_something_changed(tmp_path: Path):
-    members = members_of(four())
-    members.wait(4, 1.0)
-    members.news()
-    members.save(tmp_path)
+    registry = registry_of(four())
+    registry.wait(4, 1.0)
+    registry.changes()
+    registry.save(tmp_path)
     before = (tmp_path / "clients.json").stat().st_ino
-    members.save(tmp_path)
+    registry.save(tmp_path)
     assert (tmp_path / "clients.json").stat().st_ino == before
     with pytest.raises(RunError, match=r"cannot write .*nowhere.*clients.json: .*No such file"):
-        members.save(tmp_path / "nowhere")
+        registry.save(tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize(
@@ -277,33 +278,33 @@ def test_clients_are_written_down_only_if_something_changed(tmp_path: Path):
     ],
 )
 def test_damaged_clients_are_one_clear_error(damage: Any, tmp_path: Path):
-    members = members_of(four())
-    members.wait(4, 1.0)
-    members.save(tmp_path)
+    registry = registry_of(four())
+    registry.wait(4, 1.0)
+    registry.save(tmp_path)
     path = tmp_path / "clients.json"
     path.write_text(damage(json.loads(path.read_text())), encoding="latin-1")
     with pytest.raises(RunError, match=r"clients.json is damaged \(.*\); restore it, or name another run folder"):
-        members_of(four()).load(tmp_path)
+        registry_of(four()).load(tmp_path)
 
 
 def test_a_node_that_cannot_be_sent_a_message_is_asked_the_next_time():
     grid = four()
     push = grid.push_messages
     grid.push_messages = lambda messages: [None for _ in messages]  # type: ignore[method-assign,misc]
-    members = members_of(grid)
-    members.look()
-    assert members.connected == []
+    registry = registry_of(grid)
+    registry.update()
+    assert registry.connected == []
     grid.push_messages = push  # type: ignore[method-assign]
-    members.look()
-    assert members.connected == [0, 1, 2, 3]
+    registry.update()
+    assert registry.connected == [0, 1, 2, 3]
 
 
 def test_what_is_no_introduction_is_none():
     grid = four()
     spoil(grid, 1, "hello", lambda honest: RecordDict())
     spoil(grid, 2, "hello", lambda honest: wire.record({"number": 2}))
-    members = members_of(grid)
-    members.wait(2, 1.0)
-    members.look()
-    assert members.connected == [0, 3]
-    assert set(members.news().refused) == {101, 102}
+    registry = registry_of(grid)
+    registry.wait(2, 1.0)
+    registry.update()
+    assert registry.connected == [0, 3]
+    assert set(registry.changes().refused) == {101, 102}

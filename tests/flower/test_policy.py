@@ -19,12 +19,13 @@ from fedclade.channel.ledger import Budget
 from fedclade.channel.privacy import DifferentialPrivacy
 from fedclade.core.errors import ConfigError, PolicyError, UpdateError
 from fedclade.flower import LocalGrid, LocalNode, wire
-from fedclade.flower.client_app import own_of
-from fedclade.flower.policy import EXAMPLES_A_PARTING, FORBIDS, Policy, Spent
-from fedclade.flower.signing import question
+from fedclade.flower.client_app import node_settings
+from fedclade.flower.policy import EXAMPLES_A_PARTING, FORBIDS, Policy
+from fedclade.flower.signing import with_nonce
+from fedclade.flower.usage import Usage
 from fedclade.flower.wire import Content
+from tests.flower.grids import CFL_OF_TWO, FOUR, LOCAL, app_of, federated, grid_of, handler_of, node_of, reasons
 from tests.flower.test_client_handler import MODEL, SECRET, ask
-from tests.flower.worlds import CFL_OF_TWO, FOUR, LOCAL, app_of, federated, grid_of, node_of, reasons, respondent_of
 from tests.tiny import federation_of
 
 EXAMPLES = 24
@@ -47,7 +48,7 @@ EXAMPLES = 24
 )
 def test_a_server_cannot_ask_for_more_than_the_client_allows(question: dict[str, Any], why: str):
     with pytest.raises(PolicyError, match=f"{FORBIDS} {why}"):
-        ask(respondent_of(), **question)
+        ask(handler_of(), **question)
 
 
 def test_steps_are_those_of_all_parts():
@@ -61,11 +62,11 @@ def test_steps_are_those_of_all_parts():
 
 def test_initial_models_are_no_more_than_it_draws_in_one_question():
     with pytest.raises(PolicyError, match="forbids 1000000 models in one question, at most 64"):
-        ask(respondent_of(secret=SECRET), "initial", {}, models=10**6)
+        ask(handler_of(secret=SECRET), "initial", {}, models=10**6)
 
 
 def test_vectors_of_its_data_are_few_even_where_they_are_allowed():
-    client = respondent_of(policy=Policy(allow=("subspaces",)))
+    client = handler_of(policy=Policy(allow=("subspaces",)))
     assert ask(client, "subspaces", {}, vectors=5, per_label=False).vector("subspaces")
     with pytest.raises(PolicyError, match=r"forbids 6 vectors of its data, at most 5 .max-vectors"):
         ask(client, "subspaces", {}, vectors=6, per_label=False)
@@ -73,7 +74,7 @@ def test_vectors_of_its_data_are_few_even_where_they_are_allowed():
 
 def test_parts_cannot_be_drawn_so_often_that_single_examples_can_be_solved_for():
     """A round's number says which examples are in which half: as many questions as examples would be enough."""
-    client = respondent_of()
+    client = handler_of()
     for number in range(1, EXAMPLES // EXAMPLES_A_PARTING + 1):
         ask(client, replicates=2, round=number)
     with pytest.raises(PolicyError, match=r"forbids 7 questions for replicates in all, at most 6 .max-partings"):
@@ -101,13 +102,13 @@ def test_what_it_has_answered_is_counted_over_all_processes(
     settings: dict[str, Any] = {"folder": tmp_path} if lasting == "folder" else {}
     state = None if lasting == "folder" else RecordDict()
     for _ in range(times):
-        ask(respondent_of(policy=policy, **settings), state=state, **question)
+        ask(handler_of(policy=policy, **settings), state=state, **question)
     with pytest.raises(PolicyError, match=f"{FORBIDS} {why}"):
-        ask(respondent_of(policy=policy, **settings), state=state, **question)
+        ask(handler_of(policy=policy, **settings), state=state, **question)
 
 
 def test_it_counts_before_an_answer_leaves_and_not_what_it_refused(tmp_path: Path):
-    client = respondent_of(folder=tmp_path)
+    client = handler_of(folder=tmp_path)
     ask(client, "hello", {})
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(UpdateError):
@@ -129,12 +130,12 @@ def test_it_counts_before_an_answer_leaves_and_not_what_it_refused(tmp_path: Pat
 def test_a_damaged_count_keeps_everything_back(text: str, tmp_path: Path):
     (tmp_path / "policy.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(PolicyError, match=r"policy.json, the count of what this client has answered, is damaged, so"):
-        ask(respondent_of(folder=tmp_path))
+        ask(handler_of(folder=tmp_path))
 
 
 def test_a_policy_is_in_the_node_config():
     config = {"allow": "train, gradients", "max-epochs": 7, "min-part": 2, "max-partings": 0, "num-partitions": 4}
-    policy = own_of(Context(1, 100, config, RecordDict(), {}))["policy"]
+    policy = node_settings(Context(1, 100, config, RecordDict(), {}))["policy"]
     assert policy == Policy(allow=("train", "gradients"), max_epochs=7, min_part=2, max_partings=0)
 
 
@@ -152,15 +153,15 @@ def test_a_policy_is_in_the_node_config():
 )
 def test_a_policy_that_is_none_is_refused_and_not_left_out(config: dict[str, Any], why: str):
     with pytest.raises(ConfigError, match=why):
-        own_of(Context(1, 100, config, RecordDict(), {}))
+        node_settings(Context(1, 100, config, RecordDict(), {}))
 
 
 def test_privacy_without_a_limit_of_its_own_is_refused(tmp_path: Path):
     """The noise is the run's to set: it could be none."""
     privacy = DifferentialPrivacy(clip_norm=1.0, noise_multiplier=1.0)
     with pytest.raises(ConfigError, match=r"clip_norm is set, and this client does not say what it may spend; set eps"):
-        respondent_of(privacy=privacy, folder=tmp_path)
-    ask(respondent_of(privacy=privacy, folder=tmp_path, budget=Budget(epsilon=math.inf)))
+        handler_of(privacy=privacy, folder=tmp_path)
+    ask(handler_of(privacy=privacy, folder=tmp_path, budget=Budget(epsilon=math.inf)))
 
 
 def test_what_it_refuses_it_logs(caplog: pytest.LogCaptureFixture):
@@ -228,23 +229,23 @@ def test_a_server_that_wants_single_examples_gets_none():
         {
             **{"what": "train", "round": 1, "query": 0, "purpose": "train", "seed": 0, "dim": 0},
             **{"replicates": EXAMPLES, "spec": wire.to_json(LOCAL)},
-            "layout": Content.of(_hello(grid)).words.values["layout"],
+            "layout": Content.of(_hello(grid)).values["layout"],
         },
         {"model": wire.raw_vector(MODEL)},
     )
-    (reply,) = grid.send_and_receive([Message(question(wanted)[0], node_of(0), "train")])
+    (reply,) = grid.send_and_receive([Message(with_nonce(wanted)[0], node_of(0), "train")])
     answer = Content.of(reply.content)
     assert answer.vectors == {}
-    assert answer.words.values["refused"].startswith(f"{FORBIDS} {EXAMPLES} replicates")
+    assert answer.values["refused"].startswith(f"{FORBIDS} {EXAMPLES} replicates")
 
 
 def _hello(grid: LocalGrid) -> RecordDict:
-    (reply,) = grid.send_and_receive([Message(question(wire.record({"what": "hello"}))[0], node_of(0), "query")])
+    (reply,) = grid.send_and_receive([Message(with_nonce(wire.record({"what": "hello"}))[0], node_of(0), "query")])
     return reply.content
 
 
 def test_sums_of_what_was_answered():
-    assert Spent(releases=2, partings=1) + Spent(releases=1, evaluations=4) == Spent(
+    assert Usage(releases=2, partings=1) + Usage(releases=1, evaluations=4) == Usage(
         releases=3, partings=1, evaluations=4
     )
 

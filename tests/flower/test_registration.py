@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from fedclade.core.errors import UpdateError
 from fedclade.core.registry import DataSpec
 from fedclade.flower import wire
-from fedclade.flower.registration import Member, Registration, read_schema
+from fedclade.flower.registration import RegisteredClient, Registration, read_schema
 from fedclade.flower.wire import Content, Signer
-from tests.flower.worlds import respondent_of, worded
+from tests.flower.grids import handler_of, worded
 
-HELLO = respondent_of(1).answer(Content.of(wire.record({"what": "hello"})))
+HELLO = handler_of(1).answer(Content.of(wire.record({"what": "hello"})))
 
 SCHEMA = {"data": "tiny", "input_shape": [6], "outputs": 4, "task": "classification", "vocabulary_size": 0}
 
@@ -32,7 +32,7 @@ def with_schema(**changes: Any) -> dict[str, str]:
 
 def test_a_client_says_who_it_is_and_what_its_examples_look_like():
     one = read()
-    assert (one.number, one.member) == (1, Member(101, "c1", 24, 1, "ab" * 32, True))
+    assert (one.number, one.client) == (1, RegisteredClient(101, "c1", 24, 1, "ab" * 32, True))
     assert one.schema == DataSpec("tiny", (6,), 4)
     assert one.shape == ((6,), 4, "classification", 0)
     assert one.secret == ""
@@ -42,7 +42,7 @@ def test_a_client_says_who_it_is_and_what_its_examples_look_like():
 def test_what_it_keeps_to_itself_is_none():
     one = read(number=-1, true_cluster=-1)
     assert one.number is None
-    assert one.member.true_cluster is None
+    assert one.client.true_cluster is None
 
 
 @pytest.mark.parametrize(
@@ -87,11 +87,11 @@ def test_what_cannot_be_is_refused(changes: dict[str, Any], why: str):
 def test_texts_are_made_fit_to_be_shown():
     hostile = "\x1b[2J\u202eevil\n" + 5_000 * "x"
     one = read(name=hostile, description=hostile, **with_schema(data=hostile))
-    for text, longest in ((one.member.name, 60), (one.description, 200), (one.schema.data, 60)):
+    for text, longest in ((one.client.name, 60), (one.description, 200), (one.schema.data, 60)):
         assert longest - 1 <= len(text) <= longest
         assert text.isprintable()
         assert text.startswith(("[2J evil xxx", " [2J evil xxx"))
-    assert read(name=" \n").member.name == "node 101"
+    assert read(name=" \n").client.name == "node 101"
 
 
 @given(

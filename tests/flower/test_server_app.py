@@ -10,9 +10,9 @@ from flwr.app import Context, RecordDict
 from fedclade.algorithms import CFL
 from fedclade.core.tree import ParameterTree
 from fedclade.flower import server_app
-from fedclade.flower.server_app import tell
+from fedclade.flower.server_app import print_round
 from fedclade.runs.store import Run
-from tests.flower.worlds import FOUR, LOCAL, grid_of, network_of
+from tests.flower.grids import FOUR, LOCAL, grid_of, network_of
 from tests.tiny import federation_of, linear, perceptron
 
 CONTEXT = Context(1, 0, {}, RecordDict(), {})
@@ -47,5 +47,5 @@ def test_without_a_folder_nothing_is_written(
 
 def test_a_round_that_was_not_evaluated_is_told_of_without_scores(capsys: pytest.CaptureFixture[str]):
     row = {"round": 2, "clients_trained": 3, "clusters": 1, "accuracy_mean": None, "ari": None, "seconds": 1.25}
-    tell(row, ParameterTree.root_only(range(3), linear(0)[1].weight.detach().flatten()))
+    print_round(row, ParameterTree.root_only(range(3), linear(0)[1].weight.detach().flatten()))
     assert capsys.readouterr().out == "round 2, 3 clients trained, 1 cluster, 1.2 s\n"

@@ -14,20 +14,21 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from fedclade.algorithms import FedAvg
 from fedclade.core.errors import ConfigError, UpdateError
 from fedclade.flower import LocalGrid, LocalNode, Network, wire
-from fedclade.flower.signing import KEY_FILE, Asked, Key, key_of, question, read_keys, signed, verified
+from fedclade.flower.keys import KEY_FILE, Key, key_of, read_keys
+from fedclade.flower.signing import Request, signed, verified, with_nonce
 from fedclade.flower.wire import Content
-from tests.flower.worlds import FOUR, app_of, federated, grid_of, housed, network_of, node_of, reasons
+from tests.flower.grids import FOUR, app_of, federated, grid_of, housed, network_of, node_of, reasons
 from tests.tiny import federation_of
 
 VICTIM, THIEF = 1, 2
 KEY = Key.new()
 
 
-def asked() -> tuple[Message, Asked]:
-    content, nonce = question(wire.record({"what": "train"}))
+def asked() -> tuple[Message, Request]:
+    content, nonce = with_nonce(wire.record({"what": "train"}))
     LocalGrid({})  # tells Flower who sends
     message = Message(content, 7, "train")
-    return message, Asked.of(message, nonce)
+    return message, Request.of(message, nonce)
 
 
 def answer() -> RecordDict:
@@ -39,7 +40,7 @@ def test_a_signed_answer_is_its_signers():
     content = verified(signed(answer(), message, KEY), this)
     assert content.signer is not None
     assert (content.signer.key, content.signer.lasts) == (KEY.public, False)
-    assert content.words.values["size"] == 3
+    assert content.values["size"] == 3
 
 
 def changed(record: RecordDict, name: str, **values: Any) -> RecordDict:
@@ -85,7 +86,7 @@ def test_an_answer_to_one_question_is_none_to_another():
         verified(told, that)
     for fields in ({"node": 8}, {"kind": "evaluate"}, {"run": 2}):
         with pytest.raises(UpdateError, match="did not sign"):
-            verified(told, Asked(**{**vars(this), **fields}))
+            verified(told, Request(**{**vars(this), **fields}))
     assert this.nonce != that.nonce
     assert other.content["asked"]["nonce"] == that.nonce
 
@@ -118,7 +119,7 @@ def forging(grid: LocalGrid, forge: Callable[[Message, RecordDict, Key], RecordD
 
     def forged(message: Message, own: Context) -> Message:
         reply = honest(message, own)
-        if Content.of(message.content).words.values["what"] != "train":
+        if Content.of(message.content).values["what"] != "train":
             return reply
         theirs = thief.app(message, context).content  # trained on other data, and well-formed
         return Message(forge(message, theirs, key), reply_to=message)
@@ -128,7 +129,7 @@ def forging(grid: LocalGrid, forge: Callable[[Message, RecordDict, Key], RecordD
 
 def unanswered(message: Message, told: RecordDict, key: Key) -> RecordDict:
     """Answer without having seen the question, as who guesses the id of a message has not."""
-    blind = Message(question(RecordDict(message.content))[0], reply_to=message)
+    blind = Message(with_nonce(RecordDict(message.content))[0], reply_to=message)
     blind.metadata.__dict__["_dst_node_id"] = message.metadata.dst_node_id
     return signed(told, blind, key)
 

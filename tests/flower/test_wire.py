@@ -20,9 +20,9 @@ from fedclade.core.errors import UpdateError
 from fedclade.core.local import LocalSpec
 from fedclade.core.params import Layout
 from fedclade.flower import LocalGrid, wire
-from fedclade.flower.client_handler import secret_model, seed_of
-from fedclade.flower.wire import Content, Words
-from tests.flower.worlds import CFL_OF_TWO, FOUR, federated, grid_of, hello_to
+from fedclade.flower.secret import secret_model, seed_of
+from fedclade.flower.wire import Content
+from tests.flower.grids import CFL_OF_TWO, FOUR, federated, grid_of, hello_to
 from tests.tiny import FEATURES, LABELS, federation_of
 
 SECRET = "0123456789abcdef" * 4
@@ -84,7 +84,7 @@ def test_only_that_they_share_one_is_told(permuted: Recording):
     """An HMAC with the secret as its key: who has it can say so, and nobody else learns anything of it."""
     hellos = [hello_to(node) for node in permuted.nodes]
     answers = [Content.of(LocalGrid._answer(permuted, hello).content) for hello in hellos]
-    (told,) = {answer.words.values["secret"] for answer in answers}
+    (told,) = {answer.values["secret"] for answer in answers}
     assert len(told) == 64
     assert appears(told.encode(), permuted.bytes)
     assert told not in (hashlib.sha256(SECRET.encode()).hexdigest(), SECRET)
@@ -156,14 +156,14 @@ def test_nothing_is_pickled(path: Path):
 
 
 def test_values_are_of_the_kind_that_is_asked_for():
-    words = Words({"number": 3, "yes": True, "text": "{}"})
-    assert words.get("number", int) == 3
-    assert words.get("yes", bool) is True
-    assert words.json("text") == {}
+    content = Content({"number": 3, "yes": True, "text": "{}"})
+    assert content.get("number", int) == 3
+    assert content.get("yes", bool) is True
+    assert content.json("text") == {}
     with pytest.raises(UpdateError, match="'yes' should be of type int, got True"):
-        words.get("yes", int)
+        content.get("yes", int)
     with pytest.raises(UpdateError, match="'nothing' should be of type str, got None"):
-        words.get("nothing", str)
+        content.get("nothing", str)
 
 
 def test_vectors_arrive_as_they_were_sent():
@@ -223,4 +223,4 @@ def test_texts_of_others_are_cut_and_cleaned():
 
 def test_a_local_training_goes_there_and_back():
     spec = LocalSpec(epochs=3, lr=0.25, clip_norm=2.0)
-    assert LocalSpec(**Words({"spec": wire.to_json(spec)}).json("spec")) == spec
+    assert LocalSpec(**Content({"spec": wire.to_json(spec)}).json("spec")) == spec

@@ -13,7 +13,7 @@ from fedclade.channel.privacy import DifferentialPrivacy, Privatizing, booked, k
 from fedclade.channel.replicates import Replicating
 from fedclade.channel.retry import Retrying
 from fedclade.channel.signature import CountSketch, Permutation, Permuting, Signature, Sketching
-from fedclade.channel.streaming import Streaming, Tally
+from fedclade.channel.streaming import Streaming
 from fedclade.channel.traffic import Meter, Timing, Traffic
 
 __all__ = [
@@ -36,7 +36,6 @@ __all__ = [
     "Signature",
     "Sketching",
     "Streaming",
-    "Tally",
     "Timing",
     "Traffic",
     "booked",

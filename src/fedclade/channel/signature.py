@@ -87,9 +87,13 @@ class Sketching(Middleware):
 
     def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
         """Return the updates with their sketches; replicates are sketches already."""
-        updates = ask(query)
         if query.kind == "train" and query.round.replicates > 1:
-            return updates
+            return ask(query)
+        if (sink := query.sink) is not None:
+            query = replace(query, sink=lambda updates: sink(self._sketched(updates)))
+        return self._sketched(ask(query))
+
+    def _sketched(self, updates: Updates) -> Updates:
         return replace(updates, sketches=self.sketch.apply(updates.signatures))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
 
@@ -17,43 +17,42 @@ from fedclade.core import Ask, Sums, UpdateQuery, Updates
 
 @dataclass(frozen=True)
 class Streaming(Middleware):
-    """Asks clients some at a time, and keeps only sums and signatures of their updates.
+    """Keeps only sums and signatures of updates, of which no more than a few are in memory at a time.
 
     Memory grows with (clients at a time) × S + models × S + n × R, not with n × S. Full signatures (R = D) would spoil
-    that. ``at_once`` clients, at most, are asked together, which changes nothing but the rounding of the sums; those
-    with training sets of one size go side by side, since they train together.
+    that. ``at_once`` clients, at most, are queried together, which changes nothing but the rounding of the sums; those
+    with training sets of one size go side by side, since they train together. Without sizes, as over a network, all are
+    queried at once, and updates are summed as they arrive.
     """
 
-    sizes: Mapping[int, int]
-    at_once: int
+    sizes: Mapping[int, int] | None = None
+    at_once: int = 1
 
     def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
         """Return sums of the updates."""
-        if query.kind == "train" and query.round.replicates > 1:  # what comes is short, and kept
-            each = [ask(query.select(some)) for some in self._slices(query.ids)]
-            return reduce(Updates.concat, each).select(query.ids)
-        tally = Tally(query.ids, query.models, query.assignment)
-        for some in self._slices(query.ids):
-            tally.add(ask(query.select(some)))
+        if query.kind == "train" and query.round.replicates > 1:  # the replies are short, and kept
+            return reduce(Updates.concat, map(ask, self._slices(query))).select(query.ids)
+        tally = Tally(query)
+        for some in self._slices(query):
+            tally.add(ask(replace(some, sink=tally.add)))
         return tally.total()
 
-    def _slices(self, ids: Sequence[int]) -> list[list[int]]:
-        by_size = sorted(ids, key=lambda client: (-self.sizes[client], client))
-        return [some.tolist() for some in np.array_split(by_size, -(-len(ids) // self.at_once))]
+    def _slices(self, query: UpdateQuery) -> list[UpdateQuery]:
+        if (sizes := self.sizes) is None:
+            return [query]
+        by_size = sorted(query.ids, key=lambda client: (-sizes[client], client))
+        slices = np.array_split(by_size, -(-len(query.ids) // self.at_once))
+        return [query.select(some.tolist()) for some in slices]
 
 
 class Tally:
-    """Sums and signatures of updates that come some at a time, and need not stay.
+    """Sums and signatures of the updates that reply to a query, which come some at a time and need not stay."""
 
-    ``ids [n]`` are the clients that were asked, ``models [K, S]`` what they were sent, and ``assignment [n]`` the row
-    of each.
-    """
-
-    def __init__(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int]) -> None:
-        self._ids = ids
-        self._row_of = dict(zip(ids, assignment, strict=True))
-        self._place_of = {client: place for place, client in enumerate(ids)}
-        self._sums = Sums(torch.zeros_like(models), torch.full((len(ids),), -1))
+    def __init__(self, query: UpdateQuery) -> None:
+        self._ids = query.ids
+        self._row_of = dict(zip(query.ids, query.assignment, strict=True))
+        self._place_of = {client: place for place, client in enumerate(query.ids)}
+        self._sums = Sums(torch.zeros_like(query.models), torch.full((len(query.ids),), -1))
         self._kept: Updates | None = None
         self._left_out: dict[int, str] = {}
 

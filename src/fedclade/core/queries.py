@@ -129,6 +129,8 @@ class UpdateQuery(Query[Updates]):
     ``train`` replies with Δθ_i, trained − started; ``gradients`` with the negative full-batch gradient −∇r_i (CFL
     eq. 50). The proximal term, of weight :attr:`LocalSpec.mu <fedclade.core.LocalSpec>`, pulls each client towards its
     anchor: the model that it starts from (FedProx), or in Ditto (Li et al. 2021, eq. 1) the global model.
+
+    Clients that reply one by one may hand a few updates to the ``sink`` as they arrive, and reply with the rest.
     """
 
     kind: Literal["train", "gradients"]
@@ -136,6 +138,7 @@ class UpdateQuery(Query[Updates]):
     assignment: Sequence[int]  # the row of each client, [n]
     round: Round
     anchors: Sequence[int] | None = None  # the row of each client's anchor, [n]; None: where it starts
+    sink: Callable[[Updates], None] | None = None  # takes some updates early, which then need not be kept
 
     def handled(self, handlers: Handlers) -> Updates:
         """Return the updates."""

@@ -1,6 +1,6 @@
 """Clustered federated learning over a network, on Flower: the algorithms of a simulation, unchanged.
 
-The server's workers, the client that answers, and what travels between them. Only the command line may import it.
+The server's clients, the client's answers, and the messages between them. Only the command line may import it.
 
 >>> from fedclade.flower import client_app, server_app  # doctest: +SKIP
 >>> server = server_app("cfl", "mlp", rounds=20, folder="runs/federation")  # doctest: +SKIP
@@ -38,7 +38,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import the local grid when it is asked for: it is made of parts of Flower that may move, and no app needs it."""
+    """Import the local grid when it is needed: it is made of parts of Flower that may move, and no app needs it."""
     if name in ("LocalGrid", "LocalNode"):
         from fedclade.flower import local_grid
 

@@ -13,30 +13,26 @@ from flwr.clientapp import ClientApp
 from torch import nn
 
 from fedclade.channel import Budget, DifferentialPrivacy
-from fedclade.core import (
-    ConfigError,
-    DataError,
-    FedcladeError,
-    checked,
-)
+from fedclade.core import ConfigError, DataError, FedcladeError, checked
 from fedclade.data import Federation
-from fedclade.flower.client_handler import ClientHandler, read_secret
+from fedclade.flower.client_handler import ClientHandler
+from fedclade.flower.keys import key_of
 from fedclade.flower.policy import Policy
-from fedclade.flower.signing import key_of, signed, unsigned
+from fedclade.flower.secret import read_secret
+from fedclade.flower.signing import signed, unsigned
 from fedclade.flower.wire import Content, refusal
 from fedclade.runs import Maker
 from fedclade.training import choose_device
 
-KEPT = 256
-"""Clients that one process keeps ready; in a simulation it may be many in turn."""
+MOST_READY = 256  # clients that one process keeps ready; in a simulation it may be many in turn
 
-DataFn = Callable[[Context], Federation]
-"""Returns a federation of one: the client's own data."""
+DataFn = Callable[[Context], Federation]  # returns a federation of one: the client's own data
 
 
-class Own(TypedDict):
-    """What belongs to one client alone."""
+class NodeSettings(TypedDict):
+    """What belongs to one client alone, from its node's config."""
 
+    number: int | None
     folder: Path | None
     secret: str | None
     policy: Policy
@@ -61,7 +57,7 @@ def client_app(
     What belongs to one client alone is in its node config: ``folder``, where it keeps what must last; ``secret-file``,
     the secret that clients share and the server does not know, by which all that travels is permuted (CFL eqs. 45, 46);
     ``partition-id``, the number by which the server should know it, where it has one; and its policy, what it allows
-    the server to ask (:class:`~fedclade.flower.policy.Policy`).
+    the server to query (:class:`~fedclade.flower.policy.Policy`).
 
     Parameters
     ----------
@@ -83,39 +79,38 @@ def client_app(
     Returns
     -------
     ClientApp
-        It answers every question; what it cannot answer it refuses, with the reason.
+        It answers every query; what it cannot answer it refuses, with the reason.
     """
     return app_for(
         lambda context: ClientHandler(
             _federation(data_fn(context)),
             model,
-            number=partition_of(context),
             engine=engine,
             device=choose_device(device),
             encoding=encoding,
             privacy=privacy,
             budget=budget,
-            **own_of(context),
+            **node_settings(context),
         )
     )
 
 
 def app_for(make: Callable[[Context], ClientHandler]) -> ClientApp:
-    """Return a ClientApp around what makes a client of a context; a process keeps those that it made ready."""
+    """Return a ClientApp around a function that makes a client of a context; the latest clients are kept ready."""
     ready: OrderedDict[object, ClientHandler] = OrderedDict()
 
-    def respondent(context: Context) -> ClientHandler:
+    def handler(context: Context) -> ClientHandler:
         key = (context.node_id, *sorted({**context.run_config, **context.node_config}.items()))
         if key not in ready:
             ready[key] = make(context)
         ready.move_to_end(key)
-        while len(ready) > KEPT:
+        while len(ready) > MOST_READY:
             ready.popitem(last=False)
         return ready[key]
 
     def answer(message: Message, context: Context) -> Message:
         try:
-            content = respondent(context).answer(Content.of(message.content), context.state)
+            content = handler(context).answer(Content.of(message.content), context.state)
             content = signed(content, message, key_of(context))
         except (FedcladeError, OSError) as error:  # such as data that is not there, a full disk, or its policy
             _log.warning("refused %s: %s", message.metadata.message_type, error)
@@ -129,42 +124,30 @@ def app_for(make: Callable[[Context], ClientHandler]) -> ClientApp:
 
 
 def _federation(data: object) -> Federation:
-    """Check what a ``data_fn`` returned, which is the user's."""
+    """Check what a user's ``data_fn`` returned."""
     if not isinstance(data, Federation):
         raise DataError(f"data_fn should return a federation of one client, got a {type(data).__name__}")
     return data
 
 
-def partition_of(context: Context) -> int | None:
-    """Return the number that a node's config gives its client, or None.
+def node_settings(context: Context) -> NodeSettings:
+    """Return what belongs to one client alone; a ConfigError if a value in its node's config cannot be used."""
+    folder, secret = context.node_config.get("folder"), context.node_config.get("secret-file")
+    return {
+        "number": _partition_of(context),
+        "folder": None if folder is None else _made(Path(str(folder))),
+        "secret": None if secret is None else read_secret(Path(str(secret))),
+        "policy": Policy.of(context.node_config),
+    }
 
-    Raises
-    ------
-    ConfigError
-        If it is no number.
-    """
+
+def _partition_of(context: Context) -> int | None:
     number = context.node_config.get("partition-id")
     if number is None:
         return None
     if type(number) is not int or number < 0:  # True is an int, to isinstance
         raise ConfigError(f"partition-id in the node config should be a number of at least 0, got {number!r}")
     return number
-
-
-def own_of(context: Context) -> Own:
-    """Return what belongs to one client alone, from its node's config.
-
-    Raises
-    ------
-    ConfigError
-        If its folder cannot be made, its secret not be read, or its policy is none.
-    """
-    folder, secret = context.node_config.get("folder"), context.node_config.get("secret-file")
-    return {
-        "folder": None if folder is None else _made(Path(str(folder))),
-        "secret": None if secret is None else read_secret(Path(str(secret))),
-        "policy": Policy.of(context.node_config),
-    }
 
 
 def _made(folder: Path) -> Path:

@@ -10,18 +10,20 @@ from typing import Any, Unpack
 
 import torch
 from flwr.serverapp import Grid
-from torch import Tensor, nn
+from torch import nn
 
 from fedclade.algorithms import Algorithm, build_algorithm
-from fedclade.channel import Channel, Meter, Retrying, Timing, server_side
+from fedclade.channel import Channel, Meter, Retrying, Streaming, Timing, server_side
 from fedclade.core import DataSpec, Layout, checked, owner_only, require
 from fedclade.flower import wire
+from fedclade.flower.admission import Identity
 from fedclade.flower.connected import ConnectedClients
-from fedclade.flower.doors import Doors
 from fedclade.flower.exchange import Exchange
 from fedclade.flower.grid_clients import GridClients
-from fedclade.flower.node_registry import Identity, NodeRegistry
-from fedclade.flower.signing import read_keys
+from fedclade.flower.initial_models import drawn_by_clients
+from fedclade.flower.keys import read_keys
+from fedclade.flower.limits import UpdateLimits
+from fedclade.flower.node_registry import NodeRegistry
 from fedclade.runs import (
     Backend,
     Checkpointer,
@@ -40,20 +42,12 @@ from fedclade.runs import (
 from fedclade.training import default_memory, float32_products, memory_bytes
 
 MakeAlgorithm = Callable[[Mapping[int, int] | None], Algorithm]
-"""Makes an algorithm, given the true clusters where clients tell them: the oracle needs them."""
+"""Makes an algorithm, given the true clusters where clients report them: the oracle needs them."""
 
 
 @dataclass(frozen=True)
 class ModelFor:
-    """A model that depends on what the clients' examples look like.
-
-    Parameters
-    ----------
-    make
-        Makes it, drawn from a seed.
-    name
-        To note in the run's config.
-    """
+    """A model that depends on what the clients' examples look like: made from a seed, and named in the run's config."""
 
     make: Callable[[DataSpec, int], nn.Module]
     name: str
@@ -62,22 +56,22 @@ class ModelFor:
 @checked()
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """The ``[network]`` section: how long a server waits, and for whom.
+    """The ``[network]`` section: how many clients a server waits for, how long, and what limits they have.
 
     Parameters
     ----------
     clients
         So many must be connected before the first round.
     wait
-        Seconds to wait for them, and later for anybody, should all be gone.
+        Seconds to wait for them, and later for any client, should all be gone.
     deadline
         Seconds that clients have for an answer; what comes later is too late for its round.
     identity
-        What tells that a client has come back: the ``node`` id, which lasts where SuperNodes have keys, or the
+        What identifies a client that comes back: the ``node`` id, which lasts where SuperNodes have keys, or the
         ``number`` (partition-id) that it says it has.
     keys
-        A file that lists the clients, with number and public key each; nobody else is let in. Without one, a key is the
-        client's that first joins with it.
+        A file that lists the clients, with number and public key each; no others are admitted. Without one, a key is
+        the client's that first joins with it.
     largest_weight
         How many times as much as the median client one may weigh; infinity for no limit.
     largest_norm
@@ -138,7 +132,7 @@ def federate(
     settings
         Rounds, seed, local training and whatever else does not depend on where clients are.
     network
-        Whom to wait for, and how long.
+        How many clients to wait for, how long, and their limits.
     on_round, config, folder
         See :func:`fedclade.simulate`.
     **options
@@ -156,58 +150,61 @@ def federate(
     ModelError
         If the model cannot be built for the clients' data.
     UpdateError
-        If too few clients connect in time, their model is another, or nobody answers in a round.
+        If too few clients connect in time, their model is another, or none answers in a round.
     RunError, CheckpointError
         If the folder holds something else or damaged, or cannot be written.
     """
     settings, network = settings_from(settings, options), network or Network()
     path = None if folder is None else Path(folder)
     exchange = Exchange(grid, meter := Meter(), network.deadline)
-    members = _members(exchange, network, path)
-    if settings.permute != bool(members.secret):
+    registry = _registry(exchange, network, path)
+    if settings.permute != bool(registry.secret):
         rule = "false, as no client has a secret" if settings.permute else "true, as the clients share a secret"
         require(("privacy.permute", settings.permute, False, rule))
-    roster = members.roster
-    algorithm = _built(algorithm, roster.true_clusters)
-    algorithm.check_clients(len(roster))
+    joined = registry.clients
+    algorithm = _built(algorithm, joined.true_clusters)
+    algorithm.check_clients(len(joined))
     settings.check_algorithm(algorithm)
-    name, model = _known(model, roster.schema, settings.seed)
-    module, initial = initial_models(model, roster.schema, settings.seed, algorithm)
+    name, model = _known(model, joined.schema, settings.seed)
+    module, initial = initial_models(model, joined.schema, settings.seed, algorithm)
     layout = Layout.of(module)
-    members.check_layout(wire.layout_digest(layout))
-    data = {"name": roster.schema.data, "description": roster.description}
+    registry.check_layout(wire.layout_digest(layout))
+    data = {"name": joined.schema.data, "description": joined.description}
     config = config or settings.as_config(algorithm, "auto", data=data, model=name)
     config = {"network": asdict(network), **config}
-    keeper = Checkpointer(path, config, settings.checkpoint_every, lambda: _fingerprint(roster.schema, layout))
-    if (finished := keeper.finished()) is not None:
+    checkpointer = Checkpointer(path, config, settings.checkpoint_every, lambda: _fingerprint(joined.schema, layout))
+    if (finished := checkpointer.finished()) is not None:
         return finished
-    members.wait(network.clients, network.wait)  # also for those of the folder, who need not be back yet
-    settings, device, _ = keeper.resumed(settings, "cpu")
+    registry.wait(network.clients, network.wait)  # also for those of the folder, who need not be back yet
+    settings, device, _ = checkpointer.resumed(settings, "cpu")
     budget = default_memory(torch.device(device)) if settings.memory is None else memory_bytes(settings.memory)
-    streams = decide_stream(settings, algorithm, len(roster) * layout.size * initial.itemsize, budget)
+    streams = decide_stream(settings, algorithm, len(joined) * layout.size * initial.itemsize, budget)
     sketch = settings.signature.sketch(settings.seed, layout.n_parameters)
-    doors = Doors(network.largest_weight, network.largest_norm)
-    grid_clients = GridClients(exchange, members, layout, sketch, streams, doors, network.wait)
+    limits = UpdateLimits(network.largest_weight, network.largest_norm)
+    grid_clients = GridClients(exchange, registry, layout, sketch, limits, network.wait)
     retrying = Retrying(tells_releases=settings.privacy is not None)
-    middleware = [Timing(meter), *server_side(retrying, None if streams else sketch)]
-    if members.secret:
-        initial = _drawn_by_clients(grid_clients, algorithm)
-    clients = ConnectedClients(Channel(grid_clients, *middleware), members, path, network.wait)
-    world = Backend(clients, initial, grid_clients, meter, retrying, None, sketch, streams, device, budget)
-    # Models tell of the clients' data, and the machine may have other users.
-    with keeper, owner_only(), float32_products(False):
-        return run_rounds(algorithm, world, clients, keeper, History(roster, settings.target), settings, on_round)
+    middleware = [Timing(meter), *server_side(retrying, sketch, Streaming() if streams else None)]
+    if registry.secret:
+        drawn = drawn_by_clients(grid_clients, algorithm.initial_models)  # those of the server's seed are no secret
+        initial = drawn[0] if algorithm.initial_models == 1 else drawn
+    clients = ConnectedClients(Channel(grid_clients, *middleware), registry, path, network.wait)
+    backend = Backend(clients, initial, grid_clients, meter, retrying, None, sketch, streams, device, budget)
+    # Models reveal something of the clients' data, and the machine may have other users.
+    with checkpointer, owner_only(), float32_products(False):
+        return run_rounds(
+            algorithm, backend, clients, checkpointer, History(joined, settings.target), settings, on_round
+        )
 
 
-def _members(exchange: Exchange, network: Network, folder: Path | None) -> NodeRegistry:
-    """Return the members of the run: those of its folder, or the first to connect."""
+def _registry(exchange: Exchange, network: Network, folder: Path | None) -> NodeRegistry:
+    """Return the clients of the run: those of its folder, or the first to connect."""
     keys = None if network.keys is None else read_keys(Path(network.keys))
-    members = NodeRegistry(exchange, network.identity, keys)
+    registry = NodeRegistry(exchange, network.identity, keys)
     if folder is not None:
-        members.load(folder)
-    if not members.known:
-        members.wait(network.clients, network.wait)
-    return members
+        registry.load(folder)
+    if not registry.settled:
+        registry.wait(network.clients, network.wait)
+    return registry
 
 
 def _built(algorithm: Algorithm | str | MakeAlgorithm, truth: Mapping[int, int] | None) -> Algorithm:
@@ -226,12 +223,6 @@ def _known(
     return model_name(model, seed), model
 
 
-def _drawn_by_clients(clients: GridClients, algorithm: Algorithm) -> Tensor:
-    """Return the initial models as the clients draw them, permuted: those of the server's own seed are no secret."""
-    models = clients.initial(algorithm.initial_models)
-    return models[0] if algorithm.initial_models == 1 else models
-
-
 def _fingerprint(schema: DataSpec, layout: Layout) -> str:
-    """Tell of what data a run is, as far as a server knows."""
+    """Identify the data of a run, as far as a server knows it."""
     return wire.digest(json.dumps([asdict(schema), wire.layout_digest(layout)]).encode())

@@ -13,49 +13,28 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from fedclade.channel import Budget, DifferentialPrivacy, check_encoding
-from fedclade.config import (
-    Config,
-    check_config,
-)
-from fedclade.core import (
-    ConfigError,
-    DataError,
-    check_arguments,
-)
+from fedclade.config import Config, check_config
+from fedclade.core import ConfigError, DataError, check_arguments
 from fedclade.data import Federation
-from fedclade.flower.client_app import app_for, own_of, partition_of
+from fedclade.flower.client_app import app_for, node_settings
 from fedclade.flower.client_handler import ClientHandler
 from fedclade.flower.federate import ModelFor, Network, federate
-from fedclade.flower.server_app import app_of, tell
+from fedclade.flower.server_app import app_of, print_round
 from fedclade.runs import Run
 from fedclade.training import choose_device
 
 SIMULATED = ("faults", "newcomers")
-"""Sections of a config that a network has no use for: there clients fail, come and go by themselves."""
+"""Sections of a config that a network does not need: there clients fail, come and go by themselves."""
 
-UserConfig = Mapping[str, bool | float | int | str]
-"""Flower's: values by ``section.key``."""
+UserConfig = Mapping[str, bool | float | int | str]  # Flower's: values by section.key
 
 
 @dataclass(frozen=True, kw_only=True)
-class Apps:
-    """What the ``[network]`` section has besides :class:`~fedclade.flower.Network`.
+class AppSettings:
+    """What the ``[network]`` section has besides :class:`~fedclade.flower.Network`."""
 
-    Parameters
-    ----------
-    out
-        The run folder, as the server sees it; started again with the same, a run goes on.
-    encoding
-        How updates travel: ``float32``, ``float16`` or ``int8``.
-
-    Raises
-    ------
-    ConfigError
-        If there is no such encoding.
-    """
-
-    out: str = "runs/federation"
-    encoding: str = "float32"
+    out: str = "runs/federation"  # the run folder, as the server sees it; started again with the same, a run goes on
+    encoding: str = "float32"  # how updates travel: float32, float16 or int8
 
     def __post_init__(self) -> None:
         check_encoding(self.encoding)
@@ -67,17 +46,11 @@ class RunConfig:
 
     config: Config
     network: Network
-    apps: Apps
+    apps: AppSettings
 
     @classmethod
     def read(cls, run_config: UserConfig) -> RunConfig:
-        """Check what Flower has as the run config: ``rounds``, ``algorithm.name``, ``network.clients`` and so on.
-
-        Raises
-        ------
-        ConfigError
-            With all problems at once, a line for each.
-        """
+        """Check a run config of ``rounds``, ``algorithm.name`` and so on; a ConfigError has all problems."""
         raw: dict[str, Any] = {}
         for key, value in run_config.items():
             *sections, name = key.split(".")
@@ -104,17 +77,17 @@ class RunConfig:
         return {**self.config.as_dict(), "network": {**asdict(self.network), **asdict(self.apps)}}
 
 
-def _network(section: Mapping[str, Any]) -> tuple[Network, Apps]:
-    fitted = check_arguments("[network]", (Network, Apps), dict(section))
-    ours = {field.name for field in fields(Apps)}
+def _network(section: Mapping[str, Any]) -> tuple[Network, AppSettings]:
+    fitted = check_arguments("[network]", (Network, AppSettings), dict(section))
+    ours = {field.name for field in fields(AppSettings)}
     return (
         Network(**{key: value for key, value in fitted.items() if key not in ours}),
-        Apps(**{key: value for key, value in fitted.items() if key in ours}),
+        AppSettings(**{key: value for key, value in fitted.items() if key in ours}),
     )
 
 
 def server_app_from_config() -> ServerApp:
-    """Make a ServerApp that runs what the run config says; see :func:`fedclade.flower.server_app`."""
+    """Make a ServerApp with the settings of the run config; see :func:`fedclade.flower.server_app`."""
 
     def run(grid: Grid, context: Context) -> tuple[Run, Path]:
         read = RunConfig.read(context.run_config)
@@ -125,7 +98,7 @@ def server_app_from_config() -> ServerApp:
             ModelFor(config.built_model, config.model["name"]),
             config.settings,
             network=read.network,
-            on_round=tell,
+            on_round=print_round,
             config=read.as_dict(),
             folder=folder,
         )
@@ -135,46 +108,40 @@ def server_app_from_config() -> ServerApp:
 
 
 def client_app_from_config() -> ClientApp:
-    """Make a ClientApp that does what the run config says; see :func:`fedclade.flower.client_app`.
+    """Make a ClientApp with the settings of the run config; see :func:`fedclade.flower.client_app`.
 
-    The data is the run config's, shared out among its ``data.clients``; a node's ``partition-id`` says whose part it
-    has. Where the data is: ``data-dir`` in the node config, or the variable FEDCLADE_DATA_DIR of its environment. What
-    a client with differential privacy may spend: ``epsilon`` and ``delta`` in the node config.
+    The data is the run config's, divided among its ``data.clients``; a node has the part of its ``partition-id``. Where
+    the data is: ``data-dir`` in the node config, or the variable FEDCLADE_DATA_DIR of its environment. What a client
+    with differential privacy may spend: ``epsilon`` and ``delta`` in the node config.
     """
 
-    def respondent(context: Context) -> ClientHandler:
+    def handler(context: Context) -> ClientHandler:
         read = RunConfig.read(context.run_config)
         folder = context.node_config.get("data-dir")
         federation = _federation(tuple(context.run_config.items()), None if folder is None else str(folder))
-        number = partition_of(context)
-        if number is None:
+        settings = node_settings(context)
+        if (number := settings["number"]) is None:
             raise DataError("a node of this app needs partition-id in its node config, to know whose data it has")
         mine = federation.alone(number)
         return ClientHandler(
             mine,
             lambda seed: read.config.built_model(mine.pool.schema, seed),
-            number=number,
             engine="loop" if read.config.top.engine == "auto" else read.config.top.engine,
             device=choose_device("auto"),
             encoding=read.apps.encoding,
             privacy=DifferentialPrivacy.of(asdict(read.config.privacy)),
             budget=budget_of(context),
-            **own_of(context),
+            **settings,
         )
 
-    return app_for(respondent)
+    return app_for(handler)
 
 
 def budget_of(context: Context) -> Budget | None:
     """Return what a client may spend: ``epsilon`` in its node config, at ``delta`` (1e-5 if left out).
 
-    Both are its own to say. With the δ of the run's config, whoever writes that could set it near 1, where any number
-    of releases costs next to no ε.
-
-    Raises
-    ------
-    ConfigError
-        If they are no numbers, or out of range.
+    Both are its own to choose. With the δ of the run's config, whoever writes that could set it near 1, where any
+    number of releases costs next to no ε. A ConfigError if they are no numbers, or out of range.
     """
     budget = {name: context.node_config[name] for name in ("epsilon", "delta") if name in context.node_config}
     for name, value in budget.items():
@@ -187,5 +154,5 @@ def budget_of(context: Context) -> Budget | None:
 
 @lru_cache(maxsize=2)
 def _federation(items: tuple[tuple[str, Any], ...], data_dir: str | None) -> Federation:
-    """Return the whole data; a process that is many clients in turn, as in a simulation, loads it once."""
+    """Return the whole data; a process that is many clients in turn, as in Flower's simulation, loads it once."""
     return RunConfig.read(dict(items)).config.federation(data_dir)

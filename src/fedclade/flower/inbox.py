@@ -1,4 +1,4 @@
-"""Answers as they come out of a grid, one at a time: one that cannot be read is one client's, and costs no other's."""
+"""Answers from a grid, read one at a time: one that cannot be read is left out, and costs no other."""
 
 from __future__ import annotations
 
@@ -15,38 +15,29 @@ _log = logging.getLogger(__name__)
 
 
 class Inbox:
-    """The answers to questions, out of any grid.
-
-    Parameters
-    ----------
-    grid
-        Flower's.
-    """
+    """The answers to messages, from any of Flower's grids."""
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
 
     def read(self, pending: Mapping[str, int]) -> Iterator[tuple[str, Message | str]]:
-        """Yield the answers that are there by now, each with the id of its question, or why one cannot be read.
+        """Yield the answers that are there by now, each with the id of its request, or why one cannot be read.
 
-        Parameters
-        ----------
-        pending
-            How many bytes the vectors of an answer take at most, by the id of its question.
+        ``pending`` is how many bytes the vectors of an answer take at most, by the id of its request.
         """
-        for question in pending:
+        for request in pending:
             try:
-                # One alone: whatever comes together is lost together.
-                with wire.distrusting():
-                    messages = list(self._grid.pull_messages([question]))
+                # One alone: whatever is pulled together is lost together.
+                with wire.untrusted():
+                    messages = list(self._grid.pull_messages([request]))
             except UpdateError as error:
-                yield question, str(error)
+                yield request, str(error)
                 continue
             yield from ((message.metadata.reply_to_message_id, message) for message in messages)
 
 
 def inbox_of(grid: Grid) -> Inbox:
-    """Return the inbox of a grid; a SuperLink's fetches no more of an answer than it may take."""
+    """Return the inbox of a grid; a SuperLink's fetches no more of an answer than its limit."""
     try:
         from flwr.superlink.grid import HttpGrid
 

@@ -17,23 +17,12 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedclade.flower.exchange import GONE
 
-APP_FAILED = 2
-"""Flower's code of the error reply that is sent for a client app that raises."""
+APP_FAILED = 2  # Flower's code of the error reply for a client app that raises
 
 
 @dataclass
 class LocalNode:
-    """A node of a :class:`LocalGrid`.
-
-    Parameters
-    ----------
-    app
-        What answers.
-    config
-        The node config.
-    connected
-        Whether it is there.
-    """
+    """A node of a :class:`LocalGrid`: its client's app, its config, and whether it is connected."""
 
     app: ClientApp | Callable[[Message, Context], Message]
     config: Mapping[str, str | int | float | bool] = field(default_factory=dict[str, str | int | float | bool])
@@ -43,14 +32,8 @@ class LocalNode:
 class LocalGrid(Grid):
     """Flower's grid protocol without a network: every message goes through Flower's own serialisation.
 
-    A node answers when its answer is pulled for, one after the other, so that answers take memory one at a time.
-
-    Parameters
-    ----------
-    nodes
-        By node id.
-    run_config
-        Of the run, as every node's context has it.
+    A node answers when its answer is pulled, one after the other, so that answers take memory one at a time. Nodes are
+    given by id; the run config is in every node's context.
     """
 
     def __init__(
@@ -76,7 +59,7 @@ class LocalGrid(Grid):
     def create_message(
         self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
     ) -> Message:
-        """Return a message; Flower keeps this for old apps."""
+        """Return a message; part of Flower's protocol for old apps."""
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> Iterable[int]:

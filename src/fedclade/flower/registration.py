@@ -1,4 +1,4 @@
-"""What a client says of itself when it joins, and whether that can be."""
+"""Registration: what a node says of its client when it joins, and whether that is possible."""
 
 from __future__ import annotations
 
@@ -8,112 +8,66 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from fedclade.core import (
-    DataSpec,
-    Task,
-    UpdateError,
-)
-from fedclade.flower.wire import Content, Words, clean, examples, shown
+from fedclade.core import DataSpec, Task, UpdateError
+from fedclade.flower.replies import examples
+from fedclade.flower.wire import Content, clean, shown
 
-LARGEST_NUMBER = 2**31 - 1
-"""Of a client, or a true cluster."""
-
-LARGEST_MODEL = 2**24
-"""Inputs or outputs of a model: the server builds one for the examples that clients say they have."""
-
-LONGEST_NAME, LONGEST_DESCRIPTION = 60, 200
-"""Characters: both go into tables, logs and files."""
+LARGEST_NUMBER = 2**31 - 1  # of a client, or a true cluster
+LARGEST_MODEL = 2**24  # inputs or outputs of a model: the server builds one for the examples that clients say they have
+LONGEST_NAME, LONGEST_DESCRIPTION = 60, 200  # characters: both go into tables, logs and files
 
 _DIGEST = re.compile(r"[0-9a-f]{32}|[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
-class Member:
-    """A client, as it introduced itself.
-
-    Parameters
-    ----------
-    node
-        Flower's id of its node.
-    name
-        What people call it.
-    size
-        Training examples.
-    true_cluster
-        Where it says so, which only experiments do. For scoring only.
-    key
-        The public key that its answers are signed by, in hexadecimal.
-    lasts
-        Whether it keeps that key in its folder: then it is only ever recognised by it.
-    """
+class RegisteredClient:
+    """A client behind a node, as it registered; ``clients.json`` has these fields."""
 
     node: int
     name: str
-    size: int
-    true_cluster: int | None = None
-    key: str = ""
-    lasts: bool = False
+    size: int  # training examples
+    true_cluster: int | None = None  # for scoring only; only experiments report it
+    key: str = ""  # the public key that its answers are signed by, in hexadecimal
+    lasts: bool = False  # whether it keeps that key in its folder: then it is only ever recognised by it
 
 
 @dataclass(frozen=True)
 class Registration:
-    """What a node says of its client.
+    """What a node says of its client, and of what clients of a run have in common."""
 
-    Parameters
-    ----------
-    number
-        Of the client; None lets the server number it.
-    member
-        The client.
-    schema
-        What its examples look like.
-    description
-        What its data is, for people.
-    layout
-        Digest of its model's structure.
-    secret
-        What it tells of the secret that clients share: enough to see who has the same, and no more. Empty for none.
-    """
-
-    number: int | None
-    member: Member
+    number: int | None  # of the client; None lets the server number it
+    client: RegisteredClient
     schema: DataSpec
     description: str
-    layout: str
-    secret: str
+    layout: str  # digest of its model's structure
+    secret: str  # digest of the secret that clients share; empty for none
 
     @classmethod
     def read(cls, content: Content, node: int) -> Registration:
-        """Check and read an introduction; its texts are made fit to be shown.
-
-        Raises
-        ------
-        UpdateError
-            If it is malformed, or says what cannot be.
-        """
-        words, signer = content.words, content.signer
+        """Check and read a registration, and clean its texts; an UpdateError if it is malformed or impossible."""
+        signer = content.signer
         if signer is None:
             raise UpdateError("nobody signed it")
         try:
-            schema = read_schema(words.json("schema"))
+            schema = read_schema(content.json("schema"))
         except (TypeError, ValueError, OverflowError) as error:
             raise UpdateError(f"its schema is malformed: {clean(str(error))}") from error
         content.has_only(())
-        member = Member(
+        client = RegisteredClient(
             node=node,
-            name=clean(words.get("name", str), LONGEST_NAME).strip() or f"node {node}",
-            size=examples(words, "size"),
-            true_cluster=_number(words, "true_cluster"),
+            name=clean(content.get("name", str), LONGEST_NAME).strip() or f"node {node}",
+            size=examples(content, "size"),
+            true_cluster=_number(content, "true_cluster"),
             key=signer.key,
             lasts=signer.lasts,
         )
         return cls(
-            number=_number(words, "number"),
-            member=member,
+            number=_number(content, "number"),
+            client=client,
             schema=schema,
-            description=clean(words.get("description", str), LONGEST_DESCRIPTION),
-            layout=_digest(words, "layout"),
-            secret=_digest(words, "secret") if words.values.get("secret") != "" else "",
+            description=clean(content.get("description", str), LONGEST_DESCRIPTION),
+            layout=_digest(content, "layout"),
+            secret=_digest(content, "secret") if content.values.get("secret") != "" else "",
         )
 
     @property
@@ -128,33 +82,20 @@ class Registration:
         return schema.input_shape, schema.outputs, schema.task, schema.vocabulary_size
 
 
-def read_member(kept: Mapping[str, Any]) -> Member:
-    """Check and read a client as JSON has it.
-
-    Raises
-    ------
-    TypeError
-        If it is none.
-    """
-    member = Member(**kept)
-    numbers = (member.node, member.size, 0 if member.true_cluster is None else member.true_cluster)
-    texts = (member.name, member.key)
-    whole = all(type(number) is int for number in numbers) and all(type(text) is str for text in texts)
-    if not whole or type(member.lasts) is not bool:
+def read_client(kept: Mapping[str, Any]) -> RegisteredClient:
+    """Check and read a client as JSON has it; a TypeError if it is none."""
+    client = RegisteredClient(**kept)
+    numbers = (client.node, client.size, 0 if client.true_cluster is None else client.true_cluster)
+    typed = all(type(number) is int for number in numbers) and all(type(s) is str for s in (client.name, client.key))
+    if not typed or type(client.lasts) is not bool:
         raise TypeError(f"{shown(kept)} is no client")
-    return member
+    return client
 
 
 def read_schema(kept: Mapping[str, Any]) -> DataSpec:
-    """Check and read a schema as JSON has it: tuples are lists there.
-
-    Raises
-    ------
-    TypeError, ValueError, OverflowError
-        If it is none.
-    """
+    """Check and read a data spec as JSON has it: a TypeError, ValueError or OverflowError if it is none."""
     named = DataSpec(**kept)
-    shape, scaled = tuple(named.input_shape), named.scaled
+    shape, scaled = tuple(named.input_shape), named.scaled  # lists, in JSON
     for name, numbers, lowest in (
         ("input_shape", shape, 1),
         ("outputs", (named.outputs,), 1),
@@ -174,16 +115,16 @@ def read_schema(kept: Mapping[str, Any]) -> DataSpec:
     return DataSpec(data, shape, named.outputs, named.task, named.vocabulary_size, scaled)
 
 
-def _number(words: Words, name: str) -> int | None:
-    """Return the number of a client or a cluster, which may be none: a message has no null."""
-    number = words.get(name, int)
+def _number(content: Content, name: str) -> int | None:
+    """Return the number of a client or a cluster; a negative one is none, since a message has no null."""
+    number = content.get(name, int)
     if number > LARGEST_NUMBER:
         raise UpdateError(f"{name} {number}, expected at most {LARGEST_NUMBER}")
     return None if number < 0 else number
 
 
-def _digest(words: Words, name: str) -> str:
-    digest = words.get(name, str)
+def _digest(content: Content, name: str) -> str:
+    digest = content.get(name, str)
     if not _DIGEST.fullmatch(digest):
         raise UpdateError(f"{name!r} should be a digest in hexadecimal, got {shown(digest)}")
     return digest

@@ -16,15 +16,14 @@ from fedclade.flower.federate import MakeAlgorithm, federate
 from fedclade.report import Terminal, add_figures, count, show_run
 from fedclade.runs import Maker, Row, Run
 
-WIDTH = 100
-"""Of the tables: the output of a ServerApp is a log, which no terminal tells its width."""
+WIDTH = 100  # of the tables: the output of a ServerApp is a log, which has no width
 
 
 @checked()
 def server_app(
     algorithm: Algorithm | str | MakeAlgorithm, model: nn.Module | str | Maker, **settings: Any
 ) -> ServerApp:
-    """Make the app that the server runs; it tells of every round, and ends with the tables and figures of a simulation.
+    """Make the app that the server runs; it prints a line a round, and ends with the tables and figures of a run.
 
     Parameters
     ----------
@@ -40,7 +39,7 @@ def server_app(
     ServerApp
         Started again with the same folder, it goes on where it stood.
     """
-    settings.setdefault("on_round", tell)
+    settings.setdefault("on_round", print_round)
 
     def run(grid: Grid, context: Context) -> tuple[Run, Path | None]:
         folder = settings.get("folder")
@@ -51,7 +50,7 @@ def server_app(
 
 
 def app_of(run: Callable[[Grid, Context], tuple[Run, Path | None]]) -> ServerApp:
-    """Return a ServerApp around a function that runs a federation, and says in which folder."""
+    """Return a ServerApp around a function that runs a federation; it returns the run and its folder."""
     app = ServerApp()
 
     @app.main()
@@ -62,7 +61,7 @@ def app_of(run: Callable[[Grid, Context], tuple[Run, Path | None]]) -> ServerApp
 
 
 def show(run: Run, folder: Path | None = None) -> None:
-    """Print what came out of a run, and draw its figures in its folder."""
+    """Print the results of a run, and draw its figures in its folder."""
     console = Terminal(width=WIDTH, highlight=False)
     if folder is not None:
         add_figures(run, folder, console)
@@ -71,7 +70,7 @@ def show(run: Run, folder: Path | None = None) -> None:
         console.print(f"run folder: {folder}", soft_wrap=True, markup=False)
 
 
-def tell(row: Row, tree: ParameterTree) -> None:
+def print_round(row: Row, tree: ParameterTree) -> None:
     """Print a line about a round."""
     accuracy, ari = row["accuracy_mean"], row["ari"]
     parts = [

@@ -1,4 +1,4 @@
-"""What a single client can do by what it says of itself: no more than the doors let through."""
+"""What a single client can do by what it says of itself: no more than the limits let through."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from fedclade.core.errors import ConfigError
 from fedclade.core.params import Layout
 from fedclade.core.updates import Updates
 from fedclade.flower import LocalGrid, Network
-from fedclade.flower.doors import Doors, Start
+from fedclade.flower.limits import StartModel, UpdateLimits
 from fedclade.flower.wire import RAW
+from tests.flower.grids import federated, grid_of, network_of, node_of, reasons, spoil, worded
 from tests.flower.test_connected import same
-from tests.flower.worlds import federated, grid_of, network_of, node_of, reasons, spoil, worded
 from tests.tiny import federation_of, perceptron
 
 ONE_CLUSTER = (0, 0, 0, 0, 0)
@@ -119,17 +119,17 @@ def test_the_halves_that_clusters_are_found_by_are_measured_too():
 
 def test_who_is_asked_again_alone_is_measured_by_the_others():
     """Of one update there is no median: those of the first time still count."""
-    doors = Doors(math.inf, 20.0)
-    starts = dict.fromkeys(range(5), Start("model", (0.0, 0.0)))
-    doors.ask(("train", "train", 1), starts)
-    first = doors.admit(updates_of({0: 1.0, 1: 1.1, 2: 900.0, 3: 0.9}))
+    limits = UpdateLimits(math.inf, 20.0)
+    starts = dict.fromkeys(range(5), StartModel("model", (0.0, 0.0)))
+    limits.begin(("train", "train", 1), starts)
+    first = limits.admit(updates_of({0: 1.0, 1: 1.1, 2: 900.0, 3: 0.9}))
     assert first.ids == (0, 1, 3)
-    doors.ask(("train", "train", 1), {2: starts[2]})
-    again = doors.admit(updates_of({2: 900.0}))
+    limits.begin(("train", "train", 1), {2: starts[2]})
+    again = limits.admit(updates_of({2: 900.0}))
     assert again.ids == ()
     assert again.left_out == {2: "norm 900, more than 20 times its cluster's median, 1"}
-    doors.ask(("train", "train", 2), {2: starts[2]})
-    assert doors.admit(updates_of({2: 900.0})).ids == (2,)  # another round: nothing to measure it by
+    limits.begin(("train", "train", 2), {2: starts[2]})
+    assert limits.admit(updates_of({2: 900.0})).ids == (2,)  # another round: nothing to measure it by
 
 
 def updates_of(norms: dict[int, float], buffers: float = 0.0) -> Updates:
@@ -138,40 +138,40 @@ def updates_of(norms: dict[int, float], buffers: float = 0.0) -> Updates:
 
 
 def test_in_a_cluster_of_two_the_measure_is_the_model_or_all_others():
-    doors = Doors(math.inf, 20.0)
-    starts = {0: Start("a", (2.0, 0.0)), 1: Start("a", (2.0, 0.0))}
-    doors.ask("q", starts)
-    found = doors.admit(updates_of({0: 1.0, 1: 41.0}))
+    limits = UpdateLimits(math.inf, 20.0)
+    starts = {0: StartModel("a", (2.0, 0.0)), 1: StartModel("a", (2.0, 0.0))}
+    limits.begin("q", starts)
+    found = limits.admit(updates_of({0: 1.0, 1: 41.0}))
     assert found.left_out == {1: "norm 41, more than 20 times what it began with, 2"}
-    others = {client: Start("b", (0.0, 0.0)) for client in (2, 3, 4)}
-    doors.ask("r", starts | others)
-    assert doors.admit(updates_of({2: 3.0, 3: 3.0, 4: 3.0, 0: 1.0, 1: 41.0})).left_out == {}
+    others = {client: StartModel("b", (0.0, 0.0)) for client in (2, 3, 4)}
+    limits.begin("r", starts | others)
+    assert limits.admit(updates_of({2: 3.0, 3: 3.0, 4: 3.0, 0: 1.0, 1: 41.0})).left_out == {}
 
 
 def test_buffers_are_measured_by_themselves():
-    doors = Doors(math.inf, 20.0)
-    doors.ask("q", dict.fromkeys(range(4), Start("a", (1.0, 1.0))))
-    assert doors.admit(updates_of(dict.fromkeys((0, 1, 2), 1.0), buffers=0.5)).left_out == {}
-    assert doors.admit(updates_of({3: 1.0}, buffers=11.0)).left_out == {
+    limits = UpdateLimits(math.inf, 20.0)
+    limits.begin("q", dict.fromkeys(range(4), StartModel("a", (1.0, 1.0))))
+    assert limits.admit(updates_of(dict.fromkeys((0, 1, 2), 1.0), buffers=0.5)).left_out == {}
+    assert limits.admit(updates_of({3: 1.0}, buffers=11.0)).left_out == {
         3: "norm of its buffers 11, more than 20 times its cluster's median, 0.5"
     }
 
 
 def test_without_anything_to_measure_by_nobody_is_left_out():
-    doors = Doors(math.inf, 20.0)
-    doors.ask("q", dict.fromkeys(range(2), Start("zeros", (0.0, 0.0))))
-    assert doors.admit(updates_of({0: 1.0, 1: 1e6})).ids == (0, 1)
+    limits = UpdateLimits(math.inf, 20.0)
+    limits.begin("q", dict.fromkeys(range(2), StartModel("zeros", (0.0, 0.0))))
+    assert limits.admit(updates_of({0: 1.0, 1: 1e6})).ids == (0, 1)
 
 
 def test_weights_within_the_limit_stay_as_they_are(caplog: pytest.LogCaptureFixture):
-    doors = Doors(10.0, 10.0)
-    assert doors.weights({0: 5, 1: 50, 2: 51, 3: 1}) == {0: 5, 1: 50, 2: 50, 3: 1}
-    assert doors.weights({0: 10**9}) == {0: 10**9}
-    assert doors.weights({}) == {}
-    assert Doors(math.inf, 10.0).weights({0: 1, 1: 10**9}) == {0: 1, 1: 10**9}
+    limits = UpdateLimits(10.0, 10.0)
+    assert limits.weights({0: 5, 1: 50, 2: 51, 3: 1}) == {0: 5, 1: 50, 2: 50, 3: 1}
+    assert limits.weights({0: 10**9}) == {0: 10**9}
+    assert limits.weights({}) == {}
+    assert UpdateLimits(math.inf, 10.0).weights({0: 1, 1: 10**9}) == {0: 1, 1: 10**9}
     caplog.clear()
     for _ in range(2):  # it is told once, though it is looked up again and again
-        doors.weights({0: 5, 1: 5, 7: 10**9})
+        limits.weights({0: 5, 1: 5, 7: 10**9})
     assert caplog.messages == [
         "client 7 says that it has 1000000000 training examples, and counts with 50: 10 times as many as the median "
         "client (network.largest_weight)"

@@ -17,7 +17,8 @@ from fedclade.core.errors import UpdateError
 from fedclade.data.federation import Federation
 from fedclade.flower import LocalGrid, LocalNode, Network, client_app, federate, wire
 from fedclade.flower.client_handler import ClientHandler
-from fedclade.flower.signing import Key, key_of, question, signed
+from fedclade.flower.keys import Key, key_of
+from fedclade.flower.signing import signed, with_nonce
 from fedclade.flower.wire import Content
 from fedclade.runs.store import Run
 from tests.tiny import federation_of, perceptron
@@ -101,14 +102,14 @@ def answered(message: Message, content: RecordDict, key: Key = KEY) -> Message:
 
 def hello_to(node: int) -> Message:
     """Return the question by which a node is asked to introduce itself."""
-    return Message(question(wire.record({"what": "hello"}))[0], node, "query")
+    return Message(with_nonce(wire.record({"what": "hello"}))[0], node, "query")
 
 
 def only(what: str, change: Callable[[RecordDict], RecordDict | None]) -> Callable[[Content, RecordDict], Any]:
     """Return a ``spoil`` that changes the answers to one kind of question alone."""
 
     def spoil(question: Content, honest: RecordDict) -> RecordDict | None:
-        return change(honest) if question.words.values["what"] == what else None
+        return change(honest) if question.values["what"] == what else None
 
     return spoil
 
@@ -140,7 +141,7 @@ def reasons(run: Run) -> dict[int, str]:
     return found
 
 
-def respondent_of(client: int = 0, federation: Federation | None = None, **settings: Any) -> ClientHandler:
+def handler_of(client: int = 0, federation: Federation | None = None, **settings: Any) -> ClientHandler:
     """Return one client, to be asked without a grid."""
     return ClientHandler((federation or federation_of(FOUR)).alone(client), perceptron, number=client, **settings)
 

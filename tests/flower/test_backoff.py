@@ -13,10 +13,10 @@ from fedclade.algorithms import FedAvg
 from fedclade.core.errors import UpdateError
 from fedclade.core.updates import DROPPED_OUT, NOT_ASKED, TOO_LATE, Updates
 from fedclade.flower import LocalGrid, node_registry
-from fedclade.flower.patience import LONGEST, Patience
+from fedclade.flower.backoff import LONGEST, Backoff
 from fedclade.flower.wire import Content
+from tests.flower.grids import FOUR, federated, grid_of, network_of, node_of, reasons
 from tests.flower.test_connected import told
-from tests.flower.worlds import FOUR, federated, grid_of, network_of, node_of, reasons
 from tests.tiny import federation_of
 
 
@@ -37,7 +37,7 @@ class Outage:
 
     def push(self, messages: Any) -> Any:
         messages = list(messages)
-        words = [Content.of(message.content).words.values for message in messages]
+        words = [Content.of(message.content).values for message in messages]
         if self.seen is None and any(
             w["what"] == self.what and w.get("round", self.number) == self.number for w in words
         ):
@@ -95,7 +95,7 @@ def test_one_that_is_back_before_the_next_question_is_asked_it():
 
 def test_one_that_comes_back_as_another_node_misses_no_more_than_the_question(monkeypatch: pytest.MonkeyPatch):
     """Without keys it has to introduce itself again, which it does while the others still answer."""
-    monkeypatch.setattr(node_registry, "LOOK_MEANWHILE", 0.0)
+    monkeypatch.setattr(node_registry, "REFRESH_MEANWHILE", 0.0)
     grid = grid_of(federation_of(FOUR))
     slow, waiting = grid.nodes[node_of(0)], list[int]()
     pull = grid.pull_messages
@@ -111,7 +111,7 @@ def test_one_that_comes_back_as_another_node_misses_no_more_than_the_question(mo
         return pull(ids)
 
     def asks_for_round_2(message: Message) -> bool:
-        words = Content.of(message.content).words.values
+        words = Content.of(message.content).values
         return message.metadata.dst_node_id == node_of(0) and words.get("round") == 2
 
     grid.pull_messages = pulled  # type: ignore[method-assign]
@@ -133,7 +133,7 @@ class Hanging:
             return message.metadata.dst_node_id == node_of(client) and kind(message) in what
 
         def kind(message: Message) -> str:
-            return str(Content.of(message.content).words.values["what"])
+            return str(Content.of(message.content).values["what"])
 
         def pulled(ids: Any) -> Any:
             return pull([each for each in ids if not (each in grid._waiting and hangs(grid._waiting[each]))])
@@ -161,23 +161,23 @@ def test_one_that_hangs_does_not_cost_the_deadline_at_every_question():
 
 
 def test_who_is_late_is_asked_ever_less_often_and_begins_anew_once_it_answers():
-    patience, asked = Patience(), list[int]()
+    backoff, asked = Backoff(), list[int]()
     for number in range(160):
-        if not patience.spare([1], [0, 1]):
+        if not backoff.skipped([1], [0, 1]):
             asked.append(number)
-            patience.late(1)
+            backoff.late(1)
     gaps = [b - a - 1 for a, b in itertools.pairwise(asked)]
     assert gaps == [1, 2, 4, 8, 16, LONGEST, LONGEST, LONGEST]
-    patience.forget(1)
-    assert patience.spare([1], [0, 1]) == {}
+    backoff.reset(1)
+    assert backoff.skipped([1], [0, 1]) == {}
 
 
 def test_if_all_are_late_all_are_asked():
-    patience = Patience()
+    backoff = Backoff()
     for client in (0, 1):
-        patience.late(client)
-    assert patience.spare([0, 1], [0, 1]) == {}
-    assert patience.spare([0], [0, 1, 2]).keys() == {0}
+        backoff.late(client)
+    assert backoff.skipped([0, 1], [0, 1]) == {}
+    assert backoff.skipped([0], [0, 1, 2]).keys() == {0}
 
 
 def test_who_is_not_asked_has_released_nothing():

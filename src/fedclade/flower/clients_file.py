@@ -1,0 +1,57 @@
+"""The file of a run folder that says which client is behind which node."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Set
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from fedclade.core import RunError, appear
+from fedclade.flower.registration import RegisteredClient, Registration, read_client, read_schema
+
+CLIENTS = "clients.json"
+
+
+@dataclass(frozen=True)
+class SavedClients:
+    """The clients of a run by number, those that were connected, and what all have in common."""
+
+    clients: Mapping[int, RegisteredClient]
+    connected: Set[int]
+    common: Registration
+
+    def save(self, folder: Path) -> None:
+        """Write them, if anything has changed; a RunError if that fails."""
+        kept = {
+            "clients": {str(client): asdict(one) for client, one in self.clients.items()},
+            "connected": sorted(self.connected),
+            "schema": asdict(self.common.schema),
+            **{name: getattr(self.common, name) for name in ("description", "layout", "secret")},
+        }
+        text, path = json.dumps(kept, indent=2), folder / CLIENTS
+        try:
+            if not path.exists() or path.read_text() != text:
+                appear(path, lambda beside: beside.write_text(text))
+        except OSError as error:
+            raise RunError(f"cannot write {path}: {error}") from error
+
+    @classmethod
+    def load(cls, folder: Path) -> SavedClients | None:
+        """Read them; None if there is no file, and a RunError if it is damaged."""
+        path = folder / CLIENTS
+        try:
+            kept = json.loads(path.read_text())
+            clients = {int(client): read_client(one) for client, one in kept["clients"].items()}
+            common = Registration(
+                number=None,
+                client=next(iter(clients.values())),
+                schema=read_schema(kept["schema"]),
+                **{name: str(kept[name]) for name in ("description", "layout", "secret")},
+            )
+            return cls(clients, set[int](kept["connected"]) & set(clients), common)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, StopIteration) as error:
+            why = f"{type(error).__name__}: {error}"
+            raise RunError(f"{path} is damaged ({why}); restore it, or name another run folder") from error

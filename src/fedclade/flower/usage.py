@@ -1,0 +1,83 @@
+"""The count of what a client has answered, over all its runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from flwr.app import ConfigRecord, RecordDict
+
+from fedclade.core import PolicyError, appear
+from fedclade.flower.wire import shown
+
+FILE = "policy.json"  # in the client's folder
+
+_STATE = "fedclade.policy"
+_FORMAT = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Usage:
+    """What a client has answered so far; ``policy.json`` has these fields."""
+
+    releases: int = 0  # updates, gradients and subspaces, each replicate by itself
+    partings: int = 0  # queries for replicates: each parts the data anew
+    evaluations: int = 0  # models that were scored
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(**{name: value + getattr(other, name) for name, value in asdict(self).items()})
+
+
+class UsageLog:
+    """A client's usage: in a file in its folder, for its life, or else in memory, for that of its SuperNode.
+
+    An answer is counted before it leaves, so a crash may count one too many, and never misses one. One process at a
+    time may write the file. ``state`` is what Flower keeps of a client between two messages, where it has no folder.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self._path = None if folder is None else folder / FILE
+        self._usage = Usage()
+
+    def usage(self, state: RecordDict | None = None) -> Usage:
+        """Return the usage so far; a PolicyError if the file is damaged."""
+        if self._path is not None:
+            return _read(self._path)
+        kept = (state or {}).get(_STATE)
+        if isinstance(kept, ConfigRecord):
+            before = _checked({field.name: kept.get(field.name) for field in fields(Usage)})
+            return Usage(**{name: max(value, getattr(self._usage, name)) for name, value in asdict(before).items()})
+        return self._usage
+
+    def write(self, usage: Usage, state: RecordDict | None = None) -> None:
+        """Write the usage, with the answer that is about to leave; if that fails, nothing may leave."""
+        self._usage = usage
+        if self._path is not None:
+            text = json.dumps({"format": _FORMAT, **asdict(usage)})
+            appear(self._path, lambda beside: beside.write_text(text), private=True)
+        elif state is not None:
+            state[_STATE] = ConfigRecord(asdict(usage))
+
+
+def _read(path: Path) -> Usage:
+    try:
+        kept = json.loads(path.read_bytes())
+        if kept.pop("format") != _FORMAT:
+            raise ValueError("another format")
+        return _checked(kept)
+    except FileNotFoundError:
+        return Usage()
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise PolicyError(
+            f"{path}, the count of what this client has answered, is damaged, so nothing leaves it; restore the file "
+            f"from a backup ({type(error).__name__}: {error})"
+        ) from error
+
+
+def _checked(kept: Mapping[str, Any]) -> Usage:
+    if any(type(value) is not int or value < 0 for value in kept.values()):
+        raise ValueError(f"{shown(dict(kept))} is no count")
+    return Usage(**kept)

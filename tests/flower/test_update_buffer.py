@@ -1,0 +1,71 @@
+"""Updates that arrive one by one, in whatever order."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from fedclade.flower.replies import UpdateReply
+from fedclade.flower.update_buffer import UpdateBuffer
+
+MODELS = torch.zeros(1, 3)
+PARAMETERS = 2
+"""Of three entries in a model; the last is a buffer."""
+
+
+def answer(value: float, size: int = 5, loss: float | None = 0.5) -> UpdateReply:
+    return UpdateReply(size, loss, torch.full((3,), value))
+
+
+def test_updates_lie_in_the_rows_that_they_were_put_in():
+    buffer = UpdateBuffer(3, 3, MODELS)
+    buffer.put(30, answer(3.0, size=7), 2)
+    buffer.put(10, answer(1.0), 0)
+    assert not buffer.full
+    buffer.put(20, answer(2.0, loss=0.25), 1)
+    assert buffer.full
+    updates = buffer.checked(PARAMETERS, 1)
+    assert updates.ids == (10, 20, 30)
+    assert updates.required_deltas[:, 0].tolist() == [1.0, 2.0, 3.0]
+    assert updates.signatures.shape == (3, PARAMETERS)
+    assert updates.sizes.tolist() == [5, 5, 7]
+    assert updates.losses.tolist() == [0.5, 0.25, 0.5]
+
+
+def test_without_rows_updates_lie_in_the_order_in_which_they_came():
+    buffer = UpdateBuffer(3, 3, MODELS)
+    buffer.put(30, answer(3.0))
+    buffer.put(10, answer(1.0))
+    updates = buffer.checked(PARAMETERS, 1)
+    assert updates.ids == (30, 10)
+    assert updates.required_deltas.tolist() == [[3.0] * 3, [1.0] * 3]
+
+
+def test_whose_rows_stay_empty_is_not_there():
+    buffer = UpdateBuffer(3, 3, MODELS)
+    buffer.put(30, answer(3.0), 2)
+    assert buffer.checked(PARAMETERS, 1).ids == (30,)
+    assert buffer.checked(PARAMETERS, 1).required_deltas.tolist() == [[3.0] * 3]
+    nobody = UpdateBuffer(3, 3, MODELS).checked(PARAMETERS, 1)
+    assert (nobody.ids, nobody.required_deltas.shape) == ((), (0, 3))
+
+
+def test_an_update_that_cannot_be_used_is_left_out_alone():
+    buffer = UpdateBuffer(2, 3, MODELS)
+    buffer.put(10, answer(math.nan))
+    buffer.put(20, answer(2.0))
+    updates = buffer.checked(PARAMETERS, 1)
+    assert updates.ids == (20,)
+    assert updates.left_out == {10: "3 of 3 entries are NaN or infinite"}
+
+
+def test_losses_that_clients_keep_to_themselves_are_nan_and_no_reason_to_leave_them_out():
+    buffer = UpdateBuffer(3, 3, MODELS)
+    buffer.put(10, answer(1.0, loss=None))
+    buffer.put(20, answer(math.inf, loss=None))
+    buffer.put(30, answer(3.0))
+    updates = buffer.checked(PARAMETERS, 1)
+    assert updates.ids == (10, 30)
+    assert math.isnan(updates.losses[0])
+    assert updates.losses[1] == 0.5
