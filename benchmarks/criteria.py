@@ -30,7 +30,8 @@ from fedclade import CFL, RoundLog, Run, State, log_of, move_clusters, simulate,
 from fedclade.core.clients import Clients
 from fedclade.core.queries import Round
 from fedclade.papers import EXPERIMENTS, ResultCache, Settings
-from fedclade.papers.cfl_splits import federation_of, local_of, model_of
+from fedclade.papers.cache import local_of, maker_of
+from fedclade.papers.cfl.splits import federation_of
 
 SHARES = (0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5)
 """Of the largest mean norm: ε₁."""
@@ -132,16 +133,16 @@ def that_serve(seen: Sequence[Seen]) -> list[tuple[float, float, float, float]]:
 
 
 def told_run(
-    bench: ResultCache, settings: Settings, change: Mapping[str, float], seed: int
+    cache: ResultCache, settings: Settings, change: Mapping[str, float], seed: int
 ) -> tuple[Run, Mapping[int, int]]:
     """Run CFL that is told the truth."""
-    federation = federation_of(settings, bench, seed)
+    federation = federation_of(settings, cache, seed)
     truth = federation.true_clusters
     assert truth is not None
     first, second, _ = settings["split_rounds"]
     run = simulate(
         Told(truth=truth, dates=(first, second)),
-        model_of(settings, federation, seed),
+        maker_of(federation, settings["model"], settings["model_arguments"]),
         federation,
         local=local_of({**settings, **change, "lr": settings["lr"] * change.get("lr", 1.0)}),
         rounds=settings["rounds"],
@@ -159,7 +160,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[10, 11], help="others than the experiment reports")
     arguments = parser.parse_args()
     settings = EXPERIMENTS[arguments.experiment].settings(arguments.scale)
-    bench = ResultCache(settings, data_dir=arguments.data_dir)
+    cache = ResultCache(settings, data_dir=arguments.data_dir)
 
     console = Console(width=160)
     table = Table(title=f"{arguments.experiment}, seeds {arguments.seeds}: what splits mixed clusters, and no pure one")
@@ -176,7 +177,7 @@ def main() -> None:
     for name, change in OPTIMIZERS.items():
         seen, scores = list[Seen](), list[float]()
         for seed in arguments.seeds:
-            run, truth = told_run(bench, settings, change, seed)
+            run, truth = told_run(cache, settings, change, seed)
             seen += seen_in(run, truth, seed)
             language = run.summary.get("perplexity")
             scores.append(language["mean"] if language else 100 * run.summary["accuracy"]["mean"])

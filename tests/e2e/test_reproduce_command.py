@@ -80,7 +80,7 @@ def test_the_same_command_goes_on_and_does_not_measure_again(call: Call):
 def test_an_interrupted_command_goes_on_where_it_stopped(call: Call, monkeypatch: pytest.MonkeyPatch):
     made: list[int] = []
 
-    def interrupted(bench: ResultCache, settings: Settings) -> Outcome:
+    def interrupted(cache: ResultCache, settings: Settings) -> Outcome:
         def one(seed: int) -> dict[str, float]:
             made.append(seed)
             if len(made) == 1:
@@ -88,7 +88,7 @@ def test_an_interrupted_command_goes_on_where_it_stopped(call: Call, monkeypatch
             return {"right": 90.0}
 
         for seed in settings["seeds"]:
-            bench.piece(f"seed {seed}", partial(one, seed))
+            cache.piece(f"seed {seed}", partial(one, seed))
         return Outcome(series={"right": [90.0, 90.0]})
 
     monkeypatch.setattr(reproduce, "EXPERIMENTS", {"tiny": replace(TINY, measure=interrupted)})

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedclade.papers import EXPERIMENTS
-from fedclade.papers.experiment import is_at_hand
+from fedclade.papers.cache import is_at_hand
 from fedclade.papers.result import Result, measure
 
 

@@ -7,8 +7,8 @@ from fedclade.papers.outcome import Summary
 from fedclade.report import style
 
 
-def measure(bench: ResultCache, settings: Settings) -> Outcome:
-    found = [bench.piece(f"seed {seed}", lambda seed=seed: {"right": 90.0 + seed}) for seed in settings["seeds"]]
+def measure(cache: ResultCache, settings: Settings) -> Outcome:
+    found = [cache.piece(f"seed {seed}", lambda seed=seed: {"right": 90.0 + seed}) for seed in settings["seeds"]]
     right = [each["right"] for each in found]
     row = Row("accuracy", 95.0, sum(right) / len(right), seeds=tuple(right), wanted="at least")
     claims = (Claim("above 90 % (section I)", row.ours > 90, f"{row.ours:.1f} %"), Claim("always", False, "once"))

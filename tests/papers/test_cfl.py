@@ -12,17 +12,11 @@ from fedclade import LocalSpec, load_federation, simulate
 from fedclade.core.updates import Updates
 from fedclade.models import build_model
 from fedclade.papers import EXPERIMENTS, ResultCache, Row
-from fedclade.papers.cfl_pairs import WatchedCFL, pairs_of
-from fedclade.papers.gaps import gaps_over_rounds, separation
+from fedclade.papers.cfl.gaps import gaps_over_rounds, separation
+from fedclade.papers.cfl.series import WatchedCFL, pairs_of
+from fedclade.papers.cfl.theory import Sample, bounds, draw_sample, largest_noise, summary
+from fedclade.papers.cfl.toys import TwoWeights, federated_xor, opposed, risk, two_risks
 from fedclade.papers.result import Result
-from fedclade.papers.separation_theorem import (
-    Sample,
-    bounds,
-    draw_sample,
-    largest_noise,
-    summary,
-)
-from fedclade.papers.toys import TwoWeights, federated_xor, opposed, risk, two_risks
 
 Smoke = Callable[[str], Result]
 
@@ -92,13 +86,13 @@ def test_fl_cfl_and_rcfl_are_told_with_the_papers_figures(smoke: Smoke):
     assert [row.paper for row in cifar.outcome.rows] == [20.0, 20.0, 25.0, 60.0, None, None, None]
     assert [row.paper for row in agnews.outcome.rows] == [43.0, 42.0, 36.0, None, None]
     for result in (cifar, agnews):
-        courses = result.outcome.series
-        assert courses["fl"]["splits"] == []
-        assert courses["cfl"]["splits"]
-        assert set(courses["cfl"]["splits"]) <= set(result.settings["split_rounds"])
+        series = result.outcome.series
+        assert series["fl"]["splits"] == []
+        assert series["cfl"]["splits"]
+        assert set(series["cfl"]["splits"]) <= set(result.settings["split_rounds"])
         assert {claim.holds for claim in result.outcome.claims} == {None}
-        assert set(courses) == {"fl", "cfl", "own", "rcfl"}
-        assert len({tuple(course["rounds"]) for course in courses.values()}) == 1
+        assert set(series) == {"fl", "cfl", "own", "rcfl"}
+        assert len({tuple(each["rounds"]) for each in series.values()}) == 1
 
 
 def test_pairs_are_told_by_whether_they_are_of_one_distribution_and_already_a_cluster():
@@ -186,9 +180,10 @@ def test_gaps_are_taken_at_the_rounds_asked_for():
     def make(seed: int) -> torch.nn.Module:
         return build_model("mclr", input_shape=(1, 8, 8), outputs=10, seed=seed)
 
-    local = LocalSpec(epochs=1, batch_size=20, lr=0.1)
-    both = gaps_over_rounds(federation, make, local, [1, 3], seed=0, device="cpu")
-    last = gaps_over_rounds(federation, make, local, [3], seed=0, device="cpu")
+    settings = {"rounds": 3, "epochs": 1, "batch_size": 20, "lr": 0.1}
+    both, last = (
+        gaps_over_rounds(ResultCache(settings, device="cpu"), federation, make, settings, at, 0) for at in ([1, 3], [3])
+    )
     for kind in ("updates", "gradients"):
         assert len(both[kind]) == 2
         assert both[kind][1]["gap"] == pytest.approx(last[kind][0]["gap"], abs=1e-6)

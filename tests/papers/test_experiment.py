@@ -1,4 +1,4 @@
-"""The bench: pieces are kept, interrupted calls go on, and what is damaged is said to be."""
+"""Experiments: what a scale changes of the paper's settings, what data it needs, and the tables they are read from."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fedclade.core.errors import ConfigError, RunError, RunInterrupted
-from fedclade.papers import ResultCache
-from fedclade.papers.experiment import is_at_hand
+from fedclade.core.errors import ConfigError
+from fedclade.papers.experiment import Paper, read_tables
 from tests.papers.examples import TINY
 
 
@@ -28,109 +27,11 @@ def test_a_scale_can_be_changed_by_settings_that_there_are():
         TINY.settings("laptop", {"round": 100})
 
 
-def test_parts_of_the_settings_share_their_pieces(tmp_path: Path):
-    made: list[int] = []
-    for whole in ({"a": 1}, {"a": 2}):
-        part = ResultCache(whole, folder=tmp_path).within({"b": 1})
-        assert part.piece("first", lambda: made.append(1) or len(made)) == 1
-    bench = ResultCache({"a": 1}, folder=tmp_path)
-    assert bench.within({"b": 2}).piece("first", lambda: 5) == 5
-    assert bench.within({"b": 1}) is bench.within({"b": 1})
-    assert bench.within({"b": 1}).piece("first", lambda: -1) == 1
-    assert bench.seconds == sum(bench.within({"b": b}).seconds for b in (1, 2)) > 0
-
-
 def test_a_change_of_a_setting_that_the_paper_has_not_is_refused():
     with pytest.raises(
         ConfigError, match=r"tiny: the scale 'smoke' changes \['lr'\], which the paper's settings have not"
     ):
         replace(TINY, changes={"smoke": {"lr": 1}, "laptop": {}})
-
-
-def test_a_piece_is_made_once_and_kept_as_json_has_it(tmp_path: Path):
-    made: list[int] = []
-    told: list[str] = []
-    for _ in range(2):
-        bench = ResultCache({"a": 1}, folder=tmp_path, say=told.append)
-        value = bench.piece("first", lambda: made.append(1) or {"pair": (1, 2)})
-        assert value == {"pair": [1, 2]}
-    assert (made, told) == ([1], ["first"])
-    assert bench.seconds > 0
-
-
-def test_pieces_of_other_settings_are_not_taken(tmp_path: Path):
-    ResultCache({"a": 1}, folder=tmp_path).piece("first", lambda: 1)
-    assert ResultCache({"a": 2}, folder=tmp_path).piece("first", lambda: 2) == 2
-
-
-def test_without_a_folder_nothing_is_kept():
-    bench = ResultCache({})
-    assert bench.piece("first", lambda: 1) == 1
-    assert bench.folder_for("first") is None
-
-
-def test_a_line_that_was_cut_off_is_measured_again(tmp_path: Path):
-    bench = ResultCache({}, folder=tmp_path)
-    bench.piece("first", lambda: 1)
-    bench.piece("second", lambda: 2)
-    (file,) = tmp_path.rglob("pieces.jsonl")
-    file.write_text(file.read_text()[:-4])
-    again = ResultCache({}, folder=tmp_path)
-    assert again.piece("first", lambda: -1) == 1
-    assert again.piece("second", lambda: 22) == 22
-    assert ResultCache({}, folder=tmp_path).piece("second", lambda: -1) == 22
-
-
-@pytest.mark.parametrize(("line", "told"), [("{not json", "JSONDecodeError"), ('{"key": "first"}', "KeyError")])
-def test_a_damaged_file_is_said_to_be(tmp_path: Path, line: str, told: str):
-    ResultCache({}, folder=tmp_path).piece("first", lambda: 1)
-    (file,) = tmp_path.rglob("pieces.jsonl")
-    file.write_text(f"{line}\n")
-    with pytest.raises(RunError, match=rf"pieces.jsonl is damaged: {told}: .*; remove it to measure anew"):
-        ResultCache({}, folder=tmp_path)
-
-
-def test_a_bench_that_is_asked_to_stop_begins_no_piece(tmp_path: Path):
-    ResultCache({}, folder=tmp_path).piece("first", lambda: 1)
-    bench = ResultCache({}, folder=tmp_path, stop=lambda: True)
-    assert bench.piece("first", lambda: -1) == 1
-    with pytest.raises(RunInterrupted, match="interrupted before the piece 'second'"):
-        bench.piece("second", lambda: 2)
-
-
-def test_a_long_piece_has_a_run_folder_of_its_own(tmp_path: Path):
-    one, other = ResultCache({"a": 1}, folder=tmp_path), ResultCache({"a": 2}, folder=tmp_path)
-    folders = {
-        one.folder_for("C = 0.1, seed 1"),
-        one.folder_for("C = 0.1, seed 2"),
-        other.folder_for("C = 0.1, seed 1"),
-    }
-    assert len(folders) == 3
-    assert all(folder.parent.is_dir() and not folder.exists() for folder in folders if folder)
-
-
-def test_bundled_data_is_at_hand_and_other_data_where_its_folder_holds_files(tmp_path: Path):
-    (tmp_path / "mnist").mkdir()
-    assert is_at_hand("digits", None)
-    assert not is_at_hand("mnist", None)
-    assert not is_at_hand("mnist", tmp_path)
-    (tmp_path / "mnist" / "train.parquet").touch()
-    assert ResultCache({}, data_dir=tmp_path).has("mnist")
-
-
-def test_the_run_folder_of_a_piece_is_removed_once_it_is_kept(tmp_path: Path):
-    bench = ResultCache({}, folder=tmp_path)
-
-    def make() -> int:
-        folder = bench.folder_for("first")
-        assert folder is not None
-        folder.mkdir()
-        (folder / "checkpoint").write_text("large")
-        return 1
-
-    assert bench.piece("first", make) == 1
-    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["pieces.jsonl"]
-    assert not list(tmp_path.rglob("first"))
 
 
 def test_the_smallest_scale_may_need_other_data():
@@ -140,9 +41,23 @@ def test_the_smallest_scale_may_need_other_data():
     assert (alone.needs("smoke"), alone.needs("paper")) == ((), ("mnist",))
 
 
-def test_a_piece_that_is_taken_twice_took_its_time_once():
-    bench = ResultCache({})
-    bench.piece("first", lambda: 1)
-    once = bench.seconds
-    assert bench.piece("first", lambda: 2) == 1
-    assert bench.seconds == once > 0
+def test_tables_begin_with_those_that_they_use_and_dashes_stand_for_none(tmp_path: Path):
+    (tmp_path / "some.toml").write_text("""
+        shared.base = { a = 1, b = "–" }
+        shared.more = { use = ["base"], a = 2, c = [1, "–"] }
+        [experiment.settings]
+        use = ["more"]
+        b = { use = ["base"] }
+    """)
+    found = read_tables(tmp_path / "some.toml")["experiment"]["settings"]
+    assert found == {"a": 2, "b": {"a": 1, "b": None}, "c": [1, None]}
+    assert list(found) == ["a", "b", "c"]
+
+
+def test_claims_are_named_by_key_and_remarks_follow_those_of_the_paper():
+    paper = Paper("It rises.", "Other data.", ["first"], {"rises": "{what} rises"})
+    claim = paper.claim("rises", 1 > 0, "+1", what="the accuracy")
+    assert (claim.text, claim.holds, claim.measured) == ("the accuracy rises", True, "+1")
+    outcome = paper.outcome([], [claim], {}, "+1 %.", remarks=["second"])
+    assert (outcome.remarks, outcome.summary.because) == (("first", "second"), "Other data.")
+    assert paper.outcome([], [claim], {}, "+1 %.", because="").summary.because == ""

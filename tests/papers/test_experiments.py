@@ -12,8 +12,8 @@ import pytest
 
 from fedclade.data import SOURCES
 from fedclade.papers import EXPERIMENTS, Outcome
+from fedclade.papers.markdown import to_csv, to_markdown
 from fedclade.papers.result import Result
-from fedclade.papers.writing import to_csv, to_markdown
 
 Smoke = Callable[[str], Result]
 

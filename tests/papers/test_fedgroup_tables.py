@@ -11,15 +11,17 @@ import numpy as np
 import pytest
 
 from fedclade import FedGroup
-from fedclade.papers import EXPERIMENTS, Claim, Outcome, ResultCache, fedgroup_classes, fedgroup_methods
-from fedclade.papers import fedgroup as papers
-from fedclade.papers.fedgroup_methods import METHODS
-from fedclade.papers.fedgroup_runs import absent, federation_of, method, there
+from fedclade.papers import EXPERIMENTS, Claim, Outcome, ResultCache
+from fedclade.papers.fedgroup import EXPERIMENTS as OF_PAPER
+from fedclade.papers.fedgroup import classes, methods
+from fedclade.papers.fedgroup.methods import METHODS
+from fedclade.papers.fedgroup.runs import method
+from fedclade.papers.fedgroup.tasks import TABLES, TASKS, absent, federation_of, tasks_at_hand
 from fedclade.papers.result import Result
 
 Smoke = Callable[[str], Result]
 
-NAMES = [each.name for each in papers.EXPERIMENTS]
+NAMES = [each.name for each in OF_PAPER]
 
 
 def claim(outcome: Outcome, text: str) -> Claim:
@@ -33,9 +35,12 @@ def test_the_papers_settings_name_every_row_of_its_tables():
         *("fedgroup-table1", "fedgroup-fig1", "fedgroup-table2", "fedgroup-table3"),
         *("fedgroup-eq10", "fedgroup-fig3-4", "fedgroup-fig5-edc"),
     ] == NAMES
-    assert EXPERIMENTS["fedgroup-table1"].paper["classes"] == list(papers.TABLE_1)
-    assert EXPERIMENTS["fedgroup-table3"].paper["tasks"] == list(papers.TABLE_3)
-    assert all(len(row) == len(METHODS) for row in papers.TABLE_3.values())
+    assert [f"{n}" for n in EXPERIMENTS["fedgroup-table1"].paper["classes"]] == list(
+        TABLES["fedgroup-table1"]["numbers"]
+    )
+    table = TABLES["fedgroup-table3"]["numbers"]
+    assert EXPERIMENTS["fedgroup-table3"].paper["tasks"] == list(table)
+    assert all(len(row) == len(METHODS) for row in table.values())
 
 
 @pytest.mark.parametrize(("name", "axes"), list(zip(NAMES, (8, 8, 1, 1, 1, 4, 1), strict=True)))
@@ -85,7 +90,7 @@ def test_distances_are_compared_pair_by_pair(smoke: Smoke):
 
 
 def test_the_methods_are_those_of_the_table():
-    settings, task = {"pretrain_scale": 7, "eta_g": 0.5}, papers.TASKS["Sent140-LSTM"]
+    settings, task = {"pretrain_scale": 7, "eta_g": 0.5}, TASKS["Sent140-LSTM"]
     found = {name: method(name, task, settings) for name in METHODS}
     assert {name: mu for name, (_, mu) in found.items() if mu} == {"FedProx": 0.01}
     algorithm: Any = found["FedGrouProx"][0]
@@ -103,9 +108,8 @@ def test_nearly_all_digits_are_shared_out_and_clients_tested_on_a_tenth_of_their
 
 
 def test_every_model_has_the_parameters_of_table_ii(smoke: Smoke):
-    assert {name: papers.TASKS[name].parameters for name in papers.TABLE_2} == {
-        name: parameters for name, (_, _, parameters) in papers.TABLE_2.items()
-    }
+    table = TABLES["fedgroup-table2"]["numbers"]
+    assert {name: [TASKS[name].parameters] for name in table} == {name: row[2:] for name, row in table.items()}
     rows = {row.what: row.ours for row in smoke("fedgroup-table2").outcome.rows}
     assert rows["Digits-MCLR · parameters"] == 64 * 10 + 10
     assert rows["digits · devices"] == 60
@@ -116,7 +120,7 @@ def test_every_reading_of_equation_10_has_a_row(smoke: Smoke):
     ways = ("FedGroup", "FedGroup, sampled, by latest update", "FedGroup, sampled, by position")
     assert [row.what for row in found.rows] == [f"Digits-MCLR · {way}, best round" for way in ways]
     assert found.claims[0].holds is None  # no figure of the paper's to compare with
-    algorithms = [method(way, papers.TASKS["MNIST-MCLR"], papers.TRAINING)[0] for way in ways]
+    algorithms = [method(way, TASKS["MNIST-MCLR"], EXPERIMENTS["fedgroup-eq10"].paper)[0] for way in ways]
     assert [(each.cold_start, each.direction) for each in algorithms if isinstance(each, FedGroup)] == [
         ("start", "update"),
         ("sampled", "update"),
@@ -125,9 +129,9 @@ def test_every_reading_of_equation_10_has_a_row(smoke: Smoke):
 
 
 def test_tasks_whose_data_is_missing_are_named(tmp_path: Path):
-    bench, settings = ResultCache({}, data_dir=tmp_path), {"tasks": ["Synthetic(1,1)-MCLR", "FEMNIST-MLP"]}
-    assert there(papers.TASKS, bench, settings) == ["Synthetic(1,1)-MCLR"]
-    assert absent(papers.TASKS, bench, settings) == ["FEMNIST-MLP was not measured: its data is not at hand."]
+    cache, settings = ResultCache({}, data_dir=tmp_path), {"tasks": ["Synthetic(1,1)-MCLR", "FEMNIST-MLP"]}
+    assert list(tasks_at_hand(cache, settings)) == ["Synthetic(1,1)-MCLR"]
+    assert absent(cache, settings) == ["FEMNIST-MLP was not measured: its data is not at hand."]
 
 
 def test_letters_of_nist_are_shared_out_as_the_authors_do(tmp_path: Path):
@@ -143,14 +147,15 @@ def test_letters_of_nist_are_shared_out_as_the_authors_do(tmp_path: Path):
     assert labels == [{(client + step) % 10 for step in range(3)} for client in range(20)]
 
 
-def scripted(monkeypatch: pytest.MonkeyPatch, module: Any, best: dict[Any, float], by: int) -> None:
-    """Let runs of a module come to the accuracy that their task, method or number of classes is given."""
+def scripted(monkeypatch: pytest.MonkeyPatch, module: Any, best: dict[Any, float]) -> None:
+    """Let runs of a module come to the accuracy that their method or number of classes is given."""
 
-    def run_of(*arguments: Any) -> dict[str, Any]:
-        accuracy = best[arguments[by]]
-        return {"accuracy": [0.5, accuracy], "discrepancy": [1.0, 10 * accuracy], "groups": {}}
+    def runs_of(_: Any, settings: Any, __: Any, name: str, **how: Any) -> list[dict[str, Any]]:
+        accuracy = best[how.get("labels_per_client", name)]
+        run = {"accuracy": [0.5, accuracy], "discrepancy": [1.0, 10 * accuracy], "groups": {}}
+        return [run] * len(settings["seeds"])
 
-    monkeypatch.setattr(module, "run_of", run_of)
+    monkeypatch.setattr(module, "runs_of", runs_of)
 
 
 def measured(name: str, **changes: Any) -> Outcome:
@@ -158,7 +163,7 @@ def measured(name: str, **changes: Any) -> Outcome:
 
 
 def test_rounds_to_a_target_that_was_missed_are_left_out(monkeypatch: pytest.MonkeyPatch):
-    scripted(monkeypatch, fedgroup_classes, {1: 0.8, 2: 0.85, 3: 0.9, 5: 0.95}, by=-1)
+    scripted(monkeypatch, classes, {1: 0.8, 2: 0.85, 3: 0.9, 5: 0.95})
     found = measured("fedgroup-table1")
     rounds = {row.what: row.ours for row in found.rows if "rounds" in row.what}
     assert rounds == {f"{n} classes · rounds to 85 %": 2.0 for n in (2, 3, 5)}
@@ -175,7 +180,7 @@ BAD = dict(zip(METHODS, (0.89, 0.90, 0.90, 0.90, 0.89, 0.88), strict=True))
 
 @pytest.mark.parametrize(("best", "holds"), [(GOOD, [True] * 4), (BAD, [False] * 4)])
 def test_claims_on_methods(monkeypatch: pytest.MonkeyPatch, best: dict[str, float], holds: list[bool]):
-    scripted(monkeypatch, fedgroup_methods, best, by=-2)
+    scripted(monkeypatch, methods, best)
     found = measured("fedgroup-table3", tasks=["MNIST-MCLR"])
     assert [each.holds for each in found.claims] == holds
     rows = [(row.paper, row.ours) for row in found.rows]
@@ -185,7 +190,7 @@ def test_claims_on_methods(monkeypatch: pytest.MonkeyPatch, best: dict[str, floa
 
 
 def test_random_centers_may_win_on_synthetic_data_alone(monkeypatch: pytest.MonkeyPatch):
-    scripted(monkeypatch, fedgroup_methods, {**GOOD, "FedGroup-RCC": 0.97}, by=-2)
+    scripted(monkeypatch, methods, {**GOOD, "FedGroup-RCC": 0.97})
     found = measured("fedgroup-table3", tasks=["Synthetic(1,1)-MCLR", "MNIST-MCLR"])
     assert [each.holds for each in found.claims if "RCC" in each.text] == [True, False]
     assert [each.text[:10] for each in found.claims if "RAC" in each.text] == ["MNIST-MCLR"]

@@ -10,25 +10,28 @@ from typing import Any
 import pytest
 
 from fedclade import FLHC, FedAvg
-from fedclade.papers import EXPERIMENTS, Claim, Outcome, ResultCache, fl_hc_tables
-from fedclade.papers import fl_hc as papers
-from fedclade.papers.fl_hc_claims import (
-    Cell,
-    claim_of_curve,
-    claims_of_fractions,
-    claims_of_iid,
-    claims_of_linkages,
-    summary_of_cells,
-)
-from fedclade.papers.fl_hc_runs import clusters_at, federation_of, key_of, labels_of, merges_of, run_of
+from fedclade.papers import EXPERIMENTS, Claim, Outcome, ResultCache
+from fedclade.papers.experiment import Paper
+from fedclade.papers.fl_hc import EXPERIMENTS as OF_PAPER
+from fedclade.papers.fl_hc import tables
+from fedclade.papers.fl_hc.claims import Cell, claim_on_curve, claims_on, claims_on_iid, why_cells_differ
+from fedclade.papers.fl_hc.runs import Runs, clusters_at, key_of, labels_of
 from fedclade.papers.result import Result
 
 Smoke = Callable[[str], Result]
 
-NAMES = [each.name for each in papers.EXPERIMENTS]
+NAMES = [each.name for each in OF_PAPER]
 TABLES = [name for name in NAMES if "table" in name]
 
-SMALL: dict[str, Any] = {**papers.SETTINGS["label-swapped"], **papers.SMOKE, "rounds": 4}
+OF_CURVES = EXPERIMENTS["flhc-fig1-6"].paper
+
+SMALL: dict[str, Any] = {**EXPERIMENTS["flhc-table2"].settings("smoke"), "rounds": 4}
+
+
+def paper_of(name: str) -> Paper:
+    """Return what the paper says of an experiment."""
+    measure: Any = EXPERIMENTS[name].measure
+    return measure.args[0]
 
 
 def claim(outcome: Outcome, text: str) -> Claim:
@@ -38,10 +41,11 @@ def claim(outcome: Outcome, text: str) -> Claim:
 
 
 def test_the_papers_settings_name_every_cell_of_its_tables():
-    by_fraction = [f"cf {f:.1f}, n {n}" for f in papers.FRACTIONS["client_fractions"] for n in (1, 3, 5, 10)]
-    for table in (papers.TABLE_1, papers.TABLE_2, papers.TABLE_3):
-        assert list(table) == by_fraction
-    assert list(papers.TABLE_4) == list(papers.TABLE_5) == list(papers.TABLE_6)
+    cells = [list(paper_of(name).numbers["cells"]) for name in TABLES]
+    fractions = EXPERIMENTS["flhc-table1"].paper["client_fractions"]
+    assert cells[0] == cells[1] == cells[2] == [f"cf {f:.1f}, n {n}" for f in fractions for n in (1, 3, 5, 10)]
+    assert cells[3] == cells[4] == cells[5]
+    assert sorted(cells[3]) == EXPERIMENTS["flhc-table4"].paper["hows"]
     assert ["flhc-iid", *(f"flhc-table{number}" for number in range(1, 7)), "flhc-fig1-6"] == NAMES
 
 
@@ -89,25 +93,25 @@ def test_pairs_of_fraction_and_rounds_can_be_left_out():
 
 
 def test_runs_of_equal_partitions_are_measured_once_and_the_best_cut_is_shown(monkeypatch: pytest.MonkeyPatch):
-    hows = [tuple(key.split()) for key in papers.TABLE_5]
-    alike = {f"{metric} {linkage}": metric == "l1" for metric, linkage in hows}
+    hows = list(paper_of("flhc-table5").numbers["cells"])
+    alike = {how: how.startswith("l1") for how in hows}
     merges = {way: [[0, 1, 1.0, 2], [int(way_is_l1), 2, 2.0, 3]] for way, way_is_l1 in alike.items()}
     merges["cosine complete, parameters"] = merges["cosine complete"]
-    monkeypatch.setattr(fl_hc_tables, "merges_of", lambda *_, **__: merges)
+    monkeypatch.setattr(Runs, "merges", lambda self, *_: [merges] * len(self.settings["seeds"]))
     monkeypatch.setattr(
-        fl_hc_tables, "labels_of", lambda merged, n_clusters: [merged[1][0], n_clusters, *range(int(n_clusters))]
+        tables, "labels_of", lambda merged, n_clusters: [merged[1][0], n_clusters, *range(int(n_clusters))]
     )
-    monkeypatch.setattr(fl_hc_tables, "_of_parameters", lambda *_: "")
+    monkeypatch.setattr(tables, "_on_parameters", lambda *_: "")
     runs: list[str] = []
 
-    def scripted(bench: ResultCache, settings: Any, algorithm: Any, *, fraction: float, seed: int) -> dict[str, Any]:
+    def scripted(_: Runs, algorithm: Any, fraction: float, seed: int) -> dict[str, Any]:
         key = key_of(algorithm, fraction, seed)
         if key not in runs:
             runs.append(key)
         return made_up(0.75 if key.startswith("FL") else 0.9 + 0.01 * algorithm.n_clusters)
 
-    monkeypatch.setattr(fl_hc_tables, "run_of", scripted)
-    settings = {**EXPERIMENTS["flhc-table5"].settings("laptop"), "cuts": [2, 3], "hows": list(papers.TABLE_5)}
+    monkeypatch.setattr(Runs, "run", scripted)
+    settings = {**EXPERIMENTS["flhc-table5"].settings("laptop"), "cuts": [2, 3], "hows": hows}
     found = EXPERIMENTS["flhc-table5"].measure(ResultCache({}), settings)
     tried = [f"{how}, {cut} clusters, n 10, cf 0.2" for how in ("cosine average", "l1 average") for cut in (2, 3)]
     tried = [f"{key}, seed {seed}" for key in tried for seed in settings["seeds"]]
@@ -117,9 +121,10 @@ def test_runs_of_equal_partitions_are_measured_once_and_the_best_cut_is_shown(mo
 
 
 def test_the_clustering_step_is_no_round_and_moves_nothing():
-    fl = run_of(ResultCache({}), SMALL, FedAvg(), fraction=0.5, seed=0)
+    runs = Runs(ResultCache({}), SMALL)
+    fl = runs.run(FedAvg(), 0.5, 0)
     clustered = FLHC(rounds_before=2, metric="l2", linkage="ward", n_clusters=4)
-    hc = run_of(ResultCache({}), SMALL, clustered, fraction=0.5, seed=0)
+    hc = runs.run(clustered, 0.5, 0)
     assert fl["rounds"] == hc["rounds"] == [1, 2, 3, 4]
     assert fl["accuracy"][:2] == hc["accuracy"][:2]
     assert hc["accuracy"][2:] != fl["accuracy"][2:]
@@ -128,15 +133,15 @@ def test_the_clustering_step_is_no_round_and_moves_nothing():
 
 def test_only_clusters_that_were_found_have_a_mean_to_start_from():
     one = FLHC(rounds_before=1, metric="l2", linkage="ward", n_clusters=1)
-    assert run_of(ResultCache({}), SMALL, one, fraction=0.5, seed=0)["at_the_mean"] is None
+    assert Runs(ResultCache({}), SMALL).run(one, 0.5, 0)["at_the_mean"] is None
     each = FLHC(rounds_before=1, metric="l2", linkage="ward", n_clusters=SMALL["clients"])
-    apart = run_of(ResultCache({}), SMALL, each, fraction=1.0, seed=0)
+    apart = Runs(ResultCache({}), SMALL).run(each, 1.0, 0)
     # A client alone is moved by its own update, as in the round after the step, but for other draws of its batches.
     assert apart["at_the_mean"] == pytest.approx(apart["accuracy"][1], abs=0.06)
 
 
 def test_label_swapped_clients_are_tested_on_images_of_their_own():
-    clients = federation_of(ResultCache({}), SMALL, 0).clients
+    clients = Runs(ResultCache({}), SMALL).federation(0).clients
     tested = [set(client.test.tolist()) for client in clients]
     assert [len(each) for each in tested] == [25] * 12
     assert len(set.union(*tested)) == 12 * 25
@@ -147,16 +152,16 @@ def test_writers_are_natural_clients(tmp_path: Path):
     leaf = {"users": ["ann", "bob"], "num_samples": [6, 6], "user_data": {"ann": user, "bob": user}}
     (tmp_path / "femnist").mkdir()
     (tmp_path / "femnist" / "data.json").write_text(json.dumps(leaf))
-    settings = {**papers.SETTINGS["by writer"], "clients": 2}
-    federation = federation_of(ResultCache({}, data_dir=tmp_path), settings, 0)
+    settings = {**OF_CURVES["settings"]["by writer"], "clients": 2}
+    federation = Runs(ResultCache({}, data_dir=tmp_path), settings).federation(0)
     assert sorted(client.name for client in federation.clients) == ["ann", "bob"]
     assert federation.pool.outputs == 62
 
 
 def test_figures_whose_data_is_missing_are_named(tmp_path: Path):
     settings = {
-        "settings": {"by writer": papers.SETTINGS["by writer"]},
-        "figures": {"figure 4": papers.FIGURES["figure 4"]},
+        "settings": {"by writer": OF_CURVES["settings"]["by writer"]},
+        "figures": {"figure 4": OF_CURVES["figures"]["figure 4"]},
         "seeds": [0],
     }
     found = EXPERIMENTS["flhc-fig1-6"].measure(ResultCache({}, data_dir=tmp_path), settings)
@@ -176,20 +181,19 @@ def cells(fl: dict[str, Any], **runs: dict[str, Any]) -> list[Cell]:
     return [Cell(key.replace("_", " "), n, [run], [fl]) for n, (key, run) in enumerate(runs.items(), start=1)]
 
 
-def holds(claims: tuple[Any, ...]) -> list[bool | None]:
+def holds(claims: list[Claim]) -> list[bool | None]:
     return [each.holds for each in claims]
 
 
-def settings_of(setting: str) -> dict[str, Any]:
-    return {"setting": setting, "rounds": 20, "rounds_before": [1, 2]}
+def claims(name: str, fl: dict[str, Any], rounds: int = 20, **runs: dict[str, Any]) -> list[Claim]:
+    """Return the claims on a table of made-up runs."""
+    return claims_on(paper_of(name), cells(fl, **runs), {"rounds": rounds})
 
 
 def test_claims_on_label_swapped_clients():
-    good = claims_of_fractions(cells(made_up(0.79), a=made_up(0.99), b=made_up(0.985)), settings_of("label-swapped"))
+    good = claims("flhc-table2", made_up(0.79), a=made_up(0.99), b=made_up(0.985))
     assert holds(good) == [True, True, True, True, True]
-    bad = claims_of_fractions(
-        cells(made_up(0.9), a=made_up(0.91, ari=0.5), b=made_up(0.99)), settings_of("label-swapped")
-    )
+    bad = claims("flhc-table2", made_up(0.9), a=made_up(0.91, ari=0.5), b=made_up(0.99))
     assert holds(bad) == [False, False, False, False, False]
     assert bad[0].measured == "best of all rounds 90.0 %"
     assert bad[2].measured == "+1.0 to +9.0 points beside FL"
@@ -197,11 +201,11 @@ def test_claims_on_label_swapped_clients():
 
 def test_claims_on_pathological_clients():
     fl = made_up(0.5, 0.1)
-    good = claims_of_fractions(cells(fl, a=made_up(0.9, 0.3), b=made_up(0.6, 0.2)), settings_of("pathological"))
+    good = claims("flhc-table1", fl, a=made_up(0.9, 0.3), b=made_up(0.6, 0.2))
     assert holds(good) == [True, True, True]
     assert good[1].measured == "n = 1: 1.80x to 1.80x, later: 1.20x to 1.20x"
     assert [each.seen for each in good] == ["yes", "yes", "direction only"]  # 3.0 times the clients, the paper 2.0
-    bad = claims_of_fractions(cells(fl, a=made_up(0.45, 0.1), b=made_up(0.6, 0.0)), settings_of("pathological"))
+    bad = claims("flhc-table1", fl, a=made_up(0.45, 0.1), b=made_up(0.6, 0.0))
     assert holds(bad) == [False, False, False]
     assert bad[0].measured == "at the end in 1 of 2, in the round after clustering in 1"
 
@@ -210,13 +214,17 @@ def test_claims_on_iid_clients():
     counts = {"n 1, l2 ward": [7], "n 2, l2 ward": [1], "n 2, cosine average": [1], "n 2, l1 average": [10]}
     settings = {"rounds_before": [1, 2]}
     (cell,) = cells(made_up(0.99), a=made_up(0.985))
-    good = claims_of_iid(counts, cell, settings)
+    good = claims_on_iid(paper_of("flhc-iid"), counts, cell, settings)
     assert [each.seen for each in good] == ["yes"] * 3
     assert good[1].measured == "7 clusters, and 0.5 points less at the end"
     (far,) = cells(made_up(0.99), a=made_up(0.9))
-    assert [each.seen for each in claims_of_iid(counts, far, settings)] == ["yes", "direction only", "yes"]
+    assert [each.seen for each in claims_on_iid(paper_of("flhc-iid"), counts, far, settings)] == [
+        "yes",
+        "direction only",
+        "yes",
+    ]
     other = {"n 1, l2 ward": [1], "n 2, l2 ward": [1, 2], "n 2, cosine average": [1], "n 2, l1 average": [1]}
-    assert holds(claims_of_iid(other, cell, settings)) == [False] * 3
+    assert holds(claims_on_iid(paper_of("flhc-iid"), other, cell, settings)) == [False] * 3
 
 
 def test_a_merge_tells_the_clusters_at_every_threshold_and_cut():
@@ -226,7 +234,7 @@ def test_a_merge_tells_the_clusters_at_every_threshold_and_cut():
 
 
 def test_clients_merge_by_updates_and_by_parameters(tmp_path: Path):
-    merges = merges_of(ResultCache({}, folder=tmp_path), SMALL, rounds_before=2, fraction=0.5, seed=0)
+    (merges,) = Runs(ResultCache({}, folder=tmp_path), SMALL).merges(2, 0.5)
     assert len(merges) == 11
     truth = [client % 4 for client in range(SMALL["clients"])]
     assert labels_of(merges["l2 ward"], 4) == truth
@@ -236,33 +244,33 @@ def test_clients_merge_by_updates_and_by_parameters(tmp_path: Path):
 
 def test_claims_on_writers():
     fl = made_up(0.7)
-    worse = claims_of_fractions(cells(fl, a=made_up(0.6), b=made_up(0.65)), settings_of("by writer"))
-    better = claims_of_fractions(cells(fl, a=made_up(0.8), b=made_up(0.65)), settings_of("by writer"))
+    worse = claims("flhc-table3", fl, a=made_up(0.6), b=made_up(0.65))
+    better = claims("flhc-table3", fl, a=made_up(0.8), b=made_up(0.65))
     assert (holds(worse), holds(better)) == ([True], [False])
     runs = {"cosine_average": made_up(0.6), "l2_ward": made_up(0.8)}
-    assert holds(claims_of_linkages(cells(fl, **runs), settings_of("by writer"))) == [True]
+    assert holds(claims("flhc-table6", fl, **runs)) == [True]
     runs["cosine_single"] = made_up(0.71)
-    assert holds(claims_of_linkages(cells(fl, **runs), settings_of("by writer"))) == [False]
+    assert holds(claims("flhc-table6", fl, **runs)) == [False]
 
 
 @pytest.mark.parametrize(
-    ("setting", "ranked"), [("pathological", ("l1", "l2", "cosine")), ("label-swapped", ("cosine", "l2", "l1"))]
+    ("name", "ranked"), [("flhc-table4", ("l1", "l2", "cosine")), ("flhc-table5", ("cosine", "l2", "l1"))]
 )
-def test_claims_on_metrics(setting: str, ranked: tuple[str, ...]):
+def test_claims_on_metrics(name: str, ranked: tuple[str, ...]):
     scores = dict(zip(ranked, (0.99, 0.985, 0.98), strict=True))
     runs = {f"{metric}_average": made_up(score, 0.5) for metric, score in scores.items()}
-    good = claims_of_linkages(cells(made_up(0.79, 0.1), **runs), settings_of(setting))
+    good = claims(name, made_up(0.79, 0.1), **runs)
     assert holds(good) == [True] * len(good)
     runs[f"{ranked[0]}_average"] = made_up(0.7, 0.0)
-    assert not any(holds(claims_of_linkages(cells(made_up(0.9, 0.1), **runs), settings_of(setting))))
+    assert not any(holds(claims(name, made_up(0.9, 0.1), **runs)))
 
 
 def test_clusters_that_are_not_the_true_ones_are_named():
     runs = {"cosine_average": made_up(0.99), "l2_ward": made_up(0.9, ari=0.5), "l1_single": made_up(0.91)}
-    found = claims_of_linkages(cells(made_up(0.8), **runs), settings_of("label-swapped"))[-1]
+    found = claims("flhc-table5", made_up(0.8), **runs)[-1]
     assert found.measured == "90.0 to 99.0 %; other clusters than the true ones with l2 ward"
-    told = summary_of_cells(cells(made_up(0.8), **runs), {}, {**settings_of("label-swapped"), "cuts": [4]})
-    assert told.because.endswith(
+    because = why_cells_differ(paper_of("flhc-table5"), cells(made_up(0.8), **runs), {"cuts": [4]})
+    assert because.endswith(
         "At the numbers of clusters tried, [4], l2 ward finds others than the 4 groups; the paper shows the best of "
         "thresholds that it does not tell."
     )
@@ -270,15 +278,14 @@ def test_clusters_that_are_not_the_true_ones_are_named():
 
 def test_metrics_that_were_not_measured_leave_their_order_open():
     runs = {"l2_ward": made_up(0.9), "l1_single": made_up(0.91)}
-    found = claims_of_linkages(cells(made_up(0.8), **runs), settings_of("pathological"))[1]
+    found = claims("flhc-table4", made_up(0.8), **runs)[1]
     assert found.holds is None
     assert found.measured == "l1 91.0 %, l2 90.0 %; not measured: cosine"
 
 
 def test_runs_of_few_rounds_tell_little():
-    few = {**settings_of("pathological"), "rounds": 8}
-    claims = claims_of_fractions(cells(made_up(0.5), a=made_up(0.9), b=made_up(0.6)), few)
-    assert holds(claims) == [None] * 3
+    few = claims("flhc-table1", made_up(0.5), 8, a=made_up(0.9), b=made_up(0.6))
+    assert holds(few) == [None] * 3
 
 
 def test_curves_are_compared_from_the_clustering_step_on(smoke: Smoke):
@@ -286,7 +293,7 @@ def test_curves_are_compared_from_the_clustering_step_on(smoke: Smoke):
     assert claim(found, "figure 3: after the clustering step").holds
     before = {**made_up(0.9), "accuracy": [0.1] + [0.9] * 19}
     (cell,) = cells(made_up(0.8), a=before)
-    assert claim_of_curve("figure 1", cell).holds
+    assert claim_on_curve(paper_of("flhc-fig1-6"), cell).holds
     (cell,) = cells(made_up(0.9), a={**before, "accuracy": [1.0] + [0.8] * 19})
-    lost = claim_of_curve("figure 1", cell)
+    lost = claim_on_curve(paper_of("flhc-fig1-6"), cell)
     assert (lost.holds, lost.measured) == (False, "mean accuracy of the rounds after it: FL+HC 80.0 %, FL 90.0 %")

@@ -15,9 +15,9 @@ import pytest
 from fedclade.cli.reproduce import changes
 from fedclade.core.errors import DataError, RunError
 from fedclade.papers import Claim, Outcome, Row
+from fedclade.papers.markdown import departures, difference, figure, ours, row_cells, setting, to_csv, to_markdown
 from fedclade.papers.outcome import as_told
 from fedclade.papers.result import Result, measure
-from fedclade.papers.writing import departures, difference, figure, ours, row_cells, setting, to_csv, to_markdown
 from tests.papers.examples import TINY
 
 
@@ -46,7 +46,7 @@ def test_a_result_reads_back_as_it_was_written(result: Result, tmp_path: Path):
 
 def test_an_outcome_is_as_json_has_it():
     def of(value: object) -> Result:
-        return measure(replace(TINY, measure=lambda bench, settings: Outcome(series={"x": value})), "smoke")
+        return measure(replace(TINY, measure=lambda cache, settings: Outcome(series={"x": value})), "smoke")
 
     assert of((np.float64(0.5), np.bool_(True))).outcome.series == {"x": [0.5, True]}
     with pytest.raises(TypeError, match=r"an outcome should hold what JSON can, got \{1\}"):

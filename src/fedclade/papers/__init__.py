@@ -1,13 +1,13 @@
 """The tables and figures of the papers, measured again: the papers' own numbers beside ours.
 
-The command line imports it. It uses the library as its users do, and no other room depends on it.
+A folder for each paper: ``experiments.toml`` has its settings, claims and numbers, the modules measure and draw. The
+command line imports this room. It uses the library as its users do, and no other room depends on it.
 """
 
 from fedclade.papers import cfl, fedgroup, fl_hc
-from fedclade.papers.experiment import Experiment, ResultCache, Scale, Settings, is_at_hand
-from fedclade.papers.outcome import Claim, Outcome, Row
-from fedclade.papers.result import Result, measure, missing_data
-from fedclade.papers.writing import (
+from fedclade.papers.cache import ResultCache, Settings, is_at_hand
+from fedclade.papers.experiment import Experiment, Scale
+from fedclade.papers.markdown import (
     CHANGE_COLUMNS,
     CLAIM_COLUMNS,
     ROW_COLUMNS,
@@ -19,6 +19,8 @@ from fedclade.papers.writing import (
     to_csv,
     to_markdown,
 )
+from fedclade.papers.outcome import Claim, Outcome, Row
+from fedclade.papers.result import Result, measure, missing_data
 
 EXPERIMENTS = {each.name: each for each in (*cfl.EXPERIMENTS, *fl_hc.EXPERIMENTS, *fedgroup.EXPERIMENTS)}
 

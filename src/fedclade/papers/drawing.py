@@ -1,4 +1,4 @@
-"""What the pictures of several experiments share."""
+"""What the figures of several experiments share."""
 
 from __future__ import annotations
 
@@ -18,6 +18,13 @@ PANEL_WIDTH, PANEL_HEIGHT = 4.2, 3.2
 
 LEAST_WIDTH = 6.4
 """Inches: a title takes so much."""
+
+MARKS: Mapping[str, dict[str, Any]] = {
+    "paper": {"marker": "D", "linestyle": "", "markerfacecolor": "white", "color": style.INK, "markersize": 6},
+    "averaged": {"marker": "|", "linestyle": "", "color": style.CLUSTERS[1], "markersize": 9, "markeredgewidth": 2},
+    "ours": {"marker": "o", "linestyle": "", "color": style.ACCENT, "markersize": 6},
+}
+"""Of the paper's figures, ours, and ours of plain federated learning."""
 
 
 def panels(columns: int, title: str, subtitle: str, *, rows: int = 1) -> tuple[Figure, list[Axes]]:
@@ -40,18 +47,18 @@ def head(axes: Axes, text: str) -> None:
     axes.set_title(text, fontsize=10.5, color=style.INK, loc="left")
 
 
-def mean_lines(axes: Axes, x: Sequence[float], lines: Mapping[str, Sequence[Sequence[float]]]) -> None:
-    """Draw the mean over seeds of each line, and the range of the seeds as a band; colours in the order of the lines.
+def dots(axes: Axes, names: Sequence[str], values: Mapping[str, Sequence[float | None]]) -> None:
+    """Draw a line of :data:`MARKS` for each name, from the top, by kind ``[names]``; None is left out."""
+    for kind, numbers in values.items():
+        shown = [(value, place) for place, value in enumerate(numbers) if value is not None]
+        axes.plot([value for value, _ in shown], [place for _, place in shown], **MARKS[kind])
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    style.plain(axes)
 
-    Parameters
-    ----------
-    axes
-        Where.
-    x
-        ``[n]``.
-    lines
-        By name: ``[seeds][n]``.
-    """
+
+def mean_lines(axes: Axes, x: Sequence[float], lines: Mapping[str, Sequence[Sequence[float]]]) -> None:
+    """Draw the mean over seeds of lines ``[seeds][n]`` by name, and the range of the seeds as a band."""
     for color, (name, seeds) in zip(style.CLUSTERS, lines.items(), strict=False):
         values = np.asarray(seeds, dtype=np.float64)
         axes.plot(x, values.mean(0), color=color, label=name, marker="o" if len(x) <= style.FEW_ROUNDS else None, ms=4)

@@ -1,61 +1,30 @@
-"""An experiment of a paper: what is set, what is measured, how it is drawn; and the bench that it is measured on."""
+"""An experiment of a paper: its settings, what the paper says of it, how it is measured and drawn."""
 
 from __future__ import annotations
 
-import json
-import re
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from hashlib import sha256
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from fedclade.core import (
-    ConfigError,
-    RunError,
-    RunInterrupted,
-    remove,
-    unknown,
-)
-from fedclade.data import SOURCES
-from fedclade.papers.outcome import Outcome
+from fedclade.core import ConfigError, unknown
+from fedclade.papers.cache import ResultCache, Settings
+from fedclade.papers.outcome import Claim, Outcome, Row, Summary
+from fedclade.report import NONE
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Scale = Literal["smoke", "laptop", "paper"]
-Settings = Mapping[str, Any]
-"""Of one scale; the paper's own are ``scales["paper"]``, and the others differ from them in what they name."""
+
+Draw = Callable[[Outcome, Settings], "Figure"]
 
 
 @dataclass(frozen=True, eq=False)
 class Experiment:
     """A table or figure of a paper.
-
-    Parameters
-    ----------
-    name
-        As it is asked for: ``cfl-fig5-data``.
-    source
-        Paper and place: ``"Sattler et al. 2019, figure 5"``.
-    title
-        What is shown, in a line.
-    paper
-        The paper's own settings, as JSON has them; those that it repeats with other draws are ``seeds``, a list.
-    changes
-        What is set otherwise at the scales ``smoke`` (under 20 seconds) and ``laptop`` (under 10 minutes on 2 cores).
-    measure
-        Makes the outcome of settings.
-    draw
-        Draws the outcome of settings, in the manner of the paper's figure; only matplotlib's object interface.
-    data
-        The data sets that it cannot do without, as of ``fedclade ls datasets``.
-    pieces
-        Names the folder of pieces that it shares with other experiments of the same settings, or of parts that are the
-        same (see :meth:`ResultCache.within`); empty where it has its own.
-    smoke_data
-        The same as ``data`` at the scale ``smoke``; None where that needs the same.
 
     Raises
     ------
@@ -63,15 +32,25 @@ class Experiment:
         If a scale changes what is no setting of the paper's.
     """
 
+    #: For the command line: ``cfl-fig5-data``.
     name: str
+    #: Paper and place: ``"Sattler et al. 2019, figure 5"``.
     source: str
+    #: What is shown, in a line.
     title: str
+    #: The paper's own settings, as JSON has them; those that are repeated with other draws are ``seeds``, a list.
     paper: Settings
+    #: What is set otherwise at the scales ``smoke`` (under 20 seconds) and ``laptop`` (under 10 minutes on 2 cores).
     changes: Mapping[Literal["smoke", "laptop"], Settings]
+    #: Makes the outcome of settings.
     measure: Callable[[ResultCache, Settings], Outcome]
-    draw: Callable[[Outcome, Settings], Figure]
+    #: Draws the outcome of settings, in the manner of the paper's figure; only with matplotlib's object interface.
+    draw: Draw
+    #: The data sets that it needs, as of ``fedclade ls datasets``.
     data: tuple[str, ...] = ()
+    #: The folder of pieces that it shares with other experiments, see :meth:`ResultCache.within`; empty for its own.
     pieces: str = ""
+    #: The data sets that the scale ``smoke`` needs; None for the same.
     smoke_data: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
@@ -83,18 +62,11 @@ class Experiment:
                 )
 
     def needs(self, scale: Scale) -> tuple[str, ...]:
-        """Return the data sets that a scale cannot do without."""
+        """Return the data sets that a scale needs."""
         return self.smoke_data if scale == "smoke" and self.smoke_data is not None else self.data
 
     def settings(self, scale: Scale, changed: Settings | None = None) -> Settings:
-        """Return the settings of a scale.
-
-        Parameters
-        ----------
-        scale
-            The scale.
-        changed
-            What is set otherwise besides.
+        """Return the settings of a scale, and what is ``changed`` besides.
 
         Raises
         ------
@@ -111,136 +83,81 @@ class Experiment:
         return {key: (value, settings[key]) for key, value in self.paper.items() if settings[key] != value}
 
 
-class ResultCache:
-    """Where experiments are measured, piece by piece; a piece that is done is kept.
+@dataclass(frozen=True)
+class Paper:
+    """What a paper says of an experiment, and what is remarked on it."""
 
-    Parameters
-    ----------
-    settings
-        Pieces made with other settings are not taken.
-    data_dir
-        As of ``--data-dir``.
-    device
-        ``auto``, ``cpu`` or ``cuda``.
-    folder
-        Keeps the pieces, so that an interrupted call goes on where it stopped; None keeps none.
-    say
-        Is told of each piece as it begins.
-    stop
-        Asked before every piece, and by :func:`fedclade.simulate` after every round.
+    #: What the paper shows, in a sentence.
+    shows: str = ""
+    #: Why ours may differ.
+    because: str = ""
+    #: What a reader should know.
+    remarks: Sequence[str] = ()
+    #: The paper's claims by key, with fields in braces.
+    claims: Mapping[str, str] = field(default_factory=dict[str, str])
+    #: The figures that it prints, by row.
+    numbers: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    #: Other sentences by key.
+    texts: Mapping[str, str] = field(default_factory=dict[str, str])
 
-    Raises
-    ------
-    RunError
-        If the file of the pieces is damaged.
-    """
+    def claim(self, key: str, holds: object, measured: str, as_large: bool | None = None, **named: object) -> Claim:
+        """Return one of the claims; ``holds`` is None where it was not tested."""
+        return Claim(self.claims[key].format(**named), None if holds is None else bool(holds), measured, as_large)
 
-    def __init__(
+    def outcome(
         self,
-        settings: Settings,
+        rows: Sequence[Row],
+        claims: Sequence[Claim],
+        series: Mapping[str, Any],
+        found: str,
         *,
-        data_dir: Path | None = None,
-        device: str = "auto",
-        folder: Path | None = None,
-        say: Callable[[str], None] = lambda _: None,
-        stop: Callable[[], bool] = lambda: False,
-    ) -> None:
-        self.data_dir, self.device, self.stop = data_dir, device, stop
-        self._say, self._root = say, folder
-        self._taken = set[str]()
-        self._seconds = 0.0
-        self._within: dict[str, ResultCache] = {}
-        digest = sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
-        self._folder = None if folder is None else folder / digest
-        self._file = None if self._folder is None else self._folder / "pieces.jsonl"
-        self._done = {} if self._file is None or not self._file.exists() else _read(self._file)
-
-    @property
-    def seconds(self) -> float:
-        """What the pieces took, those of earlier calls included, and each counted once."""
-        return self._seconds + sum(bench.seconds for bench in self._within.values())
-
-    def within(self, settings: Settings) -> ResultCache:
-        """Return the bench of a part of the settings: its pieces are shared by all experiments that have the part.
-
-        Their folder has to be one, too, see :attr:`Experiment.pieces`.
-        """
-        part = json.dumps(settings, sort_keys=True)
-        if part not in self._within:
-            how: dict[str, Any] = {"data_dir": self.data_dir, "device": self.device, "stop": self.stop}
-            self._within[part] = ResultCache(settings, folder=self._root, say=self._say, **how)
-        return self._within[part]
-
-    def piece(self, key: str, make: Callable[[], Any]) -> Any:
-        """Return what ``make`` makes, as JSON has it; it is called only if no earlier call has kept this piece.
-
-        Parameters
-        ----------
-        key
-            Names the piece within the experiment: ``"c_max, seed 1"``.
-        make
-            Returns what JSON can hold.
-
-        Raises
-        ------
-        RunInterrupted
-            If the bench was asked to stop.
-        """
-        if key not in self._done:
-            if self.stop():
-                raise RunInterrupted(f"interrupted before the piece {key!r}", "the pieces before it are kept")
-            self._say(key)
-            start = time.perf_counter()
-            value = json.loads(json.dumps(make()))
-            self._done[key] = {"key": key, "seconds": time.perf_counter() - start, "value": value}
-            if self._file is not None:
-                self._file.parent.mkdir(parents=True, exist_ok=True)
-                with self._file.open("a") as file:
-                    file.write(json.dumps(self._done[key]) + "\n")
-            if (folder := self.folder_for(key)) is not None:
-                remove(folder)  # a run's folder can hold the updates of all clients
-        if key not in self._taken:
-            self._taken.add(key)
-            self._seconds += self._done[key]["seconds"]
-        return self._done[key]["value"]
-
-    def folder_for(self, key: str) -> Path | None:
-        """Return the run folder of a long piece, for ``simulate(folder=..., stop=bench.stop)``; None if none is kept.
-
-        So a run that is interrupted goes on from its newest checkpoint. The seconds of a piece are those since then.
-        Once the piece is kept, the folder is removed.
-        """
-        if self._folder is None:
-            return None
-        self._folder.mkdir(parents=True, exist_ok=True)
-        return self._folder / re.sub(r"[^\w.=-]+", "-", key)
-
-    def has(self, data: str) -> bool:
-        """Tell whether a data set is at hand; of what may be left out where the data is not present."""
-        return is_at_hand(data, self.data_dir)
+        because: str | None = None,
+        remarks: Sequence[str] = (),
+    ) -> Outcome:
+        """Return an outcome, with ``remarks`` after those of the paper."""
+        summary = Summary(self.shows, found, self.because if because is None else because)
+        return Outcome(tuple(rows), tuple(claims), series, (*self.remarks, *remarks), summary)
 
 
-def is_at_hand(data: str, data_dir: Path | None) -> bool:
-    """Tell whether a data set comes with the package or lies in a data folder; the Hub is not asked.
-
-    Parameters
-    ----------
-    data
-        As of ``fedclade ls datasets``.
-    data_dir
-        As of ``--data-dir``; None is no folder.
-    """
-    folder = None if data_dir is None else data_dir.expanduser() / data
-    return SOURCES[data].hub is None or (folder is not None and folder.is_dir() and any(folder.iterdir()))
+Measure = Callable[[Paper, ResultCache, Settings], Outcome]
 
 
-def _read(file: Path) -> dict[str, Any]:
-    """Return the pieces of a file by key; a last line that was cut off is none, and is taken away."""
-    whole = [line for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
-    try:
-        pieces = [json.loads(line) for line in whole]
-        done = {piece["key"]: {"seconds": float(piece["seconds"]), "value": piece["value"]} for piece in pieces}
-    except (ValueError, KeyError, TypeError) as error:
-        raise RunError(f"{file} is damaged: {type(error).__name__}: {error}; remove it to measure anew") from error
-    file.write_text("".join(whole))
-    return done
+def read_tables(file: Path) -> dict[str, Any]:
+    """Return the tables of a TOML file; ``use`` names tables of ``[shared]`` to begin with, and "–" stands for none."""
+    tables = tomllib.loads(file.read_text(encoding="utf-8"))
+
+    def resolved(value: Any) -> Any:
+        if isinstance(value, list):
+            return [resolved(each) for each in value]  # pyright: ignore[reportUnknownVariableType]
+        if not isinstance(value, dict):
+            return None if value == NONE else value
+        table: dict[str, Any] = {}
+        for name in value.get("use", ()):
+            table |= resolved(tables["shared"][name])
+        return table | {key: resolved(each) for key, each in value.items() if key != "use"}
+
+    return resolved(tables)
+
+
+def experiments_of(tables: Mapping[str, Any], functions: Mapping[str, tuple[Measure, Draw]]) -> tuple[Experiment, ...]:
+    """Return the experiments of :func:`read_tables`, each with the functions that measure and draw it."""
+    found: list[Experiment] = []
+    for name, (measure, draw) in functions.items():
+        table = tables[name]
+        said = Paper(**{each.name: table[each.name] for each in fields(Paper) if each.name in table})
+        smoke_data = table.get("smoke_data")
+        found.append(
+            Experiment(
+                name=name,
+                source=f"{tables['authors']}, {table['place']}",
+                title=table["title"],
+                paper=table["settings"],
+                changes={"smoke": table["smoke"], "laptop": table["laptop"]},
+                measure=partial(measure, said),
+                draw=draw,
+                data=tuple(table.get("data", ())),
+                pieces=table.get("pieces", ""),
+                smoke_data=None if smoke_data is None else tuple(smoke_data),
+            )
+        )
+    return tuple(found)

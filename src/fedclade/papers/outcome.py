@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 from typing import Any, Literal
 
 from fedclade.tasks import mean_and_interval
@@ -12,44 +13,41 @@ from fedclade.tasks import mean_and_interval
 Wanted = Literal["near", "at least", "at most"]
 
 FEWEST_SEEDS = 3
-"""Fewer tell too little of how much seeds differ."""
+"""Fewer seeds say too little about how much they differ."""
 
 AS_SEEDS_DIFFER = ", as seeds differ"
 """Of a figure of the paper, from one run, that could as well be one of ours."""
 
+TOLERANCE = 0.2
+"""How far from a magnitude that a paper states ours may be, as a share of it, to be as large."""
+
 
 @dataclass(frozen=True)
 class Row:
-    """One figure of a paper, and ours.
+    """One figure of a paper, and ours."""
 
-    Parameters
-    ----------
-    what
-        What is measured: ``"MNIST, C = 0.1 · FL+HC"``.
-    paper
-        The paper's figure; None where it shows none.
-    ours
-        The mean over the seeds.
-    unit
-        Of both: ``"%"`` (0 to 100), ``"rounds"``, ...
-    seeds
-        Ours, seed by seed.
-    wanted
-        Which side of the paper's figure is as good or better.
-    within
-        What difference does not count.
-    told
-        How the paper puts its figure, where it prints none: ``"≈ 1"``.
-    """
-
+    #: What is measured: ``"MNIST, C = 0.1 · FL+HC"``.
     what: str
+    #: The paper's figure; None where it shows none.
     paper: float | None
+    #: The mean over the seeds.
     ours: float
+    #: Of both: ``"%"`` (0 to 100), ``"rounds"``, ...
     unit: str = "%"
+    #: Ours, seed by seed.
     seeds: tuple[float, ...] = ()
+    #: Which side of the paper's figure is as good or better.
     wanted: Wanted = "near"
+    #: What difference does not count.
     within: float = 1.0
+    #: How the paper puts its figure, where it prints none: ``"≈ 1"``.
     told: str = ""
+
+    @classmethod
+    def of(cls, what: str, paper: float | None, seeds: Iterable[float], unit: str = "%", **more: Any) -> Row:
+        """Return the row of our values, seed by seed."""
+        values = tuple(float(value) for value in seeds)
+        return cls(what, paper, fmean(values), unit, values, **more)
 
     @property
     def verdict(self) -> str:
@@ -62,39 +60,27 @@ class Row:
         difference = self.ours - self.paper
         if abs(difference) <= self.within:
             return "reached"
-        if self.wanted == "near":
-            return f"off by {difference:+.3g}{self._spread}"
-        better = (difference > 0) == (self.wanted == "at least")
-        return "exceeded" if better else f"short by {abs(difference):.3g}{self._spread}"
-
-    @property
-    def _spread(self) -> str:
-        """Tell if the paper's figure lies where one more seed of ours would, with 95 % (Student's t)."""
+        # One more seed of ours would lie this far from the mean, with 95 % (Student's t).
         half = mean_and_interval(self.seeds)[1] if len(self.seeds) >= FEWEST_SEEDS else None
-        assert self.paper is not None
-        as_far = half is not None and abs(self.ours - self.paper) <= half * math.sqrt(len(self.seeds) + 1)
-        return AS_SEEDS_DIFFER if as_far else ""
+        as_far = half is not None and abs(difference) <= half * math.sqrt(len(self.seeds) + 1)
+        spread = AS_SEEDS_DIFFER if as_far else ""
+        if self.wanted == "near":
+            return f"off by {difference:+.3g}{spread}"
+        better = (difference > 0) == (self.wanted == "at least")
+        return "exceeded" if better else f"short by {abs(difference):.3g}{spread}"
 
 
 @dataclass(frozen=True)
 class Claim:
-    """Something that a paper says, and whether it was seen.
+    """Something that a paper says, and whether it was seen."""
 
-    Parameters
-    ----------
-    text
-        In short, with its place: ``"FL stagnates near 20 % (section VI-B)"``.
-    holds
-        Whether it was seen; None where the scale is too small to tell.
-    measured
-        What was measured, in words and numbers.
-    as_large
-        Where the text says how much: whether it was seen to be so much, by :func:`as_told`; None where it does not.
-    """
-
+    #: In short, with its place: ``"FL stagnates near 20 % (section VI-B)"``.
     text: str
+    #: Whether it was seen; None where the scale is too small to tell.
     holds: bool | None
+    #: What was measured, in words and numbers.
     measured: str
+    #: Where the text says how much: whether it was seen to be so much, by :func:`as_told`; None where it does not.
     as_large: bool | None = None
 
     @property
@@ -107,12 +93,8 @@ class Claim:
         return "direction only" if self.as_large is False else "yes"
 
 
-TOLERANCE = 0.2
-"""How far from a magnitude that a paper tells ours may be, as a share of it, to be as large."""
-
-
 def as_told(values: Iterable[float], low: float, high: float | None = None) -> bool:
-    """Tell whether all of ours lie within a fifth of the magnitude that a paper tells, or of the ends of its range.
+    """Return whether all values lie within a fifth of the magnitude that a paper states, or of the ends of its range.
 
     >>> as_told([1.1, 2.2], 1.3, 1.9), as_told([5.5], 1.3, 1.9), as_told([3.5], 4.0)
     (True, False, True)
@@ -121,50 +103,32 @@ def as_told(values: Iterable[float], low: float, high: float | None = None) -> b
     return all(low - TOLERANCE * abs(low) <= value <= high + TOLERANCE * abs(high) for value in values)
 
 
-@dataclass(frozen=True)
-class Summary:
-    """What an experiment comes to, for those who read no tables.
-
-    Parameters
-    ----------
-    shows
-        What the paper shows, in a sentence.
-    found
-        What was measured here, in a sentence with its numbers.
-    because
-        Where the two differ, why, as far as it is known: scale, data, settings that the paper does not tell, or
-        disagreement. Empty where they do not.
-    """
-
-    shows: str = ""
-    found: str = ""
-    because: str = ""
-
-
-def untold(claims: Iterable[Claim]) -> tuple[Claim, ...]:
-    """Return claims that the scale is too small to tell, with what was measured all the same."""
+def untested(claims: Iterable[Claim]) -> tuple[Claim, ...]:
+    """Return claims that the scale is too small to test, with what was measured all the same."""
     return tuple(replace(claim, holds=None) for claim in claims)
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """All that an experiment came to.
+class Summary:
+    """What an experiment comes to, in sentences."""
 
-    Parameters
-    ----------
-    rows, claims
-        See there.
-    series
-        What the picture shows, as JSON has it: lists and mappings of numbers and strings, a few kilobytes.
-    remarks
-        What a reader should know: what departs from the paper, and what was found out on the way.
-    summary
-        What it comes to.
-    """
+    #: What the paper shows.
+    shows: str = ""
+    #: What was measured here, with its numbers.
+    found: str = ""
+    #: Why the two differ, as far as it is known: scale, data, settings that the paper leaves out, or disagreement.
+    because: str = ""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """All that an experiment came to."""
 
     rows: tuple[Row, ...] = ()
     claims: tuple[Claim, ...] = ()
+    #: What the figure shows, as JSON has it: lists and mappings of numbers and strings, a few kilobytes.
     series: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    #: What departs from the paper, and what was found out on the way.
     remarks: tuple[str, ...] = ()
     summary: Summary = Summary()
 
@@ -172,14 +136,9 @@ class Outcome:
     def from_json(cls, found: Mapping[str, Any]) -> Outcome:
         """Return what :func:`dataclasses.asdict` made JSON of."""
         return cls(
-            rows=tuple(_row(row) for row in found["rows"]),
+            rows=tuple(Row(**(row | {"seeds": tuple(row["seeds"])})) for row in found["rows"]),
             claims=tuple(Claim(**claim) for claim in found["claims"]),
             series=found["series"],
             remarks=tuple(found["remarks"]),
             summary=Summary(**found["summary"]),
         )
-
-
-def _row(found: dict[str, Any]) -> Row:
-    found["seeds"] = tuple(found["seeds"])
-    return Row(**found)

@@ -10,17 +10,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 
-from fedclade.core import (
-    DataError,
-    RunError,
-    appear,
-)
-from fedclade.papers.experiment import Experiment, ResultCache, Scale, Settings, is_at_hand
+from fedclade.core import DataError, RunError, appear
+from fedclade.papers.cache import ResultCache, Settings, is_at_hand
+from fedclade.papers.experiment import Experiment, Scale
 from fedclade.papers.outcome import Outcome
 from fedclade.runs import versions
 from fedclade.training import choose_device
@@ -31,46 +28,28 @@ FORMAT = 2
 
 @dataclass(frozen=True)
 class Result:
-    """What ``NAME-SCALE.json`` holds.
-
-    Parameters
-    ----------
-    name, source, title
-        Of the experiment.
-    scale
-        ``smoke``, ``laptop`` or ``paper``.
-    outcome
-        Rows, claims, what the picture shows, remarks.
-    settings
-        What it was measured with.
-    differences
-        By name what is set otherwise than in the paper: the paper's value, and ours.
-    machine
-        Number of CPUs, kind of machine, the device that trained.
-    date
-        When it was finished, ISO, UTC.
-    versions
-        Of Python and the packages that it can depend on.
-    command
-        Repeats it.
-    seconds
-        What all its pieces took.
-    seeds
-        What was repeated with other draws; empty where nothing is drawn.
-    """
+    """What ``NAME-SCALE.json`` holds."""
 
     name: str
     source: str
     title: str
     scale: Scale
     outcome: Outcome
+    #: What it was measured with.
     settings: Settings
+    #: By name what is set otherwise than in the paper: the paper's value, and ours.
     differences: Mapping[str, tuple[Any, Any]]
+    #: Number of CPUs, kind of machine, the device that trained.
     machine: Mapping[str, Any]
+    #: When it was finished, ISO, UTC.
     date: str
+    #: Of Python and the packages that it can depend on.
     versions: Mapping[str, str]
+    #: Repeats it.
     command: str
+    #: What all its pieces took.
     seconds: float
+    #: What was repeated with other draws; empty where nothing is drawn.
     seeds: tuple[int, ...] = ()
 
     @property
@@ -123,19 +102,17 @@ def measure(
         What is measured.
     changed
         Settings that are not those of the scale.
-    data_dir, device, say, stop
+    data_dir, device, folder, say, stop
         See :class:`ResultCache`.
-    folder
-        Keeps what is measured, so that an interrupted call goes on; None keeps nothing.
 
     Raises
     ------
     ConfigError
         If one of ``changed`` is no setting.
     DataError
-        If a data set that it cannot do without is not in the data folder.
+        If a data set that it needs is not in the data folder.
     RunInterrupted
-        If ``stop`` said so.
+        If ``stop`` returned True.
     """
     if missing := missing_data(experiment, scale, data_dir):
         raise DataError(
@@ -143,9 +120,10 @@ def measure(
             "it with --data-dir / FEDCLADE_DATA_DIR"
         )
     settings = experiment.settings(scale, changed)
-    bench = ResultCache(settings, data_dir=data_dir, device=device, folder=folder, say=say, stop=stop)
+    cache = ResultCache(settings, data_dir=data_dir, device=device, folder=folder, say=say, stop=stop)
     # As JSON has it, so that what is drawn and written now is what is drawn and written of the file.
-    outcome = json.loads(json.dumps(asdict(experiment.measure(bench, settings)), default=_plain))
+    outcome = json.loads(json.dumps(asdict(experiment.measure(cache, settings)), default=_plain))
+    by_hand = [shlex.join(["--set", f"{key}={json.dumps(value)}"]) for key, value in (changed or {}).items()]
     return Result(
         name=experiment.name,
         source=experiment.source,
@@ -157,17 +135,15 @@ def measure(
         machine=_machine(device),
         date=datetime.now(UTC).date().isoformat(),
         versions=versions(),
-        command=" ".join(
-            [f"fedclade reproduce {experiment.name} --scale {scale}", *map(_set, (changed or {}).items())]
-        ),
-        seconds=round(bench.seconds, 1),
-        seeds=tuple(cast("list[int]", settings.get("seeds", []))),
+        command=" ".join([f"fedclade reproduce {experiment.name} --scale {scale}", *by_hand]),
+        seconds=round(cache.seconds, 1),
+        seeds=tuple(settings.get("seeds", ())),
     )
 
 
-def _set(changed: tuple[str, Any]) -> str:
-    """Return the option that changes a setting."""
-    return shlex.join(["--set", f"{changed[0]}={json.dumps(changed[1])}"])
+def missing_data(experiment: Experiment, scale: Scale, data_dir: Path | None) -> list[str]:
+    """Return the data sets that an experiment needs and a data folder lacks; without a folder they are fetched."""
+    return [data for data in experiment.needs(scale) if data_dir is not None and not is_at_hand(data, data_dir)]
 
 
 def _plain(value: Any) -> Any:
@@ -177,13 +153,7 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"an outcome should hold what JSON can, got {value!r}")
 
 
-def missing_data(experiment: Experiment, scale: Scale, data_dir: Path | None) -> list[str]:
-    """Return the data sets that an experiment needs, and a data folder has not; without a folder they are fetched."""
-    return [data for data in experiment.needs(scale) if data_dir is not None and not is_at_hand(data, data_dir)]
-
-
 def _machine(device: str) -> dict[str, Any]:
     """Return what the time depends on; never what the machine is called."""
-    taken = choose_device(device)
-    name = torch.cuda.get_device_name() if taken == "cuda" else "cpu"
+    name = torch.cuda.get_device_name() if choose_device(device) == "cuda" else "cpu"
     return {"cpus": os.cpu_count(), "kind": platform.machine(), "device": name, "threads": torch.get_num_threads()}

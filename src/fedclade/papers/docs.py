@@ -1,4 +1,4 @@
-"""The page of all results: ``python -m fedclade.papers.book results docs/reproduce.md``.
+"""The page of all results: ``python -m fedclade.papers.docs results docs/reproduce.md``.
 
 Written from the JSON files alone: nothing is measured, and the figures are drawn again.
 """
@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import io
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedclade.core import DataError, appear
 from fedclade.papers import EXPERIMENTS
+from fedclade.papers.markdown import departures, figure, table, to_markdown
 from fedclade.papers.outcome import AS_SEEDS_DIFFER, Row
 from fedclade.papers.result import Result
-from fedclade.papers.writing import departures, figure, table, to_markdown
 from fedclade.report import NONE, duration
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ FIGURE_DPI, COLOURS = 80, 48
 INTRODUCTION = """\
 # The papers' tables and figures, measured again
 
-Written from the files in `results/` by `python -m fedclade.papers.book results docs/reproduce.md`; please change
+Written from the files in `results/` by `python -m fedclade.papers.docs results docs/reproduce.md`; please change
 those, not this page. `fedclade reproduce --list` lists all experiments, and the command below each repeats it.
 
 **Paper** is a figure of the paper's own text; a dash stands where it shows none. **Ours** is the mean over seeds with
@@ -39,16 +39,15 @@ says how much, if ours lies within a fifth of that; *direction only* if ours goe
 further.
 """
 
+OVERVIEW = ("experiment", "the paper shows", "measured here", "why they differ", "set otherwise than in the paper")
+COUNTS = ("experiment", "source", "scale", "rows", "claims", "time")
 
-def write_book(results: Path, page: Path) -> None:
-    """Write the page, and its figures into a folder of its name beside it.
+SEEN = {"yes": "seen", "direction only": "direction only", "no": "not seen", "not tested": "not tested"}
+"""What the overview calls :attr:`Claim.seen`."""
 
-    Parameters
-    ----------
-    results
-        Folder of JSON files.
-    page
-        The Markdown file.
+
+def write_page(results: Path, page: Path) -> None:
+    """Write the Markdown file of a folder of JSON files, and its figures into a folder of its name beside it.
 
     Raises
     ------
@@ -63,7 +62,7 @@ def write_book(results: Path, page: Path) -> None:
     for result in found:
         picture = EXPERIMENTS[result.name].draw(result.outcome, result.settings)
         _save_small(picture, folder / f"{result.stem}.png")
-    text = book(found, folder.name)
+    text = page_of(found, folder.name)
     appear(page, lambda beside: beside.write_text(text, encoding="utf-8"))
 
 
@@ -73,7 +72,7 @@ def read_results(folder: Path) -> list[Result]:
     Raises
     ------
     DataError
-        If there are none, or one is of an experiment that is not known.
+        If there are none, or one is of an unknown experiment.
     RunError
         If one is damaged.
     """
@@ -82,22 +81,12 @@ def read_results(folder: Path) -> list[Result]:
         raise DataError(f"{folder} holds no results; make some with: fedclade reproduce all --out {folder}")
     if lost := [result.name for result in found if result.name not in EXPERIMENTS]:
         raise DataError(f"{folder} holds results of experiments that are not known: {', '.join(lost)}")
-    order = list(EXPERIMENTS)
-    return sorted(
-        found, key=lambda result: (order.index(result.name), ("smoke", "laptop", "paper").index(result.scale))
-    )
+    names, scales = list(EXPERIMENTS), ("smoke", "laptop", "paper")
+    return sorted(found, key=lambda result: (names.index(result.name), scales.index(result.scale)))
 
 
-def book(results: Sequence[Result], pictures: str) -> str:
-    """Return the page.
-
-    Parameters
-    ----------
-    results
-        In the order of the page.
-    pictures
-        Folder of the figures ``NAME-SCALE.png``, seen from the page.
-    """
+def page_of(results: Sequence[Result], pictures: str) -> str:
+    """Return the page of results, whose figures ``NAME-SCALE.png`` lie in the folder ``pictures``."""
     parts = [
         INTRODUCTION,
         "## Overview\n",
@@ -121,20 +110,14 @@ def _save_small(picture: Figure, path: Path) -> None:
     Image.open(whole).convert("RGB").quantize(COLOURS).save(path, format="png", optimize=True)
 
 
-OVERVIEW = ("experiment", "the paper shows", "measured here", "why they differ", "set otherwise than in the paper")
+def _link(result: Result) -> str:
+    return f"[{result.name}](#{result.stem})"
 
 
 def _overview(result: Result) -> tuple[str, ...]:
     summary = result.outcome.summary
     sentences = (summary.shows, summary.found, summary.because)
     return _link(result), *(sentence or NONE for sentence in sentences), departures(result)
-
-
-def _link(result: Result) -> str:
-    return f"[{result.name}](#{result.stem})"
-
-
-COUNTS = ("experiment", "source", "scale", "rows", "claims", "time")
 
 
 def _counts(result: Result) -> tuple[str, ...]:
@@ -149,10 +132,6 @@ def _counts(result: Result) -> tuple[str, ...]:
         ", ".join(f"{claims[word]} {word}" for word in SEEN.values() if claims[word]) or NONE,
         duration(result.seconds),
     )
-
-
-SEEN = {"yes": "seen", "direction only": "direction only", "no": "not seen", "not tested": "not tested"}
-"""What the overview calls a claim that was."""
 
 
 def _kind(row: Row) -> str:
@@ -187,33 +166,32 @@ def _unconfirmed(results: Sequence[Result]) -> Iterator[str]:
 
 def _range(rows: Sequence[Row]) -> str:
     """Say for each unit how many rows there are, and from where to where they differ from the paper."""
-    by_unit: dict[str, list[float]] = {}
+    by_unit = defaultdict[str, list[float]](list)
     for row in rows:
-        by_unit.setdefault(row.unit, []).append(row.ours - (row.paper or 0))
-    told: list[str] = []
+        by_unit[row.unit].append(row.ours - (row.paper or 0))
+    ranges: list[str] = []
     for unit, gaps in by_unit.items():
         low, high = figure(min(gaps), unit), figure(max(gaps), unit)
-        told.append(f"{len(gaps)}, by {low}" + (f" to {high}" if len(gaps) > 1 else ""))
-    return "; ".join(told)
+        ranges.append(f"{len(gaps)}, by {low}" + (f" to {high}" if len(gaps) > 1 else ""))
+    return "; ".join(ranges)
 
 
 def _not_measured(measured: Collection[str]) -> Iterator[str]:
-    """Yield the section on experiments that there is no result of."""
-    missing = [each for each in EXPERIMENTS.values() if each.name not in measured]
-    if missing:
+    """Yield the section on experiments without a result."""
+    cells = [
+        (each.name, each.source, ", ".join(each.data) or NONE, f"`fedclade reproduce {each.name} --scale paper`")
+        for each in EXPERIMENTS.values()
+        if each.name not in measured
+    ]
+    if cells:
         yield "## Not measured\n"
         yield (
             "There are no results of these here: the data sets are not at hand, or 2 cores take too many hours. Each "
             "is measured by its command, which goes on where it was stopped:\n"
         )
-        commands = [f"`fedclade reproduce {each.name} --scale paper`" for each in missing]
-        cells = [
-            (each.name, each.source, ", ".join(each.data) or NONE, command)
-            for each, command in zip(missing, commands, strict=True)
-        ]
         yield table(("experiment", "source", "data", "command"), cells)
         yield ""
 
 
 if __name__ == "__main__":
-    write_book(Path(sys.argv[1]), Path(sys.argv[2]))
+    write_page(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -11,8 +11,8 @@ import pytest
 from fedclade.cli.reproduce import changes
 from fedclade.core.errors import DataError
 from fedclade.papers import EXPERIMENTS
-from fedclade.papers import book as module
-from fedclade.papers.book import book, read_results, write_book
+from fedclade.papers import docs as module
+from fedclade.papers.docs import page_of, read_results, write_page
 from fedclade.papers.result import measure
 from tests.papers.examples import TINY
 
@@ -37,7 +37,7 @@ def section(page: str, title: str) -> str:
 
 
 def test_the_page_tells_of_all_results_in_sentences_and_in_numbers(results: Path, tmp_path: Path):
-    write_book(results, tmp_path / "page.md")
+    write_page(results, tmp_path / "page.md")
     page = (tmp_path / "page.md").read_text()
     assert page.index("## tiny, smoke") < page.index("## tiny, laptop")
     sentences = "| [tiny](#tiny-laptop) | 95 % on average. | 92.0 %. | The seeds are others. |"
@@ -48,7 +48,7 @@ def test_the_page_tells_of_all_results_in_sentences_and_in_numbers(results: Path
 
 
 def test_the_page_tells_what_was_not_confirmed_and_why(results: Path, tmp_path: Path):
-    write_book(results, tmp_path / "page.md")
+    write_page(results, tmp_path / "page.md")
     unconfirmed = section((tmp_path / "page.md").read_text(), "What we could not confirm")
     assert "| [tiny](#tiny-laptop) | always | no | once |" in unconfirmed
     assert "above 90 %" not in unconfirmed
@@ -56,11 +56,11 @@ def test_the_page_tells_what_was_not_confirmed_and_why(results: Path, tmp_path: 
 
 
 def test_the_page_names_what_was_not_measured(results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    write_book(results, tmp_path / "page.md")
+    write_page(results, tmp_path / "page.md")
     assert "Not measured" not in (tmp_path / "page.md").read_text()
     other = replace(TINY, name="other", source="Nobody 2000, table 2", data=("femnist",))
     monkeypatch.setattr(module, "EXPERIMENTS", {"tiny": TINY, "other": other})
-    write_book(results, tmp_path / "page.md")
+    write_page(results, tmp_path / "page.md")
     line = "| other | Nobody 2000, table 2 | femnist | `fedclade reproduce other --scale paper` |"
     assert line in section((tmp_path / "page.md").read_text(), "Not measured")
 
@@ -78,7 +78,7 @@ def test_results_of_unknown_experiments_are_refused(results: Path, monkeypatch: 
 
 def test_the_committed_page_is_that_of_the_committed_results():
     committed = read_results(ROOT / "results")
-    assert (ROOT / "docs" / "reproduce.md").read_text(encoding="utf-8") == book(committed, "reproduce")
+    assert (ROOT / "docs" / "reproduce.md").read_text(encoding="utf-8") == page_of(committed, "reproduce")
     pictures = {path.stem: path.stat().st_size for path in (ROOT / "docs" / "reproduce").iterdir()}
     assert set(pictures) == {result.stem for result in committed}
     assert max(pictures.values()) < LARGEST_FIGURE

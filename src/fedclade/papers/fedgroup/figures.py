@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fedclade.papers.experiment import Settings
+from fedclade.papers.cache import Settings
+from fedclade.papers.drawing import MARKS, dots
 from fedclade.papers.outcome import Outcome
 from fedclade.report import style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-PAPER_MARK = {"marker": "D", "linestyle": "", "markerfacecolor": "white", "color": style.INK, "markersize": 6}
-OUR_MARK = {"marker": "o", "linestyle": "", "color": style.ACCENT, "markersize": 6}
 
 
 def draw_classes(outcome: Outcome, settings: Settings) -> Figure:
@@ -23,16 +21,12 @@ def draw_classes(outcome: Outcome, settings: Settings) -> Figure:
     axes = figure.subplots(1, panels, sharey=True, squeeze=False)[0]
     largest = max(value for found in outcome.series.values() for value in found["discrepancy"])
     for place, (left, (classes, found)) in enumerate(zip(axes, outcome.series.items(), strict=True)):
-        rounds = range(1, len(found["accuracy"]) + 1)
-        left.plot(rounds, found["accuracy"], color=style.INK, linewidth=1)
+        _plot(left, found["accuracy"], color=style.INK, linewidth=1)
         left.set_title(f"{classes} class{'es' if classes != '1' else ''} per client", fontsize=10, color=style.INK)
-        right = left.twinx()
-        right.plot(rounds, found["discrepancy"], color=style.ACCENT, linewidth=0.9)
+        right = _discrepancy_axis(left)
+        _plot(right, found["discrepancy"], color=style.ACCENT, linewidth=0.9)
         right.set_ylim(0, 1.05 * largest)
-        style.plain(left, right)
-        right.grid(False)
         left.set_ylim(0, 1)
-        style.percent_scale(left)
         style.label(left, x="round", y="accuracy (black)" if place == 0 else "")
         right.tick_params(labelright=place == panels - 1)
         style.label(right, y="discrepancy (blue)" if place == panels - 1 else "")
@@ -49,35 +43,24 @@ def draw_best(outcome: Outcome, settings: Settings) -> Figure:
     figure = style.new_figure(max(6.0, 3.4 * len(tasks) + 1.2), 3.4)
     axes = figure.subplots(1, len(tasks), sharey=True, squeeze=False)[0]
     for panel, (task, methods) in zip(axes, tasks.items(), strict=True):
-        places = range(len(methods))
-        panel.plot([ours for _, _, ours in methods], places, **OUR_MARK)
-        told = [(paper, place) for place, (_, paper, _) in enumerate(methods) if paper is not None]
-        panel.plot([paper for paper, _ in told], [place for _, place in told], **PAPER_MARK)
-        panel.set_yticks(places, [method for method, _, _ in methods])
-        panel.set_ylim(len(methods) - 0.5, -0.5)
+        names, papers, ours = zip(*methods, strict=True)
+        dots(panel, names, {"ours": ours, "paper": papers})
         panel.set_title(task, fontsize=10, color=style.INK)
-        style.plain(panel)
         style.label(panel, x="best accuracy in %")
-    style.legend_beside(axes[-1], [style.handle("ours", OUR_MARK), style.handle("paper", PAPER_MARK)], "")
+    _explain_marks(axes[-1])
     style.set_title(figure, "Best accuracy of all rounds", _of(settings))
     return figure
 
 
 def draw_statistics(outcome: Outcome, settings: Settings) -> Figure:
     """Draw Table II: every count, ours and the paper's, on a logarithmic scale."""
-    series = outcome.series
-    figure = style.new_figure(7.0, 1.4 + 0.3 * len(series))
-    (axes,) = figure.subplots(1, 1, squeeze=False)[0]
-    places = range(len(series))
-    axes.plot([ours for _, ours in series.values()], places, **OUR_MARK)
-    told = [(paper, place) for place, (paper, _) in enumerate(series.values()) if paper is not None]
-    axes.plot([paper for paper, _ in told], [place for _, place in told], **PAPER_MARK)
-    axes.set_yticks(places, list(series))
-    axes.set_ylim(len(series) - 0.5, -0.5)
+    papers, ours = zip(*outcome.series.values(), strict=True)
+    figure = style.new_figure(7.0, 1.4 + 0.3 * len(ours))
+    axes = figure.subplots()
+    dots(axes, list(outcome.series), {"ours": ours, "paper": papers})
     axes.set_xscale("log")
-    style.plain(axes)
     style.label(axes, x="number")
-    style.legend_beside(axes, [style.handle("ours", OUR_MARK), style.handle("paper", PAPER_MARK)], "")
+    _explain_marks(axes)
     style.set_title(figure, "Clients, samples and parameters", "Duan et al. 2020, Table II")
     return figure
 
@@ -100,23 +83,18 @@ def draw_rounds(outcome: Outcome, settings: Settings) -> Figure:
 
 
 def _draw_baselines(left: Axes, found: dict[str, Any], last: bool) -> None:
-    right = left.twinx()
+    right = _discrepancy_axis(left)
     for method, color in (("FedAvg", style.CLUSTERS[0]), ("FedProx", style.CLUSTERS[1])):
-        rounds = range(1, len(found[method]["accuracy"]) + 1)
-        left.plot(rounds, found[method]["accuracy"], color=color, linewidth=1.2, label=method)
-        right.plot(rounds, found[method]["discrepancy"], color=color, linewidth=1, linestyle=":")
-    style.plain(left, right)
-    right.grid(False)
+        _plot(left, found[method]["accuracy"], color=color, linewidth=1.2, label=method)
+        _plot(right, found[method]["discrepancy"], color=color, linewidth=1, linestyle=":")
     style.label(right, y="discrepancy" if last else "")
-    style.percent_scale(left)
     left.legend(frameon=False, fontsize=9, loc="lower right")
 
 
 def _draw_groups(panel: Axes, found: dict[str, Any]) -> None:
-    rounds = range(1, len(found["accuracy"]) + 1)
     for color, accuracy in zip(style.CLUSTERS, found["groups"].values(), strict=False):
-        panel.plot(rounds, [float("nan") if a is None else a for a in accuracy], color=color, linewidth=0.7)
-    panel.plot(rounds, found["accuracy"], color=style.INK, linewidth=1.4)
+        _plot(panel, [float("nan") if a is None else a for a in accuracy], color=color, linewidth=0.7)
+    _plot(panel, found["accuracy"], color=style.INK, linewidth=1.4)
     style.plain(panel)
     style.percent_scale(panel)
 
@@ -134,6 +112,24 @@ def draw_distances(outcome: Outcome, settings: Settings) -> Figure:
     return figure
 
 
+def _plot(axes: Axes, values: list[float], **look: Any) -> None:
+    """Draw a line over the rounds."""
+    axes.plot(range(1, len(values) + 1), values, **look)
+
+
+def _discrepancy_axis(left: Axes) -> Axes:
+    """Return axes at the right for the discrepancy; the left ones are for the accuracy."""
+    right = left.twinx()
+    style.plain(left, right)
+    right.grid(False)
+    style.percent_scale(left)
+    return right
+
+
+def _explain_marks(axes: Axes) -> None:
+    style.legend_beside(axes, [style.handle(kind, MARKS[kind]) for kind in ("ours", "paper")], "")
+
+
 def _of(settings: Settings) -> str:
-    return f"Duan et al. 2020 measured again · T = {settings['rounds']}, K = {settings['selected']}, " \
-        f"E = {settings['epochs']}"  # fmt: skip
+    rounds, selected, epochs = (settings[key] for key in ("rounds", "selected", "epochs"))
+    return f"Duan et al. 2020 measured again · T = {rounds}, K = {selected}, E = {epochs}"

@@ -13,8 +13,15 @@ from fedclade.papers.result import Result
 from fedclade.report import NONE, duration
 from fedclade.tasks import mean_and_interval
 
+ROW_COLUMNS = ("what", "paper", "ours", "difference", "verdict")
+CLAIM_COLUMNS = ("the paper's claim", "seen", "measured")
+CHANGE_COLUMNS = ("setting", "paper", "here")
+
 LONGEST = 80
 """Letters of a setting that are shown."""
+
+SHOWN_FIRST = ("model", "clients", "rounds", "samples_per_client", "seeds")
+"""Settings whose difference from the paper's is shown in full in the overview; others are named."""
 
 
 def figure(value: float | None, unit: str = "") -> str:
@@ -58,15 +65,9 @@ def row_cells(row: Row) -> tuple[str, ...]:
     return row.what, row.told or figure(row.paper, row.unit), ours(row), difference(row), row.verdict or NONE
 
 
-ROW_COLUMNS = ("what", "paper", "ours", "difference", "verdict")
-
-
 def claim_cells(claim: Claim) -> tuple[str, ...]:
     """Return the cells under :data:`CLAIM_COLUMNS`."""
     return claim.text, claim.seen, claim.measured
-
-
-CLAIM_COLUMNS = ("the paper's claim", "seen", "measured")
 
 
 def change_cells(result: Result) -> list[tuple[str, ...]]:
@@ -74,20 +75,14 @@ def change_cells(result: Result) -> list[tuple[str, ...]]:
     return [(key, setting(paper), setting(now)) for key, (paper, now) in result.differences.items()]
 
 
-CHANGE_COLUMNS = ("setting", "paper", "here")
-
-FIRST_ASKED = ("model", "clients", "rounds", "samples_per_client", "seeds")
-"""Settings whose difference from the paper's is told in full in the overview; of others their names are."""
-
-
 def departures(result: Result) -> str:
     """Say what differs from the paper: ``rounds 100 → 10; also lr``; nothing is left out."""
     written = {key: f"{key} {setting(paper)} → {setting(now)}" for key, (paper, now) in result.differences.items()}
-    told = [text for key, text in written.items() if key in FIRST_ASKED and len(text) <= LONGEST]
-    others = [key for key, text in written.items() if text not in told]
+    shown = [text for key, text in written.items() if key in SHOWN_FIRST and len(text) <= LONGEST]
+    others = [key for key, text in written.items() if text not in shown]
     if others:
-        told.append(f"also {', '.join(others)}" if told else ", ".join(others))
-    return "; ".join(told) or "nothing"
+        shown.append(f"also {', '.join(others)}" if shown else ", ".join(others))
+    return "; ".join(shown) or "nothing"
 
 
 def summary_lines(summary: Summary) -> list[tuple[str, str]]:

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fedclade.papers.experiment import Settings
+from fedclade.papers.cache import Settings
+from fedclade.papers.drawing import MARKS, dots
 from fedclade.papers.outcome import Outcome
 from fedclade.report import style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MARKS = {
-    "paper": {"marker": "D", "linestyle": "", "markerfacecolor": "white", "color": style.INK, "markersize": 5.5},
-    "averaged": {"marker": "|", "linestyle": "", "color": style.CLUSTERS[1], "markersize": 9, "markeredgewidth": 2},
-    "ours": {"marker": "o", "linestyle": "", "color": style.ACCENT, "markersize": 6},
-}
-NAMES = {"paper": "FL+HC, paper", "averaged": "FL, ours", "ours": "FL+HC, ours"}
+KINDS = {"paper": "FL+HC, paper", "averaged": "FL, ours", "ours": "FL+HC, ours"}
 
 
 def draw_cells(outcome: Outcome, settings: Settings) -> Figure:
@@ -25,15 +21,9 @@ def draw_cells(outcome: Outcome, settings: Settings) -> Figure:
     figure = style.new_figure(9.0, 1.6 + 0.28 * len(cells))
     axes = figure.subplots(1, 2, sharey=True)
     for column, (panel, what) in enumerate(zip(axes, ("accuracy", "clients at the target"), strict=True)):
-        for kind, look in MARKS.items():
-            shown = [(cell[kind][column], place) for place, cell in enumerate(cells.values())]
-            told = [(value, place) for value, place in shown if value is not None]
-            panel.plot([value for value, _ in told], [place for _, place in told], **look)
-        panel.set_yticks(range(len(cells)), list(cells))
-        panel.set_ylim(len(cells) - 0.5, -0.5)
-        style.plain(panel)
+        dots(panel, list(cells), {kind: [cell[kind][column] for cell in cells.values()] for kind in KINDS})
         style.label(panel, x=f"{what} at the end, %")
-    style.legend_beside(axes[1], [style.handle(NAMES[kind], look) for kind, look in MARKS.items()], "")
+    style.legend_beside(axes[1], [style.handle(name, MARKS[kind]) for kind, name in KINDS.items()], "")
     subtitle = f"Briggs et al. 2020 measured again · {settings['clients']} clients, {settings['rounds']} rounds"
     style.set_title(figure, f"FL+HC, {settings['setting']}", subtitle)
     return figure
@@ -57,9 +47,8 @@ def draw_curves(outcome: Outcome, settings: Settings) -> Figure:
     style.label(axes[1, 0], y="clients at the target")
     if outcome.series:
         axes[0, 0].legend(frameon=False, fontsize=9, loc="lower right")
-    style.set_title(
-        figure, "FL+HC and FL over rounds", f"Briggs et al. 2020 measured again · seed {settings['seeds'][0]}"
-    )
+    subtitle = f"Briggs et al. 2020 measured again · seed {settings['seeds'][0]}"
+    style.set_title(figure, "FL+HC and FL over rounds", subtitle)
     return figure
 
 

@@ -1,0 +1,197 @@
+"""The cache of what experiments measure: piece by piece, so that an interrupted call goes on."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from fedclade.algorithms import Algorithm
+from fedclade.core import LocalSpec, RunError, RunInterrupted, remove
+from fedclade.data import SOURCES, Federation
+from fedclade.runs import Maker, Run, module_for, simulate
+
+Settings = Mapping[str, Any]
+"""Of an experiment at one scale, as JSON has them."""
+
+
+def local_of(settings: Settings) -> LocalSpec:
+    """Return the local training that settings name."""
+    return LocalSpec(**{each.name: settings[each.name] for each in fields(LocalSpec) if each.name in settings})
+
+
+def maker_of(federation: Federation, model: str, arguments: Settings | None = None) -> Maker:
+    """Return what makes a model for a federation from a seed."""
+    return lambda seed: module_for(model, federation.pool.schema, seed, arguments)
+
+
+class ResultCache:
+    """Makes the pieces of experiments, and keeps them.
+
+    Parameters
+    ----------
+    settings
+        Pieces made with other settings are not used.
+    data_dir
+        As of ``--data-dir``.
+    device
+        ``auto``, ``cpu`` or ``cuda``.
+    folder
+        Keeps the pieces, so that an interrupted call goes on where it stopped; None keeps none.
+    say
+        Called with the key of each piece as it begins.
+    stop
+        Queried before every piece, and by :func:`fedclade.simulate` after every round.
+
+    Raises
+    ------
+    RunError
+        If the file of the pieces is damaged.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        data_dir: Path | None = None,
+        device: str = "auto",
+        folder: Path | None = None,
+        say: Callable[[str], None] = lambda _: None,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.data_dir, self.device, self.stop = data_dir, device, stop
+        self._say, self._root = say, folder
+        self._used = set[str]()
+        self._seconds = 0.0
+        self._within: dict[str, ResultCache] = {}
+        digest = sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
+        self._folder = None if folder is None else folder / digest
+        self._file = None if self._folder is None else self._folder / "pieces.jsonl"
+        self._done = {} if self._file is None or not self._file.exists() else _read(self._file)
+
+    @property
+    def seconds(self) -> float:
+        """What the pieces took, those of earlier calls included, and each counted once."""
+        return self._seconds + sum(cache.seconds for cache in self._within.values())
+
+    def within(self, settings: Settings) -> ResultCache:
+        """Return the cache of a part of the settings: its pieces are shared by all experiments that have the part.
+
+        They have to share their folder, too, see :attr:`Experiment.pieces`.
+        """
+        part = json.dumps(settings, sort_keys=True)
+        if part not in self._within:
+            same: dict[str, Any] = {"data_dir": self.data_dir, "device": self.device, "stop": self.stop}
+            self._within[part] = ResultCache(settings, folder=self._root, say=self._say, **same)
+        return self._within[part]
+
+    def piece(self, key: str, make: Callable[[], Any]) -> Any:
+        """Return what ``make`` makes, as JSON has it; it is called only if no earlier call has kept this piece.
+
+        Parameters
+        ----------
+        key
+            Names the piece within the experiment: ``"c_max, seed 1"``.
+        make
+            Returns what JSON can hold.
+
+        Raises
+        ------
+        RunInterrupted
+            If ``stop`` returned True.
+        """
+        if key not in self._done:
+            if self.stop():
+                raise RunInterrupted(f"interrupted before the piece {key!r}", "the pieces before it are kept")
+            self._say(key)
+            start = time.perf_counter()
+            value = json.loads(json.dumps(make()))
+            self._done[key] = {"key": key, "seconds": time.perf_counter() - start, "value": value}
+            if self._file is not None:
+                self._file.parent.mkdir(parents=True, exist_ok=True)
+                with self._file.open("a") as file:
+                    file.write(json.dumps(self._done[key]) + "\n")
+            if (folder := self.folder_for(key)) is not None:
+                remove(folder)  # a run's folder can hold the updates of all clients
+        if key not in self._used:
+            self._used.add(key)
+            self._seconds += self._done[key]["seconds"]
+        return self._done[key]["value"]
+
+    def by_seed(self, key: str, seeds: Sequence[int], make: Callable[[int], Any]) -> list[Any]:
+        """Return the pieces that ``make`` makes of seeds, each as by :meth:`piece`."""
+        return [self.piece(f"{key}, seed {seed}", partial(make, seed)) for seed in seeds]
+
+    def simulate(
+        self,
+        algorithm: Algorithm,
+        model: nn.Module | str | Maker,
+        federation: Federation,
+        settings: Settings,
+        seed: int,
+        *,
+        key: str | None = None,
+        **more: Any,
+    ) -> Run:
+        """Run an algorithm as settings say; with the ``key`` of a piece it goes on from the piece's run folder.
+
+        ``more`` is as of :func:`fedclade.simulate`.
+        """
+        folder = None if key is None else self.folder_for(key)
+        more = {"local": local_of(settings), "rounds": settings["rounds"], **more}
+        return simulate(
+            algorithm, model, federation, seed=seed, device=self.device, folder=folder, stop=self.stop, **more
+        )
+
+    def folder_for(self, key: str) -> Path | None:
+        """Return the run folder of a long piece, for ``simulate(folder=..., stop=cache.stop)``; None if none is kept.
+
+        So a run that is interrupted goes on from its newest checkpoint. The seconds of a piece are those since then.
+        Once the piece is kept, the folder is removed.
+        """
+        if self._folder is None:
+            return None
+        self._folder.mkdir(parents=True, exist_ok=True)
+        return self._folder / re.sub(r"[^\w.=-]+", "-", key)
+
+    def has(self, data: str) -> bool:
+        """Return whether a data set is at hand; see :func:`is_at_hand`."""
+        return is_at_hand(data, self.data_dir)
+
+    def may_have(self, data: str) -> bool:
+        """Return whether a data set is at hand, or may come from the Hub, as no data folder is named."""
+        return self.data_dir is None or self.has(data)
+
+
+def is_at_hand(data: str, data_dir: Path | None) -> bool:
+    """Return whether a data set comes with the package or lies in a data folder; the Hub is not queried.
+
+    Parameters
+    ----------
+    data
+        As of ``fedclade ls datasets``.
+    data_dir
+        As of ``--data-dir``; None is no folder.
+    """
+    folder = None if data_dir is None else data_dir.expanduser() / data
+    return SOURCES[data].hub is None or (folder is not None and folder.is_dir() and any(folder.iterdir()))
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """Return the pieces of a file by key; a last line that was cut off is removed."""
+    whole = [line for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    try:
+        pieces = [json.loads(line) for line in whole]
+        done = {piece["key"]: {"seconds": float(piece["seconds"]), "value": piece["value"]} for piece in pieces}
+    except (ValueError, KeyError, TypeError) as error:
+        raise RunError(f"{file} is damaged: {type(error).__name__}: {error}; remove it to measure anew") from error
+    file.write_text("".join(whole))
+    return done

@@ -1,0 +1,200 @@
+"""CFL's figures 5 and 6: the separation gap of weight updates and of gradients, at the same models of plain FL."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedclade.algorithms import FedAvg
+from fedclade.clustering import cosine_similarity, optimal_bipartition, separation_gap
+from fedclade.core import ParameterTree, Round, Updates
+from fedclade.data import Federation, load_federation
+from fedclade.papers.cache import ResultCache, Settings, local_of, maker_of
+from fedclade.papers.experiment import Paper
+from fedclade.papers.outcome import Claim, Outcome, Row, untested
+from fedclade.runs import Maker
+from fedclade.runs import Row as RunRow
+from fedclade.training import SimulatedClients, choose_device
+
+KINDS = {"updates": "weight updates", "gradients": "gradients"}
+"""What clients are compared by: eq. 51 and eq. 50."""
+
+FEWEST_ROUNDS = 20
+"""Fewer tell nothing of what the paper says of 50."""
+
+Gaps = dict[str, list[dict[str, Any]]]
+"""By kind: at each chosen round ``gap`` and ``right``, see :func:`separation`."""
+
+Curves = Mapping[str, Mapping[str, NDArray[np.float64]]]
+"""By kind, then ``gap`` or ``right``: ``[seeds, n]``."""
+
+
+def separation(updates: Updates, truth: Sequence[int]) -> dict[str, Any]:
+    """Return how well the updates or gradients of n clients tell their true clusters ``[n]`` apart.
+
+    ``gap`` is the separation gap g(α) (Definition 2); ``right`` is whether the optimal bi-partition separates no two
+    clients of one cluster (Definition 1), which it can do without a gap.
+    """
+    alpha = cosine_similarity(updates.signatures)
+    split = optimal_bipartition(alpha, range(len(truth)))
+    first, second = ({truth[place] for place in part} for part in (split.first, split.second))
+    return {"gap": separation_gap(alpha, truth, split.alpha_cross_max), "right": not first & second}
+
+
+def gaps_over_rounds(
+    cache: ResultCache, federation: Federation, make_model: Maker, settings: Settings, at: Collection[int], seed: int
+) -> Gaps:
+    """Return the separation at the joint model after each chosen round of federated learning, from 1 on."""
+    assert federation.true_clusters is not None  # the federation has a shift
+    ids, rows = federation.ids, [0] * len(federation)
+    truth = [federation.true_clusters[client] for client in ids]
+    clients = SimulatedClients(federation, make_model(seed), choose_device(cache.device))
+    found: Gaps = {kind: [] for kind in KINDS}
+
+    def on_round(row: RunRow, tree: ParameterTree) -> None:
+        if row["round"] in at:
+            model = tree.nodes[0].params[None]
+            next_round = Round(row["round"] + 1, local_of(settings), seed, purpose="separation")
+            found["updates"].append(separation(clients.train(ids, model, rows, next_round), truth))
+            found["gradients"].append(separation(clients.gradients(ids, model, rows, next_round), truth))
+
+    last: dict[str, Any] = {"rounds": max(at), "evaluate_every": max(at), "on_round": on_round}
+    cache.simulate(FedAvg(), make_model, federation, settings, seed, **last)
+    return found
+
+
+def measure_data(paper: Paper, cache: ResultCache, settings: Settings) -> Outcome:
+    """Measure the gap after the last round for every number of data points (figure 5)."""
+    at = [settings["rounds"]]
+    curves = {name: _curves(cache, settings, name, task["points"], at) for name, task in settings["tasks"].items()}
+    x = {name: task["points"] for name, task in settings["tasks"].items()}
+    return _outcome(paper, settings, curves, x, settings["enough_points"], "data points", "data")
+
+
+def measure_rounds(paper: Paper, cache: ResultCache, settings: Settings) -> Outcome:
+    """Measure the gap at the model after each chosen round (figure 6)."""
+    tasks: dict[str, Any] = settings["tasks"]
+    at: list[int] = settings["rounds"]
+    enough: int = settings["enough_rounds"]
+    curves = {name: _curves(cache, settings, name, [task["points"]], at) for name, task in tasks.items()}
+    return _outcome(paper, settings, curves, dict.fromkeys(tasks, at), dict.fromkeys(tasks, enough), "rounds", "rounds")
+
+
+def _curves(cache: ResultCache, settings: Settings, name: str, points: Sequence[int], at: Sequence[int]) -> Curves:
+    """Return what a figure shows of one data set: for each number of points the chosen rounds, one after the other."""
+    task = settings["tasks"][name]
+    found: list[list[Gaps]] = [
+        [
+            cache.piece(f"{name}, {n} data points, seed {seed}", partial(_gaps, cache, settings, name, n, at, seed))
+            for n in points
+        ]
+        for seed in task.get("seeds", settings["seeds"])
+    ]
+    return {
+        kind: {
+            what: np.array([[at[what] for gaps in each for at in gaps[kind]] for each in found], dtype=float)
+            for what in ("gap", "right")
+        }
+        for kind in KINDS
+    }
+
+
+def _gaps(cache: ResultCache, settings: Settings, name: str, points: int, at: Sequence[int], seed: int) -> Gaps:
+    task = settings["tasks"][name]
+    federation = load_federation(
+        task.get("data", name),
+        clients=settings["clients"],
+        samples_per_client=points,
+        shift="label_swap",
+        clusters=settings["clusters"],
+        test_samples=settings["test_samples"],
+        seed=seed,
+        data_dir=cache.data_dir,
+    )
+    make = maker_of(federation, task["model"], task.get("model_arguments"))
+    return gaps_over_rounds(cache, federation, make, {**settings, **task}, at, seed)
+
+
+def _outcome(
+    paper: Paper,
+    settings: Settings,
+    curves: Mapping[str, Curves],
+    x: Mapping[str, Sequence[int]],
+    enough: Mapping[str, int],
+    unit: str,
+    what: str,
+) -> Outcome:
+    claims = [
+        claim
+        for name, curve in curves.items()
+        for claim in _claims(paper, name, curve, x[name], enough[name], unit, what)
+    ]
+    if np.max(settings["rounds"]) < FEWEST_ROUNDS:
+        claims = untested(claims)
+    rows = [
+        Row.of(f"{name}, {unit} = {place} · {of_kind}: g(α)", None, curve[kind]["gap"][:, n], "")
+        for name, curve in curves.items()
+        for kind, of_kind in KINDS.items()
+        for n, place in enumerate(x[name])
+    ]
+    series = {
+        name: {"x": list(x[name]), **{kind: np.round(curve[kind]["gap"], 4).tolist() for kind in KINDS}}
+        for name, curve in curves.items()
+    }
+    ends = "; ".join(
+        f"{name} {gaps[0]:+.2f} at {x[name][0]} to {gaps[-1]:+.2f} at {x[name][-1]}"
+        for name, curve in curves.items()
+        for gaps in [curve["updates"]["gap"].mean(0)]
+    )
+    seen = Counter(claim.seen for claim in claims if claim.holds is not None)
+    counted = f"; {seen['yes']} of {seen.total()} claims were seen" if seen else ""
+    because = None if seen["no"] else ""
+    return paper.outcome(rows, claims, series, f"Mean gap by {unit}: {ends}{counted}.", because=because)
+
+
+def _claims(paper: Paper, name: str, curve: Curves, x: Sequence[int], enough: int, unit: str, what: str) -> list[Claim]:
+    """Return the claims on one data set.
+
+    The paper takes a right split for a positive gap; but a split can be right without a gap (figure 3).
+    """
+    gaps, of_gradients = (curve[kind]["gap"].mean(0) for kind in KINDS)
+    right = 100 * curve["updates"]["right"].mean(0)
+    beyond = np.asarray(x) >= enough
+    steps = np.diff(gaps)
+    better = np.asarray(x)[gaps > of_gradients].tolist()
+    named: dict[str, Any] = {"data": name, "enough": enough, "unit": unit, "what": what}
+    shares = ", ".join(f"{n}: {share:.0f} %" for n, share in zip(x, right, strict=True))
+    means = ", ".join(f"{n}: {gap:+.2f}" for n, gap in zip(x, gaps, strict=True))
+    return [
+        paper.claim(
+            "right",
+            right[beyond].min() == 100 if beyond.any() else None,
+            f"share of the seeds, by {unit}: {shares}",
+            **named,
+        ),
+        paper.claim(
+            "positive",
+            gaps[beyond].min() > 0 if beyond.any() else None,
+            f"mean gap, by {unit}: {means}",
+            **named,
+        ),
+        paper.claim(
+            "grows",
+            gaps[-1] > gaps[0] if len(steps) else None,
+            f"{unit} {x[0]}: {gaps[0]:+.2f}, {x[-1]}: {gaps[-1]:+.2f}; {(steps < 0).sum()} of {len(steps)} steps go "
+            "down",
+            **named,
+        ),
+        paper.claim(
+            "updates",
+            len(better) > len(x) / 2,
+            f"at {', '.join(map(str, better)) or 'none'} of {', '.join(map(str, x))}; mean gap {gaps.mean():+.2f} "
+            f"against {of_gradients.mean():+.2f}",
+            **named,
+        ),
+    ]

@@ -1,0 +1,111 @@
+"""CFL's figure 7: mean and largest norm of two clients' updates, congruent and incongruent."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from fedclade.algorithms import FedAvg
+from fedclade.data import load_federation
+from fedclade.papers.cache import ResultCache, Settings
+from fedclade.papers.experiment import Paper
+from fedclade.papers.outcome import Outcome, Row
+
+KINDS: dict[str, dict[str, Any]] = {
+    "incongruent": {"partition": "iid", "shift": "label_swap", "clusters": 2},
+    "congruent": {"partition": "label_groups", "clusters": 2},
+}
+"""What two clients hold: both a random half, with other labels swapped; or digits 0 to 4, and 5 to 9."""
+
+NORMS = {"mean_norm": "norm of the mean update (eq. 32)", "max_norm": "largest norm of a client's update (eq. 33)"}
+
+POINTS = 100
+"""Rounds that the figure shows, means of the rounds between them."""
+
+EARLY, LATE = 0.2, 0.1
+"""Shares of the rounds whose mean is compared: the end of the first fifth, and the last tenth."""
+
+FEWEST_ROUNDS = 100
+"""Fewer do not tell what stagnates."""
+
+VANISHED = 0.1
+"""What norm has gone to zero: one that keeps less than this of what it was early on."""
+
+STAGNANT = 0.8
+"""What norm has stagnated: one that keeps so much of what it was early on."""
+
+APART = 1.5
+"""How many times the congruent clients' largest norm the incongruent ones' must be in the end, to be told apart."""
+
+
+def measure(paper: Paper, cache: ResultCache, settings: Settings) -> Outcome:
+    """Train two clients of either kind for many rounds."""
+    found = {kind: cache.by_seed(kind, settings["seeds"], partial(_norms, cache, settings, kind)) for kind in KINDS}
+    change = {kind: [{norm: _change(run[norm]) for norm in NORMS} for run in runs] for kind, runs in found.items()}
+    rows = [
+        Row.of(f"{kind}: {what}, end against early on", None, [each[norm] for each in change[kind]], "×")
+        for kind in KINDS
+        for norm, what in NORMS.items()
+    ]
+    stays, falls = ([each["max_norm"] for each in change[kind]] for kind in KINDS)
+    loss = np.mean([each["train_loss"] for each in found["incongruent"]])
+    server = [each["mean_norm"] for kind in KINDS for each in change[kind]]
+    apart = min(_last(a["max_norm"]) / _last(b["max_norm"]) for a, b in zip(*found.values(), strict=True))
+    claims = (
+        paper.claim(
+            "stagnates",
+            min(stays) >= STAGNANT if settings["rounds"] >= FEWEST_ROUNDS else None,
+            f"×{min(stays):.2f} to ×{max(stays):.2f} from the first fifth of the rounds to the last tenth; clients' "
+            f"training ends at a loss of {loss:.2g} nats, and near 0 they know the swapped labels by heart",
+        ),
+        paper.claim(
+            "vanishes", max(falls) < 1, f"×{min(falls):.2g} to ×{max(falls):.2g}", as_large=max(falls) < VANISHED
+        ),
+        paper.claim(
+            "mean", max(server) < 1, f"×{min(server):.2g} to ×{max(server):.2g}", as_large=max(server) < VANISHED
+        ),
+        paper.claim(
+            "apart",
+            apart > APART,
+            f"in the end the incongruent one is at least {apart:.1f} times the congruent one",
+        ),
+    )
+    sentence = (
+        f"From early on to the end the mean update falls to ×{min(server):.2g} to ×{max(server):.2g}, the largest to "
+        f"×{max(falls):.2g} of congruent clients, and to ×{min(stays):.2g} of incongruent ones."
+    )
+    series = {kind: {norm: _thinned(runs[0][norm]) for norm in NORMS} for kind, runs in found.items()}
+    because = None if any(claim.seen in ("no", "direction only") for claim in claims) else ""
+    return paper.outcome(rows, claims, {"rounds": settings["rounds"], **series}, sentence, because=because)
+
+
+def _norms(cache: ResultCache, settings: Settings, kind: str, seed: int) -> dict[str, list[float]]:
+    federation = load_federation(
+        settings["data"],
+        clients=2,
+        samples_per_client=settings["samples_per_client"],
+        test_samples=settings["test_samples"],
+        seed=seed,
+        data_dir=cache.data_dir,
+        **KINDS[kind],
+    )
+    how: dict[str, Any] = {"key": f"{kind}, seed {seed}", "evaluate_every": settings["rounds"]}
+    run = cache.simulate(FedAvg(), settings["model"], federation, settings, seed, **how)
+    norms = {norm: [float(f"{row[norm]:.4g}") for row in run.clusters] for norm in NORMS}
+    return {**norms, "train_loss": [row["train_loss"] for row in run.metrics[-1:]]}
+
+
+def _change(norms: list[float]) -> float:
+    """Return the mean over the last rounds, as a multiple of that at the end of the first fifth."""
+    early = max(1, round(EARLY * len(norms)))
+    return _last(norms) / float(np.mean(norms[early // 2 : early]))
+
+
+def _last(norms: list[float]) -> float:
+    return float(np.mean(norms[-max(1, round(LATE * len(norms))) :]))
+
+
+def _thinned(norms: list[float]) -> list[float]:
+    return [float(f"{part.mean():.3g}") for part in np.array_split(np.asarray(norms), min(POINTS, len(norms)))]

@@ -1,0 +1,153 @@
+"""What figures 8 and 9 of CFL keep of a run: how it went, and how alike the updates of every pair of clients were.
+
+The latter is the right part of figure 3 of the workshop paper.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+from fedclade.algorithms import CFL, CFLState, RoundLog
+from fedclade.core import Clients, Event, Round
+from fedclade.papers.cache import Settings
+from fedclade.runs import Run, events_of
+from fedclade.tasks import perplexity
+
+Series = dict[str, Any]
+"""What is kept of a run, see :func:`series_of`."""
+
+
+def series_of(run: Run, settings: Settings) -> Series:
+    """Return how a run went: scores in per cent, or as perplexity.
+
+    Returns
+    -------
+    dict
+        ``rounds`` evaluated ``[e]``; ``scores``, the mean of the clients ``[e]``, and ``by_cluster``, of each true
+        cluster ``[clusters][e]``; ``ari`` by round; ``gaps`` by node, ``[[round, gap], ...]``; ``splits``, their
+        rounds; ``jump``, ``gap_at_split``, ``gap_at_end``, ``norms`` and ``settled``, see the functions; ``examples``
+        to train on.
+    """
+    truth = {row["client"]: row["true_cluster"] for row in run.clients}
+    language = "perplexity" in run.summary
+    table = defaultdict[tuple[int, int], list[float]](list)
+    for row in run.clients:
+        value = perplexity(row["loss"]) if language else 100 * row["accuracy"]
+        table[row["round"], row["true_cluster"]].append(value)
+    rounds, clusters = (sorted(set(each)) for each in zip(*table, strict=True))
+    gaps = defaultdict[str, list[list[float]]](list)
+    for row in run.clusters:
+        if row["separation_gap"] is not None:
+            gaps[str(row["node"])].append([row["round"], round(row["separation_gap"], 3)])
+    ari = [row["ari"] for row in run.metrics]
+    return {
+        "rounds": rounds,
+        "scores": [float(np.mean([v for c in clusters for v in table[number, c]])) for number in rounds],
+        "by_cluster": [[round(float(np.mean(table[number, c])), 2) for number in rounds] for c in clusters],
+        "ari": ari,
+        "gaps": gaps,
+        "splits": [event["round"] for event in run.events if event["kind"] in ("split", "regrouped")],
+        "jump": _jump(run, settings, truth),
+        "gap_at_split": next((gap for number, gap in gaps.get("0", []) if number == settings["split_rounds"][0]), None),
+        "norms": _norms(run, settings, truth),
+        "gap_at_end": max((last[-1][1] for last in gaps.values() if last[-1][0] == len(run.metrics)), default=-1.0),
+        "settled": _settled(ari),
+        "examples": sum({row["client"]: row["n_train"] for row in run.clients}.values()),
+    }
+
+
+def _jump(run: Run, settings: Settings, truth: Mapping[int, int]) -> float:
+    """Return by how many points those rise that the first split separates from all others, till the next evaluation.
+
+    Those of a child that holds one true cluster alone; 0 if there is none.
+    """
+    first = settings["split_rounds"][0]
+    children = [node.members for node in run.tree.nodes if node.born == first]
+    pure = [members for members in children if len({truth[client] for client in members}) == 1]
+
+    def accuracy(number: int) -> float:
+        return float(np.mean([r["accuracy"] for r in run.clients if r["round"] == number and r["client"] in pure[0]]))
+
+    return 100 * (accuracy(first + settings["evaluate_every"]) - accuracy(first)) if pure else 0.0
+
+
+def _norms(run: Run, settings: Settings, truth: Mapping[int, int]) -> dict[str, list[float]]:
+    """Return the largest norms (eq. 33) in the rounds of the splits, of clusters that are ``mixed`` and ``pure``."""
+    found: dict[str, list[float]] = {"mixed": [], "pure": []}
+    for row in run.clusters:
+        if row["round"] in settings["split_rounds"] and row["max_norm"] is not None:
+            distributions = {truth[client] for client in run.tree.nodes[row["node"]].members}
+            found["mixed" if len(distributions) > 1 else "pure"].append(round(row["max_norm"], 3))
+    return found
+
+
+def _settled(ari: Sequence[float]) -> int:
+    """Return the round from which on the clusters are the true ones to the end; 0 if they are not in the end."""
+    last = max((number for number, value in enumerate(ari, start=1) if value != 1), default=0)
+    return 0 if last == len(ari) else last + 1
+
+
+DIGITS = 3
+"""Decimals of a similarity that are kept."""
+
+KINDS = {"same": "one distribution", "other": "two distributions", "clustered": "already clustered"}
+"""Pairs of clients within one cluster: blue, orange and grey in the paper."""
+
+Pairs = dict[str, list[list[float]]]
+"""By kind of pair: ``[round, lowest, mean, highest]`` for every round that has such pairs."""
+
+
+@dataclass(frozen=True)
+class Pairwise(Event):
+    """The similarities of a cluster's clients in a round."""
+
+    kind = "similarities"
+
+    clients: tuple[int, ...]
+    alpha: tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatchedCFL(CFL):
+    """CFL that reports the similarities of its clients as events, so that the run keeps them for every round."""
+
+    def step(
+        self, state: CFLState, cohort: Sequence[int], clients: Clients, this_round: Round
+    ) -> tuple[CFLState, RoundLog]:
+        """Run one round."""
+        state, log = super().step(state, cohort, clients, this_round)
+        events = [
+            Pairwise(node, each.members, np.round(each.similarity, DIGITS).tolist())
+            for node, each in log.criteria.items()
+            if each.similarity is not None and len(each.members) > 1
+        ]
+        return state, replace(log, events=(*log.events, *events))
+
+
+def pairs_of(run: Run, truth: Mapping[int, int]) -> Pairs:
+    """Return how alike pairs of clients were in a run of :class:`WatchedCFL`, given their true clusters.
+
+    A cluster that is a true one is clustered already.
+    """
+    sizes = Counter(truth.values())
+    found: dict[str, dict[int, list[float]]] = {kind: defaultdict(list) for kind in KINDS}
+    for number, event in events_of(run.events, Pairwise):
+        clients, alpha = event.clients, event.alpha
+        kinds = {truth[client] for client in clients}
+        done = len(kinds) == 1 and len(clients) == sizes[min(kinds)]
+        for a, b in combinations(range(len(clients)), 2):
+            alike = "same" if truth[clients[a]] == truth[clients[b]] else "other"
+            found["clustered" if done else alike][number].append(alpha[a][b])
+    return {
+        kind: [
+            [number, *(round(float(value), DIGITS) for value in (min(values), np.mean(values), max(values)))]
+            for number, values in sorted(rounds.items())
+        ]
+        for kind, rounds in found.items()
+    }

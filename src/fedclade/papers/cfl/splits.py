@@ -1,0 +1,230 @@
+"""CFL's figures 8 and 9: federated learning stagnates, splits at dates help; and rcfl, which needs no dates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from fedclade.algorithms import CFL, Algorithm, FedAvg, ReplicatedCFL
+from fedclade.data import Federation, load_federation
+from fedclade.papers.cache import ResultCache, Settings, maker_of
+from fedclade.papers.cfl.series import Series, WatchedCFL, pairs_of, series_of
+from fedclade.papers.experiment import Paper
+from fedclade.papers.outcome import Claim, Outcome, Row, as_told, untested
+
+Values = Sequence[float]
+
+FEWEST_ROUNDS = 30
+"""Fewer tell nothing of what holds in the end."""
+
+METHODS = {"fl": "FL", "cfl": "CFL by dates", "own": "CFL by its criteria", "rcfl": "rcfl"}
+"""``own`` is left out where no ε₁, ε₂ and γ_max are known that serve."""
+
+
+def measure_cifar(paper: Paper, cache: ResultCache, settings: Settings) -> Outcome:
+    """Train on permuted labels (figure 8)."""
+    found = _train_all(cache, settings)
+    first, numbers = settings["split_rounds"][0], paper.numbers
+    stagnation, end = _scores(found, first)
+    settled = [series["settled"] for series in found["rcfl"]]
+    rows = [
+        Row.of("FL when CFL splits first", numbers["stagnation"], stagnation, within=3),
+        Row.of("FL at the end", numbers["stagnation"], end["fl"], within=3),
+        Row.of(
+            "rise of those whom the first split parts from all others",
+            *(numbers["rise"], [series["jump"] for series in found["cfl"]]),
+            wanted="at least",
+            within=2,
+        ),
+        Row.of("CFL at the end, after three splits", numbers["end"], end["cfl"], wanted="at least", within=2),
+        *(Row.of(f"{METHODS[key]} at the end", None, end[key]) for key in ("own", "rcfl") if key in end),
+        Row.of("rcfl: round after which its clusters stay the true ones", None, settled, "rounds"),
+    ]
+    more = np.array(end["cfl"]) / np.array(stagnation)
+    gain_late = np.array(end["fl"]) - np.array(stagnation)
+    before, after = ([series[key] for series in found["cfl"]] for key in ("gap_at_split", "gap_at_end"))
+    claims = [
+        paper.claim(
+            "stagnates",
+            gain_late.max() < 0.25 * np.mean(stagnation),
+            f"{gain_late.mean():+.1f} points from round {first} to {settings['rounds']}, while CFL gains "
+            f"{np.mean(end['cfl']) - np.mean(stagnation):+.1f}",
+        ),
+        paper.claim("separated", *_separated(found["cfl"])),
+        paper.claim("gap", min(before) > 0, f"g(α) {_listed(before)}"),
+        paper.claim("no_gap", max(after) < 0, f"largest g(α) of a cluster {_listed(after)}"),
+        paper.claim("norms", *_norms_tell(found["cfl"])),
+        paper.claim("doubled", more.min() > 2, f"×{more.min():.2f} to ×{more.max():.2f} of the FL solution's"),
+        *_on_criteria(paper, found, settings),
+        *_on_pairs(paper, found["cfl"]),
+        paper.claim(
+            "rcfl",
+            all(0 < number < first for number in settled),
+            f"its clusters are the true ones from round {_listed(settled)} on; CFL's calendar splits first in {first}",
+        ),
+    ]
+    sentence = (
+        f"FL {np.mean(stagnation):.1f} % when CFL splits first and {np.mean(end['fl']):.1f} % at the end; "
+        f"{_ends(found, end, ' %')}."
+    )
+    remarks = [_dates(paper, settings)]
+    return _outcome(paper, settings, rows, claims, found, sentence, remarks, _because(paper, settings, found))
+
+
+def measure_agnews(paper: Paper, cache: ResultCache, settings: Settings) -> Outcome:
+    """Train next-word prediction on articles of one topic for each client (figure 9)."""
+    found = _train_all(cache, settings)
+    stagnation, end = _scores(found, settings["split_rounds"][0])
+    numbers, after = paper.numbers, "perplexity of CFL at the end, after the splits (the paper: below this)"
+    rows = [
+        Row.of("perplexity of FL when CFL splits first", numbers["stagnation"], stagnation, ""),
+        Row.of("perplexity of FL at the end", numbers["fl"], end["fl"], ""),
+        Row.of(after, numbers["cfl"], end["cfl"], ""),
+        *(
+            Row.of(f"perplexity of {METHODS[key]} at the end", None, end[key], "")
+            for key in ("own", "rcfl")
+            if key in end
+        ),
+    ]
+    gain = [100 * (1 - cfl / fl) for fl, cfl in zip(end["fl"], end["cfl"], strict=True)]
+    claims = [
+        paper.claim("below", min(gain) > 0, f"{np.mean(gain):.1f} % less", as_told(gain, numbers["gain"])),
+        paper.claim("discovered", *_separated(found["cfl"])),
+        *_on_criteria(paper, found, settings),
+    ]
+    articles, words = found["fl"][0]["examples"], settings["source_arguments"]["vocabulary_size"]
+    texts = {key: paper.texts[key].format(articles=articles, words=words) for key in ("articles", "vocabulary")}
+    remarks = [texts["articles"], paper.texts["no_vocabulary"], _dates(paper, settings)]
+    sentence = f"FL {np.mean(end['fl']):.1f} at the end; {_ends(found, end, '')}."
+    because = f"{texts['vocabulary']} {_because(paper, settings, found)}"
+    return _outcome(paper, settings, rows, claims, found, sentence, remarks, because)
+
+
+def _train_all(cache: ResultCache, settings: Settings) -> dict[str, list[Series]]:
+    """Return by method how its runs went, seed by seed."""
+    return {
+        method: cache.by_seed(name, settings["seeds"], partial(_train, cache, settings, method))
+        for method, name in METHODS.items()
+        if method != "own" or settings["criteria"]
+    }
+
+
+def _train(cache: ResultCache, settings: Settings, method: str, seed: int) -> Series:
+    makers: Mapping[str, Callable[[], Algorithm]] = {
+        "fl": lambda: FedAvg(),
+        "cfl": lambda: WatchedCFL(split_rounds=tuple(settings["split_rounds"]), **settings["at_dates"]),
+        "own": lambda: WatchedCFL(**settings["criteria"]),
+        "rcfl": lambda: ReplicatedCFL(),
+    }
+    algorithm, federation = makers[method](), federation_of(settings, cache, seed)
+    model = maker_of(federation, settings["model"], settings["model_arguments"])
+    how: dict[str, Any] = {"key": f"{METHODS[method]}, seed {seed}", "evaluate_every": settings["evaluate_every"]}
+    run = cache.simulate(algorithm, model, federation, settings, seed, **how)
+    series, truth = series_of(run, settings), federation.true_clusters
+    return {**series, "pairs": pairs_of(run, truth)} if isinstance(algorithm, CFL) and truth else series
+
+
+def federation_of(settings: Settings, cache: ResultCache, seed: int) -> Federation:
+    """Return the clients of a figure."""
+    return load_federation(
+        settings["data"],
+        clients=settings["clients"],
+        samples_per_client=settings["samples_per_client"],
+        test_samples=settings["test_samples"],
+        seed=seed,
+        data_dir=cache.data_dir,
+        source_arguments=settings.get("source_arguments"),
+        **settings["distribution"],
+    )
+
+
+def _scores(found: Mapping[str, Sequence[Series]], first: int) -> tuple[Values, dict[str, Values]]:
+    """Return seed by seed the scores of FL when CFL splits first, and those of all methods at the end."""
+    stagnation = [series["scores"][series["rounds"].index(first)] for series in found["fl"]]
+    return stagnation, {method: [series["scores"][-1] for series in runs] for method, runs in found.items()}
+
+
+def _outcome(
+    paper: Paper,
+    settings: Settings,
+    rows: Sequence[Row],
+    claims: Sequence[Claim],
+    found: Mapping[str, Sequence[Series]],
+    sentence: str,
+    remarks: Sequence[str],
+    because: str,
+) -> Outcome:
+    tested = claims if settings["rounds"] >= FEWEST_ROUNDS else untested(claims)
+    shown = {method: runs[0] for method, runs in found.items()}
+    return paper.outcome(rows, tested, shown, sentence, because=because, remarks=remarks)
+
+
+def _separated(runs: Sequence[Series]) -> tuple[bool, str]:
+    """Return whether the clusters are the true ones at the end, and how far they are."""
+    ari = [series["ari"][-1] for series in runs]
+    return all(each == 1 for each in ari), f"ARI {_listed(ari)}"
+
+
+def _norms_tell(runs: Sequence[Series]) -> tuple[bool | None, str]:
+    """Return whether the largest norms of mixed clusters are above those of pure ones, and the norms."""
+    mixed, pure = ([norm for series in runs for norm in series["norms"][kind]] for kind in ("mixed", "pure"))
+    return (
+        min(mixed) > max(pure) if mixed and pure else None,
+        f"in the rounds of the splits {_listed(sorted(mixed))} of clusters of several distributions, "
+        f"{_listed(sorted(pure)) or 'none'} of those of one",
+    )
+
+
+def _on_criteria(paper: Paper, found: Mapping[str, Sequence[Series]], settings: Settings) -> list[Claim]:
+    """Return the claim on CFL that splits by eqs. 32, 33 and 39, where some ε₁, ε₂ and γ_max serve."""
+    if "own" not in found:
+        return []
+    holds, measured = _separated(found["own"])
+    splits = "; ".join(", ".join(map(str, series["splits"])) or "none" for series in found["own"])
+    rule = _rule(settings["criteria"])
+    return [paper.claim("criteria", holds, f"{measured}, splits in rounds {splits}, by {rule}, chosen on other seeds")]
+
+
+def _on_pairs(paper: Paper, runs: Sequence[Series]) -> list[Claim]:
+    """Return what the right part of the workshop paper's figure 3 shows, if the runs kept it."""
+    apart: list[float] = []
+    for series in runs:
+        same, other = ({number: mean for number, _, mean, _ in series["pairs"][kind]} for kind in ("same", "other"))
+        apart += [same[number] - other[number] for number in same.keys() & other.keys()]
+    differ = f"mean similarities differ by {min(apart):.2f} to {max(apart):.2f}" if apart else ""
+    return [paper.claim("alike", min(apart) > 0, differ)] if apart else []
+
+
+def _dates(paper: Paper, settings: Settings) -> str:
+    known = "found" if settings["criteria"] else "not_found"
+    return paper.texts["dates"].format(rule=_rule(settings["at_dates"])) + paper.texts[known]
+
+
+def _ends(found: Mapping[str, Sequence[Series]], end: Mapping[str, Values], unit: str) -> str:
+    """Say how every method but FL ends."""
+    return ", ".join(
+        f"{METHODS[method]} {np.mean(end[method]):.1f}{unit} (ARI {np.mean([each['ari'][-1] for each in runs]):.2f})"
+        for method, runs in found.items()
+        if method != "fl"
+    )
+
+
+def _because(paper: Paper, settings: Settings, found: Mapping[str, Sequence[Series]]) -> str:
+    """Say what differs from the paper, and what came of it."""
+    scale = f"{settings['rounds']} rounds, dates {', '.join(map(str, settings['split_rounds']))}"
+    missed = {method: any(each["ari"][-1] < 1 for each in runs) for method, runs in found.items()}
+    parts = [paper.texts["ours"].format(scale=scale)]
+    parts += [paper.texts["pure_norms"]] if missed["cfl"] and _norms_tell(found["cfl"])[0] is False else []
+    parts += [paper.texts["other_seeds"]] if missed.get("own") else []
+    return " ".join(parts)
+
+
+def _rule(criteria: Settings) -> str:
+    return ", ".join(f"{key} {value:g}" for key, value in criteria.items())
+
+
+def _listed(values: Iterable[float]) -> str:
+    return ", ".join(f"{value:.3g}" for value in values)

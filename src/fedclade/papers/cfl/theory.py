@@ -1,0 +1,152 @@
+"""CFL's figure 3: how often random gradients are split right, against what Theorem 1 promises.
+
+k distributions have gradients ∇R that are normal in d dimensions and sum to zero, as at a stationary point (eq. 104);
+m clients, the same number of each distribution, have ∇r = ∇R + noise. The noise is normal, too, and scaled to γ times
+the norm of ∇R, so that all γ_i of eq. 16 are γ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import pi, sin
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedclade.clustering import (
+    cosine_similarity,
+    highest_cross,
+    lowest_intra,
+    optimal_bipartition,
+    separation_gap,
+)
+from fedclade.core import rng
+from fedclade.papers.cache import ResultCache, Settings
+from fedclade.papers.experiment import Paper
+from fedclade.papers.outcome import Claim, Outcome, Row
+
+ROUNDING = 1e-9
+"""Cosines in float64 may lie this far beyond a bound."""
+
+MANY = 10
+"""Distributions above which eqs. 30 and 31 speak of large k."""
+
+
+def bounds(k: int, gamma: float) -> tuple[float, float]:
+    """Return the bounds of eqs. 19 and 21, on α_cross^max from above and α_intra^min from below, if all γ_i are γ."""
+    return highest_cross([gamma] * k, range(k)), lowest_intra([gamma] * 2, [0, 0])
+
+
+def largest_noise(k: int) -> float:
+    """Return the γ below which Theorem 1 promises a right split of k distributions: sin(π / (4·(k − 1))).
+
+    There the two bounds meet: with H = cos(2·arcsin γ), 2·arcsin γ = π/(k − 1) − 2·arcsin γ.
+    """
+    return sin(pi / (4 * (k - 1)))
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One draw of all clients' gradients, split in two."""
+
+    #: α_intra^min, the smallest similarity of two clients of one distribution (eq. 21).
+    intra: float
+    #: α_cross^max of the optimal bi-partition (eq. 17).
+    cross: float
+    #: Whether that separates no two clients of one distribution (Definition 1).
+    right: bool
+    #: Separation gap g(α) (Definition 2).
+    gap: float
+
+
+def draw_sample(k: int, d: int, gamma: float, clients_each: int, generator: np.random.Generator) -> Sample:
+    """Draw gradients of k ≥ 2 distributions in d ≥ 2 dimensions with relative noise γ ≥ 0, and split them in two."""
+    means = generator.normal(size=(k, d))
+    means -= means.mean(0)
+    truth = np.repeat(np.arange(k), clients_each)
+    noise = generator.normal(size=(len(truth), d))
+    norms = np.linalg.norm(means[truth], axis=1) / np.linalg.norm(noise, axis=1)
+    gradients = means[truth] + gamma * norms[:, None] * noise
+    alpha = cosine_similarity(torch.from_numpy(gradients))
+    split = optimal_bipartition(alpha, range(len(truth)))
+    gap = separation_gap(alpha, truth.tolist(), split.alpha_cross_max)
+    right = not set(truth[list(split.first)]) & set(truth[list(split.second)])
+    return Sample(gap + split.alpha_cross_max, split.alpha_cross_max, right, gap)
+
+
+def summary(samples: Sequence[Sample]) -> dict[str, float]:
+    """Return what many draws of one k, d and γ show, as JSON has it: shares in [0, 1], and the extremes."""
+    n = len(samples)
+    return {
+        "gap_positive": sum(sample.gap > 0 for sample in samples) / n,
+        "right": sum(sample.right for sample in samples) / n,
+        "wrong_with_gap": sum(sample.gap > 0 and not sample.right for sample in samples),
+        "right_without_gap": sum(sample.right and sample.gap <= 0 for sample in samples),
+        "highest_cross": max(sample.cross for sample in samples),
+        "lowest_intra": min(sample.intra for sample in samples),
+    }
+
+
+def measure(paper: Paper, cache: ResultCache, settings: Settings) -> Outcome:
+    """Draw gradients for every k and γ, and for every d at one k and γ."""
+    gammas, fixed = settings["gammas"], settings["over_d"]
+    cells = [
+        cell
+        for k in settings["ks"]
+        for cell in cache.piece(f"k = {k}", lambda k=k: [_cell(settings, k, settings["d"], gamma) for gamma in gammas])
+    ]
+    over_d = [cache.piece(f"d = {d}", lambda d=d: _cell(settings, fixed["k"], d, fixed["gamma"])) for d in fixed["ds"]]
+    every = [*cells, *over_d]
+    without = sum(cell["right_without_gap"] for cell in every)
+    sentence = (
+        f"Of {len(every) * settings['samples']:,} random samples none broke a bound or was split wrong with a positive "
+        f"gap; {without:,} were split right without one."
+    )
+    # Eqs. 30 and 31: P[g(α) > 0] is near 1 for k above 10, even for γ just above 1.
+    above = min(gamma for gamma in gammas if gamma > 1)
+    rows = [
+        Row(
+            f"P[g(α) > 0], k = {cell['k']}, d = {cell['d']}, γ = {above:g} (eq. 30)",
+            *(100.0, 100 * cell["gap_positive"]),
+            wanted="at least",
+            told="≈ 1",
+        )
+        for cell in cells
+        if cell["k"] > MANY and cell["gamma"] == above
+    ]
+    series = {"cells": cells, "over_d": over_d}
+    claims = _claims(paper, every, settings["samples"])
+    return paper.outcome(rows, claims, series, sentence, because=None if without else "")
+
+
+def _cell(settings: Settings, k: int, d: int, gamma: float) -> dict[str, Any]:
+    generator = rng.generator(settings["seeds"][0], "figure 3", k, d, round(1000 * gamma))
+    samples = [draw_sample(k, d, gamma, settings["clients_each"], generator) for _ in range(settings["samples"])]
+    return {"k": k, "d": d, "gamma": gamma, **summary(samples)}
+
+
+def _claims(paper: Paper, cells: Sequence[Settings], samples: int) -> list[Claim]:
+    bounded = [cell for cell in cells if 0 < cell["gamma"] < 1]  # eq. 15; without noise they are the bounds
+    n = len(bounded) * samples
+    cross = max(cell["highest_cross"] - bounds(cell["k"], cell["gamma"])[0] for cell in bounded)
+    intra = min(cell["lowest_intra"] - bounds(cell["k"], cell["gamma"])[1] for cell in bounded)
+    green = [cell for cell in cells if cell["gamma"] < largest_noise(cell["k"])]
+    wrong = sum(1 - cell["gap_positive"] for cell in green) * samples
+    many = [cell for cell in cells if cell["k"] > MANY]
+    beyond = max((cell["gamma"] for cell in many if cell["gap_positive"] > 0.99), default=0)
+    without, misled = (sum(cell[key] for cell in cells) for key in ("right_without_gap", "wrong_with_gap"))
+    return [
+        paper.claim("cross", cross <= ROUNDING, f"{n:,} samples; the nearest stays {-cross:.4f} below"),
+        paper.claim("intra", intra >= -ROUNDING, f"{n:,} samples; the nearest stays {intra:.4f} above"),
+        paper.claim("promised", wrong < 0.5, f"{wrong:.0f} of {len(green) * samples:,} samples of the area were not"),
+        paper.claim("large", beyond > 1 if many else None, f"for k > {MANY}, P > 0.99 up to γ = {beyond:g}"),
+        paper.claim("gap", misled == 0, f"{misled} samples with a positive gap and a wrong split"),
+        paper.claim(
+            "only",
+            without == 0,
+            f"{without:,} of {len(cells) * samples:,} samples were split right without one: members of one "
+            "distribution may be as unlike as clients across the split",
+        ),
+    ]

@@ -1,0 +1,260 @@
+"""CFL's figures 1 and 2: toy problems in the plane, which no single model fits, and the paths of two clients.
+
+The paper shows pictures and gives no numbers; what is measured here shows the same cases. Every client has as many
+points for testing as for training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fedclade.algorithms import CFL, FedAvg
+from fedclade.core import ParameterTree, rng
+from fedclade.data import ClientData, Federation, Pool
+from fedclade.models import build_model
+from fedclade.papers.cache import ResultCache, Settings
+from fedclade.papers.experiment import Paper
+from fedclade.papers.outcome import Outcome, Row
+from fedclade.runs import Run
+
+Points = NDArray[np.float32]
+"""``[n, 2]``."""
+
+SPREAD = 0.35
+"""Standard deviation of a blob, whose centre is 1 from both axes."""
+
+TRUE_WEIGHTS = ((3.0, 0.5), (-0.5, 2.0))
+"""Of the two clients whose risks disagree."""
+
+
+def federated_xor(clients: int, points: int, seed: int) -> Federation:
+    """Return clients of two clusters that each hold two of XOR's four blobs: each is linear, both together are not."""
+
+    def draw(cluster: int, generator: np.random.Generator) -> tuple[Points, NDArray[np.int64]]:
+        side = generator.integers(2, size=2 * points)  # of the vertical axis
+        height = 1 if cluster == 0 else -1
+        centres = np.stack([2 * side - 1, np.full(2 * points, height)], axis=1)
+        return _blobs(centres, generator), np.where(height > 0, side, 1 - side)
+
+    return _federation("xor", clients, points, seed, draw)
+
+
+def opposed(clients: int, points: int, seed: int) -> Federation:
+    """Return clients of two clusters that see the same two blobs, with each other's labels."""
+
+    def draw(cluster: int, generator: np.random.Generator) -> tuple[Points, NDArray[np.int64]]:
+        side = generator.integers(2, size=2 * points)
+        return _blobs(np.stack([2 * side - 1, 2 * side - 1], axis=1), generator), side if cluster == 0 else 1 - side
+
+    return _federation("opposed", clients, points, seed, draw)
+
+
+def two_risks(points: int, seed: int, *, congruent: bool) -> Federation:
+    """Return two clients whose logistic risks can be minimised at once, or cannot.
+
+    Congruent: each client's points lie on an axis of its own, so that its risk depends on one weight only, and there is
+    a model that suits both. Incongruent: the points are spread over the plane, and the labels come from different
+    weights.
+    """
+
+    def draw(client: int, generator: np.random.Generator) -> tuple[Points, NDArray[np.int64]]:
+        x = generator.normal(size=(2 * points, 2)).astype(np.float32)
+        weights = np.array(TRUE_WEIGHTS[0] if congruent else TRUE_WEIGHTS[client])
+        if congruent:
+            x[:, 1 - client] = 0
+        chances = 1 / (1 + np.exp(-x @ weights))
+        return x, (generator.random(2 * points) < chances).astype(np.int64)
+
+    return _federation("two risks", 2, points, seed, draw)
+
+
+class TwoWeights(nn.Module):
+    """Logistic regression of two weights and no bias, so that its optimization path can be drawn."""
+
+    def __init__(self, start: tuple[float, float]) -> None:
+        super().__init__()
+        self.weights = nn.Parameter(torch.tensor(start))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits ``[n, 2]`` of points ``[n, 2]``."""
+        score = x @ self.weights
+        return torch.stack([torch.zeros_like(score), score], dim=1)
+
+
+def risk(federation: Federation, client: int, weights: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return a client's empirical risk in nats at weights ``[..., 2]`` of :class:`TwoWeights`, ``[...]``."""
+    x, y = (tensor.numpy().astype(np.float64) for tensor in federation.examples(client, "train"))
+    return np.logaddexp(0, -(2 * y - 1) * (weights @ x.T)).mean(-1)
+
+
+def _blobs(centres: NDArray[np.int64], generator: np.random.Generator) -> Points:
+    return (centres + SPREAD * generator.normal(size=centres.shape)).astype(np.float32)
+
+
+def _federation(
+    name: str,
+    clients: int,
+    points: int,
+    seed: int,
+    draw: Callable[[int, np.random.Generator], tuple[Points, NDArray[np.int64]]],
+) -> Federation:
+    drawn = [draw(client % 2, rng.generator(seed, name, client)) for client in range(clients)]
+    places = np.arange(clients * 2 * points).reshape(clients, 2, points)
+    members = [ClientData(i, f"client-{i}", i, places[i, 0], places[i, 1][:0], places[i, 1]) for i in range(clients)]
+    x, y = np.concatenate([x for x, _ in drawn]), np.concatenate([y for _, y in drawn])
+    train, test = places[:, 0].ravel(), places[:, 1].ravel()
+    pool = Pool(name, torch.from_numpy(x), torch.from_numpy(y), y, train, test, outputs=2)
+    return Federation(pool, tuple(members), {i: i % 2 for i in range(clients)}, name)
+
+
+CELLS = 17
+"""Points a side at which functions of the plane are evaluated."""
+
+
+def plane(low: float, high: float) -> NDArray[np.float64]:
+    """Return the points of a grid, ``[CELLS, CELLS, 2]``."""
+    return np.stack(np.meshgrid(*[np.linspace(low, high, CELLS)] * 2), axis=-1)
+
+
+SIDE = 2.2
+"""The plane is drawn from minus this to this."""
+
+SHOWN = 40
+"""Points of each cluster that are drawn."""
+
+CASES = {
+    "xor": ("federated XOR, linear model", federated_xor, "mclr"),
+    "xor, complex": ("federated XOR, one hidden layer", federated_xor, "mlp"),
+    "opposed": ("diverging conditionals, one hidden layer", opposed, "mlp"),
+}
+"""What each is called, its data, its model. The second is not in the paper: it shows that the model is to blame."""
+
+METHODS = {"fl": "one model for all", "cfl": "CFL"}
+
+
+def measure_xor(paper: Paper, cache: ResultCache, settings: Settings) -> Outcome:
+    """Let FedAvg and CFL learn the two problems."""
+    found = {case: cache.by_seed(case, settings["seeds"], partial(_learn, cache, settings, case)) for case in CASES}
+    rows = [
+        Row.of(f"{what} · {label}", None, [100 * each[method] for each in found[case]])
+        for case, (what, _, _) in CASES.items()
+        for method, label in METHODS.items()
+    ]
+    best_fl = {case: 100 * max(each["fl"] for each in found[case]) for case in CASES}
+    worst_cfl = min(100 * each["cfl"] for case in ("xor", "opposed") for each in found[case])
+    claims = (
+        paper.claim(
+            "simple",
+            best_fl["xor"] < 90,
+            f"a linear model for all: at most {best_fl['xor']:.1f} %; with a hidden layer it fits them "
+            f"({best_fl['xor, complex']:.1f} %)",
+        ),
+        paper.claim(
+            "diverging",
+            best_fl["opposed"] < 60,
+            f"a model with a hidden layer for all: at most {best_fl['opposed']:.1f} %",
+        ),
+        paper.claim("separated", worst_cfl > 95, f"after CFL's split: at least {worst_cfl:.1f} %"),
+    )
+    series = {case: found[case][0]["picture"] for case in ("xor", "opposed")}
+    sentence = (
+        f"One model for all reaches {best_fl['xor']:.1f} and {best_fl['opposed']:.1f} % at most, after CFL's split the "
+        f"clusters' own reach {worst_cfl:.1f} % at least."
+    )
+    return paper.outcome(rows, claims, series, sentence)
+
+
+def _learn(cache: ResultCache, settings: Settings, case: str, seed: int) -> dict[str, Any]:
+    _, data, model = CASES[case]
+    federation, rounds = data(settings["clients"], settings["points"], seed), settings["rounds"]
+    methods = {"fl": FedAvg(), "cfl": CFL(split_rounds=(rounds // 2,), eps2=1e-3)}
+    runs = {
+        name: cache.simulate(algorithm, model, federation, settings, seed, evaluate_every=rounds)
+        for name, algorithm in methods.items()
+    }
+    accuracies = {name: run.metrics[-1]["accuracy_mean"] for name, run in runs.items()}
+    return {**accuracies, "picture": _picture(federation, runs, model)}
+
+
+def _picture(federation: Federation, runs: dict[str, Run], model: str) -> dict[str, Any]:
+    """Return what one panel shows: some points of each cluster, and what each model predicts over the plane."""
+    points: list[dict[str, Any]] = []
+    for cluster in range(2):
+        x, y = federation.examples(cluster, "test")
+        points.append({"x": np.round(x[:SHOWN].numpy().astype(float), 2).tolist(), "y": y[:SHOWN].tolist()})
+    models = {"one model for all": runs["fl"].tree.nodes[0].params}
+    leaves = runs["cfl"].tree.leaves
+    if len(leaves) == 2:
+        models |= {f"cluster {leaf.members[0] % 2 + 1}": leaf.params for leaf in leaves}
+    return {
+        "points": points,
+        "opinions": {name: _predictions(runs["fl"], model, params) for name, params in models.items()},
+    }
+
+
+def _predictions(run: Run, model: str, params: torch.Tensor) -> list[list[float]]:
+    """Return the probability of label 1 over the plane, to three digits."""
+    module = build_model(model, input_shape=(2,), outputs=2)
+    assert run.layout is not None  # a run of our own
+    run.layout.load(params.cpu(), module)
+    grid = plane(-SIDE, SIDE)
+    with torch.no_grad():
+        chances = module(torch.from_numpy(grid.astype(np.float32)).view(-1, 2)).softmax(1)[:, 1]
+    return np.round(chances.view(grid.shape[:2]).numpy().astype(float), 3).tolist()
+
+
+def measure_paths(paper: Paper, cache: ResultCache, settings: Settings) -> Outcome:
+    """Follow the model of two clients of either kind."""
+    found = {
+        kind: cache.by_seed(kind, settings["seeds"], partial(_path, cache, settings, kind))
+        for kind in ("incongruent", "congruent")
+    }
+    left = {
+        (kind, norm): [each[norm][-1] / each[norm][0] for each in runs]
+        for kind, runs in found.items()
+        for norm in ("mean_norm", "max_norm")
+    }
+    still, gone = min(left["incongruent", "max_norm"]), max(left["congruent", "max_norm"])
+    at_rest = max(left["incongruent", "mean_norm"] + left["congruent", "mean_norm"])
+    what = "cosine similarity of the two clients' updates at the end, incongruent (eq. 13)"
+    row = Row.of(what, -1.0, [each["cosine"] for each in found["incongruent"]], "", within=0.01)
+    claims = (
+        paper.claim(
+            "stationary", at_rest < 0.01, f"the mean update shrinks to at most {at_rest:.2g} of its first norm"
+        ),
+        paper.claim("incongruent", still > 0.1, f"the largest update keeps at least {still:.2g} of its first norm"),
+        paper.claim("congruent", gone < 0.01, f"the largest update shrinks to at most {gone:.2g} of its first norm"),
+    )
+    sentence = (
+        f"Incongruent: cosine {row.ours:.3f}, and the largest update keeps {still:.2g} of its first norm; "
+        f"congruent: {gone:.2g}."
+    )
+    return paper.outcome([row], claims, {kind: runs[0] for kind, runs in found.items()}, sentence)
+
+
+def _path(cache: ResultCache, settings: Settings, kind: str, seed: int) -> dict[str, Any]:
+    federation = two_risks(settings["points"], seed, congruent=kind == "congruent")
+    start: tuple[float, float] = tuple(settings["start"])
+    path = [list(start)]
+
+    def on_round(_: object, tree: ParameterTree) -> None:
+        path.append(tree.nodes[0].params.tolist())
+
+    local = {**settings, "epochs": 1, "batch_size": settings["points"]}  # gradient descent
+    more: dict[str, Any] = {"evaluate_every": settings["rounds"], "engine": "loop", "on_round": on_round}
+    run = cache.simulate(
+        CFL(split_rounds=(settings["rounds"] + 1,)), TwoWeights(start), federation, local, seed, **more
+    )
+    return {
+        "path": np.round(path, 3).tolist(),
+        "risks": [np.round(risk(federation, client, plane(*settings["window"])), 3).tolist() for client in range(2)],
+        "cosine": float(run.similarities[-1].alpha[0, 1]),
+        **{norm: [row[norm] for row in run.clusters] for norm in ("mean_norm", "max_norm")},
+    }

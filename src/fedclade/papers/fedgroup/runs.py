@@ -1,0 +1,113 @@
+"""What is behind FedGroup's tables and figures: its methods, and what is kept of a run."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedclade.algorithms import Algorithm, FedAvg, FedGroup
+from fedclade.core import Round, Updates
+from fedclade.papers.cache import ResultCache, Settings, local_of
+from fedclade.papers.fedgroup.tasks import LABELS, Task, federation_of
+from fedclade.runs import Backend, Run
+
+Found = dict[str, Any]
+"""What is kept of a run, as JSON has it."""
+
+DIGITS = 4
+"""Decimals of an accuracy that are kept."""
+
+FEWEST_ROUNDS = 25
+"""Fewer cannot show what is claimed of runs of 200."""
+
+OF_A_RUN = ("rounds", "selected", "epochs", "batch_size", "pretrain_scale", "eta_g")
+"""Settings that a run depends on, besides the number of clients: tables and figures that share them share runs."""
+
+WAYS: Mapping[str, Mapping[str, Any]] = {
+    "FedGroup": {},
+    "FedGrouProx": {},
+    "FedGroup-RCC": {"rcc": True},
+    "FedGroup-RAC": {"rac": True},
+    "FedGroup, sampled, by latest update": {"cold_start": "sampled"},
+    "FedGroup, sampled, by position": {"cold_start": "sampled", "direction": "position"},
+}
+"""FedGroup's variants; the last two let clients join a group in the round that first samples them."""
+
+
+def method(name: str, task: Task, settings: Settings) -> tuple[Algorithm, float]:
+    """Return an algorithm, ``FedAvg``, ``FedProx`` or one of :data:`WAYS`, and the μ of its local training."""
+    if name in ("FedAvg", "FedProx"):
+        return FedAvg(), task.mu if name == "FedProx" else 0.0
+    common = {"groups": task.groups, "pretrain_scale": settings["pretrain_scale"], "eta_g": settings["eta_g"]}
+    mu = task.mu if name == "FedGrouProx" else None
+    return FedGroup(**common, mu=mu, **WAYS[name]), 0.0
+
+
+def runs_of(
+    cache: ResultCache,
+    settings: Settings,
+    task: Task,
+    name: str,
+    *,
+    seeds: Sequence[int] | None = None,
+    labels_per_client: int = LABELS,
+) -> list[Found]:
+    """Run a method with every seed, of data and run; ``labels_per_client`` of its images.
+
+    Returns
+    -------
+    list
+        ``accuracy`` and ``discrepancy`` by round, and the accuracy of the ``groups``.
+    """
+    shared = {key: settings[key] for key in OF_A_RUN}
+    within = cache.within({**shared, "clients": {task.data: settings["clients"][task.data]}})
+    labels = "" if labels_per_client == LABELS else f", labels per client {labels_per_client}"
+    key = f"{task.data}, {task.model}{labels}, {name}"
+
+    def make(seed: int) -> Found:
+        federation = federation_of(task.data, settings, within, seed, labels_per_client)
+        algorithm, mu = method(name, task, settings)
+        run = within.simulate(
+            *(algorithm, task.maker(federation), federation, {**settings, "lr": task.lr, "mu": mu}, seed),
+            key=f"{key}, seed {seed}",
+            client_fraction=min(1.0, settings["selected"] / len(federation)),
+            engine=task.engine,
+        )
+        return {
+            "accuracy": [round(row["accuracy_weighted"], DIGITS) for row in run.metrics],
+            "discrepancy": [round(row["discrepancy"], DIGITS) for row in run.metrics],
+            "groups": _accuracy_of_groups(run),
+        }
+
+    return within.by_seed(key, settings["seeds"] if seeds is None else seeds, make)
+
+
+def _accuracy_of_groups(run: Run) -> dict[str, list[float | None]]:
+    """Return by leaf the accuracy of its members in every round, weighted by their sizes; None while it has none."""
+    right, weight = defaultdict[tuple[int, int], float](float), defaultdict[tuple[int, int], int](int)
+    for row in run.clients:
+        place = row["cluster"], row["round"]
+        right[place] += row["accuracy"] * row["n_train"]
+        weight[place] += row["n_train"]
+    rounds = range(1, len(run.metrics) + 1)
+    return {
+        f"{leaf.id}": [
+            round(right[place] / weight[place], DIGITS) if (place := (leaf.id, number)) in weight else None
+            for number in rounds
+        ]
+        for leaf in run.tree.leaves
+    }
+
+
+def pretrained(cache: ResultCache, settings: Settings, task: Task, seed: int) -> tuple[Updates, list[int]]:
+    """Return the updates of all n clients after one epoch from w_0, and the rows of αm of them, as Algorithm 3 has."""
+    federation = federation_of(task.data, settings, cache, seed)
+    algorithm = FedGroup(groups=task.groups, pretrain_scale=settings["pretrain_scale"])
+    maker, device = task.maker(federation), cache.device
+    backend = Backend.simulated_by(federation, maker, algorithm, seed=seed, device=device, engine=task.engine)
+    this_round = Round(1, local_of({**settings, "epochs": 1, "lr": task.lr}), seed, purpose="pretrain")
+    wanted = min(len(federation), settings["pretrain_scale"] * task.groups)
+    chosen = this_round.generator("pretrain").choice(len(federation), wanted, replace=False)
+    ids = list(federation.ids)
+    return backend.clients.train(ids, backend.initial[None], [0] * len(ids), this_round), sorted(chosen.tolist())

@@ -1,0 +1,241 @@
+"""What the FL+HC paper claims of its tables, and whether it was seen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Any
+
+from fedclade.papers.cache import Settings
+from fedclade.papers.experiment import Paper
+from fedclade.papers.fl_hc.runs import CLUSTERS, Found
+from fedclade.papers.outcome import Claim, as_told
+
+FEWEST_ROUNDS = 20
+"""Fewer cannot show what is claimed of runs of 50."""
+
+CEILING = 0.8
+"""What FL can reach where four groups swap two labels each: it learns the majority's, wrong for 2 of 10 digits."""
+
+POINT = 1.0
+"""Percentage points by which ours may lie outside of a range of accuracies."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell of a table: FL+HC in one way, beside FL."""
+
+    key: str
+    #: n of Algorithm 1.
+    rounds_before: int
+    #: FL+HC's and FL's, seed by seed.
+    runs: Sequence[Found]
+    averaged: Sequence[Found]
+    #: The paper's, in %: accuracy directly after the clustering step and at the end, share of clients likewise.
+    paper: Sequence[float | None] = (None,) * 4
+
+    def after(self, what: str, *, averaged: bool = False) -> list[float]:
+        """Return ``accuracy`` or ``reached`` in the round after the clustering step, seed by seed."""
+        number = self.rounds_before + 1
+        return [run[what][run["rounds"].index(number)] for run in (self.averaged if averaged else self.runs)]
+
+    def last(self, what: str) -> list[float]:
+        """Return ``accuracy`` or ``reached`` at the end, seed by seed."""
+        return [run[what][-1] for run in self.runs]
+
+    @property
+    def gain(self) -> float:
+        """By how much the accuracy at the end is above FL's."""
+        return fmean(self.last("accuracy")) - fmean(run["accuracy"][-1] for run in self.averaged)
+
+    @property
+    def gain_after(self) -> float:
+        """The same in the round after the clustering step, as a ratio."""
+        return fmean(self.after("accuracy")) / fmean(self.after("accuracy", averaged=True))
+
+
+Cells = Sequence[Cell]
+Check = Callable[[Cells, Mapping[str, Any]], tuple[Any, ...]]
+"""Of cells and the paper's numbers: what :meth:`Paper.claim` takes."""
+
+
+def claims_on(paper: Paper, cells: Cells, settings: Settings) -> list[Claim]:
+    """Return the claims on a table; those that few rounds can show are ``early`` among the paper's numbers."""
+    claims = {key: paper.claim(key, *CHECKS[key](cells, paper.numbers)) for key in paper.claims}
+    early = claims if settings["rounds"] >= FEWEST_ROUNDS else paper.numbers.get("early", ())
+    return [claim if key in early else replace(claim, holds=None) for key, claim in claims.items()]
+
+
+def _outperforms(cells: Cells, _: Any) -> tuple[Any, ...]:
+    better, better_after = sum(cell.gain > 0 for cell in cells), sum(cell.gain_after > 1 for cell in cells)
+    measured = f"at the end in {better} of {len(cells)}, in the round after clustering in {better_after}"
+    return better == better_after == len(cells), measured
+
+
+def _jump(cells: Cells, numbers: Mapping[str, Any]) -> tuple[Any, ...]:
+    least = min(cell.rounds_before for cell in cells)
+    first, others = ([c.gain_after for c in cells if (c.rounds_before == least) == one] for one in (True, False))
+    measured = f"n = 1: {min(first):.2f}x to {max(first):.2f}x, later: {min(others):.2f}x to {max(others):.2f}x"
+    return min(first) > 1 and fmean(first) > fmean(others), measured, as_told(first, *numbers["jump"])
+
+
+def _more_clients(cells: Cells, numbers: Mapping[str, Any]) -> tuple[Any, ...]:
+    shares = [fmean(cell.last("reached")) for cell in cells]
+    averaged = [fmean(run["reached"][-1] for run in cell.averaged) for cell in cells]
+    ratios = [ours / theirs if theirs else float("inf") for ours, theirs in zip(shares, averaged, strict=True)]
+    measured = f"{min(ratios):.1f}x to {max(ratios):.1f}x: FL+HC {percent(shares)}, FL {percent(averaged)}"
+    return min(ratios) > 1, measured, as_told(ratios, *numbers["more_clients"])
+
+
+def _negative(cells: Cells, _: Any) -> tuple[Any, ...]:
+    worse = sum(cell.gain <= 0 for cell in cells)
+    return 2 * worse > len(cells), f"below FL in {worse} of {len(cells)}"
+
+
+def _ceiling(cells: Cells, _: Any) -> tuple[Any, ...]:
+    averaged = [max(run["accuracy"]) for cell in cells for run in cell.averaged]
+    return max(averaged) <= CEILING + 0.02, f"best of all rounds {percent(averaged)}"
+
+
+def _finds(cells: Cells, _: Any) -> tuple[Any, ...]:
+    least = min(run["ari"] for cell in cells for run in cell.runs)
+    return least == 1, f"ARI {least:.2f} and more"
+
+
+def _better(cells: Cells, numbers: Mapping[str, Any]) -> tuple[Any, ...]:
+    gains = [cell.gain for cell in cells]
+    return min(gains) > numbers["better"], points(gains)
+
+
+def _degrades(cells: Cells, _: Any) -> tuple[Any, ...]:
+    cosine = [cell.gain for cell in cells if cell.key.startswith("cosine")]
+    return max(cosine) < 0, points(cosine)
+
+
+def _end(cells: Cells, numbers: Mapping[str, Any]) -> tuple[Any, ...]:
+    last = [value for cell in cells for value in cell.last("accuracy")]
+    return _within(last, *numbers["end"]), percent(last)
+
+
+def _end_of_cuts(cells: Cells, numbers: Mapping[str, Any]) -> tuple[Any, ...]:
+    holds, measured = _end(cells, numbers)
+    others = [cell.key for cell in cells if any(run["ari"] < 1 for run in cell.runs)]
+    return holds, measured + (f"; other clusters than the true ones with {', '.join(others)}" if others else "")
+
+
+def _after(cells: Cells, numbers: Mapping[str, Any]) -> tuple[Any, ...]:
+    after = [value for cell in cells for value in cell.after("accuracy")]
+    moved = [run["at_the_mean"] for cell in cells for run in cell.runs if run["at_the_mean"] is not None]
+    mean = f"; from the mean of the clustering step's updates {percent(moved)}" if moved else ""
+    return _within(after, *numbers["after"]), percent(after) + mean
+
+
+def _order(cells: Cells, numbers: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Check that metrics are better than others, by the mean over linkages; of what was measured."""
+    pairs: list[tuple[str, str]] = numbers["order"]
+    metrics = dict.fromkeys(metric for pair in pairs for metric in pair)
+    of_each = {m: [fmean(cell.last("accuracy")) for cell in cells if cell.key.startswith(m)] for m in metrics}
+    means = {metric: fmean(found) for metric, found in of_each.items() if found}
+    measured = ", ".join(f"{metric} {100 * mean:.1f} %" for metric, mean in means.items())
+    if missing := [metric for metric in metrics if metric not in means]:
+        return None, f"{measured}; not measured: {', '.join(missing)}"
+    return all(means[one] > means[other] for one, other in pairs), measured
+
+
+CHECKS: Mapping[str, Check] = {
+    "outperforms": _outperforms,
+    "jump": _jump,
+    "more_clients": _more_clients,
+    "negative": _negative,
+    "ceiling": _ceiling,
+    "finds": _finds,
+    "better": _better,
+    "degrades": _degrades,
+    "end": _end,
+    "end_of_cuts": _end_of_cuts,
+    "after": _after,
+    "order": _order,
+}
+"""How the claims of the tables are checked, by their keys in ``experiments.toml``."""
+
+
+def claims_on_iid(paper: Paper, found: Mapping[str, Sequence[int]], cell: Cell, settings: Settings) -> list[Claim]:
+    """Return what section III says of IID clients.
+
+    Parameters
+    ----------
+    paper
+        What it says.
+    found
+        Number of clusters at the threshold, seed by seed, by ``"n 1, l2 ward"``.
+    cell
+        FL+HC with the fewest rounds before clustering.
+    settings
+        Of the experiment.
+    """
+    first, *later = settings["rounds_before"]
+    wards = {n: found[f"n {n}, l2 ward"] for n in (first, *later)}
+    last = {
+        metric: [n for name, counts in found.items() if name.startswith(f"n {later[-1]}, {metric} ") for n in counts]
+        for metric in ("l1", "l2", "cosine")
+    }
+    lost = 100 * -cell.gain
+    listed = ", ".join(f"{n}: {count(counts)}" for n, counts in wards.items())
+    metrics = "; ".join(f"{metric} {count(counts)}" for metric, counts in last.items())
+    return [
+        paper.claim("one", all(set(wards[n]) == {1} for n in later), f"clusters by n: {listed}"),
+        paper.claim(
+            "first",
+            min(wards[first]) > 1 and lost > 0,
+            f"{count(wards[first])} clusters, and {lost:.1f} points less at the end",
+            as_large=0 < lost < POINT,
+        ),
+        paper.claim(
+            "metrics", set(last["l2"]) == set(last["cosine"]) == {1} and min(last["l1"]) > 1, f"{metrics} clusters"
+        ),
+    ]
+
+
+def claim_on_curve(paper: Paper, cell: Cell) -> Claim:
+    """Return the claim on a figure: from the clustering step on, FL+HC is above FL, on the mean of the rounds."""
+    after = [fmean(run["accuracy"][cell.rounds_before :]) for run in (*cell.runs, *cell.averaged)]
+    measured = f"mean accuracy of the rounds after it: FL+HC {100 * after[0]:.1f} %, FL {100 * after[1]:.1f} %"
+    return paper.claim("curve", after[0] > after[1], measured, figure=cell.key)
+
+
+def why_cells_differ(paper: Paper, cells: Cells, settings: Settings) -> str:
+    """Say why a table differs: the paper's reasons, and cells with other clusters than the true ones."""
+    because = paper.because
+    for cell in cells if "threshold" in settings and "threshold" in paper.texts else ():
+        counts = sorted({run["clusters"] for run in cell.runs})
+        if counts != [CLUSTERS]:
+            named = {"cell": cell.key, "found": count(counts), "threshold": settings["threshold"]}
+            because += paper.texts["threshold"].format(clusters=CLUSTERS, **named)
+    missed = " and ".join(cell.key for cell in cells if any(run["ari"] != 1 for run in cell.runs))
+    if missed and "cuts" in settings and "cuts" in paper.texts:
+        because += paper.texts["cuts"].format(cuts=settings["cuts"], cells=missed, clusters=CLUSTERS)
+    return because
+
+
+def _within(shares: Sequence[float], low: float, high: float) -> bool:
+    """Return whether shares lie in a range that is given in %, or within a point of it."""
+    return low - POINT <= 100 * min(shares) and 100 * max(shares) <= high + POINT
+
+
+def count(counts: Sequence[int]) -> str:
+    """Write a range of numbers."""
+    low, high = min(counts), max(counts)
+    return f"{low}" if low == high else f"{low} to {high}"
+
+
+def percent(shares: Sequence[float]) -> str:
+    """Write a range of shares."""
+    low, high = (f"{100 * share:.1f}" for share in (min(shares), max(shares)))
+    return f"{low} %" if low == high else f"{low} to {high} %"
+
+
+def points(gains: Sequence[float]) -> str:
+    """Write a range of differences to FL."""
+    low, high = (f"{100 * gain:+.1f}".replace("-", "−") for gain in (min(gains), max(gains)))
+    return f"{low} points beside FL" if low == high else f"{low} to {high} points beside FL"
