@@ -23,10 +23,7 @@ from fedclade.core.updates import Updates
 
 
 class Clients(ABC):
-    """N clients, wherever they are: in this process, or behind a network.
-
-    All that is asked of them goes through :meth:`ask`; the other methods put the queries together.
-    """
+    """N clients, in this process or behind a network. Every query goes through :meth:`ask`; the others compose it."""
 
     @property
     @abstractmethod

@@ -19,7 +19,7 @@ class ConfigError(FedcladeError, ValueError):
 
 
 class DataError(FedcladeError):
-    """Data is missing, unreadable, or cannot be given out to the clients as asked."""
+    """Data is missing, unreadable, or cannot be partitioned as configured."""
 
 
 class ModelError(FedcladeError):
@@ -39,7 +39,7 @@ class PrivacyError(FedcladeError):
 
 
 class PolicyError(FedcladeError):
-    """A client is asked for what its own policy forbids, or has answered as often as it may."""
+    """A query that a client's own policy forbids, or one more than the policy allows."""
 
 
 class RunError(FedcladeError):
@@ -55,7 +55,7 @@ class CheckpointError(RunError):
 
 
 class RunInterrupted(FedcladeError):  # noqa: N818 -- nothing went wrong
-    """A run was asked to stop, and did; ``happened`` says when, ``then`` what can be done now."""
+    """A run stopped on request; ``happened`` says when, ``then`` what can be done now."""
 
     def __init__(self, happened: str, then: str) -> None:
         super().__init__(f"{happened}; {then}")

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 OWNER_ONLY = 0o600
-"""Mode of files with models, which tell of the data that they were trained on, and of a client's own records."""
+"""Mode of files with models, which reveal something of their training data, and of a client's own records."""
 
 
 def appear(target: Path, write: Callable[[Path], object], *, private: bool = False) -> None:

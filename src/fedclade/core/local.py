@@ -1,4 +1,4 @@
-"""What a client is asked to do in a round: so many epochs of SGD at this step size."""
+"""Local training of a client in a round: epochs of SGD at a step size."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fedclade.core.arguments import checked
 from fedclade.core.errors import require
 
 LARGEST = 3.4e38
-"""Of a step size, and of what scales a penalty: float32 holds no larger number."""
+"""Largest step size or weight of a penalty: float32 holds no larger number."""
 
 
 @checked()

@@ -1,4 +1,4 @@
-"""What a server asks of clients, and what comes back: a query of each kind has a reply of one type."""
+"""Queries of a server to clients; each kind has a reply of one type."""
 
 from __future__ import annotations
 
@@ -18,12 +18,11 @@ Split = Literal["train", "validation", "test"]
 
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Round:
-    """One communication round: what keys its random draws, and what clients are asked to do in it.
+    """One communication round: what keys its random draws, and what clients do in it.
 
     Parameters
     ----------
@@ -113,7 +112,7 @@ class Evaluation:
 
 @dataclass(frozen=True, eq=False)
 class Query(ABC, Generic[R_co]):
-    """What a server asks of some clients."""
+    """A query of a server to some clients."""
 
     ids: Sequence[int]  # [n]
 
@@ -148,10 +147,10 @@ class UpdateQuery(Query[Updates]):
         """Return the query to some of the clients, in the order given."""
         if list(ids) == list(self.ids):
             return self
-        place_of = {client: place for place, client in enumerate(self.ids)}
-        places = [place_of[client] for client in ids]
-        anchors = None if self.anchors is None else _at(self.anchors, places)
-        return replace(self, ids=ids, assignment=_at(self.assignment, places), anchors=anchors)
+        row_of = dict(zip(self.ids, self.assignment, strict=True))
+        anchor_of = None if self.anchors is None else dict(zip(self.ids, self.anchors, strict=True))
+        anchors = None if anchor_of is None else [anchor_of[client] for client in ids]
+        return replace(self, ids=ids, assignment=[row_of[client] for client in ids], anchors=anchors)
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,7 +200,3 @@ class Ask(Protocol):
     def __call__(self, query: Query[R], /) -> R:
         """Return the reply."""
         ...
-
-
-def _at(values: Sequence[T], places: Sequence[int]) -> list[T]:
-    return [values[place] for place in places]

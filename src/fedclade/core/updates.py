@@ -1,4 +1,4 @@
-"""What clients answer in a round: checked where it arrives, then taken apart and joined as the server needs it."""
+"""Updates of clients in a round: checked where they arrive, then selected and concatenated."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NOT_ASKED = "not asked"
 """How the reason begins why a client is left out that was sent nothing."""
 
 CONVERTED_AT_A_TIME = 2**17
-"""Entries of updates that are turned to float64 at once: 1 MiB, which stays in a processor's cache."""
+"""Entries of updates that are converted to float64 at once: 1 MiB, which stays in a processor's cache."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +44,7 @@ class Sums:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Updates:
-    """What n clients answered in one round, with D parameters and S = D + buffers entries in a model.
+    """Updates of n clients in one round, of a model with D parameters and S = D + buffers entries.
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ class Updates:
     sketches
         What clients are compared by, ``[n, R]``, where it is not the update itself; always there in a stream.
     left_out
-        Why each client that was asked, and is not among ``ids``, is left out.
+        Why each client that was queried, and is not among ``ids``, is left out.
     """
 
     ids: tuple[int, ...]
@@ -132,13 +132,7 @@ class Updates:
 
     @property
     def required_deltas(self) -> Tensor:
-        """The update of each client, ``[n, S]``, for what cannot do with less.
-
-        Raises
-        ------
-        UpdateError
-            If the run streams.
-        """
+        """The update of each client, ``[n, S]``; an UpdateError if the run streams."""
         if self.deltas is None:
             raise UpdateError(
                 f"the updates of {len(self.ids)} clients are needed one by one, but this run streams and keeps only "
@@ -160,10 +154,7 @@ class Updates:
     def select(self, members: Sequence[int]) -> Updates:
         """Return the updates of those members that answered, in the order of the members.
 
-        Raises
-        ------
-        UpdateError
-            If the run streams, and the members share a sum with others.
+        An UpdateError is raised if the run streams, and the members share a sum with others.
         """
         rows = self._rows(members)
         named = set(members)

@@ -45,13 +45,7 @@ def find_leaf(data_dir: Path | None, name: str) -> LeafFiles | None:
 
 
 def read_leaf(files: tuple[Path, ...]) -> LeafExamples:
-    """Return the examples of LEAF files, in the order of the files and of the users in them.
-
-    Raises
-    ------
-    DataError
-        If a file is not JSON or not laid out as LEAF's, or a user's ``x`` and ``y`` differ in length.
-    """
+    """Return the examples of LEAF files, in the order of the files and of the users in them."""
     examples = LeafExamples([], [], [])
     for file in files:
         try:

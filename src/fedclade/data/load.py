@@ -98,7 +98,7 @@ def load_federation(
     ConfigError
         If a name or an argument is unknown or a value is out of range.
     DataError
-        If the data is missing, unreadable, or cannot be given out as asked.
+        If the data is missing, unreadable, or cannot be partitioned like that.
     MissingExtraError
         If an optional package is needed and not installed.
     """
@@ -143,7 +143,7 @@ def load_federation(
         clusters = clusters or min(DEFAULT_CLUSTERS, n)
     views, _ = shift_views(pool, shift, clients=n, clusters=clusters or 1, seed=seed)
     of_each = [views[place % len(views)] for place in places]
-    everybody = _client_data(pool, parts, of_each, validation_fraction, test_samples, seed)
+    members = _client_data(pool, parts, of_each, validation_fraction, test_samples, seed)
     shifted = f", shift {shift}" if shift != "none" else ""
     grouped = f", {clusters} cluster{'s' if clusters > 1 else ''}" if clusters else ""
 
@@ -152,7 +152,7 @@ def load_federation(
         description = f"{pool.name}, {len(members)} clients, partition {partition}{shifted}{grouped}"
         return Federation(pool, members, truth, description, newcomers)
 
-    return federation(everybody[:n], federation(everybody[n:]) if newcomers else None)
+    return federation(members[:n], federation(members[n:]) if newcomers else None)
 
 
 def _client_data(

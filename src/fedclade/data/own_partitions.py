@@ -56,8 +56,8 @@ def power_law(
     """Give client ``i`` label ``i mod C`` and the next ones, in log-normal sizes (Li et al. 2018, for MNIST).
 
     Every client begins with ``min_samples`` examples, as many of each of its labels. What a label has left is shared
-    among those who hold it in proportion to weights from LogNormal(0, ``sigma``), rounded down, so that a few examples
-    are nobody's. The source's test split is shared out too: a client is tested on a tenth of its own examples.
+    among its clients in proportion to weights from LogNormal(0, ``sigma``), rounded down, so that a few examples are
+    left over. The source's test split is shared out too: a client is tested on a tenth of its own examples.
     """
     everything = replace(pool, train=np.concatenate([pool.train, pool.test]))
     labels = labels_of(everything)
@@ -76,7 +76,7 @@ def power_law(
         mine, shares = indices[pool.groups[indices] == label], weights[holders, slots]
         spare = _spare(len(mine), len(holders), first, f"examples of label {label}", pool)
         counts = first + np.floor(spare * shares / shares.sum()).astype(np.int64)
-        for client, part in zip(holders, np.split(mine, np.cumsum(counts)), strict=False):  # the last part is nobody's
+        for client, part in zip(holders, np.split(mine, np.cumsum(counts)), strict=False):  # the last part is left over
             of_client[client].append(part)
     return Parts([np.concatenate(parts) for parts in of_client], test="own", own_test_fraction=0.1)
 

@@ -38,15 +38,6 @@ def partition_pool(
 
     Of each client at most ``samples_per_client`` examples are kept, drawn at random; ``other_samples`` has other limits
     for some of the clients, by their number. ``clients`` is None for all that the data knows (``natural`` only).
-
-    Raises
-    ------
-    ConfigError
-        If the name or an argument is unknown, or a value is out of range.
-    DataError
-        If there are not enough examples, labels or owners.
-    MissingExtraError
-        If the partition needs ``flwr-datasets`` and it is not installed.
     """
     if name not in PARTITIONS:
         raise ConfigError(unknown("partition", name, PARTITIONS))

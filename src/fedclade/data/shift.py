@@ -37,13 +37,6 @@ def shift_views(
     """Return how each cluster sees the data by one of :data:`SHIFTS`, and the cluster of each client.
 
     Client ``i`` belongs to cluster ``i mod clusters``, so clusters differ in size by one client at most.
-
-    Raises
-    ------
-    ConfigError
-        If the name is unknown, or there are fewer than 1 or too many clusters for the clients or the shift.
-    DataError
-        If the data cannot be shifted like that.
     """
     if name not in SHIFTS:
         raise ConfigError(unknown("shift", name, SHIFTS))
@@ -73,7 +66,7 @@ def _label_swap(pool: Pool, clusters: int, seed: int) -> list[View]:
 
 
 def _label_permutation(pool: Pool, clusters: int, seed: int) -> list[View]:
-    """Permute all labels in each cluster, in each in another way (Sattler et al. 2019, eqs. 52, 53)."""
+    """Permute all labels, in each cluster in another way (Sattler et al. 2019, eqs. 52, 53)."""
     labels = _labels_to_shift(pool, "label_permutation")
     _require_enough(math.factorial(labels), clusters, f"permutations of {labels} labels", "label_permutation")
     draw = rng.generator(seed, "label_permutation")

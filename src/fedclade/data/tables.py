@@ -54,13 +54,7 @@ class Tables(ABC):
         """Return the Arrow tables of one split, which have all of the columns; see :meth:`read`."""
 
     def read(self, split: str, columns: Sequence[str]) -> Columns:
-        """Return the columns of one split as lists of Python values, one entry per row.
-
-        Raises
-        ------
-        DataError
-            If the split, a column or any row is missing, or a file cannot be read.
-        """
+        """Return the columns of one split as lists of Python values, one entry per row; all must be there."""
         parts = self.shards(split, columns)
         whole = {column: [value for part in parts for value in part[column].to_pylist()] for column in columns}
         if not all(whole.values()):

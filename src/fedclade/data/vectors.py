@@ -1,4 +1,4 @@
-"""Word vectors that somebody trained before, such as GloVe's, as the frozen first layer of a model of texts."""
+"""Pretrained word vectors, such as GloVe's, as the frozen first layer of a model of texts."""
 
 from __future__ import annotations
 
@@ -19,11 +19,6 @@ def with_vectors(pool: Pool, file: Path) -> Pool:
     A frozen embedding is the same for all clients and never changes, so it is looked up once here: it takes part in no
     step, no message and no mean. Padding, and words without a vector, are zeros. As in GloVe's files, each line of the
     file has a word and the numbers of its vector, split by spaces.
-
-    Raises
-    ------
-    DataError
-        If the file is missing or damaged, or has none of the words.
     """
     embedding = read_vectors(file, pool.vocabulary)
     return replace(pool, x=torch.from_numpy(embedding)[pool.x], vocabulary=())
