@@ -15,6 +15,7 @@ from tests.reference.power_law import examples_of_each
 from fedclade.core import rng
 from fedclade.core.errors import ConfigError, DataError, MissingExtraError
 from fedclade.data import PARTITIONS, Parts, Pool, load_pool, partition_pool
+from fedclade.data.parts import shuffled
 
 DIGITS = load_pool("digits")  # 1,437 training examples
 OWNED = load_pool("synthetic", clients=6, max_samples=60)
@@ -76,6 +77,18 @@ def test_iid_is_flowers_iid_partitioner_on_the_shuffled_data() -> None:
     flower.dataset = Dataset.from_dict({"index": np.concatenate(parts.indices)})
     assert [flower.load_partition(i)["index"][:] for i in range(23)] == [part.tolist() for part in parts.indices]
     assert set(sizes(parts)) == {62, 63}, "1437 = 23 · 62 + 11"
+
+
+def test_natural_is_flowers_natural_id_partitioner_on_the_shuffled_data() -> None:
+    from datasets import Dataset
+    from flwr_datasets.partitioner import NaturalIdPartitioner
+
+    parts, order = partition_pool(OWNED, "natural", clients=5, seed=5), shuffled(OWNED, 5)
+    flower = NaturalIdPartitioner(partition_by="owner")
+    flower.dataset = Dataset.from_dict({"index": order, "owner": OWNED.natural[order].tolist()})
+    by_owner = [flower.load_partition(i)["index"][:] for i in range(6)]
+    assert all(part.tolist() in by_owner for part in parts.indices)
+    assert sizes(parts) == sorted(map(len, by_owner), reverse=True)[:5]
 
 
 @pytest.mark.parametrize("labels_per_client", [1, 2, 5])
