@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -28,12 +27,9 @@ class Corpus:
 
 def join(parts: list[Corpus]) -> Corpus:
     """Return training and test texts as one corpus."""
-    return Corpus(
-        texts=list(itertools.chain(*(part.texts for part in parts))),
-        labels=np.concatenate([part.labels for part in parts]),
-        train=len(parts[0].texts),
-        owners=list(itertools.chain(*(part.owners or [] for part in parts))) or None,
-    )
+    texts = [text for part in parts for text in part.texts]
+    owners = [owner for part in parts for owner in part.owners or []]
+    return Corpus(texts, np.concatenate([part.labels for part in parts]), len(parts[0].texts), owners or None)
 
 
 def pool_from_corpus(

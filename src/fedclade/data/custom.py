@@ -63,6 +63,8 @@ def one_client(
 ) -> Federation:
     """Read the data sets of one client into a federation of this client alone, as an app for Flower takes it.
 
+    To a Flower server the name of its data is ``custom``.
+
     Parameters
     ----------
     train, test, validation
@@ -76,16 +78,11 @@ def one_client(
     mean, std
         Of the pixels in [0, 1], where ``x`` are bytes: the same for all clients.
 
-    Returns
-    -------
-    Federation
-        Of one client; to a Flower server the name of its data is ``custom``.
-
     Raises
     ------
     DataError
-        If a data set cannot be read, or does not look like ``train``; if a label is not below ``labels``, or
-        the key is negative.
+        If a data set cannot be read, or does not look like ``train``, a label is not below ``labels``, or the key is
+        negative.
 
     Examples
     --------
@@ -108,15 +105,14 @@ def one_client(
 
 
 def _read_alike(given: Mapping[str, Dataset[Any]]) -> tuple[Tensor, Indices, list[Indices]]:
-    """Read data sets, by what to call them, into inputs and labels; return which of these are each one's."""
-    parts = {what: _read(dataset, what) for what, dataset in given.items()}
-    (first, (like, _)), *_ = parts.items()
-    for what, (x, _) in parts.items():
+    """Read data sets, by what to call them, into inputs and labels; return the indices of each one's examples."""
+    xs, ys = zip(*(_read(dataset, what) for what, dataset in given.items()), strict=True)
+    (first, *_), like = given, xs[0]
+    for what, x in zip(given, xs, strict=True):
         if x.shape[1:] != like.shape[1:] or x.dtype != like.dtype:
             raise DataError(f"{what} should look like {first} ({_look(like[0])}), got {_look(x[0])}")
-    ends = np.cumsum([len(y) for _, y in parts.values()])
-    x, y = torch.cat([x for x, _ in parts.values()]), np.concatenate([y for _, y in parts.values()])
-    return x, y, np.split(np.arange(len(y)), ends[:-1])
+    y = np.concatenate(ys)
+    return torch.cat(xs), y, np.split(np.arange(len(y)), np.cumsum([len(y) for y in ys])[:-1])
 
 
 def _read(dataset: Any, what: str) -> tuple[Tensor, Indices]:
@@ -144,8 +140,7 @@ def _read(dataset: Any, what: str) -> tuple[Tensor, Indices]:
 
 def _warn_of_chance(dataset: Any, inputs: Sequence[Tensor], what: str) -> None:
     """Warn of examples that differ when they are read again."""
-    rows = np.unique(np.linspace(0, len(inputs) - 1, READ_TWICE).astype(int)).tolist()
-    for row in rows:
+    for row in np.unique(np.linspace(0, len(inputs) - 1, READ_TWICE).astype(int)).tolist():
         again = _as_tensor(dataset[row][0], row, what)
         if again.shape != inputs[row].shape or not torch.equal(again.nan_to_num(), inputs[row].nan_to_num()):
             _log.warning(
