@@ -264,7 +264,7 @@ def test_a_client_that_diverges_spoils_no_other():
     engine = StackedEngine()
     for spec in (LocalSpec(batch_size=5, weight_decay=0.1), LocalSpec(batch_size=5, momentum=0.5)):
         expected, losses = by_loop(module, layout, models, jobs(), spec, 0.1)
-        broken = [replace(j, draw=fresh.draw) for j, fresh in zip(broken, jobs(), strict=True)]
+        broken = [replace(j, generator=fresh.generator) for j, fresh in zip(broken, jobs(), strict=True)]
         got, got_losses = engine.train(Task(module, layout, models, broken, spec, 0.1))
         assert got[2].isnan().any()
         assert_same((got[others], got_losses[others]), (expected[others], losses[others]))
@@ -485,7 +485,7 @@ def test_nothing_is_drawn_where_the_module_cannot():
     with pytest.raises(CannotStack):
         StackedEngine().train(Task(module, layout, layout.flatten(module).repeat(2, 1), given_jobs, LocalSpec(), 0.1))
     for job, fresh in zip(given_jobs, jobs(), strict=True):
-        assert torch.equal(job.draw.get_state(), fresh.draw.get_state())
+        assert torch.equal(job.generator.get_state(), fresh.generator.get_state())
 
 
 def test_a_token_out_of_range_is_an_error():

@@ -18,7 +18,6 @@ WORTH_SHARING = 5e7
 WORTH_SHARING_STACKED = 1e7
 """The same of a step of all clients together, which has fewer and larger operations."""
 
-
 CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 """Where Linux says for how many microseconds a container may compute in so many: ``max`` where there is no limit."""
 
@@ -36,16 +35,11 @@ def cores() -> int:
 
 
 class Threads:
-    """Tells how many threads to give a step: one, unless there is work to share.
+    """Decides how many threads to give a step: one, unless a forward pass is ``worth_sharing``.
 
     Federated learning takes many tiny steps, and threads that meet after every operation of a few microseconds lose
-    more time than they save. The work is counted, not timed, so that the choice, on which rounding depends, is the same
-    in every run.
-
-    Parameters
-    ----------
-    worth_sharing
-        Floating-point operations of a forward pass from which on there is.
+    more time than they save. The operations are counted, not timed, so that the choice, on which rounding depends, is
+    the same in every run.
     """
 
     def __init__(self, worth_sharing: float = WORTH_SHARING) -> None:

@@ -1,4 +1,4 @@
-"""A try on two clients: the folded module should give what the module gives to each of them."""
+"""A trial on two clients: the stacked module should give what the module gives to each of them."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from fedclade.training.jobs import Job
 from fedclade.training.stacking.stacked_module import CannotStack, StackedModule
 
 ROWS = 3
-"""Examples of each client in the try, at most: few, but not one."""
+"""Examples of each client in the trial, at most: few, but not one."""
 
 
 @torch.no_grad()
-def check(fold: StackedModule, module: nn.Module, layout: Layout, models: Tensor, jobs: Sequence[Job]) -> None:
-    """Compare the folded module with the module itself.
+def check(stacked: StackedModule, module: nn.Module, layout: Layout, models: Tensor, jobs: Sequence[Job]) -> None:
+    """Compare the stacked module with the module itself.
 
-    A forward may do what folding does not survive: take a mean over the batch, read a layer's weights, put another
+    A forward may do what stacking does not survive: take a mean over the batch, read a layer's weights, put another
     dimension first. That cannot be seen from the layers, but from the outputs.
 
     Raises
     ------
     CannotStack
-        If the folded module fails where the module does not, or they differ.
+        If the stacked module fails where the module does not, or they differ.
     """
     some = [jobs[0].inputs[:ROWS], jobs[-1].inputs[-ROWS:]]
     width = min(map(len, some))
@@ -38,17 +38,16 @@ def check(fold: StackedModule, module: nn.Module, layout: Layout, models: Tensor
         for model, x in zip(two, inputs, strict=True):
             layout.load(model, module)
             expected.append(module(x))
-        fold.module.eval()
-        fold.load(two, [0, 1])
-        fold.bind(0, 2)
+        stacked.module.eval()
+        stacked.load(two, [0, 1])
+        stacked.bind(0, 2)
         try:
-            got = fold.module(torch.cat(inputs))
+            got = stacked.module(torch.cat(inputs))
         except Exception as error:  # whatever a user's forward raises
             raise CannotStack.of("", module, f"fails when it is folded: {error}") from error
     wanted = torch.cat(expected)
-    tolerance = (
-        1e3 * torch.finfo(wanted.dtype).eps * float(wanted.abs().nan_to_num(0.0, 0.0).max())
-    )  # of a model that has diverged
+    largest = float(wanted.abs().nan_to_num(0.0, 0.0).max())  # numbers, even of a model that has diverged
+    tolerance = 1e3 * torch.finfo(wanted.dtype).eps * largest
     if got.shape != wanted.shape or not torch.allclose(got, wanted, rtol=0, atol=tolerance, equal_nan=True):
         raise CannotStack.of(
             "",
