@@ -166,7 +166,8 @@ REFUSED = "Sequential gives other updates for clients together (relative error 9
     ids=["once and only in float32", "for every order", "in float64 too", "and float64 cannot be tried"],
 )
 def test_what_rounding_explains_is_no_disagreement(engine, layers, told):
-    assert objection(engine, task(perceptron(*layers))) == told
+    reason = objection(engine, task(perceptron(*layers)))
+    assert (reason and reason.split(":")[0]) == told
 
 
 def test_an_input_of_a_relu_that_is_all_but_0_is_no_disagreement():

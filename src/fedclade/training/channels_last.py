@@ -34,7 +34,6 @@ class ChannelsLastLoop(LoopEngine):
     """
 
     def __init__(self) -> None:
-        super().__init__()
         self._copies: weakref.WeakKeyDictionary[nn.Module, nn.Module] = weakref.WeakKeyDictionary()
 
     def train(self, task: Task, out: Tensor | None = None) -> tuple[Tensor, Tensor]:

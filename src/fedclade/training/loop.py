@@ -10,20 +10,17 @@ from fedclade.core import Layout, LocalSpec, rng
 from fedclade.data import IGNORED
 from fedclade.training.jobs import Task
 from fedclade.training.optimizer import SGD
-from fedclade.training.threads import Threads, using_threads
+from fedclade.training.threads import threads_of_step, using_threads
 
 
 class LoopEngine:
     """One client after another; each step on as many threads as it has work for."""
 
-    def __init__(self) -> None:
-        self._threads = Threads()
-
     def train(self, task: Task, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Train every client from its model; see :class:`~fedclade.training.jobs.Engine`."""
         module, models = task.module, task.models
         updates, losses = task.room(out), torch.empty(len(task.jobs), dtype=torch.float64)
-        with using_threads(self._threads.of_step(module, task.jobs[0].inputs, task.batch_size)):
+        with using_threads(threads_of_step(module, task.jobs[0].inputs, task.batch_size)):
             for k, job in enumerate(task.jobs):
                 start, anchor, examples = models[job.row], models[job.anchor_row], (job.inputs, job.targets)
                 of_all = module, task.layout, start, examples, task.spec, task.lr

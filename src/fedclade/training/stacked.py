@@ -16,12 +16,11 @@ from fedclade.training.memory import clients_in_cache
 from fedclade.training.optimizer import SGD
 from fedclade.training.stacking.batches import Batches
 from fedclade.training.stacking.buffer_pool import BufferPool
-from fedclade.training.stacking.check import check
 from fedclade.training.stacking.loss import Losses
 from fedclade.training.stacking.plan import Plan, Step
 from fedclade.training.stacking.replay import Replay, Run
 from fedclade.training.stacking.stacked_module import CannotStack, StackedModule
-from fedclade.training.threads import WORTH_SHARING_STACKED, Threads, using_threads
+from fedclade.training.threads import WORTH_SHARING_STACKED, threads_of_step, using_threads
 
 __all__ = ["CannotStack", "StackedEngine"]
 
@@ -38,7 +37,6 @@ class StackedEngine:
         self._replay = replay
         self._stacked: weakref.WeakKeyDictionary[nn.Module, StackedModule] = weakref.WeakKeyDictionary()
         self._pool = BufferPool()
-        self._threads = Threads(WORTH_SHARING_STACKED)
 
     def train(self, task: Task, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Train every client from its model; see :meth:`fedclade.training.jobs.Engine.train`.
@@ -53,12 +51,12 @@ class StackedEngine:
         stacked = self._stacked.get(module)
         if stacked is None or stacked.layout != layout:
             stacked = StackedModule(module, layout)
-            check(stacked, module, layout, models, jobs)
             self._stacked[module] = stacked
         updates = task.room(out)
         losses = np.empty(len(jobs))
         blocks = _blocks(stacked, jobs, models.device)
-        with using_threads(self._threads.of_step(module, jobs[0].inputs, task.batch_size, len(blocks[0]))):
+        together = task.batch_size, len(blocks[0]), WORTH_SHARING_STACKED
+        with using_threads(threads_of_step(module, jobs[0].inputs, *together)):
             for places in blocks:
                 block = [jobs[place] for place in places]
                 rows = [job.row for job in block]

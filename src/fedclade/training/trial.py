@@ -23,9 +23,6 @@ FINE_TOLERANCE = 1e-9
 LONGEST, TIMES_THE_LOOP = 60.0, 30
 """Seconds that a trial may take, and how many times what the loop took besides."""
 
-_FAILURES = (RuntimeError, ValueError, IndexError, TypeError)
-"""What a module raises that an engine cannot run."""
-
 
 def objection(engine: Engine, task: Task, rounds: int = 1) -> str | None:
     """Return why an engine cannot train the clients of a task, whose generators stay unused; or None.
@@ -39,7 +36,7 @@ def objection(engine: Engine, task: Task, rounds: int = 1) -> str | None:
     """
     clients, batch = 3, task.spec.batch_size
     examples = 2 * batch + min(2, batch - 1)  # a ragged batch, but not of one example, which BatchNorm does not take
-    small = task.cut(clients, examples)
+    small = _apart(task.cut(clients, examples))
     calm = replace(small, module=without_dropout(task.module))  # whose draws differ between engines
     start = monotonic()
     expected = _by_loop(calm)
@@ -54,11 +51,25 @@ def objection(engine: Engine, task: Task, rounds: int = 1) -> str | None:
                 return None
         except CannotTrainTogether as reason:
             return str(reason)
-        except _FAILURES as failure:
+        except Exception as failure:  # whatever a user's forward raises
             return f"{type(task.module).__name__} fails on clients together: {failure}"
-        return f"{type(task.module).__name__} gives other updates for clients together (relative error {error:.1e})"
+        return (
+            f"{type(task.module).__name__} gives other updates for clients together (relative error {error:.1e}): its "
+            "forward mixes the examples of a batch, or gives a layer something else than the batch, such as positions "
+            "that are not expanded to it"
+        )
 
     return attempt() if cannot_fork(task.models.device) else tried(attempt, limit)
+
+
+def _apart(task: Task) -> Task:
+    """Return the task with a model for each client, near its own: those of one model would hide that they are mixed."""
+    jobs, layout = task.jobs, task.layout
+    noise = torch.randn(len(jobs), layout.n_parameters, generator=torch.Generator().manual_seed(0))
+    models, anchors = (task.models[rows] for rows in ([job.row for job in jobs], [job.anchor_row for job in jobs]))
+    models[:, : layout.n_parameters] += 0.01 * noise.to(models)
+    own = [replace(job, row=k, anchor=len(jobs) + k) for k, job in enumerate(jobs)]
+    return replace(task, models=torch.cat([models, anchors]), jobs=own)
 
 
 def _by_loop(task: Task) -> Tensor:
@@ -86,7 +97,7 @@ def _rounding_explains(engine: Engine, task: Task) -> bool:
     try:
         if _relative_error(engine, fine, _by_loop(fine)) > FINE_TOLERANCE:
             return False
-    except (CannotTrainTogether, *_FAILURES):  # such as a module that makes float32 tensors in its forward pass
+    except Exception:  # such as of a module that makes float32 tensors in its forward pass
         return False
     others = (task.redrawn(by) for by in range(1, 4))
     return any(_relative_error(engine, other, _by_loop(other)) <= TOLERANCE for other in others)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -19,6 +18,7 @@ from fedclade.core import Layout, LocalSpec
 from fedclade.training.jobs import CannotTrainTogether, Job, Task
 from fedclade.training.loop import cross_entropy
 from fedclade.training.optimizer import SGD
+from fedclade.training.stacking.batches import joined
 
 Named = dict[str, Tensor]
 Places = slice | Tensor
@@ -53,12 +53,15 @@ class VmapEngine:
         reached = _reached(module, layout, start[0], ordered[0])
         clients = _Stacked(module, layout, start, anchors, SGD.of(spec, task.lr), reached)
         layout.set_training(module)
-        examples = _Examples.of(ordered)
+        inputs, first_inputs = joined([job.inputs for job in ordered])
+        targets, first_targets = joined([job.targets for job in ordered])
+        first = torch.tensor(first_inputs)[:, None], torch.tensor(first_targets)[:, None]
         totals = torch.zeros(len(jobs), dtype=torch.float64, device=models.device)
         for step in range(len(plans[0])):
             for places, batch in _by_length(plans, step):
-                inputs, targets = examples.drawn(places, batch)
-                totals[places] += clients.step(places, inputs, targets).to(torch.float64) * batch.shape[1]
+                x, y = ((each[places] + batch).to(inputs.device) for each in first)
+                losses = clients.step(places, inputs[x], targets[y])
+                totals[places] += losses.to(torch.float64) * batch.shape[1]
         updates = task.room(out)
         updates[torch.tensor(order)] = clients.models - start
         seen = torch.tensor([spec.epochs * job.size for job in ordered], dtype=torch.float64)
@@ -90,26 +93,6 @@ def _by_length(plans: Sequence[Sequence[Tensor]], step: int) -> list[tuple[Place
     if len(groups) == 1:
         return [(slice(0, len(active)), torch.stack(active))]
     return [(torch.tensor(group), torch.stack([active[k] for k in group])) for group in groups.values()]
-
-
-@dataclass(frozen=True)
-class _Examples:
-    """The examples of all clients behind each other, ``[N, ...]``, and where each client's begin, ``[n, 1]``."""
-
-    inputs: Tensor
-    targets: Tensor
-    starts: Tensor
-
-    @classmethod
-    def of(cls, jobs: Sequence[Job]) -> _Examples:
-        sizes = torch.tensor([job.size for job in jobs])
-        starts = (sizes.cumsum(0) - sizes)[:, None]
-        return cls(torch.cat([job.inputs for job in jobs]), torch.cat([job.targets for job in jobs]), starts)
-
-    def drawn(self, places: Places, batch: Tensor) -> tuple[Tensor, Tensor]:
-        """Return inputs and targets ``[k, B, ...]`` of the clients' batches ``[k, B]``."""
-        indices = (self.starts[places] + batch).to(self.inputs.device)
-        return self.inputs[indices], self.targets[indices]
 
 
 class _Stacked:

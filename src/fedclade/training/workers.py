@@ -12,7 +12,7 @@ import signal
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from heapq import heapreplace
 from multiprocessing import Pipe
@@ -21,7 +21,7 @@ from time import thread_time
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedclade.core import EngineError, Layout, LocalSpec
 from fedclade.training.channels_last import ChannelsLastLoop
@@ -119,18 +119,18 @@ class _WorkerPool:
         module, layout, models, jobs = task.module, task.layout, task.models, task.jobs
         self._module, self._layout = module, layout
         # By address. The tensors are held, so that nothing else can come to lie there.
-        self._storages = {_address(t): t for job in jobs for t in (job.inputs, job.targets)}
-        self._number = {address: i for i, address in enumerate(self._storages)}
+        storages = {_address(t): t for job in jobs for t in (job.inputs, job.targets)}
+        self._storages = tuple(storages.values())
+        self._number = {address: i for i, address in enumerate(storages)}
         # More rows than now: pages that nobody touches cost nothing.
         self._models = _shared(2 * max(len(models), len(jobs)), layout)
         self._updates = _shared(2 * len(jobs), layout)
         self._at_once = clients_in_cache(hot_bytes(module, layout), threads=1) if inside == "stacked" else None
         self._connections: list[Connection] = []
         self._processes: dict[Connection, int] = {}
-        work = _Worker(inside, module, layout, self._models, self._updates, tuple(self._storages.values()))
         for _ in range(count):
             ours, theirs = Pipe()
-            process = fork(partial(work.work, theirs), [ours, *self._connections])
+            process = fork(partial(self._work, inside, theirs), [ours, *self._connections])
             theirs.close()
             self._connections.append(ours)
             self._processes[ours] = process
@@ -197,23 +197,11 @@ class _WorkerPool:
                 "of memory, use --engine loop, or fewer threads (OMP_NUM_THREADS)"
             ) from error
 
-
-@dataclass(frozen=True, eq=False)
-class _Worker:
-    """The life of a process."""
-
-    inside: str
-    module: nn.Module
-    layout: Layout
-    models: Tensor
-    updates: Tensor
-    storages: Sequence[Tensor]
-
-    def work(self, connection: Connection) -> None:
-        """Train chunks until there are none."""
+    def _work(self, inside: str, connection: Connection) -> None:
+        """Train chunks until there are none: the life of a process."""
         torch.set_num_threads(1)
         keep_freed_memory()
-        engine = INSIDE[self.inside]()
+        engine = INSIDE[inside]()
         while True:
             try:
                 chunk: _Chunk = connection.recv()
@@ -228,9 +216,9 @@ class _Worker:
         for k, client in enumerate(chunk.clients):
             examples = self._tensor(client.inputs), self._tensor(client.targets)
             jobs.append(Job(k, client.row, *examples, torch.Generator().manual_seed(client.seed), client.anchor))
-        task = Task(self.module, self.layout, self.models[: chunk.n_models], jobs, chunk.spec, chunk.lr)
+        task = Task(self._module, self._layout, self._models[: chunk.n_models], jobs, chunk.spec, chunk.lr)
         try:
-            _, losses = engine.train(task, self.updates[chunk.rows.start : chunk.rows.stop : chunk.rows.step])
+            _, losses = engine.train(task, self._updates[chunk.rows.start : chunk.rows.stop : chunk.rows.step])
         except CannotTrainTogether as reason:
             return CannotTrainTogether(str(reason))
         except Exception as error:  # whatever a user's module raises, in a class that the other side knows
@@ -238,8 +226,8 @@ class _Worker:
         return losses.tolist(), thread_time() - start
 
     def _tensor(self, place: _Place) -> Tensor:
-        storage, offset, shape, stride = place
-        return self.storages[storage].as_strided(shape, stride, offset)
+        number, offset, shape, stride = place
+        return self._storages[number].as_strided(shape, stride, offset)
 
 
 INSIDE: Mapping[str, Callable[[], Engine]] = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from functools import lru_cache
 from typing import Any
 
@@ -31,7 +30,7 @@ class Losses:
         self._plan = plan
         self._all_count = all_count
         self._noted: list[Tensor] = []  # of the rows of each step
-        self._scoring: _Scoring | None = None
+        self._scoring: _ByRow | None = None
 
     def of(self, step: Step, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Return the losses of a step, for :meth:`note`, and the gradient of the logits, until the next step.
@@ -64,7 +63,7 @@ class Losses:
         return self._plan.means(torch.cat(self._noted))
 
 
-class _Scoring(ABC):
+class _ByRow:
     """The losses of the rows of some logits."""
 
     def __init__(self, logits: Tensor) -> None:
@@ -75,19 +74,14 @@ class _Scoring(ABC):
         """Whether these logits lie where those lay that it was made for."""
         return logits.data_ptr() == self._logits.data_ptr() and logits.shape == self._logits.shape
 
-    @abstractmethod
     def of(self, targets: Tensor, weight: float) -> tuple[Tensor, Tensor]:
         """Return the loss of each row ``[R]``, and the gradient of ``weight`` times it with respect to the rows."""
-
-
-class _ByRow(_Scoring):
-    def of(self, targets: Tensor, weight: float) -> tuple[Tensor, Tensor]:
         scores = self._rows.log_softmax(1)
         losses = functional.nll_loss(scores, targets, reduction="none")
         return losses, scores.exp_().scatter_(1, targets.unsqueeze(1), -1, reduce="add").mul_(weight)
 
 
-class _ByColumn(_Scoring):
+class _ByColumn(_ByRow):
     """On a CPU, log_softmax would go through rows of few outputs entry by entry. All memory stays, too.
 
     A step of ``mclr`` is 1.1 times as fast (``benchmarks/gains.py --only column``).
@@ -100,6 +94,7 @@ class _ByColumn(_Scoring):
         self._turned = self._rows.t(), self._scores.t(), self._gradient.t()
 
     def of(self, targets: Tensor, weight: float) -> tuple[Tensor, Tensor]:
+        """Return the same."""
         columns, (logits, scores, gradient) = self._columns, self._turned
         torch.log_softmax(columns.copy_(logits), 0, out=self._scores)
         losses = functional.nll_loss(scores, targets, reduction="none")
