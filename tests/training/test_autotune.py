@@ -14,9 +14,10 @@ import pytest
 import torch
 
 from fedclade import EngineError
-from fedclade.training import autotune
-from fedclade.training.autotune import MOST_RUNS, RUNS, Choice, Measured, fastest, forget, measure
+from fedclade.training import autotune, timing
+from fedclade.training.autotune import MOST_RUNS, RUNS, Choice, fastest, forget
 from fedclade.training.loop import LoopEngine
+from fedclade.training.timing import Measured, measure
 from fedclade.training.workers import WorkersEngine
 from tests.training.worlds import LABELS, SPECS, features, perceptron, task_of
 
@@ -33,9 +34,9 @@ def clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Clock:
     monkeypatch.setattr(autotune, "_of_this_process", {})
     clock = Clock()
     monkeypatch.setattr(Slow, "clock", clock)
-    monkeypatch.setattr(autotune, "thread_time", lambda: clock.computed)
-    monkeypatch.setattr(autotune, "process_time", lambda: clock.computed_by_all)
-    monkeypatch.setattr(autotune, "perf_counter", lambda: clock.passed)
+    monkeypatch.setattr(timing, "thread_time", lambda: clock.computed)
+    monkeypatch.setattr(timing, "process_time", lambda: clock.computed_by_all)
+    monkeypatch.setattr(timing, "perf_counter", lambda: clock.passed)
     return clock
 
 
@@ -51,13 +52,13 @@ class Slow(LoopEngine):
         super().__init__()
         self.seconds, self.at_first, self.waits, self.calls = seconds, [*at_first], waits, 0
 
-    def train(self, task, into=None):
+    def train(self, task, out=None):
         self.calls += 1
         seconds = self.seconds + (self.at_first.pop(0) if self.at_first else 0)
         self.clock.computed += seconds
         self.clock.computed_by_all += seconds
         self.clock.passed += seconds * (1 + self.waits)
-        return task.room(into), torch.zeros(len(task.jobs), dtype=torch.float64)
+        return task.room(out), torch.zeros(len(task.jobs), dtype=torch.float64)
 
 
 class Dies(Slow):
@@ -67,10 +68,10 @@ class Dies(Slow):
         super().__init__(0.0001)
         self.at_call = at_call
 
-    def train(self, task, into=None):
+    def train(self, task, out=None):
         if self.calls + 1 == self.at_call:
             raise EngineError("a worker process died (signal SIGSEGV)")
-        return super().train(task, into)
+        return super().train(task, out)
 
 
 def another_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,32 +126,32 @@ def test_another_batch_size_module_number_of_clients_or_threads_is_measured_anew
 
 def test_measuring_leaves_the_draws_alone():
     measured = task()
-    before = [job.draw.get_state() for job in measured.jobs]
+    before = [job.generator.get_state() for job in measured.jobs]
     measure({"loop": LoopEngine(), **engines()}, measured)
-    assert all(torch.equal(job.draw.get_state(), state) for job, state in zip(measured.jobs, before, strict=True))
+    assert all(torch.equal(job.generator.get_state(), state) for job, state in zip(measured.jobs, before, strict=True))
 
 
 def test_slow_engines_get_the_fewest_repeats(monkeypatch):
-    monkeypatch.setattr(autotune, "SECONDS", 0.01)
+    monkeypatch.setattr(timing, "SECONDS", 0.01)
     slow = engines(0.02, 0.02)
     measure(slow, task())
-    assert [engine.calls for engine in slow.values()] == [1 + autotune.FEWEST_REPEATS] * 2, "and one to warm up"
+    assert [engine.calls for engine in slow.values()] == [1 + timing.FEWEST_REPEATS] * 2, "and one to warm up"
 
 
-@pytest.mark.parametrize(("seconds", "repeats"), [(20, autotune.SURE), (0.04, 1)], ids=["a fast model", "a slow one"])
+@pytest.mark.parametrize(("seconds", "repeats"), [(20, timing.SURE), (0.04, 1)], ids=["a fast model", "a slow one"])
 def test_what_is_far_behind_at_first_is_not_measured_again(monkeypatch, seconds, repeats):
-    monkeypatch.setattr(autotune, "SECONDS", seconds)
+    monkeypatch.setattr(timing, "SECONDS", seconds)
     far_behind, *close = measured = [Slow(0.2), Slow(0.002), Slow(0.003)]
     measure({str(k): engine for k, engine in enumerate(measured)}, task())
     assert far_behind.calls == 1 + repeats
-    assert all(engine.calls > autotune.FEWEST_REPEATS for engine in close)
+    assert all(engine.calls > timing.FEWEST_REPEATS for engine in close)
 
 
 @pytest.mark.parametrize("at_first", [(0.1,), (0.0, 0.1), (0.1, 0.1)], ids=["to get ready", "once", "both"])
 def test_who_takes_long_at_first_is_not_far_behind(at_first):
     late, other = Slow(0.001, *at_first), Slow(0.002)
     speeds = measure({"late": late, "other": other}, task()).speeds
-    assert late.calls == other.calls > autotune.FEWEST_REPEATS
+    assert late.calls == other.calls > timing.FEWEST_REPEATS
     assert speeds["late"] > speeds["other"]
 
 
@@ -168,21 +169,21 @@ def test_other_work_on_the_machine_decides_nothing(seconds):
 
 def test_the_work_of_other_threads_and_processes_counts(clock, monkeypatch):
     """What they compute has to be shared out over the cores that there are."""
-    monkeypatch.setattr(autotune, "cores", lambda: 2)
+    monkeypatch.setattr(timing, "cores", lambda: 2)
 
     class Threaded(Slow):
-        def train(self, task, into=None):
+        def train(self, task, out=None):
             clock.computed_by_all += 9 * self.seconds
-            return super().train(task, into)
+            return super().train(task, out)
 
     class Workers(WorkersEngine):
-        def train(self, task, into=None):
+        def train(self, task, out=None):
             self.busy += 0.03
             clock.computed += 0.01
-            return task.room(into), torch.zeros(len(task.jobs), dtype=torch.float64)
+            return task.room(out), torch.zeros(len(task.jobs), dtype=torch.float64)
 
     one, threaded, workers = (
-        autotune._took(engine, task()).seconds for engine in (Slow(0.1), Threaded(0.1), Workers("loop"))
+        timing._seconds(engine, task())[0] for engine in (Slow(0.1), Threaded(0.1), Workers("loop"))
     )
     assert (one, threaded, workers) == pytest.approx((0.1, 0.1 * 10 / 2, 0.01 + 0.03))
 

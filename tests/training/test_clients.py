@@ -16,7 +16,7 @@ from fedclade.core.updates import Updates
 from fedclade.data.federation import ClientData, Federation
 from fedclade.training import SimulatedClients, auto, loop
 from fedclade.training import clients as clients_module
-from fedclade.training.clients import choose_device
+from fedclade.training.device import choose_device
 from fedclade.training.jobs import Engine
 from fedclade.training.loop import LoopEngine
 from fedclade.training.processes import cannot_fork
@@ -73,9 +73,9 @@ class Blocks(LoopEngine):
         super().__init__()
         self.seen: list[list[int]] = []
 
-    def train(self, task, into=None):
+    def train(self, task, out=None):
         self.seen.append([job.client for job in task.jobs])
-        return super().train(task, into)
+        return super().train(task, out)
 
 
 def updates_within(memory: int | None, monkeypatch, engine: Engine) -> Updates:
@@ -139,10 +139,10 @@ def test_a_batch_size_above_every_clients_data_takes_no_more_than_all_the_data(e
 class OnlyOne(LoopEngine):
     name = "only one"
 
-    def train(self, task, into=None):
+    def train(self, task, out=None):
         if len(task.jobs) > 1:
             raise RuntimeError("too many at once")
-        return super().train(task, into)
+        return super().train(task, out)
 
 
 def test_an_engine_that_fails_on_several_clients_is_named(monkeypatch):

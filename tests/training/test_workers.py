@@ -57,8 +57,8 @@ class View(nn.Module):
 
 
 def processes(engine: WorkersEngine) -> list[int]:
-    assert engine._crew is not None
-    return sorted(engine._crew._processes.values())
+    assert engine._pool is not None
+    return sorted(engine._pool._processes.values())
 
 
 def is_alive(process: int) -> bool:
@@ -102,7 +102,7 @@ def test_processes_are_kept_as_long_as_module_and_data_are_the_same():
     updates, _ = engine.train(first)
     before = processes(engine)
     assert len(before) == 2
-    fresh = [replace(job, draw=torch.Generator().manual_seed(job.draw.initial_seed())) for job in first.jobs]
+    fresh = [replace(job, generator=torch.Generator().manual_seed(job.generator.initial_seed())) for job in first.jobs]
     some, _ = engine.train(replace(first, jobs=fresh[1:4]))
     assert processes(engine) == before
     assert torch.equal(updates, expected), "what was given out stays as it was"
@@ -115,9 +115,9 @@ def test_processes_are_kept_as_long_as_module_and_data_are_the_same():
 def test_more_clients_than_before_find_room():
     engine = WorkersEngine("loop")
     large = task_of(perceptron(), features((3,) * 30), LABELS, SPECS["plain"], (3,) * 30)
-    draws = [torch.Generator().manual_seed(job.draw.initial_seed()) for job in large.jobs]
+    draws = [torch.Generator().manual_seed(job.generator.initial_seed()) for job in large.jobs]
     expected, _ = LoopEngine().train(large)
-    fresh = [replace(job, draw=draw) for job, draw in zip(large.jobs, draws, strict=True)]
+    fresh = [replace(job, generator=draw) for job, draw in zip(large.jobs, draws, strict=True)]
     engine.train(replace(large, jobs=large.jobs[:2]))
     assert torch.equal(engine.train(replace(large, jobs=fresh))[0], expected)
 
@@ -161,7 +161,7 @@ def test_a_process_that_dies_costs_the_way_that_it_trained_not_the_run(monkeypat
     engine = build_engine(asked, "workers, stacked")
     expected, _ = LoopEngine().train(task())
     assert torch.equal(engine.train(task())[0], expected)
-    assert engine.taken == instead
+    assert engine.resolved == instead
     (line,) = [record.message for record in caplog.records]
     assert re.match(r"a worker process died \(signal SIGABRT\) .*; training with engine " + instead, line)
     caplog.clear()
@@ -193,7 +193,7 @@ def test_channels_last_that_kills_its_process_is_not_taken(monkeypatch, caplog):
     engine = build_engine("workers")
     with caplog.at_level(logging.INFO):
         engine.train(task(convolutional(nn.Flatten())))
-    assert engine.taken == "workers, loop"
+    assert engine.resolved == "workers, loop"
     assert (
         "convolutions do not keep their channels last: the process that tried it died (signal SIGABRT)" in caplog.text
     )
@@ -294,7 +294,7 @@ from tests.training.test_workers import task
 from fedclade.training.workers import WorkersEngine
 engine = WorkersEngine("loop")
 engine.train(task())
-print(*engine._crew._processes.values(), flush=True)
+print(*engine._pool._processes.values(), flush=True)
 if "wait" in sys.argv:
     time.sleep(60)
 """

@@ -10,15 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedclade.core import (
-    ConfigError,
-    ModelError,
-    check_arguments,
-    known_arguments,
-    rng,
-    shown,
-    unknown,
-)
+from fedclade.core import ConfigError, ModelError, check_arguments, known_arguments, rng, shown, unknown
 from fedclade.models.convolutional import cifar_cnn, cnn
 from fedclade.models.dense import mclr, mlp
 from fedclade.models.recurrent import lstm, vector_lstm
@@ -29,18 +21,11 @@ Factory = Callable[..., object]
 
 @dataclass(frozen=True)
 class Model:
-    """A model of the library.
+    """A model of the library, with a line for people."""
 
-    Parameters
-    ----------
-    factory
-        Called with ``input_shape`` and ``outputs`` of the data, ``task`` and ``vocabulary_size`` where it takes them,
-        and the arguments of the ``[model]`` section.
-    summary
-        One line for people.
-    """
-
-    factory: Factory
+    factory: (
+        Factory  #: called with those of :data:`FROM_DATA` that it takes, and the options of the ``[model]`` section
+    )
     summary: str
 
 

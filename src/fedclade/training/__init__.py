@@ -4,9 +4,9 @@ Runs import it, through :class:`SimulatedClients`; algorithms do not, since clie
 """
 
 from fedclade.training.auto import ENGINES, check_engine
-from fedclade.training.clients import SimulatedClients, choose_device
+from fedclade.training.clients import SimulatedClients
+from fedclade.training.device import choose_device, float32_products
 from fedclade.training.memory import default_memory, memory_bytes, updates_at_once
-from fedclade.training.precision import float32_products
 
 __all__ = [
     "ENGINES",

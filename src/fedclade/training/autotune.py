@@ -1,8 +1,4 @@
-"""Which engine is fastest for a model on this machine: measured now and then, and remembered in the cache folder.
-
-What is measured is CPU time, from which follows how long an engine takes where nothing else is going on: how much else
-there is must not decide. On a GPU it is the time that passes.
-"""
+"""Which engine is fastest for a model on this machine: measured now and then, and remembered in the cache folder."""
 
 from __future__ import annotations
 
@@ -16,34 +12,16 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from time import perf_counter, process_time, thread_time
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from fedclade.core import EngineError
 from fedclade.data import cache_folder
 from fedclade.training.jobs import Engine, Task
-from fedclade.training.loop import LoopEngine
-from fedclade.training.threads import cores
-from fedclade.training.workers import WorkersEngine
+from fedclade.training.timing import MOST_CLIENTS, Measured, measure
 
 FORMAT = 9
 """Part of every key: raise it whenever an engine has become faster or slower."""
-
-SECONDS = 0.6
-"""How long to measure, but for the fewest repeats, which slow models get however long they take."""
-
-FEWEST_REPEATS, MOST_REPEATS = 3, 12
-SURE, FAR_BEHIND = 2, 3
-"""After so many repeats, of slow models after one, what is so many times slower than the best is not measured again."""
-
-STEPS, MORE_STEPS = 3, 30
-"""Of every client. What a client costs before its first step counts little in a round, so fast models get more."""
-
-MOST_CLIENTS = 32
-FEW_CLIENTS = 3
-"""One at a time, clients need no more of them to show their speed."""
 
 QUIET = 0.8
 """Part of the time for which an engine has the cores that it could use, from which on a measurement is sure."""
@@ -63,42 +41,14 @@ _of_this_process: dict[str, str] = {}
 
 
 @dataclass(frozen=True)
-class Measured:
-    """What was measured of engines.
-
-    Parameters
-    ----------
-    speeds
-        Samples/s of each on a machine with nothing else to do: the best of some repeats.
-    share
-        Part of the time that passed for which they had the cores that they could use; less than 1 beside other work.
-    """
-
-    speeds: Mapping[str, float]
-    share: float
-
-
-@dataclass(frozen=True)
 class Choice:
-    """An engine that was found to be the fastest, and how sure that is.
-
-    Parameters
-    ----------
-    engine
-        Its name.
-    samples_per_second, share
-        As it was :class:`Measured`.
-    confirmed
-        How many times it was measured again, and came out again.
-    runs
-        How many runs it was taken for since.
-    """
+    """An engine that was found to be the fastest, and how sure that is."""
 
     engine: str
-    samples_per_second: Mapping[str, float]
+    samples_per_second: Mapping[str, float]  #: as it was :class:`~fedclade.training.timing.Measured`
     share: float
-    confirmed: int = 0
-    runs: int = 1
+    confirmed: int = 0  #: how many times it was measured again, and came out again
+    runs: int = 1  #: how many runs it was taken for since
 
     @property
     def is_sure(self) -> bool:
@@ -115,8 +65,7 @@ class Choice:
 
         What was measured on a quiet machine is not beaten on a busy one.
         """
-        speeds = found.speeds
-        best = max(speeds, key=lambda engine: speeds[engine])
+        speeds, best = found.speeds, found.best
         if self.engine not in speeds:
             return Choice(best, speeds, found.share)
         if self.is_sure and found.share < QUIET:
@@ -149,14 +98,12 @@ def fastest(engines: Mapping[str, Engine], task: Task) -> str:
             _write(path, replace(known, runs=known.runs + 1), key)
     else:
         found = measure(engines, task)
-        told = ", ".join(f"{engine} {speed:,.0f}" for engine, speed in found.speeds.items())
-        best = max(found.speeds, key=lambda engine: found.speeds[engine])
-        choice = Choice(best, found.speeds, found.share) if known is None else known.after(found)
-        how = (
-            "the fastest for this model" if choice.engine == best else "kept, being not clearly slower than the fastest"
-        )
+        choice = Choice(found.best, found.speeds, found.share) if known is None else known.after(found)
+        kept = choice.engine != found.best
+        how = "kept, being not clearly slower than the fastest" if kept else "the fastest for this model"
+        speeds = ", ".join(f"{engine} {speed:,.0f}" for engine, speed in found.speeds.items())
         busy = "" if found.share >= QUIET else f"; the cores were busy for {1 - found.share:.0%} of the time"
-        _log.info("engine %s is %s (samples/s: %s%s)", choice.engine, how, told, busy)
+        _log.info("engine %s is %s (samples/s: %s%s)", choice.engine, how, speeds, busy)
         known = _keep(path, choice, key, first=known is None)
     _of_this_process[str(path)] = known.engine
     return known.engine
@@ -168,98 +115,6 @@ def forget(engine: str) -> None:
         del _of_this_process[path]
         with suppress(OSError):
             Path(path).unlink()
-
-
-def measure(engines: Mapping[str, Engine], task: Task) -> Measured:
-    """Measure engines on the first few steps of a task, in interleaved repeats; without those whose processes die.
-
-    Raises
-    ------
-    EngineError
-        If none is left.
-    """
-    timed = _Timed(dict(engines), task)
-    timed.repeat(1)  # a warm-up: processes are forked, threads started
-    timed.forget()
-    timed.repeat(STEPS)
-    fast = timed.seconds < SECONDS / 4
-    for repeat in range(1, MOST_REPEATS):
-        if repeat >= FEWEST_REPEATS and timed.seconds > SECONDS:
-            break
-        if repeat == (SURE if fast else 1):
-            timed.leave_out_what_is_far_behind()
-        timed.repeat(MORE_STEPS if fast and repeat >= SURE else STEPS)
-    return Measured(timed.best, timed.seconds / max(timed.passed, timed.seconds))
-
-
-class _Timed:
-    """Engines while they are measured."""
-
-    def __init__(self, engines: dict[str, Engine], task: Task) -> None:
-        self._engines, self._task = engines, task
-        self.best: dict[str, float] = {}
-        self.seconds = self.passed = 0.0
-
-    def repeat(self, steps: int) -> None:
-        """Let each train once."""
-        for name, engine in list(self._engines.items()):
-            small = self._task.cut(_enough(engine), steps * self._task.batch_size)
-            try:
-                took = _took(engine, small)
-            except EngineError as error:
-                del self._engines[name]
-                self.best.pop(name, None)
-                _log.warning("engine %s is not taken: %s", name, error)
-                if not self._engines and not self.best:
-                    raise
-                continue
-            self.best[name] = max(self.best.get(name, 0.0), sum(job.size for job in small.jobs) / took.seconds)
-            self.seconds += took.seconds
-            self.passed += took.passed
-
-    def forget(self) -> None:
-        """Start again."""
-        self.best, self.seconds, self.passed = {}, 0.0, 0.0
-
-    def leave_out_what_is_far_behind(self) -> None:
-        """Train no more with engines that cannot be the fastest."""
-        enough = max(self.best.values()) / FAR_BEHIND
-        self._engines = {name: engine for name, engine in self._engines.items() if self.best[name] > enough}
-
-
-def _enough(engine: Engine) -> int:
-    """Return how many clients are enough to measure an engine."""
-    if isinstance(engine, LoopEngine):
-        return FEW_CLIENTS
-    if isinstance(engine, WorkersEngine) and engine.inside != "stacked":
-        return FEW_CLIENTS * torch.get_num_threads()
-    return MOST_CLIENTS
-
-
-class _Took(NamedTuple):
-    """How long an engine takes: were there nothing else to do for the cores, and as it was."""
-
-    seconds: float
-    passed: float
-
-
-def _took(engine: Engine, task: Task) -> _Took:
-    cuda = task.models.is_cuda
-    if cuda:
-        torch.cuda.synchronize()
-    start, of_thread, of_process, of_workers = perf_counter(), thread_time(), process_time(), _of_workers(engine)
-    engine.train(task)
-    if cuda:
-        torch.cuda.synchronize()
-        passed = perf_counter() - start
-        return _Took(passed, passed)
-    # The thread that waits for others computes as long, or turns round and round; but all have to find a core.
-    here = max(thread_time() - of_thread, (process_time() - of_process) / cores())
-    return _Took(max(1e-9, here + _of_workers(engine) - of_workers), perf_counter() - start)
-
-
-def _of_workers(engine: Engine) -> float:
-    return engine.busy if isinstance(engine, WorkersEngine) else 0.0
 
 
 def _key(engines: list[str], task: Task) -> dict[str, object]:

@@ -27,10 +27,7 @@ from fedclade.core import (
     require,
     rng,
 )
-from fedclade.data import (
-    ClientData,
-    Federation,
-)
+from fedclade.data import ClientData, Federation
 from fedclade.training import loop
 from fedclade.training.auto import build_engine
 from fedclade.training.data import ClientsData
@@ -43,7 +40,7 @@ from fedclade.training.subspaces import left_singular_vectors
 Block = Sequence[tuple[int, int, int | None]]
 """Clients that train at the same time, each with the row of its model, and of its anchor if that is another."""
 
-TROUBLES = (RuntimeError, ValueError, IndexError)
+MODULE_ERRORS = (RuntimeError, ValueError, IndexError)
 """What a module raises that does not fit a client's data."""
 
 LOGITS_AT_A_TIME = 2**24
@@ -66,9 +63,9 @@ class SimulatedClients(Workers):
     engine
         How they are trained: one of :data:`~fedclade.training.ENGINES`. Updates do not depend on it beyond rounding.
     memory
-        Bytes that the data and the training of a round may take; a quarter of the machine's or the GPU's memory if
-        left out. It decides how many clients train at the same time, and nothing else.
-    taken
+        Bytes that the data and the training of a round may take; by default a quarter of the machine's or the GPU's
+        memory. It decides how many clients train at the same time, and nothing else.
+    resolved
         The engine of a run that is continued, see :attr:`engine_taken`.
 
     Raises
@@ -86,7 +83,7 @@ class SimulatedClients(Workers):
         device: str = "cpu",
         engine: str = "auto",
         memory: int | None = None,
-        taken: str | None = None,
+        resolved: str | None = None,
     ) -> None:
         self._federation = federation
         self._device = torch.device(device)
@@ -95,8 +92,8 @@ class SimulatedClients(Workers):
         pool = federation.pool
         logits_each = pool.outputs * (pool.y[0].numel() if len(pool.y) else 1)
         self._chunk = max(1, min(1024, LOGITS_AT_A_TIME // logits_each))
-        check_model(module, federation, self._device)
-        self._engine = build_engine(engine, taken)
+        _check_model(module, federation, self._device)
+        self._engine = build_engine(engine, resolved)
         self._memory = default_memory(self._device) if memory is None else memory
         self._data = ClientsData(federation, self._device, self._memory // 2)
         self._evaluator = Evaluator(federation, self._module, self.layout, self._data)
@@ -111,7 +108,7 @@ class SimulatedClients(Workers):
     @property
     def engine_taken(self) -> str | None:
         """What rounding depends on of the engine: also the way inside worker processes. None before the first round."""
-        return self._engine.taken
+        return self._engine.resolved
 
     @property
     def module(self) -> nn.Module:
@@ -129,7 +126,7 @@ class SimulatedClients(Workers):
         return {client.id: len(client.train) for client in self._federation.clients}
 
     def handle_updates(self, query: UpdateQuery) -> Updates:
-        """Let each client train from its model, or take the gradient at it; return the updates of all but who diverges.
+        """Let each client train from its model, or take the gradient at it; return the updates that do not diverge.
 
         Raises
         ------
@@ -145,7 +142,7 @@ class SimulatedClients(Workers):
         everyone = list(zip(ids, query.assignment, query.anchors or [None] * len(ids), strict=True))
         blocks = self._blocks(ids, this_round.spec)
         if len(blocks) == 1:
-            _, losses = self._train_block(everyone, query.models, this_round, into=deltas)
+            _, losses = self._train_block(everyone, query.models, this_round, out=deltas)
         else:
             for places in blocks:
                 block = [everyone[place] for place in places]
@@ -153,9 +150,10 @@ class SimulatedClients(Workers):
         return self._received(ids, deltas, losses, this_round)
 
     def _gradients(self, query: UpdateQuery) -> Updates:
+        model, each = (self._module, self.layout), zip(query.ids, query.assignment, strict=True)
         answers = [
-            loop.gradient(self._module, self.layout, query.models[row], self._taught(client, query.round), self._chunk)
-            for client, row in zip(query.ids, query.assignment, strict=True)
+            loop.gradient(*model, query.models[row], self._examples(client, query.round), self._chunk)
+            for client, row in each
         ]
         deltas = torch.stack([delta for delta, _ in answers])
         losses = torch.tensor([loss for _, loss in answers], dtype=torch.float64)
@@ -172,25 +170,13 @@ class SimulatedClients(Workers):
         return self._evaluator.evaluate(query.ids, query.models, query.assignment, query.split)
 
     def evaluate_module(self, module: nn.Module, ids: Sequence[int], split: Split) -> Evaluation:
-        """Let some clients evaluate another module, as it is, on a split of their own data.
-
-        Raises
-        ------
-        DataError
-            If a client has no examples in the split.
-        """
+        """Let some clients evaluate another module, as it is, on a split of their own data."""
         layout = Layout.of(module.to(self._device))
         evaluator = Evaluator(self._federation, module, layout, self._data)
         return evaluator.evaluate(ids, layout.flatten(module)[None], [0] * len(ids), split)
 
     def likelihoods(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], split: Split) -> list[Tensor]:
-        """Return the probability that each client's model gives to each of its targets, float64 ``[t]``.
-
-        Raises
-        ------
-        DataError
-            If a client has no examples in the split.
-        """
+        """Return the probability that each client's model gives to each of its targets, float64 ``[t]``."""
         return self._evaluator.likelihoods(ids, models, assignment, split)
 
     def handle_subspaces(self, query: SubspaceQuery) -> Tensor:
@@ -217,7 +203,7 @@ class SimulatedClients(Workers):
         )
 
     def _blocks(self, ids: Sequence[int], spec: LocalSpec) -> Sequence[Sequence[int]]:
-        """Cut the places of the asked clients into blocks that fit the memory; clients of one size side by side."""
+        """Cut the places of the queried clients into blocks that fit the memory; clients of one size side by side."""
         sizes = [len(self._client(client).train) for client in ids]
         by_size = sorted(range(len(ids)), key=lambda place: -sizes[place])
         if spec not in self._bytes_by_spec:
@@ -231,60 +217,50 @@ class SimulatedClients(Workers):
         return [block.tolist() for block in np.array_split(by_size, -(-len(ids) // at_once))]
 
     def _train_block(
-        self, block: Block, models: Tensor, this_round: Round, into: Tensor | None = None
+        self, block: Block, models: Tensor, this_round: Round, out: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         def trained_by(engine: Engine) -> tuple[Tensor, Tensor]:
-            return engine.train(self._task(self._jobs(block, this_round), models, this_round), into)
+            return engine.train(self._task(block, models, this_round), out)
 
         try:
             try:
                 return trained_by(self._engine)
-            except CannotTrainTogether as reason:  # though it could those whom it was tried on
-                self._warn_once(f"engine {self.engine} cannot train some clients together: {reason}; using the loop")
+            except CannotTrainTogether as reason:  # though it could train those that it was tried on
+                warning = f"engine {self.engine} cannot train some clients together: {reason}; using the loop"
+                if warning not in self._warned:
+                    _log.warning(warning)
+                    self._warned.add(warning)
                 return trained_by(LoopEngine())
-        except ConfigError:  # of an engine that was asked for, and says what is in its way
+        except ConfigError:  # of an engine that the user chose, and that names what prevents it
             raise
-        except TROUBLES as error:
-            raise self._told(error, block, models, this_round) from error
+        except MODULE_ERRORS as error:
+            raise self._model_error(error, block, models, this_round) from error
 
-    def _warn_once(self, message: str) -> None:
-        if message not in self._warned:
-            _log.warning(message)
-            self._warned.add(message)
-
-    def _task(self, jobs: Sequence[Job], models: Tensor, this_round: Round) -> Task:
+    def _task(self, block: Block, models: Tensor, this_round: Round) -> Task:
+        keyed = this_round.seed, this_round.purpose, this_round.number
+        jobs: list[Job] = []
+        for client, row, anchor in block:
+            generator = rng.torch_generator(*keyed, self._client(client).key)
+            jobs.append(Job(client, row, *self._examples(client, this_round), generator, anchor))
         return Task(self._module, self.layout, models, jobs, this_round.spec, this_round.lr)
 
-    def _jobs(self, block: Block, this_round: Round) -> list[Job]:
-        keyed = this_round.seed, this_round.purpose, this_round.number
-        return [
-            Job(
-                client,
-                row,
-                *self._taught(client, this_round),
-                rng.torch_generator(*keyed, self._client(client).key),
-                anchor,
-            )
-            for client, row, anchor in block
-        ]
-
-    def _taught(self, client: int, this_round: Round) -> tuple[Tensor, Tensor]:
+    def _examples(self, client: int, this_round: Round) -> tuple[Tensor, Tensor]:
         """Return what a client trains on in a round: all its training examples, or a part of them."""
         inputs, targets = self._data.of(client)
         if this_round.part is None:
             return inputs, targets
-        taken = torch.from_numpy(this_round.examples(len(targets), self._client(client).key)).to(targets.device)
-        return inputs[taken], targets[taken]
+        part = torch.from_numpy(this_round.examples(len(targets), self._client(client).key)).to(targets.device)
+        return inputs[part], targets[part]
 
-    def _told(self, error: Exception, block: Block, models: Tensor, this_round: Round) -> ModelError:
+    def _model_error(self, error: Exception, block: Block, models: Tensor, this_round: Round) -> ModelError:
         """Find the client on whose data training fails, by itself, and name it."""
-        for job in self._jobs(block, this_round):
+        for one in block:
             try:
-                LoopEngine().train(self._task([job], models, this_round))
-            except TROUBLES as its_own:
+                LoopEngine().train(self._task([one], models, this_round))
+            except MODULE_ERRORS as its_own:
                 return ModelError(
-                    f"round {this_round.number}: the model fails on the data of client {job.client} "
-                    f"({self._client(job.client).name!r}): {its_own}"
+                    f"round {this_round.number}: the model fails on the data of client {one[0]} "
+                    f"({self._client(one[0]).name!r}): {its_own}"
                 )
         return ModelError(
             f"round {this_round.number}: engine {self.engine!r} fails on {len(block)} clients together, each of whom "
@@ -300,31 +276,8 @@ class SimulatedClients(Workers):
         return Updates.received(ids, sizes, deltas, self.layout.n_parameters, losses, this_round.number)
 
 
-def choose_device(device: str) -> str:
-    """Return ``cpu`` or ``cuda`` for ``auto``, ``cpu``, ``cuda``.
-
-    Raises
-    ------
-    ConfigError
-        If the name is unknown, or there is no such device.
-    """
-    if device not in ("auto", "cpu", "cuda"):
-        raise ConfigError(f"device should be auto, cpu or cuda, got {device!r}")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device 'cuda' was asked for, but torch sees no CUDA device; use --device cpu")
-    if device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    return device
-
-
-def check_model(module: nn.Module, federation: Federation, device: torch.device) -> None:
-    """Run two examples through the model and compare its outputs with the labels.
-
-    Raises
-    ------
-    ModelError
-        If the model fails on the inputs, or its outputs do not match the labels.
-    """
+def _check_model(module: nn.Module, federation: Federation, device: torch.device) -> None:
+    """Run two examples through the model and compare its outputs with the labels; raise ModelError if they differ."""
     inputs = federation.pool.inputs(federation.clients[0].train[:2])
     module.eval()
     try:

@@ -7,13 +7,7 @@ import torch
 from torch import Tensor
 
 from fedclade.core import Split
-from fedclade.data import (
-    Federation,
-    Indices,
-)
-
-Examples = tuple[Tensor, Tensor]
-"""Inputs and targets of a client, ``[n, ...]``, as it sees them."""
+from fedclade.data import Federation, Indices
 
 SPLITS: tuple[Split, ...] = ("train", "test", "validation")
 """In the order in which they are given memory."""
@@ -25,15 +19,8 @@ FETCHED_AT_A_TIME = 1024
 class ClientsData:
     """What each client holds, gathered from the pool once and kept on the device as long as it fits.
 
-    Parameters
-    ----------
-    federation
-        The clients.
-    device
-        Where they train.
-    budget
-        Bytes it may take. Training data come first, then test and validation data; what does not fit any more is not
-        kept, but fetched again whenever it is needed.
+    ``budget`` is the bytes it may take. Training data come first, then test and validation data; what does not fit any
+    more is not kept, but fetched again whenever it is needed.
     """
 
     def __init__(self, federation: Federation, device: torch.device, budget: int) -> None:
@@ -52,8 +39,8 @@ class ClientsData:
             held.keeps = wanted <= budget
             self.bytes_kept = wanted if held.keeps else self.bytes_kept
 
-    def of(self, client: int) -> Examples:
-        """Return a client's training examples.
+    def of(self, client: int) -> tuple[Tensor, Tensor]:
+        """Return a client's training inputs and targets ``[n, ...]``, as it sees them.
 
         Those of all clients lie in one tensor, client behind client in the order of the federation, so that an engine
         can draw the batches of several clients in one go.
@@ -80,27 +67,9 @@ class SplitInputs:
     hold them, so that an input that several hold is there once, and what one client alone holds lies side by side.
     Clients with the same indices and turns share a set of places.
 
-    Parameters
-    ----------
-    federation
-        The clients.
-    split
-        Which of their examples.
-    device
-        Where the inputs are wanted.
-
-    Attributes
-    ----------
-    set_of
-        int64 ``[n]``, the set of each client, in the order of the federation.
-    sizes, starts
-        int64 ``[sets]``, how many places each has, and where they start in ``places``.
-    places
-        int64, set behind set.
-    keeps
-        Whether all inputs stay on the device once they were needed; no, unless someone sets it.
-    bytes_each
-        Of an input.
+    ``set_of`` is the set of each client, int64 ``[n]`` in the order of the federation; ``sizes`` and ``starts`` say how
+    many places each set has in ``places``, and from where on. All inputs stay on the device, once they were needed, if
+    ``keeps`` is set; each has ``bytes_each``.
     """
 
     def __init__(self, federation: Federation, split: Split, device: torch.device) -> None:
@@ -155,7 +124,7 @@ class SplitInputs:
 
     @torch.inference_mode(False)  # clients may train on what an evaluation gathers
     def _gathered(self) -> Tensor:
-        whole = torch.empty(len(self), *self._like.shape[1:], dtype=self._like.dtype, device=self._device)
+        whole = self._empty(len(self))
         for start in range(0, len(self), FETCHED_AT_A_TIME):
             places = np.arange(start, min(start + FETCHED_AT_A_TIME, len(self)))
             whole[start : start + len(places)] = self._fetched(places)
@@ -166,7 +135,10 @@ class SplitInputs:
         kinds = np.unique(turns).tolist()
         if len(kinds) == 1:
             return self._pool.inputs(indices, kinds[0]).to(self._device)
-        fetched = torch.empty(len(places), *self._like.shape[1:], dtype=self._like.dtype, device=self._device)
+        fetched = self._empty(len(places))
         for kind in kinds:
             fetched[torch.from_numpy(turns == kind)] = self._pool.inputs(indices[turns == kind], kind).to(self._device)
         return fetched
+
+    def _empty(self, inputs: int) -> Tensor:
+        return torch.empty(inputs, *self._like.shape[1:], dtype=self._like.dtype, device=self._device)

@@ -1,4 +1,4 @@
-"""Evaluation of simulated clients: each model sees each input once, and all clients' scores are read off from that."""
+"""Evaluation of simulated clients: each model sees each input once, and all clients' scores come from that."""
 
 from __future__ import annotations
 
@@ -12,19 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedclade.core import (
-    DataError,
-    Evaluation,
-    Layout,
-    Split,
-)
-from fedclade.data import (
-    IGNORED,
-    Federation,
-    Indices,
-)
+from fedclade.core import DataError, Evaluation, Layout, Split
+from fedclade.data import IGNORED, Federation, Indices
 from fedclade.training.data import ClientsData, SplitInputs
-from fedclade.training.passes import Asked, Traits
+from fedclade.training.passes import Examples, Traits
 from fedclade.training.threads import using_threads
 
 ENTRIES_AT_A_TIME, ENTRIES_AT_A_TIME_ON_CPU = 2**24, 2**22
@@ -38,21 +29,13 @@ EXAMPLES_AT_A_TIME = 2**20
 
 
 class Evaluator:
-    """Says how the clients of a federation fare with models.
+    """Evaluates models for the clients of a federation.
 
-    All who ask about a model are taken together: an input that several of them hold passes through the model once, and
+    All clients of a model are evaluated together: an input that several of them hold passes through the model once, and
     inputs of different clients fill a pass. Each example of each client is then scored by the label that the client
     sees. Only if what a module gives for an example depends on the others in the pass, or on the passes before, clients
-    who do not hold the same inputs have passes of their own.
-
-    Parameters
-    ----------
-    federation
-        The clients.
-    module, layout
-        The model, on the device of the data; its state is overwritten.
-    data
-        What the clients hold.
+    that do not hold the same inputs have passes of their own. The state of the module, which is on the device of the
+    data, is overwritten.
     """
 
     def __init__(self, federation: Federation, module: nn.Module, layout: Layout, data: ClientsData) -> None:
@@ -67,45 +50,28 @@ class Evaluator:
         self._maps = torch.stack([torch.arange(pool.outputs) if m is None else m for m in maps.values()])
 
     def evaluate(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], split: Split) -> Evaluation:
-        """Let each client evaluate its model; see :meth:`fedclade.core.clients.Clients.evaluate`.
-
-        Raises
-        ------
-        DataError
-            If a client has no examples in the split.
-        """
-        questions, question_of, held = self._questions(ids, assignment, split, len(models))
-        scores = np.empty((3, len(questions[0])))
-        for part in _parts(questions, held):
-            scores[:, part] = self._answers(questions[:, part], models, held)
-        right, nats, counted = torch.from_numpy(scores[:, question_of])
+        """Let each client evaluate its model; see :meth:`fedclade.core.clients.Clients.evaluate`."""
+        queries, query_of, held = self._queries(ids, assignment, split, len(models))
+        scores = np.empty((3, len(queries[0])))
+        for part in _parts(queries, held):
+            scores[:, part] = self._scores(queries[:, part], models, held)
+        right, nats, counted = torch.from_numpy(scores[:, query_of])
         return Evaluation(tuple(ids), right / counted, nats / counted, counted.to(torch.int64))
 
     def likelihoods(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], split: Split) -> list[Tensor]:
-        """Return the probability that each client's model gives to each of its targets, where others have a mean loss.
-
-        Returns
-        -------
-        list
-            Of each asked client, float64 ``[t]`` of its targets that count, in the order of its examples.
-
-        Raises
-        ------
-        DataError
-            If a client has no examples in the split.
-        """
-        questions, question_of, held = self._questions(ids, assignment, split, len(models))
+        """Return the probability that each client's model gives to each of its targets that count, float64 ``[t]``."""
+        queries, query_of, held = self._queries(ids, assignment, split, len(models))
         found: list[Tensor] = []
-        for part in _parts(questions, held):
-            found += self._likelihoods(questions[:, part], models, held)
-        return [found[question] for question in question_of.tolist()]
+        for part in _parts(queries, held):
+            found += self._likelihoods(queries[:, part], models, held)
+        return [found[query] for query in query_of.tolist()]
 
-    def _questions(
+    def _queries(
         self, ids: Sequence[int], assignment: Sequence[int], split: Split, models: int
     ) -> tuple[Indices, Indices, SplitInputs]:
-        """Return the distinct questions ``[3, q]``, sorted: row of the model, set of inputs, view of the labels.
+        """Return the distinct queries ``[3, q]``, sorted: row of the model, set of inputs, view of the labels.
 
-        Besides, which of them each client asks, ``[n]``, and the inputs.
+        Besides, which of them each client makes, ``[n]``, and the inputs.
         """
         held = self._data.splits[split]
         places = [(row, self._data.positions[client]) for client, row in zip(ids, assignment, strict=True)]
@@ -116,54 +82,54 @@ class Evaluator:
                 f"client {ids[k]} has no {split} examples"
                 + ("; set data.validation_fraction above 0" if split == "validation" else "")
             )
-        # Clients with the same model, inputs and labels ask the same question.
+        # Clients with the same model, inputs and labels make the same query.
         bounds = models, len(held.sizes), len(self._maps)
-        asked = np.ravel_multi_index((rows, sets, self._view_of[clients]), bounds)
-        numbers, question_of = np.unique(asked, return_inverse=True)
-        return np.stack(np.unravel_index(numbers, bounds)), question_of, held
+        of_clients = np.ravel_multi_index((rows, sets, self._view_of[clients]), bounds)
+        numbers, query_of = np.unique(of_clients, return_inverse=True)
+        return np.stack(np.unravel_index(numbers, bounds)), query_of, held
 
-    def _answers(self, questions: Indices, models: Tensor, held: SplitInputs) -> NDArray[Any]:
+    def _scores(self, queries: Indices, models: Tensor, held: SplitInputs) -> NDArray[Any]:
         """Return targets predicted right, their summed cross-entropy in nats, and how many counted, ``[3, q]``."""
-        asked = self._asked(questions, models, held)
-        scores = np.empty((3, len(asked.place)))
-        for mine, logits, at, seen in self._passed(asked, questions, models, held):
-            scores[:, mine] = score(logits, at, seen).cpu()
-        return np.stack([np.bincount(asked.question, each, len(questions[0])) for each in scores])
+        examples = self._examples(queries, models, held)
+        scores = np.empty((3, len(examples.place)))
+        for some, logits, at, seen in self._passed(examples, queries, models, held):
+            scores[:, some] = score(logits, at, seen).cpu()
+        return np.stack([np.bincount(examples.query, each, len(queries[0])) for each in scores])
 
-    def _likelihoods(self, questions: Indices, models: Tensor, held: SplitInputs) -> list[Tensor]:
-        """Return for each question the probability of each target that counts."""
-        asked = self._asked(questions, models, held)
-        found = torch.empty(len(asked.place), self._targets_each, dtype=torch.float64)
+    def _likelihoods(self, queries: Indices, models: Tensor, held: SplitInputs) -> list[Tensor]:
+        """Return for each query the probability of each target that counts."""
+        examples = self._examples(queries, models, held)
+        found = torch.empty(len(examples.place), self._targets_each, dtype=torch.float64)
         counts = torch.empty(found.shape, dtype=torch.bool)
-        for mine, logits, at, seen in self._passed(asked, questions, models, held):
-            nats, counts[mine] = (each.cpu() for each in target_nats(logits, at, seen))
-            found[mine] = nats.double().neg().exp()
-        sizes = held.sizes[questions[1]].tolist()
+        for some, logits, at, seen in self._passed(examples, queries, models, held):
+            nats, counts[some] = (each.cpu() for each in target_nats(logits, at, seen))
+            found[some] = nats.double().neg().exp()
+        sizes = held.sizes[queries[1]].tolist()
         return [each[those] for each, those in zip(found.split(sizes), counts.split(sizes), strict=True)]
 
     @torch.inference_mode()
-    def _asked(self, questions: Indices, models: Tensor, held: SplitInputs) -> Asked:
-        rows, sets, _ = questions
+    def _examples(self, queries: Indices, models: Tensor, held: SplitInputs) -> Examples:
+        rows, sets, _ = queries
         if self._traits is None:
             module = _Loader(self._module, self._layout, models)(int(rows[0]))
             self._traits = Traits.of(module, held.inputs(np.arange(min(4, len(held)))))
-        return Asked(rows, sets, held, apart=self._traits.mixes)
+        return Examples(rows, sets, held, apart=self._traits.mixes)
 
     @torch.inference_mode()
     def _passed(
-        self, asked: Asked, questions: Indices, models: Tensor, held: SplitInputs
+        self, examples: Examples, queries: Indices, models: Tensor, held: SplitInputs
     ) -> Iterator[tuple[Indices, Tensor, Tensor, Tensor]]:
-        """Pass what is asked through the models, and yield for some examples at a time what :func:`score` takes."""
-        assert self._traits is not None  # of _asked
-        load, traits, views = _Loader(self._module, self._layout, models), self._traits, questions[2]
+        """Pass examples through the models, and yield for some at a time what :func:`score` takes."""
+        assert self._traits is not None  # of _examples
+        load, traits, views = _Loader(self._module, self._layout, models), self._traits, queries[2]
         entries = ENTRIES_AT_A_TIME_ON_CPU if models.device.type == "cpu" else ENTRIES_AT_A_TIME
         pass_size = traits.pass_size(entries)
-        with using_threads(traits.threads(min(pass_size, asked.largest_group))):
-            for block in asked.blocks(pass_size, entries // self._logits_each):
+        with using_threads(traits.threads(min(pass_size, examples.largest_group))):
+            for block in examples.blocks(pass_size, entries // self._logits_each):
                 logits = torch.cat([load(one.row, traits.mixes)(held.inputs(one.places)) for one in block.passes])
-                mine = block.examples
-                seen = self._seen(held.targets(asked.place[mine]), views[asked.question[mine]])
-                yield mine, logits, torch.from_numpy(block.at), seen
+                some = block.examples
+                seen = self._seen(held.targets(examples.place[some]), views[examples.query[some]])
+                yield some, logits, torch.from_numpy(block.at), seen
 
     def _seen(self, targets: Tensor, views: Indices) -> Tensor:
         """Return targets ``[m, ...]`` as clients with these views of the labels see them."""
@@ -191,21 +157,11 @@ class _Loader:
 
 
 def score(logits: Tensor, at: Tensor, seen: Tensor) -> Tensor:
-    """Score examples by the logits of their inputs.
+    """Score examples by the logits ``[b, ..., outputs]`` of the distinct inputs.
 
-    Parameters
-    ----------
-    logits
-        ``[b, ..., outputs]``, of the distinct inputs.
-    at
-        int64 ``[m]``, which of these is the input of each example.
-    seen
-        Targets ``[m, ...]``, as whoever the example belongs to sees them.
-
-    Returns
-    -------
-    Tensor
-        For each example targets predicted right, summed cross-entropy in nats, and targets counted; float64 ``[3, m]``.
+    ``at`` is which of these is the input of each example, int64 ``[m]``, and ``seen`` its targets ``[m, ...]``, as its
+    client sees them. Returns for each example targets predicted right, summed cross-entropy in nats, and targets
+    counted, float64 ``[3, m]``.
     """
     nats, counts = target_nats(logits, at, seen)
     at, seen = at.to(logits.device), seen.to(logits.device).view(len(seen), -1)
@@ -226,8 +182,8 @@ def target_nats(logits: Tensor, at: Tensor, seen: Tensor) -> tuple[Tensor, Tenso
     return nats.where(counts, 0), counts
 
 
-def _parts(questions: Indices, held: SplitInputs) -> Iterator[slice]:
-    """Cut questions into parts of some examples."""
-    part = held.sizes[questions[1]].cumsum() // EXAMPLES_AT_A_TIME
+def _parts(queries: Indices, held: SplitInputs) -> Iterator[slice]:
+    """Cut queries into parts of some examples."""
+    part = held.sizes[queries[1]].cumsum() // EXAMPLES_AT_A_TIME
     for start, stop in pairwise([*np.unique(part, return_index=True)[1].tolist(), len(part)]):
         yield slice(start, stop)

@@ -14,28 +14,15 @@ from fedclade.core import Layout, LocalSpec
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """One client's local training in one round.
+    """One client's local training in one round."""
 
-    Parameters
-    ----------
-    client
-        Its id, for messages.
-    row
-        Which of the models it starts from.
-    inputs, targets
-        Its training examples, ``[n, ...]``, as it sees them.
-    draw
-        Orders its batches: one ``torch.randperm(n, generator=draw)`` at the start of each epoch, in every engine.
-    anchor
-        Which of the models the proximal term pulls it towards; the one it starts from if left out.
-    """
-
-    client: int
-    row: int
-    inputs: Tensor
+    client: int  #: its id, for messages
+    row: int  #: which of the models it starts from
+    inputs: Tensor  #: its training examples ``[n, ...]``, as it sees them
     targets: Tensor
-    draw: torch.Generator
-    anchor: int | None = None
+    generator: torch.Generator
+    """Orders its batches: one ``torch.randperm(n, generator=...)`` at the start of each epoch, in every engine."""
+    anchor: int | None = None  #: which of the models the proximal term pulls it towards; ``row`` by default
 
     @property
     def size(self) -> int:
@@ -50,76 +37,50 @@ class Job:
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """The local training of n clients in one round.
+    """The local training of n clients in one round."""
 
-    Parameters
-    ----------
-    module
-        Any module of the layout, on the device of the models; its state may be overwritten.
-    layout
-        Of the module's tensors in a model.
-    models
-        What clients start from, ``[K, S]``.
-    jobs
-        n clients.
-    spec, lr
-        The local training, and the step size of this round.
-    """
-
-    module: nn.Module
+    module: nn.Module  #: any module of the layout, on the device of the models; its state may be overwritten
     layout: Layout
-    models: Tensor
+    models: Tensor  #: what clients start from, ``[K, S]``
     jobs: Sequence[Job]
     spec: LocalSpec
-    lr: float
+    lr: float  #: the step size of this round
 
     @property
     def batch_size(self) -> int:
         """Examples in the largest batch that there can be: not more than the largest client has."""
         return min(self.spec.batch_size, max(job.size for job in self.jobs))
 
-    def room(self, into: Tensor | None) -> Tensor:
+    def room(self, out: Tensor | None) -> Tensor:
         """Return memory for the updates, ``[n, S]``: what was given, or new."""
-        return self.models.new_empty(len(self.jobs), self.models.shape[1]) if into is None else into
+        return self.models.new_empty(len(self.jobs), self.models.shape[1]) if out is None else out
 
     def cut(self, clients: int, examples: int) -> Task:
-        """Return a small copy: some clients, some examples of each, one epoch; the draws of this one stay unused."""
-        jobs = [
-            replace(job, inputs=job.inputs[:examples], targets=job.targets[:examples]) for job in self.jobs[:clients]
-        ]
+        """Return a small copy: some clients, some examples of each, one epoch; the generators stay unused."""
+        jobs = [replace(j, inputs=j.inputs[:examples], targets=j.targets[:examples]) for j in self.jobs[:clients]]
         return replace(self, jobs=jobs, spec=replace(self.spec, epochs=1)).redrawn()
 
     def redrawn(self, by: int = 0) -> Task:
-        """Return the task with fresh draws: those that it began with, or others."""
-        draws = [torch.Generator().manual_seed(job.draw.initial_seed() + by) for job in self.jobs]
-        return replace(self, jobs=[replace(job, draw=draw) for job, draw in zip(self.jobs, draws, strict=True)])
+        """Return the task with fresh generators: of the seeds that it began with, or of others."""
+        seeds = [job.generator.initial_seed() + by for job in self.jobs]
+        jobs = [
+            replace(job, generator=torch.Generator().manual_seed(seed))
+            for job, seed in zip(self.jobs, seeds, strict=True)
+        ]
+        return replace(self, jobs=jobs)
 
 
 class CannotTrainTogether(Exception):  # noqa: N818  (not an error of the user's)
-    """An engine cannot train these clients together; says what is in the way. The loop can, from fresh draws."""
+    """An engine cannot train these clients together; names what prevents it. The loop can, with fresh generators."""
 
 
 class Engine(Protocol):
     """A way to train the clients of a round. All engines give the same updates, up to rounding."""
 
-    def train(self, task: Task, into: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def train(self, task: Task, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Train every client from its model.
 
-        Parameters
-        ----------
-        task
-            Clients, models, data.
-        into
-            Memory ``[n, S]`` for the updates; new if left out.
-
-        Returns
-        -------
-        tuple
-            Updates ``[n, S]`` in the order of the jobs, and the mean training loss of each, float64 ``[n]``.
-
-        Raises
-        ------
-        CannotTrainTogether
-            If the engine cannot train these clients together; the generators of the jobs may be spent then.
+        Returns updates ``[n, S]`` in the order of the jobs, in ``out`` if given, and the mean training loss of each,
+        float64 ``[n]``. Raises :class:`CannotTrainTogether`; the generators of the jobs may be spent then.
         """
         ...

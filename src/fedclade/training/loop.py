@@ -9,24 +9,22 @@ from torch.nn import functional
 from fedclade.core import Layout, LocalSpec, rng
 from fedclade.data import IGNORED
 from fedclade.training.jobs import Task
-from fedclade.training.threads import Threads, using_threads
+from fedclade.training.optimizer import SGD
+from fedclade.training.threads import threads_of_step, using_threads
 
 
 class LoopEngine:
     """One client after another; each step on as many threads as it has work for."""
 
-    def __init__(self) -> None:
-        self._threads = Threads()
-
-    def train(self, task: Task, into: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def train(self, task: Task, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Train every client from its model; see :class:`~fedclade.training.jobs.Engine`."""
         module, models = task.module, task.models
-        updates, losses = task.room(into), torch.empty(len(task.jobs), dtype=torch.float64)
-        with using_threads(self._threads.of_step(module, task.jobs[0].inputs, task.batch_size)):
+        updates, losses = task.room(out), torch.empty(len(task.jobs), dtype=torch.float64)
+        with using_threads(threads_of_step(module, task.jobs[0].inputs, task.batch_size)):
             for k, job in enumerate(task.jobs):
                 start, anchor, examples = models[job.row], models[job.anchor_row], (job.inputs, job.targets)
                 of_all = module, task.layout, start, examples, task.spec, task.lr
-                _, losses[k] = train(*of_all, job.draw, anchor, updates[k])
+                _, losses[k] = train(*of_all, job.generator, anchor, updates[k])
         return updates, losses
 
 
@@ -42,58 +40,38 @@ def train(
     examples: tuple[Tensor, Tensor],
     spec: LocalSpec,
     lr: float,
-    draw: torch.Generator,
+    generator: torch.Generator,
     anchor: Tensor | None = None,
-    into: Tensor | None = None,
+    out: Tensor | None = None,
 ) -> tuple[Tensor, float]:
-    """Run SGD_n(θ, D_i) − θ (CFL eq. 1) for one client.
+    """Run SGD_n(θ, D_i) − θ (CFL eq. 1) for one client; return the update ``[S]`` and the mean training loss.
 
-    Parameters
-    ----------
-    module
-        Any module of this layout; its state is overwritten.
-    model
-        θ, ``[S]``.
-    examples
-        The client's inputs and targets, ``[n, ...]``.
-    spec, lr
-        The local training, and the step size of this round.
-    draw
-        Orders the batches, and seeds dropout.
-    anchor
-        The model ``[S]`` that the proximal term pulls towards; θ if left out.
-    into
-        Memory ``[S]`` for the update; new if left out.
-
-    Returns
-    -------
-    tuple
-        The update ``[S]``, and the mean training loss over all steps.
+    The module's state is overwritten. ``model`` is θ, ``[S]``, and ``anchor`` the model that the proximal term pulls
+    towards, θ by default; ``examples`` are inputs and targets ``[n, ...]``. The generator orders the batches and seeds
+    dropout. ``out`` is memory ``[S]`` for the update.
     """
     layout.load(model, module)
     layout.set_training(module)
-    trained = [p for p in module.parameters() if p.requires_grad]
-    anchors = layout.unflatten(model if anchor is None else anchor) if spec.mu else {}
-    pulled = [(p, anchors[name]) for name, p in module.named_parameters() if anchors and p.requires_grad]
-    optimizer = torch.optim.SGD(trained, lr=lr, momentum=spec.momentum, weight_decay=spec.weight_decay)
+    trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    parameters = list(trained.values())
+    pulled_to = layout.unflatten(model if anchor is None else anchor) if spec.mu else {}
+    anchors = [pulled_to[name] for name in trained] if spec.mu else []
+    sgd = SGD.of(spec, lr)
+    optimizer = sgd.torch_optimizer(parameters)
     inputs, targets = examples
     losses: list[Tensor] = []
-    with rng.seeded_globally(draw.initial_seed(), inputs.device):
+    with rng.seeded_globally(generator.initial_seed(), inputs.device):
         for _ in range(spec.epochs):
-            order = torch.randperm(len(inputs), generator=draw).to(inputs.device)
+            order = torch.randperm(len(inputs), generator=generator).to(inputs.device)
             for batch in order.split(spec.batch_size):
                 optimizer.zero_grad(set_to_none=True)
                 loss = cross_entropy(module(inputs[batch]), targets[batch])
                 loss.backward()
-                for p, p_anchor in pulled:  # the gradient of μ/2·‖θ − θ_anchor‖²
-                    if p.grad is not None:
-                        p.grad.add_(p.detach() - p_anchor, alpha=spec.mu)
-                if spec.clip_norm is not None:
-                    nn.utils.clip_grad_norm_(trained, spec.clip_norm)
+                sgd.adjust(parameters, anchors)
                 optimizer.step()
                 losses.append(loss.detach() * len(batch))
     mean_loss = float(torch.stack(losses).sum()) / (spec.epochs * len(inputs))
-    return layout.difference(module, model, torch.empty_like(model) if into is None else into), mean_loss
+    return layout.difference(module, model, torch.empty_like(model) if out is None else out), mean_loss
 
 
 def gradient(

@@ -11,18 +11,13 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from fedclade.core import (
-    ConfigError,
-    Layout,
-    LocalSpec,
-    shown,
-)
+from fedclade.core import ConfigError, Layout, LocalSpec, shown
 
 SHARE = 4
-"""Without a word from the user, one part in so many of the machine's memory."""
+"""By default, one part in so many of the machine's memory."""
 
 SMALLEST = 2**30
-"""What is taken for the memory of a machine that does not tell it."""
+"""What is taken for the memory of a machine that does not report it."""
 
 CACHE = 2**22
 """Bytes of parameters that a CPU's thread goes through at every step without waiting for memory."""
@@ -79,11 +74,10 @@ def default_memory(device: torch.device) -> int:
 
 
 def keep_freed_memory() -> None:
-    """Let this process keep the memory that it frees, for its next use.
+    """Let this process, which does nothing but training, keep the memory that it frees for its next use.
 
     By default the C library of Linux gives large tensors, and what lies at the end of its heap, back to the system as
-    soon as they are freed, and has them mapped anew, page by page, when the next step makes the same tensors. A process
-    that does nothing but training has nobody to give memory back for.
+    soon as they are freed, and has them mapped anew, page by page, when the next step makes the same tensors.
     """
     with suppress(AttributeError):  # a C library of another kind
         set_option = ctypes.CDLL(None).mallopt
@@ -99,12 +93,9 @@ def hot_bytes(module: nn.Module, layout: Layout) -> int:
 
 
 def clients_in_cache(hot: int, threads: int) -> int:
-    """Return how many clients a CPU should train at the same time: with more, parameters come from memory at each step.
+    """Return how many clients of so many :func:`hot_bytes` a CPU should train at the same time.
 
-    Parameters
-    ----------
-    hot
-        :func:`hot_bytes` of their model.
+    With more, parameters come from memory at each step.
     """
     return max(1, threads * CACHE // max(1, hot))
 
@@ -119,18 +110,11 @@ def updates_at_once(size: int, device: torch.device, budget: int) -> int:
 
 
 def bytes_per_client(module: nn.Module, layout: Layout, batch: Tensor, spec: LocalSpec) -> int:
-    """Return about how many bytes it takes to train one client at the same time as others.
+    """Return about how many bytes it takes to train one client at the same time as others, on batches like this.
 
     Its parameters, their gradients, momentum and update; the model that a proximal term pulls it towards; the gradients
     before they are clipped; and what a step keeps for the backward pass, twice, since the backward pass makes as much
     again.
-
-    Parameters
-    ----------
-    batch
-        Inputs of one step, ``[B, ...]``.
-    spec
-        The local training.
     """
     kept: dict[int, int] = {}
 

@@ -34,52 +34,30 @@ class Pass:
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """Passes behind each other, and the examples that are scored by them.
-
-    Parameters
-    ----------
-    passes
-        At least one.
-    examples
-        Which examples those are.
-    at
-        For each of them, which of the inputs of these passes is its own.
-    """
+    """Passes behind each other, at least one, and the examples that are scored by them."""
 
     passes: list[Pass]
     examples: Indices
-    at: Indices
+    at: Indices  #: of each example, which of the inputs of these passes is its own
 
 
-class Asked:
-    """The examples that questions are about, and the distinct pairs of model and input that they come down to.
+class Examples:
+    """The examples of some queries, and the distinct pairs of model and input that they come down to.
 
-    Parameters
-    ----------
-    rows, sets
-        Of each of q questions the model and the set of inputs, sorted by the first, then by the second.
-    held
-        The inputs.
-    apart
-        Whether a pass may hold inputs of one set only.
-
-    Attributes
-    ----------
-    question, place
-        Of each example, int64 ``[m]``: the question it belongs to, and its input.
-    largest_group
-        How many inputs may pass together at most.
+    Each of q queries has the row of a model and a set of inputs, and they are sorted by the first, then by the second.
+    If ``apart``, a pass holds inputs of one set only. ``query`` and ``place`` are of each example, int64 ``[m]``: the
+    query it belongs to, and its input; ``largest_group`` is how many inputs may pass together at most.
     """
 
     def __init__(self, rows: Indices, sets: Indices, held: SplitInputs, apart: bool) -> None:
         sizes = held.sizes[sets]
-        self.question = np.arange(len(sets)).repeat(sizes)
+        self.query = np.arange(len(sets)).repeat(sizes)
         before = sizes.cumsum() - sizes
-        self.place = held.places[np.arange(len(self.question)) + (held.starts[sets] - before)[self.question]]
+        self.place = held.places[np.arange(len(self.query)) + (held.starts[sets] - before)[self.query]]
         # Pairs of the same group may pass together.
         other = (np.diff(rows) != 0) | (apart & (np.diff(sets) != 0))
         group = np.concatenate([[0], other.cumsum()])
-        pairs = group[self.question] * len(held) + self.place
+        pairs = group[self.query] * len(held) + self.place
         self._by_pair = np.argsort(pairs, kind="stable")  # which takes little where they are sorted already
         pairs = pairs[self._by_pair]
         is_new = np.diff(pairs, prepend=-1) > 0
@@ -110,21 +88,11 @@ class Asked:
 
 @dataclass(frozen=True)
 class Traits:
-    """What a module's forward pass is like.
+    """What a module's forward pass is like."""
 
-    Parameters
-    ----------
-    entries
-        Of its largest tensor, for each example.
-    work
-        Floating-point operations, for each example.
-    mixes
-        Whether what it gives for an example depends on the others in the pass, or on the passes before.
-    """
-
-    entries: int
-    work: float
-    mixes: bool
+    entries: int  #: of its largest tensor, for each example
+    operations: float  #: in floating point, for each example
+    mixes: bool  #: whether what it gives for an example depends on the others in the pass, or on the passes before
 
     @classmethod
     @torch.no_grad()
@@ -137,10 +105,10 @@ class Traits:
                 together = module(four)
             with _Sizes() as of_two:
                 first = module(two)
-        # What does not grow with the inputs is no matter of the pass, such as a copy of a parameter.
+        # What does not grow with the inputs does not count, such as a copy of a parameter.
         growth = max(large - small for large, small in zip(of_four.sizes, of_two.sizes, strict=False)) // 2
         apart = torch.cat([first, module(others)])
-        # Of a model that has diverged, whose outputs are NaN or infinite, nothing is told by how far they are apart.
+        # Outputs of a model that has diverged are NaN or infinite.
         tolerance = TOLERANCE * float(together.abs().nan_to_num(0.0, 0.0).max())
         mixes = not torch.allclose(together, apart, rtol=0, atol=tolerance, equal_nan=True)
         return cls(max(growth, four[0].numel()), counter.get_total_flops() / (4 + 2), mixes)
@@ -151,7 +119,7 @@ class Traits:
 
     def threads(self, inputs: int) -> int:
         """Return how many threads a pass of so many inputs is worth."""
-        return torch.get_num_threads() if inputs * self.work >= WORTH_SHARING else 1
+        return torch.get_num_threads() if inputs * self.operations >= WORTH_SHARING else 1
 
 
 class _Sizes(TorchDispatchMode):

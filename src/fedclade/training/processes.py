@@ -20,7 +20,7 @@ import torch
 
 
 def cannot_fork(device: torch.device) -> str | None:
-    """Say why there can be no worker processes for this device, or return None."""
+    """Return why there can be no worker processes for this device, or None."""
     if device.type != "cpu":
         return f"workers train on the CPU, not on {device.type}"
     if sys.platform != "linux":
@@ -31,19 +31,10 @@ def cannot_fork(device: torch.device) -> str | None:
 
 
 def fork(work: Callable[[], None], others: Sequence[Connection] = ()) -> int:
-    """Return the id of a new process that does some work and ends.
+    """Return the id of a new process that does some work and ends; raises OSError.
 
-    Parameters
-    ----------
-    work
-        In the thread that is left of this process: torch may use one thread there, or those of a thread of its own.
-    others
-        Connections of this process that are closed in the new one, so that the end of this one is the end of them.
-
-    Raises
-    ------
-    OSError
-        If there is too little memory, or there are too many processes.
+    The work runs in the thread that is left of this process: torch may use one thread there, or those of a thread of
+    its own. Connections in ``others`` are closed there, so that the end of this process is the end of them.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -67,21 +58,16 @@ def fork(work: Callable[[], None], others: Sequence[Connection] = ()) -> int:
 
 
 def how_it_ended(process: int) -> str:
-    """Wait for a process of ours to end; say how it did."""
+    """Wait for a process of ours to end; return its signal or exit code."""
     _, status = os.waitpid(process, 0)
     code = os.waitstatus_to_exitcode(status)
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
 def tried(attempt: Callable[[], str | None], limit: float) -> str | None:
-    """Return what an attempt returns in a process of its own, or what became of that process.
+    """Return what an attempt returns in a process of its own, or how that process ended; it has ``limit`` seconds.
 
-    Parameters
-    ----------
-    attempt
-        Says what is wrong, or None. It has as many threads as torch has here.
-    limit
-        Seconds after which the process is ended.
+    An attempt returns what is wrong, or None. It has as many threads as torch has here.
     """
     threads = torch.get_num_threads()
     ours, theirs = Pipe(duplex=False)
@@ -120,7 +106,7 @@ def tried(attempt: Callable[[], str | None], limit: float) -> str | None:
 
 
 def _be_silent() -> None:
-    """Leave no core file and no traceback: this process may die, and its parent tells."""
+    """Leave no core file and no traceback: this process may die, and its parent reports it."""
     import resource  # not on Windows, where nothing is forked
 
     faulthandler.disable()

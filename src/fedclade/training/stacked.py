@@ -13,15 +13,14 @@ from torch import Tensor, nn
 from fedclade.core import LocalSpec, rng
 from fedclade.training.jobs import Job, Task
 from fedclade.training.memory import clients_in_cache
+from fedclade.training.optimizer import SGD
 from fedclade.training.stacking.batches import Batches
 from fedclade.training.stacking.buffer_pool import BufferPool
-from fedclade.training.stacking.check import check
 from fedclade.training.stacking.loss import Losses
 from fedclade.training.stacking.plan import Plan, Step
 from fedclade.training.stacking.replay import Replay, Run
 from fedclade.training.stacking.stacked_module import CannotStack, StackedModule
-from fedclade.training.stacking.stacked_parameter import Rule
-from fedclade.training.threads import WORTH_SHARING_STACKED, Threads, using_threads
+from fedclade.training.threads import WORTH_SHARING_STACKED, threads_of_step, using_threads
 
 __all__ = ["CannotStack", "StackedEngine"]
 
@@ -30,77 +29,71 @@ class StackedEngine:
     """Trains all clients at once.
 
     The batches of k clients are folded into ``[k·B, ...]``, so that the module's own forward runs unchanged; layers
-    that hold parameters are swapped, in a copy, for ones that hold those of all clients.
-
-    Parameters
-    ----------
-    replay
-        Records steps and launches them again, on a GPU; None to run every step.
+    that hold parameters are swapped, in a copy, for ones that hold those of all clients. ``replay`` records steps and
+    launches them again, on a GPU; without it every step is run.
     """
 
     def __init__(self, replay: Replay | None = None) -> None:
         self._replay = replay
-        self._folds: weakref.WeakKeyDictionary[nn.Module, StackedModule] = weakref.WeakKeyDictionary()
-        self._kept = BufferPool()
-        self._threads = Threads(WORTH_SHARING_STACKED)
+        self._stacked: weakref.WeakKeyDictionary[nn.Module, StackedModule] = weakref.WeakKeyDictionary()
+        self._pool = BufferPool()
 
-    def train(self, task: Task, into: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def train(self, task: Task, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Train every client from its model; see :meth:`fedclade.training.jobs.Engine.train`.
 
         Raises
         ------
         CannotStack
-            If the module cannot be folded, which is found before any job's generator is drawn from; or if training
+            If the module cannot be stacked, which is found before any job's generator is drawn from; or if training
             changes a buffer that clients share.
         """
         module, layout, models, jobs = task.module, task.layout, task.models, task.jobs
-        fold = self._folds.get(module)
-        if fold is None or fold.layout != layout:
-            fold = StackedModule(module, layout)
-            check(fold, module, layout, models, jobs)
-            self._folds[module] = fold
-        updates = task.room(into)
+        stacked = self._stacked.get(module)
+        if stacked is None or stacked.layout != layout:
+            stacked = StackedModule(module, layout)
+            self._stacked[module] = stacked
+        updates = task.room(out)
         losses = np.empty(len(jobs))
-        blocks = _blocks(fold, jobs, models.device)
-        with using_threads(self._threads.of_step(module, jobs[0].inputs, task.batch_size, len(blocks[0]))):
+        blocks = _blocks(stacked, jobs, models.device)
+        together = task.batch_size, len(blocks[0]), WORTH_SHARING_STACKED
+        with using_threads(threads_of_step(module, jobs[0].inputs, *together)):
             for places in blocks:
                 block = [jobs[place] for place in places]
                 rows = [job.row for job in block]
-                fold.load(models, rows)
-                losses[places] = self._train(fold, models, block, task.spec, task.lr)
-                fold.updates(models, rows, updates, places)
+                stacked.load(models, rows)
+                losses[places] = self._train(stacked, models, block, task.spec, task.lr)
+                stacked.updates(models, rows, updates, places)
         return updates, torch.from_numpy(losses)
 
-    def _train(self, fold: StackedModule, models: Tensor, jobs: Sequence[Job], spec: LocalSpec, lr: float) -> Tensor:
+    def _train(self, stacked: StackedModule, models: Tensor, jobs: Sequence[Job], spec: LocalSpec, lr: float) -> Tensor:
         """Train the loaded models in place; return the mean losses, float64 ``[n]``."""
-        plan = Plan.of(tuple(job.size for job in jobs), spec.batch_size, not fold.padding_shows)
-        batches = Batches(jobs, plan, self._kept)
+        plan = Plan.of(tuple(job.size for job in jobs), spec.batch_size, not stacked.padding_shows)
+        batches = Batches(jobs, plan, self._pool)
         losses = Losses(plan, batches.all_count)
-        rule = Rule.of(spec, lr)
-        anchors = models[[job.anchor_row for job in jobs]] if spec.mu else None
-        seeds = [job.draw.initial_seed() for job in jobs]
-        fold.begin(rule, seeds, anchors)
+        sgd = SGD.of(spec, lr)
+        seeds = [job.generator.initial_seed() for job in jobs]
+        stacked.begin(sgd, seeds, models[[job.anchor_row for job in jobs]] if spec.mu else None)
 
         def step_by_step(step: Step, x: Tensor, y: Tensor) -> Tensor:
-            fold.bind(step.start, step.stop)
-            logits = fold.forward(x)
-            seen, gradient = losses.of(step, logits, y)
-            fold.backward(logits, gradient)
-            fold.step()
-            return seen
+            stacked.bind(step.start, step.stop)
+            logits = stacked.forward(x)
+            of_rows, gradient = losses.of(step, logits, y)
+            stacked.backward(logits, gradient)
+            stacked.step()
+            return of_rows
 
         run: Run = step_by_step
         if self._replay is not None:
-            run = self._replay.of_round(run, fold, plan, (rule, batches.all_count))
+            run = self._replay.of_round(run, stacked, plan, (sgd, batches.all_count))
         # What is not stacked and draws, draws from all of the clients' keys.
-        with rng.seeded_globally(sum(seeds) % 2**63, models.device), torch.set_grad_enabled(fold.needs_autograd):
+        with rng.seeded_globally(sum(seeds) % 2**63, models.device), torch.set_grad_enabled(stacked.needs_autograd):
             for _ in range(spec.epochs):
                 for step, x, y in batches.epoch():
                     losses.note(run(step, x, y))
         return losses.of_clients()
 
 
-def _blocks(fold: StackedModule, jobs: Sequence[Job], device: torch.device) -> list[list[int]]:
+def _blocks(stacked: StackedModule, jobs: Sequence[Job], device: torch.device) -> list[list[int]]:
     """Return the places of the clients that train at the same time: on a CPU as many as its cache holds.
 
     The largest clients come first, so that those who still train are always the first of their block.
@@ -108,7 +101,7 @@ def _blocks(fold: StackedModule, jobs: Sequence[Job], device: torch.device) -> l
     largest_first = sorted(range(len(jobs)), key=lambda place: -jobs[place].size)
     n, at_once = len(jobs), len(jobs)
     if device.type == "cpu":
-        at_once = clients_in_cache(fold.hot_bytes, torch.get_num_threads())
+        at_once = clients_in_cache(stacked.hot_bytes, torch.get_num_threads())
     count = -(-n // at_once)
     edges = [k * n // count for k in range(count + 1)]
     return [largest_first[start:stop] for start, stop in pairwise(edges)]

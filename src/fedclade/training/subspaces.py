@@ -5,31 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedclade.data import (
-    ClientData,
-    Pool,
-)
+from fedclade.data import ClientData, Pool
 
 
 def left_singular_vectors(pool: Pool, client: ClientData, n_vectors: int, per_label: bool) -> Tensor:
-    """Return the leading left singular vectors of the matrix of a client's training inputs, one a column.
+    """Return the leading left singular vectors of the matrix of a client's training inputs, float32 ``[L, d, p]``.
 
+    L is the number of labels, as the client sees them, if each label's inputs make a matrix of their own, or else 1.
     Inputs are taken as they are stored, not centred and not normalised as for a model: the first vector lies near
-    their mean.
-
-    Parameters
-    ----------
-    pool, client
-        The data.
-    n_vectors
-        How many, p.
-    per_label
-        Whether each label's inputs make a matrix of their own. The client goes by the labels that it sees.
-
-    Returns
-    -------
-    Tensor
-        float32 ``[L, d, p]``; L is the number of labels, or 1. Zeros where there are fewer examples than vectors.
+    their mean. Where there are fewer examples than vectors, the rest are zeros.
     """
     indices = torch.from_numpy(client.train)
     x = pool.x[indices].float()

@@ -18,9 +18,11 @@ WORTH_SHARING = 5e7
 WORTH_SHARING_STACKED = 1e7
 """The same of a step of all clients together, which has fewer and larger operations."""
 
-
 CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 """Where Linux says for how many microseconds a container may compute in so many: ``max`` where there is no limit."""
+
+_operations: weakref.WeakKeyDictionary[nn.Module, dict[tuple[int, ...], int]] = weakref.WeakKeyDictionary()
+"""Of a forward pass of a module, by the shape of its inputs."""
 
 
 def cores() -> int:
@@ -35,37 +37,26 @@ def cores() -> int:
     return count
 
 
-class Threads:
-    """Tells how many threads to give a step: one, unless there is work to share.
+def threads_of_step(
+    module: nn.Module, inputs: Tensor, batch_size: int, clients: int = 1, worth_sharing: float = WORTH_SHARING
+) -> int:
+    """Return how many threads full batches of some clients get, whose inputs are like these.
 
-    Federated learning takes many tiny steps, and threads that meet after every operation of a few microseconds lose
-    more time than they save. The work is counted, not timed, so that the choice, on which rounding depends, is the same
-    in every run.
-
-    Parameters
-    ----------
-    worth_sharing
-        Floating-point operations of a forward pass from which on there is.
+    One, unless the operations of a forward pass are worth sharing. Federated learning takes many tiny steps, and
+    threads that meet after every operation of a few microseconds lose more time than they save. The operations are
+    counted, not timed, so that the choice, on which rounding depends, is the same in every run.
     """
-
-    def __init__(self, worth_sharing: float = WORTH_SHARING) -> None:
-        self._worth_sharing = worth_sharing
-        self._operations: weakref.WeakKeyDictionary[nn.Module, dict[tuple[int, ...], int]]
-        self._operations = weakref.WeakKeyDictionary()
-
-    def of_step(self, module: nn.Module, inputs: Tensor, batch_size: int, clients: int = 1) -> int:
-        """Return the number for full batches of some clients, whose inputs are like these."""
-        available = torch.get_num_threads()
-        if available == 1 or inputs.is_cuda:  # the counter takes a second to import what it needs
-            return available
-        operations = self._operations.setdefault(module, {})
-        shape = (batch_size, *inputs.shape[1:])
-        if shape not in operations:
-            module.eval()
-            with FlopCounterMode(display=False) as counter, torch.no_grad():
-                module(inputs[torch.arange(batch_size) % len(inputs)])
-            operations[shape] = counter.get_total_flops()
-        return available if clients * operations[shape] >= self._worth_sharing else 1
+    available = torch.get_num_threads()
+    if available == 1 or inputs.is_cuda:  # the counter takes a second to import what it needs
+        return available
+    operations = _operations.setdefault(module, {})
+    shape = (batch_size, *inputs.shape[1:])
+    if shape not in operations:
+        module.eval()
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            module(inputs[torch.arange(batch_size) % len(inputs)])
+        operations[shape] = counter.get_total_flops()
+    return available if clients * operations[shape] >= worth_sharing else 1
 
 
 @contextmanager

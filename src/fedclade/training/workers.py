@@ -12,16 +12,16 @@ import signal
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from heapq import heapreplace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from time import thread_time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedclade.core import EngineError, Layout, LocalSpec
 from fedclade.training.channels_last import ChannelsLastLoop
@@ -32,17 +32,11 @@ from fedclade.training.processes import cannot_fork, fork, how_it_ended
 from fedclade.training.stacked import StackedEngine
 from fedclade.training.threads import cores
 
-ORDERS_EACH = 8
-"""So many orders for each process where clients train one after another, so that all end at about the same time."""
+CHUNKS_EACH = 8
+"""So many chunks for each process where clients train one after another, so that all end at about the same time."""
 
-
-class _Place(NamedTuple):
-    """Where a tensor lies in what the processes have seen when they were forked."""
-
-    storage: int
-    offset: int
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
+_Place = tuple[int, int, tuple[int, ...], tuple[int, ...]]
+"""Where a tensor lies in what the processes have seen when they were forked: storage, offset, shape and stride."""
 
 
 class _Client(NamedTuple):
@@ -55,8 +49,8 @@ class _Client(NamedTuple):
     seed: int
 
 
-class _Order(NamedTuple):
-    """What a process is asked to do: train these clients, each of which has a row among the updates."""
+class _Chunk(NamedTuple):
+    """Clients for a process to train, each of which has a row among the updates."""
 
     rows: range
     clients: Sequence[_Client]
@@ -70,21 +64,17 @@ class WorkersEngine:
 
     They see the data and the module as these were when they were forked, at no cost; models and updates pass through
     shared memory. Other data or another module make new processes. They end with the engine, or with this process.
-
-    Parameters
-    ----------
-    inside
-        One of :data:`INSIDE`: what each process trains its clients with.
+    Each trains its clients with one of :data:`INSIDE`.
     """
 
     def __init__(self, inside: str = "loop") -> None:
         self.inside = inside
         self.busy = 0.0
-        """Seconds that it would have taken so far to train, were there nothing else to do for the cores."""
-        self._crew: _Crew | None = None
+        """Seconds that training would have taken so far, were there nothing else to do for the cores."""
+        self._pool: _WorkerPool | None = None
 
-    def train(self, task: Task, into: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Train every client from its model; see :class:`~fedclade.training.jobs.Engine`. The draws should be fresh.
+    def train(self, task: Task, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Train every client from its model; see :class:`~fedclade.training.jobs.Engine`. Generators should be fresh.
 
         Raises
         ------
@@ -100,47 +90,47 @@ class WorkersEngine:
             raise CannotTrainTogether(reason)
         largest_first = sorted(range(len(jobs)), key=lambda i: -len(jobs[i].inputs))
         ordered = replace(task, jobs=[jobs[i] for i in largest_first])
-        if self._crew is None or not self._crew.serves(ordered):
+        if self._pool is None or not self._pool.serves(ordered):
             self.stop()
             try:
-                self._crew = _Crew(torch.get_num_threads(), self.inside, ordered)
+                self._pool = _WorkerPool(torch.get_num_threads(), self.inside, ordered)
             except OSError as error:  # too little memory, or too many processes
                 raise EngineError(f"worker processes cannot be started: {error}; use --engine loop") from error
         try:
-            updates, losses, busy = self._crew.train(ordered)  # shared memory, so not to be given away
+            updates, losses, busy = self._pool.train(ordered)  # shared memory, so not to be given away
         except BaseException:  # some processes may still be at it, and answer late
             self.stop()
             raise
         self.busy += busy
         back = torch.tensor(largest_first).argsort()
-        return torch.index_select(updates, 0, back, out=task.room(into)), losses[back]
+        return torch.index_select(updates, 0, back, out=task.room(out)), losses[back]
 
     def stop(self) -> None:
         """End the processes; the next call makes new ones."""
-        if self._crew is not None:
-            self._crew.stop()
-            self._crew = None
+        if self._pool is not None:
+            self._pool.stop()
+            self._pool = None
 
 
-class _Crew:
+class _WorkerPool:
     """The processes, and the memory that they share with this one."""
 
     def __init__(self, count: int, inside: str, task: Task) -> None:
         module, layout, models, jobs = task.module, task.layout, task.models, task.jobs
         self._module, self._layout = module, layout
         # By address. The tensors are held, so that nothing else can come to lie there.
-        self._storages = {_address(t): t for job in jobs for t in (job.inputs, job.targets)}
-        self._number = {address: i for i, address in enumerate(self._storages)}
+        storages = {_address(t): t for job in jobs for t in (job.inputs, job.targets)}
+        self._storages = tuple(storages.values())
+        self._number = {address: i for i, address in enumerate(storages)}
         # More rows than now: pages that nobody touches cost nothing.
         self._models = _shared(2 * max(len(models), len(jobs)), layout)
         self._updates = _shared(2 * len(jobs), layout)
         self._at_once = clients_in_cache(hot_bytes(module, layout), threads=1) if inside == "stacked" else None
         self._connections: list[Connection] = []
         self._processes: dict[Connection, int] = {}
-        work = _Worker(inside, module, layout, self._models, self._updates, tuple(self._storages.values()))
         for _ in range(count):
             ours, theirs = Pipe()
-            process = fork(partial(work.work, theirs), [ours, *self._connections])
+            process = fork(partial(self._work, inside, theirs), [ours, *self._connections])
             theirs.close()
             self._connections.append(ours)
             self._processes[ours] = process
@@ -161,104 +151,74 @@ class _Crew:
         """Hand out the clients; return their updates and losses in order, and how long the processes are busy."""
         self._models[: len(task.models)] = task.models
         losses = torch.empty(len(task.jobs), dtype=torch.float64)
-        orders = self._orders(task)
-        waiting, seconds = deque(orders), [0.0] * len(orders)
-        at_work: dict[Connection, _Order] = {}
+        chunks = self._chunks(task)
+        pending, seconds = deque(chunks), [0.0] * len(chunks)
+        at_work: dict[Connection, _Chunk] = {}
         free = list(self._connections)
-        while waiting or at_work:
-            while waiting and free:
+        while pending or at_work:
+            while pending and free:
                 connection = free.pop()
-                at_work[connection] = waiting.popleft()
-                self._send(connection, at_work[connection])
+                at_work[connection] = pending.popleft()
+                self._exchange(connection, at_work[connection], send=True)
             for connection in wait(list(at_work)):
                 assert isinstance(connection, Connection)
-                order = at_work.pop(connection)
-                losses[order.rows], seconds[order.rows.start] = self._answer(connection, order)
+                chunk = at_work.pop(connection)
+                answer = self._exchange(connection, chunk, send=False)
+                if isinstance(answer, Exception):
+                    raise answer
+                of_chunk, seconds[chunk.rows.start] = answer
+                losses[chunk.rows] = torch.tensor(of_chunk, dtype=torch.float64)
                 free.append(connection)
         return self._updates[: len(task.jobs)], losses, _makespan(seconds, min(len(self._connections), cores()))
 
-    def _orders(self, task: Task) -> list[_Order]:
+    def _chunks(self, task: Task) -> list[_Chunk]:
         n, processes = len(task.jobs), len(self._connections)
-        rounds = ORDERS_EACH if self._at_once is None else -(-n // (processes * self._at_once))
+        rounds = CHUNKS_EACH if self._at_once is None else -(-n // (processes * self._at_once))
         count = min(n, processes * rounds)
-        clients = [
-            _Client(job.row, job.anchor, self._place(job.inputs), self._place(job.targets), job.draw.initial_seed())
-            for job in task.jobs
-        ]
+        clients: list[_Client] = []
+        for job in task.jobs:
+            examples = self._place(job.inputs), self._place(job.targets)
+            clients.append(_Client(job.row, job.anchor, *examples, job.generator.initial_seed()))
         common = len(task.models), task.spec, task.lr
-        # Every so-many-th client of the sorted ones, so that no order has all the large ones.
-        return [_Order(range(i, n, count), clients[i::count], *common) for i in range(count)]
+        # Every so-many-th client of the sorted ones, so that no chunk has all the large ones.
+        return [_Chunk(range(i, n, count), clients[i::count], *common) for i in range(count)]
 
     def _place(self, tensor: Tensor) -> _Place:
-        return _Place(
-            self._number[_address(tensor)], int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride()
-        )
+        return self._number[_address(tensor)], int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride()
 
-    def _send(self, connection: Connection, order: _Order) -> None:
+    def _exchange(self, connection: Connection, chunk: _Chunk, send: bool) -> Any:
+        """Send a process its chunk, or return its answer."""
         try:
-            connection.send(order)
-        except OSError as error:
-            raise self._died(connection, order) from error
-
-    def _answer(self, connection: Connection, order: _Order) -> tuple[Tensor, float]:
-        try:
-            answer = connection.recv()
+            return connection.send(chunk) if send else connection.recv()
         except (EOFError, OSError) as error:
-            raise self._died(connection, order) from error
-        if isinstance(answer, Exception):
-            raise answer
-        losses, seconds = answer
-        return torch.tensor(losses, dtype=torch.float64), seconds
+            how = how_it_ended(self._processes.pop(connection))
+            raise EngineError(
+                f"a worker process died ({how}) while it trained {len(chunk.clients)} clients; if the system ran out "
+                "of memory, use --engine loop, or fewer threads (OMP_NUM_THREADS)"
+            ) from error
 
-    def _died(self, connection: Connection, order: _Order) -> EngineError:
-        how = how_it_ended(self._processes.pop(connection))
-        return EngineError(
-            f"a worker process died ({how}) while it trained {len(order.clients)} clients; if the system ran out of "
-            "memory, use --engine loop, or fewer threads (OMP_NUM_THREADS)"
-        )
-
-
-@dataclass(frozen=True, eq=False)
-class _Worker:
-    """The life of a process."""
-
-    inside: str
-    module: nn.Module
-    layout: Layout
-    models: Tensor
-    updates: Tensor
-    storages: Sequence[Tensor]
-
-    def work(self, connection: Connection) -> None:
-        """Take orders until there are none."""
+    def _work(self, inside: str, connection: Connection) -> None:
+        """Train chunks until there are none: the life of a process."""
         torch.set_num_threads(1)
         keep_freed_memory()
-        engine = INSIDE[self.inside]()
+        engine = INSIDE[inside]()
         while True:
             try:
-                order: _Order = connection.recv()
+                chunk: _Chunk = connection.recv()
             except EOFError:
                 return
-            connection.send(self._done(engine, order))
+            connection.send(self._done(engine, chunk))
 
-    def _done(self, engine: Engine, order: _Order) -> tuple[list[float], float] | Exception:
+    def _done(self, engine: Engine, chunk: _Chunk) -> tuple[list[float], float] | Exception:
         """Return the losses and the seconds of this process's CPU time, or what went wrong."""
         start = thread_time()
-        models = self.models[: order.n_models]
-        jobs = [
-            Job(
-                k,
-                client.row,
-                self._tensor(client.inputs),
-                self._tensor(client.targets),
-                torch.Generator().manual_seed(client.seed),
-                client.anchor,
-            )
-            for k, client in enumerate(order.clients)
-        ]
+        jobs: list[Job] = []
+        for k, client in enumerate(chunk.clients):
+            examples = self._tensor(client.inputs), self._tensor(client.targets)
+            jobs.append(Job(k, client.row, *examples, torch.Generator().manual_seed(client.seed), client.anchor))
+        task = Task(self._module, self._layout, self._models[: chunk.n_models], jobs, chunk.spec, chunk.lr)
         try:
-            into = self.updates[order.rows.start : order.rows.stop : order.rows.step]
-            _, losses = engine.train(Task(self.module, self.layout, models, jobs, order.spec, order.lr), into)
+            _, losses = engine.train(task, self._updates[chunk.rows.start : chunk.rows.stop : chunk.rows.step])
         except CannotTrainTogether as reason:
             return CannotTrainTogether(str(reason))
         except Exception as error:  # whatever a user's module raises, in a class that the other side knows
@@ -266,7 +226,8 @@ class _Worker:
         return losses.tolist(), thread_time() - start
 
     def _tensor(self, place: _Place) -> Tensor:
-        return self.storages[place.storage].as_strided(place.shape, place.stride, place.offset)
+        number, offset, shape, stride = place
+        return self._storages[number].as_strided(shape, stride, offset)
 
 
 INSIDE: Mapping[str, Callable[[], Engine]] = {
@@ -278,7 +239,7 @@ INSIDE: Mapping[str, Callable[[], Engine]] = {
 
 
 def _makespan(seconds: Sequence[float], processes: int) -> float:
-    """Return how long it takes so many processes to carry out orders, each taken by the next that is free."""
+    """Return how long it takes so many processes to train chunks, each taken by the next that is free."""
     ends = [0.0] * processes
     for each in seconds:
         heapreplace(ends, ends[0] + each)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -14,6 +15,7 @@ from fedclade.training.auto import build_engine
 from fedclade.training.jobs import Task
 from fedclade.training.loop import LoopEngine
 from fedclade.training.stacked import CannotStack, StackedEngine
+from fedclade.training.trial import objection
 from tests.training.worlds import LABELS, SIZES, SPECS, TOKENS, task_of
 
 PLACES, WIDTH, HEADS = 5, 8, 2
@@ -183,14 +185,23 @@ def test_dropout_of_a_transformer_belongs_to_each_client():
         (lambda: Attends(output, batch_first=False), r"'attention' \(MultiheadAttention\) has batch_first False"),
         (lambda: Attends(output, add_bias_kv=True), r"\(MultiheadAttention\) has add_bias_kv"),
         (lambda: Attends(output, add_zero_attn=True), r"\(MultiheadAttention\) has add_zero_attn"),
-        (lambda: Attends(lambda a, x: a(x[0], x[0], x[0])[0].expand_as(x)), r"takes \[batch, length, width\], got .*8"),
         (lambda: Text(batch_first=False), r"'encoder.layers.0.self_attn' \(MultiheadAttention\) has batch_first False"),
-        (lambda: Text(expand=False), r"fails when it is folded: shape .* is invalid"),
     ],
 )
 def test_what_cannot_be_stacked_is_refused(build, message):
     with pytest.raises(CannotStack, match=message):
         StackedEngine().train(task(build))
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: Attends(lambda a, x: a(x[0], x[0], x[0])[0].expand_as(x)), r"takes \[batch, length, width\], got .*8"),
+        (lambda: Text(expand=False), r"fails on clients together: shape .* is invalid"),
+    ],
+)
+def test_what_fails_on_clients_together_is_found_out(build, message):
+    assert re.search(message, str(objection(StackedEngine(), task(build))))
 
 
 @pytest.mark.parametrize("build", [lambda: Attends(output, batch_first=False), lambda: Text(expand=False)])
@@ -201,8 +212,3 @@ def test_auto_trains_it_all_the_same(build, monkeypatch):
     expected, _ = LoopEngine().train(task(build))
     assert engine.name in ("vmap", "loop")
     torch.testing.assert_close(got, expected)
-
-
-def test_the_shortcut_of_transformers_stays_as_it_was():
-    StackedEngine().train(task(Text))
-    assert torch.backends.mha.get_fastpath_enabled()

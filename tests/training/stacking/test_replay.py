@@ -18,11 +18,12 @@ from torch.utils._pytree import tree_leaves
 
 from fedclade import LocalSpec
 from fedclade.training import auto
-from fedclade.training.auto import build_engine, objection
+from fedclade.training.auto import build_engine
 from fedclade.training.jobs import Engine, Task
 from fedclade.training.stacked import StackedEngine
 from fedclade.training.stacking import products, replay
 from fedclade.training.stacking.replay import Replay
+from fedclade.training.trial import objection
 from tests.training.worlds import FEATURES, LABELS, SPECS, Tied, features, perceptron, task_of
 
 SIZES = (60, 60, 50, 23)
@@ -221,9 +222,9 @@ def test_where_steps_can_be_recorded_that_is_tried_and_taken_if_it_is_faster(ask
     engine, expected = build_engine(asked_for), train(StackedEngine(), task)
     for _ in range(3):
         assert_alike(train(engine, task), expected)
-    assert (engine.name, engine.taken) == ("stacked", "stacked, replayed")
+    assert (engine.name, engine.resolved) == ("stacked", "stacked, replayed")
     assert as_on_a_gpu[:2] == ["stacked", "stacked, replayed"]
-    assert_alike(train(build_engine(asked_for, engine.taken), task), expected)
+    assert_alike(train(build_engine(asked_for, engine.resolved), task), expected)
 
 
 @pytest.mark.parametrize("asked_for", ["auto", "stacked"])
@@ -234,5 +235,5 @@ def test_steps_that_resist_are_run(
     engine, task = build_engine(asked_for), task_for("by hand", SPECS["plain"])
     with caplog.at_level("INFO"):
         assert_alike(train(engine, task), train(StackedEngine(), task))
-    assert engine.taken == "stacked"
+    assert engine.resolved == "stacked"
     assert "steps are not recorded as CUDA graphs: Sequential fails on clients together" in caplog.text

@@ -9,11 +9,11 @@ from torch import Tensor
 
 
 class Active:
-    """The clients ``start`` to ``stop``, and the dice that each throws for its own dropout.
+    """The clients ``start`` to ``stop``, and the generator of each for its own dropout.
 
-    Each has a generator from the seed that the loop gives the global one, and draws masks of the shape that the loop
-    draws: so dropout does not depend on who else trains. On a CPU it is that of the loop, but for what attention gives
-    in the loop, whose entries lie, and draw, in another order.
+    Its seed is the one that the loop gives the global generator, and masks have the shape that the loop draws: so
+    dropout does not depend on the other clients. On a CPU it is that of the loop, but for what attention gives in the
+    loop, whose entries lie, and are drawn, in another order.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class Active:
         return self.stop - self.start
 
     def seed(self, seeds: Sequence[int], device: torch.device) -> None:
-        """Give each client its dice."""
+        """Give each client its generator."""
         self._seeds, self._device = seeds, device
         self._generators = []
 

@@ -1,4 +1,8 @@
-"""Multi-head attention, stacked: its projections are each client's own, what lies between is each example's."""
+"""Multi-head attention, stacked: its projections are each client's own, what lies between is each example's.
+
+On one thread a transformer of width 16 trains 2.4 times as fast as by the loop, one of width 64 1.7 times
+(``benchmarks/gains.py --only attention``).
+"""
 
 from __future__ import annotations
 
@@ -84,17 +88,10 @@ def _affine(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _merged(padding: Tensor | None, attention: Tensor | None, q: Tensor) -> Tensor | None:
-    """Return what both masks add to the scores, or None.
+    """Return what both masks add to the scores of the queries ``[k·B, heads, L, ...]``, or None.
 
-    Parameters
-    ----------
-    padding
-        Of keys, ``[k·B, S]``.
-    attention
-        ``[L, S]`` for all examples, or ``[k·B·heads, L, S]``. Both masks are true where nothing is to be looked at, or
-        numbers to add.
-    q
-        The queries ``[k·B, heads, L, ...]``.
+    The mask of padding is that of the keys, ``[k·B, S]``; the other is ``[L, S]`` for all examples, or ``[k·B·heads, L,
+    S]``. Both are true where nothing is to be attended to, or numbers to add.
     """
     parts: list[Tensor] = []
     if padding is not None:

@@ -17,22 +17,12 @@ from fedclade.training.stacking.plan import Plan, Step
 
 
 class Batches:
-    """The batches of clients in the order of a plan.
+    """The batches of clients, the largest first, in the order of a plan. The pool holds the inputs of one step."""
 
-    Parameters
-    ----------
-    jobs
-        The clients, the largest first.
-    plan
-        The steps of an epoch.
-    kept
-        Holds the inputs of a step, until the next.
-    """
-
-    def __init__(self, jobs: Sequence[Job], plan: Plan, kept: BufferPool) -> None:
+    def __init__(self, jobs: Sequence[Job], plan: Plan, pool: BufferPool) -> None:
         self._plan = plan
         self._jobs = jobs
-        self._kept = kept
+        self._pool = pool
         self._inputs, first_inputs = joined([job.inputs for job in jobs])
         self._targets, first_targets = joined([job.targets for job in jobs])
         self._first_inputs = plan.of_examples(first_inputs)
@@ -41,13 +31,13 @@ class Batches:
 
     def epoch(self) -> Iterator[tuple[Step, Tensor, Tensor]]:
         """Draw the orders of an epoch, and yield each step with its inputs and targets ``[k·B, ...]``."""
-        drawn = torch.cat([torch.randperm(job.size, generator=job.draw) for job in self._jobs])
+        drawn = torch.cat([torch.randperm(job.size, generator=job.generator) for job in self._jobs])
         inputs = targets = self._plan.rows(drawn + self._first_inputs).to(self._inputs.device)
         if self._first_targets is not self._first_inputs:
             targets = self._plan.rows(drawn + self._first_targets).to(self._targets.device)
         rows = [step.rows for step in self._plan.steps]
         batches = self._plan.masked(self._targets.index_select(0, targets), IGNORED).split(rows)
-        room = self._kept.room(self._inputs, max(rows), *self._inputs.shape[1:])
+        room = self._pool.room(self._inputs, max(rows), *self._inputs.shape[1:])
         for step, x, y in zip(self._plan.steps, inputs.split(rows), batches, strict=True):
             # Step by step, so that what is fetched is still in the cache when it is used.
             yield step, torch.index_select(self._inputs, 0, x, out=room[: step.rows]), y

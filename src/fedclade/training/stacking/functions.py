@@ -1,4 +1,4 @@
-"""Operations on stacked parameters whose backward hands the gradient to its leaf instead of to autograd."""
+"""Operations on stacked parameters whose backward hands the gradient to them instead of to autograd."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ def embedding(tokens: Tensor, weight: StackedParameter, padding: int | None) -> 
     return _Embedding.apply(tokens, weight.use(), weight, padding)
 
 
-def delivered(leaf: StackedParameter) -> Tensor:
-    """Return a parameter ``[k, *shape]`` for any operation of autograd's; its gradient goes to the leaf."""
-    return _Delivered.apply(leaf.use(), leaf)
+def delivered(parameter: StackedParameter) -> Tensor:
+    """Return the value ``[k, *shape]`` for any operation of autograd's; its gradient goes to the parameter."""
+    return _Delivered.apply(parameter.use(), parameter)
 
 
 class _Delivered(Function):
     @staticmethod
-    def forward(ctx: Any, value: Tensor, leaf: StackedParameter) -> Tensor:
-        ctx.leaf = leaf
+    def forward(ctx: Any, value: Tensor, parameter: StackedParameter) -> Tensor:
+        ctx.parameter = parameter
         return value.view_as(value)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[None, None]:
-        ctx.leaf.add(grads[0])
+        ctx.parameter.add(grads[0])
         return None, None
 
 
@@ -50,7 +50,7 @@ class _Linear(Function):
         bias: StackedParameter | None,
     ) -> Tensor:
         ctx.save_for_backward(x, value)
-        ctx.leaves = weight, bias
+        ctx.parameters = weight, bias
         k, outputs, inputs = value.shape
         # Not a view of what bmm returns: autograd would refuse activations that work in place.
         out = x.new_empty((*x.shape[:-1], outputs))
@@ -67,12 +67,12 @@ class _Linear(Function):
         if ctx.needs_input_grad[0]:
             of_x = x.new_empty(x.shape)
             Product(gradient, value.detach(), of_x.view(k, -1, inputs))()  # before the weights change
-        hand_over(gradient, rows, *ctx.leaves)
+        hand_over(gradient, rows, *ctx.parameters)
         return of_x, None, None, None, None
 
 
 def hand_over(gradient: Tensor, rows: Tensor, weight: StackedParameter, bias: StackedParameter | None) -> None:
-    """Hand the leaves of dense layers their gradients, from that of the outputs, and inputs: ``[k, B, ...]``, both."""
+    """Hand a dense layer its gradients, from that of the outputs, and from the inputs: ``[k, B, ...]``, both."""
     if weight.trained:
         weight.add_product(gradient.mT, rows)
     if bias is not None and bias.trained:
@@ -81,14 +81,14 @@ def hand_over(gradient: Tensor, rows: Tensor, weight: StackedParameter, bias: St
 
 class _Embedding(Function):
     @staticmethod
-    def forward(ctx: Any, tokens: Tensor, weight: Tensor, leaf: StackedParameter, padding: int | None) -> Tensor:
+    def forward(ctx: Any, tokens: Tensor, weight: Tensor, table: StackedParameter, padding: int | None) -> Tensor:
         k, words, width = weight.shape
         # A token out of range would silently read the table of the next client.
         torch.ops.aten._assert_async.msg(((tokens >= 0) & (tokens < words)).all(), "index out of range in self")
         first = torch.arange(k, device=tokens.device).unsqueeze(1) * words
         index = (tokens.reshape(k, -1) + first).flatten()
         ctx.save_for_backward(index, tokens)
-        ctx.leaf, ctx.padding = leaf, padding
+        ctx.table, ctx.padding = table, padding
         out = weight.new_empty((*tokens.shape, width))
         torch.index_select(weight.view(k * words, width), 0, index, out=out.view(-1, width))
         return out
@@ -102,6 +102,6 @@ class _Embedding(Function):
         # First the sum of each word's gradients: added to the table one by one, each would be rounded as the table is.
         words, place = index.unique(return_inverse=True)
         sums = grad.new_zeros(len(words), grad.shape[1]).index_add_(0, place, grad)
-        target, beta, alpha = ctx.leaf.receive()
+        target, beta, alpha = ctx.table.receive()
         scaled(target, beta).view(-1, grad.shape[1]).index_add_(0, words, sums, alpha=alpha)
         return None, None, None, None

@@ -14,11 +14,11 @@ from fedclade.training.stacking.functions import delivered, embedding, linear
 from fedclade.training.stacking.stacked_parameter import StackedParameter
 
 Find = Callable[[Tensor | None], StackedParameter | None]
-"""Gives the leaf of a parameter or buffer, which is the same for tied ones; None for one that is not there."""
+"""Gives the stacked form of a parameter or buffer, the same for tied ones; None for one that is not there."""
 
 
 class Refused(Exception):  # noqa: N818  (not an error of the user's)
-    """An option of a layer that is not folded; says which."""
+    """An option of a layer that is not stacked; says which."""
 
 
 class Stacked(nn.Module):
@@ -33,11 +33,11 @@ class StackedLinear(Stacked):
 
     def __init__(self, layer: nn.Linear, find: Find, active: Active) -> None:
         super().__init__()
-        self.leaves = cast(StackedParameter, find(layer.weight)), find(layer.bias)
+        self.weight_and_bias = cast(StackedParameter, find(layer.weight)), find(layer.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return ``[k·B, ..., outputs]``."""
-        return linear(x, *self.leaves)
+        return linear(x, *self.weight_and_bias)
 
 
 class StackedEmbedding(Stacked):
@@ -97,8 +97,8 @@ class StackedBatchNorm(Stacked):
         """Return x, normalized."""
         if self.training and self._count is not None:
             self._count.state.add_(1)
-        mean, var = (None if leaf is None else leaf.state.view(-1) for leaf in (self._mean, self._var))
-        weight, bias = (None if leaf is None else delivered(leaf).flatten() for leaf in (self._weight, self._bias))
+        mean, var = (None if p is None else p.state.view(-1) for p in (self._mean, self._var))
+        weight, bias = (None if p is None else delivered(p).flatten() for p in (self._weight, self._bias))
         k = self._active.count
         own = self.training or mean is None
         return folded(functional.batch_norm(beside(x, k), mean, var, weight, bias, own, self._momentum, self._eps), k)
@@ -135,7 +135,7 @@ class StackedLayerNorm(Stacked):
 
 
 class StackedDropout(Stacked):
-    """Dropout, with dice of each client's own."""
+    """Dropout, by each client's own generator."""
 
     def __init__(self, layer: nn.Dropout, find: Find, active: Active) -> None:
         super().__init__()

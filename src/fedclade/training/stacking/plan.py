@@ -15,18 +15,13 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One step of the clients ``start`` to ``stop``, with ``width`` rows for each.
-
-    Parameters
-    ----------
-    own
-        How many of its rows are a client's own, int64 ``[k]``; None if all are, and none is padding.
-    """
+    """One step of the clients ``start`` to ``stop``, with ``width`` rows for each."""
 
     start: int
     stop: int
     width: int
     own: Tensor | None
+    """How many of its rows are a client's own, int64 ``[k]``; None if all are, and none is padding."""
 
     @property
     def kind(self) -> tuple[int, int, int]:
@@ -45,27 +40,11 @@ class Step:
 
 
 class Plan:
-    """The steps of an epoch, the same in every one.
+    """The steps of an epoch, the same in every one; ``kinds`` counts those that are alike.
 
     The clients come with the largest first. So those that still train are always the first ones; a client's last,
     ragged batch is padded to the width of the others with copies of one of its examples, which are not counted. Where
-    padding would be seen (BatchNorm, dropout), ragged batches are steps of their own instead, one for each size.
-
-    Parameters
-    ----------
-    sizes
-        Number of examples of each client, falling.
-    batch_size
-        B.
-    padding
-        Whether ragged batches may be padded.
-
-    Attributes
-    ----------
-    steps
-        All of them.
-    kinds
-        How many there are of each kind.
+    padding would show (BatchNorm, dropout), ragged batches are steps of their own instead, one for each size.
     """
 
     @staticmethod
@@ -108,17 +87,11 @@ class Plan:
         return torch.tensor(of_clients).index_select(0, self._client)
 
     def rows(self, examples: Tensor) -> Tensor:
-        """Return which example each row of the epoch is.
-
-        Parameters
-        ----------
-        examples
-            The clients' examples in the orders drawn, one client after another.
-        """
+        """Return which example each row of the epoch is, of those in the orders drawn, one client after another."""
         return examples.index_select(0, self._places)
 
     def means(self, losses: Tensor) -> Tensor:
-        """Return each client's mean over its examples of what the rows of some epochs have lost, float64 ``[n]``."""
+        """Return each client's mean over its examples of the losses of the rows of some epochs, float64 ``[n]``."""
         epochs = losses.cpu().double().numpy().reshape(-1, len(self._owners))
         sums = np.bincount(self._owners, epochs.sum(0), len(self._counts))
         return torch.from_numpy(sums / (len(epochs) * self._counts))

@@ -1,13 +1,14 @@
 """Steps on a GPU, recorded once as a CUDA graph and then launched as one.
 
-A step of a small model is dozens of kernels that take the GPU less time than it takes the CPU to launch them.
+A step of a small model is dozens of kernels that take the GPU less time than it takes the CPU to launch them. It is
+tried, and measured, before it is used; ``benchmarks/gpu.sh`` measures what it gains, which has not been done yet.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,14 +28,8 @@ MOST_RECORDINGS = 4 * MOST_KINDS
 MOST_MET = 4 * MOST_RECORDINGS
 """How many steps are remembered that have been met and not recorded."""
 
-
-class Run(Protocol):
-    """Runs a step."""
-
-    def __call__(self, step: Step, x: Tensor, y: Tensor) -> Tensor:
-        """Train on inputs and targets; return what :class:`~fedclade.training.stacking.loss.Losses` is to note."""
-        ...
-
+Run = Callable[[Step, Tensor, Tensor], Tensor]
+"""Trains on a step's inputs and targets; returns what :class:`~fedclade.training.stacking.loss.Losses` is to note."""
 
 Record = Callable[[Callable[[], Tensor]], tuple[Callable[[], None], Tensor]]
 """Runs something without effect; returns what has the effect, as often as it is called, and where its result is."""
@@ -43,20 +38,15 @@ Record = Callable[[Callable[[], Tensor]], tuple[Callable[[], None], Tensor]]
 class _Recording(NamedTuple):
     targets: Tensor
     launch: Callable[[], None]
-    seen: Tensor
+    losses: Tensor
 
 
 class Replay:
     """Recordings of steps, kept from round to round.
 
     A recording holds addresses and numbers, not tensors. So it stands for a step only where parameters, gradients,
-    momentum, anchors and inputs lie where they lay, and clients, width and the rule of SGD are the same. It is made
-    when a round has a step that an earlier one had, too: where, say, the step size falls in every round, none is.
-
-    Parameters
-    ----------
-    record
-        Records; with :class:`CudaGraphs` if left out.
+    momentum, anchors and inputs lie where they lay, and clients, width and optimizer are the same. It is made when a
+    round has a step that an earlier one had, too: where, say, the step size falls in every round, none is.
     """
 
     def __init__(self, record: Record | None = None) -> None:
@@ -65,17 +55,10 @@ class Replay:
         self._met: OrderedDict[Hashable, int] = OrderedDict()  # in which round for the first time
         self._rounds = 0
 
-    def of_round(self, run: Run, fold: StackedModule, plan: Plan, rule: Hashable) -> Run:
+    def of_round(self, run: Run, stacked: StackedModule, plan: Plan, fixed: Hashable) -> Run:
         """Return what runs the steps of a round, or launches their recordings.
 
-        Parameters
-        ----------
-        run
-            Runs a step.
-        fold, plan
-            What is trained, and in which steps.
-        rule
-            Whatever else of a step does not change in a round.
+        ``fixed`` is whatever of a step, besides what the plan says, does not change in a round.
         """
         kinds = {kind for kind, count in plan.kinds.most_common(MOST_KINDS) if count >= OFTEN}
         self._rounds += 1
@@ -84,12 +67,12 @@ class Replay:
         def run_or_launch(step: Step, x: Tensor, y: Tensor) -> Tensor:
             nonlocal addresses
             if not addresses:  # the first step makes the buffers that are missing
-                seen = run(step, x, y)
-                addresses = fold.addresses()
-                return seen
+                losses = run(step, x, y)
+                addresses = stacked.addresses()
+                return losses
             if step.kind not in kinds or step.own is not None:  # the weights of a ragged batch come from the CPU
                 return run(step, x, y)
-            key = (addresses, rule, step.kind, x.data_ptr(), x.shape, x.dtype, y.shape)
+            key = (addresses, fixed, step.kind, x.data_ptr(), x.shape, x.dtype, y.shape)
             if key not in self._recordings and self._first_met(key) == self._rounds:
                 return run(step, x, y)
             return self._launched(key, lambda kept: run(step, x, kept), y)
@@ -113,30 +96,27 @@ class Replay:
         recording = self._recordings[key]
         recording.targets.copy_(targets)
         recording.launch()
-        return recording.seen.clone()  # the next launch writes there again
+        return recording.losses.clone()  # the next launch writes there again
 
 
 def can_record(device: torch.device) -> bool:
-    """Say whether steps on this device can be recorded, unless something in them resists."""
+    """Return whether steps on this device can be recorded, unless something in them resists."""
     return device.type == "cuda"
 
 
 class CudaGraphs:
-    """Records what is launched on the GPU. All recordings share their working memory, as one runs after another."""
+    """Records what is launched on the GPU; see :data:`Record`. Raises RuntimeError for what cannot be recorded.
+
+    All recordings share their working memory, as one runs after another.
+    """
 
     def __init__(self) -> None:
         self._pool: Any = None
 
     def __call__(self, run: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-        """See :data:`Record`.
-
-        Raises
-        ------
-        RuntimeError
-            If something cannot be recorded, such as waiting for the GPU, or drawing from a generator of one's own.
-        """
+        """Record."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
-            seen = run()
+            losses = run()
         self._pool = graph.pool()
-        return graph.replay, seen
+        return graph.replay, losses

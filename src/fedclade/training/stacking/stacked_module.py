@@ -9,55 +9,43 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedclade.core import (
-    Layout,
-    Slot,
-)
-from fedclade.training.clip import clipping
+from fedclade.core import Layout, Slot
 from fedclade.training.jobs import CannotTrainTogether
 from fedclade.training.memory import hot_bytes
+from fedclade.training.optimizer import SGD
+from fedclade.training.stacking import layers
 from fedclade.training.stacking.active import Active
 from fedclade.training.stacking.attention import StackedAttention
 from fedclade.training.stacking.buffer_pool import BufferPool
 from fedclade.training.stacking.fused_mlp import FusedMLP
-from fedclade.training.stacking.layers import (
-    Find,
-    Refused,
-    Stacked,
-    StackedBatchNorm,
-    StackedConv,
-    StackedDropout,
-    StackedEmbedding,
-    StackedLayerNorm,
-    StackedLinear,
-)
+from fedclade.training.stacking.layers import Find, Refused, Stacked
 from fedclade.training.stacking.recurrent import StackedGRU, StackedLSTM
-from fedclade.training.stacking.stacked_parameter import Rule, StackedParameter
+from fedclade.training.stacking.stacked_parameter import StackedParameter
 
-LAYERS: Mapping[type[nn.Module], Callable[[Any, Find, Active], nn.Module]] = {
-    nn.Linear: StackedLinear,
-    nn.Embedding: StackedEmbedding,
-    nn.Conv1d: StackedConv,
-    nn.Conv2d: StackedConv,
-    nn.Conv3d: StackedConv,
-    nn.ConvTranspose1d: StackedConv,
-    nn.ConvTranspose2d: StackedConv,
-    nn.ConvTranspose3d: StackedConv,
+LAYERS: Mapping[type[nn.Module], Callable[[Any, Find, Active], Stacked]] = {
+    nn.Linear: layers.StackedLinear,
+    nn.Embedding: layers.StackedEmbedding,
+    nn.Conv1d: layers.StackedConv,
+    nn.Conv2d: layers.StackedConv,
+    nn.Conv3d: layers.StackedConv,
+    nn.ConvTranspose1d: layers.StackedConv,
+    nn.ConvTranspose2d: layers.StackedConv,
+    nn.ConvTranspose3d: layers.StackedConv,
     nn.LSTM: StackedLSTM,
     nn.GRU: StackedGRU,
-    nn.BatchNorm1d: StackedBatchNorm,
-    nn.BatchNorm2d: StackedBatchNorm,
-    nn.BatchNorm3d: StackedBatchNorm,
-    nn.LayerNorm: StackedLayerNorm,
-    nn.GroupNorm: StackedLayerNorm,
-    nn.Dropout: StackedDropout,
+    nn.BatchNorm1d: layers.StackedBatchNorm,
+    nn.BatchNorm2d: layers.StackedBatchNorm,
+    nn.BatchNorm3d: layers.StackedBatchNorm,
+    nn.LayerNorm: layers.StackedLayerNorm,
+    nn.GroupNorm: layers.StackedLayerNorm,
+    nn.Dropout: layers.StackedDropout,
     nn.MultiheadAttention: StackedAttention,
 }
 """By exact type: a subclass may do anything in its forward."""
 
 
 class CannotStack(CannotTrainTogether):
-    """A module cannot be folded; names the layer, as ``'features.norm' (InstanceNorm2d) has parameters ...``."""
+    """A module cannot be stacked; names the layer, as ``'features.norm' (InstanceNorm2d) has parameters ...``."""
 
     @classmethod
     def of(cls, name: str, layer: nn.Module, reason: str) -> CannotStack:
@@ -67,19 +55,12 @@ class CannotStack(CannotTrainTogether):
 
 
 class StackedModule:
-    """A module for all clients, and the memory of their parameters.
-
-    Parameters
-    ----------
-    module
-        Stays as it is.
-    layout
-        Its layout.
+    """A module for all clients, and the memory of their parameters; the module that is given stays as it is.
 
     Raises
     ------
     CannotStack
-        If a layer has parameters, but is not one of :data:`LAYERS` or has an option that is not folded.
+        If a layer has parameters, but is not one of :data:`LAYERS` or has an option that is not stacked.
     """
 
     def __init__(self, module: nn.Module, layout: Layout) -> None:
@@ -91,23 +72,22 @@ class StackedModule:
             raise CannotStack.of("", module, f"cannot be copied: {error}") from error
         swap = _Swap(copied, layout, self.active)
         self.module = swap.module
-        self.leaves = swap.leaves
-        self._trained = [leaf for leaf in self.leaves if leaf.trained]
-        self._frozen = [leaf for leaf in self.leaves if leaf.slot.name in layout.frozen]
-        self._moving = [leaf for leaf in self.leaves if leaf.slot.name not in layout.frozen]
-        owned = {leaf.slot.name for leaf in self.leaves}
+        self._parameters = tuple(swap.parameters.values())
+        self._trained = [p for p in self._parameters if p.trained]
+        self._frozen = [p for p in self._parameters if p.slot.name in layout.frozen]
+        self._moving = [p for p in self._parameters if p.slot.name not in layout.frozen]
+        owned = {p.slot.name for p in self._parameters}
         self._shared = [slot for slot in layout.buffers if slot.name not in owned]
-        stacked = [layer for layer in self.module.modules() if isinstance(layer, Stacked)]
-        self.padding_shows = any(layer.padding_shows for layer in stacked)
+        self.padding_shows = any(isinstance(layer, Stacked) and layer.padding_shows for layer in self.module.modules())
         self.hot_bytes = hot_bytes(module, layout)
-        self._kept, self._clients, self._device = BufferPool(), 0, torch.device("cpu")
-        self._rule = Rule(0.0)
-        self._chain = FusedMLP.of(self.module)
+        self._pool, self._clients, self._device = BufferPool(), 0, torch.device("cpu")
+        self._sgd = SGD(0.0)
+        self._fused_mlp = FusedMLP.of(self.module)
 
     @property
     def needs_autograd(self) -> bool:
         """Whether forward has to be recorded for backward."""
-        return self._chain is None
+        return self._fused_mlp is None
 
     def load(self, models: Tensor, rows: Sequence[int]) -> None:
         """Give each of n clients its model, a row of ``[K, S]``.
@@ -122,71 +102,61 @@ class StackedModule:
         if self._clients != n:
             self._clients = n
             self.active.start = self.active.stop = 0
-            memory = self._kept.room(models, n * self.layout.size)
-            for leaf in self._moving:
-                part = memory[n * leaf.slot.start : n * leaf.slot.stop]
-                leaf.allocate(part.view(n, *leaf.slot.shape))
-            for leaf in self._frozen:
-                value = self.layout.frozen[leaf.slot.name].to(models)
-                leaf.allocate(value.repeat(n, *(1,) * value.dim()))
+            memory = self._pool.room(models, n * self.layout.size)
+            for p in self._moving:
+                p.allocate(memory[n * p.slot.start : n * p.slot.stop].view(n, *p.slot.shape))
+            for p in self._frozen:
+                value = self.layout.frozen[p.slot.name].to(models)
+                p.allocate(value.repeat(n, *(1,) * value.dim()))
         for slot in self._shared:
             values = _of_clients(models, rows, slot)
             if not torch.equal(values, values[:1].expand_as(values)):
                 raise CannotStack.of(slot.name, self.module, "is a buffer that differs between the models")
             self.module.get_buffer(slot.name).copy_(_rounded(values[0], slot).view(slot.shape))
-        for leaf in self._moving:
-            values = _of_clients(models, rows, leaf.slot)
-            leaf.everyone.copy_(_rounded(values, leaf.slot).view(leaf.everyone.shape))
+        for p in self._moving:
+            p.everyone.copy_(_rounded(_of_clients(models, rows, p.slot), p.slot).view(p.everyone.shape))
 
-    def begin(self, rule: Rule, seeds: Sequence[int], anchors: Tensor | None) -> None:
+    def begin(self, sgd: SGD, seeds: Sequence[int], anchors: Tensor | None) -> None:
         """Start local training of the models that are loaded.
 
-        Parameters
-        ----------
-        rule
-            What a step does.
-        seeds
-            The clients' own, for dropout.
-        anchors
-            What the proximal term pulls each client towards, ``[n, S]``; None where there is no such term.
+        The seeds are the clients' own, for dropout; anchors ``[n, S]`` are what the proximal term pulls each client
+        towards, if there is such a term.
         """
-        self._rule = rule
+        self._sgd = sgd
         self.layout.set_training(self.module)
         self.active.seed(seeds, self._device)
-        for leaf in self._trained:
-            leaf.begin(rule, None if anchors is None else anchors[:, leaf.slot.start : leaf.slot.stop])
+        for p in self._trained:
+            p.begin(sgd, None if anchors is None else anchors[:, p.slot.start : p.slot.stop])
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits for the inputs ``[k·B, ...]`` of the clients that train."""
-        return self.module(x) if self._chain is None else self._chain.forward(x)
+        return self.module(x) if self._fused_mlp is None else self._fused_mlp.forward(x)
 
     def backward(self, logits: Tensor, gradient: Tensor) -> None:
-        """Hand every leaf its gradient, from that of the logits."""
-        if self._chain is None:
+        """Hand every parameter its gradient, from that of the logits."""
+        if self._fused_mlp is None:
             torch.autograd.backward(logits, gradient)
         else:
-            self._chain.backward(gradient)
+            self._fused_mlp.backward(gradient)
 
     def step(self) -> None:
-        """Finish a step of SGD."""
-        gradients = [gradient for leaf in self._trained if (gradient := leaf.complete()) is not None]
-        clip_norm = self._rule.clip_norm
-        scales = None if clip_norm is None or not gradients else clipping(gradients, clip_norm)
-        for leaf in self._trained:
-            leaf.step(scales)
+        """Finish a step of the optimizer."""
+        scales = self._sgd.scales([g for p in self._trained if (g := p.complete()) is not None])
+        for p in self._trained:
+            p.step(scales)
 
     def addresses(self) -> tuple[int, ...]:
         """Return where everything lies that a step reads or writes, but for its batch and the shared buffers."""
-        return tuple(address for leaf in self.leaves for address in leaf.addresses())
+        return tuple(address for p in self._parameters for address in p.addresses())
 
     def bind(self, start: int, stop: int) -> None:
         """Let the clients ``start`` to ``stop`` be those that train."""
         if (start, stop) != (self.active.start, self.active.stop):
             self.active.start, self.active.stop = start, stop
-            for leaf in self.leaves:
-                leaf.bind(start, stop)
-            if self._chain is not None:
-                self._chain.forget()
+            for p in self._parameters:
+                p.bind(start, stop)
+            if self._fused_mlp is not None:
+                self._fused_mlp.forget()
 
     def updates(self, models: Tensor, rows: Sequence[int], out: Tensor, places: Sequence[int]) -> None:
         """Write how far each client is from its model into its place, a row of ``[N, S]``.
@@ -199,9 +169,9 @@ class StackedModule:
         n = len(rows)
         side_by_side = list(places) == list(range(places[0], places[0] + n))
         updates = out[places[0] : places[0] + n] if side_by_side else out.new_empty(n, self.layout.size)
-        for leaf in self._moving:
-            out_of_leaf = updates[:, leaf.slot.start : leaf.slot.stop]
-            torch.sub(leaf.everyone.view(n, -1), _of_clients(models, rows, leaf.slot), out=out_of_leaf)
+        for p in self._moving:
+            update = updates[:, p.slot.start : p.slot.stop]
+            torch.sub(p.everyone.view(n, -1), _of_clients(models, rows, p.slot), out=update)
         for slot in self._shared:
             before, buffer = _of_clients(models, rows, slot), self.module.get_buffer(slot.name)
             if not torch.equal(buffer, _rounded(before[0], slot).view(slot.shape).to(buffer.dtype)):
@@ -217,13 +187,17 @@ def _of_clients(models: Tensor, rows: Sequence[int], slot: Slot) -> Tensor:
     return values.expand(len(rows), -1) if len(models) == 1 else values[rows]
 
 
+def _rounded(values: Tensor, slot: Slot) -> Tensor:
+    return values if slot.dtype.is_floating_point else values.round()
+
+
 class _Swap:
-    """Swaps the layers of a module in place."""
+    """Swaps the layers of a module in place; ``parameters`` are by the id of the tensor that they stand for."""
 
     def __init__(self, module: nn.Module, layout: Layout, active: Active) -> None:
         self.module = module
+        self.parameters: dict[int, StackedParameter] = {}
         self._active = active
-        self._leaf_of: dict[int, StackedParameter] = {}
         tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         frozen = (Slot(name, tuple(p.shape), p.dtype, 0) for name, p in layout.frozen.items())  # of no vector
         self._slots = {id(tensors[s.name]): s for s in (*layout.parameters, *layout.buffers, *frozen)}
@@ -232,13 +206,13 @@ class _Swap:
         for name, layer in [*module.named_modules(remove_duplicate=False)]:
             if type(layer) in LAYERS:
                 done[layer] = done.get(layer) or self._stacked(name, layer)
-                self._replace(name, done[layer])
+                parent, _, attribute = name.rpartition(".")
+                if name:
+                    setattr(self.module.get_submodule(parent), attribute, done[layer])
+                else:
+                    self.module = done[layer]
                 inside.append(f"{name}." if name else "")
             self._refuse_rest(name, layer, stacked=layer in done or name.startswith(tuple(inside)))
-
-    @property
-    def leaves(self) -> Sequence[StackedParameter]:
-        return tuple(self._leaf_of.values())
 
     def _refuse_rest(self, name: str, layer: nn.Module, stacked: bool) -> None:
         """Look for tensors that only this layer has: even one with a stacked form may have been given more of them."""
@@ -246,16 +220,9 @@ class _Swap:
         if stacked:  # other layers' buffers stay with them
             own |= {buffer: b for buffer, b in layer.named_buffers(recurse=False) if id(b) in self._slots}
         for tensor, value in own.items():
-            if not stacked or id(value) not in self._leaf_of:
+            if not stacked or id(value) not in self.parameters:
                 kind = "parameter" if isinstance(value, nn.Parameter) else "buffer"
                 raise CannotStack.of(name, layer, f"has a {kind} of its own, {tensor!r}, but no stacked form")
-
-    def _replace(self, name: str, layer: nn.Module) -> None:
-        parent, _, attribute = name.rpartition(".")
-        if name:
-            setattr(self.module.get_submodule(parent), attribute, layer)
-        else:
-            self.module = layer
 
     def _stacked(self, name: str, layer: nn.Module) -> nn.Module:
         if any(vars(layer)[hooks] for hooks in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")):
@@ -274,8 +241,4 @@ class _Swap:
             return None
         if id(tensor) not in self._slots:
             raise Refused("a parameter that is computed from others")
-        return self._leaf_of.setdefault(id(tensor), StackedParameter(self._slots[id(tensor)], tensor.requires_grad))
-
-
-def _rounded(values: Tensor, slot: Slot) -> Tensor:
-    return values if slot.dtype.is_floating_point else values.round()
+        return self.parameters.setdefault(id(tensor), StackedParameter(self._slots[id(tensor)], tensor.requires_grad))

@@ -1,14 +1,12 @@
-"""One tensor of the model, for all clients; and how its gradient becomes a step of SGD."""
+"""One tensor of the model, for all clients; and how its gradient becomes a step of the optimizer."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fedclade.core import LocalSpec, Slot
-from fedclade.training.clip import per_client
+from fedclade.core import Slot
+from fedclade.training.optimizer import SGD
 
 FEW_ROWS = 32
 """Up to how many rows a product is added to parameters as it is formed.
@@ -18,41 +16,13 @@ the gradient is little beside computing it.
 """
 
 
-@dataclass(frozen=True)
-class Rule:
-    """A step of SGD, with the symbols of :class:`~fedclade.core.local.LocalSpec`; ``lr`` is that of the round."""
-
-    lr: float
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    mu: float = 0.0
-    clip_norm: float | None = None
-
-    @classmethod
-    def of(cls, spec: LocalSpec, lr: float) -> Rule:
-        """Return that of local training, with the step size of a round."""
-        return cls(lr, spec.momentum, spec.weight_decay, spec.mu, spec.clip_norm)
-
-    @property
-    def can_fuse(self) -> bool:
-        """Whether θ ← (1 − η·decay) θ − η·g is all there is, so that no gradient need be kept."""
-        return self.momentum == 0 and self.mu == 0 and self.clip_norm is None
-
-
 class StackedParameter:
     """A parameter or buffer of n clients, ``[n, *shape]`` in one piece of memory.
 
-    A layer asks for its value in forward with :meth:`use`. In backward, :meth:`receive` says where the gradient goes:
-    to a buffer that is kept from step to step, or, where nothing else is to be done with it, straight into the
-    parameters (fused). Fusing holds if the parameter is used once in forward: a second use ends it, in time, as no
-    backward has begun by then.
-
-    Parameters
-    ----------
-    slot
-        Its place in the flat vector of a model.
-    trained
-        Whether it takes gradients.
+    A layer gets its value in forward from :meth:`use`. In backward, :meth:`receive` says where the gradient goes: to a
+    buffer that is kept from step to step, or, where the optimizer can fuse its step, straight into the parameters.
+    Fusing holds if the parameter is used once in forward: a second use ends it, in time, as no backward has begun by
+    then.
     """
 
     def __init__(self, slot: Slot, trained: bool) -> None:
@@ -64,9 +34,9 @@ class StackedParameter:
         self._gradients: Tensor | None = None
         self._velocity: Tensor | None = None
         self._anchor: Tensor | None = None
-        self._rule = Rule(0.0)
+        self._sgd = SGD(0.0)
         self._range = (0, 0)
-        self._fused = self._waiting = self._touched = False
+        self._fused = self._used = self._touched = False
 
     def allocate(self, memory: Tensor) -> None:
         """Take the memory ``[n, *shape]`` to live in."""
@@ -75,24 +45,14 @@ class StackedParameter:
         self.everyone = memory.data
         self._gradients = self._velocity = self._anchor = None
 
-    def begin(self, rule: Rule, anchor: Tensor | None) -> None:
-        """Start local training from what is in the memory now.
-
-        Parameters
-        ----------
-        rule
-            What a step does.
-        anchor
-            What the proximal term pulls towards, ``[n, entries]``; None where there is no such term.
-        """
-        self._rule = rule
-        self._fused, self._waiting, self._touched = rule.can_fuse, False, False
+    def begin(self, sgd: SGD, anchor: Tensor | None) -> None:
+        """Start local training from what is in the memory now, pulled towards the anchors ``[n, entries]`` if any."""
+        self._sgd = sgd
+        self._fused, self._used, self._touched = sgd.can_fuse, False, False
         self._anchor = None if anchor is None else anchor.reshape(self.everyone.shape)
         if self._gradients is not None:
             self._gradients.zero_()
-        # A gradient that is clipped has to be known before it is added to the momentum.
-        apart = rule.momentum and rule.clip_norm is not None
-        self._velocity = torch.zeros_like(self.everyone) if apart else None
+        self._velocity = torch.zeros_like(self.everyone) if sgd.keeps_velocity else None
 
     def addresses(self) -> tuple[int, ...]:
         """Return where parameters, gradients, momentum and anchors lie; 0 for what is not there."""
@@ -108,16 +68,16 @@ class StackedParameter:
     def use(self) -> Tensor:
         """Return the value ``[k, *shape]`` of the clients that train, for one use in forward."""
         if self.trained and torch.is_grad_enabled():
-            self._fused = self._fused and not self._waiting
-            self._waiting = True
+            self._fused = self._fused and not self._used
+            self._used = True
         return self._value
 
     def receive(self) -> tuple[Tensor, float, float]:
         """Return (target, β, α): the gradient g is to be taken in by target ← β·target + α·g."""
         if self._fused:
-            self._waiting = False
-            return self.state, 1 - self._rule.lr * self._rule.weight_decay, -self._rule.lr
-        first = 0.0 if self._velocity is not None else self._rule.momentum
+            self._used = False
+            return self.state, *self._sgd.fused
+        first = 0.0 if self._velocity is not None else self._sgd.momentum
         beta = 1.0 if self._touched else first
         self._touched = True
         return self._gradient(), beta, 1.0
@@ -144,29 +104,19 @@ class StackedParameter:
             return None
         gradient = self._gradient()
         if self._anchor is not None:
-            gradient.add_(self.state, alpha=self._rule.mu)
-            gradient.add_(self._anchor[slice(*self._range)], alpha=-self._rule.mu)
+            gradient.add_(self.state, alpha=self._sgd.mu)
+            gradient.add_(self._anchor[slice(*self._range)], alpha=-self._sgd.mu)
         return gradient
 
     def step(self, scales: Tensor | None) -> None:
-        """Finish a step whose gradient is complete: with β of the next one, its buffer is the momentum buffer of SGD.
+        """Take a step with the complete gradient, clipped by the factors ``[k]`` if any.
 
-        Parameters
-        ----------
-        scales
-            What clipping multiplies each client's gradient with, ``[k]``; None if it is not clipped.
+        With β of the next step, the gradient's buffer is the momentum buffer of SGD.
         """
-        if not self._touched:
-            return
-        self._touched = False
-        gradient, rule = self._gradient(), self._rule
-        if scales is not None:
-            gradient.mul_(per_client(scales, gradient))
-        if rule.weight_decay:
-            gradient.add_(self.state, alpha=rule.weight_decay)
-        if self._velocity is not None:
-            gradient = self._velocity[slice(*self._range)].mul_(rule.momentum).add_(gradient)
-        self.state.add_(gradient, alpha=-rule.lr)
+        if self._touched:
+            self._touched = False
+            velocity = None if self._velocity is None else self._velocity[slice(*self._range)]
+            self._sgd.step(self.state, self._gradient(), velocity, scales)
 
     def _gradient(self) -> Tensor:
         if self._gradients is None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedclade.training.clip import clipping, per_client
+from fedclade.training.optimizer import clipping, per_client
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

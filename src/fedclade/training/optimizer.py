@@ -1,0 +1,105 @@
+"""What an optimizer is: the step of one client, the same step for k clients at once, and which paths may fuse it.
+
+Every engine takes its steps from here. Stacked parameters and the large dense layers of
+:mod:`~fedclade.training.channels_last` fuse a step where :attr:`SGD.can_fuse`: they add the product that is the
+gradient to the parameters, and never write it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fedclade.core import LocalSpec
+
+
+@dataclass(frozen=True)
+class SGD:
+    """SGD, with the symbols of :class:`~fedclade.core.local.LocalSpec`; ``lr`` is that of the round."""
+
+    lr: float
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    mu: float = 0.0
+    clip_norm: float | None = None
+
+    @classmethod
+    def of(cls, spec: LocalSpec, lr: float) -> SGD:
+        """Return that of local training, with the step size of a round."""
+        return cls(lr, spec.momentum, spec.weight_decay, spec.mu, spec.clip_norm)
+
+    @property
+    def can_fuse(self) -> bool:
+        """Whether a step is θ ← β·θ + α·g and no more, so that no gradient need be kept."""
+        return self.momentum == 0 and self.mu == 0 and self.clip_norm is None
+
+    @property
+    def fused(self) -> tuple[float, float]:
+        """β and α of a fused step."""
+        return 1 - self.lr * self.weight_decay, -self.lr
+
+    @property
+    def keeps_velocity(self) -> bool:
+        """Whether momentum has a buffer of its own: a gradient to be clipped is not summed up in that of momentum."""
+        return bool(self.momentum) and self.clip_norm is not None
+
+    def torch_optimizer(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+        """Return torch's own, for one client; :meth:`adjust` comes before its step."""
+        return torch.optim.SGD(parameters, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
+
+    def adjust(self, parameters: Sequence[nn.Parameter], anchors: Sequence[Tensor]) -> None:
+        """Add the gradient of μ/2·‖θ − θ_anchor‖² to one client's gradients, and clip them."""
+        if self.mu:
+            for parameter, anchor in zip(parameters, anchors, strict=True):
+                if parameter.grad is not None:
+                    parameter.grad.add_(parameter.detach() - anchor, alpha=self.mu)
+        if self.clip_norm is not None:
+            nn.utils.clip_grad_norm_(parameters, self.clip_norm)
+
+    def scales(self, gradients: Iterable[Tensor]) -> Tensor | None:
+        """Return what clipping multiplies each client's gradient with, ``[k]``; None if nothing is clipped.
+
+        ``gradients`` are those of each tensor of the model, ``[k, ...]``.
+        """
+        gradients = list(gradients)
+        return None if self.clip_norm is None or not gradients else clipping(gradients, self.clip_norm)
+
+    def step(self, value: Tensor, gradient: Tensor, velocity: Tensor | None, scales: Tensor | None) -> None:
+        """Take a step of k clients in place; without a velocity, momentum is in the gradient already.
+
+        Values, gradients and velocities are ``[k, ...]``.
+        """
+        if scales is not None:
+            gradient.mul_(per_client(scales, gradient))
+        if self.weight_decay:
+            gradient.add_(value, alpha=self.weight_decay)
+        if velocity is not None:
+            gradient = velocity.mul_(self.momentum).add_(gradient)
+        value.add_(gradient, alpha=-self.lr)
+
+    def stepped(self, value: Tensor, gradient: Tensor, velocity: Tensor | None, scales: Tensor | None) -> Tensor:
+        """Return the values after a step, which ``torch.func`` wants; only the velocity changes in place."""
+        if scales is not None:
+            gradient = gradient * per_client(scales, gradient)
+        if self.weight_decay:
+            gradient = gradient + self.weight_decay * value
+        if velocity is not None:
+            gradient = velocity.copy_(self.momentum * velocity + gradient)
+        return value - self.lr * gradient
+
+
+def clipping(gradients: Iterable[Tensor], largest: float) -> Tensor:
+    """Return the factor ``[k]`` that scales each client's gradient to at most this L2 norm.
+
+    As ``torch.nn.utils.clip_grad_norm_``, to the small number that it adds to the norm.
+    """
+    norms = torch.stack([torch.linalg.vector_norm(g.reshape(len(g), -1), dim=1) for g in gradients])
+    return (largest / (torch.linalg.vector_norm(norms, dim=0) + 1e-6)).clamp(max=1)
+
+
+def per_client(factors: Tensor, values: Tensor) -> Tensor:
+    """Return the factors ``[k]`` in a shape that multiplies each client's values, ``[k, ...]``."""
+    return factors.view(-1, *(1,) * (values.dim() - 1))
