@@ -57,11 +57,7 @@ class Retrying(Middleware):
             updates = updates.concat(more).select(query.ids)
         if updates.left_out:
             self._events.append(_left_out(what, updates.left_out))
-        # What clients do at home is no answer to a server that awaits one; where nothing travels, it is all there is.
-        travels = query.round.communicates != "nothing"
-        self._awaited |= travels
-        self._heard |= {travels} if updates.ids else set()
-        self._left_out |= updates.left_out
+        self._count(updates, travels=query.round.communicates != "nothing")
         return updates
 
     def evaluation(self, query: EvaluationQuery, ask: Ask) -> Evaluation:
@@ -71,9 +67,7 @@ class Retrying(Middleware):
             self._events.append(_left_out(f"evaluate on {query.split} data", evaluation.left_out))
         if query.split == "train":  # which a round is made of; scores only describe it
             self._evaluations += 1
-            self._awaited = True
-            self._heard |= {True} if evaluation.ids else set()
-            self._left_out |= evaluation.left_out
+            self._count(evaluation, travels=True)
         return evaluation
 
     def subspaces(self, query: SubspaceQuery, ask: Ask) -> Tensor:
@@ -94,30 +88,33 @@ class Retrying(Middleware):
         Raises an UpdateError with the reasons if clients were asked, and none answered.
         """
         queries, left_out = self._queries + self._evaluations, self._left_out
-        silent = queries > 0 and self._awaited not in self._heard
+        # What clients keep is no answer to a server that awaits one; where nothing travels, it is all there is.
+        unanswered = queries > 0 and self._awaited not in self._answered
         events = self.told()
-        if silent:
-            raise UpdateError(f"round {number}: nobody answered, though asked {queries} times: {_told(left_out)}")
+        if unanswered:
+            raise UpdateError(f"round {number}: nobody answered, though asked {queries} times: {_reasons(left_out)}")
         return events
 
     def told(self) -> tuple[Event, ...]:
         """Return the events since the last time, as of an evaluation after the step, and begin anew."""
-        events = (*self._events, *self._releases())
+        events = self._events
+        if self._tells_releases and self._sent:
+            events.append(Released(0, {client: self._sent[client] for client in sorted(self._sent)}))
         self._begin()
-        return events
+        return tuple(events)
 
     def _begin(self) -> None:
         self._events: list[Event] = []
         self._sent: Counter[int] = Counter()
         self._queries = self._evaluations = 0  # apart, since the number of a query keys its faults
-        self._awaited = False
-        self._heard: set[bool] = set()
+        self._awaited, self._answered = False, set[bool]()
         self._left_out: dict[int, str] = {}
 
-    def _releases(self) -> list[Event]:
-        if not (self._tells_releases and self._sent):
-            return []
-        return [Released(0, {client: self._sent[client] for client in sorted(self._sent)})]
+    def _count(self, reply: Updates | Evaluation, *, travels: bool) -> None:
+        """Note whether a query that the round is made of was answered."""
+        self._awaited |= travels
+        self._answered |= {travels} if reply.ids else set()
+        self._left_out |= reply.left_out
 
     def _asked(self, query: UpdateQuery, ask: Ask) -> Updates:
         """Put one query; clients that neither answer nor are said to be left out have dropped out."""
@@ -139,15 +136,15 @@ def _silent(vectors: Tensor) -> list[int]:
     return (~vectors.flatten(1).any(dim=1)).nonzero().flatten().tolist()
 
 
-def _told(left_out: dict[int, str]) -> str:
+def _reasons(left_out: dict[int, str]) -> str:
     """Say why clients were left out: each kind of reason once, with one client's numbers and how many are like it."""
     kinds: dict[str, list[int]] = {}
     for client, why in left_out.items():
         kinds.setdefault(re.sub(r"\d[\d.e+]*", "#", why), []).append(client)
-    told = [
-        f"client {who[0]}: {left_out[who[0]]}" + (f" (and {len(who) - 1} more like it)" if who[1:] else "")
-        for who in sorted(kinds.values(), key=len, reverse=True)
+    reasons = [
+        f"client {first}: {left_out[first]}" + (f" (and {len(others)} more like it)" if others else "")
+        for first, *others in sorted(kinds.values(), key=len, reverse=True)
     ]
     absent = all(why.startswith((DROPPED_OUT, TOO_LATE, NOT_ASKED)) for why in left_out.values())
     advice = "raise client_fraction to ask more of them" if absent else "if training diverged, lower local.lr"
-    return f"{'; '.join(told)}; {advice}"
+    return f"{'; '.join(reasons)}; {advice}"

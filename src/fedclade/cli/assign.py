@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
+from fedclade.cli import options
 from fedclade.cli.console import new_console, say
-from fedclade.cli.options import DataDirOption, DeviceOption, EngineOption, MemoryOption, RunFolder, check_machine
 from fedclade.config import Config, check_config, find_config, read_config, read_toml
 from fedclade.core import ConfigError, RunError
 from fedclade.data import Federation
@@ -21,19 +21,19 @@ SAME_VIEWS = ("name", "partition", "shift", "clusters")
 
 
 def assign_newcomers(
-    folder: RunFolder,
+    folder: options.RunFolder,
     config: Annotated[
         str | None,
         typer.Option("--config", help="A TOML file whose clients are all newcomers, in place of those held back."),
     ] = None,
-    data_dir: DataDirOption = None,
+    data_dir: options.DataDir = None,
     out: Annotated[
         Path | None,
         typer.Option("--out", help="Write the table to this .csv or .json; RUN/newcomers.csv and .json if left out."),
     ] = None,
-    device: DeviceOption = "auto",
-    engine: EngineOption = None,
-    memory: MemoryOption = None,
+    device: options.Device = "auto",
+    engine: options.Engine = None,
+    memory: options.Memory = None,
     only_fitting: Annotated[
         bool,
         typer.Option("--only-fitting", help="Give each the deepest model that fits it, not the leaf's it comes to."),
@@ -45,7 +45,7 @@ def assign_newcomers(
     """
     if out is not None and out.suffix not in (".csv", ".json"):
         raise RunError(f"--out should end in .csv or .json, got {out}")
-    check_machine(device, memory)
+    options.check_machine(device, memory)
     console, run = new_console(), Run.load(folder)
     own = _config_of(run, folder)
     federation = _held_back(own, folder, data_dir) if config is None else _all_of(find_config(config), own, data_dir)

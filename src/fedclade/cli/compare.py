@@ -8,21 +8,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from fedclade.cli import options
 from fedclade.cli.console import new_console, say
 from fedclade.cli.interrupt import interruptible
-from fedclade.cli.options import (
-    DataDirOption,
-    DeviceOption,
-    EngineOption,
-    MemoryOption,
-    OutOption,
-    QuietOption,
-    RoundsOption,
-    SetOption,
-    check_machine,
-    overrides,
-    target_folder,
-)
 from fedclade.cli.progress import RunProgress
 from fedclade.config import Batch, Scenario, find_config, find_configs, is_scenario, read_config, read_scenario
 from fedclade.core import ConfigError, RunError
@@ -40,20 +28,20 @@ DEMO = ("fedavg", "cfl", "oracle", "local")
 
 
 def demo(
-    out: OutOption = None,
-    engine: EngineOption = None,
-    memory: MemoryOption = None,
-    quiet: QuietOption = False,
+    out: options.Out = None,
+    engine: options.Engine = None,
+    memory: options.Memory = None,
+    quiet: options.Quiet = False,
 ) -> None:
     """Run FedAvg, CFL, the oracle and local training on handwritten digits whose labels are swapped in four ways.
 
     Needs no data and takes less than a minute: the digits come with scikit-learn.
     """
     console = new_console()
-    target = target_folder(out, "demo")
-    changes = overrides(None, engine=engine)
+    target = options.target_folder(out, "demo")
+    changes = options.overrides(None, engine=engine)
     configs = {name: read_config(find_config(f"{name}-digits-label-swap"), changes) for name in DEMO}
-    check_machine("auto", memory)
+    options.check_machine("auto", memory)
     console.print(
         "20 clients hold handwritten digits. Four hidden groups each swap another pair of labels, so no single model "
         "can suit everybody. The server sees nothing but model updates. Will it find the groups?\n"
@@ -86,17 +74,17 @@ def compare(
     scale: Annotated[
         str | None, typer.Option("--scale", help="Size of a scenario, such as smoke or laptop; as it stands without.")
     ] = None,
-    out: OutOption = None,
-    data_dir: DataDirOption = None,
-    rounds: RoundsOption = None,
-    override: SetOption = None,
-    device: DeviceOption = "auto",
-    engine: EngineOption = None,
-    memory: MemoryOption = None,
+    out: options.Out = None,
+    data_dir: options.DataDir = None,
+    rounds: options.Rounds = None,
+    override: options.Set = None,
+    device: options.Device = "auto",
+    engine: options.Engine = None,
+    memory: options.Memory = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue in the folder --out: finished runs are read, others go on.")
     ] = False,
-    quiet: QuietOption = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Run several configs, each with several seeds, and put them in one table with 95 % intervals.
 
@@ -110,7 +98,7 @@ def compare(
     labels = [path.stem for path in paths]
     if twice := sorted({label for label in labels if labels.count(label) > 1}):
         raise ConfigError(f"each config can be compared once, got more than one named {', '.join(twice)}")
-    changes = overrides(override, rounds=rounds, engine=engine)
+    changes = options.overrides(override, rounds=rounds, engine=engine)
     ordinary = [path.stem for path in paths if not is_scenario(path)]
     if ordinary and (scale is not None or len(ordinary) < len(paths)):
         why = "has no scales" if scale is not None else "cannot be compared with scenarios"
@@ -119,8 +107,8 @@ def compare(
         scenarios = [Scenario("", {path.stem: read_config(path, changes) for path in paths}, 1)]
     else:
         scenarios = [read_scenario(path, changes, scale) for path in paths]
-    target = target_folder(out, "compare", resume=resume)
-    check_machine(device, memory)
+    target = options.target_folder(out, "compare", resume=resume)
+    options.check_machine(device, memory)
     progress = RunProgress(console, quiet=quiet)
     batch = Batch(progress.start, data_dir, device, memory)
     if ordinary:

@@ -12,8 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from fedclade.algorithms import ALGORITHMS
+from fedclade.cli import options
 from fedclade.cli.console import new_console, say
-from fedclade.cli.options import ConfigArgument, RunFolder
 from fedclade.config import config_folder, find_config, is_scenario, known_scales, read_config, read_scenario
 from fedclade.data import PARTITIONS, SHIFTS, SOURCES
 from fedclade.models import MODELS
@@ -32,14 +32,14 @@ class Kind(StrEnum):
     CONFIGS = "configs"
 
 
-def tree(folder: RunFolder) -> None:
+def tree(folder: options.RunFolder) -> None:
     """Print the parameter tree of a run: its clusters, their members, and how they were split."""
     run = Run.load(folder)
     new_console().print(tree_view(run.tree, run))
 
 
 def export(
-    folder: RunFolder,
+    folder: options.RunFolder,
     out: Annotated[Path, typer.Option("--out", metavar="FILE.safetensors", help="File to make; must not exist yet.")],
     client: Annotated[int | None, typer.Option("--client", metavar="ID", help="Whose model to export.")] = None,
     node: Annotated[int | None, typer.Option("--node", metavar="ID", help="Or which node's of the tree.")] = None,
@@ -58,7 +58,7 @@ def export(
     say(new_console(), f"model: {written}; its card: {cards}")
 
 
-def validate(config: ConfigArgument) -> None:
+def validate(config: options.ConfigFile) -> None:
     """Check a config without running it, and say everything that is wrong with it at once."""
     path = find_config(config)
     if is_scenario(path):

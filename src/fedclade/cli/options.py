@@ -20,10 +20,10 @@ class LogKind(StrEnum):
     TENSORBOARD = "tensorboard"
 
 
-ConfigArgument = Annotated[str, typer.Argument(help="A TOML file, or a name of 'fedclade ls configs'.")]
+ConfigFile = Annotated[str, typer.Argument(help="A TOML file, or a name of 'fedclade ls configs'.")]
 RunFolder = Annotated[Path, typer.Argument(help="A run folder, as made by 'fedclade run'.")]
-OutOption = Annotated[Path | None, typer.Option("--out", help="Folder to make for the results; it must not exist yet.")]
-DataDirOption = Annotated[
+Out = Annotated[Path | None, typer.Option("--out", help="Folder to make for the results; it must not exist yet.")]
+DataDir = Annotated[
     Path | None,
     typer.Option(
         "--data-dir",
@@ -31,29 +31,27 @@ DataDirOption = Annotated[
         help="Folder with <dataset>/<split>.parquet as on the Hugging Face Hub; without it data comes from the Hub.",
     ),
 ]
-SetOption = Annotated[
+Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override any key of the config; may be repeated."),
 ]
-RoundsOption = Annotated[int | None, typer.Option("--rounds", help="Override the number of rounds.")]
-DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
-EngineOption = Annotated[
+Rounds = Annotated[int | None, typer.Option("--rounds", help="Override the number of rounds.")]
+Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
+Engine = Annotated[
     str | None, typer.Option("--engine", help=f"How clients are trained: {', '.join(ENGINES)}; overrides the config.")
 ]
-MemoryOption = Annotated[
+Memory = Annotated[
     str | None,
     typer.Option(
         "--memory", metavar="SIZE", help="What training may take, such as 2GB; a quarter of what there is if left out."
     ),
 ]
-DashboardOption = Annotated[
+Dashboard = Annotated[
     bool, typer.Option("--dashboard", help="Serve the report of the run while it goes on, to this machine alone.")
 ]
-PortOption = Annotated[int, typer.Option("--port", min=0, max=65535, help="Of the dashboard; 0 for any free one.")]
-LogOption = Annotated[
-    LogKind | None, typer.Option("--log", help="Write every round as event files into RUN/tensorboard.")
-]
-QuietOption = Annotated[bool, typer.Option("-q", "--quiet", help="No progress bars; only the result.")]
+Port = Annotated[int, typer.Option("--port", min=0, max=65535, help="Of the dashboard; 0 for any free one.")]
+Log = Annotated[LogKind | None, typer.Option("--log", help="Write every round as event files into RUN/tensorboard.")]
+Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="No progress bars; only the result.")]
 
 
 def overrides(override: Sequence[str] | None, **settings: int | str | None) -> list[str]:

@@ -15,9 +15,9 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from fedclade.cli import options
 from fedclade.cli.console import new_console
 from fedclade.cli.interrupt import interruptible
-from fedclade.cli.options import DataDirOption, DeviceOption
 from fedclade.core import (
     ConfigError,
     MissingExtraError,
@@ -72,8 +72,8 @@ def reproduce(
         typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the scale: --set seeds=[0]. Repeatable."),
     ] = None,
     show_list: Annotated[bool, typer.Option("--list", help="List the experiments, and leave.")] = False,
-    data_dir: DataDirOption = None,
-    device: DeviceOption = "auto",
+    data_dir: options.DataDir = None,
+    device: options.Device = "auto",
 ) -> None:
     """Measure tables and figures of the papers again, and put the papers' figures beside ours.
 

@@ -8,26 +8,9 @@ from typing import Annotated
 
 import typer
 
+from fedclade.cli import options
 from fedclade.cli.console import new_console, say
 from fedclade.cli.interrupt import interruptible
-from fedclade.cli.options import (
-    ConfigArgument,
-    DashboardOption,
-    DataDirOption,
-    DeviceOption,
-    EngineOption,
-    LogKind,
-    LogOption,
-    MemoryOption,
-    OutOption,
-    PortOption,
-    QuietOption,
-    RoundsOption,
-    SetOption,
-    check_machine,
-    overrides,
-    target_folder,
-)
 from fedclade.cli.progress import RunProgress
 from fedclade.config import Config, find_config, read_config
 from fedclade.core import ConfigError, ParameterTree, RunError
@@ -37,41 +20,41 @@ from fedclade.runs import CONFIG, Row, Run, is_finished, is_unfinished, read_run
 
 
 def run_config(
-    config: ConfigArgument,
-    out: OutOption = None,
-    data_dir: DataDirOption = None,
+    config: options.ConfigFile,
+    out: options.Out = None,
+    data_dir: options.DataDir = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Override the seed.")] = None,
-    rounds: RoundsOption = None,
-    override: SetOption = None,
-    device: DeviceOption = "auto",
-    engine: EngineOption = None,
-    memory: MemoryOption = None,
-    dashboard: DashboardOption = False,
-    port: PortOption = PORT,
-    log: LogOption = None,
-    quiet: QuietOption = False,
+    rounds: options.Rounds = None,
+    override: options.Set = None,
+    device: options.Device = "auto",
+    engine: options.Engine = None,
+    memory: options.Memory = None,
+    dashboard: options.Dashboard = False,
+    port: options.Port = PORT,
+    log: options.Log = None,
+    quiet: options.Quiet = False,
 ) -> None:
     """Run one config and keep everything about it in a run folder.
 
     Example: fedclade run configs/cfl-mnist-label-swap.toml --data-dir DIR --seed 1 --set algorithm.eps2=0.9
     """
     path = find_config(config)
-    checked = read_config(path, overrides(override, seed=seed, rounds=rounds, engine=engine))
-    target = target_folder(out, f"{path.stem}-seed{checked.top.seed}")
-    check_machine(device, memory)
+    checked = read_config(path, options.overrides(override, seed=seed, rounds=rounds, engine=engine))
+    target = options.target_folder(out, f"{path.stem}-seed{checked.top.seed}")
+    options.check_machine(device, memory)
     _run_and_show(checked, target, path.stem, data_dir, device, memory, port if dashboard else None, log, quiet)
 
 
 def resume(
     folder: Annotated[Path, typer.Argument(help="The folder of a run that was interrupted.")],
-    data_dir: DataDirOption = None,
+    data_dir: options.DataDir = None,
     rounds: Annotated[int | None, typer.Option("--rounds", help="Go on to more rounds than were asked for.")] = None,
-    device: DeviceOption = "auto",
-    memory: MemoryOption = None,
-    dashboard: DashboardOption = False,
-    port: PortOption = PORT,
-    log: LogOption = None,
-    quiet: QuietOption = False,
+    device: options.Device = "auto",
+    memory: options.Memory = None,
+    dashboard: options.Dashboard = False,
+    port: options.Port = PORT,
+    log: options.Log = None,
+    quiet: options.Quiet = False,
 ) -> None:
     """Continue a run from its newest checkpoint; it ends as if it had not been interrupted.
 
@@ -90,10 +73,10 @@ def resume(
             "the same run config, and it goes on after the last checkpoint"
         )
     try:
-        config = read_config(folder / CONFIG, overrides(None, rounds=rounds))
+        config = read_config(folder / CONFIG, options.overrides(None, rounds=rounds))
     except ConfigError as error:
         raise ConfigError(f"{error}\na run begun by fedclade.simulate is continued by the same call") from error
-    check_machine(device, memory)
+    options.check_machine(device, memory)
     _run_and_show(config, folder, folder.name, data_dir, device, memory, port if dashboard else None, log, quiet)
 
 
@@ -105,7 +88,7 @@ def _run_and_show(
     device: str,
     memory: str | None,
     port: int | None,
-    log: LogKind | None,
+    log: options.LogKind | None,
     quiet: bool,
 ) -> None:
     """Run a config in a folder, from where it stands, with a dashboard if it has a port; print what came out."""

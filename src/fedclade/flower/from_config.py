@@ -12,7 +12,7 @@ from flwr.app import Context
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from fedclade.channel import Budget, DifferentialPrivacy, check_encoding
+from fedclade.channel import Budget, check_encoding
 from fedclade.config import Config, check_config
 from fedclade.core import ConfigError, DataError, check_arguments
 from fedclade.data import Federation
@@ -129,7 +129,7 @@ def client_app_from_config() -> ClientApp:
             engine="loop" if read.config.top.engine == "auto" else read.config.top.engine,
             device=choose_device("auto"),
             encoding=read.apps.encoding,
-            privacy=DifferentialPrivacy.of(asdict(read.config.privacy)),
+            privacy=read.config.privacy.mechanism,
             budget=budget_of(context),
             **settings,
         )

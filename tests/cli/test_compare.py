@@ -1,0 +1,79 @@
+"""The demo and comparisons: what they say of pictures that there are, or are not, and of what cannot be written."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedclade.cli import compare, main
+from fedclade.config import check_config
+
+DIGITS = {
+    "rounds": 1,
+    "data": {"name": "digits", "clients": 2, "samples_per_client": 40},
+    "model": {"name": "mclr"},
+}
+
+
+@pytest.mark.parametrize("extras", [True, False])
+def test_pictures_are_announced_if_there_are_some(extras, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+    """Without the extra ``report`` nothing can draw them."""
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(compare, "read_config", lambda *_: check_config(DIGITS))
+    if not extras:
+        monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    compare.demo(out=tmp_path / "demo", quiet=True)
+    told = capsys.readouterr().out
+    assert (tmp_path / "demo" / "cfl" / "seed-0" / "summary.json").is_file()
+    for announced in ("the pictures of CFL in", "fedclade report"):
+        assert (announced in told) == extras
+    assert ("pip install 'fedclade[report]'" in told) != extras
+
+
+SMALL = """
+rounds = 1
+engine = "loop"
+[data]
+name = "digits"
+clients = 2
+samples_per_client = 40
+[model]
+name = "mclr"
+[algorithm]
+name = "fedavg"
+"""
+
+
+def test_a_comparison_goes_on_when_the_figures_of_a_run_break(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    for name in "ab":
+        (tmp_path / f"{name}.toml").write_text(SMALL)
+    monkeypatch.setattr(
+        "fedclade.report.show.save_figures", lambda run, folder: {}["figure"] if "a" in folder.parts else []
+    )
+    compare.compare(["a.toml", "b.toml"], out=Path("out"), quiet=True)
+    out = capsys.readouterr().out
+    assert "no figures: KeyError: 'figure'" in out
+    assert "Comparison of 2 configurations" in out
+
+
+def test_a_comparison_that_cannot_be_written_was_shown_before(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.toml").write_text(SMALL)
+
+    monkeypatch.setattr(compare, "add_figures", lambda *_: True)
+    monkeypatch.setattr("fedclade.core.files.take_place", _full)
+    monkeypatch.setattr("sys.argv", ["fedclade", "compare", "a.toml", "--out", "out", "-q"])
+    with pytest.raises(SystemExit) as left:
+        main()
+    out, err = capsys.readouterr()
+    assert left.value.code == 2
+    assert "Comparison of 1 configuration" in out
+    assert "error: comparison: cannot write the comparison to out: " in err
+
+
+def _full(source, target):
+    if target.name.startswith("comparison."):
+        raise OSError(28, "No space left on device")
+    source.replace(target)
