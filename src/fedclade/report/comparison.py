@@ -12,10 +12,8 @@ from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
-from rich import box
 from rich.markup import escape
 from rich.table import Table
-from rich.text import Text
 
 from fedclade.core import (
     ConfigError,
@@ -26,6 +24,7 @@ from fedclade.report import style
 from fedclade.report.comparison_figure import comparison_figure
 from fedclade.report.estimates import BASELINES, ComparisonRow, Estimate, write_mean, write_with_interval
 from fedclade.report.formats import count, duration, traffic
+from fedclade.report.terminal import new_table
 from fedclade.runs import Run
 from fedclade.tasks import gap_closed
 
@@ -102,16 +101,7 @@ class Comparison:
         for name in DISPENSABLE:
             if width is not None and _width(cells) > width:
                 cells.pop(fill(name, 9), None)
-        table = Table(
-            title=Text(title, style="bold"),
-            caption=escape(self._note),
-            title_justify="left",
-            caption_justify="left",
-            header_style="bold cyan",
-            box=box.SIMPLE_HEAD,
-            pad_edge=False,
-            collapse_padding=True,
-        )
+        table = new_table(title, caption=escape(self._note), collapse_padding=True)
         for name in cells:
             # A number must not be broken, and a name only if it is very long.
             table.add_column(name, justify="left" if name in WORDS else "right", no_wrap=True, overflow="fold")

@@ -4,29 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich import box
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 from fedclade.report.formats import count, number, percent
-from fedclade.runs import (
-    ACCURACIES,
-    Newcomers,
-)
+from fedclade.report.terminal import new_table
+from fedclade.runs import ACCURACIES, Newcomers
 
 
 def newcomer_table(newcomers: Newcomers) -> Table:
     """Return a line for each newcomer, and their means in the last."""
-    table = Table(
-        title=Text("Newcomers", style="bold"),
-        title_justify="left",
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
-        header_style="bold cyan",
-        pad_edge=False,
-        show_footer=True,
-    )
+    table = new_table("Newcomers", show_footer=True)
     summary = newcomers.summary
     by = next((row["by"] for row in newcomers.rows if row["by"]), "similarity")
     truth = summary["assignment_accuracy"] is not None

@@ -11,17 +11,16 @@ from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING
 
-from rich import box
 from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
-from rich.text import Text
 
 from fedclade.core import ConfigError
 from fedclade.report.comparison import Comparison, save_comparison
 from fedclade.report.estimates import BASELINES, ComparisonRow, write_mean, write_with_interval
 from fedclade.report.formats import number
 from fedclade.report.suite_figure import all_labels, suite_figure
+from fedclade.report.terminal import new_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -56,14 +55,7 @@ class SuiteComparison:
 
     def overview(self) -> Table:
         """Return algorithms by scenarios for the terminal: mean accuracy in percent, and ARI where it is known."""
-        table = Table(
-            title=Text(OVERVIEW, style="bold"),
-            title_justify="left",
-            header_style="bold cyan",
-            box=box.SIMPLE_HEAD,
-            pad_edge=False,
-            collapse_padding=True,
-        )
+        table = new_table(OVERVIEW, collapse_padding=True)
         table.add_column("config", no_wrap=True)
         for name in self.scenarios:
             table.add_column(fill(name, 9, break_long_words=False), justify="right", no_wrap=True)

@@ -7,21 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from rich import box
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from fedclade.core import (
-    DROPPED_OUT,
-    TOO_LATE,
-    Node,
-    ParameterTree,
-)
-from fedclade.report import facts
-from fedclade.report.facts import Outcome
+from fedclade.core import DROPPED_OUT, TOO_LATE, Node, ParameterTree
+from fedclade.report import outcome as outcomes
+from fedclade.report import queries
 from fedclade.report.formats import count, duration, number, percent, shortened, traffic
+from fedclade.report.outcome import Outcome
+from fedclade.report.score import Score
+from fedclade.report.terminal import new_table
 from fedclade.runs import Row, Run
 
 LIMIT = 40
@@ -41,7 +38,7 @@ CRITERIA = {
 
 def run_table(run: Run) -> Table:
     """Return the summary of a run, one fact a line."""
-    table = _table(facts.heading(run), show_header=False)
+    table = new_table(queries.heading(run), show_header=False, box=None)
     table.add_column(style="cyan", no_wrap=True)
     table.add_column()
     for name, value in _facts(run):
@@ -51,17 +48,17 @@ def run_table(run: Run) -> Table:
 
 def cluster_table(run: Run) -> Table:
     """Return the current clusters: who is in them, how they fare, and the norms of the last round."""
-    outcome, criteria = Outcome.of(run), facts.last_criteria(run)
-    table = _table("Clusters")
-    for column in ("node", "size", "perplexity" if outcome.language else "accuracy", "mean norm", "max norm"):
+    outcome, criteria = Outcome.of(run), {row["node"]: row for row in run.clusters}
+    table = new_table("Clusters")
+    for column in ("node", "size", outcome.score.name, "mean norm", "max norm"):
         table.add_column(column, justify="right", no_wrap=True)
     if outcome.truth is not None:
         table.add_column("true clusters")
     table.add_column("clients")
-    leaves = facts.leaves_in_tree_order(run.tree)
+    leaves = queries.leaves_in_tree_order(run.tree)
     for leaf in leaves[:LIMIT]:
         last = criteria.get(leaf.id, {})
-        cells = [str(leaf.id), str(len(leaf.members)), _mean_score(leaf, outcome)]
+        cells = [str(leaf.id), str(len(leaf.members)), outcome.score.text(outcome.mean_score(leaf.members))]
         cells += [number(last.get("mean_norm")), number(last.get("max_norm"))]
         if outcome.truth is not None:
             cells.append(_composition(leaf.members, outcome.truth))
@@ -74,44 +71,56 @@ def cluster_table(run: Run) -> Table:
 CHECKS = ("checked", "regrouped")
 """Kinds of events of replicated clustering."""
 
+CHECK_COLUMNS = ("round", "clusters", "p", "needed", "gain", "gain before", "median γ")
+
 
 def has_splits(run: Run) -> bool:
     """Tell whether clusters were split in a run, or were about to be: whether :func:`event_table` has something."""
-    return bool(facts.events_of(run, "split", "rejected"))
+    return bool(queries.events_of(run, "split", "rejected"))
 
 
 def event_table(run: Run) -> Table:
     """Return the splits of a run, and the criteria by which they were decided (CFL eqs. 25, 32, 33 and 39)."""
-    table = _table("Splits")
+    table = new_table("Splits")
     for column in ("round", "node", "into", "sizes", *CRITERIA.values()):
         table.add_column(column, justify="left" if column in ("into", "sizes") else "right", no_wrap=True)
-    for event in facts.events_of(run, "split"):
+    for event in queries.events_of(run, "split"):
         into = " + ".join(str(child) for child in event["children"])
-        sizes = " + ".join(str(len(cluster)) for cluster in event["clusters"])
         criteria = (number(event.get(key)) for key in CRITERIA)  # of very many clients no similarities are kept
-        table.add_row(str(event["round"]), str(event["node"]), into, sizes, *criteria)
+        table.add_row(str(event["round"]), str(event["node"]), into, cluster_sizes(event), *criteria)
     table.caption = _captions(run, any_split=bool(table.row_count))
     return table
 
 
 def check_table(run: Run) -> Table:
     """Return the checks of replicated clustering: what was found on halves of the data, and what was made of it."""
-    table = _table("Checks")
-    for column in ("round", "clusters", "p", "needed", "gain", "gain before", "median γ"):
+    table = new_table("Checks")
+    for column in CHECK_COLUMNS:
         table.add_column(column, justify="left" if column == "clusters" else "right", no_wrap=True)
-    for event in facts.events_of(run, *CHECKS):
-        sizes = " + ".join(str(len(cluster)) for cluster in event["clusters"])
-        made = f"{'now' if event['kind'] == 'regrouped' else 'still'} {sizes}"
-        numbers = (event[key] for key in ("p_value", "level", "gain", "gain_before"))
-        gamma = "∞" if event["gamma"] is None else number(event["gamma"])
-        table.add_row(str(event["round"]), made, *(f"{value:.2g}" for value in numbers), gamma)
+    for event in queries.events_of(run, *CHECKS):
+        table.add_row(*check_cells(event))
     return table
+
+
+def check_cells(event: Row) -> list[str]:
+    """Return what a table says of one check."""
+    now = "now" if event["kind"] == "regrouped" else "still"
+    numbers = [f"{event[key]:.2g}" for key in ("p_value", "level", "gain", "gain_before")]
+    gamma = "∞" if event["gamma"] is None else number(event["gamma"])
+    return [str(event["round"]), f"{now} {cluster_sizes(event)}", *numbers, gamma]
+
+
+def cluster_sizes(event: Row, limit: int = 12) -> str:
+    """Return how many clients the clusters of an event have; beyond a limit, only how many more there are."""
+    sizes = [str(len(cluster)) for cluster in event["clusters"][:limit]]
+    more = len(event["clusters"]) - limit
+    return " + ".join([*sizes, f"{more} more"] if more > 0 else sizes)
 
 
 def decision_tables(run: Run) -> list[Table]:
     """Return the tables of what was decided in a run about clusters: splits, checks; none where there was nothing."""
     tables = [event_table(run)] if has_splits(run) else []
-    return [*tables, check_table(run)] if facts.events_of(run, *CHECKS) else tables
+    return [*tables, check_table(run)] if queries.events_of(run, *CHECKS) else tables
 
 
 def tree_view(tree: ParameterTree, run: Run | None = None) -> Tree:
@@ -145,25 +154,13 @@ def _clusters_within(tree: ParameterTree, nodes: Sequence[Node]) -> int:
     return len({tree.leaf_of[client] for node in nodes for client in node.members})
 
 
-def _table(title: str, *, show_header: bool = True) -> Table:
-    return Table(
-        title=Text(title, style="bold"),
-        title_justify="left",
-        caption_justify="left",
-        box=box.SIMPLE_HEAD if show_header else None,
-        show_header=show_header,
-        header_style="bold cyan",
-        pad_edge=False,
-    )
-
-
 def _facts(run: Run) -> Iterator[tuple[str, str]]:
     """Yield the lines of a run's summary: name and value."""
     s = run.summary
     clusters, seconds = s["clusters"], s["seconds"]
     yield "model", f"{s['model']}, {count(s['rounds'], 'round')} on {s['device']}"
     yield from _accuracy_facts(s["accuracy"])
-    if facts.is_language(run):
+    if Score.of_run(run).language:
         yield "perplexity", f"{number(s['perplexity']['mean'], 1)}, worst client {number(s['perplexity']['max'], 1)}"
     known = "" if clusters["true"] is None else f", {clusters['true']} true"
     yield "clusters", f"{clusters['found']} found{known}; sizes {shortened([str(n) for n in clusters['sizes']])}"
@@ -172,7 +169,7 @@ def _facts(run: Run) -> Iterator[tuple[str, str]]:
     if s["target"]["accuracy"] is not None:
         yield f"target {percent(s['target']['accuracy'], 0)}", _target(s["target"])
     yield from _connections(run)
-    if lost := [why for event in facts.events_of(run, "left_out") for why in event["clients"].values()]:
+    if lost := [why for event in queries.events_of(run, "left_out") for why in event["clients"].values()]:
         absent = sum(why in (DROPPED_OUT, TOO_LATE) for why in lost)
         yield "left out", f"{count(len(lost), 'answer')}: {absent:,} absent, {len(lost) - absent:,} unusable"
     if privacy := s.get("privacy"):
@@ -193,10 +190,10 @@ def _privacy(epsilon: float | None, delta: float, releases: int, **_: float) -> 
 def _connections(run: Run) -> Iterator[tuple[str, str]]:
     """Yield the lines about clients that came and went over a network, and about nodes that were kept out."""
     kinds = ("disconnected", "reconnected")
-    told = {kind: sum(len(event["clients"]) for event in facts.events_of(run, kind)) for kind in kinds}
+    told = {kind: sum(len(event["clients"]) for event in queries.events_of(run, kind)) for kind in kinds}
     if any(told.values()):
         yield "connections", f"{told['disconnected']:,} lost, {told['reconnected']:,} back"
-    if refused := {node: why for event in facts.events_of(run, "refused") for node, why in event["nodes"].items()}:
+    if refused := {node: why for event in queries.events_of(run, "refused") for node, why in event["nodes"].items()}:
         *_, (node, why) = refused.items()
         yield "refused", f"{count(len(refused), 'node')}, the last {node}: {why}"
 
@@ -217,8 +214,8 @@ def _target(target: Mapping[str, float | int | None]) -> str:
 
 def _captions(run: Run, *, any_split: bool) -> str | None:
     lines = [] if any_split else ["No cluster was split."]
-    lines += [_clustering(event) for event in facts.events_of(run, "clustered")]
-    if rejected := facts.events_of(run, "rejected"):
+    lines += [_clustering(event) for event in queries.events_of(run, "clustered")]
+    if rejected := queries.events_of(run, "rejected"):
         last = rejected[-1]
         why = escape(last["because"])
         lines.append(f"{count(len(rejected), 'bi-partition')} rejected, the last in round {last['round']}: {why}")
@@ -241,22 +238,23 @@ def _node_text(node: Node, tree: ParameterTree, last_round: int | None, outcome:
     members = _members(node, outcome)
     if outcome is not None:
         if is_leaf:
-            parts.append(f"{'perplexity' if outcome.language else 'accuracy'} {_mean_score(node, outcome)}")
+            parts.append(f"{outcome.score.name} {outcome.score.text(outcome.mean_score(node.members))}")
         if outcome.truth is not None and (inside := _purity(node.members, outcome.truth)):
             members += f"  ({inside})"
     text.append("  " + " · ".join(parts), style="not bold default")
     if members:
         text.append(f"\n{members}", style="not bold dim default")
     if node.criteria:
-        criteria = ", ".join(_criterion(key, value) for key, value in node.criteria.items())
+        criteria = ", ".join(" ".join(criterion_text(criterion)) for criterion in node.criteria.items())
         text.append(f"\nsplit at {criteria}", style="not bold yellow")
     return text
 
 
-def _criterion(key: str, value: float) -> str:
-    """Say what one number was that a split was decided by."""
+def criterion_text(criterion: tuple[str, float]) -> tuple[str, str]:
+    """Return the name and the text of one number that a split was decided by."""
+    key, value = criterion
     name = CRITERIA.get(key, key.removesuffix("_value").replace("_", " "))
-    return f"{name} {value:.2g}" if key == "p_value" else f"{name} {number(value)}"
+    return name, f"{value:.2g}" if key == "p_value" else number(value)
 
 
 def _lifetime(node: Node, last: int | None) -> str:
@@ -275,17 +273,12 @@ def _members(node: Node, outcome: Outcome | None) -> str:
 
 def _purity(members: Sequence[int], truth: Mapping[int, int]) -> str:
     """Say which true clusters are in a cluster: one, or how many clients of each; nothing where none is known."""
-    inside = facts.composition(members, truth)
+    inside = outcomes.composition(members, truth)
     if len(inside) <= 1:
         return f"true cluster {inside[0][0]}" if inside else ""
-    return f"true clusters {_composition(members, truth)}; purity {percent(facts.purity(members, truth), 0)}"
+    return f"true clusters {_composition(members, truth)}; purity {percent(outcomes.purity(members, truth), 0)}"
 
 
 def _composition(members: Sequence[int], truth: Mapping[int, int]) -> str:
     """Write which true clusters are in a cluster, with the number of its clients in each: ``2 (5), 0 (1)``."""
-    return shortened([f"{label} ({n})" for label, n in facts.composition(members, truth)], limit=6)
-
-
-def _mean_score(node: Node, outcome: Outcome) -> str:
-    mean = outcome.mean_score(node.members)
-    return number(mean, 1) if outcome.language else percent(mean)
+    return shortened([f"{label} ({n})" for label, n in outcomes.composition(members, truth)], limit=6)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedclade.core import RunError, import_extra, write_text
-from fedclade.report.page.palette import variables
+from fedclade.report.colours import palette
 from fedclade.report.page.section import Card, Page, Section, as_json
 
 PURPOSE = "the report page"
@@ -35,8 +35,8 @@ def page_html(page: Page, *, live: bool = False) -> str:
         page=page,
         live=live,
         figures=script_json(page.figures),
-        day=variables(night=False),
-        night=variables(night=True),
+        day=palette(night=False),
+        night=palette(night=True),
         plotly=_plotly_script(),
     )
 

@@ -15,8 +15,8 @@ from fedclade.config import (
     check_config,
 )
 from fedclade.core import ConfigError
-from fedclade.report.page.run_view import RunView
 from fedclade.report.page.section import Section, Table
+from fedclade.report.run_view import RunView
 from fedclade.runs import (
     CONFIG,
     Run,
@@ -24,13 +24,13 @@ from fedclade.runs import (
 )
 
 
-def setting_section(subject: RunView) -> Section:
+def setting_section(view: RunView) -> Section:
     """Return the resolved config, the versions, and the command that repeats the run."""
-    run = subject.run
+    run = view.run
     versions = run.config.get("versions", {})
     tables = [Table("Versions", ["package", "version"], [[name, str(of)] for name, of in versions.items()])]
     texts = {"Config, with every default filled in": _as_toml(run)}
-    if (command := repeat_command(subject)) is not None:
+    if (command := repeat_command(view)) is not None:
         texts = {"The command that repeats the run": command, **texts}
         caption = "Everything that the run was made from. The same seed gives the same run."
     else:
@@ -38,11 +38,11 @@ def setting_section(subject: RunView) -> Section:
     return Section("config", "Config", caption, tables=tables if versions else [], texts=texts)
 
 
-def repeat_command(subject: RunView) -> str | None:
+def repeat_command(view: RunView) -> str | None:
     """Return the command that repeats a run; None for one that was not made from a config."""
-    if not _is_config(_as_toml(subject.run)):
+    if not _is_config(_as_toml(view.run)):
         return None
-    config = CONFIG if subject.folder is None else str(subject.folder / CONFIG)
+    config = CONFIG if view.folder is None else str(view.folder / CONFIG)
     return f"fedclade run {shlex.quote(config)}"
 
 

@@ -1,0 +1,33 @@
+"""The dendrogram of a step of hierarchical clustering (FL+HC)."""
+
+from __future__ import annotations
+
+from fedclade.report.dendrogram import Merges, clustering_step, compared, dendrogram_picture
+from fedclade.report.formats import NONE, count
+from fedclade.report.page.plot import draw
+from fedclade.report.page.section import Section, Table
+from fedclade.report.run_view import RunView
+
+LISTED = 15
+"""So many merges are listed, the last ones first."""
+
+
+def dendrogram_section(view: RunView) -> Section | None:
+    """Return which clusters merged at what distance, and where that was cut; None for a run without such a step."""
+    step = clustering_step(view.run)
+    if step is None:
+        return None
+    merges = Merges(view.run, step)
+    found, cut = count(len(step["sizes"]), "cluster"), step["threshold"]
+    caption = (
+        f"How the {count(merges.m, 'client')} were clustered by their {compared(step)} in round {step['round']}: every "
+        f"bridge joins two clusters at the height of their distance. "
+        + (f"Cut at {cut:.4g} (dashed): {found}. " if cut is not None else f"Not cut: {found}. ")
+        + ("" if view.outcome.truth is None else "The strip below shows each client’s true cluster.")
+    )
+    sizes, last = merges.cluster_sizes, reversed(step["merges"][-LISTED:])
+    rows = [[f"{height:.4g}", str(sizes[a]), str(sizes[b])] for a, b, height in last]
+    left_out = f"{merges.m - 1 - LISTED:,} lower merges are not listed." if merges.m - 1 > LISTED else ""
+    table = Table("The last merges", ["distance", "clients", "and"], rows or [[NONE, NONE, NONE]], left_out)
+    picture = dendrogram_picture(view, step)
+    return Section("dendrogram", "Dendrogram", caption.strip(), {"": draw(picture)}, picture.legend, [table])
