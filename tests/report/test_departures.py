@@ -14,8 +14,8 @@ from fedclade.channel.faults import Faults
 from fedclade.core.tree import ParameterTree
 from fedclade.data import Federation
 from fedclade.report import cluster_table, dendrogram_figure, show_run, similarity_figure
-from fedclade.report.facts import ClientOrder, Outcome
-from fedclade.report.merges import Merges
+from fedclade.report.dendrogram import Merges
+from fedclade.report.outcome import ClientOrder, Outcome
 from fedclade.report.page import Page, RunView, page_html, run_page
 from fedclade.runs.churn import Churn
 from tests.tiny import federation_of, perceptron
@@ -124,7 +124,7 @@ def test_merges_of_clients_that_left_take_the_colour_of_those_who_stayed():
     merges = Merges(Run({}, {}, tree, [], [], [], [step]), step)
     assert merges.found == [None, 1, 2, 2]
     assert merges.nodes == [None, 1, 2, 2, 1, 2, None]
-    assert merges.sizes == {1: 1, 2: 2}
+    assert merges.node_sizes == {1: 1, 2: 2}
 
 
 def test_a_run_that_nobody_was_evaluated_in_at_the_end_is_measured_by_nothing(make_run):

@@ -14,7 +14,7 @@ from fedclade.algorithms import move_clusters as moved
 from fedclade.cli.report import report
 from fedclade.core.events import Event
 from fedclade.core.tree import ParameterTree
-from fedclade.report.facts import events_of
+from fedclade.report.queries import events_of
 from tests.tiny import federation_of, linear
 
 KINDS = ("split", "rejected", "checked", "regrouped", "clustered", "left_out", "retried", "joined", "left")

@@ -26,7 +26,7 @@ def accuracy_picture(view: RunView) -> Picture:
     known = view.outcome.truth is not None
     if gaps := queries.criterion_series(view.run, "separation_gap" if known else "alpha_cross_max"):
         what = "separation gap g(α)" if known else "α cross max"
-        panels.append(Panel([Rule(0, dashed=False), *_lines(view, gaps, what)], Axis("g(α)" if known else what)))
+        panels.append(Panel([Rule(0, dashed=False), *_lines(view, gaps, what)], Axis("gap g(α)" if known else what)))
     return _over_rounds(view, f"{view.score.name.capitalize()} of the clusters", panels, 500 if gaps else 380)
 
 

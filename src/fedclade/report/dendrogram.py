@@ -151,7 +151,7 @@ def dendrogram_picture(view: RunView, step: Row) -> Picture:
     ticks = {float(place): view.outcome.name(client) for place, client in enumerate(named)}
     x = Axis("" if ticks else count(merges.m, "client"), range=(-1, merges.m), grid=False, ticks=ticks)
     legend = [*view.colours.current("line"), LegendEntry("@muted", "above the cut")]
-    title = f"Dendrogram of the clients’ {compared(step)}, round {step['round']}"
+    title = f"Dendrogram of the clients’ {compared(step)}, round {step['round']}{'' if cut else ', not cut'}"
     return Picture(title, [panel], x, 440, legend)
 
 

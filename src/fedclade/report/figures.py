@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -215,7 +214,9 @@ def _heat_map_grid(n_large: int, n_small: int) -> tuple[Figure, list[Axes], Axes
 def _draw_heat_map(axes: Axes, picture: Picture, *, is_large: bool) -> None:
     """Draw one of several heat maps; a small one without the names of its axes."""
     _draw_panel(axes, picture.panels[0])
-    _scale_x(axes, picture.x if is_large else replace(picture.x, title=""))
+    _scale_x(axes, picture.x)
+    if not is_large:
+        axes.set(xlabel="", ylabel="")
     axes.spines[:].set_visible(False)
     axes.set_yticks([])
     axes.set_title(picture.title, fontsize=11 if is_large else 9.5, color=style.INK, loc="left")

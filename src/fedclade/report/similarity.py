@@ -58,7 +58,7 @@ def _picture(view: RunView, matrix: SimilarityMatrix, order: ClientOrder, limit:
     name = "root" if matrix.node == 0 else f"cluster {matrix.node}"
     title = f"{name}: {count(len(clients), 'client')}, round {matrix.round}"
     legend = [LegendEntry(truth_colour(label), f"true cluster {label}", "box") for label in _labels(order)]
-    panel = Panel(marks, Axis(range=(n - 0.5, -0.5), ticks={}, grid=False))
+    panel = Panel(marks, Axis("true cluster" if truth else "", range=(n - 0.5, -0.5), grid=False))
     return Picture(title, [panel], Axis("current cluster", range=(left, n - 0.5), ticks=ticks, grid=False), 520, legend)
 
 

@@ -104,12 +104,12 @@ def percent_scale(axes: Axes, which: Literal["x", "y"] = "y") -> None:
 
 
 def log_scale(*panels: Axes) -> None:
-    """Make the y axis of panels that share it logarithmic, with plain numbers, unless there is a zero to show."""
+    """Make the y axis of panels that share it logarithmic, with plain numbers, unless there is a zero, or but one number, to show."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     low = min(axes.dataLim.ymin for axes in panels)
     high = max(axes.dataLim.ymax for axes in panels)
-    if low <= 0:
+    if not 0 < low < high:
         return
     axes = panels[0]
     axes.set_yscale("log")
