@@ -104,7 +104,7 @@ def percent_scale(axes: Axes, which: Literal["x", "y"] = "y") -> None:
 
 
 def log_scale(*panels: Axes) -> None:
-    """Make the y axis of panels that share it logarithmic, with plain numbers, unless there is a zero, or but one number, to show."""
+    """Make the y axis of panels that share it logarithmic, with plain numbers, unless there is a zero."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     low = min(axes.dataLim.ymin for axes in panels)
