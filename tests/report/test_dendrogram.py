@@ -30,7 +30,7 @@ def chain(m):
 
 
 def drawn(run) -> Picture:
-    return dendrogram_picture(RunView(run), clustering_step(run))
+    return dendrogram_picture(RunView(run), *clustering_step(run))
 
 
 def bridges(picture) -> dict[str, list]:

@@ -6,6 +6,7 @@ command line, the network and the papers import it; it imports runs, and the roo
 
 from fedclade.report.citations import cite_name
 from fedclade.report.comparison import Comparison
+from fedclade.report.decisions import check_table, decision_tables, event_table
 from fedclade.report.estimates import ComparisonRow, Estimate
 from fedclade.report.figures import (
     accuracy_figure,
@@ -18,15 +19,7 @@ from fedclade.report.formats import NONE, count, duration, percent, shortened
 from fedclade.report.newcomers import newcomer_table
 from fedclade.report.show import add_figures, show_run, without_figures_if_need_be
 from fedclade.report.suite import SuiteComparison
-from fedclade.report.tables import (
-    check_table,
-    cluster_table,
-    decision_tables,
-    event_table,
-    has_splits,
-    run_table,
-    tree_view,
-)
+from fedclade.report.tables import cluster_table, run_table, tree_view
 from fedclade.report.tensorboard import TensorBoardLog
 from fedclade.report.terminal import Terminal
 
@@ -48,7 +41,6 @@ __all__ = [
     "dendrogram_figure",
     "duration",
     "event_table",
-    "has_splits",
     "newcomer_table",
     "norms_figure",
     "percent",

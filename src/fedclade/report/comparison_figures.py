@@ -1,4 +1,4 @@
-"""The pictures of comparisons: a dot for every configuration with its interval, in one panel or one for each scenario."""
+"""Comparisons as pictures: a dot for every configuration with its interval, in a panel for each scenario."""
 
 from __future__ import annotations
 

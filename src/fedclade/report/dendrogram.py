@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from fedclade.report import queries
+from fedclade.core import Clustered
 from fedclade.report.colours import truth_colour
 from fedclade.report.formats import count
 from fedclade.report.outcome import truth_blocks
 from fedclade.report.picture import Axis, Box, LegendEntry, Line, Mark, Panel, Picture, Rule
 from fedclade.report.run_view import RunView
-from fedclade.runs import Row, Run
+from fedclade.runs import Run, events_of
 
 NAMED = 40
 """Up to so many clients have their names below their leaves."""
@@ -27,15 +27,15 @@ LABELLED = 0.02
 METRICS = {"l1": "L1 distance", "l2": "L2 distance", "cosine": "cosine distance", "angle": "angle in degrees"}
 
 
-def clustering_step(run: Run) -> Row | None:
-    """Return the event of the last step of hierarchical clustering; None if there was none."""
-    steps = queries.events_of(run, "clustered")
+def clustering_step(run: Run) -> tuple[int, Clustered] | None:
+    """Return the last step of hierarchical clustering and its round; None if there was none."""
+    steps = events_of(run.events, Clustered)
     return steps[-1] if steps else None
 
 
-def compared(step: Row) -> str:
+def compared(step: Clustered) -> str:
     """Return what of the clients was compared in a step."""
-    return "data" if step["metric"] == "angle" else "updates"
+    return "data" if step.metric == "angle" else "updates"
 
 
 @dataclass(frozen=True)
@@ -46,22 +46,24 @@ class Merges:
     """
 
     run: Run
-    step: Row
+    at: int
+    """The round of the step."""
+    step: Clustered
 
     @property
     def m(self) -> int:
         """Number of clients."""
-        return len(self.step["clients"])
+        return len(self.step.clients)
 
     @cached_property
     def parts(self) -> list[tuple[int, int]]:
         """The two clusters of each merge."""
-        return [(a, b) for a, b, _ in self.step["merges"]]
+        return [(a, b) for a, b, _ in self.step.merges]
 
     @cached_property
     def heights(self) -> list[float]:
         """Of all clusters; clients are at 0."""
-        return [0.0] * self.m + [height for _, _, height in self.step["merges"]]
+        return [0.0] * self.m + [height for _, _, height in self.step.merges]
 
     @cached_property
     def order(self) -> list[int]:
@@ -79,7 +81,7 @@ class Merges:
     @cached_property
     def clients(self) -> list[int]:
         """The ids of the clients from left to right."""
-        return [self.step["clients"][place] for place in self.order]
+        return [self.step.clients[place] for place in self.order]
 
     @cached_property
     def places(self) -> list[float]:
@@ -97,10 +99,10 @@ class Merges:
 
         Children born before any round trained are those of a clustering at the start of the first.
         """
-        node = self.run.tree.nodes[self.step["node"]]
-        born = [child for child in self.run.tree.children(node.id) if child.born in (self.step["round"], 0)]
+        node = self.run.tree.nodes[self.step.node]
+        born = [child for child in self.run.tree.children(node.id) if child.born in (self.at, 0)]
         node_of = {client: part.id for part in (node, *born) for client in part.members}
-        return [node_of.get(client) for client in self.step["clients"]]
+        return [node_of.get(client) for client in self.step.clients]
 
     @cached_property
     def nodes(self) -> list[int | None]:
@@ -126,7 +128,7 @@ class Merges:
     @property
     def top(self) -> float:
         """The end of a scale on which all merges and the cut can be seen."""
-        return 1.06 * max(self.heights[-1], self.step["threshold"] or 0.0) or 1.0
+        return 1.06 * max(self.heights[-1], self.step.threshold or 0.0) or 1.0
 
     def bridge(self, merge: int) -> list[tuple[float, float]]:
         """Return the corners of the line that joins the two parts of a merge, as places and heights."""
@@ -135,23 +137,23 @@ class Merges:
         return [(left, self.heights[a]), (left, height), (right, height), (right, self.heights[b])]
 
 
-def dendrogram_picture(view: RunView, step: Row) -> Picture:
+def dendrogram_picture(view: RunView, at: int, step: Clustered) -> Picture:
     """Return the dendrogram of a clustering step, and the height at which it was cut (FL+HC).
 
     Below the cut every cluster has the colour that it has in the other pictures. Where the truth is known, a strip
     under the leaves shows each client's true cluster.
     """
-    merges, found = Merges(view.run, step), count(len(step["sizes"]), "cluster")
+    merges, found = Merges(view.run, at, step), count(len(step.sizes), "cluster")
     low = -1.5 * STRIP * merges.top if view.outcome.truth is not None else 0.0
-    cut = [] if step["threshold"] is None else [Rule(step["threshold"], f"cut at {step['threshold']:.4g}: {found}")]
-    distance = METRICS.get(step["metric"], f"{step['metric']} distance")
-    y = Axis(f"{distance}, {step['linkage']} linkage", range=(low, merges.top))
+    cut = [] if step.threshold is None else [Rule(step.threshold, f"cut at {step.threshold:.4g}: {found}")]
+    distance = METRICS.get(step.metric, f"{step.metric} distance")
+    y = Axis(f"{distance}, {step.linkage} linkage", range=(low, merges.top))
     panel = Panel([*_bridges(view, merges), *_strip(view, merges), *cut], y)
     named = merges.clients if merges.m <= NAMED else []
     ticks = {float(place): view.outcome.name(client) for place, client in enumerate(named)}
     x = Axis("" if ticks else count(merges.m, "client"), range=(-1, merges.m), grid=False, ticks=ticks)
     legend = [*view.colours.current("line"), LegendEntry("@muted", "above the cut")]
-    title = f"Dendrogram of the clients’ {compared(step)}, round {step['round']}{'' if cut else ', not cut'}"
+    title = f"Dendrogram of the clients’ {compared(step)}, round {at}{'' if cut else ', not cut'}"
     return Picture(title, [panel], x, 440, legend)
 
 

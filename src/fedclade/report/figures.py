@@ -100,7 +100,7 @@ def norms_figure(run: Run) -> Figure | None:
 def dendrogram_figure(run: Run) -> Figure | None:
     """Draw the dendrogram of a run's last clustering step (FL+HC); None for a run without one."""
     step = clustering_step(run)
-    return None if step is None else draw(dendrogram_picture(RunView(run), step), queries.heading(run))
+    return None if step is None else draw(dendrogram_picture(RunView(run), *step), queries.heading(run))
 
 
 def similarity_figure(run: Run) -> Figure | None:

@@ -1,4 +1,4 @@
-"""What tables and pictures look up in a run: events, leaves, splits, and numbers of clusters over the rounds."""
+"""What tables and pictures look up in a run: leaves, splits, and numbers of clusters over the rounds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from itertools import accumulate
 
 from fedclade.core import Node, ParameterTree
 from fedclade.report.score import Score
-from fedclade.runs import Row, Run, tells_what_its_kind_does
+from fedclade.runs import Run
 
 
 @dataclass(frozen=True)
@@ -23,14 +23,6 @@ class Series:
 def heading(run: Run) -> str:
     """Return what a run is, in one line: ``cfl on digits, 20 clients, shift label_swap, 4 clusters, seed 0``."""
     return f"{run.summary['algorithm']} on {run.summary['data']}, seed {run.summary['seed']}"
-
-
-def events_of(run: Run, *kinds: str) -> list[Row]:
-    """Return the events of some kinds, in order: those with all that a table or a figure shows of them.
-
-    A method of one's own may have events of the same names with other details.
-    """
-    return [event for event in run.events if event["kind"] in kinds and tells_what_its_kind_does(event)]
 
 
 def leaves_in_tree_order(tree: ParameterTree) -> tuple[Node, ...]:

@@ -10,8 +10,9 @@ from rich.console import Console
 from rich.text import Text
 
 from fedclade.core import FedcladeError
+from fedclade.report.decisions import decision_tables
 from fedclade.report.figures import save_figures
-from fedclade.report.tables import decision_tables, run_table, tree_view
+from fedclade.report.tables import run_table, tree_view
 from fedclade.runs import Run
 
 

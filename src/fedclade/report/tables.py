@@ -12,28 +12,21 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from fedclade.core import DROPPED_OUT, TOO_LATE, Node, ParameterTree
+from fedclade.core import DROPPED_OUT, TOO_LATE, Disconnected, LeftOut, Node, ParameterTree, Reconnected, Refused
 from fedclade.report import outcome as outcomes
 from fedclade.report import queries
+from fedclade.report.decisions import criterion_text
 from fedclade.report.formats import count, duration, number, percent, shortened, traffic
 from fedclade.report.outcome import Outcome
 from fedclade.report.score import Score
 from fedclade.report.terminal import new_table
-from fedclade.runs import Row, Run
+from fedclade.runs import Run, events_of
 
 LIMIT = 40
-"""So many clusters are listed; of the rest only the number is told."""
+"""So many clusters are listed; of the rest only the number is shown."""
 
 DEPTH = 12
 """So many levels of the tree are shown: deeper ones leave no room for text."""
-
-CRITERIA = {
-    "mean_norm": "mean norm",
-    "max_norm": "max norm",
-    "alpha_cross_max": "α cross max",
-    "gamma_bound": "γ bound",
-}
-"""The numbers that a split is decided by, and what to call them."""
 
 
 def run_table(run: Run) -> Table:
@@ -66,61 +59,6 @@ def cluster_table(run: Run) -> Table:
     if len(leaves) > LIMIT:
         table.caption = f"and {count(len(leaves) - LIMIT, 'more cluster')}"
     return table
-
-
-CHECKS = ("checked", "regrouped")
-"""Kinds of events of replicated clustering."""
-
-CHECK_COLUMNS = ("round", "clusters", "p", "needed", "gain", "gain before", "median γ")
-
-
-def has_splits(run: Run) -> bool:
-    """Tell whether clusters were split in a run, or were about to be: whether :func:`event_table` has something."""
-    return bool(queries.events_of(run, "split", "rejected"))
-
-
-def event_table(run: Run) -> Table:
-    """Return the splits of a run, and the criteria by which they were decided (CFL eqs. 25, 32, 33 and 39)."""
-    table = new_table("Splits")
-    for column in ("round", "node", "into", "sizes", *CRITERIA.values()):
-        table.add_column(column, justify="left" if column in ("into", "sizes") else "right", no_wrap=True)
-    for event in queries.events_of(run, "split"):
-        into = " + ".join(str(child) for child in event["children"])
-        criteria = (number(event.get(key)) for key in CRITERIA)  # of very many clients no similarities are kept
-        table.add_row(str(event["round"]), str(event["node"]), into, cluster_sizes(event), *criteria)
-    table.caption = _captions(run, any_split=bool(table.row_count))
-    return table
-
-
-def check_table(run: Run) -> Table:
-    """Return the checks of replicated clustering: what was found on halves of the data, and what was made of it."""
-    table = new_table("Checks")
-    for column in CHECK_COLUMNS:
-        table.add_column(column, justify="left" if column == "clusters" else "right", no_wrap=True)
-    for event in queries.events_of(run, *CHECKS):
-        table.add_row(*check_cells(event))
-    return table
-
-
-def check_cells(event: Row) -> list[str]:
-    """Return what a table says of one check."""
-    now = "now" if event["kind"] == "regrouped" else "still"
-    numbers = [f"{event[key]:.2g}" for key in ("p_value", "level", "gain", "gain_before")]
-    gamma = "∞" if event["gamma"] is None else number(event["gamma"])
-    return [str(event["round"]), f"{now} {cluster_sizes(event)}", *numbers, gamma]
-
-
-def cluster_sizes(event: Row, limit: int = 12) -> str:
-    """Return how many clients the clusters of an event have; beyond a limit, only how many more there are."""
-    sizes = [str(len(cluster)) for cluster in event["clusters"][:limit]]
-    more = len(event["clusters"]) - limit
-    return " + ".join([*sizes, f"{more} more"] if more > 0 else sizes)
-
-
-def decision_tables(run: Run) -> list[Table]:
-    """Return the tables of what was decided in a run about clusters: splits, checks; none where there was nothing."""
-    tables = [event_table(run)] if has_splits(run) else []
-    return [*tables, check_table(run)] if queries.events_of(run, *CHECKS) else tables
 
 
 def tree_view(tree: ParameterTree, run: Run | None = None) -> Tree:
@@ -169,7 +107,7 @@ def _facts(run: Run) -> Iterator[tuple[str, str]]:
     if s["target"]["accuracy"] is not None:
         yield f"target {percent(s['target']['accuracy'], 0)}", _target(s["target"])
     yield from _connections(run)
-    if lost := [why for event in queries.events_of(run, "left_out") for why in event["clients"].values()]:
+    if lost := [why for _, event in events_of(run.events, LeftOut) for why in event.clients.values()]:
         absent = sum(why in (DROPPED_OUT, TOO_LATE) for why in lost)
         yield "left out", f"{count(len(lost), 'answer')}: {absent:,} absent, {len(lost) - absent:,} unusable"
     if privacy := s.get("privacy"):
@@ -189,11 +127,13 @@ def _privacy(epsilon: float | None, delta: float, releases: int, **_: float) -> 
 
 def _connections(run: Run) -> Iterator[tuple[str, str]]:
     """Yield the lines about clients that came and went over a network, and about nodes that were kept out."""
-    kinds = ("disconnected", "reconnected")
-    told = {kind: sum(len(event["clients"]) for event in queries.events_of(run, kind)) for kind in kinds}
-    if any(told.values()):
-        yield "connections", f"{told['disconnected']:,} lost, {told['reconnected']:,} back"
-    if refused := {node: why for event in queries.events_of(run, "refused") for node, why in event["nodes"].items()}:
+    lost, back = (
+        sum(len(event.clients) for _, event in events_of(run.events, kind)) for kind in (Disconnected, Reconnected)
+    )
+    if lost or back:
+        yield "connections", f"{lost:,} lost, {back:,} back"
+    refused = {node: why for _, event in events_of(run.events, Refused) for node, why in event.nodes.items()}
+    if refused:
         *_, (node, why) = refused.items()
         yield "refused", f"{count(len(refused), 'node')}, the last {node}: {why}"
 
@@ -210,23 +150,6 @@ def _target(target: Mapping[str, float | int | None]) -> str:
         return f"not reached by the mean; {share}"
     spent = f"{target['rounds_to_target']} rounds and {traffic(target['bytes_to_target'])}"
     return f"reached by the mean after {spent}; {share}"
-
-
-def _captions(run: Run, *, any_split: bool) -> str | None:
-    lines = [] if any_split else ["No cluster was split."]
-    lines += [_clustering(event) for event in queries.events_of(run, "clustered")]
-    if rejected := queries.events_of(run, "rejected"):
-        last = rejected[-1]
-        why = escape(last["because"])
-        lines.append(f"{count(len(rejected), 'bi-partition')} rejected, the last in round {last['round']}: {why}")
-    return "\n".join(lines) or None
-
-
-def _clustering(step: Row) -> str:
-    """Say what a step of hierarchical clustering found."""
-    found, cut = count(len(step["sizes"]), "cluster"), step["threshold"]
-    where = "not cut" if cut is None else f"cut at {number(cut)}"
-    return escape(f"Round {step['round']}: {found} by {step['metric']} distance and {step['linkage']} linkage, {where}")
 
 
 def _node_text(node: Node, tree: ParameterTree, last_round: int | None, outcome: Outcome | None) -> Text:
@@ -248,13 +171,6 @@ def _node_text(node: Node, tree: ParameterTree, last_round: int | None, outcome:
         criteria = ", ".join(" ".join(criterion_text(criterion)) for criterion in node.criteria.items())
         text.append(f"\nsplit at {criteria}", style="not bold yellow")
     return text
-
-
-def criterion_text(criterion: tuple[str, float]) -> tuple[str, str]:
-    """Return the name and the text of one number that a split was decided by."""
-    key, value = criterion
-    name = CRITERIA.get(key, key.removesuffix("_value").replace("_", " "))
-    return name, f"{value:.2g}" if key == "p_value" else number(value)
 
 
 def _lifetime(node: Node, last: int | None) -> str:

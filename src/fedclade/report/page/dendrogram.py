@@ -14,20 +14,21 @@ LISTED = 15
 
 def dendrogram_section(view: RunView) -> Section | None:
     """Return which clusters merged at what distance, and where that was cut; None for a run without such a step."""
-    step = clustering_step(view.run)
-    if step is None:
+    found = clustering_step(view.run)
+    if found is None:
         return None
-    merges = Merges(view.run, step)
-    found, cut = count(len(step["sizes"]), "cluster"), step["threshold"]
+    at, step = found
+    merges = Merges(view.run, at, step)
+    clusters, cut = count(len(step.sizes), "cluster"), step.threshold
     caption = (
-        f"How the {count(merges.m, 'client')} were clustered by their {compared(step)} in round {step['round']}: every "
+        f"How the {count(merges.m, 'client')} were clustered by their {compared(step)} in round {at}: every "
         f"bridge joins two clusters at the height of their distance. "
-        + (f"Cut at {cut:.4g} (dashed): {found}. " if cut is not None else f"Not cut: {found}. ")
+        + (f"Cut at {cut:.4g} (dashed): {clusters}. " if cut is not None else f"Not cut: {clusters}. ")
         + ("" if view.outcome.truth is None else "The strip below shows each client’s true cluster.")
     )
-    sizes, last = merges.cluster_sizes, reversed(step["merges"][-LISTED:])
+    sizes, last = merges.cluster_sizes, reversed(step.merges[-LISTED:])
     rows = [[f"{height:.4g}", str(sizes[a]), str(sizes[b])] for a, b, height in last]
     left_out = f"{merges.m - 1 - LISTED:,} lower merges are not listed." if merges.m - 1 > LISTED else ""
     table = Table("The last merges", ["distance", "clients", "and"], rows or [[NONE, NONE, NONE]], left_out)
-    picture = dendrogram_picture(view, step)
+    picture = dendrogram_picture(view, at, step)
     return Section("dendrogram", "Dendrogram", caption.strip(), {"": draw(picture)}, picture.legend, [table])

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-from fedclade.report import queries
+from fedclade.core import LeftOut, Retried
 from fedclade.report.colours import series
 from fedclade.report.formats import count
 from fedclade.report.page.section import Section, Table
 from fedclade.report.picture import Axis, Bars, Panel, Picture, rounds_axis
 from fedclade.report.run_view import RunView
+from fedclade.runs import events_of
 
 LISTED = 20
 """So many clients are listed, the most affected first."""
@@ -24,13 +25,13 @@ OTHER = "other reasons"
 def faults_section(view: RunView) -> Section | None:
     """Return answers left out by round and reason, and the clients it happened to most; None if there were none."""
     lost = [
-        (event["round"], client, _kind(why))
-        for event in queries.events_of(view.run, "left_out")
-        for client, why in event["clients"].items()
+        (at, client, _kind(why))
+        for at, event in events_of(view.run.events, LeftOut)
+        for client, why in event.clients.items()
     ]
     if not lost:
         return None
-    retries = sum(event["clients"] for event in queries.events_of(view.run, "retried"))
+    retries = sum(event.clients for _, event in events_of(view.run.events, Retried))
     counts = Counter(why for _, _, why in lost)
     kept = [why for why, _ in counts.most_common(REASONS)]
     reasons = kept if len(counts) <= REASONS else [*kept[:-1], OTHER]
@@ -52,7 +53,7 @@ def faults_section(view: RunView) -> Section | None:
     caption = f"{count(len(lost), 'answer')} left out, by round and reason."
     caption += f" Absent clients were asked again {retries:,} times." if retries else ""
     per_client = Counter(client for _, client, _ in lost)
-    clients = [[_name(view, client), str(n)] for client, n in per_client.most_common(LISTED)]
+    clients = [[view.outcome.name(client), str(n)] for client, n in per_client.most_common(LISTED)]
     more = f"{count(len(per_client) - LISTED, 'more client')} not listed." if len(per_client) > LISTED else ""
     tables = [
         Table("By reason", ["reason", "answers"], [[why, str(n)] for why, n in counts.most_common(LISTED)]),
@@ -64,7 +65,3 @@ def faults_section(view: RunView) -> Section | None:
 def _kind(why: str) -> str:
     """Return a reason without its numbers, so that alike ones are counted together."""
     return re.sub(r"\d[\d.e+]*", "#", why)
-
-
-def _name(view: RunView, client: str) -> str:
-    return view.outcome.name(int(client)) if client.isdecimal() else client

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedclade.report import queries
+from fedclade.core import Joined, Left
 from fedclade.report.colours import series
 from fedclade.report.formats import NONE, count, number, percent, shortened
 from fedclade.report.page.section import Section, Table
 from fedclade.report.picture import Axis, Dots, Panel, Picture
 from fedclade.report.run_view import RunView
-from fedclade.runs import ACCURACIES
+from fedclade.runs import ACCURACIES, events_of
 
 MODELS = ("the model it got", "the root’s", "its own, trained alone", "the one it got, fine-tuned")
 """What the columns of :data:`ACCURACIES` are."""
@@ -24,10 +24,10 @@ DRAWN = 200
 
 def newcomers_section(view: RunView) -> Section | None:
     """Return what became of newcomers; None if there were none."""
-    moves = [event for event in queries.events_of(view.run, "joined", "left") if event["clients"]]
+    moves = [(at, event) for at, event in events_of(view.run.events, Joined, Left) if event.clients]
     rows = [
-        [str(e["round"]), e["kind"], str(e["node"]), shortened([str(client) for client in e["clients"]])]
-        for e in moves[:DRAWN]
+        [str(at), event.kind, str(event.node), shortened([str(client) for client in event.clients])]
+        for at, event in moves[:DRAWN]
     ]
     tables = [Table("Who came and went", ["round", "", "cluster", "clients"], rows)] if rows else []
     if view.newcomers is not None:

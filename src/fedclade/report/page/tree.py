@@ -10,11 +10,11 @@ from statistics import fmean
 
 from fedclade.core import Node
 from fedclade.report import outcome, queries
+from fedclade.report.decisions import criterion_text
 from fedclade.report.formats import NONE, count, percent, shortened
 from fedclade.report.page.section import Section
 from fedclade.report.queries import Series
 from fedclade.report.run_view import RunView
-from fedclade.report.tables import criterion_text
 
 DRAWN = 40
 """So many current clusters are drawn, the largest; of the rest only the number is shown."""
