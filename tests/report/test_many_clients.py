@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 
 from fedclade import FLHC, FedGroup, LocalSpec, simulate
 from fedclade.algorithms import Algorithm
-from fedclade.cli import app
 from fedclade.algorithms.cluster_update import LARGEST_COMPARED
+from fedclade.cli import app
 from fedclade.report.decisions import event_table
 from tests.tiny import federation_of, linear
 
