@@ -8,13 +8,7 @@ from fedclade.report.citations import cite_name
 from fedclade.report.comparison import Comparison
 from fedclade.report.decisions import check_table, decision_tables, event_table
 from fedclade.report.estimates import ComparisonRow, Estimate
-from fedclade.report.figures import (
-    accuracy_figure,
-    dendrogram_figure,
-    norms_figure,
-    save_figures,
-    similarity_figure,
-)
+from fedclade.report.figures import accuracy_figure, dendrogram_figure, norms_figure, save_figures, similarity_figure
 from fedclade.report.formats import NONE, count, duration, percent, shortened
 from fedclade.report.newcomers import newcomer_table
 from fedclade.report.show import add_figures, show_run, without_figures_if_need_be

@@ -38,13 +38,6 @@ class ComparisonFiles(ABC):
     def save(self, folder: str | Path, *, figure: bool = True) -> Path:
         """Write ``comparison.md``, ``.csv``, ``.json`` and the figure ``.png`` into a folder; it is made if need be.
 
-        Parameters
-        ----------
-        folder
-            Where.
-        figure
-            Whether to draw the figure, which needs matplotlib.
-
         Raises
         ------
         MissingExtraError

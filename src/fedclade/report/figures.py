@@ -14,19 +14,7 @@ from fedclade.report.colours import palette
 from fedclade.report.curves import accuracy_picture, norms_picture
 from fedclade.report.dendrogram import clustering_step, dendrogram_picture
 from fedclade.report.formats import count
-from fedclade.report.picture import (
-    Axis,
-    Band,
-    Box,
-    HeatMap,
-    LegendEntry,
-    Line,
-    Mark,
-    Panel,
-    Picture,
-    Rule,
-    label_rows,
-)
+from fedclade.report.picture import Axis, Band, Box, HeatMap, LegendEntry, Line, Mark, Panel, Picture, Rule, label_rows
 from fedclade.report.run_view import RunView
 from fedclade.report.similarity import similarity_pictures
 from fedclade.runs import Run

@@ -57,13 +57,10 @@ def _picture(view: RunView, matrix: SimilarityMatrix, order: ClientOrder, limit:
     }
     name = "root" if matrix.node == 0 else f"cluster {matrix.node}"
     title = f"{name}: {count(len(clients), 'client')}, round {matrix.round}"
-    legend = [LegendEntry(truth_colour(label), f"true cluster {label}", "box") for label in _labels(order)]
+    labels = sorted(set((order.truth or {}).values()))[:10]
+    legend = [LegendEntry(truth_colour(label), f"true cluster {label}", "box") for label in labels]
     panel = Panel(marks, Axis("true cluster" if truth else "", range=(n - 0.5, -0.5), grid=False))
     return Picture(title, [panel], Axis("current cluster", range=(left, n - 0.5), ticks=ticks, grid=False), 520, legend)
-
-
-def _labels(order: ClientOrder) -> list[int]:
-    return sorted(set(order.truth.values()))[:10] if order.truth else []
 
 
 def _thinned(alpha: Similarity, names: list[str], side: int) -> tuple[Similarity, list[str], int]:
@@ -94,10 +91,8 @@ def _lines(blocks: Sequence[tuple[int, int, str]], step: int, n: int) -> list[Ma
 
 def _strip(truth: Sequence[tuple[int, int, int]], step: int, n: int) -> list[Mark]:
     """Return the strip of true clusters."""
-    left, right = -0.5 - 0.055 * n, -0.5 - 0.015 * n
+    left, right, smallest = -0.5 - 0.055 * n, -0.5 - 0.015 * n, LOWEST_BLOCK * n * step
     return [
-        Box(left, right, start / step - 0.5, (start + size) / step - 0.5, truth_colour(label), str(label))
-        if size / step >= LOWEST_BLOCK * n
-        else Box(left, right, start / step - 0.5, (start + size) / step - 0.5, truth_colour(label))
-        for start, size, label in truth
+        Box(left, right, at / step - 0.5, (at + size) / step - 0.5, truth_colour(k), str(k) if size >= smallest else "")
+        for at, size, k in truth
     ]

@@ -128,23 +128,7 @@ def note(
     shift: tuple[float, float] = (0, 0),
     **look: Any,
 ) -> None:
-    """Write a small note into or beside a panel.
-
-    Parameters
-    ----------
-    axes
-        The panel.
-    text
-        Short.
-    place
-        Of the text's corner.
-    x, y
-        What the place is measured in: ``data`` or ``axes fraction``.
-    shift
-        From there, in points.
-    **look
-        Properties of the text.
-    """
+    """Write a small note into or beside a panel, ``shift`` points from a place in ``data`` or shares of the axes."""
     look = {"fontsize": 9, "color": MUTED, "va": "bottom", **look}
     axes.annotate(text, place, shift, xycoords=(x, y), textcoords="offset points", parse_math=False, **look)
 

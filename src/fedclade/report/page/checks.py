@@ -35,8 +35,8 @@ def checks_section(view: RunView) -> Section | None:
         "clients were regrouped (large dots)."
     )
     rows = [check_cells(at, check) for at, check in checks]
-    more = f"{len(rows) - LISTED} later ones are not listed." if len(rows) > LISTED else ""
-    return Section.of("checks", caption, _picture(view, checks), [Table("Checks", CHECK_COLUMNS, rows[:LISTED], more)])
+    table = Table.first("Checks", CHECK_COLUMNS, rows, LISTED, "later check")
+    return Section.of("checks", caption, _picture(view, checks), [table])
 
 
 def _picture(view: RunView, checks: Checks) -> Picture:

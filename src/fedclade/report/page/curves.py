@@ -19,8 +19,8 @@ LONGEST_TABLE = 30
 def accuracy_section(view: RunView) -> Section:
     """Return the score of every cluster over the rounds, and the separation gap g(α); see `accuracy_picture`."""
     picture, scores = accuracy_picture(view), queries.score_series(view.run)
-    splits = queries.splits_by_round(view.run.tree)
-    when = ", ".join(str(number) for number in list(splits)[:8])
+    splits = list(picture.uprights)
+    when = ", ".join(str(at) for at in splits[:8])
     parts = [f"Mean test {view.score.name} of the clients in every cluster after each round."]
     if splits:
         parts.append(f"Dotted lines: clusters were split in round {when}{' …' if len(splits) > 8 else ''}.")

@@ -26,9 +26,9 @@ def dendrogram_section(view: RunView) -> Section | None:
         + (f"Cut at {cut:.4g} (dashed): {clusters}. " if cut is not None else f"Not cut: {clusters}. ")
         + ("" if view.outcome.truth is None else "The strip below shows each client’s true cluster.")
     )
-    sizes, last = merges.cluster_sizes, reversed(step.merges[-LISTED:])
-    rows = [[f"{height:.4g}", str(sizes[a]), str(sizes[b])] for a, b, height in last]
-    left_out = f"{merges.m - 1 - LISTED:,} lower merges are not listed." if merges.m - 1 > LISTED else ""
-    table = Table("The last merges", ["distance", "clients", "and"], rows or [[NONE, NONE, NONE]], left_out)
+    sizes = merges.cluster_sizes
+    rows = [[f"{height:.4g}", str(sizes[a]), str(sizes[b])] for a, b, height in reversed(step.merges)]
+    columns = ["distance", "clients", "and"]
+    table = Table.first("The last merges", columns, rows or [[NONE, NONE, NONE]], LISTED, "lower merge")
     picture = dendrogram_picture(view, at, step)
     return Section("dendrogram", "Dendrogram", caption.strip(), {"": draw(picture)}, picture.legend, [table])

@@ -16,14 +16,7 @@ PURPOSE = "the report page"
 
 
 def page_html(page: Page, *, live: bool = False) -> str:
-    """Return a page as one HTML document, with Plotly's script in it.
-
-    Parameters
-    ----------
-    page
-        What it says.
-    live
-        Whether it asks the server that it came from for what is new.
+    """Return a page as one HTML document, with Plotly's script in it; a live one asks its server for what is new.
 
     Raises
     ------
@@ -95,7 +88,7 @@ def _environment() -> Any:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["css"] = css_colour
+    environment.filters["css"] = lambda name: f"var(--{name.removeprefix('@')})"
     return environment
 
 
@@ -103,15 +96,6 @@ def _environment() -> Any:
 def _parts() -> Any:
     """Return the macros of the parts of a page."""
     return _environment().get_template("parts.html.jinja").module
-
-
-def css_colour(name: str) -> str:
-    """Return a colour of the page by name as CSS has it.
-
-    >>> css_colour("@c0")
-    'var(--c0)'
-    """
-    return f"var(--{name.removeprefix('@')})"
 
 
 @cache

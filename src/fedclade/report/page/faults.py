@@ -53,11 +53,10 @@ def faults_section(view: RunView) -> Section | None:
     caption = f"{count(len(lost), 'answer')} left out, by round and reason."
     caption += f" Absent clients were asked again {retries:,} times." if retries else ""
     per_client = Counter(client for _, client, _ in lost)
-    clients = [[view.outcome.name(client), str(n)] for client, n in per_client.most_common(LISTED)]
-    more = f"{count(len(per_client) - LISTED, 'more client')} not listed." if len(per_client) > LISTED else ""
+    clients = [[view.outcome.name(client), str(n)] for client, n in per_client.most_common()]
     tables = [
         Table("By reason", ["reason", "answers"], [[why, str(n)] for why, n in counts.most_common(LISTED)]),
-        Table("By client", ["client", "answers"], clients, more),
+        Table.first("By client", ["client", "answers"], clients, LISTED, "more client"),
     ]
     return Section.of("faults", caption, picture, tables)
 

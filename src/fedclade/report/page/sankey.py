@@ -19,6 +19,9 @@ STAGES = 7
 WIDEST = 12
 """So many clusters stand in a column; the smaller ones are put together."""
 
+LISTED = 60
+"""So many bands are listed."""
+
 REST = -1
 """Stands for the smaller clusters, put together."""
 
@@ -101,8 +104,8 @@ def _links(stages: Sequence[Stage]) -> list[tuple[int, int, int, int]]:
 
 def _figure(view: RunView, stages: Sequence[Stage]) -> Figure:
     columns = [_ordered(view, stage) for stage in stages]
-    index = {(i, cluster): None for i, column in enumerate(columns) for cluster in column}
-    index = {key: n for n, key in enumerate(index)}
+    nodes = [(i, cluster) for i, column in enumerate(columns) for cluster in column]
+    index = {node: n for n, node in enumerate(nodes)}
     links = _links(stages)
     places = [_placed(stage, column) for stage, column in zip(stages, columns, strict=True)]
     last = len(stages) - 1
@@ -110,10 +113,10 @@ def _figure(view: RunView, stages: Sequence[Stage]) -> Figure:
         "type": "sankey",
         "arrangement": "fixed",
         "node": {
-            "label": [_label(stages[i], cluster) for i, cluster in index],
-            "color": [_colour(view, stages[i], cluster) for i, cluster in index],
-            "x": [0.001 + 0.998 * i / last for i, _ in index],
-            "y": [places[i][cluster] for i, cluster in index],
+            "label": [_label(stages[i], cluster) for i, cluster in nodes],
+            "color": [_colour(view, stages[i], cluster) for i, cluster in nodes],
+            "x": [0.001 + 0.998 * i / last for i, _ in nodes],
+            "y": [places[i][cluster] for i, cluster in nodes],
             "thickness": 14,
             "pad": 8,
             "line": {"width": 0},
@@ -127,15 +130,12 @@ def _figure(view: RunView, stages: Sequence[Stage]) -> Figure:
             "hovertemplate": "%{value:d} clients<br>from %{source.label}<br>to %{target.label}<extra></extra>",
         },
     }
+    anchors = ["left", *["center"] * (last - 1), "right"]
     heads = [
-        note(stage.name, i / last, 1.0, yanchor="bottom", yshift=6, xanchor=_anchor(i, last))
-        for i, stage in enumerate(stages)
+        note(stage.name, i / last, 1.0, yanchor="bottom", yshift=6, xanchor=anchor)
+        for i, (stage, anchor) in enumerate(zip(stages, anchors, strict=True))
     ]
     return figure([sankey], 400, annotations=heads, margin={"l": 8, "r": 8, "t": 32, "b": 12})
-
-
-def _anchor(i: int, last: int) -> str:
-    return "left" if i == 0 else "right" if i == last else "center"
 
 
 def _ordered(view: RunView, stage: Stage) -> list[int]:
@@ -181,5 +181,4 @@ def _table(stages: Sequence[Stage]) -> Table:
         [f"{stages[i].name}: {_label(stages[i], a)}", f"{stages[i + 1].name}: {_label(stages[i + 1], b)}", str(n)]
         for i, a, b, n in _links(stages)
     ]
-    note = f"{len(rows) - 60} more are not listed." if len(rows) > 60 else ""
-    return Table("From where to where", ["from", "to", "clients"], rows[:60], note)
+    return Table.first("From where to where", ["from", "to", "clients"], rows, LISTED, "more band")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedclade.report.formats import NONE
+from fedclade.report.formats import NONE, count
 from fedclade.report.page.plot import Figure, draw
 from fedclade.report.picture import LegendEntry, Picture
 
@@ -33,6 +33,12 @@ class Table:
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     note: str = ""
+
+    @classmethod
+    def first(cls, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], limit: int, noun: str) -> Table:
+        """Return a table of the first rows, and of the others only their number."""
+        left_out = f"{count(len(rows) - limit, noun)} not listed." if len(rows) > limit else ""
+        return cls(title, columns, rows[:limit], left_out)
 
 
 @dataclass(frozen=True)

@@ -10,18 +10,11 @@ from typing import Any
 
 import tomli_w
 
-from fedclade.config import (
-    WRITTEN_ONLY,
-    check_config,
-)
+from fedclade.config import WRITTEN_ONLY, check_config
 from fedclade.core import ConfigError
 from fedclade.report.page.section import Section, Table
 from fedclade.report.run_view import RunView
-from fedclade.runs import (
-    CONFIG,
-    Run,
-    without_none,
-)
+from fedclade.runs import CONFIG, Run, without_none
 
 
 def setting_section(view: RunView) -> Section:
@@ -68,11 +61,6 @@ def flat(config: Mapping[str, Any]) -> dict[str, str]:
     >>> flat({"seed": 1, "data": {"name": "digits"}})
     {'seed': '1', 'data.name': 'digits'}
     """
-    settings: dict[str, str] = {}
-    for key, value in config.items():
-        if key in WRITTEN_ONLY:
-            continue
-        settings |= (
-            {f"{key}.{k}": str(v) for k, v in value.items()} if isinstance(value, Mapping) else {key: str(value)}
-        )
-    return settings
+    kept = {key: value for key, value in config.items() if key not in WRITTEN_ONLY}
+    sections = {key: value if isinstance(value, Mapping) else {"": value} for key, value in kept.items()}
+    return {f"{key}.{k}".rstrip("."): str(v) for key, section in sections.items() for k, v in section.items()}

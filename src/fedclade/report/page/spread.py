@@ -85,10 +85,11 @@ def _loser_table(view: RunView, label: str, before: dict[int, float], losers: li
             str(leaf_of.get(client, NONE)),
             *(view.score.text(scores[client]) for scores in (before, view.scores)),
         ]
-        for _, client in losers[:LISTED]
+        for _, client in losers
     ]
-    note = f"{count(len(losers) - LISTED, 'more client')} not listed." if len(losers) > LISTED else ""
-    return Table(f"Clients that lost against {label}", columns, rows, note if rows else "Nobody.")
+    if not rows:
+        return Table(f"Clients that lost against {label}", columns, [], "Nobody.")
+    return Table.first(f"Clients that lost against {label}", columns, rows, LISTED, "more client")
 
 
 def _quantiles(view: RunView) -> Table:
