@@ -119,7 +119,7 @@ class Comparison(ComparisonFiles):
                 "algorithm": row.algorithm,
                 "data": row.data,
                 "seeds": list(row.seeds),
-                **{name: _described(getattr(row, name)) for name in (*NUMBERS, "gap_closed")},
+                **{name: _as_json(getattr(row, name)) for name in (*NUMBERS, "gap_closed")},
             }
             for row in self.rows
         ]
@@ -188,7 +188,7 @@ def _joined(words: Iterable[str], separator: str = ", ") -> str:
     return separator.join(dict.fromkeys(words))
 
 
-def _described(estimate: Estimate | None) -> dict[str, Any] | None:
+def _as_json(estimate: Estimate | None) -> dict[str, Any] | None:
     if estimate is None:
         return None
     return {"mean": estimate.mean, "half_width": estimate.half_width, "values": list(estimate.values)}

@@ -25,6 +25,8 @@ from fedclade.runs import Run, events_of
 LIMIT = 40
 """So many clusters are listed; of the rest only the number is shown."""
 
+QUANTILES = {"min": "min", "p10": "p10", "median": "p50", "p90": "p90", "worst tenth": "worst10_mean"}
+
 DEPTH = 12
 """So many levels of the tree are shown: deeper ones leave no room for text."""
 
@@ -62,18 +64,12 @@ def cluster_table(run: Run) -> Table:
 
 
 def tree_view(tree: ParameterTree, run: Run | None = None) -> Tree:
-    """Return the parameter tree from the root to the current clusters.
+    """Return a parameter tree from the root to the current clusters, which may be of the middle of a run.
 
-    Parameters
-    ----------
-    tree
-        Of the run, or as it stands in the middle of one.
-    run
-        Tells the clients' names, the clusters' scores and, where it is known, the truth. Without it the tree shows what
-        it knows itself.
+    The run has the clients' names, the clusters' scores and, where it is known, the truth; without it, the tree shows
+    what it knows itself.
     """
     last_round, outcome = (None, None) if run is None else (run.summary["rounds"], Outcome.of(run))
-
     root = tree.nodes[0]
     view = Tree(_node_text(root, tree, last_round, outcome), guide_style="dim")
     pending = [(root, view, 0)]
@@ -82,14 +78,9 @@ def tree_view(tree: ParameterTree, run: Run | None = None) -> Tree:
         children = tree.children(node.id)
         listed = children[:LIMIT] if depth < DEPTH else ()
         pending += [(c, branch.add(_node_text(c, tree, last_round, outcome)), depth + 1) for c in listed]
-        if unlisted := _clusters_within(tree, children[len(listed) :]):
-            branch.add(Text(f"and {count(unlisted, 'more cluster')}", style="dim"))
+        if unlisted := {tree.leaf_of[client] for child in children[len(listed) :] for client in child.members}:
+            branch.add(Text(f"and {count(len(unlisted), 'more cluster')}", style="dim"))
     return view
-
-
-def _clusters_within(tree: ParameterTree, nodes: Sequence[Node]) -> int:
-    """Return the number of current clusters that come from some nodes."""
-    return len({tree.leaf_of[client] for node in nodes for client in node.members})
 
 
 def _facts(run: Run) -> Iterator[tuple[str, str]]:
@@ -97,7 +88,9 @@ def _facts(run: Run) -> Iterator[tuple[str, str]]:
     s = run.summary
     clusters, seconds = s["clusters"], s["seconds"]
     yield "model", f"{s['model']}, {count(s['rounds'], 'round')} on {s['device']}"
-    yield from _accuracy_facts(s["accuracy"])
+    accuracy = s["accuracy"]
+    yield "accuracy", f"mean {percent(accuracy['mean'])}, std {percent(accuracy['std'])} over the clients"
+    yield "", ", ".join(f"{name} {percent(accuracy[key])}" for name, key in QUANTILES.items())
     if Score.of_run(run).language:
         yield "perplexity", f"{number(s['perplexity']['mean'], 1)}, worst client {number(s['perplexity']['max'], 1)}"
     known = "" if clusters["true"] is None else f", {clusters['true']} true"
@@ -136,12 +129,6 @@ def _connections(run: Run) -> Iterator[tuple[str, str]]:
     if refused:
         *_, (node, why) = refused.items()
         yield "refused", f"{count(len(refused), 'node')}, the last {node}: {why}"
-
-
-def _accuracy_facts(accuracy: Mapping[str, float]) -> Iterator[tuple[str, str]]:
-    yield "accuracy", f"mean {percent(accuracy['mean'])}, std {percent(accuracy['std'])} over the clients"
-    spread = [("min", "min"), ("p10", "p10"), ("median", "p50"), ("p90", "p90"), ("worst tenth", "worst10_mean")]
-    yield "", ", ".join(f"{name} {percent(accuracy[key])}" for name, key in spread)
 
 
 def _target(target: Mapping[str, float | int | None]) -> str:
