@@ -42,7 +42,7 @@ def run_table(run: Run) -> Table:
 
 
 def cluster_table(run: Run) -> Table:
-    """Return the current clusters: who is in them, how they fare, and the norms of the last round."""
+    """Return the current clusters: their members and scores, and the norms of the last round."""
     outcome, criteria = Outcome.of(run), {row["node"]: row for row in run.clusters}
     table = new_table("Clusters")
     for column in ("node", "size", outcome.score.name, "mean norm", "max norm"):
@@ -140,7 +140,7 @@ def _target(target: Mapping[str, float | int | None]) -> str:
 
 
 def _node_text(node: Node, tree: ParameterTree, last_round: int | None, outcome: Outcome | None) -> Text:
-    """Describe one node: what it is, who is in it and, if it was split, why."""
+    """Describe one node: its size and lifetime, its members and, if it was split, why."""
     is_leaf = not tree.children(node.id)
     text = Text(str(node.id), style="bold green" if is_leaf else "bold")
     last = last_round if node.split_in is None else node.split_in

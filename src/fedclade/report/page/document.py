@@ -16,7 +16,7 @@ PURPOSE = "the report page"
 
 
 def page_html(page: Page, *, live: bool = False) -> str:
-    """Return a page as one HTML document, with Plotly's script in it; a live one asks its server for what is new.
+    """Return a page as one HTML document, with Plotly's script in it; a live one polls its server for news.
 
     Raises
     ------

@@ -47,7 +47,7 @@ def _as_toml(run: Run) -> str:
 
 @lru_cache
 def _is_config(toml: str) -> bool:
-    """Tell whether a run can be made from a config; kept, since the page of a run in progress asks again and again."""
+    """Return whether a run can be made from a config; cached, as the page of a run in progress is built often."""
     try:
         check_config(tomllib.loads(toml))
     except ConfigError:
