@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from fedclade import PACFL, ConfigError, LocalSpec, Oracle, load_federation, simulate
 from fedclade.clustering.subspace_angles import angles
 from fedclade.data.federation import ClientData, Federation, Pool
-from fedclade.report import facts
-from fedclade.report.dendrogram import dendrogram_figure
+from fedclade.report.dendrogram import Merges, clustering_step, dendrogram_picture
+from fedclade.report.run_view import RunView
 from tests.reference.pacfl import angle_of_same_place, hierarchical_clustering, principal_vectors, smallest_angle
 from tests.tiny import Around, Metered, details, play, simulated
 
@@ -171,13 +171,14 @@ def test_the_event_tells_what_a_dendrogram_needs():
 def test_its_dendrogram_shows_angles_and_the_clusters_that_were_trained():
     world = load_federation("digits", clients=12, shift="label_swap", clusters=3, seed=0)
     run = simulate(PACFL(), "mclr", world, local=SPEC, rounds=2, seed=0)
-    step = facts.clustering_step(run)
-    assert step is not None
-    assert facts.children_of_split(run, step) == run.tree.leaf_of
+    found = clustering_step(run)
+    assert found is not None
+    at, step = found
+    assert dict(zip(step.clients, Merges(run, at, step).found, strict=True)) == run.tree.leaf_of
     assert len(run.tree.leaves) == 3
-    figure = dendrogram_figure(run)
-    assert figure is not None
-    assert figure.axes[0].get_ylabel() == "angle in degrees of clusters that merge, average linkage"
+    picture = dendrogram_picture(RunView(run), at, step)
+    assert picture.title == "Dendrogram of the clients’ data, round 1"
+    assert picture.panels[0].y.title == "angle in degrees, average linkage"
 
 
 def test_more_clusters_than_clients_and_a_threshold_beside_a_number_are_refused():

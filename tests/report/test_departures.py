@@ -11,11 +11,12 @@ from rich.console import Console
 from fedclade import LocalSpec, Run, simulate
 from fedclade.algorithms import build_algorithm
 from fedclade.channel.faults import Faults
+from fedclade.core.events import Clustered
 from fedclade.core.tree import ParameterTree
 from fedclade.data import Federation
 from fedclade.report import cluster_table, dendrogram_figure, show_run, similarity_figure
-from fedclade.report.facts import ClientOrder, Outcome
-from fedclade.report.merges import Merges
+from fedclade.report.dendrogram import Merges
+from fedclade.report.outcome import ClientOrder, Outcome
 from fedclade.report.page import Page, RunView, page_html, run_page
 from fedclade.runs.churn import Churn
 from tests.tiny import federation_of, perceptron
@@ -116,15 +117,22 @@ def test_clients_that_never_answered_an_evaluation_go_by_their_id(make_run):
 
 def test_merges_of_clients_that_left_take_the_colour_of_those_who_stayed():
     tree = ParameterTree.root_only(range(4), torch.zeros(1))
-    step = {"round": 1, "kind": "clustered", "node": 0, "clients": [0, 1, 2, 3], "threshold": 1.5, "sizes": [2, 2]}
-    step |= {"merges": [[0, 1, 1.0], [2, 3, 1.0], [4, 5, 2.0]], "metric": "l2", "linkage": "ward"}
+    step = Clustered(
+        0,
+        metric="l2",
+        linkage="ward",
+        threshold=1.5,
+        sizes=(2, 2),
+        clients=(0, 1, 2, 3),
+        merges=((0, 1, 1.0), (2, 3, 1.0), (4, 5, 2.0)),
+    )
     zero = torch.zeros(1)
     tree = tree.split(0, [[0, 1], [2, 3]], params=zero, cached=[zero, zero], round_number=1, criteria={})
     tree = ParameterTree(tuple(replace(node, cached=None) for node in tree.nodes)).without([0])
-    merges = Merges(Run({}, {}, tree, [], [], [], [step]), step)
+    merges = Merges(Run({}, {}, tree, [], [], [], []), 1, step)
     assert merges.found == [None, 1, 2, 2]
     assert merges.nodes == [None, 1, 2, 2, 1, 2, None]
-    assert merges.sizes == {1: 1, 2: 2}
+    assert merges.node_sizes == {1: 1, 2: 2}
 
 
 def test_a_run_that_nobody_was_evaluated_in_at_the_end_is_measured_by_nothing(make_run):

@@ -9,9 +9,9 @@ from typer.testing import CliRunner
 
 from fedclade import FLHC, FedGroup, LocalSpec, simulate
 from fedclade.algorithms import Algorithm
+from fedclade.algorithms.cluster_update import LARGEST_COMPARED
 from fedclade.cli import app
-from fedclade.clustering.criteria import LARGEST_COMPARED
-from fedclade.report.tables import event_table
+from fedclade.report.decisions import event_table
 from tests.tiny import federation_of, linear
 
 CLIENTS = LARGEST_COMPARED + 10

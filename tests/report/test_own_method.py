@@ -12,9 +12,9 @@ from fedclade import Algorithm, Run, simulate
 from fedclade.algorithms import State, log_of, train_clusters
 from fedclade.algorithms import move_clusters as moved
 from fedclade.cli.report import report
-from fedclade.core.events import Event
+from fedclade.core.events import ClusterSplit, Event
 from fedclade.core.tree import ParameterTree
-from fedclade.report.facts import events_of
+from fedclade.runs import events_of
 from tests.tiny import federation_of, linear
 
 KINDS = ("split", "rejected", "checked", "regrouped", "clustered", "left_out", "retried", "joined", "left")
@@ -64,7 +64,7 @@ def test_the_report_of_a_method_of_ones_own_is_written_whatever_its_events_tell(
     assert {event["kind"] for event in Run.load(folder).events} == set(KINDS)
     report([folder])
     assert (folder / "report.html").is_file()
-    assert {path.name for path in (folder / "figures").iterdir()} == {"accuracy.png", "norms.png", "similarity.png"}
+    assert {path.name for path in (folder / "figures").iterdir()} == {"accuracy.png", "norms.png"}
 
 
 def test_details_that_are_numbers_of_numpy_and_torch_are_written_as_json(tmp_path: Path):
@@ -76,7 +76,7 @@ def test_details_that_are_numbers_of_numpy_and_torch_are_written_as_json(tmp_pat
         "path": Path("a"),
     }
     run = simulate(Mine(details=[told]), linear(), federation_of([0, 1, 0, 1]), rounds=1, engine="loop")
-    assert events_of(Run.load(run.save(tmp_path / "run")), "split") == []
+    assert events_of(Run.load(run.save(tmp_path / "run")).events, ClusterSplit) == []
     (event,) = (event for event in Run.load(tmp_path / "run").events if event["kind"] == "mine")
     assert {key: event[key] for key in told} == {
         **{"array": [0, 1], "number": 0.5, "tensor": [1.0, 1.0], "what": ["split"], "path": "a"},

@@ -9,15 +9,8 @@ from rich.console import Console
 
 import fedclade
 from fedclade.core.tree import ParameterTree
-from fedclade.report.tables import (
-    check_table,
-    cluster_table,
-    decision_tables,
-    event_table,
-    has_splits,
-    run_table,
-    tree_view,
-)
+from fedclade.report.decisions import check_table, decision_tables, event_table
+from fedclade.report.tables import cluster_table, run_table, tree_view
 
 
 def lines(renderable, width=120) -> list[str]:
@@ -183,10 +176,10 @@ def test_event_table_counts_rejected_splits_and_gives_the_last_reason(make_run):
 
 
 def test_only_splits_and_rejected_ones_are_worth_an_event_table(make_run):
-    assert has_splits(make_run([(1, 0)]))
+    assert decision_tables(make_run([(1, 0)]))
     reject = {"round": 2, "kind": "rejected", "node": 0, "clusters": [[0], [1]], "because": "why"}
-    assert has_splits(replace(make_run(), events=[reject]))
-    assert not has_splits(replace(make_run(), events=[{"round": 1, "kind": "joined", "node": 1, "clients": [0]}]))
+    assert decision_tables(replace(make_run(), events=[reject]))
+    assert not decision_tables(replace(make_run(), events=[{"round": 1, "kind": "joined", "node": 1, "clients": [0]}]))
 
 
 def test_tree_view_shows_lives_members_scores_and_criteria(make_run):

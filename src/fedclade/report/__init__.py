@@ -6,23 +6,14 @@ command line, the network and the papers import it; it imports runs, and the roo
 
 from fedclade.report.citations import cite_name
 from fedclade.report.comparison import Comparison
-from fedclade.report.dendrogram import dendrogram_figure
+from fedclade.report.decisions import check_table, decision_tables, event_table
 from fedclade.report.estimates import ComparisonRow, Estimate
-from fedclade.report.figures import accuracy_figure, norms_figure, save_figures
+from fedclade.report.figures import accuracy_figure, dendrogram_figure, norms_figure, save_figures, similarity_figure
 from fedclade.report.formats import NONE, count, duration, percent, shortened
-from fedclade.report.heat_maps import similarity_figure
 from fedclade.report.newcomers import newcomer_table
 from fedclade.report.show import add_figures, show_run, without_figures_if_need_be
 from fedclade.report.suite import SuiteComparison
-from fedclade.report.tables import (
-    check_table,
-    cluster_table,
-    decision_tables,
-    event_table,
-    has_splits,
-    run_table,
-    tree_view,
-)
+from fedclade.report.tables import cluster_table, run_table, tree_view
 from fedclade.report.tensorboard import TensorBoardLog
 from fedclade.report.terminal import Terminal
 
@@ -44,7 +35,6 @@ __all__ = [
     "dendrogram_figure",
     "duration",
     "event_table",
-    "has_splits",
     "newcomer_table",
     "norms_figure",
     "percent",

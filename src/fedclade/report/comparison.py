@@ -2,52 +2,31 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
-from rich import box
 from rich.markup import escape
 from rich.table import Table
-from rich.text import Text
 
-from fedclade.core import (
-    ConfigError,
-    RunError,
-    write_text,
-)
-from fedclade.report import style
-from fedclade.report.comparison_figure import comparison_figure
-from fedclade.report.estimates import BASELINES, ComparisonRow, Estimate, write_mean, write_with_interval
-from fedclade.report.formats import count, duration, traffic
+from fedclade.core import ConfigError
+from fedclade.report.comparison_figures import comparison_figure
+from fedclade.report.comparison_files import ComparisonFiles, csv_table, markdown_table
+from fedclade.report.estimates import BASELINES, COLUMNS, DISPENSABLE, NUMBERS, WORDS, ComparisonRow, Estimate
+from fedclade.report.formats import count
+from fedclade.report.terminal import new_table
 from fedclade.runs import Run
 from fedclade.tasks import gap_closed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-NUMBERS: Mapping[str, Callable[[Mapping[str, Any]], float | None]] = {
-    "accuracy": lambda s: s["accuracy"]["mean"],
-    "worst10": lambda s: s["accuracy"]["worst10_mean"],
-    "perplexity": lambda s: s["perplexity"]["mean"] if "perplexity" in s else None,
-    "ari": lambda s: s["clusters"]["ari"],
-    "clusters": lambda s: s["clusters"]["found"],
-    "rounds_to_target": lambda s: s["target"]["rounds_to_target"],
-    "bytes_to_target": lambda s: s["target"]["bytes_to_target"],
-    "bytes": lambda s: s["bytes_up"] + s["bytes_down"],
-    "seconds": lambda s: s["seconds"]["total"],
-}
-"""Where each number of a row stands in ``summary.json``. The gap closed is not there: it takes other runs."""
-
 
 @dataclass(frozen=True, eq=False)
-class Comparison:
+class Comparison(ComparisonFiles):
     """Configurations side by side, with 95 % intervals over seeds.
 
     The gap closed of a run is measured between the FedAvg and the oracle run with the same seed, data and model: those
@@ -102,16 +81,7 @@ class Comparison:
         for name in DISPENSABLE:
             if width is not None and _width(cells) > width:
                 cells.pop(fill(name, 9), None)
-        table = Table(
-            title=Text(title, style="bold"),
-            caption=escape(self._note),
-            title_justify="left",
-            caption_justify="left",
-            header_style="bold cyan",
-            box=box.SIMPLE_HEAD,
-            pad_edge=False,
-            collapse_padding=True,
-        )
+        table = new_table(title, caption=escape(self._note), collapse_padding=True)
         for name in cells:
             # A number must not be broken, and a name only if it is very long.
             table.add_column(name, justify="left" if name in WORDS else "right", no_wrap=True, overflow="fold")
@@ -121,27 +91,25 @@ class Comparison:
 
     def markdown(self) -> str:
         """Return the comparison as a Markdown table with a title and a note."""
-        rule = [":--" if name in WORDS else "--:" for name in self._columns]
-        cells = [[cell(row).replace("|", "\\|") for cell in self._columns.values()] for row in self.rows]
-        lines = "\n".join(f"| {' | '.join(line)} |" for line in [list(self._columns), rule, *cells])
-        return f"**{self._title}**\n\n{lines}\n\n{self._note}\n"
+        rows = ([cell(row) for cell in self._columns.values()] for row in self.rows)
+        return f"**{self._title}**\n\n{markdown_table(list(self._columns), rows, WORDS)}\n\n{self._note}\n"
 
     def csv(self) -> str:
         """Return the means as CSV, one line for each configuration; for accuracy also half the width of its interval.
 
         Shares are in [0, 1]; what there is no number for is left empty.
         """
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
         names = [*NUMBERS, "gap_closed"]
-        writer.writerow(["label", "algorithm", "data", "seeds", *names, "accuracy_half_width", "runs_at_target"])
+        lines: list[list[Any]] = [
+            ["label", "algorithm", "data", "seeds", *names, "accuracy_half_width", "runs_at_target"]
+        ]
         for row in self.rows:
             estimates: list[Estimate | None] = [getattr(row, name) for name in names]
             means = [None if estimate is None else estimate.mean for estimate in estimates]
             reached = 0 if row.rounds_to_target is None else len(row.rounds_to_target.values)
             half_width = None if row.accuracy is None else row.accuracy.half_width
-            writer.writerow([row.label, row.algorithm, row.data, len(row.seeds), *means, half_width, reached])
-        return text.getvalue()
+            lines.append([row.label, row.algorithm, row.data, len(row.seeds), *means, half_width, reached])
+        return csv_table(lines)
 
     def json(self) -> str:
         """Return the comparison as JSON: for each number its mean, half the width of its interval, and its values."""
@@ -151,34 +119,14 @@ class Comparison:
                 "algorithm": row.algorithm,
                 "data": row.data,
                 "seeds": list(row.seeds),
-                **{name: _described(getattr(row, name)) for name in (*NUMBERS, "gap_closed")},
+                **{name: _as_json(getattr(row, name)) for name in (*NUMBERS, "gap_closed")},
             }
             for row in self.rows
         ]
         return json.dumps({"rows": rows}, indent=2) + "\n"
 
-    def save(self, folder: str | Path, *, figure: bool = True) -> Path:
-        """Write ``comparison.md``, ``.csv``, ``.json`` and the figure ``.png`` into a folder; it is made if need be.
-
-        Parameters
-        ----------
-        folder
-            Where.
-        figure
-            Whether to draw the figure, which needs matplotlib.
-
-        Raises
-        ------
-        MissingExtraError
-            If matplotlib is not installed.
-        RunError
-            If the folder cannot be written.
-        """
-        texts = {"md": self.markdown(), "csv": self.csv(), "json": self.json()}
-        return save_comparison(Path(folder), texts, self.figure() if figure else None)
-
     def figure(self) -> Figure:
-        """Draw the mean accuracy of every configuration with its interval; see :func:`comparison_figure`."""
+        """Draw the mean accuracy of every configuration with its interval; see `comparison_figure`."""
         return comparison_figure(self.rows, self._title, self._data)
 
     @cached_property
@@ -231,25 +179,6 @@ class Comparison:
         return f"{self._data}. ±: 95 % interval of the mean over seeds. Gap closed: 0 is FedAvg, 1 the oracle."
 
 
-def save_comparison(folder: Path, texts: Mapping[str, str], figure: Figure | None) -> Path:
-    """Write ``comparison.SUFFIX`` for each of the texts, and the figure, into a folder; it is made if need be.
-
-    Raises
-    ------
-    RunError
-        If the folder cannot be written.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for suffix, text in texts.items():
-            write_text(folder / f"comparison.{suffix}", text)
-        if figure is not None:
-            style.save(figure, folder / "comparison.png")
-    except OSError as error:
-        raise RunError(f"cannot write the comparison to {folder}: {error}") from error
-    return folder
-
-
 def _setting(summary: Mapping[str, Any]) -> tuple[Any, ...]:
     """Return what two runs must share for one to be measured by the other."""
     return summary["seed"], summary["data"], summary["model"]
@@ -259,48 +188,10 @@ def _joined(words: Iterable[str], separator: str = ", ") -> str:
     return separator.join(dict.fromkeys(words))
 
 
-def _described(estimate: Estimate | None) -> dict[str, Any] | None:
+def _as_json(estimate: Estimate | None) -> dict[str, Any] | None:
     if estimate is None:
         return None
     return {"mean": estimate.mean, "half_width": estimate.half_width, "values": list(estimate.values)}
-
-
-def _whole(estimate: Estimate | None) -> str:
-    """Write a mean of whole numbers: without decimals if it is one itself."""
-    return write_mean(estimate, 0 if estimate is not None and estimate.mean.is_integer() else 1)
-
-
-def _rounds_to_target(row: ComparisonRow) -> str:
-    """Write the mean over the runs that reached the target, and how many did if not all."""
-    estimate = row.rounds_to_target
-    if estimate is None or len(estimate.values) == len(row.seeds):
-        return _whole(estimate)
-    return f"{_whole(estimate)} ({len(estimate.values)} of {len(row.seeds)})"
-
-
-COLUMNS: Mapping[str, Callable[[ComparisonRow], str]] = {
-    "config": lambda row: row.label,
-    "algorithm": lambda row: row.algorithm,
-    "data": lambda row: row.data,
-    "seeds": lambda row: str(len(row.seeds)),
-    "accuracy, %": lambda row: write_with_interval(row.accuracy, 100),
-    "worst tenth, %": lambda row: write_mean(row.worst10, 1, 100),
-    "perplexity": lambda row: write_with_interval(row.perplexity),
-    "ARI": lambda row: write_mean(row.ari, 2),
-    "clusters": lambda row: _whole(row.clusters),
-    "gap closed": lambda row: write_mean(row.gap_closed, 2),
-    "rounds to target": _rounds_to_target,
-    "traffic to target": lambda row: traffic(None if row.bytes_to_target is None else row.bytes_to_target.mean),
-    "traffic": lambda row: traffic(None if row.bytes is None else row.bytes.mean),
-    "time": lambda row: duration(None if row.seconds is None else row.seconds.mean),
-}
-"""What is written of a row for people, by the name of the column."""
-
-WORDS = ("config", "algorithm", "data")
-"""Columns of words, which stand at the left; numbers stand at the right."""
-
-DISPENSABLE = ("time", "traffic", "traffic to target", "rounds to target", "worst tenth, %", "data", "algorithm")
-"""Columns that a narrow terminal does without, in this order."""
 
 
 def _width(cells: Mapping[str, Sequence[str]]) -> int:

@@ -2,109 +2,183 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import cached_property
 
-from fedclade.report import facts, style
+from fedclade.core import Clustered
+from fedclade.report.colours import truth_colour
 from fedclade.report.formats import count
-from fedclade.report.merges import Merges, metric_in_words
-from fedclade.runs import Run
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from fedclade.report.outcome import truth_blocks
+from fedclade.report.picture import Axis, Box, LegendEntry, Line, Mark, Panel, Picture, Rule
+from fedclade.report.run_view import RunView
+from fedclade.runs import Run, events_of
 
 NAMED = 40
-"""Up to so many clients are told by name below their leaves."""
+"""Up to so many clients have their names below their leaves."""
 
 STRIP = 0.05
 """Height of the strip of true clusters, as a share of the panel's."""
 
+LABELLED = 0.02
+"""True clusters of a smaller share of the clients have no label in the strip."""
 
-def dendrogram_figure(run: Run) -> Figure | None:
-    """Draw the dendrogram of a run's clustering step, and the height at which it was cut (FL+HC).
+METRICS = {"l1": "L1 distance", "l2": "L2 distance", "cosine": "cosine distance", "angle": "angle in degrees"}
 
-    Below the cut every cluster has the colour that it has in the other figures. Where the truth is known, a strip under
-    the leaves shows each client's true cluster. None for a run without such a step.
-    """
-    step = facts.clustering_step(run)
-    if step is None:
-        return None
-    figure = style.new_figure(9.6, 5.6)
-    axes = figure.subplots()
-    style.plain(axes)
-    axes.grid(visible=False, axis="x")
-    layout = _Layout(run, step)
-    layout.draw_merges(axes)
-    layout.draw_cut(axes)
-    layout.draw_clients(axes)
-    layout.draw_legend(axes)
-    style.label(axes, y=f"{metric_in_words(step['metric'])} of clusters that merge, {step['linkage']} linkage")
-    compared = "data" if step["metric"] == "angle" else "updates"
-    style.set_title(figure, f"Dendrogram of the clients’ {compared}, round {step['round']}", facts.heading(run))
-    return figure
+
+def clustering_step(run: Run) -> tuple[int, Clustered] | None:
+    """Return the last step of hierarchical clustering and its round; None if there was none."""
+    steps = events_of(run.events, Clustered)
+    return steps[-1] if steps else None
+
+
+def compared(step: Clustered) -> str:
+    """Return what of the clients was compared in a step."""
+    return "data" if step.metric == "angle" else "updates"
 
 
 @dataclass(frozen=True)
-class _Layout(Merges):
-    """A dendrogram as it is drawn."""
+class Merges:
+    """A dendrogram: clients side by side, so that no lines cross, and every merge above its two parts.
+
+    Clusters are numbered as in SciPy: m clients, then the merges.
+    """
+
+    run: Run
+    at: int
+    """The round of the step."""
+    step: Clustered
 
     @property
-    def crowded(self) -> bool:
-        """Whether there are more clusters than colours."""
-        return len(self.sizes) > len(style.CLUSTERS)
+    def m(self) -> int:
+        """Number of clients."""
+        return len(self.step.clients)
 
-    def colour(self, node: int | None) -> str:
-        """Return the colour of a node, the one that it has in the other figures."""
-        if node is None:
-            return style.MUTED
-        return style.ACCENT if self.crowded else style.CLUSTERS[sorted(self.sizes).index(node)]
+    @cached_property
+    def parts(self) -> list[tuple[int, int]]:
+        """The two clusters of each merge."""
+        return [(a, b) for a, b, _ in self.step.merges]
 
-    def draw_merges(self, axes: Axes) -> None:
-        """Draw every merge as a bridge over its two parts."""
-        from matplotlib.collections import LineCollection
+    @cached_property
+    def heights(self) -> list[float]:
+        """Of all clusters; clients are at 0."""
+        return [0.0] * self.m + [height for _, _, height in self.step.merges]
 
-        colours = [self.colour(node) for node in self.nodes[self.m :]]
-        width = 1.3 if self.m <= 200 else 0.6
-        axes.add_collection(LineCollection(self.bridges, colors=colours, linewidths=width, gid="merges"))
-        axes.set_xlim(-1, self.m)
-        axes.set_ylim(0, self.top)
+    @cached_property
+    def order(self) -> list[int]:
+        """The clients from left to right."""
+        order: list[int] = []
+        pending = [len(self.heights) - 1]
+        while pending:  # no recursion: single linkage makes chains as deep as there are clients
+            cluster = pending.pop()
+            if cluster < self.m:
+                order.append(cluster)
+            else:
+                pending += reversed(self.parts[cluster - self.m])
+        return order
 
-    def draw_cut(self, axes: Axes) -> None:
-        """Draw the line of the cut, and say what it leaves."""
-        threshold, clusters = self.step["threshold"], count(len(self.step["sizes"]), "cluster")
-        if threshold is None:
-            style.note(axes, f"not cut: {clusters}", (1, 1), shift=(-4, -4), ha="right", va="top", gid="cut label")
-            return
-        axes.axhline(threshold, color=style.INK, linewidth=1.0, linestyle="--", gid="cut")
-        label = f"cut at {threshold:.4g}: {clusters}"
-        style.note(axes, label, (1, threshold), y="data", shift=(-2, 3), ha="right", gid="cut label")
+    @cached_property
+    def clients(self) -> list[int]:
+        """The ids of the clients from left to right."""
+        return [self.step.clients[place] for place in self.order]
 
-    def draw_clients(self, axes: Axes) -> None:
-        """Draw what is known of each client under its leaf: its name if there is room, and its true cluster."""
-        outcome, top = facts.Outcome.of(self.run), axes.get_ylim()[1]
-        clients = [self.step["clients"][place] for place in self.order]
-        named = clients if self.m <= NAMED else []
-        axes.set_xticks(range(len(named)), [outcome.name(client) for client in named], rotation=90)
-        axes.tick_params(axis="x", length=0, labelsize=8.5)
-        label = "client" if named else count(self.m, "client")
-        if outcome.truth is not None:
-            for start, size, cluster in facts.truth_blocks(clients, outcome.truth):
-                colour = style.TRUTH[cluster % len(style.TRUTH)]
-                axes.bar(
-                    start + (size - 1) / 2, STRIP * top, size, -1.4 * STRIP * top, color=colour, gid="true cluster"
-                )
-                if size >= 0.02 * self.m:
-                    middle = (start + (size - 1) / 2, -0.9 * STRIP * top)
-                    axes.text(*middle, str(cluster), ha="center", va="center", fontsize=9.5, color=style.INK)
-            axes.set_ylim(-1.5 * STRIP * top, top)
-            label = "true cluster of each client" if named else f"true clusters of the {label}"
-        style.label(axes, x=label)
+    @cached_property
+    def places(self) -> list[float]:
+        """Of all clusters from left to right: of a client a whole number, of a merge the middle of its parts."""
+        places = [0.0] * self.m
+        for place, client in enumerate(self.order):
+            places[client] = place
+        for a, b in self.parts:
+            places.append((places[a] + places[b]) / 2)
+        return places
 
-    def draw_legend(self, axes: Axes) -> None:
-        """Tell the clusters by name, or how many there are."""
-        names = {node: f"{node} ({count(n, 'client')})" for node, n in self.sizes.items()}
-        handles = [style.handle(name, {"color": self.colour(node)}) for node, name in names.items()]
-        if self.crowded:
-            handles = [style.handle(count(len(names), "cluster"), {"color": style.ACCENT})]
-        style.legend_beside(axes, handles, "cluster")
+    @cached_property
+    def found(self) -> list[int | None]:
+        """The node of the parameter tree that each client went to; None for those that have left the run since.
+
+        Children born before any round trained are those of a clustering at the start of the first.
+        """
+        node = self.run.tree.nodes[self.step.node]
+        born = [child for child in self.run.tree.children(node.id) if child.born in (self.at, 0)]
+        node_of = {client: part.id for part in (node, *born) for client in part.members}
+        return [node_of.get(client) for client in self.step.clients]
+
+    @cached_property
+    def nodes(self) -> list[int | None]:
+        """Of all clusters the node that they lie in, whichever clients have left; None above the cut."""
+        within = [{node} - {None} for node in self.found]
+        for a, b in self.parts:
+            within.append(within[a] | within[b])
+        return [next(iter(nodes)) if len(nodes) == 1 else None for nodes in within]
+
+    @cached_property
+    def cluster_sizes(self) -> list[int]:
+        """Of all clusters the number of clients."""
+        sizes = [1] * self.m
+        for a, b in self.parts:
+            sizes.append(sizes[a] + sizes[b])
+        return sizes
+
+    @cached_property
+    def node_sizes(self) -> Mapping[int, int]:
+        """The number of clients in each node of the parameter tree, from left to right."""
+        return Counter(node for client in self.order if (node := self.found[client]) is not None)
+
+    @property
+    def top(self) -> float:
+        """The end of a scale on which all merges and the cut can be seen."""
+        return 1.06 * max(self.heights[-1], self.step.threshold or 0.0) or 1.0
+
+    def bridge(self, merge: int) -> list[tuple[float, float]]:
+        """Return the corners of the line that joins the two parts of a merge, as places and heights."""
+        (a, b), height = self.parts[merge], self.heights[self.m + merge]
+        left, right = self.places[a], self.places[b]
+        return [(left, self.heights[a]), (left, height), (right, height), (right, self.heights[b])]
+
+
+def dendrogram_picture(view: RunView, at: int, step: Clustered) -> Picture:
+    """Return the dendrogram of a clustering step, and the height at which it was cut (FL+HC).
+
+    Below the cut every cluster has the colour that it has in the other pictures. Where the truth is known, a strip
+    under the leaves shows each client's true cluster.
+    """
+    merges, found = Merges(view.run, at, step), count(len(step.sizes), "cluster")
+    low = -1.5 * STRIP * merges.top if view.outcome.truth is not None else 0.0
+    cut = [] if step.threshold is None else [Rule(step.threshold, f"cut at {step.threshold:.4g}: {found}")]
+    distance = METRICS.get(step.metric, f"{step.metric} distance")
+    y = Axis(f"{distance}, {step.linkage} linkage", range=(low, merges.top))
+    panel = Panel([*_bridges(view, merges), *_strip(view, merges), *cut], y)
+    named = merges.clients if merges.m <= NAMED else []
+    ticks = {float(place): view.outcome.name(client) for place, client in enumerate(named)}
+    x = Axis("" if ticks else count(merges.m, "client"), range=(-1, merges.m), grid=False, ticks=ticks)
+    legend = [*view.colours.current("line"), LegendEntry("@muted", "above the cut")]
+    title = f"Dendrogram of the clients’ {compared(step)}, round {at}{'' if cut else ', not cut'}"
+    return Picture(title, [panel], x, 440, legend)
+
+
+def _bridges(view: RunView, merges: Merges) -> list[Mark]:
+    """Return the bridges of each node as one broken line, in its colour; above the cut in grey."""
+    points: dict[int | None, list[tuple[float | None, float | None]]] = {}
+    for merge, node in enumerate(merges.nodes[merges.m :]):
+        points.setdefault(node, []).extend([*merges.bridge(merge), (None, None)])
+    return [
+        Line(
+            x=[x for x, _ in points[node]],
+            y=[y for _, y in points[node]],
+            colour="@muted" if node is None else view.colours.of(node),
+            name="above the cut" if node is None else f"in cluster {node}",
+            hover="{name}<br>distance %{y:.4g}",
+            width=1.6 if merges.m <= 200 else 1,
+        )
+        for node in sorted(points, key=lambda node: -1 if node is None else node)
+    ]
+
+
+def _strip(view: RunView, merges: Merges) -> list[Mark]:
+    """Return the strip of true clusters below the leaves; nothing where they are not known."""
+    bottom, top, smallest = -1.4 * STRIP * merges.top, -0.4 * STRIP * merges.top, LABELLED * merges.m
+    return [
+        Box(start - 0.5, start + n - 0.5, bottom, top, truth_colour(label), str(label) if n >= smallest else "")
+        for start, n, label in truth_blocks(merges.clients, view.outcome.truth or {})
+    ]

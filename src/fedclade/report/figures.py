@@ -1,40 +1,49 @@
-"""The course of a run: scores and separation gaps as in figure 8 of the CFL paper, norms as in its figure 7."""
+"""Pictures as files: drawn with matplotlib, as pages draw them with Plotly."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedclade.core import Node
-from fedclade.report import facts, style
-from fedclade.report.dendrogram import dendrogram_figure
-from fedclade.report.facts import Series
+import numpy as np
+
+from fedclade.report import queries, style
+from fedclade.report.colours import palette
+from fedclade.report.curves import accuracy_picture, norms_picture
+from fedclade.report.dendrogram import clustering_step, dendrogram_picture
 from fedclade.report.formats import count
-from fedclade.report.heat_maps import ALONE, similarity_figure
+from fedclade.report.picture import Axis, Band, Box, HeatMap, LegendEntry, Line, Mark, Panel, Picture, Rule, label_rows
+from fedclade.report.run_view import RunView
+from fedclade.report.similarity import similarity_pictures
 from fedclade.runs import Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
-LEGEND_LIMIT = 10
-"""Up to so many clusters each have a colour and a line in the legend; more are drawn alike, with their mean."""
+PIXELS = 84
+"""Of a page to an inch."""
 
-MANY_ROUNDS = 200
-"""From so many rounds on lines are thin."""
+SHOWN = 13
+"""So many heat maps are drawn, that of the root first."""
 
-PALE: dict[str, Any] = {"color": style.ACCENT, "linewidth": 0.9, "zorder": 2}
-"""The line of one of many clusters."""
+SIDE = 5.2
+"""Inches of the first heat map, and of the height of the grid beside it."""
 
-MEAN: dict[str, Any] = {"color": style.CLUSTERS[1], "linewidth": 2.0, "zorder": 4}
-"""The line of the mean over many clusters."""
+WORDS, GAP = 0.55, 0.35
+"""Inches for what is written above and below a heat map, and beside it."""
+
+LETTER = 0.0095
+"""Width of a letter above a panel, as a share of the panel's."""
+
+COLOURS = palette(night=False)
 
 
 def save_figures(run: Run, folder: str | Path) -> list[Path]:
-    """Draw a run: ``accuracy.png``, ``norms.png``, ``similarity.png`` and, if it has one, ``dendrogram.png``.
+    """Draw a run: ``accuracy.png`` and, where there is something to draw, ``norms``, ``similarity`` and ``dendrogram``.
 
     Parameters
     ----------
@@ -53,158 +62,157 @@ def save_figures(run: Run, folder: str | Path) -> list[Path]:
     MissingExtraError
         If matplotlib is not installed.
     """
-    drawn = {"accuracy": accuracy_figure(run), "norms": norms_figure(run), "similarity": similarity_figure(run)}
-    if (dendrogram := dendrogram_figure(run)) is not None:
-        drawn["dendrogram"] = dendrogram
+    makers = {
+        "accuracy": accuracy_figure,
+        "norms": norms_figure,
+        "similarity": similarity_figure,
+        "dendrogram": dendrogram_figure,
+    }
+    drawn = {name: figure for name, make in makers.items() if (figure := make(run)) is not None}
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
     return [style.save(figure, target / f"{name}.png") for name, figure in drawn.items()]
 
 
 def accuracy_figure(run: Run) -> Figure:
-    """Draw the score of every cluster over the rounds, and below it the separation gap g(α) (CFL figure 8).
+    """Draw the score of every cluster over the rounds, and the separation gap g(α) below; see `accuracy_picture`."""
+    return draw(accuracy_picture(RunView(run)), queries.heading(run))
 
-    Language models are scored by perplexity. Where the true clusters are not known there is no gap, and α_cross^max is
-    drawn instead.
+
+def norms_figure(run: Run) -> Figure | None:
+    """Draw the two norms that CFL splits by over the rounds; None for a run without norms."""
+    picture = norms_picture(RunView(run))
+    return None if picture is None else draw(picture, queries.heading(run))
+
+
+def dendrogram_figure(run: Run) -> Figure | None:
+    """Draw the dendrogram of a run's last clustering step (FL+HC); None for a run without one."""
+    step = clustering_step(run)
+    return None if step is None else draw(dendrogram_picture(RunView(run), *step), queries.heading(run))
+
+
+def similarity_figure(run: Run) -> Figure | None:
+    """Draw the cosine similarities of the last updates in every cluster: the root large, the others small.
+
+    One colour scale for all, symmetric around 0. None for a run that kept no similarities.
     """
-    lines = _Lines(run)
-    figure = style.new_figure(9.6, 6.6)
-    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=[1.6, 1])
-    style.plain(top, bottom)
-    language = facts.is_language(run)
-    what = "perplexity" if language else "accuracy"
-    lines.draw(top, facts.score_courses(run), forked=True)
-    style.label(top, y=f"test {what}, mean of the clients")
-    if language:
-        style.log_scale(top)
+    matrices = sorted(run.similarities, key=lambda matrix: matrix.node)
+    if not matrices:
+        return None
+    pictures = similarity_pictures(RunView(run), matrices[:SHOWN], side=1000)
+    n_large = 1 if matrices[0].node == 0 else 0
+    figure, panels, bar = _heat_map_grid(n_large, len(pictures) - n_large)
+    for i, (axes, picture) in enumerate(zip(panels, pictures, strict=True)):
+        _draw_heat_map(axes, picture, is_large=i < n_large or not n_large)
+    style.color_bar(bar, panels[0].images[0], "cosine similarity α of two updates")
+    hidden = len(matrices) - len(pictures)
+    more = f"  ({count(hidden, 'more cluster')} not shown)" if hidden else ""
+    style.set_title(figure, "Similarity of the clients’ updates in every cluster", queries.heading(run) + more)
+    return figure
+
+
+def draw(picture: Picture, subtitle: str) -> Figure:
+    """Draw a picture, its title and its legend."""
+    figure = style.new_figure(9.6, style.HEADER + picture.height / PIXELS)
+    shares = [panel.share for panel in picture.panels]
+    panels = list(figure.subplots(len(shares), 1, sharex=True, height_ratios=shares, squeeze=False)[:, 0])
+    style.plain(*panels)
+    for axes, panel in zip(panels, picture.panels, strict=True):
+        _draw_panel(axes, panel)
+    _scale_x(panels[-1], picture.x)
+    _draw_uprights(panels, picture)
+    if picture.legend:
+        style.legend_beside(panels[0], [_handle(entry) for entry in picture.legend], "")
+    style.set_title(figure, picture.title, subtitle)
+    return figure
+
+
+def _draw_panel(axes: Axes, panel: Panel) -> None:
+    for mark in panel.marks:
+        _draw_mark(axes, mark)
+    style.label(axes, y=panel.y.title)
+    if panel.y.range is not None:
+        axes.set_ylim(*panel.y.range)
+    if panel.y.log:
+        style.log_scale(axes)
+    if panel.y.form == "share":
+        style.percent_scale(axes)
+
+
+def _draw_mark(axes: Axes, mark: Mark) -> None:
+    """Draw a mark; dots and bars are on pages only."""
+    match mark:
+        case Line():
+            x, y = (np.array(each, dtype=float) for each in (mark.x, mark.y))
+            look: dict[str, Any] = {"linewidth": 0.9 * mark.width, "linestyle": "--" if mark.dashed else "-"}
+            look |= {"marker": "o", "markersize": 4} if mark.dots else {}
+            axes.plot(x, y, color=_colour(mark.colour), gid=mark.name, **look)
+        case Band():
+            axes.fill_between(mark.x, mark.low, mark.high, color=_colour(mark.colour), alpha=0.25, linewidth=0)
+        case HeatMap():
+            axes.imshow(mark.values, cmap=style.diverging_map(), vmin=-mark.limit, vmax=mark.limit, aspect="auto")
+        case Rule():
+            axes.axhline(mark.y, color=style.INK, linewidth=1.0, linestyle="--" if mark.dashed else "-", gid="rule")
+            style.note(axes, mark.label, (1, mark.y), y="data", shift=(-2, 2), ha="right", gid="rule label")
+        case Box() if mark.x0 == mark.x1 or mark.y0 == mark.y1:
+            axes.plot([mark.x0, mark.x1], [mark.y0, mark.y1], color=_colour(mark.colour), linewidth=1.5, gid="line")
+        case Box():
+            x, y = (mark.x0 + mark.x1) / 2, (mark.y0 + mark.y1) / 2
+            axes.bar(x, mark.y1 - mark.y0, mark.x1 - mark.x0, mark.y0, color=_colour(mark.colour), gid="box")
+            axes.text(x, y, mark.label, ha="center", va="center", fontsize=9.5, color=style.INK)
+        case _:
+            raise TypeError(f"files have no {type(mark).__name__}")
+
+
+def _draw_uprights(panels: Sequence[Axes], picture: Picture) -> None:
+    """Draw the vertical lines through all panels, and above the first their labels."""
+    for x in picture.uprights:
+        for axes in panels:
+            axes.axvline(x, color=style.MUTED, linewidth=0.9, linestyle=(0, (1, 2)), zorder=1, gid="upright")
+    for x, text, row in label_rows(picture, LETTER):
+        style.note(panels[0], text, (x, 1), x="data", shift=(0, 3 + 12 * row), ha="center", gid="upright label")
+
+
+def _scale_x(axes: Axes, axis: Axis) -> None:
+    """Name the x axis, and bring it to its range and ticks."""
+    style.label(axes, x=axis.title)
+    assert axis.range is not None
+    axes.set_xlim(*axis.range)
+    axes.grid(visible=axis.grid, axis="x")
+    if axis.ticks is not None:
+        axes.set_xticks(list(axis.ticks), list(axis.ticks.values()), rotation=90 if len(axis.ticks) > 12 else 0)
+        axes.tick_params(axis="x", length=0, labelsize=8.5)
     else:
-        style.percent_scale(top)
-    lines.legend(top)
-    _draw_similarity_course(bottom, lines, run)
-    lines.finish(figure, [top, bottom], f"{what.capitalize()} of every cluster")
-    return figure
+        axes.locator_params(axis="x", integer=True, min_n_ticks=1)
 
 
-def norms_figure(run: Run) -> Figure:
-    """Draw the two norms that CFL splits by (eqs. 32 and 33), over the rounds for every cluster (CFL figure 7).
-
-    Both panels have one scale: members of a cluster disagree where the largest norm of an update stays up while that of
-    the mean update falls. Thresholds are drawn as dashed lines.
-    """
-    lines = _Lines(run)
-    figure = style.new_figure(9.6, 6.6)
-    top, bottom = figure.subplots(2, 1, sharex=True, sharey=True)
-    style.plain(top, bottom)
-    eps2, eps1 = facts.thresholds_of_norms(run)
-    for axes, column, name, threshold, symbol in (
-        (top, "max_norm", "largest norm of an update", eps2, "ε₂"),
-        (bottom, "mean_norm", "norm of the mean update", eps1, "ε₁"),
-    ):
-        lines.draw(axes, facts.criterion_courses(run, column))
-        style.label(axes, y=name)
-        if isinstance(threshold, Mapping):
-            lines.draw_thresholds(axes, threshold)
-            style.note(axes, f"dashed: {symbol}, a tenth of the largest so far", (1, 1), shift=(-2, -12), ha="right")
-        elif threshold is not None:
-            axes.axhline(threshold, color=style.INK, linewidth=1.0, linestyle="--", gid="threshold")
-            style.note(axes, f"{symbol} = {threshold:g}", (1, threshold), y="data", shift=(-2, 2), ha="right")
-    style.log_scale(top, bottom)
-    lines.legend(top)
-    lines.finish(figure, [top, bottom], "Norms of the updates in every cluster")
-    return figure
+def _heat_map_grid(n_large: int, n_small: int) -> tuple[Figure, list[Axes], Axes]:
+    """Lay out a square for the root, if there is one, a grid beside it for the other clusters, and a colour bar."""
+    columns = math.ceil(math.sqrt(n_small))
+    rows = math.ceil(n_small / columns) if n_small else 1
+    side = (SIDE - (rows - 1) * WORDS) / rows  # so that the grid is as high as the square
+    widths = [SIDE] * n_large + [side] * columns
+    figure = style.new_figure(sum(widths) + GAP * len(widths) + 1.3, style.HEADER + SIDE + 2 * WORDS)
+    grid = figure.add_gridspec(rows, len(widths) + 1, width_ratios=[*widths, 0.16])
+    large = [figure.add_subplot(grid[:, 0]) for _ in range(n_large)]
+    small = [figure.add_subplot(grid[i // columns, n_large + i % columns]) for i in range(n_small)]
+    return figure, [*large, *small], figure.add_subplot(grid[:, -1])
 
 
-def _draw_similarity_course(axes: Axes, lines: _Lines, run: Run) -> None:
-    """Draw g(α) of every cluster; α_cross^max where the truth is not known."""
-    known = facts.Outcome.of(run).truth is not None
-    courses = facts.criterion_courses(run, "separation_gap" if known else "alpha_cross_max")
-    style.label(axes, y="separation gap g(α)" if known else "α cross max")
-    if not courses:
-        style.explain_empty(axes, ALONE)
-        return
-    axes.axhline(0.0, color=style.INK, linewidth=1.0, gid="zero")
-    lines.draw(axes, courses)
-    if known:
-        style.note(axes, "above 0 the optimal bi-partition is right", (1, 1), shift=(0, 2), ha="right")
+def _draw_heat_map(axes: Axes, picture: Picture, *, is_large: bool) -> None:
+    """Draw one of several heat maps; a small one without the names of its axes."""
+    _draw_panel(axes, picture.panels[0])
+    _scale_x(axes, picture.x)
+    if not is_large:
+        axes.set(xlabel="", ylabel="")
+    axes.spines[:].set_visible(False)
+    axes.set_yticks([])
+    axes.set_title(picture.title, fontsize=11 if is_large else 9.5, color=style.INK, loc="left")
 
 
-@dataclass(frozen=True)
-class _Lines:
-    """Draws a line for every cluster, always in the same colour.
+def _handle(entry: LegendEntry) -> Line2D:
+    return style.handle(entry.label, {"color": _colour(entry.colour), "linestyle": "--" if entry.dashed else "-"})
 
-    Current clusters have colours; those that were split are grey, the root the darkest. With more than ``LEGEND_LIMIT``
-    current clusters, all share one pale colour, and their mean is drawn over them.
-    """
 
-    run: Run
-
-    @cached_property
-    def leaves(self) -> tuple[Node, ...]:
-        return facts.leaves_in_tree_order(self.run.tree)
-
-    @property
-    def crowded(self) -> bool:
-        return len(self.leaves) > LEGEND_LIMIT
-
-    @cached_property
-    def width(self) -> float:
-        """Points; thinner where many clusters or noisy rounds lie close together."""
-        return 1.0 if self.crowded or self.run.summary["rounds"] > MANY_ROUNDS else 1.8
-
-    @cached_property
-    def styles(self) -> Mapping[int, dict[str, Any]]:
-        """How the line of each node looks."""
-        styles: dict[int, dict[str, Any]] = {}
-        for node in self.run.tree.nodes:
-            grey = style.INK if node.parent is None else style.MUTED
-            styles[node.id] = {"color": grey, "linewidth": self.width, "zorder": 2.5}
-        for i, leaf in enumerate(self.leaves):
-            if self.crowded:
-                styles[leaf.id] = {**PALE, "alpha": max(0.04, min(0.35, 10 / len(self.leaves)))}
-            else:
-                dashes = "-" if i < 5 else (0, (4, 1.2))  # a second sign, as ten colours are many
-                look = {"color": style.CLUSTERS[i], "linewidth": self.width, "linestyle": dashes, "zorder": 3}
-                styles[leaf.id] = look
-        return styles
-
-    def draw(self, axes: Axes, courses: Mapping[int, Series], *, forked: bool = False) -> None:
-        """Draw one line for each node that has a course; with ``forked``, each goes on from its parent's last point."""
-        few = self.run.summary["rounds"] <= style.FEW_ROUNDS
-        marker: dict[str, Any] = {"marker": "o", "markersize": 4} if few else {}
-        lines = facts.joined_courses(self.run.tree, courses) if forked else courses
-        for node, line in lines.items():
-            axes.plot(line.rounds, line.values, gid=f"node {node}", **self.styles[node], **marker)
-        if self.crowded:
-            mean = facts.mean_course(courses.values())
-            axes.plot(mean.rounds, mean.values, gid="mean", **MEAN)
-
-    def draw_thresholds(self, axes: Axes, courses: Mapping[int, Series]) -> None:
-        """Draw a dashed line for each node that has a threshold of its own; where there are many, their mean."""
-        if self.crowded:
-            courses = {0: facts.mean_course(courses.values())}
-        for node, line in courses.items():
-            gid = f"threshold {node}"
-            axes.plot(line.rounds, line.values, color=style.INK, linewidth=1.0, linestyle="--", gid=gid)
-
-    def legend(self, axes: Axes) -> None:
-        """Tell the clusters by name if they have colours, and else how many there are."""
-        if self.crowded:
-            number = count(len(self.leaves), "cluster")
-            handles = [style.handle(number, {**PALE, "alpha": 0.5}), style.handle("mean of the clusters", MEAN)]
-        else:
-            names = [f"{leaf.id} ({count(len(leaf.members), 'client')})" for leaf in self.leaves]
-            handles = [style.handle(n, self.styles[leaf.id]) for n, leaf in zip(names, self.leaves, strict=True)]
-        split = [node for nodes in facts.splits_by_round(self.run.tree).values() for node in nodes]
-        handles += [style.handle("0, until its split", self.styles[node]) for node in split if node == 0]
-        handles += [style.handle("others, until theirs", self.styles[node]) for node in split if node != 0][:1]
-        if self.run.tree.nodes[0].split_in == 0 and any(row["cluster"] == 0 for row in self.run.clients):
-            handles.append(style.handle("0, in no other yet", self.styles[0]))
-        style.legend_beside(axes, handles, "cluster")
-
-    def finish(self, figure: Figure, panels: Sequence[Axes], title: str) -> None:
-        """Put on what all panels share: rounds, split markers, and the title."""
-        rounds = self.run.summary["rounds"]
-        style.label(panels[-1], x="round")
-        style.over_rounds(panels[-1], rounds)
-        style.mark_splits(panels, facts.splits_by_round(self.run.tree), rounds)
-        style.set_title(figure, title, facts.heading(self.run))
+def _colour(name: str) -> str:
+    return COLOURS[name.removeprefix("@")]

@@ -2,36 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from rich import box
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 from fedclade.report.formats import count, number, percent
-from fedclade.runs import (
-    ACCURACIES,
-    Newcomers,
-)
+from fedclade.report.terminal import new_table
+from fedclade.runs import ACCURACIES, Newcomers
 
 
 def newcomer_table(newcomers: Newcomers) -> Table:
     """Return a line for each newcomer, and their means in the last."""
-    table = Table(
-        title=Text("Newcomers", style="bold"),
-        title_justify="left",
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
-        header_style="bold cyan",
-        pad_edge=False,
-        show_footer=True,
-    )
+    table = new_table("Newcomers", show_footer=True)
     summary = newcomers.summary
     by = next((row["by"] for row in newcomers.rows if row["by"]), "similarity")
-    truth = summary["assignment_accuracy"] is not None
     table.add_column("client", footer="mean", no_wrap=True)
-    table.add_column("path", footer=_assigned(summary["assignment_accuracy"]) if truth else "")
+    assigned = summary["assignment_accuracy"]
+    table.add_column("path", footer="" if assigned is None else f"assignment accuracy {number(assigned)}")
     for column in (by, "other side", "margin"):
         table.add_column(escape(column), justify="right")
     for column, score in zip(("accuracy", "root", "own", "tuned"), ACCURACIES, strict=True):
@@ -39,14 +29,18 @@ def newcomer_table(newcomers: Newcomers) -> Table:
     for row in newcomers.rows:
         cells = [escape(row["name"]), _path(row), _numbers(row["scores"]), _numbers(row["others"])]
         table.add_row(*cells, number(row["margin"]), *(percent(row[score]) for score in ACCURACIES))
-    table.caption = "\n".join(_captions(newcomers))
+    alone = count(summary["rounds_alone"], "round")
+    table.caption = f"own: trained alone for {alone}, as many as the run's; "
+    table.caption += "tuned: the model it got after one epoch on its data"
+    if summary["fit_nowhere"]:
+        misfits = count(summary["fit_nowhere"], "newcomer")
+        got = "the deepest node that still fits" if summary["only_fitting"] else "the leaf that they came to"
+        table.caption += f"\n{misfits} of {summary['newcomers']} fit nowhere, and got {got}"
     return table
 
 
-def _path(row: dict[str, object]) -> Text:
-    path = row["path"]
-    assert isinstance(path, list)
-    text = Text(" > ".join(str(node) for node in path))
+def _path(row: Mapping[str, Any]) -> Text:
+    text = Text(" > ".join(str(node) for node in row["path"]))
     if not row["fits"]:
         text.append(" fits nowhere", style="bold yellow")
     if row["right"] is False:
@@ -56,20 +50,3 @@ def _path(row: dict[str, object]) -> Text:
 
 def _numbers(values: Sequence[float | None]) -> str:
     return " ".join(number(value) for value in values) if values else number(None)
-
-
-def _assigned(share: float) -> str:
-    return f"assignment accuracy {number(share)}"
-
-
-def _captions(newcomers: Newcomers) -> list[str]:
-    summary = newcomers.summary
-    alone = count(summary["rounds_alone"], "round")
-    lines = [
-        f"own: trained alone for {alone}, as many as the run's; tuned: the model it got after one epoch on its data",
-    ]
-    if summary["fit_nowhere"]:
-        who = count(summary["fit_nowhere"], "newcomer")
-        got = "the deepest node that still fits" if summary["only_fitting"] else "the leaf that they came to"
-        lines.append(f"{who} of {summary['newcomers']} fit nowhere, and got {got}")
-    return lines

@@ -10,8 +10,9 @@ from rich.console import Console
 from rich.text import Text
 
 from fedclade.core import FedcladeError
+from fedclade.report.decisions import decision_tables
 from fedclade.report.figures import save_figures
-from fedclade.report.tables import decision_tables, run_table, tree_view
+from fedclade.report.tables import run_table, tree_view
 from fedclade.runs import Run
 
 
@@ -21,12 +22,12 @@ def without_figures_if_need_be(console: Console) -> Generator[None]:
     try:
         yield
     except Exception as error:  # whatever it is: what the figures are of is finished and kept
-        told = str(error) if isinstance(error, FedcladeError | OSError) else f"{type(error).__name__}: {error}"
-        console.print(Text.assemble(("no figures: ", "yellow"), told), soft_wrap=True)
+        reason = str(error) if isinstance(error, FedcladeError | OSError) else f"{type(error).__name__}: {error}"
+        console.print(Text.assemble(("no figures: ", "yellow"), reason), soft_wrap=True)
 
 
 def add_figures(run: Run, folder: Path, console: Console) -> bool:
-    """Draw the figures of a run folder, and tell whether that was possible; why not is printed."""
+    """Draw the figures of a run folder, and return whether that was possible; why not is printed."""
     with without_figures_if_need_be(console):
         save_figures(run, folder / "figures")
         return True

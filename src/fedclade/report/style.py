@@ -33,7 +33,7 @@ TRUTH = ("#BBCCEE", "#CCDDAA", "#EEEEBB", "#FFCCCC", "#DDCCEE", "#CCEEFF", "#E8D
 DPI = 150
 
 FEW_ROUNDS = 12
-"""Up to so many rounds every one has a dot."""
+"""Up to so many rounds every one has a tick and a dot."""
 
 HEADER = 0.64
 """Inches above the panels for the title of a figure."""
@@ -95,13 +95,6 @@ def label(axes: Axes, *, x: str = "", y: str = "") -> None:
         axes.set_ylabel(y, fontsize=10, color=INK)
 
 
-def explain_empty(axes: Axes, why: str) -> None:
-    """Say in the middle of an empty panel why it is empty."""
-    axes.text(0.5, 0.5, why, transform=axes.transAxes, ha="center", va="center", fontsize=10, color=MUTED, gid="empty")
-    axes.tick_params(left=False, labelleft=False)
-    axes.grid(False)
-
-
 def percent_scale(axes: Axes, which: Literal["x", "y"] = "y") -> None:
     """Write shares on an axis in per cent."""
     from matplotlib.ticker import FuncFormatter
@@ -111,49 +104,18 @@ def percent_scale(axes: Axes, which: Literal["x", "y"] = "y") -> None:
 
 
 def log_scale(*panels: Axes) -> None:
-    """Make the y axis of panels that share it logarithmic, with plain numbers, unless there is a zero to show."""
+    """Make the y axis of panels that share it logarithmic, with plain numbers, unless there is a zero."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     low = min(axes.dataLim.ymin for axes in panels)
     high = max(axes.dataLim.ymax for axes in panels)
-    if low <= 0:
+    if not 0 < low < high:
         return
     axes = panels[0]
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high > 10 * low else (1, 1.5, 2, 3, 4, 5, 7)))
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axes.yaxis.set_minor_formatter(NullFormatter())
-
-
-def over_rounds(axes: Axes, rounds: int) -> None:
-    """Let the x axis run over the rounds, in whole numbers."""
-    margin = 0.5 if rounds <= FEW_ROUNDS else 0.01 * rounds
-    axes.set_xlim(1 - margin, rounds + margin)
-    axes.locator_params(axis="x", integer=True, min_n_ticks=1)
-
-
-def mark_splits(panels: Sequence[Axes], splits: Mapping[int, Sequence[int]], rounds: int) -> None:
-    """Draw a vertical line at every split through all panels, and above the first say which nodes were split.
-
-    Parameters
-    ----------
-    panels
-        From top to bottom.
-    splits
-        The nodes that were split, by round.
-    rounds
-        On the x axis.
-    """
-    free_from = [-1.0, -1.0, -1.0]  # the first free place in each row of labels, as a share of the width
-    for number, nodes in splits.items():
-        for axes in panels:
-            axes.axvline(number, color=MUTED, linewidth=0.9, linestyle=(0, (1, 2)), zorder=1, gid="split")
-        text = "split " + (", ".join(map(str, nodes)) if len(nodes) <= 3 else f"{len(nodes)} nodes")
-        place, width = number / rounds, 0.0095 * len(text)
-        row = next((row for row, free in enumerate(free_from) if place - width / 2 >= free), None)
-        if row is not None:  # where splits crowd, a line without a label still tells when
-            free_from[row] = place + width / 2
-            note(panels[0], text, (number, 1), x="data", shift=(0, 3 + 12 * row), ha="center", gid="split label")
 
 
 def note(
@@ -166,23 +128,7 @@ def note(
     shift: tuple[float, float] = (0, 0),
     **look: Any,
 ) -> None:
-    """Write a small note into or beside a panel.
-
-    Parameters
-    ----------
-    axes
-        The panel.
-    text
-        Short.
-    place
-        Of the text's corner.
-    x, y
-        What the place is measured in: ``data`` or ``axes fraction``.
-    shift
-        From there, in points.
-    **look
-        Properties of the text.
-    """
+    """Write a small note into or beside a panel, ``shift`` points from a place in ``data`` or shares of the axes."""
     look = {"fontsize": 9, "color": MUTED, "va": "bottom", **look}
     axes.annotate(text, place, shift, xycoords=(x, y), textcoords="offset points", parse_math=False, **look)
 

@@ -5,23 +5,23 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from functools import cached_property
 from textwrap import fill
 from typing import TYPE_CHECKING
 
-from rich import box
 from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
-from rich.text import Text
 
 from fedclade.core import ConfigError
-from fedclade.report.comparison import Comparison, save_comparison
-from fedclade.report.estimates import BASELINES, ComparisonRow, write_mean, write_with_interval
+from fedclade.report.comparison import Comparison
+from fedclade.report.comparison_figures import all_labels, suite_figure
+from fedclade.report.comparison_files import ComparisonFiles, csv_table, markdown_table
+from fedclade.report.estimates import BASELINES, ComparisonRow, Estimate, write_mean, write_with_interval
 from fedclade.report.formats import number
-from fedclade.report.suite_figure import all_labels, suite_figure
+from fedclade.report.terminal import new_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,7 +30,7 @@ OVERVIEW = "Accuracy in percent, mean of the clients and seeds; ARI where the tr
 
 
 @dataclass(frozen=True, eq=False)
-class SuiteComparison:
+class SuiteComparison(ComparisonFiles):
     """Algorithms by scenarios: the comparison of each scenario, one below the other.
 
     Parameters
@@ -56,42 +56,28 @@ class SuiteComparison:
 
     def overview(self) -> Table:
         """Return algorithms by scenarios for the terminal: mean accuracy in percent, and ARI where it is known."""
-        table = Table(
-            title=Text(OVERVIEW, style="bold"),
-            title_justify="left",
-            header_style="bold cyan",
-            box=box.SIMPLE_HEAD,
-            pad_edge=False,
-            collapse_padding=True,
-        )
+        table = new_table(OVERVIEW, collapse_padding=True)
         table.add_column("config", no_wrap=True)
         for name in self.scenarios:
             table.add_column(fill(name, 9, break_long_words=False), justify="right", no_wrap=True)
-        for label, rows in self._by_label().items():
+        cells = self._cells(lambda accuracy: write_mean(accuracy, 1, 100))
+        for label, rows in self._by_label.items():
             dim = next(row for row in rows if row is not None).algorithm in BASELINES
-            cells = ["" if row is None else _accuracy_and_ari(row, write_mean(row.accuracy, 1, 100)) for row in rows]
-            table.add_row(escape(label), *cells, style="dim" if dim else None)
+            table.add_row(escape(label), *cells[label], style="dim" if dim else None)
         return table
 
     def markdown(self) -> str:
         """Return the overview and the table of every scenario as Markdown."""
-        lines = [["config", *self.scenarios], [":--", *["--:"] * len(self.scenarios)]]
-        for label, rows in self._by_label().items():
-            cells = ["" if r is None else _accuracy_and_ari(r, write_with_interval(r.accuracy, 100)) for r in rows]
-            lines.append([label.replace("|", "\\|"), *cells])
-        overview = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        cells = self._cells(lambda accuracy: write_with_interval(accuracy, 100))
+        overview = markdown_table(["config", *self.scenarios], [[label, *row] for label, row in cells.items()])
         each = "\n".join(comparison.markdown() for comparison in self.scenarios.values())
         return f"**{OVERVIEW}**\n\n{overview}\n\n{each}"
 
     def csv(self) -> str:
         """Return one CSV table whose first column is the scenario; see :meth:`Comparison.csv` for the others."""
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        for place, (name, comparison) in enumerate(self.scenarios.items()):
-            header, *lines = csv.reader(io.StringIO(comparison.csv()))
-            writer.writerows([["scenario", *header]] if place == 0 else [])
-            writer.writerows([name, *line] for line in lines)
-        return text.getvalue()
+        tables = {name: list(csv.reader(io.StringIO(each.csv()))) for name, each in self.scenarios.items()}
+        header = ["scenario", *next(iter(tables.values()))[0]]
+        return csv_table([header, *([name, *line] for name, lines in tables.items() for line in lines[1:])])
 
     def json(self) -> str:
         """Return the comparisons as JSON, by scenario; see :meth:`Comparison.json`."""
@@ -99,20 +85,22 @@ class SuiteComparison:
         return json.dumps({"scenarios": scenarios}, indent=2) + "\n"
 
     def figure(self) -> Figure:
-        """Draw a panel for each scenario; see :func:`suite_figure`."""
+        """Draw a panel for each scenario; see `suite_figure`."""
         return suite_figure({name: comparison.rows for name, comparison in self.scenarios.items()})
 
+    @cached_property
     def _by_label(self) -> dict[str, list[ComparisonRow | None]]:
-        """Return for each configuration its row in every scenario; None where it has none."""
+        """For each configuration its row in every scenario; None where it has none."""
         rows = [{row.label: row for row in comparison.rows} for comparison in self.scenarios.values()]
         labels = all_labels(comparison.rows for comparison in self.scenarios.values())
         return {label: [each.get(label) for each in rows] for label in labels}
 
-    def save(self, folder: str | Path, *, figure: bool = True) -> Path:
-        """Write ``comparison.md``, ``.csv``, ``.json`` and the figure ``.png``; see :meth:`Comparison.save`."""
-        texts = {"md": self.markdown(), "csv": self.csv(), "json": self.json()}
-        return save_comparison(Path(folder), texts, self.figure() if figure else None)
+    def _cells(self, written: Callable[[Estimate | None], str]) -> dict[str, list[str]]:
+        """Return for each configuration its accuracy in every scenario and, where it is known, its ARI."""
 
+        def cell(row: ComparisonRow | None) -> str:
+            if row is None:
+                return ""
+            return written(row.accuracy) + ("" if row.ari is None else f"  {number(row.ari.mean)}")
 
-def _accuracy_and_ari(row: ComparisonRow, accuracy: str) -> str:
-    return accuracy if row.ari is None else f"{accuracy}  {number(row.ari.mean)}"
+        return {label: [cell(row) for row in rows] for label, rows in self._by_label.items()}

@@ -7,41 +7,33 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from rich import box
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from fedclade.core import (
-    DROPPED_OUT,
-    TOO_LATE,
-    Node,
-    ParameterTree,
-)
-from fedclade.report import facts
-from fedclade.report.facts import Outcome
+from fedclade.core import DROPPED_OUT, TOO_LATE, Disconnected, LeftOut, Node, ParameterTree, Reconnected, Refused
+from fedclade.report import outcome as outcomes
+from fedclade.report import queries
+from fedclade.report.decisions import criterion_text
 from fedclade.report.formats import count, duration, number, percent, shortened, traffic
-from fedclade.runs import Row, Run
+from fedclade.report.outcome import Outcome
+from fedclade.report.score import Score
+from fedclade.report.terminal import new_table
+from fedclade.runs import Run, events_of
 
 LIMIT = 40
-"""So many clusters are listed; of the rest only the number is told."""
+"""So many clusters are listed; of the rest only the number is shown."""
+
+QUANTILES = {"min": "min", "p10": "p10", "median": "p50", "p90": "p90", "worst tenth": "worst10_mean"}
 
 DEPTH = 12
 """So many levels of the tree are shown: deeper ones leave no room for text."""
 
-CRITERIA = {
-    "mean_norm": "mean norm",
-    "max_norm": "max norm",
-    "alpha_cross_max": "α cross max",
-    "gamma_bound": "γ bound",
-}
-"""The numbers that a split is decided by, and what to call them."""
-
 
 def run_table(run: Run) -> Table:
     """Return the summary of a run, one fact a line."""
-    table = _table(facts.heading(run), show_header=False)
+    table = new_table(queries.heading(run), show_header=False, box=None)
     table.add_column(style="cyan", no_wrap=True)
     table.add_column()
     for name, value in _facts(run):
@@ -50,18 +42,18 @@ def run_table(run: Run) -> Table:
 
 
 def cluster_table(run: Run) -> Table:
-    """Return the current clusters: who is in them, how they fare, and the norms of the last round."""
-    outcome, criteria = Outcome.of(run), facts.last_criteria(run)
-    table = _table("Clusters")
-    for column in ("node", "size", "perplexity" if outcome.language else "accuracy", "mean norm", "max norm"):
+    """Return the current clusters: their members and scores, and the norms of the last round."""
+    outcome, criteria = Outcome.of(run), {row["node"]: row for row in run.clusters}
+    table = new_table("Clusters")
+    for column in ("node", "size", outcome.score.name, "mean norm", "max norm"):
         table.add_column(column, justify="right", no_wrap=True)
     if outcome.truth is not None:
         table.add_column("true clusters")
     table.add_column("clients")
-    leaves = facts.leaves_in_tree_order(run.tree)
+    leaves = queries.leaves_in_tree_order(run.tree)
     for leaf in leaves[:LIMIT]:
         last = criteria.get(leaf.id, {})
-        cells = [str(leaf.id), str(len(leaf.members)), _mean_score(leaf, outcome)]
+        cells = [str(leaf.id), str(len(leaf.members)), outcome.score.text(outcome.mean_score(leaf.members))]
         cells += [number(last.get("mean_norm")), number(last.get("max_norm"))]
         if outcome.truth is not None:
             cells.append(_composition(leaf.members, outcome.truth))
@@ -71,62 +63,13 @@ def cluster_table(run: Run) -> Table:
     return table
 
 
-CHECKS = ("checked", "regrouped")
-"""Kinds of events of replicated clustering."""
-
-
-def has_splits(run: Run) -> bool:
-    """Tell whether clusters were split in a run, or were about to be: whether :func:`event_table` has something."""
-    return bool(facts.events_of(run, "split", "rejected"))
-
-
-def event_table(run: Run) -> Table:
-    """Return the splits of a run, and the criteria by which they were decided (CFL eqs. 25, 32, 33 and 39)."""
-    table = _table("Splits")
-    for column in ("round", "node", "into", "sizes", *CRITERIA.values()):
-        table.add_column(column, justify="left" if column in ("into", "sizes") else "right", no_wrap=True)
-    for event in facts.events_of(run, "split"):
-        into = " + ".join(str(child) for child in event["children"])
-        sizes = " + ".join(str(len(cluster)) for cluster in event["clusters"])
-        criteria = (number(event.get(key)) for key in CRITERIA)  # of very many clients no similarities are kept
-        table.add_row(str(event["round"]), str(event["node"]), into, sizes, *criteria)
-    table.caption = _captions(run, any_split=bool(table.row_count))
-    return table
-
-
-def check_table(run: Run) -> Table:
-    """Return the checks of replicated clustering: what was found on halves of the data, and what was made of it."""
-    table = _table("Checks")
-    for column in ("round", "clusters", "p", "needed", "gain", "gain before", "median γ"):
-        table.add_column(column, justify="left" if column == "clusters" else "right", no_wrap=True)
-    for event in facts.events_of(run, *CHECKS):
-        sizes = " + ".join(str(len(cluster)) for cluster in event["clusters"])
-        made = f"{'now' if event['kind'] == 'regrouped' else 'still'} {sizes}"
-        numbers = (event[key] for key in ("p_value", "level", "gain", "gain_before"))
-        gamma = "∞" if event["gamma"] is None else number(event["gamma"])
-        table.add_row(str(event["round"]), made, *(f"{value:.2g}" for value in numbers), gamma)
-    return table
-
-
-def decision_tables(run: Run) -> list[Table]:
-    """Return the tables of what was decided in a run about clusters: splits, checks; none where there was nothing."""
-    tables = [event_table(run)] if has_splits(run) else []
-    return [*tables, check_table(run)] if facts.events_of(run, *CHECKS) else tables
-
-
 def tree_view(tree: ParameterTree, run: Run | None = None) -> Tree:
-    """Return the parameter tree from the root to the current clusters.
+    """Return a parameter tree from the root to the current clusters, which may be of the middle of a run.
 
-    Parameters
-    ----------
-    tree
-        Of the run, or as it stands in the middle of one.
-    run
-        Tells the clients' names, the clusters' scores and, where it is known, the truth. Without it the tree shows what
-        it knows itself.
+    The run has the clients' names, the clusters' scores and, where it is known, the truth; without it, the tree shows
+    what it knows itself.
     """
     last_round, outcome = (None, None) if run is None else (run.summary["rounds"], Outcome.of(run))
-
     root = tree.nodes[0]
     view = Tree(_node_text(root, tree, last_round, outcome), guide_style="dim")
     pending = [(root, view, 0)]
@@ -135,26 +78,9 @@ def tree_view(tree: ParameterTree, run: Run | None = None) -> Tree:
         children = tree.children(node.id)
         listed = children[:LIMIT] if depth < DEPTH else ()
         pending += [(c, branch.add(_node_text(c, tree, last_round, outcome)), depth + 1) for c in listed]
-        if unlisted := _clusters_within(tree, children[len(listed) :]):
-            branch.add(Text(f"and {count(unlisted, 'more cluster')}", style="dim"))
+        if unlisted := {tree.leaf_of[client] for child in children[len(listed) :] for client in child.members}:
+            branch.add(Text(f"and {count(len(unlisted), 'more cluster')}", style="dim"))
     return view
-
-
-def _clusters_within(tree: ParameterTree, nodes: Sequence[Node]) -> int:
-    """Return the number of current clusters that come from some nodes."""
-    return len({tree.leaf_of[client] for node in nodes for client in node.members})
-
-
-def _table(title: str, *, show_header: bool = True) -> Table:
-    return Table(
-        title=Text(title, style="bold"),
-        title_justify="left",
-        caption_justify="left",
-        box=box.SIMPLE_HEAD if show_header else None,
-        show_header=show_header,
-        header_style="bold cyan",
-        pad_edge=False,
-    )
 
 
 def _facts(run: Run) -> Iterator[tuple[str, str]]:
@@ -162,8 +88,10 @@ def _facts(run: Run) -> Iterator[tuple[str, str]]:
     s = run.summary
     clusters, seconds = s["clusters"], s["seconds"]
     yield "model", f"{s['model']}, {count(s['rounds'], 'round')} on {s['device']}"
-    yield from _accuracy_facts(s["accuracy"])
-    if facts.is_language(run):
+    accuracy = s["accuracy"]
+    yield "accuracy", f"mean {percent(accuracy['mean'])}, std {percent(accuracy['std'])} over the clients"
+    yield "", ", ".join(f"{name} {percent(accuracy[key])}" for name, key in QUANTILES.items())
+    if Score.of_run(run).language:
         yield "perplexity", f"{number(s['perplexity']['mean'], 1)}, worst client {number(s['perplexity']['max'], 1)}"
     known = "" if clusters["true"] is None else f", {clusters['true']} true"
     yield "clusters", f"{clusters['found']} found{known}; sizes {shortened([str(n) for n in clusters['sizes']])}"
@@ -172,7 +100,7 @@ def _facts(run: Run) -> Iterator[tuple[str, str]]:
     if s["target"]["accuracy"] is not None:
         yield f"target {percent(s['target']['accuracy'], 0)}", _target(s["target"])
     yield from _connections(run)
-    if lost := [why for event in facts.events_of(run, "left_out") for why in event["clients"].values()]:
+    if lost := [why for _, event in events_of(run.events, LeftOut) for why in event.clients.values()]:
         absent = sum(why in (DROPPED_OUT, TOO_LATE) for why in lost)
         yield "left out", f"{count(len(lost), 'answer')}: {absent:,} absent, {len(lost) - absent:,} unusable"
     if privacy := s.get("privacy"):
@@ -192,19 +120,15 @@ def _privacy(epsilon: float | None, delta: float, releases: int, **_: float) -> 
 
 def _connections(run: Run) -> Iterator[tuple[str, str]]:
     """Yield the lines about clients that came and went over a network, and about nodes that were kept out."""
-    kinds = ("disconnected", "reconnected")
-    told = {kind: sum(len(event["clients"]) for event in facts.events_of(run, kind)) for kind in kinds}
-    if any(told.values()):
-        yield "connections", f"{told['disconnected']:,} lost, {told['reconnected']:,} back"
-    if refused := {node: why for event in facts.events_of(run, "refused") for node, why in event["nodes"].items()}:
+    lost, back = (
+        sum(len(event.clients) for _, event in events_of(run.events, kind)) for kind in (Disconnected, Reconnected)
+    )
+    if lost or back:
+        yield "connections", f"{lost:,} lost, {back:,} back"
+    refused = {node: why for _, event in events_of(run.events, Refused) for node, why in event.nodes.items()}
+    if refused:
         *_, (node, why) = refused.items()
         yield "refused", f"{count(len(refused), 'node')}, the last {node}: {why}"
-
-
-def _accuracy_facts(accuracy: Mapping[str, float]) -> Iterator[tuple[str, str]]:
-    yield "accuracy", f"mean {percent(accuracy['mean'])}, std {percent(accuracy['std'])} over the clients"
-    spread = [("min", "min"), ("p10", "p10"), ("median", "p50"), ("p90", "p90"), ("worst tenth", "worst10_mean")]
-    yield "", ", ".join(f"{name} {percent(accuracy[key])}" for name, key in spread)
 
 
 def _target(target: Mapping[str, float | int | None]) -> str:
@@ -215,25 +139,8 @@ def _target(target: Mapping[str, float | int | None]) -> str:
     return f"reached by the mean after {spent}; {share}"
 
 
-def _captions(run: Run, *, any_split: bool) -> str | None:
-    lines = [] if any_split else ["No cluster was split."]
-    lines += [_clustering(event) for event in facts.events_of(run, "clustered")]
-    if rejected := facts.events_of(run, "rejected"):
-        last = rejected[-1]
-        why = escape(last["because"])
-        lines.append(f"{count(len(rejected), 'bi-partition')} rejected, the last in round {last['round']}: {why}")
-    return "\n".join(lines) or None
-
-
-def _clustering(step: Row) -> str:
-    """Say what a step of hierarchical clustering found."""
-    found, cut = count(len(step["sizes"]), "cluster"), step["threshold"]
-    where = "not cut" if cut is None else f"cut at {number(cut)}"
-    return escape(f"Round {step['round']}: {found} by {step['metric']} distance and {step['linkage']} linkage, {where}")
-
-
 def _node_text(node: Node, tree: ParameterTree, last_round: int | None, outcome: Outcome | None) -> Text:
-    """Describe one node: what it is, who is in it and, if it was split, why."""
+    """Describe one node: its size and lifetime, its members and, if it was split, why."""
     is_leaf = not tree.children(node.id)
     text = Text(str(node.id), style="bold green" if is_leaf else "bold")
     last = last_round if node.split_in is None else node.split_in
@@ -241,22 +148,16 @@ def _node_text(node: Node, tree: ParameterTree, last_round: int | None, outcome:
     members = _members(node, outcome)
     if outcome is not None:
         if is_leaf:
-            parts.append(f"{'perplexity' if outcome.language else 'accuracy'} {_mean_score(node, outcome)}")
+            parts.append(f"{outcome.score.name} {outcome.score.text(outcome.mean_score(node.members))}")
         if outcome.truth is not None and (inside := _purity(node.members, outcome.truth)):
             members += f"  ({inside})"
     text.append("  " + " · ".join(parts), style="not bold default")
     if members:
         text.append(f"\n{members}", style="not bold dim default")
     if node.criteria:
-        criteria = ", ".join(_criterion(key, value) for key, value in node.criteria.items())
+        criteria = ", ".join(" ".join(criterion_text(criterion)) for criterion in node.criteria.items())
         text.append(f"\nsplit at {criteria}", style="not bold yellow")
     return text
-
-
-def _criterion(key: str, value: float) -> str:
-    """Say what one number was that a split was decided by."""
-    name = CRITERIA.get(key, key.removesuffix("_value").replace("_", " "))
-    return f"{name} {value:.2g}" if key == "p_value" else f"{name} {number(value)}"
 
 
 def _lifetime(node: Node, last: int | None) -> str:
@@ -275,17 +176,12 @@ def _members(node: Node, outcome: Outcome | None) -> str:
 
 def _purity(members: Sequence[int], truth: Mapping[int, int]) -> str:
     """Say which true clusters are in a cluster: one, or how many clients of each; nothing where none is known."""
-    inside = facts.composition(members, truth)
+    inside = outcomes.composition(members, truth)
     if len(inside) <= 1:
         return f"true cluster {inside[0][0]}" if inside else ""
-    return f"true clusters {_composition(members, truth)}; purity {percent(facts.purity(members, truth), 0)}"
+    return f"true clusters {_composition(members, truth)}; purity {percent(outcomes.purity(members, truth), 0)}"
 
 
 def _composition(members: Sequence[int], truth: Mapping[int, int]) -> str:
     """Write which true clusters are in a cluster, with the number of its clients in each: ``2 (5), 0 (1)``."""
-    return shortened([f"{label} ({n})" for label, n in facts.composition(members, truth)], limit=6)
-
-
-def _mean_score(node: Node, outcome: Outcome) -> str:
-    mean = outcome.mean_score(node.members)
-    return number(mean, 1) if outcome.language else percent(mean)
+    return shortened([f"{label} ({n})" for label, n in outcomes.composition(members, truth)], limit=6)

@@ -1,11 +1,15 @@
-"""Terminals as commands and servers print to: what comes from others is shown there, and does nothing."""
+"""Terminals as commands and servers print to, and their tables: text of others is shown there, and does nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
+from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
+from rich.table import Table
+from rich.text import Text
 
 _HIDDEN = dict.fromkeys(
     # But for tab and new line; then the characters that turn the direction of what follows.
@@ -29,3 +33,10 @@ class Terminal(Console):
         """Render something in parts, of which those with text are only that."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(visible(segment.text), segment.style)
+
+
+def new_table(title: str, **changes: Any) -> Table:
+    """Return an empty table with the look that all share, and no more lines than it needs."""
+    look: dict[str, Any] = {"box": box.SIMPLE_HEAD, "header_style": "bold cyan", "pad_edge": False}
+    look |= {"title_justify": "left", "caption_justify": "left", **changes}
+    return Table(title=Text(title, style="bold"), **look)

@@ -13,9 +13,9 @@ import torch
 
 from fedclade.core.errors import MissingExtraError, RunError
 from fedclade.core.tree import ParameterTree
+from fedclade.report.colours import palette
 from fedclade.report.page import Page, RunView, comparison_page, document, page_html, run_page, state_json, write_page
 from fedclade.report.page.document import script_json
-from fedclade.report.page.palette import variables
 from fedclade.report.page.section import as_json
 from fedclade.runs.store.run import Run
 from fedclade.runs.store.similarities import SimilarityMatrix
@@ -42,7 +42,7 @@ def coloured(value):
     """Put colours where a page has their names, as its script does."""
     if isinstance(value, str) and value.startswith("@"):
         name, _, opacity = value[1:].partition("/")
-        colour = variables(night=False)[name]
+        colour = palette(night=False)[name]
         return f"rgba({int(colour[1:3], 16)},{int(colour[3:5], 16)},{int(colour[5:], 16)},{opacity or 1})"
     if isinstance(value, dict):
         return {key: coloured(entry) for key, entry in value.items()}
@@ -117,7 +117,7 @@ def test_colours_of_figures_are_those_of_the_style_sheet(pages: dict[str, Page])
     named = {
         name.split("/")[0] for page in pages.values() for name in re.findall(r'"@([^"]+)"', json.dumps(page.figures))
     }
-    assert named <= set(variables(night=False)) == set(variables(night=True))
+    assert named <= set(palette(night=False)) == set(palette(night=True))
 
 
 def test_every_section_has_an_id_of_its_own_and_all_ids_do(pages: dict[str, Page]):

@@ -10,9 +10,9 @@ import torch
 from fedclade.config import check_config
 from fedclade.core.tree import ParameterTree
 from fedclade.report.page import Card, RunView
+from fedclade.report.page.curves import accuracy_section
 from fedclade.report.page.plot import LONGEST
 from fedclade.report.page.sankey import REST, STAGES, WIDEST
-from fedclade.report.page.series import accuracy_section
 from fedclade.report.page.setting import repeat_command
 from fedclade.report.page.similarity import MATRICES, SIDE
 from fedclade.runs.store.similarities import SimilarityMatrix
@@ -89,7 +89,10 @@ def test_of_more_clusters_than_colours_the_mean_and_a_band_are_drawn(make_run, s
     assert mean["y"][0] == pytest.approx(np.mean(scores))
     assert (low["y"][0], high["y"][0]) == pytest.approx(tuple(np.percentile(scores, (10, 90))))
     assert "There are more clusters than colours" in found.caption
-    assert [key.label for key in found.legend] == ["mean of the clusters", "10th to 90th percentile of the clusters"]
+    assert [entry.label for entry in found.legend] == [
+        "mean of the clusters",
+        "10th to 90th percentile of the clusters",
+    ]
 
 
 def test_long_runs_are_thinned_and_that_is_said(make_run):
@@ -124,7 +127,7 @@ def test_similarities_stand_in_the_order_of_the_tree(split_run, section, page_of
     (heat,) = found.figures["root: 4 clients, round 1"]["data"]
     assert heat["x"] == ["0", "1", "2", "3"]
     assert heat["z"][0] == [None, 0.25, 0.25, 0.25], "nobody is compared with themselves"
-    assert [key.label for key in found.legend] == ["true cluster 0", "true cluster 1", "true cluster 2"]
+    assert [entry.label for entry in found.legend] == ["true cluster 0", "true cluster 1", "true cluster 2"]
     assert found.tables[0].rows[0] == ["0", "1", "4", "0.25", "0.25", "0.25"]
 
 

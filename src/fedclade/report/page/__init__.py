@@ -1,11 +1,11 @@
 """The report of a run, or of several, as one HTML page that needs nothing else."""
 
+from fedclade.report.page.comparison import REPORT, comparison_page, run_labels
 from fedclade.report.page.dashboard import PORT, Dashboard
 from fedclade.report.page.document import page_html, section_html, state_json, write_page
 from fedclade.report.page.one_run import run_page
-from fedclade.report.page.run_view import RunView
-from fedclade.report.page.runs import REPORT, comparison_page, run_labels
 from fedclade.report.page.section import Card, Page, Section, Table
+from fedclade.report.run_view import RunView
 
 __all__ = [
     "PORT",

@@ -2,89 +2,69 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TypeAlias
 
-from fedclade.report import facts
-from fedclade.report.formats import number
-from fedclade.report.page import plot
-from fedclade.report.page.palette import Key
-from fedclade.report.page.run_view import RunView
+from fedclade.core import Checked, Regrouped
+from fedclade.report.decisions import CHECK_COLUMNS, check_cells, cluster_sizes
 from fedclade.report.page.section import Section, Table
-from fedclade.report.tables import CHECKS
-from fedclade.runs import Row
+from fedclade.report.picture import Axis, Dots, LegendEntry, Line, Panel, Picture, rounds_axis
+from fedclade.report.run_view import RunView
+from fedclade.runs import events_of
+
+Checks: TypeAlias = Sequence[tuple[int, Checked | Regrouped]]
+"""Checks with their rounds."""
 
 SMALLEST = 1e-6
 """p-values below are drawn here: the axis is logarithmic, and a p-value can be as small as one draw in many."""
 
+LISTED = 60
+"""So many checks are listed."""
 
-def checks_section(subject: RunView) -> Section | None:
+
+def checks_section(view: RunView) -> Section | None:
     """Return p-value and gain of every check over the rounds; None for a run without checks."""
-    checks = facts.events_of(subject.run, *CHECKS)
+    checks = events_of(view.run.events, Checked, Regrouped)
     if not checks:
         return None
-    regrouped = sum(event["kind"] == "regrouped" for event in checks)
+    regrouped = sum(isinstance(check, Regrouped) for _, check in checks)
     caption = (
         "Checks of the clusters on updates from two halves of each client’s data. Above, the chance that clusters as "
         "good as those found come from nothing, which must fall below the level (line); below, the gain of the "
         f"clusters found (dots) and of those kept until then (rings). In {regrouped} of {len(checks)} checks the "
         "clients were regrouped (large dots)."
     )
-    figure = plot.figure(
-        [*_p_values(checks), *_gains(checks)],
-        440,
-        xaxis=plot.rounds_axis(subject.rounds, anchor="y2"),
-        yaxis=plot.axis("p-value", type="log", domain=[0.55, 1], dtick="D2"),
-        yaxis2=plot.axis("gain", domain=[0, 0.45]),
-    )
+    rows = [check_cells(at, check) for at, check in checks]
+    table = Table.first("Checks", CHECK_COLUMNS, rows, LISTED, "later check")
+    return Section.of("checks", caption, _picture(view, checks), [table])
+
+
+def _picture(view: RunView, checks: Checks) -> Picture:
+    rounds, levels = [at for at, _ in checks], [check.level for _, check in checks]
+    p_values = _dots(checks, [max(check.p_value, SMALLEST) for _, check in checks], "p %{y:.2g}")
+    before = _dots(checks, [check.gain_before for _, check in checks], "gain until then %{y:.3g}", "@muted", ring=True)
+    gains = _dots(checks, [check.gain for _, check in checks], "gain %{y:.3g}")
+    panels = [
+        Panel([Line(x=rounds, y=levels, colour="@c1", width=1.5), p_values], Axis("p-value", log=True)),
+        Panel([before, gains], Axis("gain")),
+    ]
     legend = [
-        Key("@c0", "clusters found", "dot"),
-        Key("@muted", "clusters until then", "ring"),
-        Key("@c1", "level needed"),
+        LegendEntry("@c0", "clusters found", "dot"),
+        LegendEntry("@muted", "clusters until then", "ring"),
+        LegendEntry("@c1", "level needed"),
     ]
-    return Section("checks", "Checks of the clusters", caption, {"": figure}, legend, [_table(checks)])
+    return Picture("Checks of the clusters", panels, rounds_axis(view.rounds), 440, legend)
 
 
-def _p_values(checks: list[Row]) -> list[dict[str, Any]]:
-    rounds = [event["round"] for event in checks]
-    return [
-        plot.line(rounds, [event["level"] for event in checks], "@c1", width=1.5, hoverinfo="skip", mode="lines"),
-        _dots(checks, [max(event["p_value"], SMALLEST) for event in checks], "p %{y:.2g}", "y"),
-    ]
-
-
-def _gains(checks: list[Row]) -> list[dict[str, Any]]:
-    before = _dots(checks, [event["gain_before"] for event in checks], "gain until then %{y:.3g}", "y2")
-    before["marker"] |= {"color": "rgba(0,0,0,0)", "line": {"color": "@muted", "width": 1.5}}
-    return [before, _dots(checks, [event["gain"] for event in checks], "gain %{y:.3g}", "y2")]
-
-
-def _dots(checks: list[Row], values: list[float], what: str, axis: str) -> dict[str, Any]:
-    sizes = [12 if event["kind"] == "regrouped" else 7 for event in checks]
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "x": [event["round"] for event in checks],
-        "y": values,
-        "yaxis": axis,
-        "text": [f"{'regrouped' if e['kind'] == 'regrouped' else 'kept'}: {_sizes(e)}" for e in checks],
-        "marker": {"size": sizes, "color": "@c0", "opacity": 1},
-        "hovertemplate": f"round %{{x}}, %{{text}}<br>{what}<extra></extra>",
-    }
-
-
-def _sizes(event: Row) -> str:
-    return " + ".join(str(len(cluster)) for cluster in event["clusters"][:12])
-
-
-def _table(checks: list[Row]) -> Table:
-    rows = [
-        [
-            str(event["round"]),
-            f"{'now' if event['kind'] == 'regrouped' else 'still'} {_sizes(event)}",
-            *(f"{event[key]:.2g}" for key in ("p_value", "level", "gain", "gain_before")),
-            "∞" if event["gamma"] is None else number(event["gamma"]),
-        ]
-        for event in checks
-    ]
-    columns = ["round", "clusters", "p", "needed", "gain", "gain before", "median γ"]
-    return Table("Checks", columns, rows[:60], f"{len(rows) - 60} later ones are not listed." if rows[60:] else "")
+def _dots(checks: Checks, values: Sequence[float], what: str, colour: str = "@c0", ring: bool = False) -> Dots:
+    regrouped = [isinstance(check, Regrouped) for _, check in checks]
+    made = ["regrouped" if new else "kept" for new in regrouped]
+    return Dots(
+        x=[at for at, _ in checks],
+        y=values,
+        colour=colour,
+        ring=ring,
+        size=[12 if new else 7 for new in regrouped],
+        texts=[f"{word}: {cluster_sizes(check)}" for word, (_, check) in zip(made, checks, strict=True)],
+        hover=f"round %{{x}}, %{{text}}<br>{what}",
+    )

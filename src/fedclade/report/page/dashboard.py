@@ -17,8 +17,8 @@ from fedclade.report.formats import percent
 from fedclade.report.page.cards import run_cards
 from fedclade.report.page.document import cards_html, page_html, state_json
 from fedclade.report.page.one_run import run_page
-from fedclade.report.page.run_view import RunView
 from fedclade.report.page.section import Page
+from fedclade.report.run_view import RunView
 from fedclade.runs import Run
 
 HOST = "127.0.0.1"

@@ -9,21 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from fedclade.core import RunError, import_extra, write_text
-from fedclade.report.page.palette import variables
+from fedclade.report.colours import palette
 from fedclade.report.page.section import Card, Page, Section, as_json
 
 PURPOSE = "the report page"
 
 
 def page_html(page: Page, *, live: bool = False) -> str:
-    """Return a page as one HTML document, with Plotly's script in it.
-
-    Parameters
-    ----------
-    page
-        What it says.
-    live
-        Whether it asks the server that it came from for what is new.
+    """Return a page as one HTML document, with Plotly's script in it; a live one polls its server for news.
 
     Raises
     ------
@@ -35,8 +28,8 @@ def page_html(page: Page, *, live: bool = False) -> str:
         page=page,
         live=live,
         figures=script_json(page.figures),
-        day=variables(night=False),
-        night=variables(night=True),
+        day=palette(night=False),
+        night=palette(night=True),
         plotly=_plotly_script(),
     )
 
@@ -95,7 +88,7 @@ def _environment() -> Any:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["css"] = css_colour
+    environment.filters["css"] = lambda name: f"var(--{name.removeprefix('@')})"
     return environment
 
 
@@ -103,15 +96,6 @@ def _environment() -> Any:
 def _parts() -> Any:
     """Return the macros of the parts of a page."""
     return _environment().get_template("parts.html.jinja").module
-
-
-def css_colour(name: str) -> str:
-    """Return a colour of the page by name as CSS has it.
-
-    >>> css_colour("@c0")
-    'var(--c0)'
-    """
-    return f"var(--{name.removeprefix('@')})"
 
 
 @cache

@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 from fedclade.report.formats import count
-from fedclade.report.page.arrivals import newcomers_section
-from fedclade.report.page.branches import tree_section
 from fedclade.report.page.cards import run_cards
 from fedclade.report.page.checks import checks_section
+from fedclade.report.page.curves import accuracy_section, norms_section
+from fedclade.report.page.dendrogram import dendrogram_section
 from fedclade.report.page.faults import faults_section
-from fedclade.report.page.merging import dendrogram_section
-from fedclade.report.page.run_view import RunView
-from fedclade.report.page.sankey import flow_section
+from fedclade.report.page.newcomers import newcomers_section
+from fedclade.report.page.sankey import sankey_section
 from fedclade.report.page.section import Page
-from fedclade.report.page.series import accuracy_section, norms_section
 from fedclade.report.page.setting import setting_section
 from fedclade.report.page.similarity import similarity_section
 from fedclade.report.page.spread import spread_section
+from fedclade.report.page.tree import tree_section
+from fedclade.report.run_view import RunView
 
 SECTIONS = (
-    *(accuracy_section, tree_section, similarity_section, dendrogram_section, flow_section, spread_section),
+    *(accuracy_section, tree_section, similarity_section, dendrogram_section, sankey_section, spread_section),
     *(norms_section, checks_section, faults_section, newcomers_section, setting_section),
 )
 """In the order of the page. One that has nothing to show of a run returns None."""
 
 
-def run_page(subject: RunView) -> Page:
+def run_page(view: RunView) -> Page:
     """Return the page of a run; sections without data are left out."""
-    s = subject.run.summary
+    s = view.run.summary
     name, _, details = s["data"].partition(", ")
     parts = [details, s["model"], count(s["rounds"], "round"), f"seed {s['seed']}", f"{s['device']}"]
-    found = [section for make in SECTIONS if (section := make(subject)) is not None]
-    return Page(f"{s['algorithm']} on {name}", ", ".join(filter(None, parts)), run_cards(subject), found)
+    found = [section for make in SECTIONS if (section := make(view)) is not None]
+    return Page(f"{s['algorithm']} on {name}", ", ".join(filter(None, parts)), run_cards(view), found)

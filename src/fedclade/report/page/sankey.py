@@ -1,4 +1,4 @@
-"""Who moved when: the clients of each cluster, and where they went, over the rounds."""
+"""Which clients moved when, as a Sankey diagram: the clients of each cluster, and where they went, over the rounds."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from fedclade.report.colours import truth_colour
 from fedclade.report.formats import count
-from fedclade.report.page import plot
-from fedclade.report.page.palette import truth_colour
-from fedclade.report.page.run_view import RunView
-from fedclade.report.page.section import Figure, Section, Table
+from fedclade.report.page.plot import Figure, figure, note
+from fedclade.report.page.section import Section, Table
+from fedclade.report.run_view import RunView
 
 STAGES = 7
 """So many states are drawn: the first, the last, and changes spread between them."""
 
 WIDEST = 12
 """So many clusters stand in a column; the smaller ones are put together."""
+
+LISTED = 60
+"""So many bands are listed."""
 
 REST = -1
 """Stands for the smaller clusters, put together."""
@@ -28,26 +31,16 @@ GAP = 0.04
 
 @dataclass(frozen=True)
 class Stage:
-    """Who was where at some time.
-
-    Parameters
-    ----------
-    name
-        Such as ``round 12``.
-    place
-        The cluster of each client.
-    truth
-        Whether clusters are true ones.
-    """
+    """The cluster of each client at some time, such as ``round 12``, or its true one."""
 
     name: str
     place: Mapping[int, int]
     truth: bool = False
 
 
-def flow_section(subject: RunView) -> Section | None:
+def sankey_section(view: RunView) -> Section | None:
     """Return how clients moved between clusters; None for a run that never had two clusters."""
-    stages, left_out = _stages(subject)
+    stages, left_out = _stages(view)
     if len(stages) < 2 or max(len(set(stage.place.values())) for stage in stages if not stage.truth) < 2:
         return None
     drawn = [_gathered(stage) for stage in stages]
@@ -59,14 +52,14 @@ def flow_section(subject: RunView) -> Section | None:
     caption += f"{count(left_out, 'further round')} with moves not drawn. " if left_out else ""
     gathered = any(REST in stage.place.values() for stage in drawn)
     caption += f"Beyond the {WIDEST - 1} largest of a column, clusters are put together." if gathered else ""
-    figure = _figure(subject, drawn)
+    figure = _figure(view, drawn)
     return Section("flow", "Who moved when", caption.strip(), {"": figure}, tables=[_table(drawn)])
 
 
-def _stages(subject: RunView) -> tuple[list[Stage], int]:
+def _stages(view: RunView) -> tuple[list[Stage], int]:
     """Return the states to draw, and how many changes were left out between them."""
     places: dict[int, dict[int, int]] = defaultdict(dict)
-    for row in subject.run.clients:
+    for row in view.run.clients:
         places[row["round"]][row["client"]] = row["cluster"]
     changes: list[int] = []
     before: Mapping[int, int] = {}
@@ -76,8 +69,8 @@ def _stages(subject: RunView) -> tuple[list[Stage], int]:
         before = places[number]
     kept = _spread(changes, STAGES)
     stages = [Stage(f"round {number}", places[number]) for number in kept]
-    if (truth := subject.outcome.truth) is not None:
-        known = {client: truth[client] for client in subject.outcome.rows if client in truth}
+    if (truth := view.outcome.truth) is not None:
+        known = {client: truth[client] for client in view.outcome.rows if client in truth}
         stages.append(Stage("truth", known, truth=True))
     return stages, len(changes) - len(kept)
 
@@ -109,10 +102,10 @@ def _links(stages: Sequence[Stage]) -> list[tuple[int, int, int, int]]:
     return links
 
 
-def _figure(subject: RunView, stages: Sequence[Stage]) -> Figure:
-    columns = [_ordered(subject, stage) for stage in stages]
-    index = {(i, cluster): None for i, column in enumerate(columns) for cluster in column}
-    index = {key: n for n, key in enumerate(index)}
+def _figure(view: RunView, stages: Sequence[Stage]) -> Figure:
+    columns = [_ordered(view, stage) for stage in stages]
+    nodes = [(i, cluster) for i, column in enumerate(columns) for cluster in column]
+    index = {node: n for n, node in enumerate(nodes)}
     links = _links(stages)
     places = [_placed(stage, column) for stage, column in zip(stages, columns, strict=True)]
     last = len(stages) - 1
@@ -120,10 +113,10 @@ def _figure(subject: RunView, stages: Sequence[Stage]) -> Figure:
         "type": "sankey",
         "arrangement": "fixed",
         "node": {
-            "label": [_label(stages[i], cluster) for i, cluster in index],
-            "color": [_colour(subject, stages[i], cluster) for i, cluster in index],
-            "x": [0.001 + 0.998 * i / last for i, _ in index],
-            "y": [places[i][cluster] for i, cluster in index],
+            "label": [_label(stages[i], cluster) for i, cluster in nodes],
+            "color": [_colour(view, stages[i], cluster) for i, cluster in nodes],
+            "x": [0.001 + 0.998 * i / last for i, _ in nodes],
+            "y": [places[i][cluster] for i, cluster in nodes],
             "thickness": 14,
             "pad": 8,
             "line": {"width": 0},
@@ -133,26 +126,23 @@ def _figure(subject: RunView, stages: Sequence[Stage]) -> Figure:
             "source": [index[i, a] for i, a, _, _ in links],
             "target": [index[i + 1, b] for i, _, b, _ in links],
             "value": [n for *_, n in links],
-            "color": [f"{_colour(subject, stages[i], a)}/0.28" for i, a, _, _ in links],
+            "color": [f"{_colour(view, stages[i], a)}/0.28" for i, a, _, _ in links],
             "hovertemplate": "%{value:d} clients<br>from %{source.label}<br>to %{target.label}<extra></extra>",
         },
     }
+    anchors = ["left", *["center"] * (last - 1), "right"]
     heads = [
-        plot.note(stage.name, i / last, 1.0, yanchor="bottom", yshift=6, xanchor=_anchor(i, last))
-        for i, stage in enumerate(stages)
+        note(stage.name, i / last, 1.0, yanchor="bottom", yshift=6, xanchor=anchor)
+        for i, (stage, anchor) in enumerate(zip(stages, anchors, strict=True))
     ]
-    return plot.figure([sankey], 400, annotations=heads, margin={"l": 8, "r": 8, "t": 32, "b": 12})
+    return figure([sankey], 400, annotations=heads, margin={"l": 8, "r": 8, "t": 32, "b": 12})
 
 
-def _anchor(i: int, last: int) -> str:
-    return "left" if i == 0 else "right" if i == last else "center"
-
-
-def _ordered(subject: RunView, stage: Stage) -> list[int]:
+def _ordered(view: RunView, stage: Stage) -> list[int]:
     """Return the clusters of a stage from top to bottom: as in the tree, so that few bands cross."""
-    leaves = subject.colours.leaves
+    leaves = view.colours.leaves
     rank = {leaf: place for place, leaf in enumerate(leaves)}
-    leaf_of = subject.run.tree.leaf_of
+    leaf_of = view.run.tree.leaf_of
 
     def mean_place(cluster: int) -> tuple[float, int]:
         members = [client for client, own in stage.place.items() if own == cluster]
@@ -182,8 +172,8 @@ def _label(stage: Stage, cluster: int) -> str:
     return f"true {cluster}" if stage.truth else str(cluster)
 
 
-def _colour(subject: RunView, stage: Stage, cluster: int) -> str:
-    return truth_colour(cluster) if stage.truth else "@muted" if cluster == REST else subject.colours.of(cluster)
+def _colour(view: RunView, stage: Stage, cluster: int) -> str:
+    return truth_colour(cluster) if stage.truth else "@muted" if cluster == REST else view.colours.of(cluster)
 
 
 def _table(stages: Sequence[Stage]) -> Table:
@@ -191,5 +181,4 @@ def _table(stages: Sequence[Stage]) -> Table:
         [f"{stages[i].name}: {_label(stages[i], a)}", f"{stages[i + 1].name}: {_label(stages[i + 1], b)}", str(n)]
         for i, a, b, n in _links(stages)
     ]
-    note = f"{len(rows) - 60} more are not listed." if len(rows) > 60 else ""
-    return Table("From where to where", ["from", "to", "clients"], rows[:60], note)
+    return Table.first("From where to where", ["from", "to", "clients"], rows, LISTED, "more band")

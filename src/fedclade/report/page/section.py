@@ -3,114 +3,75 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedclade.report.page.palette import Key
-
-Figure = dict[str, Any]
-"""A figure as Plotly's JSON has it, ``data`` and ``layout``, with colours by name."""
+from fedclade.report.formats import NONE, count
+from fedclade.report.page.plot import Figure, draw
+from fedclade.report.picture import LegendEntry, Picture
 
 
 @dataclass(frozen=True)
 class Card:
-    """A number that matters, in large type.
-
-    Parameters
-    ----------
-    label, value
-        What it is, and the number as it is written.
-    note
-        What else there is to say of it, in small type.
-    trend
-        Whether it is ``good`` or ``bad`` against a run that it is compared with, or neither.
-    colour
-        Of the run, on a page of several.
-    """
+    """A number that matters, in large type, and in small type what else there is to say of it."""
 
     label: str
     value: str
     note: str = ""
     trend: str = ""
+    """``good`` or ``bad`` against a run that it is compared with, or neither."""
     colour: str = ""
+    """Of the run, on a page of several."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """Numbers in rows; all cells are text.
-
-    Parameters
-    ----------
-    title
-        Above it.
-    columns
-        Their names.
-    rows
-        As many cells in each as there are columns.
-    note
-        Below it, such as what was left out.
-    """
+    """Numbers in rows, as text; the note stands below."""
 
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     note: str = ""
 
+    @classmethod
+    def first(cls, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], limit: int, noun: str) -> Table:
+        """Return a table of the first rows, and of the others only their number."""
+        left_out = f"{count(len(rows) - limit, noun)} not listed." if len(rows) > limit else ""
+        return cls(title, columns, rows[:limit], left_out)
+
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page under a title.
-
-    Parameters
-    ----------
-    id
-        Its place in links.
-    title
-        What it is about.
-    caption
-        What the picture shows, for those who see it and those who do not.
-    figures
-        By what to call each; of several, one is shown at a time. Heights are in ``layout``.
-    legend
-        What the colours stand for.
-    tables
-        The numbers, folded away below a picture.
-    trees
-        Parameter trees, by the name of their run.
-    texts
-        What is shown letter by letter, such as a config, by its title.
-    open_tables
-        Tables that stand for themselves.
-    links
-        To other pages, by what to call them.
-    """
+    """A part of the page under a title; its id is for links."""
 
     id: str
     title: str
     caption: str
+    """What the picture shows, for those who see it and those who do not."""
     figures: Mapping[str, Figure] = field(default_factory=dict[str, Figure])
-    legend: Sequence[Key] = ()
+    """By name; of several, one is shown at a time. Heights are in ``layout``."""
+    legend: Sequence[LegendEntry] = ()
     tables: Sequence[Table] = ()
+    """The numbers, folded away below a picture."""
     trees: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Parameter trees, by the name of their run."""
     texts: Mapping[str, str] = field(default_factory=dict[str, str])
+    """What is shown letter by letter, such as a config, by its title."""
     open_tables: Sequence[Table] = ()
+    """Tables that stand for themselves."""
     links: Mapping[str, str] = field(default_factory=dict[str, str])
+    """To other pages, by name."""
+
+    @classmethod
+    def of(cls, id_: str, caption: str, picture: Picture, tables: Sequence[Table]) -> Section:
+        """Return a section with one picture, under its title."""
+        return cls(id_, picture.title, caption, {"": draw(picture)}, picture.legend, tables)
 
 
 @dataclass(frozen=True)
 class Page:
-    """All that a page says.
-
-    Parameters
-    ----------
-    title, subtitle
-        At its head.
-    cards
-        Numbers first.
-    sections
-        Then pictures.
-    """
+    """All that a page says: cards first, then sections."""
 
     title: str
     subtitle: str
@@ -121,6 +82,22 @@ class Page:
     def figures(self) -> dict[str, Figure]:
         """All figures of the page by the id of their place, ``SECTION-NUMBER``."""
         return {f"{s.id}-{i}": figure for s in self.sections for i, figure in enumerate(s.figures.values())}
+
+
+def table_by_round(
+    title: str,
+    columns: Mapping[str, Mapping[int, float]],
+    written: Callable[[float], str],
+    longest: int,
+    more: str = "",
+) -> Table:
+    """Return numbers by round, one column each, in at most about so many rounds."""
+    rounds = sorted({at for column in columns.values() for at in column})
+    step = max(1, -(-len(rounds) // longest))
+    kept = [at for i, at in enumerate(rounds) if i % step == 0 or at == rounds[-1]]
+    rows = [[str(at), *(written(each[at]) if at in each else NONE for each in columns.values())] for at in kept]
+    every = f"Every {step} rounds." if step > 1 else ""
+    return Table(title, ["round", *columns], rows, f"{every} {more}".strip())
 
 
 def as_json(value: Any) -> Any:

@@ -10,27 +10,20 @@ from typing import Any
 
 import tomli_w
 
-from fedclade.config import (
-    WRITTEN_ONLY,
-    check_config,
-)
+from fedclade.config import WRITTEN_ONLY, check_config
 from fedclade.core import ConfigError
-from fedclade.report.page.run_view import RunView
 from fedclade.report.page.section import Section, Table
-from fedclade.runs import (
-    CONFIG,
-    Run,
-    without_none,
-)
+from fedclade.report.run_view import RunView
+from fedclade.runs import CONFIG, Run, without_none
 
 
-def setting_section(subject: RunView) -> Section:
+def setting_section(view: RunView) -> Section:
     """Return the resolved config, the versions, and the command that repeats the run."""
-    run = subject.run
+    run = view.run
     versions = run.config.get("versions", {})
     tables = [Table("Versions", ["package", "version"], [[name, str(of)] for name, of in versions.items()])]
     texts = {"Config, with every default filled in": _as_toml(run)}
-    if (command := repeat_command(subject)) is not None:
+    if (command := repeat_command(view)) is not None:
         texts = {"The command that repeats the run": command, **texts}
         caption = "Everything that the run was made from. The same seed gives the same run."
     else:
@@ -38,11 +31,11 @@ def setting_section(subject: RunView) -> Section:
     return Section("config", "Config", caption, tables=tables if versions else [], texts=texts)
 
 
-def repeat_command(subject: RunView) -> str | None:
+def repeat_command(view: RunView) -> str | None:
     """Return the command that repeats a run; None for one that was not made from a config."""
-    if not _is_config(_as_toml(subject.run)):
+    if not _is_config(_as_toml(view.run)):
         return None
-    config = CONFIG if subject.folder is None else str(subject.folder / CONFIG)
+    config = CONFIG if view.folder is None else str(view.folder / CONFIG)
     return f"fedclade run {shlex.quote(config)}"
 
 
@@ -54,7 +47,7 @@ def _as_toml(run: Run) -> str:
 
 @lru_cache
 def _is_config(toml: str) -> bool:
-    """Tell whether a run can be made from a config; kept, since the page of a run in progress asks again and again."""
+    """Return whether a run can be made from a config; cached, as the page of a run in progress is built often."""
     try:
         check_config(tomllib.loads(toml))
     except ConfigError:
@@ -68,11 +61,6 @@ def flat(config: Mapping[str, Any]) -> dict[str, str]:
     >>> flat({"seed": 1, "data": {"name": "digits"}})
     {'seed': '1', 'data.name': 'digits'}
     """
-    settings: dict[str, str] = {}
-    for key, value in config.items():
-        if key in WRITTEN_ONLY:
-            continue
-        settings |= (
-            {f"{key}.{k}": str(v) for k, v in value.items()} if isinstance(value, Mapping) else {key: str(value)}
-        )
-    return settings
+    kept = {key: value for key, value in config.items() if key not in WRITTEN_ONLY}
+    sections = {key: value if isinstance(value, Mapping) else {"": value} for key, value in kept.items()}
+    return {f"{key}.{k}".rstrip("."): str(v) for key, section in sections.items() for k, v in section.items()}

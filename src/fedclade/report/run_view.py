@@ -1,4 +1,4 @@
-"""What a page is about: a run, and what stands beside it."""
+"""A run as pictures and pages show it, and what stands beside it."""
 
 from __future__ import annotations
 
@@ -8,36 +8,24 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fedclade.report.facts import Outcome, score
-from fedclade.report.formats import number, percent
-from fedclade.report.page import plot
-from fedclade.report.page.palette import ClusterColours
+from fedclade.report.colours import ClusterColours
+from fedclade.report.outcome import Outcome
+from fedclade.report.score import Score
 from fedclade.runs import Run
 
 
 @dataclass(frozen=True, eq=False)
 class RunView:
-    """A run to be shown.
-
-    Parameters
-    ----------
-    run
-        Finished, or as far as it has come.
-    against
-        A run of the same clients that it is measured by.
-    against_label
-        What to call that.
-    newcomers
-        What ``fedclade assign`` wrote of it, as in ``newcomers.json``.
-    folder
-        Where the run is kept.
-    """
+    """A run to be shown, finished or as far as it has come."""
 
     run: Run
     against: Run | None = None
+    """A run of the same clients that it is measured by."""
     against_label: str = ""
     newcomers: Mapping[str, Any] | None = None
+    """What ``fedclade assign`` wrote of it, as in ``newcomers.json``."""
     folder: Path | None = None
+    """Where the run is kept."""
 
     @cached_property
     def colours(self) -> ClusterColours:
@@ -55,37 +43,24 @@ class RunView:
         return self.run.summary["rounds"]
 
     @property
-    def language(self) -> bool:
-        """Whether scores are perplexities, of which less is more."""
-        return self.outcome.language
-
-    @property
-    def what(self) -> str:
+    def score(self) -> Score:
         """What clients are scored by."""
-        return "perplexity" if self.language else "accuracy"
-
-    def written(self, value: float | None) -> str:
-        """Write a score for people."""
-        return number(value, 1) if self.language else percent(value)
-
-    def drawn_name(self, client: int) -> str:
-        """Return what to call a client in a figure, where some characters would not be shown as they are."""
-        return plot.escaped(self.outcome.name(client))
+        return self.outcome.score
 
     @cached_property
     def scores(self) -> dict[int, float]:
         """The last score of each client."""
-        return {client: score(row, self.language) for client, row in self.outcome.rows.items()}
+        return {client: self.score.of(row) for client, row in self.outcome.rows.items()}
 
     @cached_property
     def before(self) -> tuple[str, dict[int, float]] | None:
-        """What clients are compared with, and their scores there: the other run, or else the root's model.
+        """The name of what clients are compared with, and their scores there: the other run, or else the root's model.
 
         The root's model is that of the last evaluation in which the root served a client that another node serves now.
         """
         if self.against is not None:
             rows = Outcome.of(self.against).rows
-            return self.against_label, {client: score(row, self.language) for client, row in rows.items()}
+            return self.against_label, {client: self.score.of(row) for client, row in rows.items()}
         last = {client: row["served_by"] for client, row in self.outcome.rows.items() if "served_by" in row}
         rounds = [
             row["round"] for row in self.run.clients if row.get("served_by") == 0 and last.get(row["client"], 0) != 0
@@ -94,4 +69,4 @@ class RunView:
             return None
         at = max(rounds)
         rows = [row for row in self.run.clients if row["round"] == at and row["served_by"] == 0]
-        return f"the root’s model of round {at}", {row["client"]: score(row, self.language) for row in rows}
+        return f"the root’s model of round {at}", {row["client"]: self.score.of(row) for row in rows}

@@ -1,17 +1,17 @@
 import pytest
 
-from fedclade.report.page.palette import (
+from fedclade.report.colours import (
     CONTRAST,
     DAY,
     NIGHT,
     ClusterColours,
-    Key,
     contrast,
     lightened,
+    palette,
     series,
     truth_colour,
-    variables,
 )
+from fedclade.report.picture import LegendEntry
 from fedclade.report.style import CLUSTERS, TRUTH
 
 
@@ -22,7 +22,7 @@ def test_contrast_is_that_of_the_standard():
 
 
 def test_clusters_stand_out_by_night_and_are_the_figures_colours_by_day():
-    night, day = variables(night=True), variables(night=False)
+    night, day = palette(night=True), palette(night=False)
     for i, colour in enumerate(CLUSTERS):
         assert day[f"c{i}"] == colour
         assert contrast(night[f"c{i}"], NIGHT["panel"]) >= CONTRAST
@@ -46,23 +46,23 @@ def test_text_can_be_read(theme):
 def test_a_cluster_has_one_colour_and_those_that_were_split_are_grey(make_run):
     colours = ClusterColours(make_run([(1, 0), (2, 2)]))
     assert [colours.of(node) for node in range(5)] == ["@ink", "@c0", "@muted", "@c1", "@c2"]
-    assert [key.label for key in colours.legend()] == [
+    assert [entry.label for entry in colours.legend()] == [
         *("cluster 1 (2 clients)", "cluster 3 (1 client)", "cluster 4 (1 client)"),
         *("root, until its split", "other clusters, until their split"),
     ]
-    assert {key.shape for key in colours.current("dot")} == {"dot"}
+    assert {entry.shape for entry in colours.current("dot")} == {"dot"}
 
 
 def test_from_the_sixth_on_lines_are_dashed(make_run):
     colours = ClusterColours(make_run(star=True, clients=6))
     assert [colours.dashed(node) for node in range(1, 7)] == [False] * 5 + [True]
-    assert colours.legend()[-1] == Key("@c5", "cluster 6 (1 client)", "dashed")
+    assert colours.legend()[-1] == LegendEntry("@c5", "cluster 6 (1 client)", "dashed")
 
 
 def test_more_clusters_than_colours_share_one(make_run):
     colours = ClusterColours(make_run(star=True, clients=len(CLUSTERS) + 1))
     assert {colours.of(leaf) for leaf in colours.leaves} == {"@accent"}
-    assert colours.legend() == [Key("@accent", "11 clusters")]
+    assert colours.legend() == [LegendEntry("@accent", "11 clusters")]
 
 
 def test_series_and_truths_begin_anew_where_colours_end():

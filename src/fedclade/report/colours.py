@@ -1,4 +1,4 @@
-"""Colours of the page by name: a figure says ``@ink``, and the style sheet what that is by day and by night."""
+"""Colours by name: a picture says ``@ink``, and a page shows what that is by day or by night; files are by day."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from fedclade.report import facts, style
+from fedclade.report import queries, style
 from fedclade.report.formats import count
+from fedclade.report.picture import LegendEntry
 from fedclade.runs import Run
 
 DAY: Mapping[str, str] = {
@@ -40,7 +41,7 @@ CONTRAST = 4.0
 """What the lines of clusters have against a dark ground; WCAG 2.2, criterion 1.4.11, asks for 3."""
 
 
-def variables(*, night: bool) -> dict[str, str]:
+def palette(*, night: bool) -> dict[str, str]:
     """Return all colours of the page by name, with those of clusters ``c0 ...`` and of true clusters ``t0 ...``."""
     base = NIGHT if night else DAY
     clusters = [lightened(colour, base["panel"]) if night else colour for colour in style.CLUSTERS]
@@ -86,39 +87,15 @@ def truth_colour(cluster: int) -> str:
     return f"@t{cluster % len(style.TRUTH)}"
 
 
-@dataclass(frozen=True)
-class Key:
-    """An entry of a legend.
-
-    Parameters
-    ----------
-    colour
-        By name.
-    label
-        What it stands for.
-    shape
-        What it is in the figure: ``line``, ``dashed``, ``dot``, ``ring`` or ``box``.
-    """
-
-    colour: str
-    label: str
-    shape: str = "line"
-
-    @property
-    def dashed(self) -> bool:
-        """Whether its lines are dashed."""
-        return self.shape == "dashed"
-
-
-def series(labels: Sequence[str]) -> list[Key]:
+def series(labels: Sequence[str]) -> list[LegendEntry]:
     """Return a colour for each of some names; from the sixth on, dashes help to tell them apart."""
     n = len(style.CLUSTERS)
-    return [Key(f"@c{i % n}", label, "dashed" if i % n >= n // 2 else "line") for i, label in enumerate(labels)]
+    return [LegendEntry(f"@c{i % n}", label, "dashed" if i % n >= n // 2 else "line") for i, label in enumerate(labels)]
 
 
 @dataclass(frozen=True)
 class ClusterColours:
-    """The colour of every cluster of a run, the same in all of its figures.
+    """The colour of every cluster of a run, the same in all of its pictures.
 
     Current clusters have colours as long as there are enough; those that were split are grey, the root the darkest.
     """
@@ -128,7 +105,7 @@ class ClusterColours:
     @cached_property
     def leaves(self) -> list[int]:
         """The current clusters that have members, in the order of the tree."""
-        return [leaf.id for leaf in facts.leaves_in_tree_order(self.run.tree) if leaf.members]
+        return [leaf.id for leaf in queries.leaves_in_tree_order(self.run.tree) if leaf.members]
 
     @property
     def crowded(self) -> bool:
@@ -136,31 +113,36 @@ class ClusterColours:
         return len(self.leaves) > len(style.CLUSTERS)
 
     @cached_property
-    def _keys(self) -> dict[int, Key]:
+    def _entries(self) -> dict[int, LegendEntry]:
         return {} if self.crowded else dict(zip(self.leaves, series([""] * len(self.leaves)), strict=True))
 
     def of(self, node: int) -> str:
         """Return the colour of a node."""
-        if node in self._keys:
-            return self._keys[node].colour
+        if node in self._entries:
+            return self._entries[node].colour
         return "@accent" if node in self.leaves else "@ink" if node == 0 else "@muted"
 
     def dashed(self, node: int) -> bool:
-        """Tell whether the lines of a node are dashed."""
-        return node in self._keys and self._keys[node].dashed
+        """Return whether the lines of a node are dashed."""
+        return node in self._entries and self._entries[node].dashed
 
-    def current(self, shape: str = "") -> list[Key]:
-        """Return what the colours of the current clusters stand for, in a figure of lines or of another shape."""
-        size = {node.id: count(len(node.members), "client") for node in self.run.tree.nodes}
+    def current(self, shape: str = "") -> list[LegendEntry]:
+        """Return the legend of the current clusters, in a picture of lines or of another shape."""
         if self.crowded:
-            return [Key("@accent", count(len(self.leaves), "cluster"), shape or "line")]
+            return [LegendEntry("@accent", count(len(self.leaves), "cluster"), shape or "line")]
+        size = {node.id: count(len(node.members), "client") for node in self.run.tree.nodes}
         return [
-            Key(self.of(leaf), f"cluster {leaf} ({size[leaf]})", shape or self._keys[leaf].shape)
-            for leaf in self.leaves
+            LegendEntry(entry.colour, f"cluster {leaf} ({size[leaf]})", shape or entry.shape)
+            for leaf, entry in self._entries.items()
         ]
 
-    def legend(self) -> list[Key]:
-        """Return what the colours of lines stand for, those of clusters that were split among them."""
-        split = [node for nodes in facts.splits_by_round(self.run.tree).values() for node in nodes]
-        keys = [*self.current(), Key("@ink", "root, until its split")] if 0 in split else self.current()
-        return [*keys, Key("@muted", "other clusters, until their split")] if any(split) else keys
+    def legend(self) -> list[LegendEntry]:
+        """Return the legend of lines, those of clusters that were split among them."""
+        entries, nodes = self.current(), self.run.tree.nodes
+        if nodes[0].split_in:
+            entries.append(LegendEntry("@ink", "root, until its split"))
+        elif nodes[0].split_in == 0 and any(row["cluster"] == 0 for row in self.run.clients):
+            entries.append(LegendEntry("@ink", "root, of clients in no cluster yet"))
+        if any(node.split_in for node in nodes[1:]):
+            entries.append(LegendEntry("@muted", "other clusters, until their split"))
+        return entries

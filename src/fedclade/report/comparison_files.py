@@ -1,0 +1,71 @@
+"""Comparisons as files: Markdown, CSV, JSON and a figure."""
+
+from __future__ import annotations
+
+import csv
+import io
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedclade.core import RunError, write_text
+from fedclade.report import style
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+class ComparisonFiles(ABC):
+    """What can be written as text and drawn."""
+
+    @abstractmethod
+    def markdown(self) -> str:
+        """Return the tables as Markdown, each with a title."""
+
+    @abstractmethod
+    def csv(self) -> str:
+        """Return one table as CSV."""
+
+    @abstractmethod
+    def json(self) -> str:
+        """Return everything as JSON."""
+
+    @abstractmethod
+    def figure(self) -> Figure:
+        """Draw the means with their intervals."""
+
+    def save(self, folder: str | Path, *, figure: bool = True) -> Path:
+        """Write ``comparison.md``, ``.csv``, ``.json`` and the figure ``.png`` into a folder; it is made if need be.
+
+        Raises
+        ------
+        MissingExtraError
+            If matplotlib is not installed.
+        RunError
+            If the folder cannot be written.
+        """
+        target, drawn = Path(folder), self.figure() if figure else None
+        try:
+            target.mkdir(parents=True, exist_ok=True)
+            for suffix, text in {"md": self.markdown(), "csv": self.csv(), "json": self.json()}.items():
+                write_text(target / f"comparison.{suffix}", text)
+            if drawn is not None:
+                style.save(drawn, target / "comparison.png")
+        except OSError as error:
+            raise RunError(f"cannot write the comparison to {target}: {error}") from error
+        return target
+
+
+def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]], words: Sequence[str] = ("config",)) -> str:
+    """Return a table as Markdown; columns of words stand at the left, those of numbers at the right."""
+    rule = [":--" if name in words else "--:" for name in columns]
+    cells = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in [columns, rule, *cells])
+
+
+def csv_table(rows: Iterable[Sequence[Any]]) -> str:
+    """Return lines as CSV, the names of the columns first."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()

@@ -1,0 +1,83 @@
+"""Newcomers: which came during the run and which left, and what the models of a finished run were worth to others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedclade.core import Joined, Left
+from fedclade.report.colours import series
+from fedclade.report.formats import NONE, count, number, percent, shortened
+from fedclade.report.page.section import Section, Table
+from fedclade.report.picture import Axis, Dots, Panel, Picture
+from fedclade.report.run_view import RunView
+from fedclade.runs import ACCURACIES, events_of
+
+MODELS = ("the model it got", "the root’s", "its own, trained alone", "the one it got, fine-tuned")
+"""What the columns of :data:`ACCURACIES` are."""
+
+SYMBOLS = ("circle", "diamond", "square", "cross")
+
+DRAWN = 200
+"""So many newcomers are drawn and listed."""
+
+
+def newcomers_section(view: RunView) -> Section | None:
+    """Return what became of newcomers; None if there were none."""
+    moves = [(at, event) for at, event in events_of(view.run.events, Joined, Left) if event.clients]
+    rows = [
+        [str(at), event.kind, str(event.node), shortened([str(client) for client in event.clients])]
+        for at, event in moves[:DRAWN]
+    ]
+    tables = [Table("Who came and went", ["round", "", "cluster", "clients"], rows)] if rows else []
+    if view.newcomers is not None:
+        tables = [_table(view.newcomers), *tables]
+        return Section.of("newcomers", _caption(view.newcomers), _picture(view.newcomers), tables)
+    caption = "Clients that joined during the run, or a cluster that they had waited for, and clients that left."
+    return Section("newcomers", "Newcomers", caption, tables=tables) if tables else None
+
+
+def _caption(newcomers: Mapping[str, Any]) -> str:
+    summary = newcomers["summary"]
+    text = f"Test accuracy of {count(summary['newcomers'], 'newcomer')} with four models. "
+    if summary["assignment_accuracy"] is not None:
+        text += f"{percent(summary['assignment_accuracy'], 0)} came into a cluster of their true one. "
+    if summary["fit_nowhere"]:
+        only_fitting = summary.get("only_fitting")
+        got = "the deepest model that still fits" if only_fitting else "that of the leaf that they came to"
+        text += f"{summary['fit_nowhere']} fit nowhere, and got {got}. "
+    return text + (f"The first {DRAWN} are drawn." if summary["newcomers"] > DRAWN else "")
+
+
+def _picture(newcomers: Mapping[str, Any]) -> Picture:
+    rows, legend = newcomers["newcomers"][:DRAWN], series(MODELS)
+    dots = [
+        Dots(
+            x=range(1, len(rows) + 1),
+            y=[row[column] for row in rows],
+            texts=[row["name"] for row in rows],
+            colour=entry.colour,
+            size=9,
+            symbol=symbol,
+            name=entry.label,
+            hover="%{text}, {name}<br>accuracy %{y:.1%}",
+        )
+        for column, entry, symbol in zip(ACCURACIES, legend, SYMBOLS, strict=True)
+    ]
+    x_axis = Axis("newcomers", "whole", range=(0, len(rows) + 1), grid=False)
+    return Picture("Newcomers", [Panel(dots, Axis("test accuracy", "share"))], x_axis, 340, legend)
+
+
+def _table(newcomers: Mapping[str, Any]) -> Table:
+    rows = [
+        [
+            row["name"],
+            " › ".join(str(node) for node in row["path"]) + ("" if row["fits"] else " (fits nowhere)"),
+            number(row["margin"]),
+            *(percent(row[column]) for column in ACCURACIES),
+        ]
+        for row in newcomers["newcomers"][:DRAWN]
+    ]
+    mean = [percent(newcomers["summary"][column]) for column in ACCURACIES]
+    columns = ["client", "path", "margin", "got", "root", "own", "tuned"]
+    return Table("Newcomers", columns, [*rows, ["mean", NONE, NONE, *mean]])

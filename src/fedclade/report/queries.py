@@ -1,0 +1,127 @@
+"""What tables and pictures look up in a run: leaves, splits, and numbers of clusters over the rounds."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from fedclade.core import Node, ParameterTree
+from fedclade.report.score import Score
+from fedclade.runs import Run
+
+
+@dataclass(frozen=True)
+class Series:
+    """A number of one cluster over the rounds, which ascend."""
+
+    rounds: tuple[int, ...]
+    values: tuple[float, ...]
+
+
+def heading(run: Run) -> str:
+    """Return what a run is, in one line: ``cfl on digits, 20 clients, shift label_swap, 4 clusters, seed 0``."""
+    return f"{run.summary['algorithm']} on {run.summary['data']}, seed {run.summary['seed']}"
+
+
+def leaves_in_tree_order(tree: ParameterTree) -> tuple[Node, ...]:
+    """Return the leaves depth first, so that clusters that parted late stand side by side."""
+    leaves: list[Node] = []
+    pending = [tree.nodes[0]]
+    while pending:
+        node = pending.pop()
+        children = tree.children(node.id)
+        pending += reversed(children)
+        if not children:
+            leaves.append(node)
+    return tuple(leaves)
+
+
+def splits_by_round(tree: ParameterTree) -> dict[int, list[int]]:
+    """Return the nodes that were split, by round. A tree that starts out with many clusters was not split into them."""
+    splits: dict[int, list[int]] = defaultdict(list)
+    for node in tree.nodes:
+        if node.split_in:
+            splits[node.split_in].append(node.id)
+    return dict(sorted(splits.items()))
+
+
+def score_series(run: Run) -> dict[int, Series]:
+    """Return the mean score of the clients in each cluster over the rounds, by node.
+
+    The evaluation after a split counts for the cluster that was split: its parts still have its model.
+    """
+    score = Score.of_run(run)
+    scores: dict[int, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for row in run.clients:
+        node = run.tree.nodes[row["cluster"]]
+        while node.born >= row["round"] and node.parent is not None:
+            node = run.tree.nodes[node.parent]
+        scores[node.id][row["round"]].append(score.of(row))
+    return {node: over_rounds(by_round, _mean) for node, by_round in sorted(scores.items())}
+
+
+def joined_series(tree: ParameterTree, found: Mapping[int, Series]) -> dict[int, Series]:
+    """Return series that each go on from the last point of the nearest node above that has one."""
+    joined: dict[int, Series] = {}
+    for node, series in found.items():
+        above = (ancestor.id for ancestor in reversed(tree.above(node)[:-1]))
+        before = next((found[ancestor] for ancestor in above if ancestor in found), None)
+        if before is not None and before.rounds[-1] < series.rounds[0]:  # not so for clients that no leaf holds yet
+            series = Series((before.rounds[-1], *series.rounds), (before.values[-1], *series.values))
+        joined[node] = series
+    return joined
+
+
+def criterion_series(run: Run, column: str) -> dict[int, Series]:
+    """Return one column of ``clusters.parquet`` over the rounds, by node, wherever there is a number."""
+    numbers: dict[int, dict[int, float]] = defaultdict(dict)
+    for row in run.clusters:
+        if (value := row.get(column)) is not None:
+            numbers[row["node"]][row["round"]] = value
+    return {node: Series(tuple(by_round), tuple(by_round.values())) for node, by_round in numbers.items()}
+
+
+def norm_thresholds(run: Run) -> tuple[float | None, float | dict[int, Series] | None]:
+    """Return CFL's ε₂ (eq. 33) and ε₁ (eq. 32), each None for another algorithm, ε₁ also where splits have dates.
+
+    With ``eps1 = "auto"`` that is a tenth of the largest mean norm in a cluster's lineage so far, by node.
+    """
+    settings = run.config.get("algorithm", {})
+    eps2, eps1 = (settings.get(name) for name in ("eps2", "eps1"))
+    eps1 = None if settings.get("split_rounds") else eps1
+    if eps1 != "auto":
+        return eps2, eps1
+    found: dict[int, Series] = {}
+    means, peaks = criterion_series(run, "mean_norm"), dict[int | None, float]({None: 0.0})
+    for node in run.tree.nodes:  # parents come before their children
+        series = means.get(node.id, Series((), ()))
+        highest = tuple(accumulate(series.values, max, initial=peaks[node.parent]))
+        peaks[node.id] = highest[-1]
+        if series.rounds:
+            found[node.id] = Series(series.rounds, tuple(peak / 10 for peak in highest[1:]))
+    return eps2, found
+
+
+def values_by_round(found: Iterable[Series]) -> dict[int, list[float]]:
+    """Return the values of the clusters that there were in each round, in the order of rounds."""
+    values: dict[int, list[float]] = defaultdict(list)
+    for series in found:
+        for number, value in zip(series.rounds, series.values, strict=True):
+            values[number].append(value)
+    return dict(sorted(values.items()))
+
+
+def over_rounds(values: Mapping[int, Sequence[float]], reduce: Callable[[Sequence[float]], float]) -> Series:
+    """Return one number for each round, such as the mean over the clusters."""
+    return Series(tuple(values), tuple(reduce(each) for each in values.values()))
+
+
+def mean_series(found: Iterable[Series]) -> Series:
+    """Return the mean over the clusters that there were in each round."""
+    return over_rounds(values_by_round(found), _mean)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
