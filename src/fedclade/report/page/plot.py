@@ -66,7 +66,7 @@ def draw(picture: Picture) -> Figure:
     if heat := next((mark for panel in picture.panels for mark in panel.marks if isinstance(mark, HeatMap)), None):
         x_axis = HIDDEN | {"range": picture.x.range}
         axes = {"y": HIDDEN | {"range": picture.panels[0].y.range, "scaleanchor": "x"}}
-        layout["margin"] = {"l": 8, "r": 8, "t": 16, "b": 36}
+        layout["margin"] = {"l": 8, "r": 56, "t": 16, "b": 36}
         notes += _names_below(picture, len(heat.names))
     layout |= {"xaxis": x_axis, **{f"yaxis{name[1:]}": axis for name, axis in axes.items()}}
     if any(trace["type"] == "bar" for trace in traces):
@@ -105,7 +105,7 @@ def _axis(axis: Axis) -> Figure:
     drawn: Figure = {"title": {"text": escaped(axis.title), "standoff": 8}, "showgrid": axis.grid}
     drawn |= {"gridcolor": "@faint", "linecolor": "@muted", "zeroline": False, "automargin": True, "fixedrange": False}
     if axis.form != "number":
-        drawn["tickformat"] = {"share": ".0%", "whole": "d"}[axis.form]
+        drawn["tickformat"] = {"share": ".1~%", "whole": "d"}[axis.form]
     if axis.range is not None:
         drawn["range"] = list(axis.range)
         if axis.form == "whole":
