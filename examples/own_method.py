@@ -50,7 +50,7 @@ class UpdateKMeans(fedclade.Algorithm):
 
 if __name__ == "__main__":
     federation = fedclade.load_federation("digits", clients=20, shift="label_permutation", clusters=4)
-    for algorithm in (fedclade.FedAvg(), UpdateKMeans(), fedclade.Oracle(federation.true_clusters)):
+    for algorithm in (fedclade.FedAvg(), UpdateKMeans(), fedclade.Oracle(federation.true_clusters or {})):
         run = fedclade.simulate(algorithm, "mlp", federation, rounds=15)
         last = run.metrics[-1]
         print(

@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 
 import pytest
-import torch
 
 from fedclade import FLHC, ConfigError, LocalSpec, load_federation, simulate
 from fedclade.algorithms import build_algorithm
 from fedclade.config import check_config
-from tests.tiny import ScriptedClients, federation_of, linear
+from tests.tiny import federation_of, linear
 
 LOCAL = LocalSpec(epochs=3, batch_size=20, lr=0.1)
 
@@ -88,10 +87,9 @@ def test_all_errors_come_at_once():
 
 
 def test_more_clusters_than_clients_are_refused():
-    clients = ScriptedClients(dict.fromkeys(range(3), (0.0,)))
-    assert FLHC(n_clusters=3).init(torch.zeros(1), clients)
+    FLHC(n_clusters=3).check_clients(3)
     with pytest.raises(ConfigError, match=r"algorithm\.n_clusters should be at most the number of clients, 3, got 4"):
-        FLHC(n_clusters=4).init(torch.zeros(1), clients)
+        FLHC(n_clusters=4).check_clients(3)
 
 
 @pytest.mark.parametrize(("rounds", "told"), [(3, True), (4, False)])

@@ -182,10 +182,9 @@ def test_its_dendrogram_shows_angles_and_the_clusters_that_were_trained():
 
 
 def test_more_clusters_than_clients_and_a_threshold_beside_a_number_are_refused():
-    clients, params = simulated(federation("labels", clients=2), torch.nn.Linear(D, LABELS))
     text = re.escape("algorithm.n_clusters should be at most the number of clients, 2, got 3")
     with pytest.raises(ConfigError, match=text):
-        PACFL(n_clusters=3).init(params, clients)
+        PACFL(n_clusters=3).check_clients(2)
     with pytest.raises(ConfigError, match=r"algorithm\.threshold should be left out where n_clusters is given, got 10"):
         PACFL(n_clusters=3, threshold=10.0)
 

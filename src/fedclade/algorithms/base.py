@@ -12,33 +12,23 @@ from torch import Tensor
 
 from fedclade.algorithms.state import S, State
 from fedclade.clustering import Assignment, SplitCriteria, route, to_root, walk_down
-from fedclade.core import Clients, Event, Joined, ParameterTree, Round
+from fedclade.core import Clients, Event, Joined, ParameterTree, Round, require
 
 
 @dataclass(frozen=True, eq=False)
 class RoundLog:
     """What an algorithm reports of a round.
 
-    Parameters
-    ----------
-    criteria
-        Of each cluster that had answers, by node.
-    losses
-        Mean training loss of each client that answered.
-    discrepancy
-        Σ ‖w_i − w‖ over the clients that answered, where w is the model of the client's cluster after the round, in
-        parameter units (FedGroup eq. 4). None if nobody answered, or the run streams and keeps no single updates.
-    events
-        In the order in which they happened.
-    phase
-        ``train``, or what else the round was for.
+    The discrepancy is Σ ‖w_i − w‖ over the clients that answered, where w is the model of the client's cluster after
+    the round, in parameter units (FedGroup eq. 4); None if nobody answered, or the run streams and keeps no single
+    updates.
     """
 
-    criteria: Mapping[int, SplitCriteria]
-    losses: Mapping[int, float]
+    criteria: Mapping[int, SplitCriteria]  # of each cluster that had answers, by node
+    losses: Mapping[int, float]  # mean training loss of each client that answered
     discrepancy: float | None = None
-    events: tuple[Event, ...] = ()
-    phase: str = "train"
+    events: tuple[Event, ...] = ()  # in the order in which they happened
+    phase: str = "train"  # or what else the round was for
 
 
 class Algorithm(ABC, Generic[S]):
@@ -53,10 +43,18 @@ class Algorithm(ABC, Generic[S]):
     asks_for
         What else of their data clients must report besides updates and scores, in words; differential privacy does not
         cover it.
+    clusters_from
+        The hyper-parameter that says how many clusters there are, at most as many as clients; empty if none does.
+
+    Raises
+    ------
+    ConfigError
+        If a hyper-parameter is out of range; one line for each.
     """
 
     state_type: ClassVar[type[State]] = State
     asks_for: ClassVar[str] = ""
+    clusters_from: ClassVar[str] = ""
 
     @property
     def needs_updates(self) -> bool:
@@ -76,14 +74,17 @@ class Algorithm(ABC, Generic[S]):
         return ""
 
     def check_clients(self, clients: int) -> None:
-        """Check that there are enough clients for the hyper-parameters; any number is by default.
+        """Check that there are enough clients for the hyper-parameters, by default for the number of clusters.
 
         Raises
         ------
         ConfigError
             If there are not.
         """
-        return
+        name = self.clusters_from
+        count: int | None = getattr(self, name) if name else None
+        holds = count is None or count <= clients
+        require((f"algorithm.{name}", count, holds, f"at most the number of clients, {clients}"))
 
     @abstractmethod
     def init(self, params: Tensor, clients: Clients) -> S:

@@ -24,9 +24,8 @@ import torch
 from torch import Tensor
 
 from fedclade.algorithms.base import Algorithm, RoundLog
-from fedclade.algorithms.cluster_update import ClusterUpdate, log_of, move_clusters, train_clusters
+from fedclade.algorithms.cluster_update import ClusterUpdate, log_of, move_clusters, place_stragglers, train_clusters
 from fedclade.algorithms.state import State
-from fedclade.algorithms.stragglers import place_stragglers
 from fedclade.clustering import SplitCriteria, cosine_similarity
 from fedclade.core import (
     Clients,
@@ -81,11 +80,6 @@ class CFL(Algorithm[CFLState]):
     fallback
         Serve each client with that model on its path from the root that does best on its validation data (end of
         section II-A), so that nobody fares worse than with plain federated learning.
-
-    Raises
-    ------
-    ConfigError
-        If a value is out of range; one line for each.
     """
 
     state_type = CFLState

@@ -9,14 +9,13 @@ from torch import Tensor
 
 from fedclade.algorithms.base import RoundLog
 from fedclade.algorithms.state import State
-from fedclade.clustering import SplitCriteria, cosine_similarity
+from fedclade.clustering import SplitCriteria, cosine_similarity, placed
 from fedclade.core import (
     Clients,
     Empty,
     Event,
     Joined,
     ParameterTree,
-    Postponed,
     Round,
     TooFew,
     Updates,
@@ -30,26 +29,14 @@ LARGEST_COMPARED = 1000
 
 @dataclass(frozen=True, eq=False)
 class ClusterUpdate:
-    """One cluster's part of a round: who answered, with what, and what it shows.
-
-    Parameters
-    ----------
-    node, updates, criteria
-        The cluster, the updates of its members that answered, and the criteria that follow from these.
-    mean
-        The mean of the updates, ``[S]``; None if nobody answered.
-    enough
-        Whether so many answered that the cluster may move, and decide anything.
-    waits
-        Whether these are no cluster, but clients that wait where one was split, since they did not answer then.
-    """
+    """One cluster's part of a round: the updates of its members that answered, and what they show."""
 
     node: int
     updates: Updates
     criteria: SplitCriteria
-    mean: Tensor | None
-    enough: bool
-    waits: bool = False
+    mean: Tensor | None  # of the updates, [S]; None if nobody answered
+    enough: bool  # so many answered that the cluster may move, and decide anything
+    waits: bool = False  # no cluster, but stragglers of one that was split
 
     @classmethod
     def of(
@@ -104,10 +91,11 @@ def by_cluster(
     members: dict[int, list[int]] = {}
     for client in sorted({*updates.ids, *updates.left_out}):
         members.setdefault(tree.leaf_of[client], []).append(client)
-    # Where a split took place, that is: the root of a star, split in round 0, is no cluster that was parted.
-    waits = {node: bool(tree.nodes[node].split_in) for node in members}
-    how = {node: {"waits": waits[node], "weighted": weighted} for node in members}
-    return [ClusterUpdate.of(node, updates.select(members[node]), this_round, **how[node]) for node in sorted(members)]
+    parts: list[ClusterUpdate] = []
+    for node, ids in sorted(members.items()):
+        waits = bool(tree.nodes[node].split_in)  # the root of a star, split in round 0, is no cluster that was parted
+        parts.append(ClusterUpdate.of(node, updates.select(ids), this_round, waits=waits, weighted=weighted))
+    return parts
 
 
 def move_clusters(tree: ParameterTree, parts: Sequence[ClusterUpdate]) -> ParameterTree:
@@ -124,7 +112,7 @@ def move_clusters(tree: ParameterTree, parts: Sequence[ClusterUpdate]) -> Parame
 def log_of(parts: Sequence[ClusterUpdate], events: Sequence[Event] = (), phase: str = "train") -> RoundLog:
     """Gather what a round reports, and tell of clusters with too few answers."""
     clusters = [part for part in parts if not part.waits]
-    too_few = [too_few_event(part.node, len(part.updates.ids)) for part in clusters if not part.enough]
+    too_few = [TooFew(part.node, len(part.updates.ids)) for part in clusters if not part.enough]
     apart = [part.discrepancy for part in parts if part.updates.ids]
     return RoundLog(
         criteria={part.node: part.criteria for part in clusters if part.updates.ids},
@@ -133,16 +121,6 @@ def log_of(parts: Sequence[ClusterUpdate], events: Sequence[Event] = (), phase: 
         events=(*too_few, *events),
         phase=phase,
     )
-
-
-def too_few_event(node: int, answered: int) -> Event:
-    """Tell that fewer clients of a cluster answered than the round's ``min_clients``, so that it keeps its model."""
-    return TooFew(node, answered)
-
-
-def postponed(part: ClusterUpdate, needed: int) -> Event:
-    """Tell that too few clients answered to be clustered, so that it is left to the next round."""
-    return Postponed(part.node, len(part.updates.ids), needed)
 
 
 def membership_events(before: ParameterTree, after: ParameterTree) -> list[Event]:
@@ -155,3 +133,17 @@ def membership_events(before: ParameterTree, after: ParameterTree) -> list[Event
         if not new.members and (old.members or not started):
             events.append(Empty(new.id))
     return events
+
+
+def place_stragglers(tree: ParameterTree, parts: Sequence[ClusterUpdate]) -> tuple[ParameterTree, list[Event]]:
+    """Put stragglers that have answered at a node that was split into the child that is most like them.
+
+    As in CFL's Algorithm 4: their updates were made at the model of the split, and are compared with those cached then.
+    If the child was split as well, they are its stragglers.
+    """
+    events: list[Event] = []
+    for part in parts:
+        if part.waits:
+            tree, joined = placed(tree, part.node, part.updates)
+            events += [Joined(node, tuple(clients)) for node, clients in joined.items()]
+    return tree, events

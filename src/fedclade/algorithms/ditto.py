@@ -47,11 +47,6 @@ class Ditto(OwnModels[DittoState], OneCohort[DittoState]):
         variant there chooses for each client among 0.1, 1 and 2 by its validation loss.
     epochs
         Of personal training in a round; as many as of global training if left out.
-
-    Raises
-    ------
-    ConfigError
-        If a value is out of range; one line for each.
     """
 
     state_type = DittoState

@@ -31,7 +31,7 @@ import numpy as np
 from torch import Tensor
 
 from fedclade.algorithms.base import OneCohort, RoundLog, sample
-from fedclade.algorithms.cluster_update import ClusterUpdate, log_of, membership_events, postponed, train_clusters
+from fedclade.algorithms.cluster_update import ClusterUpdate, log_of, membership_events, train_clusters
 from fedclade.algorithms.groups import (
     GroupDirection,
     assigned,
@@ -42,7 +42,7 @@ from fedclade.algorithms.groups import (
 )
 from fedclade.algorithms.state import State
 from fedclade.clustering import Assignment, k_means, ternary_similarity
-from fedclade.core import LARGEST, Clients, ParameterTree, Round, checked, require, row_norms
+from fedclade.core import LARGEST, Clients, ParameterTree, Postponed, Round, checked, require, row_norms
 
 AT_ONCE = 500
 """Clients, at most, whose pre-training updates are held in memory together when all join a group."""
@@ -77,11 +77,6 @@ class FedGroup(OneCohort[State]):
         The ablation "random cluster centers": m clients pre-train, and are the groups; all others are cold.
     rac
         The ablation "randomly assign cold clients": those that did not pre-train for the groups join any of them.
-
-    Raises
-    ------
-    ConfigError
-        If a value is out of range; one line for each.
     """
 
     groups: int = 3
@@ -124,14 +119,7 @@ class FedGroup(OneCohort[State]):
         )
 
     def init(self, params: Tensor, clients: Clients) -> State:
-        """Give the global model, which is the root's, and all groups w_0 (line 2); nobody is in a group.
-
-        Raises
-        ------
-        ConfigError
-            If there are more groups than clients to pre-train, or more base directions than they can have.
-        """
-        self.check_clients(len(clients.ids))
+        """Give the global model, which is the root's, and all groups w_0 (line 2); nobody is in a group."""
         return State(ParameterTree.star([()] * self.groups, params, unassigned=clients.ids))
 
     def step(self, state: State, cohort: Sequence[int], clients: Clients, this_round: Round) -> tuple[State, RoundLog]:
@@ -140,7 +128,7 @@ class FedGroup(OneCohort[State]):
         if not any(leaf.members for leaf in before.leaves):
             state, pretrained = self._group_cold_start(state, clients, this_round)
             if state.tree is before:
-                log = log_of(pretrained, [postponed(pretrained[0], self.groups)], "pretrain")
+                log = log_of(pretrained, [Postponed(0, len(pretrained[0].updates.ids), self.groups)], "pretrain")
                 return state, replace(log, discrepancy=None)
         joining = clients.ids if pretrained and self.cold_start == "start" else cohort
         state = self._client_cold_start(state, joining, clients, this_round)

@@ -28,7 +28,6 @@ from torch import Tensor
 
 from fedclade.algorithms.base import OneCohort, RoundLog
 from fedclade.algorithms.cluster_update import by_cluster, log_of, membership_events
-from fedclade.algorithms.hierarchical import check_enough
 from fedclade.algorithms.state import State
 from fedclade.clustering import agglomerate, cut, distances
 from fedclade.core import Clients, ParameterTree, Round, TooFew, checked, require
@@ -43,31 +42,17 @@ class FeSEM(OneCohort[State]):
     ----------
     clusters
         Number K of centres.
-
-    Raises
-    ------
-    ConfigError
-        If it is below 1.
     """
+
+    clusters_from = "clusters"
 
     clusters: int = 2
 
     def __post_init__(self) -> None:
         require(("algorithm.clusters", self.clusters, self.clusters >= 1, "at least 1"))
 
-    def check_clients(self, clients: int) -> None:
-        """Check that there are as many clients as clusters are asked for; raises ConfigError."""
-        check_enough("clusters", self.clusters, clients)
-
     def init(self, params: Tensor, clients: Clients) -> State:
-        """Put every centre at the initial model, and no client to any of them.
-
-        Raises
-        ------
-        ConfigError
-            If there are more centres than clients.
-        """
-        self.check_clients(len(clients.ids))
+        """Put every centre at the initial model, and no client to any of them."""
         return State(ParameterTree.star([()] * self.clusters, params, unassigned=clients.ids))
 
     def step(self, state: State, cohort: Sequence[int], clients: Clients, this_round: Round) -> tuple[State, RoundLog]:

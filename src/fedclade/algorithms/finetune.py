@@ -29,11 +29,6 @@ class FineTune(OwnModels[State], OneCohort[State]):
     ----------
     epochs
         Of fine-tuning, over the client's training data; all else is as in local training.
-
-    Raises
-    ------
-    ConfigError
-        If it is below 1.
     """
 
     epochs: int = 1

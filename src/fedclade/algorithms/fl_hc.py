@@ -28,15 +28,25 @@ from fedclade.algorithms.cluster_update import (
     ClusterUpdate,
     log_of,
     move_clusters,
-    postponed,
+    place_stragglers,
     train_clusters,
     train_root,
 )
-from fedclade.algorithms.hierarchical import check_enough, cut_rules, merged
+from fedclade.algorithms.hierarchical import cut_rules, merged
 from fedclade.algorithms.state import State
-from fedclade.algorithms.stragglers import place_stragglers
 from fedclade.clustering import LINKAGES, METRICS, distances
-from fedclade.core import Clients, ClusterSplit, ConfigError, Event, ParameterTree, Round, checked, require, unknown
+from fedclade.core import (
+    Clients,
+    ClusterSplit,
+    ConfigError,
+    Event,
+    ParameterTree,
+    Postponed,
+    Round,
+    checked,
+    require,
+    unknown,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,14 +78,10 @@ class FLHC(Algorithm[FLHCState]):
         Merge until so many are left, instead of up to a threshold.
     compare
         Clients by their ``updates``, or by the ``parameters`` of the models that they trained.
-
-    Raises
-    ------
-    ConfigError
-        If a name is unknown, a value is out of range, or two do not go together.
     """
 
     state_type = FLHCState
+    clusters_from = "n_clusters"
 
     rounds_before: int = 10
     metric: str = "l1"
@@ -106,19 +112,8 @@ class FLHC(Algorithm[FLHCState]):
         """Return what a run of so few rounds misses: the clustering step."""
         return never_clusters(self, self.rounds_before + 1, rounds, "rounds_before")
 
-    def check_clients(self, clients: int) -> None:
-        """Check that there are as many clients as clusters are asked for; raises ConfigError."""
-        check_enough("n_clusters", self.n_clusters, clients)
-
     def init(self, params: Tensor, clients: Clients) -> FLHCState:
-        """Put all clients in one cluster (line 2).
-
-        Raises
-        ------
-        ConfigError
-            If more clusters are asked for than there are clients.
-        """
-        self.check_clients(len(clients.ids))
+        """Put all clients in one cluster (line 2)."""
         return FLHCState(ParameterTree.root_only(clients.ids, params))
 
     def step(
@@ -132,7 +127,7 @@ class FLHC(Algorithm[FLHCState]):
         part = train_root(state, clients.ids, clients, replace(this_round, require_all=True)).compared()  # lines 7 to 9
         needed = min(len(clients.ids), max(2, self.n_clusters or 0))
         if not part.enough or len(part.updates.ids) < needed:
-            return state, log_of([part], [postponed(part, needed)], phase="cluster")
+            return state, log_of([part], [Postponed(part.node, len(part.updates.ids), needed)], phase="cluster")
         tree, events = self._clustered(state.tree, part, this_round.number)
         log = replace(log_of([part], events, phase="cluster"), discrepancy=None)  # no model moves
         return FLHCState(tree, clustered=True), log

@@ -8,24 +8,8 @@ from typing import Literal
 
 import torch
 
-from fedclade.clustering import (
-    Assignment,
-    Labels,
-    Similarity,
-    Step,
-    all_of,
-    cosines,
-    fits_by_loss,
-    leaf_losses,
-)
-from fedclade.core import (
-    Clients,
-    ParameterTree,
-    Round,
-    Updates,
-    inter_group,
-    mean,
-)
+from fedclade.clustering import Assignment, Labels, Similarity, Step, all_of, cosines, fits_by_loss, leaf_losses
+from fedclade.core import Clients, ParameterTree, Round, Updates, inter_group, mean
 
 GroupDirection = Literal["update", "position"]
 """Of a group: its latest update, or where its model is from the global one."""
@@ -38,18 +22,9 @@ def pretrain(ids: Sequence[int], tree: ParameterTree, clients: Clients, this_rou
 
 
 def with_groups(tree: ParameterTree, updates: Updates, groups: Labels, *, weighted: bool = False) -> ParameterTree:
-    """Return the tree with its groups' members and first models: w_0 and the mean of pre-training updates (line 7).
+    """Return a star with its groups' members and first models: w_0 and the mean of pre-training updates (line 7).
 
-    Parameters
-    ----------
-    tree
-        A star whose leaves are empty groups.
-    updates
-        Of the n clients that pre-trained.
-    groups
-        The group of each, ``[n]`` from 0.
-    weighted
-        Whether clients count by their numbers of examples.
+    ``groups`` has the group, from 0, of each of the n clients that pre-trained.
     """
     tree = tree.reassigned(dict(zip(updates.ids, (1 + groups).tolist(), strict=True)))
     for leaf in (leaf for leaf in tree.leaves if leaf.members):
@@ -58,17 +33,7 @@ def with_groups(tree: ParameterTree, updates: Updates, groups: Labels, *, weight
 
 
 def moved_together(tree: ParameterTree, eta_g: float, n_parameters: int) -> ParameterTree:
-    """Return the tree with groups moved by each other, and the global model with them (Algorithm 2, lines 10 and 11).
-
-    Parameters
-    ----------
-    tree
-        A star with the groups' own steps done.
-    eta_g
-        η_g.
-    n_parameters
-        D: buffers, which stand behind, are left alone.
-    """
+    """Return the tree with groups moved by each other, and the global model with them (Algorithm 2, lines 10, 11)."""
     models = inter_group(torch.stack([leaf.params for leaf in tree.leaves]), eta_g, n_parameters)
     for leaf, model in zip(tree.leaves, models, strict=True):
         tree = tree.with_model(leaf.id, model)
@@ -76,17 +41,7 @@ def moved_together(tree: ParameterTree, eta_g: float, n_parameters: int) -> Para
 
 
 def directions_to_groups(updates: Updates, tree: ParameterTree, by: GroupDirection) -> Similarity:
-    """Return the cosine of each pre-training update with each group's direction (eq. 10), ``[n, m]``.
-
-    Parameters
-    ----------
-    updates
-        Of n cold clients, from the global model.
-    tree
-        Its m leaves are the groups, its root has the global model.
-    by
-        What a group's direction is, see :class:`~fedclade.algorithms.FedGroup`.
-    """
+    """Return the cosine of each pre-training update with the direction of each group (eq. 10), ``[n, m]``."""
     known = any(leaf.trained_from is not None for leaf in tree.leaves)  # it is not in runs of earlier versions
     if by == "position" or not known:
         starts = [tree.nodes[0].params] * len(tree.leaves)

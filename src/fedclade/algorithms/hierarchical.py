@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedclade.clustering import Distances, agglomerate, cut, where_to_cut
-from fedclade.core import Clustered, require
+from fedclade.core import Clustered
 
 Rule = tuple[str, object, bool, str]
 """A setting, its value, whether it holds, and what it should be; see :func:`fedclade.core.errors.require`."""
@@ -27,18 +27,6 @@ def cut_rules(threshold: float | str | None, n_clusters: int | None, largest: fl
     )
 
 
-def check_enough(name: str, n_clusters: int | None, clients: int) -> None:
-    """Check that there are as many clients as a setting asks for clusters.
-
-    Raises
-    ------
-    ConfigError
-        If there are fewer.
-    """
-    holds = n_clusters is None or n_clusters <= clients
-    require((f"algorithm.{name}", n_clusters, holds, f"at most the number of clients, {clients}"))
-
-
 def merged(
     clients: Sequence[int],
     apart: Distances,
@@ -47,24 +35,10 @@ def merged(
     threshold: float | str | None,
     n_clusters: int | None,
 ) -> tuple[list[list[int]], float | None, Clustered]:
-    """Merge clients to clusters.
+    """Merge clients at these distances, condensed, ``[m(m-1)/2]``; see :func:`fedclade.clustering.where_to_cut`.
 
-    Parameters
-    ----------
-    clients
-        In the order in which they were compared, ``[m]``.
-    apart
-        Their distances, condensed, ``[m(m-1)/2]``.
-    metric, linkage
-        How they were compared, for the event; how clusters are.
-    threshold, n_clusters
-        Where to cut, see :func:`fedclade.clustering.where_to_cut`.
-
-    Returns
-    -------
-    tuple
-        The members of each cluster, the largest first; the height of the cut, None where nothing is cut; and an event
-        that tells all that a dendrogram needs.
+    Return the members of each cluster, the largest first; the height of the cut, None where nothing is cut; and the
+    event.
     """
     merges = agglomerate(apart, linkage)
     count, height = where_to_cut(merges[:, 2], threshold, n_clusters)

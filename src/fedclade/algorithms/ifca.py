@@ -26,7 +26,6 @@ from torch import Tensor
 
 from fedclade.algorithms.base import OneCohort, RoundLog
 from fedclade.algorithms.cluster_update import ClusterUpdate, by_cluster, log_of, membership_events, move_clusters
-from fedclade.algorithms.hierarchical import check_enough
 from fedclade.algorithms.state import State
 from fedclade.clustering import to_lowest_loss
 from fedclade.core import Clients, ConfigError, ParameterTree, Restart, Round, checked, require
@@ -56,14 +55,10 @@ class IFCA(OneCohort[IFCAState]):
         How many sets of k initial models are tried.
     restart_rounds
         For how many rounds, before the best set is chosen.
-
-    Raises
-    ------
-    ConfigError
-        If a value is out of range; one line for each.
     """
 
     state_type = IFCAState
+    clusters_from = "clusters"
     asks_for = "training losses"
 
     clusters: int = 2
@@ -89,19 +84,8 @@ class IFCA(OneCohort[IFCAState]):
         """How many initial models, each drawn by itself, ``init`` starts from."""
         return self.clusters * self.restarts
 
-    def check_clients(self, clients: int) -> None:
-        """Check that there are as many clients as clusters are asked for; raises ConfigError."""
-        check_enough("clusters", self.clusters, clients)
-
     def init(self, params: Tensor, clients: Clients) -> IFCAState:
-        """Take the initial models ``[restarts · k, S]``; no client has chosen yet.
-
-        Raises
-        ------
-        ConfigError
-            If there are not as many different ones, or more than clients to take them.
-        """
-        self.check_clients(len(clients.ids))
+        """Take the initial models ``[restarts · k, S]``, which must differ; no client has chosen yet."""
         models, needed = params.view(-1, params.shape[-1]), self.initial_models
         if (found := len(models.unique(dim=0))) < needed:
             raise ConfigError(f"ifca needs {needed} different initial models, got {found}; let them depend on the seed")

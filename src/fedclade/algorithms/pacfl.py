@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from scipy.spatial.distance import squareform
@@ -33,7 +33,7 @@ from torch import Tensor
 
 from fedclade.algorithms.base import Algorithm, RoundLog
 from fedclade.algorithms.cluster_update import log_of, membership_events, move_clusters, train_clusters
-from fedclade.algorithms.hierarchical import check_enough, cut_rules, merged
+from fedclade.algorithms.hierarchical import cut_rules, merged
 from fedclade.algorithms.state import State
 from fedclade.clustering import angles
 from fedclade.core import Clients, Event, ParameterTree, Postponed, Round, checked, require
@@ -58,14 +58,10 @@ class PACFL(Algorithm[State]):
         merges, or one cluster if there is none to speak of.
     n_clusters
         Merge until so many are left, instead of up to a threshold.
-
-    Raises
-    ------
-    ConfigError
-        If a value is out of range; one line for each.
     """
 
-    asks_for: ClassVar[str] = "subspaces of their data"
+    asks_for = "subspaces of their data"
+    clusters_from = "n_clusters"
 
     vectors: int = 3
     per_label: bool = True
@@ -86,19 +82,8 @@ class PACFL(Algorithm[State]):
         """Whether a step works on the updates of single clients."""
         return False
 
-    def check_clients(self, clients: int) -> None:
-        """Check that there are as many clients as clusters are asked for; raises ConfigError."""
-        check_enough("n_clusters", self.n_clusters, clients)
-
     def init(self, params: Tensor, clients: Clients) -> State:
-        """Put all clients in one cluster; they are asked for their vectors in the first round.
-
-        Raises
-        ------
-        ConfigError
-            If more clusters are asked for than there are clients.
-        """
-        self.check_clients(len(clients.ids))
+        """Put all clients in one cluster; they are asked for their vectors in the first round."""
         return State(ParameterTree.root_only(clients.ids, params))
 
     def step(self, state: State, cohort: Sequence[int], clients: Clients, this_round: Round) -> tuple[State, RoundLog]:
@@ -129,7 +114,7 @@ class PACFL(Algorithm[State]):
     ) -> tuple[ParameterTree, list[Event]]:
         """Let each of those who wait, and now send their vectors, join the cluster of the smallest mean angle.
 
-        NodeRegistry send theirs again: the server keeps none, since they show what the data looks like.
+        Members send theirs again: the server keeps none, since they show what the data looks like.
         """
         members = sorted(client for leaf in tree.leaves for client in leaf.members)
         late, new = self._asked(waiting, clients)

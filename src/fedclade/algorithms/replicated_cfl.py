@@ -24,9 +24,8 @@ import torch
 from torch import Tensor
 
 from fedclade.algorithms.base import Algorithm, RoundLog, never_clusters
-from fedclade.algorithms.cluster_update import log_of, move_clusters, train_clusters
+from fedclade.algorithms.cluster_update import log_of, move_clusters, place_stragglers, train_clusters
 from fedclade.algorithms.state import State
-from fedclade.algorithms.stragglers import place_stragglers
 from fedclade.clustering import Finding, Labels, Replicates, find_clusters, gain, same_partition
 from fedclade.core import (
     Checked,
@@ -64,11 +63,6 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
     check_every
         Rounds between checks, each of which costs every client the training of a round: by default they add a seventh.
         Nothing else hangs on it but how soon clusters are found, and a change of them.
-
-    Raises
-    ------
-    ConfigError
-        If a value is out of range; one line for each.
     """
 
     state_type = ReplicatedState

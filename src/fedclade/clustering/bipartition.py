@@ -11,26 +11,16 @@ from scipy.spatial.distance import squareform
 
 from fedclade.clustering.linkage import cut
 from fedclade.clustering.similarity import Similarity
-from fedclade.core import (
-    UpdateError,
-)
+from fedclade.core import UpdateError
 
 
 @dataclass(frozen=True)
 class Bipartition:
-    """Two clusters in place of one.
+    """Two clusters in place of one; the larger is the first, or at equal size the one with the smallest id."""
 
-    Parameters
-    ----------
-    first, second
-        Their members in ascending order; the larger cluster first, or at equal size the one with the smallest id.
-    alpha_cross_max
-        Largest similarity between members of different clusters (CFL eq. 17).
-    """
-
-    first: tuple[int, ...]
+    first: tuple[int, ...]  # members in ascending order
     second: tuple[int, ...]
-    alpha_cross_max: float
+    alpha_cross_max: float  # largest similarity between members of different clusters (CFL eq. 17)
 
 
 def optimal_bipartition(alpha: Similarity, ids: Sequence[int]) -> Bipartition:

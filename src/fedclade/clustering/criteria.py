@@ -16,24 +16,12 @@ from fedclade.core import Updates
 
 @dataclass(frozen=True, eq=False)
 class SplitCriteria:
-    """The quantities of CFL's criteria for one cluster in one round, all from updates made at the same model.
+    """The quantities of CFL's criteria for one cluster in one round, all from updates made at the same model."""
 
-    Parameters
-    ----------
-    members
-        The clients that answered, ``[n]``.
-    mean_norm
-        ‖Σ |D_i|/|D_c| Δθ_i‖, the norm of the mean (eq. 32), in parameter units.
-    max_norm
-        max_i ‖Δθ_i‖ (eq. 33), in parameter units.
-    similarity
-        α ``[n, n]`` of the signatures (eq. 51); None where it was not computed.
-    """
-
-    members: tuple[int, ...]
-    mean_norm: float
-    max_norm: float
-    similarity: Similarity | None
+    members: tuple[int, ...]  # the clients that answered, [n]
+    mean_norm: float  # ‖Σ |D_i|/|D_c| Δθ_i‖, the norm of the mean (eq. 32), in parameter units
+    max_norm: float  # max_i ‖Δθ_i‖ (eq. 33), in parameter units
+    similarity: Similarity | None  # α [n, n] of the signatures (eq. 51); None where it was not computed
 
     @classmethod
     def of(cls, updates: Updates, mean: Tensor | None, similarity: Similarity | None = None) -> SplitCriteria:

@@ -8,11 +8,7 @@ from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.special import stdtrit
 
 from fedclade.clustering.similarity import Distances, Labels
-from fedclade.core import (
-    ConfigError,
-    UpdateError,
-    unknown,
-)
+from fedclade.core import ConfigError, UpdateError, unknown
 
 Merges = NDArray[np.float64]
 """What merges with what, at which distance, ``[n-1, 4]`` as SciPy has it."""
@@ -53,19 +49,9 @@ def agglomerate(apart: Distances, method: str) -> Merges:
 
 
 def cut(merges: Merges, n_clusters: int) -> Labels:
-    """Undo the last merges, so that so many clusters are left.
+    """Undo the last merges of m clients, so that 1 to m clusters are left; return the cluster of each client, ``[m]``.
 
-    Parameters
-    ----------
-    merges
-        Of m clients, ``[m-1, 4]``.
-    n_clusters
-        From 1 to m.
-
-    Returns
-    -------
-    numpy.ndarray
-        Cluster of each client, ``[m]``: 0 is the largest, or of those of equal size the one with the first client.
+    Cluster 0 is the largest, or of those of equal size the one with the first client.
     """
     m = len(merges) + 1
     if n_clusters == 1:
@@ -78,17 +64,9 @@ def cut(merges: Merges, n_clusters: int) -> Labels:
 
 
 def largest_gap(heights: NDArray[np.float64]) -> int:
-    """Return how many clusters a cut leaves at the largest relative gap between the heights of two merges.
+    """Return how many clusters a cut leaves at the largest relative gap between the heights of two merges, ``[m-1]``.
 
-    Parameters
-    ----------
-    heights
-        Of the merges of m clients, ascending, ``[m-1]``.
-
-    Returns
-    -------
-    int
-        From 2 to m/2, as two clients that happen to be alike make no cluster; 1 if there are fewer than four clients.
+    From 2 to m/2, as two clients that happen to be alike make no cluster; 1 if there are fewer than four clients.
     """
     m = len(heights) + 1
     if m < 4:
@@ -107,16 +85,6 @@ def n_clusters_by_gap(heights: NDArray[np.float64]) -> int:
     clients that all agree have a largest gap, too. It counts only if it is wider than t₀.₉₇₅(n − 1)·s, where s is the
     standard deviation of the n heights below it and t the quantile of Student's distribution: 2 for many heights, more
     for few. (Mojena's rule of 1977 cuts above the mean height plus a multiple of s; this one counts from the highest.)
-
-    Parameters
-    ----------
-    heights
-        Of the merges of m clients, ascending, ``[m-1]``.
-
-    Returns
-    -------
-    int
-        From 1 to m/2.
     """
     n_clusters = largest_gap(heights)
     if n_clusters == 1:
@@ -128,15 +96,7 @@ def n_clusters_by_gap(heights: NDArray[np.float64]) -> int:
 
 
 def cut_height(heights: NDArray[np.float64], n_clusters: int) -> float | None:
-    """Return the height halfway between the merges that a cut keeps and those that it undoes; None if it undoes none.
-
-    Parameters
-    ----------
-    heights
-        Of the merges of m clients, ascending, ``[m-1]``.
-    n_clusters
-        From 1 to m.
-    """
+    """Return the height halfway between the merges that a cut keeps and those that it undoes; None without such."""
     if n_clusters == 1:
         return None
     kept = np.concatenate([[0.0], heights])
@@ -149,14 +109,7 @@ def where_to_cut(
 ) -> tuple[int, float | None]:
     """Return the number of clusters, and the height of the cut; None where nothing is cut.
 
-    Parameters
-    ----------
-    heights
-        Of the merges of m clients, ascending, ``[m-1]``.
-    threshold
-        Clusters merge up to this height. Without a number: by ``n_clusters``, or else by the largest gap.
-    n_clusters
-        From 1 to m, or None.
+    Clusters merge up to the threshold. If that is no number, so many are left as given, or as the largest gap says.
     """
     if isinstance(threshold, int | float):
         return 1 + int(np.count_nonzero(heights > threshold)), threshold

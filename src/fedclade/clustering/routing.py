@@ -25,19 +25,10 @@ from typing import Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedclade.clustering.similarity import Similarity, cosine_similarity, cosines
-from fedclade.core import (
-    DROPPED_OUT,
-    Clients,
-    Node,
-    ParameterTree,
-    Round,
-    UpdateError,
-    Updates,
-)
+from fedclade.core import DROPPED_OUT, Clients, Node, ParameterTree, Round, UpdateError, Updates
 
 MIDWAY = 0.5
 """How far down, from a member's similarity to a stranger's, which is 0, a newcomer still fits."""
@@ -45,39 +36,24 @@ MIDWAY = 0.5
 
 @dataclass(frozen=True)
 class Step:
-    """One choice on a newcomer's way down the tree.
-
-    Parameters
-    ----------
-    node
-        Where it stood.
-    by
-        What it went by: cosine ``similarity``, the larger the better, or training ``loss`` in nats, the smaller.
-    scores
-        Of each branch, by the node that it leads to.
-    taken
-        The branch it took.
-    fits
-        Whether it fits there.
-    """
+    """One choice on a newcomer's way down the tree, at ``node``, and whether it fits into the branch ``taken``."""
 
     node: int
-    by: Literal["similarity", "loss"]
-    scores: Mapping[int, float]
+    by: Literal["similarity", "loss"]  # cosine, the larger the better; training loss in nats, the smaller
+    scores: Mapping[int, float]  # of each branch, by the node that it leads to
     taken: int
     fits: bool
 
     @property
     def score(self) -> float:
-        """Score of the branch that was taken."""
+        """Score of the branch taken."""
         return self.scores[self.taken]
 
     @property
     def other(self) -> float | None:
         """Score of the best of the other branches; None if there was none."""
         others = [score for branch, score in self.scores.items() if branch != self.taken]
-        best = max if self.by == "similarity" else min
-        return best(others) if others else None
+        return (max if self.by == "similarity" else min)(others, default=None)
 
     @property
     def margin(self) -> float | None:
@@ -89,17 +65,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Assignment:
-    """Where one newcomer goes.
-
-    Parameters
-    ----------
-    client
-        The newcomer.
-    path
-        The nodes from the root to the leaf that its choices lead to.
-    steps
-        Its choices.
-    """
+    """Where one newcomer goes: the nodes from the root to a leaf, and the choices that led there."""
 
     client: int
     path: tuple[int, ...]
@@ -139,18 +105,9 @@ def to_root(ids: Sequence[int]) -> list[Assignment]:
 
 
 def route(tree: ParameterTree, ids: Sequence[int], clients: Clients, this_round: Round) -> list[Assignment]:
-    """Assign newcomers by what the tree has: cached updates, or else the models of its leaves.
+    """Assign newcomers, who are among the clients, by what the tree has: cached updates, or its leaves' models.
 
-    Parameters
-    ----------
-    tree
-        As the server sees it.
-    ids
-        The newcomers, all of them among the clients.
-    clients
-        Who can be asked, as those were whose updates are cached.
-    this_round
-        What newcomers are asked to do; where updates are cached, in the round in which these were made.
+    They train as ``this_round`` says; where updates are cached, in the round in which these were made.
     """
     if len(tree.nodes) == 1:
         return to_root(ids)
@@ -185,25 +142,10 @@ def by_similarity(tree: ParameterTree, ids: Sequence[int], clients: Clients, thi
 def walk_down(
     tree: ParameterTree, ids: Sequence[int], clients: Clients, this_round: Round
 ) -> tuple[ParameterTree, dict[int, list[int]]]:
-    """Send clients that stand somewhere in the tree down to its leaves, where updates are cached (CFL Algorithm 4).
+    """Send clients, each a member of some node, down to the leaves, where updates are cached (CFL Algorithm 4).
 
-    Parameters
-    ----------
-    tree
-        As the server sees it, with the clients among the members of a node.
-    ids
-        The clients.
-    clients
-        Who can be asked.
-    this_round
-        What they are asked to do; at each node in the round in which the cached updates were made.
-
-    Returns
-    -------
-    tree
-        With the clients in the nodes that they came through. One that does not answer stays where it stands.
-    joined
-        By node, those who joined it.
+    At each node they train as in the round in which the cached updates were made. Return the tree with the clients in
+    all nodes that they came through, and those that joined each node. A client that does not answer stays where it is.
     """
     joined: dict[int, list[int]] = {}
     moving = set(ids)
@@ -225,29 +167,19 @@ def walk_down(
 def placed(tree: ParameterTree, node: int, updates: Updates) -> tuple[ParameterTree, dict[int, list[int]]]:
     """Put clients into that branch of a node whose cached updates hold the one most like theirs.
 
-    CFL Algorithm 4, lines 6 to 12. Their updates, made at the node's model, are cached beside the others.
-
-    Returns
-    -------
-    tree
-        With the clients in the branches, or as it was if there are none.
-    joined
-        By branch, those who joined it.
+    CFL Algorithm 4, lines 6 to 12. Their updates, made at the node's model, are cached beside the others. Return the
+    tree and, by branch, those that joined it.
     """
     branches, joined = _peopled(tree, node), dict[int, list[int]]()
     if not branches or not updates.ids:
         return tree, joined
-    nearest = _last_largest(likeness(updates.signatures, branches))
+    scores = likeness(updates.signatures, branches)
+    nearest = len(branches) - 1 - scores[:, ::-1].argmax(axis=1)  # of equals the last (line 8)
     for place, branch in enumerate(branches):
         if mine := np.flatnonzero(nearest == place).tolist():
             joined[branch.id] = [updates.ids[i] for i in mine]
             tree = tree.with_members(branch.id, joined[branch.id], updates.signatures[mine])
     return tree, joined
-
-
-def _last_largest(scores: Similarity) -> NDArray[np.intp]:
-    """Return the place of the largest score of each row, of equals the last (line 8)."""
-    return scores.shape[1] - 1 - scores[:, ::-1].argmax(axis=1)
 
 
 def _cached_below(tree: ParameterTree, node: int) -> bool:
@@ -256,13 +188,7 @@ def _cached_below(tree: ParameterTree, node: int) -> bool:
 
 
 def all_of(ids: Sequence[int], updates: Updates) -> Updates:
-    """Return the updates of newcomers, all of whom must have answered.
-
-    Raises
-    ------
-    UpdateError
-        If one did not, or not with a usable update.
-    """
+    """Return the updates of newcomers; raises UpdateError if one did not answer with a usable one."""
     if absent := sorted(set(ids).difference(updates.ids)):
         why = "; ".join(f"newcomer {client}: {updates.left_out.get(client, DROPPED_OUT)}" for client in absent)
         raise UpdateError(f"a newcomer without an update cannot be assigned: {why}; take it out, or lower local.lr")
@@ -275,11 +201,8 @@ def likeness(signatures: Tensor, branches: Sequence[Node]) -> Similarity:
 
 
 def least_similarity(branch: Node) -> float:
-    """Return how similar a newcomer must be to some member of a branch to fit there; see the top of this file.
-
-    One member alone shows no range: there a newcomer must not be at right angles to it, or farther.
-    """
-    if len(branch.members) < 2:
+    """Return how similar a newcomer must be to some member of a branch to fit there; see the top of this file."""
+    if len(branch.members) < 2:  # one member alone shows no range
         return 0.0
     alpha = cosine_similarity(_cached(branch))
     np.fill_diagonal(alpha, -1.0)
@@ -309,17 +232,7 @@ def leaf_losses(tree: ParameterTree, ids: Sequence[int], clients: Clients) -> di
 def fits_by_loss(
     losses: Mapping[int, Mapping[int, float]], taken: Mapping[int, int], tree: ParameterTree, clients: Clients
 ) -> dict[int, bool]:
-    """Tell for each newcomer whether the leaf that it takes fits it; see the top of this file.
-
-    Parameters
-    ----------
-    losses
-        As :func:`leaf_losses` returns them.
-    taken
-        The leaf that each newcomer takes.
-    tree, clients
-        As there.
-    """
+    """Return for each newcomer whether the leaf that it takes fits it, given its :func:`leaf_losses`."""
     zeros = torch.zeros_like(tree.nodes[0].params)[None]
     guessed = {client: float(loss) for client, loss in training_losses(zeros, [0], [*losses], clients).items()}
 
@@ -356,7 +269,7 @@ def training_losses(models: Tensor, rows: Sequence[int], ids: Sequence[int], cli
 
 
 def _peopled(tree: ParameterTree, node: int) -> list[Node]:
-    """Return the branches that somebody is left in."""
+    """Return the branches that have members."""
     return [branch for branch in tree.children(node) if branch.members]
 
 

@@ -19,34 +19,11 @@ from fedclade.core import require
 Gammas = NDArray[np.float64]
 
 
-def relative_noise(gradients: ArrayLike, true_gradients: ArrayLike) -> Gammas:
-    """Return γ_i = ‖∇R − ∇r_i‖ / ‖∇R‖ of each client (eq. 16).
-
-    Parameters
-    ----------
-    gradients
-        ∇r_i of the clients' empirical risks, ``[m, d]``.
-    true_gradients
-        ∇R_I(i) of the risk of each client's distribution at the same model, ``[m, d]``; none of them zero.
-
-    Returns
-    -------
-    numpy.ndarray
-        ``[m]``; Theorem 1 speaks of those below 1 (eq. 15).
-    """
-    found, true = np.asarray(gradients, dtype=np.float64), np.asarray(true_gradients, dtype=np.float64)
-    return np.linalg.norm(true - found, axis=-1) / np.linalg.norm(true, axis=-1)
-
-
 def noise_cosine(gamma_i: ArrayLike, gamma_j: ArrayLike) -> NDArray[np.float64]:
     """Return H_ij = −γ_i γ_j + √(1 − γ_i²)·√(1 − γ_j²) (eq. 20).
 
-    It is the cosine of arcsin γ_i + arcsin γ_j: the least similarity of two clients of one distribution.
-
-    Parameters
-    ----------
-    gamma_i, gamma_j
-        Relative noise in [0, 1); arrays are taken together as NumPy broadcasts them.
+    It is the cosine of arcsin γ_i + arcsin γ_j: the least similarity of two clients of one distribution. Relative
+    noises are in [0, 1); arrays are broadcast.
     """
     i, j = np.asarray(gamma_i, dtype=np.float64), np.asarray(gamma_j, dtype=np.float64)
     return -i * j + np.sqrt(1 - i**2) * np.sqrt(1 - j**2)
@@ -56,19 +33,8 @@ def highest_cross(gammas: Sequence[float], truth: Sequence[int]) -> float:
     """Return the bound on α_cross^max from above (eq. 19): no optimal bi-partition has a larger one.
 
     For two clients of different distributions it is cos φ·H + sin φ·√(1 − H²) with φ = π/(k − 1), or 1 where H < cos φ;
-    the clients across the best split are not known beforehand, so the largest over all such pairs counts.
-
-    Parameters
-    ----------
-    gammas
-        γ_i of the m clients, in [0, 1).
-    truth
-        I(i), the distribution of each, ``[m]``; k ≥ 2 of them.
-
-    Raises
-    ------
-    ConfigError
-        If a γ is out of range, or there is only one distribution.
+    the clients across the best split are not known beforehand, so the largest over all such pairs counts. γ_i of m
+    clients are in [0, 1), ``truth`` is I(i), the distribution of each, k ≥ 2 of them; raises ConfigError otherwise.
     """
     noise, labels = _checked(gammas, truth)
     k = len(np.unique(labels))
@@ -82,15 +48,7 @@ def highest_cross(gammas: Sequence[float], truth: Sequence[int]) -> float:
 def lowest_intra(gammas: Sequence[float], truth: Sequence[int]) -> float:
     """Return the bound on α_intra^min from below (eq. 21): the least H_ij of two clients of one distribution.
 
-    Parameters
-    ----------
-    gammas, truth
-        As of :func:`highest_cross`. If no two clients share a distribution there is nothing to bound, and it is 1.
-
-    Raises
-    ------
-    ConfigError
-        If a γ is out of range.
+    If no two clients share a distribution there is nothing to bound, and it is 1.
     """
     noise, labels = _checked(gammas, truth)
     alike = np.equal.outer(labels, labels)
@@ -102,11 +60,7 @@ def gamma_bound(alpha_cross_max: float) -> float:
     """Return √((1 − α_cross^max) / 2): a bi-partition is certainly right while γ_max stays below it (eq. 39).
 
     It follows from α_intra^min ≥ 1 − 2γ_max² (eq. 38), and needs neither the truth nor the number of distributions.
-
-    Parameters
-    ----------
-    alpha_cross_max
-        Of the optimal bi-partition, in [−1, 1].
+    α_cross^max is that of the optimal bi-partition.
     """
     return math.sqrt((1.0 - alpha_cross_max) / 2.0)
 
@@ -116,16 +70,8 @@ def separation_gap(alpha: Similarity, truth: Sequence[int], alpha_cross_max: flo
 
     The optimal bi-partition is right if it is positive (Corollary 1). Remark 2 has "if and only if", but a split can be
     right without a gap: members of one distribution may be less alike than clients across the split, as they often are
-    in figure 3 (``fedclade reproduce cfl-fig3-theory``). Needs the truth: for scoring only.
-
-    Parameters
-    ----------
-    alpha
-        Similarities ``[n, n]``.
-    truth
-        True cluster of each client, ``[n]``.
-    alpha_cross_max
-        Of the optimal bi-partition of the same clients.
+    in figure 3 (``fedclade reproduce cfl-fig3-theory``). It needs the true cluster of each client, ``[n]``: for scoring
+    only.
     """
     labels = np.asarray(truth)
     # The diagonal is among them, so that clients who are all different have an α_intra^min of 1.

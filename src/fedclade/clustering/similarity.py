@@ -8,10 +8,7 @@ from numpy.typing import NDArray
 from scipy.spatial.distance import squareform
 from torch import Tensor
 
-from fedclade.core import (
-    ConfigError,
-    unknown,
-)
+from fedclade.core import ConfigError, unknown
 
 Similarity = NDArray[np.float64]
 
@@ -34,18 +31,8 @@ def cosine_similarity(signatures: Tensor) -> Similarity:
     """Return the cosine similarity of every two rows, α of CFL's eq. 51 (or eq. 50, given gradients).
 
     One matrix product. The norms are the square roots of its diagonal, so that they carry the same rounding as the
-    products that they divide.
-
-    Parameters
-    ----------
-    signatures
-        Updates ``[n, D]``.
-
-    Returns
-    -------
-    numpy.ndarray
-        ``[n, n]`` float64 in [-1, 1], symmetric, ones on the diagonal. A row of zeros points nowhere: it is 0 to all
-        others.
+    products that they divide. From signatures ``[n, R]`` to ``[n, n]`` float64 in [-1, 1], symmetric, ones on the
+    diagonal. A row of zeros points nowhere: it is 0 to all others.
     """
     alpha = (signatures @ signatures.T).to("cpu", torch.float64).numpy()
     norms = np.sqrt(np.diagonal(alpha))
@@ -71,24 +58,10 @@ def cosines(some: Tensor, others: Tensor) -> Similarity:
 
 
 def distances(signatures: Tensor, metric: str) -> Distances:
-    """Return the distance of every two rows.
+    """Return the distance of every two rows of ``[m, R]``, condensed; equal rows have distance 0, exactly.
 
-    Parameters
-    ----------
-    signatures
-        Updates ``[m, D]``.
-    metric
-        ``l1`` Σ|a − b|, ``l2`` √Σ(a − b)², both in parameter units, or ``cosine`` 1 − α, in [0, 2].
-
-    Returns
-    -------
-    numpy.ndarray
-        ``[m(m-1)/2]`` float64, condensed. Equal rows have distance 0, exactly.
-
-    Raises
-    ------
-    ConfigError
-        If the metric is unknown.
+    ``l1`` is Σ|a − b|, ``l2`` √Σ(a − b)², both in parameter units, ``cosine`` 1 − α, in [0, 2]; raises ConfigError for
+    another metric.
     """
     if metric not in METRICS:
         raise ConfigError(unknown("metric", metric, METRICS))

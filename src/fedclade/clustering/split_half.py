@@ -34,10 +34,7 @@ from numpy.typing import NDArray
 from scipy.spatial.distance import squareform
 from torch import Tensor
 
-from fedclade.clustering.linkage import (
-    agglomerate,
-    cut,
-)
+from fedclade.clustering.linkage import agglomerate, cut
 from fedclade.clustering.similarity import Labels, Similarity, cosine_similarity
 
 MOST_CLUSTERS = 32
@@ -60,13 +57,7 @@ LARGEST_TESTED = 500
 
 @dataclass(frozen=True, eq=False)
 class Replicates:
-    """Two updates of each of n clients, made at the same model from halves of their data.
-
-    Parameters
-    ----------
-    first, second
-        Signatures ``[n, R]``.
-    """
+    """Two updates of each of n clients, made at the same model from halves of their data: signatures ``[n, R]``."""
 
     first: Tensor
     second: Tensor
@@ -88,21 +79,11 @@ class Replicates:
 
 @dataclass(frozen=True, eq=False)
 class Across:
-    """Partitions of each half, ready to be judged on the other in many orders of the clients.
+    """Partitions of each half, ready to be judged on the other in many orders of the clients."""
 
-    Parameters
-    ----------
-    halves
-        Similarities ``[n, n]`` of A and of B.
-    cuts
-        The partitions ``[K, n]`` that were found on each, into 1 to K clusters.
-    noise
-        σ².
-    """
-
-    halves: Sequence[Similarity]
-    cuts: Sequence[Labels]
-    noise: float
+    halves: Sequence[Similarity]  # [n, n] of A and of B
+    cuts: Sequence[Labels]  # the partitions [K, n] found on each, into 1 to K clusters
+    noise: float  # σ²
 
     def of_some(self, rows: Labels) -> Across:
         """Return the same for some of the clients, in the partitions of all."""
@@ -117,17 +98,9 @@ class Across:
         return [(weights.reshape(len(weights), -1), costs) for weights, costs in found]
 
     def gains(self, orders: Labels) -> NDArray[np.float64]:
-        """Return G of each number of clusters, the mean of both directions, with B's clients in each of some orders.
+        """Return G of each number of clusters, ``[m, K]``, the mean of both directions, with B's clients permuted.
 
-        Parameters
-        ----------
-        orders
-            Permutations ``[m, n]``.
-
-        Returns
-        -------
-        numpy.ndarray
-            ``[m, K]``.
+        In each of m orders, ``[m, n]``.
         """
         (of_a, costs_a), (of_b, costs_b) = self._weighted
         on_b = _shuffled(self.halves[1], orders) @ of_a.T - costs_a
@@ -137,37 +110,18 @@ class Across:
 
 @dataclass(frozen=True, eq=False)
 class Finding:
-    """What the replicates say about clusters.
+    """What the replicates say about clusters."""
 
-    Parameters
-    ----------
-    labels
-        The best partition ``[n]``, found on both halves; zeros where one cluster is best.
-    gain
-        G of it, judged across halves; 0 for one cluster.
-    noise
-        σ².
-    similarity
-        ``[n, n]``, the mean of both halves'.
-    across
-        What the test shuffles.
-    """
-
-    labels: Labels
-    gain: float
-    noise: float
-    similarity: Similarity
-    across: Across
+    labels: Labels  # the best partition [n], found on both halves; zeros where one cluster is best
+    gain: float  # G of it, judged across halves; 0 for one cluster
+    noise: float  # σ²
+    similarity: Similarity  # [n, n], the mean of both halves'
+    across: Across  # what the test shuffles
 
     def p_value(self, level: float, draw: np.random.Generator) -> float:
         """Return the p-value of there being one distribution only; 1 where one cluster is best.
 
-        Parameters
-        ----------
-        level
-            From which it should be told apart; it says how many orders are drawn where there are too many for all.
-        draw
-            Draws them.
+        The level that it is compared with says how many orders are drawn where there are too many for all.
         """
         if not self.labels.any():
             return 1.0

@@ -14,7 +14,7 @@ from fedclade.runs.rounds import Follow, OnRound, run_rounds
 from fedclade.runs.settings import Every, RunOptions, RunSettings, Stream, settings_from
 from fedclade.runs.simulation import simulate
 from fedclade.runs.store import Run, export_model
-from fedclade.runs.store.events import event_of, events_of
+from fedclade.runs.store.events import events_of
 from fedclade.runs.store.run import CONFIG, Row, check_free, is_finished, is_unfinished, read_run_config, without_none
 from fedclade.runs.store.similarities import SimilarityMatrix
 
@@ -42,7 +42,6 @@ __all__ = [
     "check_free",
     "decide_stream",
     "evaluate_paths",
-    "event_of",
     "events_of",
     "export_model",
     "initial_models",

@@ -76,6 +76,7 @@ def run_rounds(
     tell = _unfailing(on_round)
     progress = keeper.progress(algorithm, world, record)
     if progress is None:
+        algorithm.check_clients(len(clients.ids))
         progress = TrainingState(0, algorithm.init(world.initial, clients), record)
     keeper.begin()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
@@ -45,14 +46,20 @@ def events_of(rows: Sequence[Row], *types: type[E]) -> list[tuple[int, E]]:
 
 def event_of(row: Row, event_type: type[E]) -> E | None:
     """Return the event of this type that a row holds; None if the row does not have what its fields need."""
-    hints = get_type_hints(event_type)
-    missing = {each.name for each in fields(event_type) if each.default is None and each.name not in row}
+    hints, missing = (
+        _hints_of(event_type),
+        {each.name for each in fields(event_type) if each.default is None} - set(row),
+    )
     types = {each.name: hints[each.name] for each in fields(event_type) if each.name not in missing}
     try:
         check_shape(row, {name: _shape_of(each) for name, each in types.items()}, "it")
         return event_type(**{name: _value_of(each, row[name]) for name, each in types.items()})
     except ValueError:
         return None
+
+
+_hints_of = cache(get_type_hints)
+"""Looked up once for each type, as a run can have many rows."""
 
 
 def _shape_of(hint: Any) -> Shape:
