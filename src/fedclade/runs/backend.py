@@ -43,13 +43,7 @@ from fedclade.core import (
 from fedclade.data import Federation
 from fedclade.models import build_model
 from fedclade.runs.settings import RunOptions, RunSettings, settings_from
-from fedclade.training import (
-    SimulatedClients,
-    choose_device,
-    default_memory,
-    memory_bytes,
-    updates_at_once,
-)
+from fedclade.training import SimulatedClients, choose_device, default_memory, memory_bytes, updates_at_once
 
 Maker = Callable[[int], nn.Module]
 """Makes a module whose initial parameters depend on a seed alone."""

@@ -14,12 +14,7 @@ from typing import Any, NoReturn
 import torch
 
 from fedclade.algorithms import Algorithm, State
-from fedclade.core import (
-    CheckpointError,
-    ConfigError,
-    RunInterrupted,
-    remove,
-)
+from fedclade.core import CheckpointError, ConfigError, RunInterrupted, remove
 from fedclade.runs.backend import Backend
 from fedclade.runs.history import History, versions
 from fedclade.runs.settings import Every, RunSettings

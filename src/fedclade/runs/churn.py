@@ -8,15 +8,7 @@ from dataclasses import dataclass, replace
 
 from fedclade.algorithms import Algorithm, State
 from fedclade.channel import Channel
-from fedclade.core import (
-    Clients,
-    Event,
-    Left,
-    Round,
-    checked,
-    require,
-    rng,
-)
+from fedclade.core import Clients, Event, Left, Round, checked, require, rng
 from fedclade.data import Federation
 
 

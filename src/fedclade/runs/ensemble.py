@@ -13,14 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedclade.core import (
-    ConfigError,
-    Evaluation,
-    Layout,
-    ParameterTree,
-    Split,
-    checked,
-)
+from fedclade.core import ConfigError, Evaluation, Layout, ParameterTree, Split, checked
 from fedclade.training import SimulatedClients
 
 GAP = 1e-4
@@ -130,10 +123,7 @@ def path_weights(tree: ParameterTree, clients: SimulatedClients, split: Split = 
 
 @checked()
 def evaluate_paths(
-    tree: ParameterTree,
-    clients: SimulatedClients,
-    weights: Mapping[int, Tensor] | None = None,
-    split: Split = "test",
+    tree: ParameterTree, clients: SimulatedClients, weights: Mapping[int, Tensor] | None = None, split: Split = "test"
 ) -> Evaluation:
     """Let each client evaluate the ensemble along its path on a split of its own data.
 

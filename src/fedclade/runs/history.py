@@ -14,22 +14,10 @@ from typing import Any
 from fedclade.algorithms import RoundLog, State
 from fedclade.channel import DifferentialPrivacy
 from fedclade.clustering import SplitCriteria, separation_gap
-from fedclade.core import (
-    ClientRegistry,
-    DataSpec,
-    Evaluation,
-    Layout,
-    ParameterTree,
-)
+from fedclade.core import ClientRegistry, DataSpec, Evaluation, Layout, ParameterTree
 from fedclade.runs.store.run import FORMAT, Row, Run, plain
 from fedclade.runs.store.similarities import LARGEST_KEPT, SimilarityMatrix
-from fedclade.tasks import (
-    SPREAD,
-    cluster_scores,
-    perplexity,
-    share_at_target,
-    spread,
-)
+from fedclade.tasks import SPREAD, cluster_scores, perplexity, share_at_target, spread
 
 
 @dataclass(eq=False)

@@ -17,10 +17,7 @@ from torch import Tensor, nn
 
 from fedclade.algorithms import Algorithm, Local, build_algorithm
 from fedclade.channel import DifferentialPrivacy, Signature
-from fedclade.clustering import (
-    Assignment,
-    all_of,
-)
+from fedclade.clustering import Assignment, all_of
 from fedclade.core import LocalSpec, ParameterTree, Round, RunError, checked
 from fedclade.data import Federation
 from fedclade.runs.backend import Backend, Maker, module_for

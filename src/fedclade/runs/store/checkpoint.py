@@ -24,12 +24,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from fedclade.core import (
-    CheckpointError,
-    ParameterTree,
-    RunError,
-    write_tensors,
-)
+from fedclade.core import CheckpointError, ParameterTree, RunError, write_tensors
 from fedclade.runs.store.manifest import check_manifest, read_manifest, write_manifest
 from fedclade.runs.store.run import Row, is_private
 from fedclade.runs.store.segments import read_segments, write_segments

@@ -17,10 +17,7 @@ SUMMARY = {
     **{"format": object, "algorithm": str, "data": str, "model": str, "seed": int, "rounds": int, "clients": int},
     "accuracy": {**_SCORES, ...: float},
     "perplexity?": {"mean": float, "max": float, ...: float},
-    "clusters": {
-        **{"found": int, "true": (int, None), "sizes": [int]},
-        **{"ari": (float, None), "nmi": (float, None)},
-    },
+    "clusters": {**{"found": int, "true": (int, None), "sizes": [int]}, **{"ari": (float, None), "nmi": (float, None)}},
     "target": {
         **{"accuracy": (float, None), "share_of_clients": (float, None)},
         **{"rounds_to_target": (int, None), "bytes_to_target": (complex, None)},

@@ -7,17 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from fedclade.core import (
-    ConfigError,
-    Layout,
-    Node,
-    RunError,
-    TreeError,
-    appear,
-    checked,
-    remove,
-    write_tensors,
-)
+from fedclade.core import ConfigError, Layout, Node, RunError, TreeError, appear, checked, remove, write_tensors
 from fedclade.runs.store.card import as_markdown, model_card
 from fedclade.runs.store.run import Run
 

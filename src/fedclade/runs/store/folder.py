@@ -11,13 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedclade.core import (
-    CheckpointError,
-    RunError,
-    appear,
-    make_folder,
-    remove,
-)
+from fedclade.core import CheckpointError, RunError, appear, make_folder, remove
 from fedclade.runs.store.checkpoint import Checkpoint
 from fedclade.runs.store.lock import LOCK, Lock
 from fedclade.runs.store.run import (

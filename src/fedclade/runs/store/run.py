@@ -13,16 +13,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fedclade.core import (
-    Layout,
-    ParameterTree,
-    RunError,
-    appear,
-    bring_to_disk,
-    checked,
-    remove,
-    take_place,
-)
+from fedclade.core import Layout, ParameterTree, RunError, appear, bring_to_disk, checked, remove, take_place
 from fedclade.runs.store.contents import CONFIG as CONFIG_SHAPE
 from fedclade.runs.store.contents import FINISHED, SUMMARY, Row, read_json, read_rows
 from fedclade.runs.store.events import read_events

@@ -17,14 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from fedclade.core import (
-    Layout,
-    Node,
-    ParameterTree,
-    RunError,
-    Slot,
-    write_tensors,
-)
+from fedclade.core import Layout, Node, ParameterTree, RunError, Slot, write_tensors
 from fedclade.runs.store.shape import check_shape
 
 DAMAGES = (
