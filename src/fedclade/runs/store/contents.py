@@ -59,27 +59,14 @@ _WORDS = ("phase", "name")
 
 
 def read_json(path: Path, shape: Any) -> Any:
-    """Read a JSON file of some shape.
-
-    Raises
-    ------
-    OSError, ValueError, RecursionError
-        If it cannot be read, or is of another.
-    """
+    """Read a JSON file of some shape; raises OSError, ValueError or RecursionError if it is not there or another."""
     content = json.loads(path.read_text())
     check_shape(content, shape, path.name)
     return content
 
 
 def read_rows(path: Path, rounds: int, nodes: int) -> list[Row]:
-    """Read one table of a run.
-
-    Parameters
-    ----------
-    path
-        Whose name says which.
-    rounds, nodes
-        How many the run has, and its tree.
+    """Read one table, by its file's name, of a run of so many rounds and nodes.
 
     Raises
     ------
@@ -123,13 +110,7 @@ def check_node(node: int, nodes: int, where: str) -> None:
 
 
 def check_ids(ids: Iterable[int], where: str) -> None:
-    """Check that numbers of clients are at least 0, and different.
-
-    Raises
-    ------
-    ValueError
-        If they are not.
-    """
+    """Check that numbers of clients are at least 0, and different."""
     found = list(ids)
     if any(each < 0 for each in found) or len(set(found)) < len(found):
         raise ValueError(f"{where} should be different clients, numbered from 0")
