@@ -43,8 +43,11 @@ CONFIG = {
 FINISHED = {name: {"name": str} for name in ("algorithm", "model")}
 """What the config of a finished run has besides: those that somebody wrote may leave out what has a default."""
 
+TO_NOTE = {**{"rounds": int, "seed": int, "engine": str}, **FINISHED}
+"""What a config must have that is given to be noted: the summary of the run repeats it."""
+
 _NUMBERS = ("int64", "double", "null", "bool")
-_TABLES: Mapping[str, Mapping[str, Sequence[str]]] = {
+TABLES: Mapping[str, Mapping[str, Sequence[str]]] = {
     "metrics": {"round": ["int64"], "bytes_up": ["int64", "double"], "bytes_down": ["int64", "double"]},
     "clusters": {"round": ["int64"], "node": ["int64"]},
     "clients": {
@@ -82,7 +85,7 @@ def read_rows(path: Path, rounds: int, nodes: int) -> list[Row]:
     schema = file.schema_arrow
     if file.metadata.num_rows == 0:
         return []
-    for column, types in _TABLES[path.stem].items():
+    for column, types in TABLES[path.stem].items():
         if column not in schema.names:
             raise ValueError(f"{path.name} lacks the column {column}")
         if str(schema.field(column).type) not in types:
@@ -93,7 +96,7 @@ def read_rows(path: Path, rounds: int, nodes: int) -> list[Row]:
     rows = file.read().to_pylist()
     for i, row in enumerate(rows):
         where = f"row {i} of {path.name}"
-        for column in _TABLES[path.stem]:
+        for column in TABLES[path.stem]:
             if row[column] is None and column != "true_cluster":
                 raise ValueError(f"{where} lacks {column}")
         check_shape(row["round"], int, f"{where}: round")
