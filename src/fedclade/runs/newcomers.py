@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import csv
-import hashlib
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,27 +14,13 @@ from torch import Tensor, nn
 from fedclade.algorithms import Algorithm, Local, build_algorithm
 from fedclade.channel import DifferentialPrivacy, Signature
 from fedclade.clustering import Assignment, all_of
-from fedclade.core import LocalSpec, ParameterTree, Round, RunError, appear, checked
+from fedclade.core import LocalSpec, ParameterTree, Round, RunError, checked
 from fedclade.data import Federation
 from fedclade.runs.backend import Backend, Maker, module_for
 from fedclade.runs.store import Run
-from fedclade.runs.store.run import Row
-from fedclade.runs.store.shape import check_shape
+from fedclade.runs.store.contents import Row
+from fedclade.runs.store.newcomers import ACCURACIES, write_newcomers
 from fedclade.training import float32_products
-
-ACCURACIES = ("accuracy", "accuracy_root", "accuracy_own", "accuracy_fine_tuned")
-"""Columns, all on a newcomer's test data: of the model it got, the root's, its own, and the one it got fine-tuned."""
-
-_SHAPE = {
-    "summary": {
-        **{"newcomers": int, "fit_nowhere": int, "assignment_accuracy": (float, None), "only_fitting?": bool},
-        **dict.fromkeys(ACCURACIES, float),
-    },
-    "newcomers": [
-        {"name": str, "path": [int], "fits": bool, "margin": (float, None), **dict.fromkeys(ACCURACIES, float)}
-    ],
-    "sha256?": str,
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,58 +63,12 @@ class Newcomers:
     def save(self, path: Path) -> Path:
         """Write them as CSV or as JSON, by the file's suffix; a file that is there is replaced in one go.
 
-        In CSV, what is a list in JSON is joined by spaces.
-
         Raises
         ------
         RunError
             If the suffix is another, or the file cannot be written.
         """
-        writers = {".csv": self._write_csv, ".json": self._write_json}
-        if path.suffix not in writers:
-            raise RunError(f"newcomers can be written as .csv or .json, got {path.name!r}")
-        try:
-            if path.is_dir():
-                raise IsADirectoryError("it is a folder")
-            appear(path, writers[path.suffix])
-        except OSError as error:
-            raise RunError(f"cannot write {path}: {error}") from error
-        return path
-
-    def _write_csv(self, path: Path) -> None:
-        with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, list(self.rows[0]))
-            writer.writeheader()
-            for row in self.rows:
-                lists = {name: " ".join(map(str, value)) for name, value in row.items() if isinstance(value, list)}
-                writer.writerow({**row, **lists})
-
-    def _write_json(self, path: Path) -> None:
-        content = {"summary": self.summary, "newcomers": self.rows}
-        path.write_text(json.dumps({**content, "sha256": _sum_of(content)}, indent=2) + "\n", encoding="utf-8")
-
-
-def read_newcomers(path: Path) -> Mapping[str, Any]:
-    """Read what :meth:`Newcomers.save` wrote as JSON: the ``summary``, and the rows of the ``newcomers``.
-
-    Raises
-    ------
-    RunError
-        If it is damaged.
-    """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        check_shape(content, _SHAPE, path.name)
-        expected = content.pop("sha256", None)  # which those of earlier versions lack
-        if expected not in (None, _sum_of(content)):
-            raise ValueError("its SHA-256 is not the one in it")
-    except (OSError, ValueError, RecursionError) as error:
-        raise RunError(f"{path} is damaged: {error}; make it again with: fedclade assign {path.parent}") from error
-    return content
-
-
-def _sum_of(content: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        return write_newcomers(path, self.summary, self.rows)
 
 
 @checked()
