@@ -7,7 +7,6 @@ algorithms, channel.
 from fedclade.runs.backend import Backend, Maker, decide_stream, initial_models, model_name, module_for
 from fedclade.runs.checkpointer import Checkpointer
 from fedclade.runs.churn import Churn, ComingAndGoing
-from fedclade.runs.ensemble import PathEnsemble, evaluate_paths, path_weights
 from fedclade.runs.history import History, version_of, versions
 from fedclade.runs.newcomers import Newcomers, assign
 from fedclade.runs.rounds import Follow, OnRound, run_rounds
@@ -32,7 +31,6 @@ __all__ = [
     "Maker",
     "Newcomers",
     "OnRound",
-    "PathEnsemble",
     "Row",
     "Run",
     "RunOptions",
@@ -42,7 +40,6 @@ __all__ = [
     "assign",
     "check_free",
     "decide_stream",
-    "evaluate_paths",
     "event_of",
     "events_of",
     "export_model",
@@ -51,7 +48,6 @@ __all__ = [
     "is_unfinished",
     "model_name",
     "module_for",
-    "path_weights",
     "read_newcomers",
     "read_run_config",
     "run_rounds",
