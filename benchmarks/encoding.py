@@ -93,7 +93,7 @@ def run(config: Config, seed: int, way: Way, data_dir: Path | None) -> tuple[Run
     clients = Channel(world.workers, *client_side(None, world.permutation), encoding, retrying)
     found = run_rounds(
         algorithm,
-        replace(world, clients=clients, attendance=retrying),
+        replace(world, clients=clients, retrying=retrying),
         Churn().among(clients, federation, seed),
         Checkpointer(None, config.as_dict(), 0, lambda: ""),
         History(federation.roster),

@@ -25,11 +25,16 @@ from fedclade import Federation, Run, Signature
 from fedclade.clustering.routing import Assignment, least_similarity
 from fedclade.config import read_config
 from fedclade.config.toml_files import find_config
-from fedclade.runs.newcomers import place
+from fedclade.runs.newcomers import Arrival
 
 ALGORITHMS = ("cfl", "fl_hc", "fedgroup", "ifca")
 SAMPLES = (300, 40)
 PROJECTED = {"kind": "projected", "dim": 1024}
+
+
+def place(run: Run, newcomers: Federation) -> Sequence[Assignment]:
+    """Return where each newcomer goes in a run's tree, and no more."""
+    return Arrival.of(run, newcomers).assignments()
 
 
 def strangers(newcomers: Federation, seed: int) -> Federation:

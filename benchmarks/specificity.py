@@ -1,4 +1,4 @@
-"""Models of different specificity: root, leaf, fallback and ensembles along the path, by how much data clients have.
+"""Models of different specificity: root, leaf and fallback, by how much data clients have.
 
 CFL with four label swaps; a fifth of each client's examples is validation data. Splits come in fixed rounds, so that
 the trees are of one depth; `EPS2` keeps clusters whose members agree from being split, and depends on how far clients
@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
 
-from fedclade import CFL, Federation, LocalSpec, ParameterTree, evaluate_paths, load_federation, path_weights, simulate
+from fedclade import CFL, Federation, LocalSpec, ParameterTree, load_federation, simulate
 from fedclade.algorithms.cfl import best_on_validation
 from fedclade.core.queries import Evaluation
 from fedclade.runs.backend import module_for
@@ -27,7 +27,7 @@ from fedclade.training import SimulatedClients
 EPS2 = {20: 0.25, 100: 0.3, 500: 0.5}
 SPLIT_ROUNDS, ROUNDS = (20, 30, 40), 60
 SPEC = LocalSpec(epochs=3, batch_size=20, lr=0.1)
-WAYS = ("root", "leaf", "fallback", "ensemble, equal weights", "ensemble, validation weights")
+WAYS = ("root", "leaf", "fallback")
 
 
 def evaluations(tree: ParameterTree, clients: SimulatedClients) -> Iterator[Evaluation]:
@@ -40,18 +40,15 @@ def evaluations(tree: ParameterTree, clients: SimulatedClients) -> Iterator[Eval
     for node_of in chosen:
         models, rows = tree.models([node_of[client] for client in clients.ids])
         yield clients.evaluate(clients.ids, models, rows, "test")
-    yield evaluate_paths(tree, clients)
-    yield evaluate_paths(tree, clients, path_weights(tree, clients))
 
 
-def measured(federation: Federation, eps2: float, seed: int) -> tuple[list[Evaluation], float, float]:
-    """Return the evaluations, the ARI of the clusters found, and the mean weight of the leaf."""
+def measured(federation: Federation, eps2: float, seed: int) -> tuple[list[Evaluation], float]:
+    """Return the evaluations, and the ARI of the clusters found."""
     algorithm = CFL(eps2=eps2, split_rounds=SPLIT_ROUNDS)
     settings = {"rounds": ROUNDS, "evaluate_every": ROUNDS, "seed": seed, "engine": "stacked"}
     run = simulate(algorithm, "mlp", federation, local=SPEC, **settings)
     clients = SimulatedClients(federation, module_for("mlp", federation.pool.schema, seed))
-    weights = [float(each[-1]) for each in path_weights(run.tree, clients).values()]
-    return list(evaluations(run.tree, clients)), run.summary["clusters"]["ari"], sum(weights) / len(weights)
+    return list(evaluations(run.tree, clients)), run.summary["clusters"]["ari"]
 
 
 def told(values: Sequence[float], digits: int) -> str:
@@ -77,7 +74,7 @@ def main() -> None:
     losses: dict[int, list[str]] = {}
     start = perf_counter()
     for size in arguments.examples:
-        runs: list[tuple[list[Evaluation], float, float]] = []
+        runs: list[tuple[list[Evaluation], float]] = []
         for seed in range(arguments.seeds):
             federation = load_federation(
                 "mnist",
@@ -90,15 +87,14 @@ def main() -> None:
                 data_dir=arguments.data_dir,
             )
             runs.append(measured(federation, EPS2[size], seed))
-        ways = list(zip(*(found for found, _, _ in runs), strict=True))
-        accuracies[size] = [told([ari for _, ari, _ in runs], 2)]
+        ways = list(zip(*(found for found, _ in runs), strict=True))
+        accuracies[size] = [told([ari for _, ari in runs], 2)]
         scores = [[100 * float(each.accuracies.mean()) for each in way] for way in ways]
-        gains = [ensemble - leaf for ensemble, leaf in zip(scores[-1], scores[1], strict=True)]
+        gains = [fallback - leaf for fallback, leaf in zip(scores[-1], scores[1], strict=True)]
         accuracies[size] += [*(told(each, 1) for each in scores), told(gains, 1)]
         losses[size] = [told([float(each.losses.mean()) for each in way], 3) for way in ways]
-        losses[size].append(told([weight for _, _, weight in runs], 2))
-    print(table("Accuracy, %", accuracies, ("ARI", *WAYS, "the latter − leaf")))
-    print(table("Loss, nats", losses, (*WAYS, "weight of the leaf")))
+    print(table("Accuracy, %", accuracies, ("ARI", *WAYS, "fallback − leaf")))
+    print(table("Loss, nats", losses, WAYS))
     print(f"\n{perf_counter() - start:.0f} s")
 
 

@@ -112,9 +112,6 @@ def test_simulate_takes_what_it_is_given_or_refuses_it_in_its_own_words(name: st
         (lambda: fedclade.export_model(1, 2), "run of export_model should be of type Run, got 1"),
         (lambda: Run.load(3), "folder of load should be a string or of type Path, got 3"),
         (lambda: run_of().save(None), "folder of save should be a string or of type Path, got None"),
-        (lambda: fedclade.path_weights(1, 2), "tree of path_weights should be of type ParameterTree, got 1"),
-        (lambda: fedclade.evaluate_paths(1, 2), "clients of evaluate_paths should be of type SimulatedClients, got 2"),
-        (lambda: fedclade.PathEnsemble(1, []), "module of PathEnsemble should be of type Module, got 1"),
     ],
 )
 def test_so_are_those_of_the_other_functions(call: Callable[[], object], told: str):

@@ -12,6 +12,7 @@ import torch
 
 from fedclade import ParameterTree
 from fedclade.cli import main
+from fedclade.config import check_config
 
 PAGE = (Path(__file__).parents[2] / "docs" / "parameter-tree.md").read_text()
 
@@ -41,8 +42,7 @@ def test_commands_and_python_of_the_page_run_one_after_the_other(
     tree: ParameterTree = seen["run"].tree
     loaded = torch.cat([p.detach().flatten() for p in seen["model"].parameters()])
     assert torch.equal(loaded, tree.model_for(3))
-    x, y = seen["federation"].examples(3, "test")
+    x, y = check_config(seen["run"].config).federation().examples(3, "test")
     told = seen["run"].clients[-20 + 3]
     assert told["client"] == 3
     assert float((seen["model"](x).argmax(1) == y).double().mean()) == pytest.approx(told["accuracy"])
-    assert seen["ensemble"](x).shape == (len(x), 10)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from fedclade import FedAvg, LocalSpec, RunInterrupted, simulate
+from fedclade import ConfigError, FedAvg, LocalSpec, RunInterrupted, simulate
 from fedclade.algorithms import State
 from fedclade.core.tree import ParameterTree
 from fedclade.runs.checkpointer import TIMES_A_SAVE, CheckpointPolicy, TrainingState
@@ -66,3 +66,15 @@ def test_without_a_folder_a_run_can_stop_but_nothing_is_kept():
         simulate(FedAvg(), linear(), FEDERATION, **settings, stop=lambda: seen.append(1) or len(seen) == 2)
     run = simulate(FedAvg(), linear(), FEDERATION, **settings | {"rounds": 1}, stop=lambda: True)
     assert run.summary["rounds"] == 1, "after the last round there is nothing to stop"
+
+
+@pytest.mark.parametrize(
+    ("config", "problem"),
+    [
+        ({"rounds": 1, "seed": 0, "engine": "loop", "model": {"name": "mine"}}, "lacks algorithm"),
+        ({"rounds": "1", "seed": 0, "engine": "loop"}, ": rounds should be a whole number of at least 0, got '1'"),
+    ],
+)
+def test_a_config_to_note_is_that_of_a_whole_run(config, problem):
+    with pytest.raises(ConfigError, match=f"^a config to note ?{problem}; give that of a whole run, or leave it out"):
+        simulate(FedAvg(), linear(), FEDERATION, rounds=1, config=config)

@@ -7,14 +7,14 @@ algorithms, channel.
 from fedclade.runs.backend import Backend, Maker, decide_stream, initial_models, model_name, module_for
 from fedclade.runs.checkpointer import Checkpointer
 from fedclade.runs.churn import Churn, ComingAndGoing
-from fedclade.runs.ensemble import PathEnsemble, evaluate_paths, path_weights
 from fedclade.runs.history import History, version_of, versions
-from fedclade.runs.newcomers import ACCURACIES, Newcomers, assign, read_newcomers
+from fedclade.runs.newcomers import Newcomers, assign
 from fedclade.runs.rounds import Follow, OnRound, run_rounds
 from fedclade.runs.settings import Every, RunOptions, RunSettings, Stream, settings_from
 from fedclade.runs.simulation import simulate
 from fedclade.runs.store import Run, export_model
 from fedclade.runs.store.events import events_of
+from fedclade.runs.store.newcomers import ACCURACIES, read_newcomers
 from fedclade.runs.store.run import CONFIG, Row, check_free, is_finished, is_unfinished, read_run_config, without_none
 from fedclade.runs.store.similarities import SimilarityMatrix
 
@@ -31,7 +31,6 @@ __all__ = [
     "Maker",
     "Newcomers",
     "OnRound",
-    "PathEnsemble",
     "Row",
     "Run",
     "RunOptions",
@@ -41,7 +40,6 @@ __all__ = [
     "assign",
     "check_free",
     "decide_stream",
-    "evaluate_paths",
     "events_of",
     "export_model",
     "initial_models",
@@ -49,7 +47,6 @@ __all__ = [
     "is_unfinished",
     "model_name",
     "module_for",
-    "path_weights",
     "read_newcomers",
     "read_run_config",
     "run_rounds",

@@ -1,4 +1,4 @@
-"""The world that an algorithm is given: clients, all that stands before them, and how to look behind it."""
+"""What a run runs on: the clients and their middleware, initial models, and how much of it is decided."""
 
 from __future__ import annotations
 
@@ -43,13 +43,7 @@ from fedclade.core import (
 from fedclade.data import Federation
 from fedclade.models import build_model
 from fedclade.runs.settings import RunOptions, RunSettings, settings_from
-from fedclade.training import (
-    SimulatedClients,
-    choose_device,
-    default_memory,
-    memory_bytes,
-    updates_at_once,
-)
+from fedclade.training import SimulatedClients, choose_device, default_memory, memory_bytes, updates_at_once
 
 Maker = Callable[[int], nn.Module]
 """Makes a module whose initial parameters depend on a seed alone."""
@@ -62,42 +56,18 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class Backend:
-    """What an algorithm is given, and how to look behind it.
+    """What an algorithm runs on: clients as a server sees them, and what stands behind them."""
 
-    Parameters
-    ----------
-    clients
-        The clients as the server sees them, through all that wraps them.
-    initial
-        The initial model ``[S]``, or ``[initial_models, S]``, as the server sees it.
-    workers
-        Those who do the work.
-    meter
-        What travels, and how long it takes.
-    attendance
-        Who answered, and who was left out.
-    permutation
-        The clients' secret P, if they have one and it is known here: in a simulation, not in a network.
-    sketch
-        What the server projects updates with, if it does.
-    streams
-        Whether the server keeps no updates.
-    device
-        ``cpu`` or ``cuda``.
-    memory
-        Bytes that the data and the training of a round may take.
-    """
-
-    clients: Clients
-    initial: Tensor
-    workers: Workers
+    clients: Clients  #: through all that wraps them
+    initial: Tensor  #: the initial model ``[S]``, or ``[initial_models, S]``, as the server sees it
+    workers: Workers  #: what trains and evaluates
     meter: Meter
-    attendance: Retrying
-    permutation: Permutation | None
+    retrying: Retrying
+    permutation: Permutation | None  #: the clients' secret P, where it is known: in a simulation, not in a network
     sketch: CountSketch | None
-    streams: bool
-    device: str
-    memory: int
+    streams: bool  #: whether the server keeps no updates
+    device: str  #: ``cpu`` or ``cuda``
+    memory: int  #: bytes that the data and the training of a round may take
 
     @classmethod
     def simulated_by(
@@ -151,11 +121,11 @@ class Backend:
 
     @property
     def settled(self) -> dict[str, Any]:
-        """What a config may leave to ``auto``, as it was done: rounding depends on it, and it should repeat the run."""
+        """What a config may leave to ``auto``, as it was done, so that the noted config repeats the run."""
         return {"engine": self.workers.engine, "stream": self.streams}
 
     def opened(self, tree: ParameterTree) -> ParameterTree:
-        """Return a tree as the clients see it: they open what only they can read, but no sketch can be opened."""
+        """Return a tree as the clients see it, without their permutation; sketches of permuted updates stay."""
         if self.permutation is None:
             return tree
         return tree.map_vectors(self.permutation.invert, None if self.sketch else self.permutation.invert)
@@ -179,23 +149,8 @@ def initial_models(
 ) -> tuple[nn.Module, Tensor]:
     """Return a module of a run's own, and its initial models ``[S]`` or ``[initial_models, S]``, not permuted.
 
-    Parameters
-    ----------
-    model
-        As :func:`fedclade.simulate` takes it.
-    schema
-        What the model is for.
-    seed
-        Of the run.
-    algorithm
-        Says how many it starts from; each after the first is drawn from a seed of its own.
-    budget
-        How many bytes they may take together.
-
-    Raises
-    ------
-    ConfigError
-        If the model is unknown, several are needed and the one given cannot be made anew, or they take more than that.
+    Each model after the first is drawn from a seed of its own. Raises a ConfigError if the model is unknown, several
+    are needed and the one given cannot be made anew, or they take more bytes than the ``budget``.
     """
     module = _module(model, schema, seed)
     first = (layout := Layout.of(module)).flatten(module)

@@ -8,23 +8,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
-from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 import torch
 
 from fedclade.algorithms import Algorithm, State
-from fedclade.core import (
-    CheckpointError,
-    ConfigError,
-    RunInterrupted,
-    remove,
-)
+from fedclade.core import CheckpointError, ConfigError, RunInterrupted, remove
 from fedclade.runs.backend import Backend
 from fedclade.runs.history import History, versions
 from fedclade.runs.settings import Every, RunSettings
 from fedclade.runs.store import Checkpoint, Run, RunFolder
+from fedclade.runs.store.contents import TO_NOTE
 from fedclade.runs.store.run import plain
+from fedclade.runs.store.shape import check_shape
 
 TIMES_A_SAVE = 60
 """``auto`` lets so many times pass what the last save took, so that saving stays below 2 % of a run: 1 / 61 = 1.6 %."""
@@ -37,33 +33,15 @@ _log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class TrainingState:
-    """How far a run has come.
+    """How far a run has come."""
 
-    Parameters
-    ----------
-    number
-        The last finished round; 0 before the first.
-    state
-        After it.
-    record
-        Of all rounds up to it.
-    """
-
-    number: int
-    state: State
-    record: History
+    number: int  #: of the last finished round; 0 before the first
+    state: State  #: after it
+    history: History  #: of all rounds up to it
 
 
 class CheckpointPolicy:
-    """When to save the next checkpoint.
-
-    Parameters
-    ----------
-    every
-        After every so many rounds, never (0), or ``auto``: whenever saving costs little of the time since.
-    clock
-        Tells the time in seconds.
-    """
+    """When to save the next checkpoint: after ``every`` so many rounds, never (0), or whenever it costs little."""
 
     def __init__(self, every: Every, clock: Callable[[], float] = perf_counter) -> None:
         self._every: Every = every
@@ -71,13 +49,13 @@ class CheckpointPolicy:
         self._since = clock()
         self._slowest: float | None = None
 
-    def due(self, progress: TrainingState) -> bool:
+    def due(self, training: TrainingState) -> bool:
         """Whether to save after this round."""
         if self._every != "auto":
-            return self._every > 0 and progress.number % self._every == 0
+            return self._every > 0 and training.number % self._every == 0
         seconds = self._slowest
         if seconds is None:
-            size = sum(node.params.nbytes for node in progress.state.tree.nodes)
+            size = sum(node.params.nbytes for node in training.state.tree.nodes)
             seconds = FIRST_SAVE_SECONDS + size / FIRST_SAVE_BYTES
         return self._clock() - self._since >= TIMES_A_SAVE * seconds
 
@@ -104,7 +82,7 @@ class Checkpointer:
     every
         See :class:`CheckpointPolicy`.
     fingerprint
-        Tells of what data the run is, see :attr:`Federation.fingerprint <fedclade.data.Federation.fingerprint>`.
+        Returns that of the data, see :attr:`Federation.fingerprint <fedclade.data.Federation.fingerprint>`.
 
     Raises
     ------
@@ -121,25 +99,24 @@ class Checkpointer:
     ) -> None:
         self._folder = None if folder is None else RunFolder(Path(folder))
         self.config = config = plain(config)
-        _check_whole(config)
+        try:
+            check_shape(config, TO_NOTE, "a config to note")
+        except ValueError as error:
+            raise ConfigError(f"{error}; give that of a whole run, or leave it out to have it put together") from error
         self._fingerprint = fingerprint
-        self._pace = CheckpointPolicy(every)
-        self._saved = 0
-        """The round of the newest checkpoint."""
-        self._empty = False
-        """Whether the folder holds nothing but the beginning of this run."""
+        self._policy = CheckpointPolicy(every)
+        self._saved = 0  # the round of the newest checkpoint
+        self._is_new = False  # whether the folder holds nothing but the beginning of this run
         self._found: Checkpoint | None = None
         if self._folder is not None:
             self._folder.check(config)
             if not self._folder.holds_all(config):
                 self._found = self._folder.newest(config, fingerprint())
 
-    def __enter__(self) -> Checkpointer:
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._folder is not None:
             self._folder.leave()
 
@@ -172,125 +149,90 @@ class Checkpointer:
         settings = replace(settings, stream=self._found.config["stream"], memory=memory)
         return settings, before["device"] if device == "auto" else device, before["engine"]
 
-    def progress(self, algorithm: Algorithm, world: Backend, record: History) -> TrainingState | None:
+    def restored(self, algorithm: Algorithm, backend: Backend, history: History) -> TrainingState | None:
         """Return how far the run has come that is continued; None if there is none.
 
         Raises
         ------
         CheckpointError
-            If its models do not fit the world's.
+            If its models do not fit the backend's.
         """
         if self._found is None:
             return None
-        found = self._found.moved(world.device)
-        entries, expected = found.tree.nodes[0].params.shape[-1], world.initial.shape[-1]
+        found = self._found.moved(backend.device)
+        entries, expected = found.tree.nodes[0].params.shape[-1], backend.initial.shape[-1]
         if entries != expected:
             raise CheckpointError(
                 f"the checkpoint of round {found.round} holds models of {entries} entries, and the model given has "
                 f"{expected}; give the run the model that it began with"
             )
-        now = _made_with(world)
+        now = _made_with(backend)
         if changed := [f"{key} {was!r} is now {now[key]!r}" for key, was in found.made_with.items() if was != now[key]]:
             _log.warning("the run may end in other bits than without the interruption: %s", ", ".join(changed))
         self._saved = found.round
-        record = replace(record, **found.rows, similarities={s.node: s for s in found.similarities})
-        return TrainingState(found.round, algorithm.state_type.from_tensors(found.tree, found.memory), record)
+        history = replace(history, **found.rows, similarities={s.node: s for s in found.similarities})
+        return TrainingState(found.round, algorithm.state_type.from_tensors(found.tree, found.memory), history)
 
     def begin(self) -> None:
-        """Make the folder, if it is not there yet, and keep other processes from writing to it.
-
-        Raises
-        ------
-        RunError
-            If it cannot be written, or another process is writing to it.
-        """
+        """Make the folder, if it is not there yet, and keep other processes from writing to it."""
         if self._folder is not None:
-            self._empty = self._folder.begin(self.config)
+            self._is_new = self._folder.begin(self.config)
 
-    def after_round(self, progress: TrainingState, world: Backend) -> None:
-        """Save a checkpoint if it is time for one.
+    def after_round(self, training: TrainingState, backend: Backend) -> None:
+        """Save a checkpoint if it is time for one."""
+        if self._folder is not None and self._policy.due(training):
+            self._save(training, backend)
 
-        Raises
-        ------
-        CheckpointError
-            If it cannot be written.
-        """
-        if self._folder is not None and self._pace.due(progress):
-            self._save(progress, world)
-
-    def stop(self, progress: TrainingState, world: Backend) -> NoReturn:
-        """Save a checkpoint, and stop.
-
-        Raises
-        ------
-        RunInterrupted
-            Always, unless a CheckpointError says that it cannot be written.
-        """
-        self._save(progress, world)
+    def stop(self, training: TrainingState, backend: Backend) -> NoReturn:
+        """Save a checkpoint, and raise a RunInterrupted."""
+        self._save(training, backend)
         then = "nothing was kept" if self._folder is None else f"the same call continues from {self._folder.path}"
-        raise RunInterrupted(f"interrupted after round {progress.number}", then)
+        raise RunInterrupted(f"interrupted after round {training.number}", then)
 
-    def rescue(self, progress: TrainingState, world: Backend) -> None:
+    def rescue(self, training: TrainingState, backend: Backend) -> None:
         """Save what there is of a run that fails; of one that fails in its first round nothing is left."""
-        if progress.number == 0:
-            if self._folder is not None and self._empty:
+        if training.number == 0:
+            if self._folder is not None and self._is_new:
                 remove(self._folder.path)
             return
         try:
-            self._save(progress, world)
+            self._save(training, backend)
         except CheckpointError as error:  # which should not hide why the run failed
             _log.warning("%s", error)
 
     def finish(self, run: Run) -> None:
-        """Write the results, which makes the run a finished one.
-
-        Raises
-        ------
-        RunError
-            If they cannot be written.
-        """
+        """Write the results, which makes the run a finished one."""
         if self._folder is not None:
             run.finish(self._folder.path)
 
-    def _save(self, progress: TrainingState, world: Backend) -> None:
-        if self._folder is None or self._saved == progress.number:
+    def _save(self, training: TrainingState, backend: Backend) -> None:
+        if self._folder is None or self._saved == training.number:
             return
-        with self._pace.saving():
-            self._folder.save(self._checkpoint(progress, world))
-        self._saved = progress.number
+        with self._policy.saving():
+            self._folder.save(self._checkpoint(training, backend))
+        self._saved = training.number
 
-    def _checkpoint(self, progress: TrainingState, world: Backend) -> Checkpoint:
-        memory, record = progress.state.tensors(), progress.record
+    def _checkpoint(self, training: TrainingState, backend: Backend) -> Checkpoint:
+        memory, history = training.state.tensors(), training.history
         return Checkpoint(
-            round=progress.number,
-            config={**self.config, **world.settled},
-            made_with=_made_with(world),
+            round=training.number,
+            config={**self.config, **backend.settled},
+            made_with=_made_with(backend),
             fingerprint=self._fingerprint(),
-            tree=progress.state.tree,
+            tree=training.state.tree,
             memory=memory,
             on_cpu=frozenset(name for name, tensor in memory.items() if tensor.device.type == "cpu"),
-            rows={name: getattr(record, name) for name in ("metrics", "clusters", "clients", "events")},
-            similarities=tuple(record.similarities.values()),
+            rows={name: getattr(history, name) for name in ("metrics", "clusters", "clients", "events")},
+            similarities=tuple(history.similarities.values()),
         )
 
 
-def _check_whole(config: Mapping[str, Any]) -> None:
-    """Check that a config that was given to be noted has what a run's summary tells of it."""
-    named = {key: isinstance(config.get(key), Mapping) and "name" in config[key] for key in ("algorithm", "model")}
-    told = {key: key in config for key in ("rounds", "seed", "engine")}
-    if lacking := [key for key, holds in {**told, **named}.items() if not holds]:
-        raise ConfigError(
-            f"a config to note should be that of a whole run, but this one lacks {', '.join(lacking)} (the last as "
-            "sections with a name); leave it out to have it put together"
-        )
-
-
-def _made_with(world: Backend) -> dict[str, Any]:
+def _made_with(backend: Backend) -> dict[str, Any]:
     """Return what rounding depends on besides the config."""
     return {
-        "engine": world.workers.engine_taken,
-        "device": world.device,
-        "memory": world.memory,
+        "engine": backend.workers.engine_taken,
+        "device": backend.device,
+        "memory": backend.memory,
         "threads": torch.get_num_threads(),
         **versions(),
     }

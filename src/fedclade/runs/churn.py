@@ -1,4 +1,4 @@
-"""Who is there: clients that join a run after its start, and clients that leave before its end."""
+"""Clients that join a run after its start, and clients that leave before its end."""
 
 from __future__ import annotations
 
@@ -8,24 +8,16 @@ from dataclasses import dataclass, replace
 
 from fedclade.algorithms import Algorithm, State
 from fedclade.channel import Channel
-from fedclade.core import (
-    Clients,
-    Event,
-    Left,
-    Round,
-    checked,
-    require,
-    rng,
-)
+from fedclade.core import Clients, Event, Left, Round, checked, require, rng
 from fedclade.data import Federation
 
 
 class ComingAndGoing(Clients):
-    """Clients of whom some join late, and some leave early; those who are there in the round are all there are."""
+    """Clients of which some join late and some leave early; only those that are there in the round can be queried."""
 
     @abstractmethod
     def begin(self, algorithm: Algorithm, state: State, this_round: Round) -> tuple[State, list[Event]]:
-        """Begin a round: let clients come and go; return the next state and what there is to tell."""
+        """Begin a round: let clients come and go; return the next state and the events of that."""
 
 
 @checked()
@@ -58,14 +50,7 @@ class Churn:
             require(("newcomers.leave_round", self.leave_round, holds, f"after join_round, {self.join_round}"))
 
     def check(self, newcomers: int, clients: int, rounds: int) -> None:
-        """Check that a run can have clients come and go.
-
-        Parameters
-        ----------
-        newcomers, clients
-            How many there are.
-        rounds
-            Of the run.
+        """Check that a run of so many newcomers, clients and rounds can have clients come and go.
 
         Raises
         ------
@@ -80,22 +65,15 @@ class Churn:
             require(("newcomers.clients", newcomers, newcomers < clients, f"below {clients}, or all would leave"))
 
     def everybody(self, federation: Federation) -> Federation:
-        """Return all who are there at some time: the clients, and the newcomers if they join."""
+        """Return all that are there at some time: the clients, and the newcomers if they join."""
         if self.join_round is None or federation.newcomers is None:
             return federation
         return federation.joined(federation.newcomers)
 
     def among(self, clients: Clients, federation: Federation, seed: int) -> ChurningClients:
-        """Return the clients, of whom an algorithm sees those who are there.
+        """Return the clients of :meth:`everybody`, of which an algorithm sees those that are there.
 
-        Parameters
-        ----------
-        clients
-            Those of :meth:`everybody`.
-        federation
-            Of which that was made.
-        seed
-            Draws who leaves.
+        Those that leave are drawn from all, by the seed.
         """
         late = () if federation.newcomers is None else federation.newcomers.ids
         joins = {} if self.join_round is None else dict.fromkeys(late, self.join_round)
@@ -107,15 +85,7 @@ class Churn:
 
 
 class ChurningClients(Channel, ComingAndGoing):
-    """Clients of whom some join late and some leave early; those who are there in the round are all there are.
-
-    Parameters
-    ----------
-    clients
-        Everybody.
-    joins, leaves
-        The first round of those who join late, and the first without those who leave, by client.
-    """
+    """Clients with the first round of each that ``joins`` late, and the first round without each that ``leaves``."""
 
     def __init__(self, clients: Clients, joins: Mapping[int, int], leaves: Mapping[int, int]) -> None:
         super().__init__(clients)
@@ -124,7 +94,7 @@ class ChurningClients(Channel, ComingAndGoing):
 
     @property
     def ids(self) -> Sequence[int]:
-        """All who are there, in a fixed order."""
+        """All that are there, in a fixed order."""
         return [c for c in self._clients.ids if self._joins.get(c, 1) <= self._number and not self._gone(c)]
 
     @property
@@ -134,7 +104,7 @@ class ChurningClients(Channel, ComingAndGoing):
         return {client: sizes[client] for client in self.ids}
 
     def begin(self, algorithm: Algorithm, state: State, this_round: Round) -> tuple[State, list[Event]]:
-        """Begin a round: let clients come and go; return the next state and what there is to tell."""
+        """Begin a round: let clients come and go; return the next state and the events of that."""
         self._number = this_round.number
         events: list[Event] = []
         if left := [client for client, number in self._leaves.items() if number == self._number]:

@@ -14,37 +14,20 @@ from typing import Any
 from fedclade.algorithms import RoundLog, State
 from fedclade.channel import DifferentialPrivacy
 from fedclade.clustering import SplitCriteria, separation_gap
-from fedclade.core import (
-    ClientRegistry,
-    DataSpec,
-    Evaluation,
-    Layout,
-    ParameterTree,
-)
+from fedclade.core import ClientRegistry, DataSpec, Evaluation, Layout, ParameterTree
 from fedclade.runs.store.run import FORMAT, Row, Run, plain
 from fedclade.runs.store.similarities import LARGEST_KEPT, SimilarityMatrix
-from fedclade.tasks import (
-    SPREAD,
-    cluster_scores,
-    perplexity,
-    share_at_target,
-    spread,
-)
+from fedclade.tasks import SPREAD, cluster_scores, perplexity, share_at_target, spread
+
+CRITERIA = ("mean_norm", "max_norm", "alpha_cross_max", "gamma_bound", "separation_gap")
+"""Columns of each cluster, of which a round has the largest over its clusters; of α_cross^max the smallest."""
 
 
 @dataclass(eq=False)
 class History:
-    """The book of a run, written round by round.
+    """The rows, events and similarities of a run, round by round; ``target`` is the accuracy to reach, if any."""
 
-    Parameters
-    ----------
-    roster
-        Who takes part.
-    target
-        Accuracy that clients should reach, or None.
-    """
-
-    roster: ClientRegistry
+    registry: ClientRegistry
     target: float | None = None
     metrics: list[Row] = field(default_factory=list[Row])
     clusters: list[Row] = field(default_factory=list[Row])
@@ -61,20 +44,10 @@ class History:
         evaluation: Evaluation | None,
         served: Mapping[int, int],
     ) -> Row:
-        """Book one round; return its row of ``metrics.parquet``.
+        """Add round ``number``, from 1; return its row of ``metrics.parquet``.
 
-        Parameters
-        ----------
-        number
-            The round, from 1.
-        state, log
-            After the round.
-        cost
-            Bytes and seconds of the round, by column.
-        evaluation
-            On the clients' test data; None in a round without one.
-        served
-            The node whose model each client was evaluated with.
+        ``cost`` is bytes and seconds by column; ``evaluation`` is on test data, if there was one, of each client with
+        the model of the node that it was ``served`` with.
         """
         self.events += [plain(event.to_row(number)) for event in log.events]
         rows = [self._cluster_row(number, node, criteria, log) for node, criteria in log.criteria.items()]
@@ -83,8 +56,8 @@ class History:
         if evaluation is not None:
             self.clients += self._client_rows(number, state.tree, evaluation, served)
         leaf_of = state.tree.leaf_of
-        present = {client: leaf_of[client] for client in self.roster.ids if client in leaf_of}
-        scores = cluster_scores(present, self.roster.true_clusters)
+        present = {client: leaf_of[client] for client in self.registry.ids if client in leaf_of}
+        scores = cluster_scores(present, self.registry.true_clusters)
         row: Row = {
             "round": number,
             "phase": log.phase,
@@ -94,11 +67,7 @@ class History:
             "discrepancy": log.discrepancy,
             "clusters": len(_sizes(state.tree)),
             **scores,
-            "mean_norm": _extreme(max, rows, "mean_norm"),
-            "max_norm": _extreme(max, rows, "max_norm"),
-            "alpha_cross_max": _extreme(min, rows, "alpha_cross_max"),
-            "gamma_bound": _extreme(max, rows, "gamma_bound"),
-            "separation_gap": _extreme(max, rows, "separation_gap"),
+            **{column: _extreme(rows, column) for column in CRITERIA},
             "clients_trained": len(log.losses),
             **cost,
         }
@@ -106,7 +75,7 @@ class History:
         return row
 
     def finish(self, config: Mapping[str, Any], tree: ParameterTree, device: str, layout: Layout | None = None) -> Run:
-        """Return the run as the book has it. Nothing that is booked later changes it."""
+        """Return the run of the rounds so far; later rounds do not change it."""
         return Run(
             summary=self._summary(config, tree, device),
             config={**config, "versions": versions()},
@@ -123,19 +92,19 @@ class History:
         last = self.metrics[-1]
         evaluated = self.clients[-1]["round"] if self.clients else last["round"]
         final = [row for row in self.clients if row["round"] == evaluated]
-        truth = self.roster.true_clusters
+        truth = self.registry.true_clusters
         phases = ("train", "evaluate", "server")
         reached = [r for r in self.metrics if self.target is not None and (r["accuracy_mean"] or 0.0) >= self.target]
         until = [r for r in self.metrics if reached and r["round"] <= reached[0]["round"]]
         summary: dict[str, Any] = {
             "format": FORMAT,
             "algorithm": config["algorithm"]["name"],
-            "data": self.roster.description,
-            "inputs": _inputs(self.roster.schema),
+            "data": self.registry.description,
+            "inputs": _inputs(self.registry.schema),
             "model": config["model"]["name"],
             "seed": config["seed"],
             "rounds": len(self.metrics),
-            "clients": len(self.roster),
+            "clients": len(self.registry),
             "accuracy": spread([row["accuracy"] for row in final]),
             "clusters": {
                 "found": len(_sizes(tree)),
@@ -162,7 +131,7 @@ class History:
         }
         if privacy := DifferentialPrivacy.of(config.get("privacy", {})):
             summary["privacy"] = privacy.spent(self._most_releases())
-        if self.roster.schema.task == "language":
+        if self.registry.schema.task == "language":
             summary["perplexity"] = spread([perplexity(row["loss"]) for row in final], lower_is_better=True)
         return summary
 
@@ -175,9 +144,9 @@ class History:
 
     def _cluster_row(self, number: int, node: int, criteria: SplitCriteria, log: RoundLog) -> Row:
         row: Row = {"round": number, "node": node, "clients": len(criteria.members)}
-        row |= dict.fromkeys(("mean_norm", "max_norm", "alpha_cross_max", "gamma_bound", "separation_gap"), None)
+        row |= dict.fromkeys(CRITERIA, None)
         row |= criteria.numbers
-        truth, bipartition = self.roster.true_clusters, criteria.bipartition
+        truth, bipartition = self.registry.true_clusters, criteria.bipartition
         if truth is not None and bipartition is not None and criteria.similarity is not None:
             labels = [truth[client] for client in criteria.members]
             row["separation_gap"] = separation_gap(criteria.similarity, labels, bipartition.alpha_cross_max)
@@ -192,17 +161,17 @@ class History:
     def _client_rows(
         self, number: int, tree: ParameterTree, evaluation: Evaluation, served: Mapping[int, int]
     ) -> list[Row]:
-        truth = self.roster.true_clusters
+        truth = self.registry.true_clusters
         scores = zip(evaluation.ids, evaluation.accuracies.tolist(), evaluation.losses.tolist(), strict=True)
         return [
             {
                 "round": number,
                 "client": client,
-                "name": self.roster.names[client],
+                "name": self.registry.names[client],
                 "cluster": tree.leaf_of[client],
                 "true_cluster": None if truth is None else truth[client],
                 "served_by": served[client],
-                "n_train": self.roster.sizes[client],
+                "n_train": self.registry.sizes[client],
                 "accuracy": accuracy,
                 "loss": loss,
             }
@@ -211,7 +180,7 @@ class History:
 
     def _evaluation_columns(self, evaluation: Evaluation | None) -> Row:
         """Return the columns of an evaluation; a round without one has the same, empty."""
-        language = self.roster.schema.task == "language"
+        language = self.registry.schema.task == "language"
         scores = ("accuracy", "perplexity") if language else ("accuracy",)
         names = [f"{score}_{number}" for score in scores for number in SPREAD]
         columns: Row = dict.fromkeys([*names, "loss_mean", "share_at_target"], None)
@@ -232,14 +201,14 @@ def _inputs(schema: DataSpec) -> dict[str, Any]:
 
 
 def _sizes(tree: ParameterTree) -> list[int]:
-    """Return how many members each current cluster has, in descending order; one without members is none."""
+    """Return how many members each current cluster has, in descending order; an empty one does not count."""
     return sorted((len(leaf.members) for leaf in tree.leaves if leaf.members), reverse=True)
 
 
 def _mean_loss(losses: Iterable[float]) -> float | None:
-    """Return the mean of the losses that clients tell; NaN is that of a client that keeps it to itself."""
-    told = [loss for loss in losses if isfinite(loss)]
-    return sum(told) / len(told) if told else None
+    """Return the mean of the losses that clients report; NaN is that of a client that reports none."""
+    known = [loss for loss in losses if isfinite(loss)]
+    return sum(known) / len(known) if known else None
 
 
 def _accuracy_weighted(evaluation: Evaluation, tree: ParameterTree) -> float | None:
@@ -250,9 +219,9 @@ def _accuracy_weighted(evaluation: Evaluation, tree: ParameterTree) -> float | N
     return sum(right for right, _ in counted) / sum(n for _, n in counted) if counted else None
 
 
-def _extreme(choose: Any, rows: list[Row], column: str) -> float | None:
+def _extreme(rows: list[Row], column: str) -> float | None:
     values = [row[column] for row in rows if row[column] is not None]
-    return choose(values) if values else None
+    return (min if column == "alpha_cross_max" else max)(values, default=None)
 
 
 def versions() -> dict[str, str]:

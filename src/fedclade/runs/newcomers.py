@@ -2,51 +2,30 @@
 
 from __future__ import annotations
 
-import csv
-import hashlib
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fedclade.algorithms import Algorithm, Local, build_algorithm
 from fedclade.channel import DifferentialPrivacy, Signature
-from fedclade.clustering import (
-    Assignment,
-    all_of,
-)
+from fedclade.clustering import Assignment, all_of
 from fedclade.core import LocalSpec, ParameterTree, Round, RunError, checked
 from fedclade.data import Federation
 from fedclade.runs.backend import Backend, Maker, module_for
 from fedclade.runs.store import Run
-from fedclade.runs.store.run import Row
-from fedclade.runs.store.shape import check_shape
+from fedclade.runs.store.contents import Row
+from fedclade.runs.store.newcomers import ACCURACIES, write_newcomers
 from fedclade.training import float32_products
-
-ACCURACIES = ("accuracy", "accuracy_root", "accuracy_own", "accuracy_fine_tuned")
-"""Columns, all on a newcomer's test data: of the model it got, the root's, its own, and the one it got fine-tuned."""
-
-_SHAPE = {
-    "summary": {
-        **{"newcomers": int, "fit_nowhere": int, "assignment_accuracy": (float, None), "only_fitting?": bool},
-        **dict.fromkeys(ACCURACIES, float),
-    },
-    "newcomers": [
-        {"name": str, "path": [int], "fits": bool, "margin": (float, None), **dict.fromkeys(ACCURACIES, float)}
-    ],
-    "sha256?": str,
-}
 
 
 @dataclass(frozen=True, eq=False)
 class Newcomers:
-    """What became of newcomers.
+    """Where newcomers go, and how well the models suit them.
 
     Parameters
     ----------
@@ -84,71 +63,12 @@ class Newcomers:
     def save(self, path: Path) -> Path:
         """Write them as CSV or as JSON, by the file's suffix; a file that is there is replaced in one go.
 
-        In CSV, what is a list in JSON is joined by spaces.
-
         Raises
         ------
         RunError
             If the suffix is another, or the file cannot be written.
         """
-        if path.suffix not in (".csv", ".json"):
-            raise RunError(f"newcomers can be written as .csv or .json, got {path.name!r}")
-        beside = path.with_name(f".{path.name}.writing")
-        try:
-            with beside.open("w", newline="", encoding="utf-8") as file:
-                if path.suffix == ".json":
-                    content = {"summary": self.summary, "newcomers": self.rows}
-                    file.write(json.dumps({**content, "sha256": _sum_of(content)}, indent=2) + "\n")
-                else:
-                    writer = csv.DictWriter(file, list(self.rows[0]))
-                    writer.writeheader()
-                    writer.writerows({name: _flat(value) for name, value in row.items()} for row in self.rows)
-            beside.replace(path)
-        except OSError as error:
-            raise RunError(f"cannot write {path}: {error}") from error
-        finally:
-            beside.unlink(missing_ok=True)
-        return path
-
-
-def read_newcomers(path: Path) -> Mapping[str, Any]:
-    """Read what :meth:`Newcomers.save` wrote as JSON: the ``summary``, and the rows of the ``newcomers``.
-
-    Raises
-    ------
-    RunError
-        If it is damaged.
-    """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        check_shape(content, _SHAPE, path.name)
-        expected = content.pop("sha256", None)  # which those of earlier versions lack
-        if expected not in (None, _sum_of(content)):
-            raise ValueError("its SHA-256 is not the one in it")
-    except (OSError, ValueError, RecursionError) as error:
-        raise RunError(f"{path} is damaged: {error}; make it again with: fedclade assign {path.parent}") from error
-    return content
-
-
-def _sum_of(content: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-@checked()
-def place(
-    run: Run,
-    newcomers: Federation,
-    *,
-    algorithm: Algorithm | None = None,
-    model: nn.Module | str | Maker | None = None,
-    device: str = "auto",
-    engine: str | None = None,
-    memory: int | str | None = None,
-) -> list[Assignment]:
-    """Find every newcomer's place in a run's tree, and no more; see :func:`assign`."""
-    setting = _Setting.of(run, newcomers, algorithm, model, device, engine, memory)
-    with float32_products(run.config.get("tf32", False)):
-        return setting.assignments()
+        return write_newcomers(path, self.summary, self.rows)
 
 
 @checked()
@@ -194,26 +114,26 @@ def assign(
     UpdateError
         If a newcomer's training diverges.
     """
-    setting = _Setting.of(run, newcomers, algorithm, model, device, engine, memory)
+    arrival = Arrival.of(run, newcomers, algorithm, model, device=device, engine=engine, memory=memory)
     with float32_products(run.config.get("tf32", False)):
-        assignments = setting.assignments()
+        assignments = arrival.assignments()
         paths = [each.fitting if only_fitting else each.path for each in assignments]
-        accuracies = setting.accuracies(assignments, [path[-1] for path in paths])
+        accuracies = arrival.accuracies(assignments, [path[-1] for path in paths])
     truth = _true_clusters_of_leaves(run)
     rows = [
         _row(each, path, newcomers, truth, {column: values[i] for column, values in accuracies.items()})
         for i, (each, path) in enumerate(zip(assignments, paths, strict=True))
     ]
-    return Newcomers(assignments, rows, setting.last.number, only_fitting)
+    return Newcomers(assignments, rows, arrival.last.number, only_fitting)
 
 
 @dataclass(frozen=True, eq=False)
-class _Setting:
-    """Newcomers before a run's tree, in the simulated world of that run after its last round."""
+class Arrival:
+    """Newcomers at a run's tree, on the simulated backend of that run after its last round; see :func:`assign`."""
 
     tree: ParameterTree
     algorithm: Algorithm
-    world: Backend
+    backend: Backend
     last: Round
 
     @classmethod
@@ -221,30 +141,33 @@ class _Setting:
         cls,
         run: Run,
         newcomers: Federation,
-        algorithm: Algorithm | None,
-        model: nn.Module | str | Maker | None,
-        device: str,
-        engine: str | None,
-        memory: int | str | None,
-    ) -> _Setting:
+        algorithm: Algorithm | None = None,
+        model: nn.Module | str | Maker | None = None,
+        *,
+        device: str = "auto",
+        engine: str | None = None,
+        memory: int | str | None = None,
+    ) -> Arrival:
+        """Build the backend for newcomers to a run."""
         run.check_readable()
         config, seed = run.config, run.summary["seed"]
-        algorithm = algorithm or _algorithm(config["algorithm"])
+        named = dict(config["algorithm"])
+        algorithm = algorithm or build_algorithm(named.pop("name"), named, {})  # to assign, the oracle needs no truth
         arguments = {key: value for key, value in config["model"].items() if key != "name"}
-        world = Backend.simulated_by(
+        backend = Backend.simulated_by(
             newcomers,
             model or (lambda seed: module_for(config["model"]["name"], newcomers.pool.schema, seed, arguments)),
             algorithm,
+            device=device,
+            engine=engine or config.get("engine", "auto"),
             seed=seed,
             permute=config.get("privacy", {}).get("permute", False),
             privacy=DifferentialPrivacy.of(config.get("privacy", {})),
-            device=device,
-            engine=engine or config.get("engine", "auto"),
             signature=Signature(**config.get("signature", {})),
             stream=False,
             memory=memory,
         )
-        entries, theirs = run.tree.nodes[0].params.numel(), world.initial.shape[-1]
+        entries, theirs = run.tree.nodes[0].params.numel(), backend.initial.shape[-1]
         if entries != theirs:
             raise RunError(
                 f"the run's models have {entries:,} entries, but a {config['model']['name']} for the newcomers' data "
@@ -253,17 +176,18 @@ class _Setting:
             )
 
         def here(vectors: Tensor) -> Tensor:
-            return vectors.to(world.initial)
+            return vectors.to(backend.initial)
 
-        tree = world.closed(run.tree.map_vectors(here, here))
-        return cls(tree, algorithm, world, Round(run.summary["rounds"], LocalSpec(**config["local"]), seed))
+        tree = backend.closed(run.tree.map_vectors(here, here))
+        return cls(tree, algorithm, backend, Round(run.summary["rounds"], LocalSpec(**config["local"]), seed))
 
     def assignments(self) -> list[Assignment]:
-        return list(self.algorithm.assign(self.tree, self.world.clients.ids, self.world.clients, self.last))
+        """Return where each newcomer goes."""
+        return list(self.algorithm.assign(self.tree, self.backend.clients.ids, self.backend.clients, self.last))
 
     def accuracies(self, assignments: Sequence[Assignment], nodes: Sequence[int]) -> dict[str, list[float]]:
         """Return the columns of :data:`ACCURACIES`, for newcomers that get the models of some nodes."""
-        clients, ids = self.world.clients, [each.client for each in assignments]
+        clients, ids = self.backend.clients, [each.client for each in assignments]
         models, rows = self.tree.models(nodes)
         tuning = replace(self.last, spec=replace(self.last.spec, epochs=1), purpose="finetune", communicates="nothing")
         tuned = models[rows] + all_of(ids, clients.train(ids, models, rows, tuning)).required_deltas
@@ -279,16 +203,11 @@ class _Setting:
 
     def _trained_alone(self, ids: Sequence[int]) -> Tensor:
         """Return the models ``[n, S]`` that clients get on their own, in as many rounds as the run had."""
-        method, initial, clients = Local(), self.world.initial, self.world.clients
+        method, initial, clients = Local(), self.backend.initial, self.backend.clients
         state = method.init(initial.view(-1, initial.shape[-1])[0], clients)
         for number in range(1, self.last.number + 1):
             state, _ = method.step(state, ids, clients, replace(self.last, number=number))
         return torch.stack([state.tree.nodes[state.tree.leaf_of[client]].params for client in ids])
-
-
-def _algorithm(section: Mapping[str, Any]) -> Algorithm:
-    options = {key: value for key, value in section.items() if key != "name"}
-    return build_algorithm(section["name"], options, {})  # to assign newcomers, the oracle needs no truth
 
 
 def _true_clusters_of_leaves(run: Run) -> Mapping[int, int]:
@@ -322,7 +241,3 @@ def _row(
         "right": None if true_cluster is None else path[-1] == each.node and truth.get(each.node) == true_cluster,
         **accuracies,
     }
-
-
-def _flat(value: object) -> object:
-    return " ".join(str(entry) for entry in value) if isinstance(value, list) else value

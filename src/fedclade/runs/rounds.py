@@ -1,4 +1,4 @@
-"""The round loop: sample a cohort, let the algorithm step, evaluate, keep the record."""
+"""The round loop: sample a cohort, let the algorithm step, evaluate, keep the history."""
 
 from __future__ import annotations
 
@@ -31,110 +31,81 @@ _log = logging.getLogger(__name__)
 OnRound = Callable[[Row, ParameterTree], None]
 
 Follow = Callable[[Callable[[], Run]], None]
-"""Called after a round with what makes a run of the rounds so far, which is to be called before the next if at all."""
+"""Called after a round with a function that makes a run of the rounds so far; it may be called before the next."""
 
 
 def run_rounds(
     algorithm: Algorithm,
-    world: Backend,
+    backend: Backend,
     clients: ComingAndGoing,
-    keeper: Checkpointer,
-    record: History,
+    checkpointer: Checkpointer,
+    history: History,
     settings: RunSettings,
     on_round: OnRound | None = None,
     stop: Callable[[], bool] | None = None,
     follow: Follow | None = None,
 ) -> Run:
-    """Run an algorithm over the clients of a world, from the start or from where its folder says that it stood.
+    """Run an algorithm over those clients of a backend that are there, from the start or from where its folder stands.
 
-    Parameters
-    ----------
-    algorithm, world
-        What is run.
-    clients
-        Those of the world who are there.
-    keeper
-        Keeps the run.
-    record
-        An empty book.
-    settings, on_round, stop, follow
-        See :func:`fedclade.simulate`.
-
-    Raises
-    ------
-    UpdateError
-        If nobody answers in a round.
-    RunError
-        If a cluster's model is no longer finite, or the run's folder cannot be written.
-    CheckpointError
-        If there is a checkpoint of another model, or one cannot be written.
-    RunInterrupted
-        If ``stop`` said so.
+    ``history`` is empty; see :func:`fedclade.simulate` for the others, and for what is raised.
     """
     if missed := algorithm.too_short(settings.rounds):
         _log.warning(missed)
-    tell = _unfailing(on_round)
-    progress = keeper.progress(algorithm, world, record)
-    if progress is None:
+    on_round = _unfailing(on_round) if on_round else None
+    training = checkpointer.restored(algorithm, backend, history)
+    if training is None:
         algorithm.check_clients(len(clients.ids))
-        progress = TrainingState(0, algorithm.init(world.initial, clients), record)
-    keeper.begin()
+        training = TrainingState(0, algorithm.init(backend.initial, clients), history)
+    checkpointer.begin()
 
     def so_far() -> Run:
-        config = {**keeper.config, **world.settled}
-        return progress.record.finish(config, progress.state.tree, world.device)
+        config = {**checkpointer.config, **backend.settled}
+        return training.history.finish(config, training.state.tree, backend.device)
 
     try:
-        for number in range(progress.number + 1, settings.rounds + 1):
-            if algorithm.finished(progress.state):
+        for number in range(training.number + 1, settings.rounds + 1):
+            if algorithm.finished(training.state):
                 break
-            row = run_round(algorithm, world, clients, progress, settings, number)
-            tell(row, progress.state.tree)
-            if follow is not None and progress.record.clients:
+            row = run_round(algorithm, backend, clients, training, settings, number)
+            if on_round is not None:
+                on_round(row, training.state.tree)
+            if follow is not None and training.history.clients:
                 follow(so_far)
-            keeper.after_round(progress, world)
-            over = number == settings.rounds or algorithm.finished(progress.state)
+            checkpointer.after_round(training, backend)
+            over = number == settings.rounds or algorithm.finished(training.state)
             if stop is not None and not over and stop():
-                keeper.stop(progress, world)
+                checkpointer.stop(training, backend)
     except (CheckpointError, RunInterrupted):  # which saved what it could
         raise
     except Exception:
-        keeper.rescue(progress, world)
+        checkpointer.rescue(training, backend)
         raise
-    tree = world.opened(progress.state.tree)
-    run = progress.record.finish({**keeper.config, **world.settled}, tree, world.device, world.workers.layout)
-    keeper.finish(run)
+    tree = backend.opened(training.state.tree)
+    run = training.history.finish(
+        {**checkpointer.config, **backend.settled}, tree, backend.device, backend.workers.layout
+    )
+    checkpointer.finish(run)
     return run
 
 
 def run_round(
     algorithm: Algorithm,
-    world: Backend,
+    backend: Backend,
     clients: ComingAndGoing,
-    progress: TrainingState,
+    training: TrainingState,
     settings: RunSettings,
     number: int,
 ) -> Row:
-    """Run one round, and book it; return its row of ``metrics.parquet``.
-
-    Parameters
-    ----------
-    algorithm, world, clients, settings
-        As in :func:`run_rounds`.
-    progress
-        The run before the round, and afterwards after it.
-    number
-        The round, from 1.
-    """
-    meter, start = world.meter, perf_counter()
+    """Run round ``number``, from 1, and add it to the training state; return its row of ``metrics.parquet``."""
+    meter, start = backend.meter, perf_counter()
     before = meter.readings()
     evaluated = number % settings.evaluate_every == 0 or number == settings.rounds
     this_round = Round(number, settings.local, settings.seed, evaluated=evaluated, min_clients=settings.min_clients)
-    state, came_and_went = clients.begin(algorithm, progress.state, this_round)
+    state, came_and_went = clients.begin(algorithm, training.state, this_round)
     cohort = algorithm.cohort(state, settings.client_fraction, this_round.generator("cohort"))
     state, log = algorithm.step(state, cohort, clients, this_round)
-    check_models(number, progress.state.tree, state.tree)
-    events = (*came_and_went, *world.attendance.closed(number), *log.events)
+    check_models(number, training.state.tree, state.tree)
+    events = (*came_and_went, *backend.retrying.closed(number), *log.events)
     evaluation, served = None, dict[int, int]()
     if evaluated or algorithm.finished(state):
         served = dict(algorithm.serve(state, clients))
@@ -142,10 +113,10 @@ def run_round(
         answered = clients.evaluate(clients.ids, models, rows, "test")
         evaluation = answered if answered.ids else None
         _warn_of_losses(number, answered)
-    log = replace(log, events=(*events, *world.attendance.told()))
+    log = replace(log, events=(*events, *backend.retrying.told()))
     cost = meter.since(before, perf_counter() - start)
-    row = progress.record.add(number, state, log, cost, evaluation, served)
-    progress.number, progress.state = number, state
+    row = training.history.add(number, state, log, cost, evaluation, served)
+    training.number, training.state = number, state
     return row
 
 
@@ -153,11 +124,6 @@ def check_models(number: int, before: ParameterTree, after: ParameterTree) -> No
     """Check that the models that a round has moved are still finite.
 
     Single updates that are not were left out where they came in; what is left is what the algorithm does with them.
-
-    Raises
-    ------
-    RunError
-        If one is not; names the round and the cluster.
     """
     for node in after.nodes:
         if node.id < len(before.nodes) and before.nodes[node.id].params is node.params:
@@ -171,9 +137,8 @@ def check_models(number: int, before: ParameterTree, after: ParameterTree) -> No
 
 
 def _warn_of_losses(number: int, evaluation: Evaluation) -> None:
-    if bad := [
-        c for c, finite in zip(evaluation.ids, evaluation.losses.isfinite().tolist(), strict=True) if not finite
-    ]:
+    finite = evaluation.losses.isfinite().tolist()
+    if bad := [client for client, holds in zip(evaluation.ids, finite, strict=True) if not holds]:
         _log.warning(
             "round %d: the test losses of %d of %d clients are NaN or infinite, first of client %d; if training "
             "diverged, lower local.lr",
@@ -184,17 +149,12 @@ def _warn_of_losses(number: int, evaluation: Evaluation) -> None:
         )
 
 
-def _unfailing(on_round: OnRound | None) -> OnRound:
-    """Return what to call after a round: where that fails, a run is worth more, and goes on.
-
-    An error of fedclade's own, such as :class:`~fedclade.core.errors.RunInterrupted`, does end the run.
-    """
+def _unfailing(on_round: OnRound) -> OnRound:
+    """Return what to call after a round: a run outlives its failures, unless they are errors of fedclade's own."""
     failed = False
 
-    def tell(row: Row, tree: ParameterTree) -> None:
+    def call(row: Row, tree: ParameterTree) -> None:
         nonlocal failed
-        if on_round is None:
-            return
         try:
             on_round(row, tree)
         except FedcladeError:
@@ -204,4 +164,4 @@ def _unfailing(on_round: OnRound | None) -> OnRound:
                 _log.warning("on_round failed in round %d; the run goes on", row["round"], exc_info=True)
             failed = True
 
-    return tell
+    return call

@@ -20,7 +20,8 @@ import pytest
 import torch
 
 from fedclade import CFL, LocalSpec, Run, RunError, simulate
-from fedclade.runs.newcomers import ACCURACIES, Newcomers, read_newcomers
+from fedclade.runs.newcomers import Newcomers
+from fedclade.runs.store.newcomers import ACCURACIES, read_newcomers
 from fedclade.runs.store.run import read_run_config, write_config
 from fedclade.runs.store.shape import check_shape
 from fedclade.runs.store.tree_files import read_tree

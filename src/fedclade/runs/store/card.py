@@ -16,19 +16,7 @@ Card = dict[str, Any]
 
 
 def model_card(run: Run, node: Node, layout: Layout, client: int | None = None) -> Card:
-    """Return all that there is to say about a node's model, ready for JSON.
-
-    Parameters
-    ----------
-    run
-        What made it.
-    node
-        Of the run's tree.
-    layout
-        Of its model.
-    client
-        Whom it is exported for, if for one client.
-    """
+    """Return all that there is to say about a node's model, exported for a client if one is given, ready for JSON."""
     last = {row["client"]: row for row in run.clients}
     sizes = [last[member]["n_train"] for member in node.members if member in last]
     path = run.tree.above(node.id)

@@ -24,12 +24,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from fedclade.core import (
-    CheckpointError,
-    ParameterTree,
-    RunError,
-    write_tensors,
-)
+from fedclade.core import CheckpointError, ParameterTree, RunError, write_tensors
 from fedclade.runs.store.manifest import check_manifest, read_manifest, write_manifest
 from fedclade.runs.store.run import Row, is_private
 from fedclade.runs.store.segments import read_segments, write_segments
@@ -48,46 +43,21 @@ class Checkpoint:
 
     There is no random state in it: every draw is keyed by (seed, purpose, round, client), see :mod:`fedclade.core.rng`.
 
-    Parameters
-    ----------
-    round
-        The last finished round.
-    config
-        What is run, as in ``config.toml``, with the engine that was chosen.
-    made_with
-        What results depend on besides, by rounding: device, threads, versions of packages and so on.
-    fingerprint
-        Of the federation, see :attr:`Federation.fingerprint <fedclade.data.Federation.fingerprint>`.
-    tree, memory
-        The algorithm's state, as the server sees it.
-    on_cpu
-        Names of the memory that is on the CPU, wherever the models are.
-    rows
-        The rows of the record by the name of the table: ``metrics``, ``clusters``, ``clients``, ``events``.
-    similarities
-        The similarity matrices of the record.
+    The algorithm's state, ``tree`` and ``memory``, is as the server sees it.
     """
 
-    round: int
-    config: Mapping[str, Any]
-    made_with: Mapping[str, Any]
-    fingerprint: str
+    round: int  #: the last finished one
+    config: Mapping[str, Any]  #: as in ``config.toml``, with the engine that was chosen
+    made_with: Mapping[str, Any]  #: what rounding depends on besides: device, threads, versions of packages and so on
+    fingerprint: str  #: of the federation
     tree: ParameterTree
     memory: Mapping[str, Tensor]
-    on_cpu: frozenset[str]
-    rows: Mapping[str, list[Row]]
+    on_cpu: frozenset[str]  #: names of the memory that is on the CPU, wherever the models are
+    rows: Mapping[str, list[Row]]  #: of the history, by table: ``metrics``, ``clusters``, ``clients``, ``events``
     similarities: Sequence[SimilarityMatrix] = field(default_factory=tuple[SimilarityMatrix, ...])
 
     def write(self, folder: Path, earlier: Path | None = None) -> None:
-        """Write the checkpoint into a new folder; its manifest last.
-
-        Parameters
-        ----------
-        folder
-            Must not exist yet.
-        earlier
-            An earlier checkpoint of the same run: its rows need not be written again.
-        """
+        """Write the checkpoint into a new folder, its manifest last; the rows of an ``earlier`` one are shared."""
         folder.mkdir(parents=True)
         private = is_private(self.config)
         write_tree(self.tree, folder / "tree", None, private)
@@ -117,13 +87,7 @@ class Checkpoint:
 
     @classmethod
     def read(cls, folder: Path) -> Checkpoint:
-        """Read a checkpoint, of which every byte is checked; its tensors are on the CPU.
-
-        Raises
-        ------
-        CheckpointError
-            If it is of another format, or not what was written.
-        """
+        """Read a checkpoint onto the CPU; a CheckpointError if it is of another format, or not what was written."""
         try:
             names = check_manifest(folder / _MANIFEST, FORMAT)
         except RunError as error:

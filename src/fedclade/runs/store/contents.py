@@ -17,10 +17,7 @@ SUMMARY = {
     **{"format": object, "algorithm": str, "data": str, "model": str, "seed": int, "rounds": int, "clients": int},
     "accuracy": {**_SCORES, ...: float},
     "perplexity?": {"mean": float, "max": float, ...: float},
-    "clusters": {
-        **{"found": int, "true": (int, None), "sizes": [int]},
-        **{"ari": (float, None), "nmi": (float, None)},
-    },
+    "clusters": {**{"found": int, "true": (int, None), "sizes": [int]}, **{"ari": (float, None), "nmi": (float, None)}},
     "target": {
         **{"accuracy": (float, None), "share_of_clients": (float, None)},
         **{"rounds_to_target": (int, None), "bytes_to_target": (complex, None)},
@@ -46,8 +43,11 @@ CONFIG = {
 FINISHED = {name: {"name": str} for name in ("algorithm", "model")}
 """What the config of a finished run has besides: those that somebody wrote may leave out what has a default."""
 
+TO_NOTE = {**{"rounds": int, "seed": int, "engine": str}, **FINISHED}
+"""What a config must have that is given to be noted: the summary of the run repeats it."""
+
 _NUMBERS = ("int64", "double", "null", "bool")
-_TABLES: Mapping[str, Mapping[str, Sequence[str]]] = {
+TABLES: Mapping[str, Mapping[str, Sequence[str]]] = {
     "metrics": {"round": ["int64"], "bytes_up": ["int64", "double"], "bytes_down": ["int64", "double"]},
     "clusters": {"round": ["int64"], "node": ["int64"]},
     "clients": {
@@ -62,27 +62,14 @@ _WORDS = ("phase", "name")
 
 
 def read_json(path: Path, shape: Any) -> Any:
-    """Read a JSON file of some shape.
-
-    Raises
-    ------
-    OSError, ValueError, RecursionError
-        If it cannot be read, or is of another.
-    """
+    """Read a JSON file of some shape; raises OSError, ValueError or RecursionError if it is not there or another."""
     content = json.loads(path.read_text())
     check_shape(content, shape, path.name)
     return content
 
 
 def read_rows(path: Path, rounds: int, nodes: int) -> list[Row]:
-    """Read one table of a run.
-
-    Parameters
-    ----------
-    path
-        Whose name says which.
-    rounds, nodes
-        How many the run has, and its tree.
+    """Read one table, by its file's name, of a run of so many rounds and nodes.
 
     Raises
     ------
@@ -98,7 +85,7 @@ def read_rows(path: Path, rounds: int, nodes: int) -> list[Row]:
     schema = file.schema_arrow
     if file.metadata.num_rows == 0:
         return []
-    for column, types in _TABLES[path.stem].items():
+    for column, types in TABLES[path.stem].items():
         if column not in schema.names:
             raise ValueError(f"{path.name} lacks the column {column}")
         if str(schema.field(column).type) not in types:
@@ -109,7 +96,7 @@ def read_rows(path: Path, rounds: int, nodes: int) -> list[Row]:
     rows = file.read().to_pylist()
     for i, row in enumerate(rows):
         where = f"row {i} of {path.name}"
-        for column in _TABLES[path.stem]:
+        for column in TABLES[path.stem]:
             if row[column] is None and column != "true_cluster":
                 raise ValueError(f"{where} lacks {column}")
         check_shape(row["round"], int, f"{where}: round")
@@ -126,13 +113,7 @@ def check_node(node: int, nodes: int, where: str) -> None:
 
 
 def check_ids(ids: Iterable[int], where: str) -> None:
-    """Check that numbers of clients are at least 0, and different.
-
-    Raises
-    ------
-    ValueError
-        If they are not.
-    """
+    """Check that numbers of clients are at least 0, and different."""
     found = list(ids)
     if any(each < 0 for each in found) or len(set(found)) < len(found):
         raise ValueError(f"{where} should be different clients, numbered from 0")

@@ -7,17 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from fedclade.core import (
-    ConfigError,
-    Layout,
-    Node,
-    RunError,
-    TreeError,
-    appear,
-    checked,
-    remove,
-    write_tensors,
-)
+from fedclade.core import ConfigError, Layout, Node, RunError, TreeError, appear, checked, remove, write_tensors
 from fedclade.runs.store.card import as_markdown, model_card
 from fedclade.runs.store.run import Run
 
@@ -42,11 +32,6 @@ def export_model(
         Whose model: a client's, or a node's.
     level
         Of the client's path from the root, 0, to its leaf, -1; the leaf if left out.
-
-    Returns
-    -------
-    Path
-        The file.
 
     Raises
     ------
@@ -100,7 +85,7 @@ def _chosen(run: Run, client: int | None, node: int | None, level: int | None) -
 
 
 def _write(run: Run, node: Node, layout: Layout, client: int | None, target: Path) -> None:
-    """Write the three files, all of them or none; the model comes last, so that it never lacks its card."""
+    """Write the three files, all of them or none; the model last, so that it never lacks its card."""
     card = model_card(run, node, layout, client)
     text = json.dumps(card, indent=2)
     tensors, header = layout.state_dict(node.params), {"format": "pt", "fedclade": text}

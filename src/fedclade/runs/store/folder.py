@@ -11,13 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedclade.core import (
-    CheckpointError,
-    RunError,
-    appear,
-    make_folder,
-    remove,
-)
+from fedclade.core import CheckpointError, RunError, appear, make_folder, remove
 from fedclade.runs.store.checkpoint import Checkpoint
 from fedclade.runs.store.lock import LOCK, Lock
 from fedclade.runs.store.run import (
@@ -46,13 +40,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RunFolder:
-    """A folder that a run is kept in from its start.
-
-    Parameters
-    ----------
-    path
-        The folder; it need not exist yet.
-    """
+    """A folder that a run is kept in from its start; it need not exist yet."""
 
     path: Path
     _lock: Lock = field(default_factory=Lock)
@@ -69,16 +57,14 @@ class RunFolder:
         RunError
             If it holds something else, or a run of another config.
         """
-        if self._taken:
+        if self._holds_run:
             if difference := first_difference(read_run_config(self.path), config):
                 raise RunError(f"{self.path} holds a run of another config: {difference}; name another folder")
         elif self.path.exists() and (not self.path.is_dir() or any(path.name != LOCK for path in self.path.iterdir())):
             raise RunError(f"{self.path} exists already and holds no run; name another folder, or remove it")
 
     def begin(self, config: Mapping[str, Any]) -> bool:
-        """Make the folder; one that holds a run already is made ready for more rounds if it is given them.
-
-        Until :meth:`leave`, no other process can.
+        """Make the folder, or make one that holds a run ready for more rounds; lock other processes out.
 
         Returns
         -------
@@ -95,7 +81,7 @@ class RunFolder:
             make_folder(self.path)
             self._lock.take(self.path)
             self.check(config)
-            if not self._taken:
+            if not self._holds_run:
                 try:
                     appear(self.path / CONFIG, lambda beside: write_config(beside, config))
                 except OSError:
@@ -124,12 +110,7 @@ class RunFolder:
     def newest(self, config: Mapping[str, Any], fingerprint: str) -> Checkpoint | None:
         """Return the newest checkpoint that this run can go on from; None if there is no checkpoint.
 
-        Each one that cannot be used is told in a warning, and set aside under another name once an older one is found.
-
-        Parameters
-        ----------
-        config, fingerprint
-            What the checkpoint must be of.
+        Of each that cannot be used a warning is logged, and it is renamed once an older one is found that can.
 
         Raises
         ------
@@ -155,13 +136,7 @@ class RunFolder:
         return None
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Write a checkpoint, and remove all but the last two.
-
-        Raises
-        ------
-        CheckpointError
-            If it cannot be written; those before it stay.
-        """
+        """Write a checkpoint, and remove all but the last two; if that fails, those before it stay."""
         target = self._folder / f"round-{checkpoint.round:06d}"
         try:
             self._folder.mkdir(exist_ok=True)
@@ -175,7 +150,7 @@ class RunFolder:
             raise CheckpointError(f"cannot write the checkpoint {target}: {error}; those before it are kept") from error
 
     @property
-    def _taken(self) -> bool:
+    def _holds_run(self) -> bool:
         return is_finished(self.path) or is_unfinished(self.path)
 
     @property
@@ -190,15 +165,7 @@ class RunFolder:
 
 
 def first_difference(kept: Mapping[str, Any], config: Mapping[str, Any]) -> str | None:
-    """Say what is the first setting by which a run cannot be continued with a config, or return None.
-
-    Parameters
-    ----------
-    kept
-        The run's config.
-    config
-        The one to continue it with.
-    """
+    """Say by which setting a run whose config was ``kept`` cannot be continued with another; None if it can."""
     before, now = _flat(kept), _flat(config)
     for key in dict.fromkeys([*before, *now]):
         if key.split(".")[0] in FREE_TO_CHANGE or before.get(key) == now.get(key):
@@ -211,7 +178,7 @@ def first_difference(kept: Mapping[str, Any], config: Mapping[str, Any]) -> str 
 
 
 def _rounds(kept: Mapping[str, Any]) -> int:
-    """Return the rounds of a config that was read; one without them is that of no run, and has none."""
+    """Return the rounds of a config that was read; 0 if somebody has taken them out."""
     return kept.get("rounds", 0)
 
 

@@ -28,15 +28,7 @@ class Lock:
         self._folder = Path()
 
     def take(self, folder: Path) -> None:
-        """Take the lock of a folder.
-
-        Raises
-        ------
-        RunError
-            If another process has it, or another run of this one.
-        OSError
-            If its file cannot be made.
-        """
+        """Take the lock of a folder; a RunError if another process has it, or another run of this one."""
         place = folder.resolve()
         if _held.get(place) == os.getpid():
             raise _busy(folder)

@@ -11,16 +11,9 @@ from fedclade.runs.store.shape import check_shape
 
 
 def write_manifest(path: Path, version: int, known: Mapping[str, str] | None = None) -> None:
-    """Write the version of a folder's format, and the SHA-256 of every file in it, into a new file beside them.
+    """Write a folder's format version, and the SHA-256 of every file in it, into a new file beside them.
 
-    Parameters
-    ----------
-    path
-        Of the manifest.
-    version
-        Of the format.
-    known
-        The sums of files that were taken from elsewhere, by name: they are not taken anew of what may be damaged since.
+    The sums of files that were taken from elsewhere are ``known`` by name: those files may be damaged since.
     """
     files = sorted(each for each in path.parent.rglob("*") if each.is_file())
     names = {each.relative_to(path.parent).as_posix(): each for each in files}
@@ -29,13 +22,7 @@ def write_manifest(path: Path, version: int, known: Mapping[str, str] | None = N
 
 
 def read_manifest(path: Path, version: int) -> Mapping[str, str]:
-    """Return the SHA-256 of every file of a folder, as it was written.
-
-    Raises
-    ------
-    RunError
-        If the manifest cannot be read, or is of another version.
-    """
+    """Return the SHA-256 of every file of a folder as noted; a RunError if there is no manifest of this version."""
     try:
         manifest = json.loads(path.read_text())
         check_shape(manifest, {"format": object, "sha256": {...: str}}, path.name)
@@ -47,14 +34,7 @@ def read_manifest(path: Path, version: int) -> Mapping[str, str]:
 
 
 def check_manifest(path: Path, version: int) -> tuple[str, ...]:
-    """Check that the files of a folder are those that were written; return their names, relative to the folder.
-
-    Parameters
-    ----------
-    path
-        Of the manifest.
-    version
-        The only one that is read.
+    """Check that the files of a folder are those that were written, and return their names relative to it.
 
     Raises
     ------

@@ -13,18 +13,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fedclade.core import (
-    Layout,
-    ParameterTree,
-    RunError,
-    appear,
-    bring_to_disk,
-    checked,
-    remove,
-    take_place,
-)
+from fedclade.core import Layout, ParameterTree, RunError, appear, bring_to_disk, checked, remove, take_place
 from fedclade.runs.store.contents import CONFIG as CONFIG_SHAPE
-from fedclade.runs.store.contents import FINISHED, SUMMARY, Row, read_json, read_rows
+from fedclade.runs.store.contents import FINISHED, SUMMARY, TABLES, Row, read_json, read_rows
 from fedclade.runs.store.events import read_events
 from fedclade.runs.store.manifest import check_manifest, write_manifest
 from fedclade.runs.store.shape import check_shape
@@ -46,8 +37,8 @@ _MANIFEST = "manifest.json"
 """The SHA-256 of every other file of a finished run."""
 
 _FILES = (
-    *(CONFIG, _SUMMARY, "events.jsonl", "metrics.parquet", "clusters.parquet", "clients.parquet", "similarities.npz"),
-    *("tree/tree.json", "tree/tree.safetensors"),
+    *(CONFIG, _SUMMARY, "events.jsonl", "similarities.npz", "tree/tree.json", "tree/tree.safetensors"),
+    *(f"{name}.parquet" for name in TABLES),
 )
 """The files of a finished run."""
 
@@ -57,28 +48,22 @@ _SUM = "# SHA-256 of the lines above: "
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """Everything that a run tells.
+    """All results of a run.
 
     Parameters
     ----------
-    summary
-        As in ``summary.json``.
-    config
-        What was run, as in ``config.toml``.
+    summary, config
+        As in ``summary.json`` and ``config.toml``.
     tree
         The clusters and their models.
-    metrics
-        One row for each round.
-    clusters
-        One row for each round and cluster.
-    clients
-        One row for each evaluation and client.
+    metrics, clusters, clients
+        One row for each round; for each round and cluster; for each evaluation and client.
     events
         Splits and the like, in order.
     similarities
         The latest of every cluster that had more than one answer.
     layout
-        Where the entries of a model belong in the module; None in folders of before this was kept.
+        Where the entries of a model belong in the module; None in folders from before this was kept.
     """
 
     summary: Mapping[str, Any]
@@ -92,18 +77,11 @@ class Run:
     layout: Layout | None = None
 
     def __repr__(self) -> str:
-        told = ("algorithm", "data", "model", "seed", "rounds")
-        return f"Run({', '.join(f'{key}={self.summary.get(key)!r}' for key in told)})"
+        shown = ("algorithm", "data", "model", "seed", "rounds")
+        return f"Run({', '.join(f'{key}={self.summary.get(key)!r}' for key in shown)})"
 
     def check_readable(self) -> None:
-        """Check that its models can be used as they are.
-
-        Raises
-        ------
-        RunError
-            If they are permuted still: in a simulation they are opened at the end, but the clients of a network keep
-            their secret from the server.
-        """
+        """Raise a RunError if its models are permuted still: clients of a network keep their secret from the server."""
         if "network" in self.config and self.config.get("privacy", {}).get("permute"):
             raise RunError(
                 "the models of this run are permuted by a secret that only its clients have, and nobody else can use "
@@ -142,13 +120,7 @@ class Run:
         return target
 
     def finish(self, folder: Path) -> None:
-        """Write the result files into the folder of a run in progress; the last of them makes it a finished one.
-
-        Raises
-        ------
-        RunError
-            If they cannot be written.
-        """
+        """Write the result files into the folder of a run in progress; the last of them makes it a finished one."""
         beside = folder / ".results.writing"
         try:
             remove(beside)
@@ -181,20 +153,13 @@ class Run:
             _check_format(source)
             summary = read_json(source / _SUMMARY, SUMMARY)
             tree = read_tree(source / "tree")
-            rows = {
-                name: read_rows(source / f"{name}.parquet", summary["rounds"], len(tree.nodes))
-                for name in ("metrics", "clusters", "clients")
-            }
+            nodes = len(tree.nodes)
+            rows = {name: read_rows(source / f"{name}.parquet", summary["rounds"], nodes) for name in TABLES}
             check_shape(config := read_run_config(source), FINISHED, CONFIG)
-            return cls(
-                summary=summary,
-                config=config,
-                tree=tree,
-                **rows,
-                events=read_events(source / "events.jsonl", len(tree.nodes)),
-                similarities=read_similarities(source / "similarities.npz", len(tree.nodes)),
-                layout=read_layout(source / "tree"),
-            )
+            events = read_events(source / "events.jsonl", nodes)
+            similarities = read_similarities(source / "similarities.npz", nodes)
+            layout = read_layout(source / "tree")
+            return cls(summary, config, tree, **rows, events=events, similarities=similarities, layout=layout)
         except DAMAGES as error:
             raise RunError(f"the run folder {source} is damaged: {type(error).__name__}: {error}") from error
 
@@ -202,22 +167,15 @@ class Run:
         write_config(folder / CONFIG, self.config)
         (folder / _SUMMARY).write_text(json.dumps(self.summary, indent=2) + "\n")
         (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in self.events))
-        _write_rows(folder / "metrics.parquet", self.metrics)
-        _write_rows(folder / "clusters.parquet", self.clusters)
-        _write_rows(folder / "clients.parquet", self.clients)
+        for name in TABLES:
+            _write_rows(folder / f"{name}.parquet", getattr(self, name))
         write_tree(self.tree, folder / "tree", self.layout, is_private(self.config))
         write_similarities(folder / "similarities.npz", self.similarities)
         write_manifest(folder / _MANIFEST, FORMAT)
 
 
 def _check_format(folder: Path) -> None:
-    """Check that a folder is of a format that is read, and that its files are those that were written.
-
-    Raises
-    ------
-    OSError, ValueError, RunError
-        If not.
-    """
+    """Check that a folder is of a format that is read, and that its files are those that were written."""
     found = read_json(folder / _SUMMARY, {"format": object})["format"]
     if found not in READABLE:
         known = f"{', '.join(map(str, READABLE[:-1]))} and {READABLE[-1]}"
@@ -235,13 +193,7 @@ def _check_format(folder: Path) -> None:
 
 
 def check_free(folder: str | Path) -> Path:
-    """Return the path of a run folder that is to be made.
-
-    Raises
-    ------
-    RunError
-        If something is there already.
-    """
+    """Return the path of a run folder that is to be made; a RunError if something is there already."""
     target = Path(folder)
     if is_unfinished(target):
         raise RunError(
@@ -268,17 +220,11 @@ def reopen(folder: Path) -> None:
 
 
 def read_run_config(folder: Path) -> Mapping[str, Any]:
-    """Read the config of a run folder.
-
-    Raises
-    ------
-    RunError
-        If it cannot be read.
-    """
+    """Read the config of a run folder; a RunError if it is damaged."""
     try:
         text = (folder / CONFIG).read_text(encoding="utf-8")
-        content, written, told = text.rpartition(_SUM)
-        if written and told.strip() != _sha256(content):
+        content, mark, noted = text.rpartition(_SUM)
+        if mark and noted.strip() != _sha256(content):
             raise ValueError(f"{CONFIG} is not what was written: its SHA-256 is not the one in its last line")
         config = tomllib.loads(text)
         check_shape(config, CONFIG_SHAPE, CONFIG)

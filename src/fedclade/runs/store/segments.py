@@ -23,23 +23,9 @@ _NAME = re.compile(r"(\d+)-(\d+)\.jsonl")
 def write_segments(
     folder: Path, rows: Mapping[str, Sequence[Row]], last: int, earlier: Sequence[Path] = ()
 ) -> list[Path]:
-    """Write the rows of all rounds so far into a new folder.
+    """Write the rows of all rounds up to the ``last`` into a new folder; each table is in the order of its rounds.
 
-    Parameters
-    ----------
-    folder
-        Is made.
-    rows
-        By table, in the order of their ``round``.
-    last
-        The last round.
-    earlier
-        The files of an earlier checkpoint of the same run, which are shared as far as they are of use.
-
-    Returns
-    -------
-    list of Path
-        The files of the earlier checkpoint that are shared.
+    Files of an ``earlier`` checkpoint of the same run are shared as far as they are of use; returns those that are.
     """
     folder.mkdir()
     kept = sorted((path for path in earlier if _NAME.fullmatch(path.name)), key=_rounds)

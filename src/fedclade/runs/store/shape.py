@@ -26,22 +26,7 @@ _NAMES = {
 
 
 def check_shape(value: object, shape: Shape, where: str) -> None:
-    """Check that a value has a shape.
-
-    Parameters
-    ----------
-    value
-        As JSON, TOML or a table has it.
-    shape
-        See :data:`Shape`.
-    where
-        What to call it.
-
-    Raises
-    ------
-    ValueError
-        If it has another; says where, and what is there.
-    """
+    """Check that a value from JSON, TOML or a table has a shape; if not, raise a ValueError that says where."""
     if isinstance(shape, dict):
         _check_table(value, cast("dict[Any, Shape]", shape), where)
     elif isinstance(shape, list):

@@ -20,22 +20,10 @@ LARGEST_KEPT = 1000
 
 @dataclass(frozen=True, eq=False)
 class SimilarityMatrix:
-    """Cosine similarities of a cluster's updates.
-
-    Parameters
-    ----------
-    node
-        The cluster.
-    round
-        The round of the updates: for a cluster that was split, the last before.
-    clients
-        ``[n]``.
-    alpha
-        ``[n, n]``.
-    """
+    """Cosine similarities ``[n, n]`` of the updates of a cluster's clients ``[n]``."""
 
     node: int
-    round: int
+    round: int  #: of the updates: for a cluster that was split, the last before
     clients: tuple[int, ...]
     alpha: Similarity
 
@@ -51,13 +39,7 @@ def write_similarities(path: Path, similarities: Sequence[SimilarityMatrix]) -> 
 
 
 def read_similarities(path: Path, nodes: int) -> tuple[SimilarityMatrix, ...]:
-    """Read the similarity matrices of a run whose tree has so many nodes, each no larger than one that is kept.
-
-    Raises
-    ------
-    OSError, ValueError, KeyError, BadZipFile
-        If they cannot be read, or are not matrices of different clients.
-    """
+    """Read the similarity matrices of a run whose tree has so many nodes; raises one of the errors of damaged files."""
     found: dict[int, SimilarityMatrix] = {}
     with zipfile.ZipFile(path) as arrays:
         for name in arrays.namelist():

@@ -17,14 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from fedclade.core import (
-    Layout,
-    Node,
-    ParameterTree,
-    RunError,
-    Slot,
-    write_tensors,
-)
+from fedclade.core import Layout, Node, ParameterTree, RunError, Slot, write_tensors
 from fedclade.runs.store.shape import check_shape
 
 DAMAGES = (
@@ -37,6 +30,8 @@ _NODE = {
     **{"id": int, "parent": (int, None), "members": [int], "born": int, "split_in": (int, None)},
     "criteria": {...: (float, None)},
 }
+"""What ``tree.json`` has of a node; its tensors are in the other file, each if there is one."""
+_TENSORS = ("params", "cached", "trained_from")
 _DTYPES = (
     *("float16", "bfloat16", "float32", "float64", "complex64", "complex128", "bool"),
     *("uint8", "int8", "int16", "int32", "int64"),
@@ -55,57 +50,23 @@ def write_tree(tree: ParameterTree, folder: Path, layout: Layout | None = None, 
     folder.mkdir()
     tensors: dict[str, Tensor] = {}
     for node in tree.nodes:
-        tensors[f"{node.id}/params"] = node.params.cpu().clone()
-        if node.cached is not None:
-            tensors[f"{node.id}/cached"] = node.cached.cpu().clone(memory_format=torch.contiguous_format)
-        if node.trained_from is not None:
-            tensors[f"{node.id}/trained_from"] = node.trained_from.cpu().clone()
+        tensors |= {f"{node.id}/{name}": tensor for name in _TENSORS if (tensor := getattr(node, name)) is not None}
     for name, value in ({} if layout is None else layout.frozen).items():
-        tensors[f"{FROZEN}{name}"] = value.cpu().clone(memory_format=torch.contiguous_format)
-    write_tensors(folder / "tree.safetensors", tensors, private=private)
-    described = [
-        {
-            "id": node.id,
-            "parent": node.parent,
-            "members": list(node.members),
-            "born": node.born,
-            "split_in": node.split_in,
-            "criteria": dict(node.criteria),
-        }
-        for node in tree.nodes
-    ]
-    content = {"nodes": described, **({} if layout is None else {"layout": _described(layout)})}
-    (folder / "tree.json").write_text(json.dumps(content, indent=2) + "\n")
+        tensors[f"{FROZEN}{name}"] = value
+    copies = {name: t.cpu().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
+    write_tensors(folder / "tree.safetensors", copies, private=private)
+    nodes = [{name: getattr(node, name) for name in _NODE} for node in tree.nodes]
+    content = {"nodes": nodes, **({} if layout is None else {"layout": _described(layout)})}
+    (folder / "tree.json").write_text(json.dumps(content, indent=2, default=dict) + "\n")
 
 
 def read_tree(folder: Path) -> ParameterTree:
-    """Read a tree.
-
-    Raises
-    ------
-    RunError
-        If its files are missing or do not belong together.
-    """
+    """Read a tree; a RunError if its files are missing or do not belong together."""
     try:
         described = json.loads((folder / "tree.json").read_text())
         check_shape(described, {"nodes": [_NODE]}, "tree.json")
         tensors = load_file(folder / "tree.safetensors")
-        tree = ParameterTree(
-            tuple(
-                Node(
-                    id=node["id"],
-                    parent=node["parent"],
-                    members=tuple(node["members"]),
-                    params=tensors[f"{node['id']}/params"],
-                    born=node["born"],
-                    split_in=node["split_in"],
-                    criteria=node["criteria"],
-                    cached=tensors.get(f"{node['id']}/cached"),
-                    trained_from=tensors.get(f"{node['id']}/trained_from"),
-                )
-                for node in described["nodes"]
-            )
-        )
+        tree = ParameterTree(tuple(_node(node, tensors) for node in described["nodes"]))
         _check_tree(tree)
         return tree
     except DAMAGES as error:
@@ -113,13 +74,7 @@ def read_tree(folder: Path) -> ParameterTree:
 
 
 def read_layout(folder: Path) -> Layout | None:
-    """Read where the entries of a tree's vectors belong; None if that was not written.
-
-    Raises
-    ------
-    RunError
-        If it is damaged.
-    """
+    """Read where the entries of a tree's vectors belong; None if that was not written, a RunError if it is damaged."""
     try:
         described = json.loads((folder / "tree.json").read_text())
         check_shape(described, {"layout?": _LAYOUT}, "tree.json")
@@ -128,14 +83,15 @@ def read_layout(folder: Path) -> Layout | None:
         raise RunError(f"the layout in {folder / 'tree.json'} is damaged: {type(error).__name__}: {error}") from error
 
 
-def _check_tree(tree: ParameterTree) -> None:
-    """Check that nodes stand in the order of their ids, parents before children, and that their tensors fit.
+def _node(described: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Node:
+    node: dict[str, Any] = {name: described[name] for name in _NODE}
+    node |= {name: tensors.get(f"{node['id']}/{name}") for name in _TENSORS}
+    node |= {"members": tuple(node["members"]), "params": tensors[f"{node['id']}/params"]}
+    return Node(**node)
 
-    Raises
-    ------
-    ValueError
-        If they do not; without nodes, if there is not even a root.
-    """
+
+def _check_tree(tree: ParameterTree) -> None:
+    """Check that nodes stand in the order of their ids, parents before children, and that their tensors fit."""
     if not tree.nodes:
         raise ValueError("there is no root")
     size = tree.nodes[0].params.shape

@@ -1,0 +1,73 @@
+"""The files that say what became of newcomers: a table for other programs, and JSON that reports read again."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedclade.core import RunError, appear
+from fedclade.runs.store.contents import Row
+from fedclade.runs.store.shape import check_shape
+
+ACCURACIES = ("accuracy", "accuracy_root", "accuracy_own", "accuracy_fine_tuned")
+"""Columns, all on a newcomer's test data: of the model it got, the root's, its own, and the one it got fine-tuned."""
+
+_SHAPE = {
+    "summary": {
+        **{"newcomers": int, "fit_nowhere": int, "assignment_accuracy": (float, None), "only_fitting?": bool},
+        **dict.fromkeys(ACCURACIES, float),
+    },
+    "newcomers": [
+        {"name": str, "path": [int], "fits": bool, "margin": (float, None), **dict.fromkeys(ACCURACIES, float)}
+    ],
+    "sha256?": str,
+}
+
+
+def write_newcomers(path: Path, summary: Row, rows: Sequence[Row]) -> Path:
+    """Write newcomers as CSV or as JSON, by the file's suffix. In CSV, what is a list in JSON is joined by spaces."""
+    writers = {".csv": _write_csv, ".json": _write_json}
+    if path.suffix not in writers:
+        raise RunError(f"newcomers can be written as .csv or .json, got {path.name!r}")
+    try:
+        if path.is_dir():
+            raise IsADirectoryError("it is a folder")
+        appear(path, lambda beside: writers[path.suffix](beside, summary, rows))
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {error}") from error
+    return path
+
+
+def read_newcomers(path: Path) -> Mapping[str, Any]:
+    """Read JSON as it was written: the ``summary``, and the rows of the ``newcomers``; a RunError if it is damaged."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        check_shape(content, _SHAPE, path.name)
+        expected = content.pop("sha256", None)  # which those of earlier versions lack
+        if expected not in (None, _sum_of(content)):
+            raise ValueError("its SHA-256 is not the one in it")
+    except (OSError, ValueError, RecursionError) as error:
+        raise RunError(f"{path} is damaged: {error}; make it again with: fedclade assign {path.parent}") from error
+    return content
+
+
+def _write_csv(path: Path, _: Row, rows: Sequence[Row]) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        for row in rows:
+            lists = {name: " ".join(map(str, value)) for name, value in row.items() if isinstance(value, list)}
+            writer.writerow({**row, **lists})
+
+
+def _write_json(path: Path, summary: Row, rows: Sequence[Row]) -> None:
+    content = {"summary": summary, "newcomers": rows}
+    path.write_text(json.dumps({**content, "sha256": _sum_of(content)}, indent=2) + "\n", encoding="utf-8")
+
+
+def _sum_of(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
