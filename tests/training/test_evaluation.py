@@ -127,24 +127,6 @@ def test_evaluation_equals_that_of_one_client_after_another(world, memory):
         agree(got, reference.evaluate(federation, module, IDS, models, rows, split))
 
 
-@pytest.mark.parametrize("examples", [None, 7], ids=["in one go", "in parts"])
-@pytest.mark.parametrize("world", WORLDS)
-def test_likelihoods_are_the_probabilities_of_the_targets_that_count(world, examples, monkeypatch):
-    """In the order of each client's examples, for the labels that it sees."""
-    if examples is not None:
-        monkeypatch.setattr(evaluation, "EXAMPLES_AT_A_TIME", examples)
-    federation, module = (make() for make in WORLDS[world])
-    clients = SimulatedClients(federation, module)
-    models, rows = models_of(clients, module), [0, 0, 1, 0, 0, 2, 2, 1]
-    for client, row, got in zip(IDS, rows, clients.likelihoods(IDS, models, rows, "test"), strict=True):
-        clients.layout.load(models[row], module)
-        x, y = federation.examples(client, "test")
-        probabilities = module.eval()(x).softmax(-1).flatten(0, -2)
-        counts = y.flatten() != IGNORED
-        expected = probabilities[counts].gather(1, y.flatten()[counts].unsqueeze(1)).squeeze(1)
-        torch.testing.assert_close(got, expected.detach().double(), rtol=1e-5, atol=1e-7)
-
-
 def test_the_worlds_are_not_trivial():
     """Views, turns and models make a difference, and some predictions are right."""
     federation, module = images(), convolutional()

@@ -19,7 +19,6 @@ from fedclade.core import (
     LocalSpec,
     ModelError,
     Round,
-    Split,
     SubspaceQuery,
     UpdateQuery,
     Updates,
@@ -168,16 +167,6 @@ class SimulatedClients(Workers):
             If a client has no examples in the split.
         """
         return self._evaluator.evaluate(query.ids, query.models, query.assignment, query.split)
-
-    def evaluate_module(self, module: nn.Module, ids: Sequence[int], split: Split) -> Evaluation:
-        """Let some clients evaluate another module, as it is, on a split of their own data."""
-        layout = Layout.of(module.to(self._device))
-        evaluator = Evaluator(self._federation, module, layout, self._data)
-        return evaluator.evaluate(ids, layout.flatten(module)[None], [0] * len(ids), split)
-
-    def likelihoods(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], split: Split) -> list[Tensor]:
-        """Return the probability that each client's model gives to each of its targets, float64 ``[t]``."""
-        return self._evaluator.likelihoods(ids, models, assignment, split)
 
     def handle_subspaces(self, query: SubspaceQuery) -> Tensor:
         """Let each client decompose its training inputs; return their left singular vectors ``[n, L, d, p]``.

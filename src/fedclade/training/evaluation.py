@@ -42,8 +42,7 @@ class Evaluator:
         self._module, self._layout, self._data = module, layout, data
         self._traits: Traits | None = None
         pool = federation.pool
-        self._targets_each = max(1, pool.y[:1].numel())
-        self._logits_each = pool.outputs * self._targets_each
+        self._logits_each = pool.outputs * max(1, pool.y[:1].numel())
         maps = {id(client.label_map): client.label_map for client in federation.clients}
         view_of = {key: view for view, key in enumerate(maps)}
         self._view_of = np.array([view_of[id(client.label_map)] for client in federation.clients])
@@ -57,14 +56,6 @@ class Evaluator:
             scores[:, part] = self._scores(queries[:, part], models, held)
         right, nats, counted = torch.from_numpy(scores[:, query_of])
         return Evaluation(tuple(ids), right / counted, nats / counted, counted.to(torch.int64))
-
-    def likelihoods(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], split: Split) -> list[Tensor]:
-        """Return the probability that each client's model gives to each of its targets that count, float64 ``[t]``."""
-        queries, query_of, held = self._queries(ids, assignment, split, len(models))
-        found: list[Tensor] = []
-        for part in _parts(queries, held):
-            found += self._likelihoods(queries[:, part], models, held)
-        return [found[query] for query in query_of.tolist()]
 
     def _queries(
         self, ids: Sequence[int], assignment: Sequence[int], split: Split, models: int
@@ -95,17 +86,6 @@ class Evaluator:
         for some, logits, at, seen in self._passed(examples, queries, models, held):
             scores[:, some] = score(logits, at, seen).cpu()
         return np.stack([np.bincount(examples.query, each, len(queries[0])) for each in scores])
-
-    def _likelihoods(self, queries: Indices, models: Tensor, held: SplitInputs) -> list[Tensor]:
-        """Return for each query the probability of each target that counts."""
-        examples = self._examples(queries, models, held)
-        found = torch.empty(len(examples.place), self._targets_each, dtype=torch.float64)
-        counts = torch.empty(found.shape, dtype=torch.bool)
-        for some, logits, at, seen in self._passed(examples, queries, models, held):
-            nats, counts[some] = (each.cpu() for each in target_nats(logits, at, seen))
-            found[some] = nats.double().neg().exp()
-        sizes = held.sizes[queries[1]].tolist()
-        return [each[those] for each, those in zip(found.split(sizes), counts.split(sizes), strict=True)]
 
     @torch.inference_mode()
     def _examples(self, queries: Indices, models: Tensor, held: SplitInputs) -> Examples:
@@ -163,23 +143,13 @@ def score(logits: Tensor, at: Tensor, seen: Tensor) -> Tensor:
     client sees them. Returns for each example targets predicted right, summed cross-entropy in nats, and targets
     counted, float64 ``[3, m]``.
     """
-    nats, counts = target_nats(logits, at, seen)
-    at, seen = at.to(logits.device), seen.to(logits.device).view(len(seen), -1)
-    right = logits.view(len(logits), seen.shape[1], -1).argmax(-1)[at] == seen
-    return torch.stack([each.sum(1, dtype=torch.float64) for each in (right, nats, counts)])
-
-
-def target_nats(logits: Tensor, at: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the cross-entropy of each target in nats, ``[m, T]``, and whether it counts; 0 where not.
-
-    The arguments are those of :func:`score`.
-    """
     at, seen = at.to(logits.device).unsqueeze(1), seen.to(logits.device).view(len(seen), -1)
     logits = logits.view(len(logits), seen.shape[1], -1)
     counts = seen != IGNORED
     place = torch.arange(seen.shape[1], device=seen.device)
     nats = -functional.log_softmax(logits, -1)[at, place, seen.where(counts, 0)]
-    return nats.where(counts, 0), counts
+    right = logits.argmax(-1)[at.squeeze(1)] == seen
+    return torch.stack([each.sum(1, dtype=torch.float64) for each in (right, nats.where(counts, 0), counts)])
 
 
 def _parts(queries: Indices, held: SplitInputs) -> Iterator[slice]:
