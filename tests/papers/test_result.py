@@ -15,7 +15,7 @@ import pytest
 from fedclade.cli.reproduce import changes
 from fedclade.core.errors import DataError, RunError
 from fedclade.papers import Claim, Outcome, Row
-from fedclade.papers.markdown import departures, difference, figure, ours, row_cells, setting, to_csv, to_markdown
+from fedclade.papers.markdown import departures, difference, figure, ours, row_table, setting, to_csv, to_markdown
 from fedclade.papers.outcome import as_told
 from fedclade.papers.result import Result, measure
 from tests.papers.examples import TINY
@@ -120,7 +120,7 @@ def test_as_large_is_within_a_fifth_of_what_is_told():
 
 def test_a_figure_that_the_paper_does_not_print_is_written_as_it_puts_it():
     row = Row("P[g(α) > 0]", 100.0, 99.9, told="≈ 1")
-    assert row_cells(row) == ("P[g(α) > 0]", "≈ 1", "99.9 %", "−0.1 %", "reached")
+    assert row_table([row])[1] == [("P[g(α) > 0]", "≈ 1", "99.9 %", "−0.1 %", "reached")]
 
 
 @pytest.mark.parametrize(

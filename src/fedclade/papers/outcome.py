@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, Literal
 
@@ -101,11 +101,6 @@ def as_told(values: Iterable[float], low: float, high: float | None = None) -> b
     """
     high = low if high is None else high
     return all(low - TOLERANCE * abs(low) <= value <= high + TOLERANCE * abs(high) for value in values)
-
-
-def untested(claims: Iterable[Claim]) -> tuple[Claim, ...]:
-    """Return claims that the scale is too small to test, with what was measured all the same."""
-    return tuple(replace(claim, holds=None) for claim in claims)
 
 
 @dataclass(frozen=True)
