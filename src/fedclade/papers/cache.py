@@ -16,11 +16,13 @@ from torch import nn
 
 from fedclade.algorithms import Algorithm
 from fedclade.core import LocalSpec, RunError, RunInterrupted, remove
-from fedclade.data import SOURCES, Federation
+from fedclade.data import SOURCES, Federation, load_federation
 from fedclade.runs import Maker, Run, module_for, simulate
 
 Settings = Mapping[str, Any]
 """Of an experiment at one scale, as JSON has them."""
+
+OF_A_FEDERATION = ("clients", "samples_per_client", "test_samples", "source_arguments")
 
 
 def local_of(settings: Settings) -> LocalSpec:
@@ -34,7 +36,7 @@ def maker_of(federation: Federation, model: str, arguments: Settings | None = No
 
 
 class ResultCache:
-    """Makes the pieces of experiments, and keeps them in a folder, so that an interrupted call goes on where it stopped.
+    """Makes the pieces of experiments, and keeps them in a folder: an interrupted call goes on where it stopped.
 
     Pieces made with other settings are not used. ``say`` is called with the key of each piece as it begins; ``stop`` is
     queried before every piece, and after every round of its runs. A damaged file of pieces raises :class:`RunError`.
@@ -103,6 +105,11 @@ class ResultCache:
     def by_seed(self, key: str, seeds: Sequence[int], make: Callable[[int], Any]) -> list[Any]:
         """Return the pieces that ``make`` makes of seeds, each as by :meth:`piece`."""
         return [self.piece(f"{key}, seed {seed}", partial(make, seed)) for seed in seeds]
+
+    def federation(self, data: str, settings: Settings, seed: int, **more: Any) -> Federation:
+        """Return the clients of a data set as settings say; ``more`` is as of :func:`fedclade.load_federation`."""
+        given: dict[str, Any] = {key: settings[key] for key in OF_A_FEDERATION if key in settings}
+        return load_federation(data, seed=seed, data_dir=self.data_dir, **{**given, **more})
 
     def simulate(
         self,

@@ -80,7 +80,7 @@ class Claim:
     holds: bool | None
     #: What was measured, in words and numbers.
     measured: str
-    #: Where the text says how much: whether it was seen to be so much, by :func:`as_told`; None where it does not.
+    #: Where the text says how much: whether it was seen to be so much, by :func:`within_tolerance`; None where it does not.
     as_large: bool | None = None
 
     @property
@@ -93,10 +93,10 @@ class Claim:
         return "direction only" if self.as_large is False else "yes"
 
 
-def as_told(values: Iterable[float], low: float, high: float | None = None) -> bool:
+def within_tolerance(values: Iterable[float], low: float, high: float | None = None) -> bool:
     """Return whether all values lie within a fifth of the magnitude that a paper states, or of the ends of its range.
 
-    >>> as_told([1.1, 2.2], 1.3, 1.9), as_told([5.5], 1.3, 1.9), as_told([3.5], 4.0)
+    >>> within_tolerance([1.1, 2.2], 1.3, 1.9), within_tolerance([5.5], 1.3, 1.9), within_tolerance([3.5], 4.0)
     (True, False, True)
     """
     high = low if high is None else high

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from fedclade.algorithms import FedAvg
 from fedclade.clustering import cosine_similarity, optimal_bipartition, separation_gap
 from fedclade.core import ParameterTree, Round, Updates
-from fedclade.data import Federation, load_federation
+from fedclade.data import Federation
 from fedclade.papers.cache import ResultCache, Settings, local_of, maker_of
 from fedclade.papers.experiment import Paper
 from fedclade.papers.outcome import Claim, Outcome, Row
@@ -106,16 +106,8 @@ def _curves(cache: ResultCache, settings: Settings, name: str, points: Sequence[
 
 def _gaps(cache: ResultCache, settings: Settings, name: str, points: int, at: Sequence[int], seed: int) -> Gaps:
     task = settings["tasks"][name]
-    federation = load_federation(
-        task.get("data", name),
-        clients=settings["clients"],
-        samples_per_client=points,
-        shift="label_swap",
-        clusters=settings["clusters"],
-        test_samples=settings["test_samples"],
-        seed=seed,
-        data_dir=cache.data_dir,
-    )
+    more: dict[str, Any] = {"samples_per_client": points, "shift": "label_swap", "clusters": settings["clusters"]}
+    federation = cache.federation(task.get("data", name), settings, seed, **more)
     make = maker_of(federation, task["model"], task.get("model_arguments"))
     return gaps_over_rounds(cache, federation, make, {**settings, **task}, at, seed)
 
