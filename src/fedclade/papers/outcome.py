@@ -80,7 +80,7 @@ class Claim:
     holds: bool | None
     #: What was measured, in words and numbers.
     measured: str
-    #: Where the text says how much: whether it was seen to be so much, by :func:`within_tolerance`; None where it does not.
+    #: Where the text says how much: whether it was as much, by :func:`within_tolerance`; None where it does not.
     as_large: bool | None = None
 
     @property
