@@ -31,7 +31,6 @@ from fedclade.core.clients import Clients
 from fedclade.core.queries import Round
 from fedclade.papers import EXPERIMENTS, ResultCache, Settings
 from fedclade.papers.cache import local_of, maker_of
-from fedclade.papers.cfl.splits import federation_of
 
 SHARES = (0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5)
 """Of the largest mean norm: ε₁."""
@@ -136,7 +135,7 @@ def told_run(
     cache: ResultCache, settings: Settings, change: Mapping[str, float], seed: int
 ) -> tuple[Run, Mapping[int, int]]:
     """Run CFL that is told the truth."""
-    federation = federation_of(settings, cache, seed)
+    federation = cache.federation(settings["data"], settings, seed, **settings["distribution"])
     truth = federation.true_clusters
     assert truth is not None
     first, second, _ = settings["split_rounds"]

@@ -91,7 +91,9 @@ def test_bundled_data_is_at_hand_and_other_data_where_its_folder_holds_files(tmp
     assert not is_at_hand("mnist", None)
     assert not is_at_hand("mnist", tmp_path)
     (tmp_path / "mnist" / "train.parquet").touch()
-    assert ResultCache({}, data_dir=tmp_path).has("mnist")
+    assert ResultCache({}, data_dir=tmp_path).may_have("mnist")
+    assert not ResultCache({}, data_dir=tmp_path).may_have("cifar10")
+    assert ResultCache({}).may_have("cifar10")
 
 
 def test_the_run_folder_of_a_piece_is_removed_once_it_is_kept(tmp_path: Path):

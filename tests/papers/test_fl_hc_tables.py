@@ -14,7 +14,7 @@ from fedclade.papers import EXPERIMENTS, Claim, Outcome, ResultCache
 from fedclade.papers.experiment import Paper
 from fedclade.papers.fl_hc import EXPERIMENTS as OF_PAPER
 from fedclade.papers.fl_hc import tables
-from fedclade.papers.fl_hc.claims import Cell, claim_on_curve, claims_on, claims_on_iid, why_cells_differ
+from fedclade.papers.fl_hc.claims import Cell, claim_on_curve, claims_on, claims_on_iid, why_differ
 from fedclade.papers.fl_hc.runs import Runs, clusters_at, key_of, labels_of
 from fedclade.papers.result import Result
 
@@ -269,7 +269,7 @@ def test_clusters_that_are_not_the_true_ones_are_named():
     runs = {"cosine_average": made_up(0.99), "l2_ward": made_up(0.9, ari=0.5), "l1_single": made_up(0.91)}
     found = claims("flhc-table5", made_up(0.8), **runs)[-1]
     assert found.measured == "90.0 to 99.0 %; other clusters than the true ones with l2 ward"
-    because = why_cells_differ(paper_of("flhc-table5"), cells(made_up(0.8), **runs), {"cuts": [4]})
+    because = why_differ(paper_of("flhc-table5"), cells(made_up(0.8), **runs), {"cuts": [4]})
     assert because.endswith(
         "At the numbers of clusters tried, [4], l2 ward finds others than the 4 groups; the paper shows the best of "
         "thresholds that it does not tell."

@@ -15,8 +15,8 @@ import pytest
 from fedclade.cli.reproduce import changes
 from fedclade.core.errors import DataError, RunError
 from fedclade.papers import Claim, Outcome, Row
-from fedclade.papers.markdown import departures, difference, figure, ours, row_cells, setting, to_csv, to_markdown
-from fedclade.papers.outcome import as_told
+from fedclade.papers.markdown import departures, difference, figure, ours, row_table, setting, to_csv, to_markdown
+from fedclade.papers.outcome import within_tolerance
 from fedclade.papers.result import Result, measure
 from tests.papers.examples import TINY
 
@@ -100,9 +100,9 @@ def test_what_is_as_in_the_paper_departs_in_nothing():
 @pytest.mark.parametrize(
     ("claim", "seen"),
     [
-        (Claim("it rises by 4 points", True, "+4.5", as_told([4.5], 4)), "yes"),
-        (Claim("it rises by 4 points", True, "+1.0", as_told([1.0], 4)), "direction only"),
-        (Claim("it rises by 4 points", False, "-4.0", as_told([-4.0], 4)), "no"),
+        (Claim("it rises by 4 points", True, "+4.5", within_tolerance([4.5], 4)), "yes"),
+        (Claim("it rises by 4 points", True, "+1.0", within_tolerance([1.0], 4)), "direction only"),
+        (Claim("it rises by 4 points", False, "-4.0", within_tolerance([-4.0], 4)), "no"),
         (Claim("it rises", True, "+1.0"), "yes"),
         (Claim("it rises", None, "+1.0", as_large=True), "not tested"),
     ],
@@ -112,15 +112,15 @@ def test_a_claim_is_seen_only_if_it_is_as_large_as_it_says(claim: Claim, seen: s
 
 
 def test_as_large_is_within_a_fifth_of_what_is_told():
-    assert as_told([1.05, 2.25], 1.3, 1.9)
-    assert not as_told([1.5, 5.5], 1.3, 1.9)
-    assert not as_told([1.0], 1.3, 1.9)
-    assert as_told([-17.0], -20)
+    assert within_tolerance([1.05, 2.25], 1.3, 1.9)
+    assert not within_tolerance([1.5, 5.5], 1.3, 1.9)
+    assert not within_tolerance([1.0], 1.3, 1.9)
+    assert within_tolerance([-17.0], -20)
 
 
 def test_a_figure_that_the_paper_does_not_print_is_written_as_it_puts_it():
     row = Row("P[g(α) > 0]", 100.0, 99.9, told="≈ 1")
-    assert row_cells(row) == ("P[g(α) > 0]", "≈ 1", "99.9 %", "−0.1 %", "reached")
+    assert row_table([row])[1] == [("P[g(α) > 0]", "≈ 1", "99.9 %", "−0.1 %", "reached")]
 
 
 @pytest.mark.parametrize(

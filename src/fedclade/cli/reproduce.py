@@ -25,19 +25,16 @@ from fedclade.core import (
     unknown,
 )
 from fedclade.papers import (
-    CHANGE_COLUMNS,
-    CLAIM_COLUMNS,
     EXPERIMENTS,
-    ROW_COLUMNS,
     Experiment,
     Result,
-    change_cells,
+    change_table,
     circumstances,
-    claim_cells,
+    claim_table,
     is_at_hand,
     measure,
     missing_data,
-    row_cells,
+    row_table,
     summary_lines,
     to_csv,
     to_markdown,
@@ -181,12 +178,12 @@ def _show(result: Result, console: Console) -> None:
     for about, sentence in summary_lines(result.outcome.summary):
         console.print(Text.assemble((f"{about}: ", "bold"), sentence))
     if result.outcome.rows:
-        console.print(_table(ROW_COLUMNS, map(row_cells, result.outcome.rows)))
+        console.print(_table(*row_table(result.outcome.rows)))
     if result.outcome.claims:
-        console.print(_table(CLAIM_COLUMNS, map(claim_cells, result.outcome.claims)))
+        console.print(_table(*claim_table(result.outcome.claims)))
     if result.differences:
         console.print(Text(f"what the scale {result.scale} changes:"))
-        console.print(_table(CHANGE_COLUMNS, change_cells(result)))
+        console.print(_table(*change_table(result)))
     for remark in result.outcome.remarks:
         console.print(Text(f"· {remark}"))
     console.print(Text(circumstances(result), style="dim"))

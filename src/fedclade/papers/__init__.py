@@ -8,13 +8,10 @@ from fedclade.papers import cfl, fedgroup, fl_hc
 from fedclade.papers.cache import ResultCache, Settings, is_at_hand
 from fedclade.papers.experiment import Experiment, Scale
 from fedclade.papers.markdown import (
-    CHANGE_COLUMNS,
-    CLAIM_COLUMNS,
-    ROW_COLUMNS,
-    change_cells,
+    change_table,
     circumstances,
-    claim_cells,
-    row_cells,
+    claim_table,
+    row_table,
     summary_lines,
     to_csv,
     to_markdown,
@@ -25,10 +22,7 @@ from fedclade.papers.result import Result, measure, missing_data
 EXPERIMENTS = {each.name: each for each in (*cfl.EXPERIMENTS, *fl_hc.EXPERIMENTS, *fedgroup.EXPERIMENTS)}
 
 __all__ = [
-    "CHANGE_COLUMNS",
-    "CLAIM_COLUMNS",
     "EXPERIMENTS",
-    "ROW_COLUMNS",
     "Claim",
     "Experiment",
     "Outcome",
@@ -37,13 +31,13 @@ __all__ = [
     "Row",
     "Scale",
     "Settings",
-    "change_cells",
+    "change_table",
     "circumstances",
-    "claim_cells",
+    "claim_table",
     "is_at_hand",
     "measure",
     "missing_data",
-    "row_cells",
+    "row_table",
     "summary_lines",
     "to_csv",
     "to_markdown",

@@ -16,11 +16,13 @@ from torch import nn
 
 from fedclade.algorithms import Algorithm
 from fedclade.core import LocalSpec, RunError, RunInterrupted, remove
-from fedclade.data import SOURCES, Federation
+from fedclade.data import SOURCES, Federation, load_federation
 from fedclade.runs import Maker, Run, module_for, simulate
 
 Settings = Mapping[str, Any]
 """Of an experiment at one scale, as JSON has them."""
+
+OF_A_FEDERATION = ("clients", "samples_per_client", "test_samples", "source_arguments")
 
 
 def local_of(settings: Settings) -> LocalSpec:
@@ -34,27 +36,10 @@ def maker_of(federation: Federation, model: str, arguments: Settings | None = No
 
 
 class ResultCache:
-    """Makes the pieces of experiments, and keeps them.
+    """Makes the pieces of experiments, and keeps them in a folder: an interrupted call goes on where it stopped.
 
-    Parameters
-    ----------
-    settings
-        Pieces made with other settings are not used.
-    data_dir
-        As of ``--data-dir``.
-    device
-        ``auto``, ``cpu`` or ``cuda``.
-    folder
-        Keeps the pieces, so that an interrupted call goes on where it stopped; None keeps none.
-    say
-        Called with the key of each piece as it begins.
-    stop
-        Queried before every piece, and by :func:`fedclade.simulate` after every round.
-
-    Raises
-    ------
-    RunError
-        If the file of the pieces is damaged.
+    Pieces made with other settings are not used. ``say`` is called with the key of each piece as it begins; ``stop`` is
+    queried before every piece, and after every round of its runs. A damaged file of pieces raises :class:`RunError`.
     """
 
     def __init__(
@@ -96,17 +81,8 @@ class ResultCache:
     def piece(self, key: str, make: Callable[[], Any]) -> Any:
         """Return what ``make`` makes, as JSON has it; it is called only if no earlier call has kept this piece.
 
-        Parameters
-        ----------
-        key
-            Names the piece within the experiment: ``"c_max, seed 1"``.
-        make
-            Returns what JSON can hold.
-
-        Raises
-        ------
-        RunInterrupted
-            If ``stop`` returned True.
+        The key names it within the experiment: ``"c_max, seed 1"``. If ``stop`` is True, :class:`RunInterrupted` is
+        raised.
         """
         if key not in self._done:
             if self.stop():
@@ -130,6 +106,11 @@ class ResultCache:
         """Return the pieces that ``make`` makes of seeds, each as by :meth:`piece`."""
         return [self.piece(f"{key}, seed {seed}", partial(make, seed)) for seed in seeds]
 
+    def federation(self, data: str, settings: Settings, seed: int, **more: Any) -> Federation:
+        """Return the clients of a data set as settings say; ``more`` is as of :func:`fedclade.load_federation`."""
+        given: dict[str, Any] = {key: settings[key] for key in OF_A_FEDERATION if key in settings}
+        return load_federation(data, seed=seed, data_dir=self.data_dir, **{**given, **more})
+
     def simulate(
         self,
         algorithm: Algorithm,
@@ -145,42 +126,27 @@ class ResultCache:
 
         ``more`` is as of :func:`fedclade.simulate`.
         """
+        more = {"local": local_of(settings), "rounds": settings["rounds"], "device": self.device, **more}
         folder = None if key is None else self.folder_for(key)
-        more = {"local": local_of(settings), "rounds": settings["rounds"], **more}
-        return simulate(
-            algorithm, model, federation, seed=seed, device=self.device, folder=folder, stop=self.stop, **more
-        )
+        return simulate(algorithm, model, federation, seed=seed, folder=folder, stop=self.stop, **more)
 
     def folder_for(self, key: str) -> Path | None:
-        """Return the run folder of a long piece, for ``simulate(folder=..., stop=cache.stop)``; None if none is kept.
+        """Return the run folder of a long piece, removed once the piece is kept; None if none is kept.
 
-        So a run that is interrupted goes on from its newest checkpoint. The seconds of a piece are those since then.
-        Once the piece is kept, the folder is removed.
+        A run that is interrupted goes on from its newest checkpoint; the seconds of a piece are those since then.
         """
         if self._folder is None:
             return None
         self._folder.mkdir(parents=True, exist_ok=True)
         return self._folder / re.sub(r"[^\w.=-]+", "-", key)
 
-    def has(self, data: str) -> bool:
-        """Return whether a data set is at hand; see :func:`is_at_hand`."""
-        return is_at_hand(data, self.data_dir)
-
     def may_have(self, data: str) -> bool:
         """Return whether a data set is at hand, or may come from the Hub, as no data folder is named."""
-        return self.data_dir is None or self.has(data)
+        return self.data_dir is None or is_at_hand(data, self.data_dir)
 
 
 def is_at_hand(data: str, data_dir: Path | None) -> bool:
-    """Return whether a data set comes with the package or lies in a data folder; the Hub is not queried.
-
-    Parameters
-    ----------
-    data
-        As of ``fedclade ls datasets``.
-    data_dir
-        As of ``--data-dir``; None is no folder.
-    """
+    """Return whether a data set comes with the package or lies in a data folder; the Hub is not queried."""
     folder = None if data_dir is None else data_dir.expanduser() / data
     return SOURCES[data].hub is None or (folder is not None and folder.is_dir() and any(folder.iterdir()))
 

@@ -47,15 +47,7 @@ SEEN = {"yes": "seen", "direction only": "direction only", "no": "not seen", "no
 
 
 def write_page(results: Path, page: Path) -> None:
-    """Write the Markdown file of a folder of JSON files, and its figures into a folder of its name beside it.
-
-    Raises
-    ------
-    DataError
-        If the folder has no results.
-    RunError
-        If one is damaged.
-    """
+    """Write the Markdown file of a folder of JSON files, and its figures into a folder of its name beside it."""
     found = read_results(results)
     folder = page.with_suffix("")
     folder.mkdir(parents=True, exist_ok=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -113,9 +113,11 @@ class Paper:
         *,
         because: str | None = None,
         remarks: Sequence[str] = (),
+        tested: bool = True,
     ) -> Outcome:
-        """Return an outcome, with ``remarks`` after those of the paper."""
+        """Return an outcome, with ``remarks`` after those of the paper; the scale may be too small to test claims."""
         summary = Summary(self.shows, found, self.because if because is None else because)
+        claims = claims if tested else [replace(claim, holds=None) for claim in claims]
         return Outcome(tuple(rows), tuple(claims), series, (*self.remarks, *remarks), summary)
 
 

@@ -13,9 +13,8 @@ from fedclade.papers.result import Result
 from fedclade.report import NONE, duration
 from fedclade.tasks import mean_and_interval
 
-ROW_COLUMNS = ("what", "paper", "ours", "difference", "verdict")
-CLAIM_COLUMNS = ("the paper's claim", "seen", "measured")
-CHANGE_COLUMNS = ("setting", "paper", "here")
+Cells = tuple[Sequence[str], list[Sequence[str]]]
+"""Of a table: its columns, and its rows."""
 
 LONGEST = 80
 """Letters of a setting that are shown."""
@@ -60,19 +59,23 @@ def difference(row: Row) -> str:
     return written if written.startswith("−") else f"+{written}"
 
 
-def row_cells(row: Row) -> tuple[str, ...]:
-    """Return the cells under :data:`ROW_COLUMNS`."""
-    return row.what, row.told or figure(row.paper, row.unit), ours(row), difference(row), row.verdict or NONE
+def row_table(rows: Sequence[Row]) -> Cells:
+    """Return the cells of rows."""
+    return ("what", "paper", "ours", "difference", "verdict"), [
+        (row.what, row.told or figure(row.paper, row.unit), ours(row), difference(row), row.verdict or NONE)
+        for row in rows
+    ]
 
 
-def claim_cells(claim: Claim) -> tuple[str, ...]:
-    """Return the cells under :data:`CLAIM_COLUMNS`."""
-    return claim.text, claim.seen, claim.measured
+def claim_table(claims: Sequence[Claim]) -> Cells:
+    """Return the cells of claims."""
+    return ("the paper's claim", "seen", "measured"), [(each.text, each.seen, each.measured) for each in claims]
 
 
-def change_cells(result: Result) -> list[tuple[str, ...]]:
-    """Return the cells under :data:`CHANGE_COLUMNS` of all that is set otherwise than in the paper."""
-    return [(key, setting(paper), setting(now)) for key, (paper, now) in result.differences.items()]
+def change_table(result: Result) -> Cells:
+    """Return the cells of all that is set otherwise than in the paper."""
+    changes = [(key, setting(paper), setting(now)) for key, (paper, now) in result.differences.items()]
+    return ("setting", "paper", "here"), [*changes]
 
 
 def departures(result: Result) -> str:
@@ -113,17 +116,7 @@ def circumstances(result: Result) -> str:
 
 
 def to_markdown(result: Result, picture: str | None = None, level: int = 1) -> str:
-    """Return a result as Markdown.
-
-    Parameters
-    ----------
-    result
-        What is written.
-    picture
-        Where its figure lies, seen from the page; None for no figure.
-    level
-        Of its heading.
-    """
+    """Return a result as Markdown, with a figure that lies at ``picture``, and a heading of a level."""
     outcome = result.outcome
     parts = [f"{'#' * level} {result.name}, {result.scale}", f"{result.title} ({result.source})."]
     if picture:
@@ -131,13 +124,13 @@ def to_markdown(result: Result, picture: str | None = None, level: int = 1) -> s
     if lines := summary_lines(outcome.summary):
         parts.append("\n".join(f"- **{about}:** {sentence}" for about, sentence in lines))
     if outcome.rows:
-        parts.append(table(ROW_COLUMNS, map(row_cells, outcome.rows)))
+        parts.append(table(*row_table(outcome.rows)))
     if outcome.claims:
-        parts.append(table(CLAIM_COLUMNS, map(claim_cells, outcome.claims)))
+        parts.append(table(*claim_table(outcome.claims)))
     if outcome.remarks:
         parts.append("\n".join(f"- {remark}" for remark in outcome.remarks))
     if result.differences:
-        parts += [f"What the scale {result.scale} changes:", table(CHANGE_COLUMNS, change_cells(result))]
+        parts += [f"What the scale {result.scale} changes:", table(*change_table(result))]
     parts.append(f"`{result.command}` · {circumstances(result)}")
     return "\n\n".join(parts) + "\n"
 

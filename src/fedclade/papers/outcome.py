@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, Literal
 
@@ -80,7 +80,7 @@ class Claim:
     holds: bool | None
     #: What was measured, in words and numbers.
     measured: str
-    #: Where the text says how much: whether it was seen to be so much, by :func:`as_told`; None where it does not.
+    #: Where the text says how much: whether it was as much, by :func:`within_tolerance`; None where it does not.
     as_large: bool | None = None
 
     @property
@@ -93,19 +93,14 @@ class Claim:
         return "direction only" if self.as_large is False else "yes"
 
 
-def as_told(values: Iterable[float], low: float, high: float | None = None) -> bool:
+def within_tolerance(values: Iterable[float], low: float, high: float | None = None) -> bool:
     """Return whether all values lie within a fifth of the magnitude that a paper states, or of the ends of its range.
 
-    >>> as_told([1.1, 2.2], 1.3, 1.9), as_told([5.5], 1.3, 1.9), as_told([3.5], 4.0)
+    >>> within_tolerance([1.1, 2.2], 1.3, 1.9), within_tolerance([5.5], 1.3, 1.9), within_tolerance([3.5], 4.0)
     (True, False, True)
     """
     high = low if high is None else high
     return all(low - TOLERANCE * abs(low) <= value <= high + TOLERANCE * abs(high) for value in values)
-
-
-def untested(claims: Iterable[Claim]) -> tuple[Claim, ...]:
-    """Return claims that the scale is too small to test, with what was measured all the same."""
-    return tuple(replace(claim, holds=None) for claim in claims)
 
 
 @dataclass(frozen=True)

@@ -64,13 +64,7 @@ class Result:
 
     @classmethod
     def load(cls, path: Path) -> Result:
-        """Read what :meth:`save` wrote.
-
-        Raises
-        ------
-        RunError
-            If the file is missing or damaged, or of another format.
-        """
+        """Read what :meth:`save` wrote; a file that is missing, damaged or of another format raises RunError."""
         try:
             found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
             if found["format"] != FORMAT:
@@ -94,16 +88,7 @@ def measure(
     say: Callable[[str], None] = lambda _: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Result:
-    """Measure an experiment at a scale.
-
-    Parameters
-    ----------
-    experiment, scale
-        What is measured.
-    changed
-        Settings that are not those of the scale.
-    data_dir, device, folder, say, stop
-        See :class:`ResultCache`.
+    """Measure an experiment at a scale, with ``changed`` settings; for the others see :class:`ResultCache`.
 
     Raises
     ------
@@ -125,9 +110,7 @@ def measure(
     outcome = json.loads(json.dumps(asdict(experiment.measure(cache, settings)), default=_plain))
     by_hand = [shlex.join(["--set", f"{key}={json.dumps(value)}"]) for key, value in (changed or {}).items()]
     return Result(
-        name=experiment.name,
-        source=experiment.source,
-        title=experiment.title,
+        **{key: getattr(experiment, key) for key in ("name", "source", "title")},
         scale=scale,
         outcome=Outcome.from_json(outcome),
         settings=settings,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from fedclade.algorithms import FedAvg
 from fedclade.clustering import cosine_similarity, optimal_bipartition, separation_gap
 from fedclade.core import ParameterTree, Round, Updates
-from fedclade.data import Federation, load_federation
+from fedclade.data import Federation
 from fedclade.papers.cache import ResultCache, Settings, local_of, maker_of
 from fedclade.papers.experiment import Paper
-from fedclade.papers.outcome import Claim, Outcome, Row, untested
+from fedclade.papers.outcome import Claim, Outcome, Row
 from fedclade.runs import Maker
 from fedclade.runs import Row as RunRow
 from fedclade.training import SimulatedClients, choose_device
@@ -106,16 +106,8 @@ def _curves(cache: ResultCache, settings: Settings, name: str, points: Sequence[
 
 def _gaps(cache: ResultCache, settings: Settings, name: str, points: int, at: Sequence[int], seed: int) -> Gaps:
     task = settings["tasks"][name]
-    federation = load_federation(
-        task.get("data", name),
-        clients=settings["clients"],
-        samples_per_client=points,
-        shift="label_swap",
-        clusters=settings["clusters"],
-        test_samples=settings["test_samples"],
-        seed=seed,
-        data_dir=cache.data_dir,
-    )
+    more: dict[str, Any] = {"samples_per_client": points, "shift": "label_swap", "clusters": settings["clusters"]}
+    federation = cache.federation(task.get("data", name), settings, seed, **more)
     make = maker_of(federation, task["model"], task.get("model_arguments"))
     return gaps_over_rounds(cache, federation, make, {**settings, **task}, at, seed)
 
@@ -129,35 +121,29 @@ def _outcome(
     unit: str,
     what: str,
 ) -> Outcome:
-    claims = [
-        claim
-        for name, curve in curves.items()
-        for claim in _claims(paper, name, curve, x[name], enough[name], unit, what)
-    ]
-    if np.max(settings["rounds"]) < FEWEST_ROUNDS:
-        claims = untested(claims)
-    rows = [
-        Row.of(f"{name}, {unit} = {place} · {of_kind}: g(α)", None, curve[kind]["gap"][:, n], "")
-        for name, curve in curves.items()
-        for kind, of_kind in KINDS.items()
-        for n, place in enumerate(x[name])
-    ]
+    tested = bool(np.max(settings["rounds"]) >= FEWEST_ROUNDS)
+    claims, rows, ends = list[Claim](), list[Row](), list[str]()
+    for name, curve in curves.items():
+        named = {"data": name, "enough": enough[name], "unit": unit, "what": what}
+        claims += _claims(partial(paper.claim, **named), curve, x[name], enough[name], unit)
+        rows += [
+            Row.of(f"{name}, {unit} = {place} · {of_kind}: g(α)", None, curve[kind]["gap"][:, n], "")
+            for kind, of_kind in KINDS.items()
+            for n, place in enumerate(x[name])
+        ]
+        gaps = curve["updates"]["gap"].mean(0)
+        ends.append(f"{name} {gaps[0]:+.2f} at {x[name][0]} to {gaps[-1]:+.2f} at {x[name][-1]}")
     series = {
         name: {"x": list(x[name]), **{kind: np.round(curve[kind]["gap"], 4).tolist() for kind in KINDS}}
         for name, curve in curves.items()
     }
-    ends = "; ".join(
-        f"{name} {gaps[0]:+.2f} at {x[name][0]} to {gaps[-1]:+.2f} at {x[name][-1]}"
-        for name, curve in curves.items()
-        for gaps in [curve["updates"]["gap"].mean(0)]
-    )
-    seen = Counter(claim.seen for claim in claims if claim.holds is not None)
+    seen = Counter(claim.seen for claim in claims if tested and claim.holds is not None)
     counted = f"; {seen['yes']} of {seen.total()} claims were seen" if seen else ""
-    because = None if seen["no"] else ""
-    return paper.outcome(rows, claims, series, f"Mean gap by {unit}: {ends}{counted}.", because=because)
+    sentence, because = f"Mean gap by {unit}: {'; '.join(ends)}{counted}.", None if seen["no"] else ""
+    return paper.outcome(rows, claims, series, sentence, because=because, tested=tested)
 
 
-def _claims(paper: Paper, name: str, curve: Curves, x: Sequence[int], enough: int, unit: str, what: str) -> list[Claim]:
+def _claims(claim: Callable[..., Claim], curve: Curves, x: Sequence[int], enough: int, unit: str) -> list[Claim]:
     """Return the claims on one data set.
 
     The paper takes a right split for a positive gap; but a split can be right without a gap (figure 3).
@@ -167,34 +153,16 @@ def _claims(paper: Paper, name: str, curve: Curves, x: Sequence[int], enough: in
     beyond = np.asarray(x) >= enough
     steps = np.diff(gaps)
     better = np.asarray(x)[gaps > of_gradients].tolist()
-    named: dict[str, Any] = {"data": name, "enough": enough, "unit": unit, "what": what}
     shares = ", ".join(f"{n}: {share:.0f} %" for n, share in zip(x, right, strict=True))
     means = ", ".join(f"{n}: {gap:+.2f}" for n, gap in zip(x, gaps, strict=True))
+    back = f"{(steps < 0).sum()} of {len(steps)} steps go down"
+    where = f"at {', '.join(map(str, better)) or 'none'} of {', '.join(map(str, x))}"
+    against = f"mean gap {gaps.mean():+.2f} against {of_gradients.mean():+.2f}"
+    ends = f"{unit} {x[0]}: {gaps[0]:+.2f}, {x[-1]}: {gaps[-1]:+.2f}"
+    is_right, is_positive = (right[beyond].min() == 100, gaps[beyond].min() > 0) if beyond.any() else (None, None)
     return [
-        paper.claim(
-            "right",
-            right[beyond].min() == 100 if beyond.any() else None,
-            f"share of the seeds, by {unit}: {shares}",
-            **named,
-        ),
-        paper.claim(
-            "positive",
-            gaps[beyond].min() > 0 if beyond.any() else None,
-            f"mean gap, by {unit}: {means}",
-            **named,
-        ),
-        paper.claim(
-            "grows",
-            gaps[-1] > gaps[0] if len(steps) else None,
-            f"{unit} {x[0]}: {gaps[0]:+.2f}, {x[-1]}: {gaps[-1]:+.2f}; {(steps < 0).sum()} of {len(steps)} steps go "
-            "down",
-            **named,
-        ),
-        paper.claim(
-            "updates",
-            len(better) > len(x) / 2,
-            f"at {', '.join(map(str, better)) or 'none'} of {', '.join(map(str, x))}; mean gap {gaps.mean():+.2f} "
-            f"against {of_gradients.mean():+.2f}",
-            **named,
-        ),
+        claim("right", is_right, f"share of the seeds, by {unit}: {shares}"),
+        claim("positive", is_positive, f"mean gap, by {unit}: {means}"),
+        claim("grows", gaps[-1] > gaps[0] if len(steps) else None, f"{ends}; {back}"),
+        claim("updates", len(better) > len(x) / 2, f"{where}; {against}"),
     ]

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from fedclade.algorithms import FedAvg
-from fedclade.data import load_federation
 from fedclade.papers.cache import ResultCache, Settings
 from fedclade.papers.experiment import Paper
 from fedclade.papers.outcome import Outcome, Row
@@ -53,24 +52,16 @@ def measure(paper: Paper, cache: ResultCache, settings: Settings) -> Outcome:
     loss = np.mean([each["train_loss"] for each in found["incongruent"]])
     server = [each["mean_norm"] for kind in KINDS for each in change[kind]]
     apart = min(_last(a["max_norm"]) / _last(b["max_norm"]) for a, b in zip(*found.values(), strict=True))
+    staying = (
+        f"×{min(stays):.2f} to ×{max(stays):.2f} from the first fifth of the rounds to the last tenth; clients' "
+        f"training ends at a loss of {loss:.2g} nats, and near 0 they know the swapped labels by heart"
+    )
+    parted = f"in the end the incongruent one is at least {apart:.1f} times the congruent one"
     claims = (
-        paper.claim(
-            "stagnates",
-            min(stays) >= STAGNANT if settings["rounds"] >= FEWEST_ROUNDS else None,
-            f"×{min(stays):.2f} to ×{max(stays):.2f} from the first fifth of the rounds to the last tenth; clients' "
-            f"training ends at a loss of {loss:.2g} nats, and near 0 they know the swapped labels by heart",
-        ),
-        paper.claim(
-            "vanishes", max(falls) < 1, f"×{min(falls):.2g} to ×{max(falls):.2g}", as_large=max(falls) < VANISHED
-        ),
-        paper.claim(
-            "mean", max(server) < 1, f"×{min(server):.2g} to ×{max(server):.2g}", as_large=max(server) < VANISHED
-        ),
-        paper.claim(
-            "apart",
-            apart > APART,
-            f"in the end the incongruent one is at least {apart:.1f} times the congruent one",
-        ),
+        paper.claim("stagnates", min(stays) >= STAGNANT if settings["rounds"] >= FEWEST_ROUNDS else None, staying),
+        paper.claim("vanishes", max(falls) < 1, f"×{min(falls):.2g} to ×{max(falls):.2g}", max(falls) < VANISHED),
+        paper.claim("mean", max(server) < 1, f"×{min(server):.2g} to ×{max(server):.2g}", max(server) < VANISHED),
+        paper.claim("apart", apart > APART, parted),
     )
     sentence = (
         f"From early on to the end the mean update falls to ×{min(server):.2g} to ×{max(server):.2g}, the largest to "
@@ -82,15 +73,7 @@ def measure(paper: Paper, cache: ResultCache, settings: Settings) -> Outcome:
 
 
 def _norms(cache: ResultCache, settings: Settings, kind: str, seed: int) -> dict[str, list[float]]:
-    federation = load_federation(
-        settings["data"],
-        clients=2,
-        samples_per_client=settings["samples_per_client"],
-        test_samples=settings["test_samples"],
-        seed=seed,
-        data_dir=cache.data_dir,
-        **KINDS[kind],
-    )
+    federation = cache.federation(settings["data"], settings, seed, clients=2, **KINDS[kind])
     how: dict[str, Any] = {"key": f"{kind}, seed {seed}", "evaluate_every": settings["rounds"]}
     run = cache.simulate(FedAvg(), settings["model"], federation, settings, seed, **how)
     norms = {norm: [float(f"{row[norm]:.4g}") for row in run.clusters] for norm in NORMS}

@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 
 from fedclade.algorithms import CFL, Algorithm, FedAvg, ReplicatedCFL
-from fedclade.data import Federation, load_federation
 from fedclade.papers.cache import ResultCache, Settings, maker_of
 from fedclade.papers.cfl.series import Series, WatchedCFL, pairs_of, series_of
 from fedclade.papers.experiment import Paper
-from fedclade.papers.outcome import Claim, Outcome, Row, as_told, untested
+from fedclade.papers.outcome import Claim, Outcome, Row, within_tolerance
 
 Values = Sequence[float]
 
@@ -23,6 +22,9 @@ FEWEST_ROUNDS = 30
 METHODS = {"fl": "FL", "cfl": "CFL by dates", "own": "CFL by its criteria", "rcfl": "rcfl"}
 """``own`` is left out where no ε₁, ε₂ and γ_max are known that serve."""
 
+BEYOND = ("own", "rcfl")
+"""Methods without a figure in the paper."""
+
 
 def measure_cifar(paper: Paper, cache: ResultCache, settings: Settings) -> Outcome:
     """Train on permuted labels (figure 8)."""
@@ -30,29 +32,25 @@ def measure_cifar(paper: Paper, cache: ResultCache, settings: Settings) -> Outco
     first, numbers = settings["split_rounds"][0], paper.numbers
     stagnation, end = _scores(found, first)
     settled = [series["settled"] for series in found["rcfl"]]
+    jumps = [series["jump"] for series in found["cfl"]]
+    at_least: dict[str, Any] = {"wanted": "at least", "within": 2}
     rows = [
         Row.of("FL when CFL splits first", numbers["stagnation"], stagnation, within=3),
         Row.of("FL at the end", numbers["stagnation"], end["fl"], within=3),
-        Row.of(
-            "rise of those whom the first split parts from all others",
-            *(numbers["rise"], [series["jump"] for series in found["cfl"]]),
-            wanted="at least",
-            within=2,
-        ),
-        Row.of("CFL at the end, after three splits", numbers["end"], end["cfl"], wanted="at least", within=2),
-        *(Row.of(f"{METHODS[key]} at the end", None, end[key]) for key in ("own", "rcfl") if key in end),
+        Row.of("rise of those whom the first split parts from all others", numbers["rise"], jumps, **at_least),
+        Row.of("CFL at the end, after three splits", numbers["end"], end["cfl"], **at_least),
+        *(Row.of(f"{METHODS[key]} at the end", None, end[key]) for key in BEYOND if key in end),
         Row.of("rcfl: round after which its clusters stay the true ones", None, settled, "rounds"),
     ]
     more = np.array(end["cfl"]) / np.array(stagnation)
     gain_late = np.array(end["fl"]) - np.array(stagnation)
+    late = f"{gain_late.mean():+.1f} points from round {first} to {settings['rounds']}"
+    gain = np.mean(end["cfl"]) - np.mean(stagnation)
+    from_round = f"its clusters are the true ones from round {_listed(settled)} on"
+    calendar = f"CFL's calendar splits first in {first}"
     before, after = ([series[key] for series in found["cfl"]] for key in ("gap_at_split", "gap_at_end"))
     claims = [
-        paper.claim(
-            "stagnates",
-            gain_late.max() < 0.25 * np.mean(stagnation),
-            f"{gain_late.mean():+.1f} points from round {first} to {settings['rounds']}, while CFL gains "
-            f"{np.mean(end['cfl']) - np.mean(stagnation):+.1f}",
-        ),
+        paper.claim("stagnates", gain_late.max() < 0.25 * np.mean(stagnation), f"{late}, while CFL gains {gain:+.1f}"),
         paper.claim("separated", *_separated(found["cfl"])),
         paper.claim("gap", min(before) > 0, f"g(α) {_listed(before)}"),
         paper.claim("no_gap", max(after) < 0, f"largest g(α) of a cluster {_listed(after)}"),
@@ -60,18 +58,15 @@ def measure_cifar(paper: Paper, cache: ResultCache, settings: Settings) -> Outco
         paper.claim("doubled", more.min() > 2, f"×{more.min():.2f} to ×{more.max():.2f} of the FL solution's"),
         *_on_criteria(paper, found, settings),
         *_on_pairs(paper, found["cfl"]),
-        paper.claim(
-            "rcfl",
-            all(0 < number < first for number in settled),
-            f"its clusters are the true ones from round {_listed(settled)} on; CFL's calendar splits first in {first}",
-        ),
+        paper.claim("rcfl", 0 < min(settled) <= max(settled) < first, f"{from_round}; {calendar}"),
     ]
     sentence = (
         f"FL {np.mean(stagnation):.1f} % when CFL splits first and {np.mean(end['fl']):.1f} % at the end; "
         f"{_ends(found, end, ' %')}."
     )
-    remarks = [_dates(paper, settings)]
-    return _outcome(paper, settings, rows, claims, found, sentence, remarks, _because(paper, settings, found))
+    because, remarks = _because(paper, settings, found), [_dates(paper, settings)]
+    tested = settings["rounds"] >= FEWEST_ROUNDS
+    return paper.outcome(rows, claims, _first(found), sentence, because=because, remarks=remarks, tested=tested)
 
 
 def measure_agnews(paper: Paper, cache: ResultCache, settings: Settings) -> Outcome:
@@ -83,15 +78,11 @@ def measure_agnews(paper: Paper, cache: ResultCache, settings: Settings) -> Outc
         Row.of("perplexity of FL when CFL splits first", numbers["stagnation"], stagnation, ""),
         Row.of("perplexity of FL at the end", numbers["fl"], end["fl"], ""),
         Row.of(after, numbers["cfl"], end["cfl"], ""),
-        *(
-            Row.of(f"perplexity of {METHODS[key]} at the end", None, end[key], "")
-            for key in ("own", "rcfl")
-            if key in end
-        ),
+        *(Row.of(f"perplexity of {METHODS[key]} at the end", None, end[key], "") for key in BEYOND if key in end),
     ]
     gain = [100 * (1 - cfl / fl) for fl, cfl in zip(end["fl"], end["cfl"], strict=True)]
     claims = [
-        paper.claim("below", min(gain) > 0, f"{np.mean(gain):.1f} % less", as_told(gain, numbers["gain"])),
+        paper.claim("below", min(gain) > 0, f"{np.mean(gain):.1f} % less", within_tolerance(gain, numbers["gain"])),
         paper.claim("discovered", *_separated(found["cfl"])),
         *_on_criteria(paper, found, settings),
     ]
@@ -100,7 +91,8 @@ def measure_agnews(paper: Paper, cache: ResultCache, settings: Settings) -> Outc
     remarks = [texts["articles"], paper.texts["no_vocabulary"], _dates(paper, settings)]
     sentence = f"FL {np.mean(end['fl']):.1f} at the end; {_ends(found, end, '')}."
     because = f"{texts['vocabulary']} {_because(paper, settings, found)}"
-    return _outcome(paper, settings, rows, claims, found, sentence, remarks, because)
+    tested = settings["rounds"] >= FEWEST_ROUNDS
+    return paper.outcome(rows, claims, _first(found), sentence, because=because, remarks=remarks, tested=tested)
 
 
 def _train_all(cache: ResultCache, settings: Settings) -> dict[str, list[Series]]:
@@ -119,26 +111,13 @@ def _train(cache: ResultCache, settings: Settings, method: str, seed: int) -> Se
         "own": lambda: WatchedCFL(**settings["criteria"]),
         "rcfl": lambda: ReplicatedCFL(),
     }
-    algorithm, federation = makers[method](), federation_of(settings, cache, seed)
+    algorithm = makers[method]()
+    federation = cache.federation(settings["data"], settings, seed, **settings["distribution"])
     model = maker_of(federation, settings["model"], settings["model_arguments"])
     how: dict[str, Any] = {"key": f"{METHODS[method]}, seed {seed}", "evaluate_every": settings["evaluate_every"]}
     run = cache.simulate(algorithm, model, federation, settings, seed, **how)
     series, truth = series_of(run, settings), federation.true_clusters
     return {**series, "pairs": pairs_of(run, truth)} if isinstance(algorithm, CFL) and truth else series
-
-
-def federation_of(settings: Settings, cache: ResultCache, seed: int) -> Federation:
-    """Return the clients of a figure."""
-    return load_federation(
-        settings["data"],
-        clients=settings["clients"],
-        samples_per_client=settings["samples_per_client"],
-        test_samples=settings["test_samples"],
-        seed=seed,
-        data_dir=cache.data_dir,
-        source_arguments=settings.get("source_arguments"),
-        **settings["distribution"],
-    )
 
 
 def _scores(found: Mapping[str, Sequence[Series]], first: int) -> tuple[Values, dict[str, Values]]:
@@ -147,19 +126,9 @@ def _scores(found: Mapping[str, Sequence[Series]], first: int) -> tuple[Values, 
     return stagnation, {method: [series["scores"][-1] for series in runs] for method, runs in found.items()}
 
 
-def _outcome(
-    paper: Paper,
-    settings: Settings,
-    rows: Sequence[Row],
-    claims: Sequence[Claim],
-    found: Mapping[str, Sequence[Series]],
-    sentence: str,
-    remarks: Sequence[str],
-    because: str,
-) -> Outcome:
-    tested = claims if settings["rounds"] >= FEWEST_ROUNDS else untested(claims)
-    shown = {method: runs[0] for method, runs in found.items()}
-    return paper.outcome(rows, tested, shown, sentence, because=because, remarks=remarks)
+def _first(found: Mapping[str, Sequence[Series]]) -> dict[str, Series]:
+    """Return what the figure shows: the first seed."""
+    return {method: runs[0] for method, runs in found.items()}
 
 
 def _separated(runs: Sequence[Series]) -> tuple[bool, str]:

@@ -15,13 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedclade.clustering import (
-    cosine_similarity,
-    highest_cross,
-    lowest_intra,
-    optimal_bipartition,
-    separation_gap,
-)
+from fedclade.clustering import cosine_similarity, highest_cross, lowest_intra, optimal_bipartition, separation_gap
 from fedclade.core import rng
 from fedclade.papers.cache import ResultCache, Settings
 from fedclade.papers.experiment import Paper

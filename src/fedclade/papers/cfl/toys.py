@@ -149,23 +149,16 @@ def measure_xor(paper: Paper, cache: ResultCache, settings: Settings) -> Outcome
     ]
     best_fl = {case: 100 * max(each["fl"] for each in found[case]) for case in CASES}
     worst_cfl = min(100 * each["cfl"] for case in ("xor", "opposed") for each in found[case])
+    linear, hidden, diverging = (f"{best:.1f} %" for best in best_fl.values())
+    simple = f"a linear model for all: at most {linear}; with a hidden layer it fits them ({hidden})"
     claims = (
-        paper.claim(
-            "simple",
-            best_fl["xor"] < 90,
-            f"a linear model for all: at most {best_fl['xor']:.1f} %; with a hidden layer it fits them "
-            f"({best_fl['xor, complex']:.1f} %)",
-        ),
-        paper.claim(
-            "diverging",
-            best_fl["opposed"] < 60,
-            f"a model with a hidden layer for all: at most {best_fl['opposed']:.1f} %",
-        ),
+        paper.claim("simple", best_fl["xor"] < 90, simple),
+        paper.claim("diverging", best_fl["opposed"] < 60, f"a model with a hidden layer for all: at most {diverging}"),
         paper.claim("separated", worst_cfl > 95, f"after CFL's split: at least {worst_cfl:.1f} %"),
     )
     series = {case: found[case][0]["picture"] for case in ("xor", "opposed")}
     sentence = (
-        f"One model for all reaches {best_fl['xor']:.1f} and {best_fl['opposed']:.1f} % at most, after CFL's split the "
+        f"One model for all reaches {best_fl['xor']:.1f} and {diverging} at most, after CFL's split the "
         f"clusters' own reach {worst_cfl:.1f} % at least."
     )
     return paper.outcome(rows, claims, series, sentence)

@@ -9,7 +9,7 @@ from fedclade.papers.cache import ResultCache, Settings
 from fedclade.papers.experiment import Paper
 from fedclade.papers.fedgroup.runs import FEWEST_ROUNDS, Found, runs_of
 from fedclade.papers.fedgroup.tasks import TASKS
-from fedclade.papers.outcome import Claim, Outcome, Row, as_told
+from fedclade.papers.outcome import Claim, Outcome, Row, within_tolerance
 
 TARGET = 0.85
 
@@ -59,9 +59,9 @@ def _claims(paper: Paper, rows: Mapping[int, Mapping[str, Row]], *, tested: bool
     few, many = min(rows), max(rows)
     checks: dict[str, tuple[str, int, Callable[[float, float], bool] | None]] = {
         "discrepancy": (MEAN, -1, None),
-        "variance": (VARIANCE, -1, lambda first, last: as_told([100 * (1 - last / first)], 80.5)),
-        "maximum": (MAXIMUM, 1, lambda first, last: as_told([last - first], 4.0)),
-        "rounds": (ROUNDS, -1, lambda first, last: as_told([first], 36) and as_told([last], 10)),
+        "variance": (VARIANCE, -1, lambda first, last: within_tolerance([100 * (1 - last / first)], 80.5)),
+        "maximum": (MAXIMUM, 1, lambda first, last: within_tolerance([last - first], 4.0)),
+        "rounds": (ROUNDS, -1, lambda first, last: within_tolerance([first], 36) and within_tolerance([last], 10)),
     }
     claims: list[Claim] = []
     for key, (what, sign, is_as_large) in checks.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import combinations
 from statistics import fmean
 
@@ -85,24 +86,16 @@ def _claims(
     averaged, proximal, rcc, rac, ours, both = (best[which] for which in METHODS)
     baseline = max(averaged, proximal)
     synthetic = name.startswith("Synthetic")
+    claim = partial(paper.claim, task=name, but="and FedGroup here" if synthetic else "but not FedGroup")
+    by = f"by {ours - baseline:+.1f} and {both - baseline:+.1f} points; FedGroup − FedAvg {ours - averaged:+.1f}"
+    beside = f"RCC {rcc:.1f} %, FedGroup {ours:.1f} %, the better of FedAvg and FedProx {baseline:.1f} %"
     claims = [
-        paper.claim(
-            "groups",
-            min(ours, both) > baseline,
-            f"by {ours - baseline:+.1f} and {both - baseline:+.1f} points; FedGroup − FedAvg {ours - averaged:+.1f}",
-            task=name,
-        ),
-        paper.claim(
-            "rcc",
-            baseline < rcc and (rcc > ours) == synthetic if tested else None,
-            f"RCC {rcc:.1f} %, FedGroup {ours:.1f} %, the better of FedAvg and FedProx {baseline:.1f} %",
-            task=name,
-            but="and FedGroup here" if synthetic else "but not FedGroup",
-        ),
+        claim("groups", min(ours, both) > baseline, by),
+        claim("rcc", baseline < rcc and (rcc > ours) == synthetic if tested else None, beside),
     ]
     if not synthetic:  # all of Synthetic's clients pre-train, none is cold, and the paper has no figure
         measured = f"RAC {rac:.1f} %, FedAvg {averaged:.1f} %, FedProx {proximal:.1f} %"
-        claims.append(paper.claim("rac", rac < min(averaged, proximal) if tested else None, measured, task=name))
+        claims.append(claim("rac", rac < min(averaged, proximal) if tested else None, measured))
     # Those that the paper has within a fifth of a point may change places.
     known = {which: value for which, value in table.items() if value is not None}
     swapped = [
@@ -112,7 +105,7 @@ def _claims(
     ]
     ranks = " < ".join(f"{_short(which)} {best[which]:.1f}" for which in sorted(best, key=best.__getitem__))
     holds = not swapped if tested and known else None
-    return [*claims, paper.claim("rank", holds, f"{ranks} %" + "".join(swapped), task=name)]
+    return [*claims, claim("rank", holds, f"{ranks} %" + "".join(swapped))]
 
 
 def measure_joining(paper: Paper, cache: ResultCache, settings: Settings) -> Outcome:

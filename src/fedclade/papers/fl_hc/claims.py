@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from fedclade.papers.cache import Settings
 from fedclade.papers.experiment import Paper
 from fedclade.papers.fl_hc.runs import CLUSTERS, Found
-from fedclade.papers.outcome import Claim, as_told
+from fedclade.papers.outcome import Claim, within_tolerance
 
 FEWEST_ROUNDS = 20
 """Fewer cannot show what is claimed of runs of 50."""
@@ -55,124 +55,95 @@ class Cell:
         return fmean(self.after("accuracy")) / fmean(self.after("accuracy", averaged=True))
 
 
-Cells = Sequence[Cell]
-Check = Callable[[Cells, Mapping[str, Any]], tuple[Any, ...]]
-"""Of cells and the paper's numbers: what :meth:`Paper.claim` takes."""
+Checked = tuple[bool | None, str] | tuple[bool, str, bool]
+"""What :meth:`Paper.claim` takes: whether a claim holds, what was measured, and whether it is as large."""
 
 
-def claims_on(paper: Paper, cells: Cells, settings: Settings) -> list[Claim]:
+def claims_on(paper: Paper, cells: Sequence[Cell], settings: Settings) -> list[Claim]:
     """Return the claims on a table; those that few rounds can show are ``early`` among the paper's numbers."""
-    claims = {key: paper.claim(key, *CHECKS[key](cells, paper.numbers)) for key in paper.claims}
+    checks = _Checks(cells, paper.numbers)
+    claims = {key: paper.claim(key, *getattr(checks, key)()) for key in paper.claims}
     early = claims if settings["rounds"] >= FEWEST_ROUNDS else paper.numbers.get("early", ())
     return [claim if key in early else replace(claim, holds=None) for key, claim in claims.items()]
 
 
-def _outperforms(cells: Cells, _: Any) -> tuple[Any, ...]:
-    better, better_after = sum(cell.gain > 0 for cell in cells), sum(cell.gain_after > 1 for cell in cells)
-    measured = f"at the end in {better} of {len(cells)}, in the round after clustering in {better_after}"
-    return better == better_after == len(cells), measured
+class _Checks:
+    """How the claims on a table are checked: a method for each key in ``experiments.toml``."""
 
+    def __init__(self, cells: Sequence[Cell], numbers: Mapping[str, Any]) -> None:
+        self.cells, self.numbers = cells, numbers
+        self.gains = [cell.gain for cell in cells]
 
-def _jump(cells: Cells, numbers: Mapping[str, Any]) -> tuple[Any, ...]:
-    least = min(cell.rounds_before for cell in cells)
-    first, others = ([c.gain_after for c in cells if (c.rounds_before == least) == one] for one in (True, False))
-    measured = f"n = 1: {min(first):.2f}x to {max(first):.2f}x, later: {min(others):.2f}x to {max(others):.2f}x"
-    return min(first) > 1 and fmean(first) > fmean(others), measured, as_told(first, *numbers["jump"])
+    def outperforms(self) -> Checked:
+        better, n = sum(gain > 0 for gain in self.gains), len(self.cells)
+        better_after = sum(cell.gain_after > 1 for cell in self.cells)
+        measured = f"at the end in {better} of {n}, in the round after clustering in {better_after}"
+        return better == better_after == n, measured
 
+    def jump(self) -> Checked:
+        least = min(cell.rounds_before for cell in self.cells)
+        first = [cell.gain_after for cell in self.cells if cell.rounds_before == least]
+        others = [cell.gain_after for cell in self.cells if cell.rounds_before != least]
+        measured = f"n = 1: {min(first):.2f}x to {max(first):.2f}x, later: {min(others):.2f}x to {max(others):.2f}x"
+        return min(first) > 1 and fmean(first) > fmean(others), measured, within_tolerance(first, *self.numbers["jump"])
 
-def _more_clients(cells: Cells, numbers: Mapping[str, Any]) -> tuple[Any, ...]:
-    shares = [fmean(cell.last("reached")) for cell in cells]
-    averaged = [fmean(run["reached"][-1] for run in cell.averaged) for cell in cells]
-    ratios = [ours / theirs if theirs else float("inf") for ours, theirs in zip(shares, averaged, strict=True)]
-    measured = f"{min(ratios):.1f}x to {max(ratios):.1f}x: FL+HC {percent(shares)}, FL {percent(averaged)}"
-    return min(ratios) > 1, measured, as_told(ratios, *numbers["more_clients"])
+    def more_clients(self) -> Checked:
+        shares = [fmean(cell.last("reached")) for cell in self.cells]
+        averaged = [fmean(run["reached"][-1] for run in cell.averaged) for cell in self.cells]
+        ratios = [ours / theirs if theirs else float("inf") for ours, theirs in zip(shares, averaged, strict=True)]
+        measured = f"{min(ratios):.1f}x to {max(ratios):.1f}x: FL+HC {percent(shares)}, FL {percent(averaged)}"
+        return min(ratios) > 1, measured, within_tolerance(ratios, *self.numbers["more_clients"])
 
+    def negative(self) -> Checked:
+        worse, n = sum(gain <= 0 for gain in self.gains), len(self.cells)
+        return 2 * worse > n, f"below FL in {worse} of {n}"
 
-def _negative(cells: Cells, _: Any) -> tuple[Any, ...]:
-    worse = sum(cell.gain <= 0 for cell in cells)
-    return 2 * worse > len(cells), f"below FL in {worse} of {len(cells)}"
+    def ceiling(self) -> Checked:
+        averaged = [max(run["accuracy"]) for cell in self.cells for run in cell.averaged]
+        return max(averaged) <= CEILING + 0.02, f"best of all rounds {percent(averaged)}"
 
+    def finds(self) -> Checked:
+        least = min(run["ari"] for cell in self.cells for run in cell.runs)
+        return least == 1, f"ARI {least:.2f} and more"
 
-def _ceiling(cells: Cells, _: Any) -> tuple[Any, ...]:
-    averaged = [max(run["accuracy"]) for cell in cells for run in cell.averaged]
-    return max(averaged) <= CEILING + 0.02, f"best of all rounds {percent(averaged)}"
+    def better(self) -> Checked:
+        return min(self.gains) > self.numbers["better"], points(self.gains)
 
+    def degrades(self) -> Checked:
+        cosine = [cell.gain for cell in self.cells if cell.key.startswith("cosine")]
+        return max(cosine) < 0, points(cosine)
 
-def _finds(cells: Cells, _: Any) -> tuple[Any, ...]:
-    least = min(run["ari"] for cell in cells for run in cell.runs)
-    return least == 1, f"ARI {least:.2f} and more"
+    def end(self) -> Checked:
+        last = [value for cell in self.cells for value in cell.last("accuracy")]
+        return _within(last, *self.numbers["end"]), percent(last)
 
+    def end_of_cuts(self) -> Checked:
+        others = [cell.key for cell in self.cells if any(run["ari"] < 1 for run in cell.runs)]
+        holds, measured, *_ = self.end()
+        return holds, measured + (f"; other clusters than the true ones with {', '.join(others)}" if others else "")
 
-def _better(cells: Cells, numbers: Mapping[str, Any]) -> tuple[Any, ...]:
-    gains = [cell.gain for cell in cells]
-    return min(gains) > numbers["better"], points(gains)
+    def after(self) -> Checked:
+        after = [value for cell in self.cells for value in cell.after("accuracy")]
+        moved = [run["at_the_mean"] for cell in self.cells for run in cell.runs if run["at_the_mean"] is not None]
+        mean = f"; from the mean of the clustering step's updates {percent(moved)}" if moved else ""
+        return _within(after, *self.numbers["after"]), percent(after) + mean
 
-
-def _degrades(cells: Cells, _: Any) -> tuple[Any, ...]:
-    cosine = [cell.gain for cell in cells if cell.key.startswith("cosine")]
-    return max(cosine) < 0, points(cosine)
-
-
-def _end(cells: Cells, numbers: Mapping[str, Any]) -> tuple[Any, ...]:
-    last = [value for cell in cells for value in cell.last("accuracy")]
-    return _within(last, *numbers["end"]), percent(last)
-
-
-def _end_of_cuts(cells: Cells, numbers: Mapping[str, Any]) -> tuple[Any, ...]:
-    holds, measured = _end(cells, numbers)
-    others = [cell.key for cell in cells if any(run["ari"] < 1 for run in cell.runs)]
-    return holds, measured + (f"; other clusters than the true ones with {', '.join(others)}" if others else "")
-
-
-def _after(cells: Cells, numbers: Mapping[str, Any]) -> tuple[Any, ...]:
-    after = [value for cell in cells for value in cell.after("accuracy")]
-    moved = [run["at_the_mean"] for cell in cells for run in cell.runs if run["at_the_mean"] is not None]
-    mean = f"; from the mean of the clustering step's updates {percent(moved)}" if moved else ""
-    return _within(after, *numbers["after"]), percent(after) + mean
-
-
-def _order(cells: Cells, numbers: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Check that metrics are better than others, by the mean over linkages; of what was measured."""
-    pairs: list[tuple[str, str]] = numbers["order"]
-    metrics = dict.fromkeys(metric for pair in pairs for metric in pair)
-    of_each = {m: [fmean(cell.last("accuracy")) for cell in cells if cell.key.startswith(m)] for m in metrics}
-    means = {metric: fmean(found) for metric, found in of_each.items() if found}
-    measured = ", ".join(f"{metric} {100 * mean:.1f} %" for metric, mean in means.items())
-    if missing := [metric for metric in metrics if metric not in means]:
-        return None, f"{measured}; not measured: {', '.join(missing)}"
-    return all(means[one] > means[other] for one, other in pairs), measured
-
-
-CHECKS: Mapping[str, Check] = {
-    "outperforms": _outperforms,
-    "jump": _jump,
-    "more_clients": _more_clients,
-    "negative": _negative,
-    "ceiling": _ceiling,
-    "finds": _finds,
-    "better": _better,
-    "degrades": _degrades,
-    "end": _end,
-    "end_of_cuts": _end_of_cuts,
-    "after": _after,
-    "order": _order,
-}
-"""How the claims of the tables are checked, by their keys in ``experiments.toml``."""
+    def order(self) -> Checked:
+        """Compare metrics by the mean over linkages; of what was measured."""
+        metrics = dict.fromkeys(metric for pair in self.numbers["order"] for metric in pair)
+        of_each = {m: [fmean(cell.last("accuracy")) for cell in self.cells if cell.key.startswith(m)] for m in metrics}
+        means = {metric: fmean(found) for metric, found in of_each.items() if found}
+        measured = ", ".join(f"{metric} {100 * mean:.1f} %" for metric, mean in means.items())
+        if missing := [metric for metric in metrics if metric not in means]:
+            return None, f"{measured}; not measured: {', '.join(missing)}"
+        return all(means[one] > means[other] for one, other in self.numbers["order"]), measured
 
 
 def claims_on_iid(paper: Paper, found: Mapping[str, Sequence[int]], cell: Cell, settings: Settings) -> list[Claim]:
     """Return what section III says of IID clients.
 
-    Parameters
-    ----------
-    paper
-        What it says.
-    found
-        Number of clusters at the threshold, seed by seed, by ``"n 1, l2 ward"``.
-    cell
-        FL+HC with the fewest rounds before clustering.
-    settings
-        Of the experiment.
+    ``found`` is the number of clusters at the threshold, seed by seed, by ``"n 1, l2 ward"``; ``cell`` is FL+HC with
+    the fewest rounds before clustering.
     """
     first, *later = settings["rounds_before"]
     wards = {n: found[f"n {n}, l2 ward"] for n in (first, *later)}
@@ -182,18 +153,13 @@ def claims_on_iid(paper: Paper, found: Mapping[str, Sequence[int]], cell: Cell, 
     }
     lost = 100 * -cell.gain
     listed = ", ".join(f"{n}: {count(counts)}" for n, counts in wards.items())
+    clustered = f"{count(wards[first])} clusters, and {lost:.1f} points less at the end"
+    only_l1 = set(last["l2"]) == set(last["cosine"]) == {1} and min(last["l1"]) > 1
     metrics = "; ".join(f"{metric} {count(counts)}" for metric, counts in last.items())
     return [
         paper.claim("one", all(set(wards[n]) == {1} for n in later), f"clusters by n: {listed}"),
-        paper.claim(
-            "first",
-            min(wards[first]) > 1 and lost > 0,
-            f"{count(wards[first])} clusters, and {lost:.1f} points less at the end",
-            as_large=0 < lost < POINT,
-        ),
-        paper.claim(
-            "metrics", set(last["l2"]) == set(last["cosine"]) == {1} and min(last["l1"]) > 1, f"{metrics} clusters"
-        ),
+        paper.claim("first", min(wards[first]) > 1 and lost > 0, clustered, 0 < lost < POINT),
+        paper.claim("metrics", only_l1, f"{metrics} clusters"),
     ]
 
 
@@ -204,7 +170,7 @@ def claim_on_curve(paper: Paper, cell: Cell) -> Claim:
     return paper.claim("curve", after[0] > after[1], measured, figure=cell.key)
 
 
-def why_cells_differ(paper: Paper, cells: Cells, settings: Settings) -> str:
+def why_differ(paper: Paper, cells: Sequence[Cell], settings: Settings) -> str:
     """Say why a table differs: the paper's reasons, and cells with other clusters than the true ones."""
     because = paper.because
     for cell in cells if "threshold" in settings and "threshold" in paper.texts else ():

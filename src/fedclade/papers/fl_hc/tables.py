@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
@@ -21,7 +22,7 @@ from fedclade.papers.fl_hc.claims import (
     count,
     percent,
     points,
-    why_cells_differ,
+    why_differ,
 )
 from fedclade.papers.fl_hc.runs import CLUSTERS, WAYS, Found, Merges, Runs, clusters_at, labels_of
 from fedclade.papers.outcome import Claim, Outcome, Row
@@ -47,8 +48,7 @@ def measure_fractions(paper: Paper, cache: ResultCache, settings: Settings) -> O
             if settings["setting"] == "label-swapped" and any(run["clusters"] != CLUSTERS for run in found):
                 # What FL+HC comes to if it is cut where the four groups are, and by which T that would be.
                 at_four = runs.of(_ward(n, n_clusters=CLUSTERS), fraction)
-                cut = f"{key}, cut at {CLUSTERS} clusters"
-                beside.append(Cell(cut, n, at_four, averaged, printed.get(key, Cell.paper)))
+                beside.append(replace(cells[-1], key=f"{key}, cut at {CLUSTERS} clusters", runs=at_four))
                 heights = [_heights(merges["l2 ward"]) for merges in runs.merges(n, fraction)]
                 low, high = max(each[-CLUSTERS] for each in heights), min(each[-CLUSTERS + 1] for each in heights)
                 remarks.append(f"{key}: every T from {low:.3g} to {high:.3g} makes {CLUSTERS} clusters.")
@@ -117,7 +117,7 @@ def _outcome(
     printed = [cell.paper[1] for cell in cells if cell.paper[1] is not None]
     theirs = f" (paper {min(printed):.1f} to {max(printed):.1f} %)" if printed else ""
     sentence = f"FL+HC ends at {percent(last)}{theirs}, FL at {percent(averaged)}; {points([c.gain for c in cells])}."
-    remarks, because = [paper.texts["setting"], *remarks], why_cells_differ(paper, cells, settings)
+    remarks, because = [paper.texts["setting"], *remarks], why_differ(paper, cells, settings)
     claims = claims_on(paper, cells, settings)
     return paper.outcome(rows, claims, {"cells": series}, sentence, because=because, remarks=remarks)
 
