@@ -1,6 +1,6 @@
 """What liars among honest clients come to: honest clients' accuracy with them, beside that of a run without.
 
-Every client is an app on a ``LocalGrid``, every message goes through Flower's own serialisation, and the doors are
+Every client is an app on a ``LocalGrid``, every message goes through Flower's own serialisation, and the limits are
 those that are on by default (``network.largest_weight``, ``network.largest_norm``), or none with ``--open``. The data
 is the bundled digits, two groups of clients with two labels swapped. A liar has honest data of one group, trains on
 it, and lies about what came out:
@@ -178,9 +178,7 @@ def main() -> int:
     if arguments.sizes:
         return compare_sizes(arguments.methods, arguments.clients, arguments.rounds, arguments.seeds)
     network, lies = Network(**limits), {name: LIES[name] for name in arguments.lies}
-    print(
-        f"honest clients' accuracy in %, mean of {arguments.seeds} seeds; doors {'open' if arguments.open else 'shut'}"
-    )
+    print(f"honest clients' accuracy in %, mean of {arguments.seeds} seeds; limits {'off' if arguments.open else 'on'}")
     print(f"{'':8}{'without the liar':>18}{'it is honest':>14}" + "".join(f"{name:>9}" for name in lies))
     lost = 0.0
     for method in arguments.methods:
@@ -210,10 +208,10 @@ def main() -> int:
 
 
 def compare_sizes(methods: Sequence[str], clients: int, rounds: int, seeds: int) -> int:
-    """Print what honest clients of different sizes come to with and without the doors."""
+    """Print what honest clients of different sizes come to with and without the limits."""
     print(f"accuracy in %, mean of {seeds} seeds; clients of a power law of sizes, nobody lies")
-    print(f"{'':8}{'doors open':>12}{'doors shut':>12}")
-    doors = Network(largest_weight=math.inf, largest_norm=math.inf), Network()
+    print(f"{'':8}{'limits off':>12}{'limits on':>12}")
+    networks = Network(largest_weight=math.inf, largest_norm=math.inf), Network()
     lost = 0.0
     for method in methods:
         rows: list[list[float]] = []
@@ -221,7 +219,7 @@ def compare_sizes(methods: Sequence[str], clients: int, rounds: int, seeds: int)
             federation = load_federation(
                 "digits", partition="quantity_skew", clients=clients, shift="label_swap", clusters=2, seed=seed
             )
-            rows.append([accuracy(method, federation, rounds, seed, None, True, network) for network in doors])
+            rows.append([accuracy(method, federation, rounds, seed, None, True, network) for network in networks])
         apart, shut = (mean(column) for column in zip(*rows, strict=True))
         print(f"{method:8}{apart:12.1f}{shut:12.1f}", flush=True)
         lost = max(lost, apart - shut)
@@ -238,7 +236,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--clients", type=int, default=28, help="in two groups of one size")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--open", action="store_true", help="without the doors")
+    parser.add_argument("--open", action="store_true", help="without the limits")
     parser.add_argument("--sizes", action="store_true", help="nobody lies: what the limit on weights costs")
     return parser.parse_args()
 

@@ -1,7 +1,7 @@
 """What a server spends on a round of many clients over Flower's grid: seconds, and memory at its peak.
 
 The clients are scripted: they answer at once with an update made of their true cluster's direction and noise, encoded
-as asked. Everything else is the real thing: CFL in ``fedclade.flower.federate``, which splits twice, over a
+as the case says. Everything else is the real thing: CFL in ``fedclade.flower.federate``, which splits twice, over a
 ``LocalGrid``, where every message goes through Flower's own serialisation. A round trains and evaluates all clients.
 Seconds are of CPU time, on one thread, since nothing waits here; what clients take inside their app is measured and
 left out, and Flower's work on a message is counted on both sides of it, as both are this process. Every case has a
@@ -62,7 +62,7 @@ def model(seed: int = 0) -> torch.nn.Module:
 
 
 @dataclass
-class Herd:
+class ScriptedClients:
     """Clients that answer from a script, all of them behind one app; they note how long that takes.
 
     Parameters
@@ -103,9 +103,9 @@ class Herd:
         return torch.add(self._directions[client % CLUSTERS], noise, alpha=0.5)
 
     def _hello(self, content: Content, client: int) -> RecordDict:
-        told = {"number": client, "name": f"c{client}", "size": 100, "description": "scripted", "secret": ""}
+        named = {"number": client, "name": f"c{client}", "size": 100, "description": "scripted", "secret": ""}
         truth = {"true_cluster": client % CLUSTERS, "layout": self._structure}
-        return wire.record({**told, **truth, "schema": json.dumps(asdict(SCHEMA))})
+        return wire.record({**named, **truth, "schema": json.dumps(asdict(SCHEMA))})
 
     def _train(self, content: Content, client: int) -> RecordDict:
         words = content.values
@@ -151,7 +151,7 @@ def status(name: str) -> int:
 
 
 def play(
-    herd: Herd, grid: TimedGrid, stream: bool, rounds: int, splits: Sequence[int]
+    scripted: ScriptedClients, grid: TimedGrid, stream: bool, rounds: int, splits: Sequence[int]
 ) -> tuple[Run, list[tuple[float, float, float]]]:
     """Run CFL; return the run, and the CPU seconds so far after every round: of all, of the grid, of the clients."""
     seen: list[tuple[float, float, float]] = []
@@ -163,7 +163,7 @@ def play(
         rounds=rounds,
         signature=Signature(kind="projected", dim=SKETCH) if stream else Signature(),
         stream=stream,
-        on_round=lambda *_: seen.append((process_time(), grid.seconds, herd.seconds)),
+        on_round=lambda *_: seen.append((process_time(), grid.seconds, scripted.seconds)),
     )
     return run, seen
 
@@ -171,21 +171,21 @@ def play(
 def measure(stream: bool, encoding: str, clients: int, rounds: int, splits: Sequence[int]) -> dict[str, Any]:
     """Run one case; return medians over its rounds but the first, and the memory at its peak."""
     torch.set_num_threads(1)
-    herd = Herd(max(clients, 2 * CLUSTERS), encoding)
+    scripted = ScriptedClients(max(clients, 2 * CLUSTERS), encoding)
 
     def grid(clients: int) -> TimedGrid:
-        return TimedGrid({1 + k: LocalNode(herd, {"partition-id": k}) for k in range(clients)})
+        return TimedGrid({1 + k: LocalNode(scripted, {"partition-id": k}) for k in range(clients)})
 
-    play(herd, grid(2 * CLUSTERS), stream, 3, splits)
+    play(scripted, grid(2 * CLUSTERS), stream, 3, splits)
     Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
     before = status("VmRSS")
-    run, seen = play(herd, grid(clients), stream, rounds, splits)
+    run, seen = play(scripted, grid(clients), stream, rounds, splits)
     each = [[now - was for now, was in zip(*pair, strict=True)] for pair in zip(seen[1:], seen, strict=False)]
     total, in_grid, own = (median(column) for column in zip(*each, strict=True))
     return {
-        **{"stream": stream, "encoding": encoding, "clients": clients, "parameters": herd.layout.n_parameters},
+        **{"stream": stream, "encoding": encoding, "clients": clients, "parameters": scripted.layout.n_parameters},
         **{"server": total - own, "messages": in_grid - own, "rest": total - in_grid, "own": own},
-        **{"peak": status("VmHWM") - before, "update_bytes": clients * 4 * herd.layout.size},
+        **{"peak": status("VmHWM") - before, "update_bytes": clients * 4 * scripted.layout.size},
         **{"up": run.summary["bytes_up"] / rounds, "ari": run.metrics[-1]["ari"]},
     }
 

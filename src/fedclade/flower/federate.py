@@ -175,7 +175,7 @@ def federate(
     checkpointer = Checkpointer(path, config, settings.checkpoint_every, lambda: _fingerprint(joined.schema, layout))
     if (finished := checkpointer.finished()) is not None:
         return finished
-    registry.wait(network.clients, network.wait)  # also for those of the folder, who need not be back yet
+    registry.wait(network.clients, network.wait)  # also for those of the folder, which need not be back yet
     settings, device, _ = checkpointer.resumed(settings, "cpu")
     budget = default_memory(torch.device(device)) if settings.memory is None else memory_bytes(settings.memory)
     streams = decide_stream(settings, algorithm, len(joined) * layout.size * initial.itemsize, budget)

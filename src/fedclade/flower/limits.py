@@ -93,11 +93,11 @@ class UpdateLimits:
 
     def _objection(self, client: int, norms: Norms) -> str | None:
         start = self._start_of[client]
-        cluster, everybody = self._seen[start.name].values(), [n for seen in self._seen.values() for n in seen.values()]
+        cluster, overall = self._seen[start.name].values(), [n for seen in self._seen.values() for n in seen.values()]
         for part, what in enumerate(("norm", "norm of its buffers")):
             measure, whose = _median([each[part] for each in cluster]), "its cluster's median"
             if not measure:
-                measure = max(start.norms[part], _median([each[part] for each in everybody]))
+                measure = max(start.norms[part], _median([each[part] for each in overall]))
                 whose = "what it began with"
             if measure and norms[part] > self._largest_norm * measure:
                 return f"{what} {norms[part]:.3g}, more than {self._largest_norm:g} times {whose}, {measure:.3g}"

@@ -42,7 +42,7 @@ class LocalGrid(Grid):
         self.nodes = dict(nodes)
         self._run_config = dict(run_config or {})
         self._run = Run.create_empty(1)
-        # Messages note who sends them, which Flower knows once a process serves it.
+        # Messages note their sender, which Flower knows once a process serves it.
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, self._run.run_id, SUPERLINK_NODE_ID
         self._waiting: dict[str, Message] = {}
         self._states: dict[int, RecordDict] = {}
