@@ -2,11 +2,13 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Tests of a file share what they set up, so a file stays on one core; each process computes with one thread.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
 
-.PHONY: help install demo federation test check format clean
+.PHONY: help install demo federation test test-all check format clean
 
 help:  ## list the targets
-	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(VENV)/installed  ## set up .venv with everything
 
@@ -23,8 +25,11 @@ demo: install  ## the main job on handwritten digits: FedAvg, CFL, oracle and lo
 federation: install  ## a server and NODES=4 clients as processes on this machine, over TLS; DATA=digits or mnist
 	$(BIN)/python examples/flower/federation.py --nodes $(or $(NODES),4) --data $(or $(DATA),digits)
 
-test: install  ## all tests
-	$(BIN)/python -m pytest
+test: install  ## the tests, some at a time on each core
+	$(PYTEST) -m "not slow"
+
+test-all: test  ## the tests, and then the slow ones: real processes, long runs, whole experiments
+	$(PYTEST) -m slow
 
 check: install  ## lint, types, and the direction of imports
 	$(BIN)/ruff check .

@@ -30,6 +30,8 @@ from fedclade import Run
 from fedclade.core.updates import DROPPED_OUT, TOO_LATE
 from fedclade.flower.from_config import RunConfig
 
+pytestmark = pytest.mark.slow
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower"
 SPLITS_IN_1 = {"rounds": 2, "evaluate_every": 2, "algorithm.eps1": 10.0}
 SPLITS_IN_2 = {"rounds": 2, "evaluate_every": 2, "algorithm.eps1": 2.0}

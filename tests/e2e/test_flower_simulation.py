@@ -21,6 +21,8 @@ from test_deployment import EXAMPLE, SPLITS_IN_1, eventually, needs_proc, proces
 from fedclade import Run
 from fedclade.flower.from_config import RunConfig
 
+pytestmark = pytest.mark.slow
+
 ENGINE = "num-supernodes=4 client-resources-num-cpus=1 init-args-num-cpus=2"
 
 
