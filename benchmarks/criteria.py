@@ -19,7 +19,7 @@ from __future__ import annotations
 import argparse
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -76,7 +76,7 @@ class Told(CFL):
                 round_number=this_round.number,
                 criteria={},
             )
-        return State(tree), log_of([part.compared() for part in parts])
+        return replace(state, tree=tree), log_of([part.compared() for part in parts])
 
 
 @dataclass(frozen=True)
