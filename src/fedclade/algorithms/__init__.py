@@ -96,7 +96,7 @@ def build_algorithm(
     Raises
     ------
     ConfigError
-        If the name or an option is unknown, a value is out of range, or the oracle is asked for and no truth is known.
+        If the name or an option is unknown, a value is out of range, or the truth that the oracle needs is not known.
     """
     if name not in ALGORITHMS:
         raise ConfigError(unknown("algorithm", name, ALGORITHMS))

@@ -151,12 +151,12 @@ class CFL(Algorithm[CFLState]):
         return near and part.criteria.max_norm > self.eps2  # eq. 33
 
     def _is_stationary(self, part: ClusterUpdate, peaks: Tensor) -> bool:
-        """Tell whether a cluster is near a stationary point of its objective (eq. 32)."""
+        """Return whether a cluster is near a stationary point of its objective (eq. 32)."""
         eps1 = float(peaks[part.node]) / 10 if self.eps1 == "auto" else self.eps1
         return part.criteria.mean_norm < eps1
 
     def _all_stationary(self, tree: ParameterTree, parts: Sequence[ClusterUpdate], peaks: Tensor) -> bool:
-        """Tell whether every cluster has answered, and is near a stationary point."""
+        """Return whether every cluster has answered, and is near a stationary point."""
         ready = {part.node for part in parts if part.enough and not part.waits and self._is_stationary(part, peaks)}
         return not tree.stragglers and ready >= {leaf.id for leaf in tree.leaves if leaf.members}
 
@@ -165,17 +165,17 @@ class CFL(Algorithm[CFLState]):
         node, updates = state.tree.nodes[part.node], part.updates
         if not self._calls_for_split(node, part, state.peaks, this_round):
             return part.compared()
-        insisting = replace(this_round, require_all=True)
+        from_all = replace(this_round, require_all=True)
         answered = set(updates.ids)
         absent = [member for member in node.members if member not in answered]
         models = node.params[None]
         if absent:
-            updates = updates.concat(clients.train(absent, models, [0] * len(absent), insisting)).select(node.members)
+            updates = updates.concat(clients.train(absent, models, [0] * len(absent), from_all)).select(node.members)
         moved = mean(updates, weighted=self.weighted)
         criteria = SplitCriteria.of(updates, moved)
         compared = updates
         if self.similarity == "gradients":
-            compared = clients.gradients(updates.ids, models, [0] * len(updates.ids), insisting)
+            compared = clients.gradients(updates.ids, models, [0] * len(updates.ids), from_all)
         if compared is updates or len(compared.ids) > 1:
             alpha = cosine_similarity(compared.signatures)
             criteria = replace(criteria, members=compared.ids, similarity=alpha)

@@ -72,7 +72,7 @@ class ClusterUpdate:
 def train_clusters(
     state: State, cohort: Sequence[int], clients: Clients, this_round: Round, *, weighted: bool = True
 ) -> list[ClusterUpdate]:
-    """Let the cohort train, each client from its cluster's model; return the clusters that were asked."""
+    """Let the cohort train, each client from its cluster's model; return those clusters."""
     leaf_of = state.tree.leaf_of
     models, assignment = state.tree.models([leaf_of[client] for client in cohort])
     return by_cluster(state.tree, clients.train(cohort, models, assignment, this_round), this_round, weighted=weighted)
@@ -87,7 +87,7 @@ def train_root(state: State, cohort: Sequence[int], clients: Clients, this_round
 def by_cluster(
     tree: ParameterTree, updates: Updates, this_round: Round, *, weighted: bool = True
 ) -> list[ClusterUpdate]:
-    """Part the updates of clients that each started from its cluster's model; return the clusters that were asked."""
+    """Part the updates of clients that each started from its cluster's model; return those clusters."""
     members: dict[int, list[int]] = {}
     for client in sorted({*updates.ids, *updates.left_out}):
         members.setdefault(tree.leaf_of[client], []).append(client)
@@ -110,7 +110,7 @@ def move_clusters(tree: ParameterTree, parts: Sequence[ClusterUpdate]) -> Parame
 
 
 def log_of(parts: Sequence[ClusterUpdate], events: Sequence[Event] = (), phase: str = "train") -> RoundLog:
-    """Gather what a round reports, and tell of clusters with too few answers."""
+    """Gather what a round reports, with the clusters that had too few answers."""
     clusters = [part for part in parts if not part.waits]
     too_few = [TooFew(part.node, len(part.updates.ids)) for part in clusters if not part.enough]
     apart = [part.discrepancy for part in parts if part.updates.ids]
@@ -124,7 +124,7 @@ def log_of(parts: Sequence[ClusterUpdate], events: Sequence[Event] = (), phase: 
 
 
 def membership_events(before: ParameterTree, after: ParameterTree) -> list[Event]:
-    """Tell which clients joined which cluster, and which clusters were left empty; both trees have the same leaves."""
+    """Return which clients joined which cluster, and which clusters are empty now; the leaves are the same."""
     started = any(leaf.members for leaf in before.leaves)
     events: list[Event] = []
     for old, new in zip(before.leaves, after.leaves, strict=True):

@@ -70,7 +70,7 @@ class Oracle(_FixedClusters[OracleState]):
     Parameters
     ----------
     true_clusters
-        By client. No other algorithm is told it.
+        By client. No other algorithm knows it.
     """
 
     state_type = OracleState

@@ -17,8 +17,8 @@ GroupDirection = Literal["update", "position"]
 
 def pretrain(ids: Sequence[int], tree: ParameterTree, clients: Clients, this_round: Round) -> Updates:
     """Let clients train for one epoch from the current global model (Algorithm 3, lines 11 to 16)."""
-    asked = replace(this_round, spec=replace(this_round.spec, epochs=1, mu=0.0), purpose="pretrain")
-    return clients.train(ids, *tree.models([0] * len(ids)), asked)
+    training = replace(this_round, spec=replace(this_round.spec, epochs=1, mu=0.0), purpose="pretrain")
+    return clients.train(ids, *tree.models([0] * len(ids)), training)
 
 
 def with_groups(tree: ParameterTree, updates: Updates, groups: Labels, *, weighted: bool = False) -> ParameterTree:
@@ -56,7 +56,7 @@ def assigned(
 ) -> list[Assignment]:
     """Assign newcomers as cold clients are (eq. 10), from the last global model; a group without members is no choice.
 
-    Whether they fit is told by their losses. The largest cosine of a newcomer with 40 images can be smaller than a
+    Their losses say whether they fit. The largest cosine of a newcomer with 40 images can be smaller than a
     stranger's: 0.04 and 0.12, measured as in :mod:`fedclade.clustering.routing`.
     """
     updates, losses = all_of(ids, pretrain(ids, tree, clients, this_round)), leaf_losses(tree, ids, clients)

@@ -116,8 +116,8 @@ class IFCA(OneCohort[IFCAState]):
     def _moved(
         self, tree: ParameterTree, cohort: Sequence[int], clients: Clients, this_round: Round
     ) -> tuple[ParameterTree, list[ClusterUpdate]]:
-        """Move every model by what those who took it answer (options II and I); one that nobody took stays."""
-        cohort = [client for client in cohort if tree.leaf_of[client]]  # who never told its losses took none
+        """Move every model by the updates of those that took it (options II and I); one that nobody took stays."""
+        cohort = [client for client in cohort if tree.leaf_of[client]]  # one that did not report losses took none
         if not cohort:
             return tree, []
         models, rows = tree.models([tree.leaf_of[client] for client in cohort])
@@ -142,7 +142,7 @@ def _packed(sets: Sequence[ParameterTree], best: int, ids: Sequence[int]) -> IFC
 
 
 def _unpacked(state: IFCAState, ids: Sequence[int]) -> list[ParameterTree]:
-    """Return the sets of models, with those clients that are there; who came since is in no cluster."""
+    """Return the sets of models, with the clients that are there; newcomers are in no cluster."""
     if state.models is None or state.leaves is None or state.ids is None:
         return [state.tree]
     there, trees = set(ids), list[ParameterTree]()

@@ -101,7 +101,7 @@ class PACFL(Algorithm[State]):
     def _clustered(self, tree: ParameterTree, clients: Clients) -> tuple[ParameterTree, list[Event]]:
         """Cluster all clients that send their vectors; with too few of them go on with one model."""
         everybody, needed = sorted(clients.ids), self.n_clusters or 1
-        ids, vectors = self._asked(everybody, clients)
+        ids, vectors = self._vectors_of(everybody, clients)
         if len(ids) < needed:
             return tree, [Postponed(0, len(ids), needed)]
         apart = squareform(angles(vectors, self.angle), checks=False)
@@ -112,13 +112,13 @@ class PACFL(Algorithm[State]):
     def _placed(
         self, tree: ParameterTree, waiting: Sequence[int], clients: Clients
     ) -> tuple[ParameterTree, list[Event]]:
-        """Let each of those who wait, and now send their vectors, join the cluster of the smallest mean angle.
+        """Let each straggler that now sends its vectors join the cluster of the smallest mean angle.
 
         Members send theirs again: the server keeps none, since they show what the data looks like.
         """
         members = sorted(client for leaf in tree.leaves for client in leaf.members)
-        late, new = self._asked(waiting, clients)
-        known, old = self._asked(members, clients) if late else ([], new)
+        late, new = self._vectors_of(waiting, clients)
+        known, old = self._vectors_of(members, clients) if late else ([], new)
         if not known:
             return tree, []
         apart = torch.from_numpy(angles(torch.cat([old, new]), self.angle))[len(known) :, : len(known)]
@@ -128,8 +128,8 @@ class PACFL(Algorithm[State]):
         placed = tree.reassigned({client: leaves[k] for client, k in zip(late, nearest, strict=True)})
         return placed, membership_events(tree, placed)
 
-    def _asked(self, ids: Sequence[int], clients: Clients) -> tuple[list[int], Tensor]:
-        """Return who sends its vectors, and these, ``[m, L, d, p]``."""
+    def _vectors_of(self, ids: Sequence[int], clients: Clients) -> tuple[list[int], Tensor]:
+        """Return the clients that send their vectors, and these, ``[m, L, d, p]``."""
         vectors = clients.subspaces(ids, self.vectors, self.per_label)
         came = vectors.flatten(1).any(dim=1).tolist()
         return [client for client, answers in zip(ids, came, strict=True) if answers], vectors[came]

@@ -41,7 +41,7 @@ from fedclade.core import (
 )
 
 FOR_PEOPLE = 0.01
-"""From which p-values are told apart that decide nothing."""
+"""Level at which p-values are resolved that decide nothing."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,13 +130,13 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
 
 
 def _halves(model: Tensor, tree: ParameterTree, clients: Clients, this_round: Round) -> tuple[Sequence[int], Tensor]:
-    """Let clients make an update from each half of their data; return who answers, and both signatures ``[n, 2R]``."""
+    """Return the clients that make an update from each half of their data, and both signatures, ``[n, 2R]``."""
     ids = [client for client in sorted(tree.leaf_of) if clients.sizes[client] > 1]  # one example has no halves
     if not ids:
         return (), model[None, :0]
     travels = "updates" if len(tree.leaves) == 1 else "all"  # the model of a single cluster is sent anyway
-    asked = replace(this_round, replicates=2, purpose="replicate", require_all=True, communicates=travels)
-    updates = clients.train(ids, model[None], [0] * len(ids), asked).select(ids)
+    training = replace(this_round, replicates=2, purpose="replicate", require_all=True, communicates=travels)
+    updates = clients.train(ids, model[None], [0] * len(ids), training).select(ids)
     return updates.ids, updates.required_deltas
 
 
@@ -144,7 +144,7 @@ def _decided(found: Finding, now: Labels, level: float, draw: np.random.Generato
     """Return the clusters to go on with, ``[n]``, and the numbers that they were decided by."""
     kept = gain(found.similarity, now, found.noise)
     changes = found.gain > max(kept, 0.0) and not same_partition(found.labels, now)
-    # Where nothing hangs on it, the p-value is for people, and need not be told from so small a level.
+    # Where nothing depends on it, the p-value is for people, and may be less exact.
     p_value = found.p_value(level if changes else max(level, FOR_PEOPLE), draw)
     numbers = {"p_value": p_value, "gain": found.gain, "gain_before": kept}
     if changes and p_value <= level:

@@ -1,7 +1,7 @@
 """Where newcomers go: down the parameter tree by their updates, or to the leaf whose model has the lowest loss.
 
-A newcomer is served with the model of the leaf that it comes to (CFL Algorithm 4). Besides it is told whether it fits
-there, and who asks for it gets the deepest model that fits. The papers know of no such thing. The rules were chosen on
+A newcomer is served with the model of the leaf that it comes to (CFL Algorithm 4). Besides it learns whether it fits
+there, and on request gets the deepest model that fits. The papers know of no such thing. The rules were chosen on
 MNIST with four label swaps, 20 members with 300 images each, and 20 newcomers for each of three seeds, honest ones with
 300 or 40 images, and strangers who permute all labels (``benchmarks/newcomers.py``):
 
@@ -10,7 +10,7 @@ MNIST with four label swaps, 20 members with 300 images each, and 20 newcomers f
   learnt their examples: honest ones down to 0.20, where ranges end at 0.31 to 0.42. Taken to the letter, a range would
   turn them away. Strangers are nearly at right angles to everybody (at the root at most 0.19), whatever the number of
   their examples. So a newcomer fits down to half of the range's lower end, midway between a member and a stranger. That
-  told every stranger, and turned away one of 240 honest newcomers, with 40 images.
+  found every stranger, and turned away one of 240 honest newcomers, with 40 images.
 - By loss, members are no measure, as they know their examples by heart. A leaf fits a newcomer whose labels it predicts
   better than a model of zeros, to which all labels are alike: its loss is ln 10 = 2.3, that of honest newcomers was at
   most 1.9, of strangers at least 7.5. Models that overfit can lose more than that where they are wrong, however often
@@ -126,8 +126,8 @@ def by_similarity(tree: ParameterTree, ids: Sequence[int], clients: Clients, thi
     while pending:  # line 3
         here, standing = pending.popitem()
         node, branches = tree.nodes[here], _peopled(tree, here)  # line 4
-        asked = replace(this_round, number=node.split_in or this_round.number)
-        updates = all_of(standing, clients.train(standing, node.params[None], [0] * len(standing), asked))  # line 5
+        training = replace(this_round, number=node.split_in or this_round.number)
+        updates = all_of(standing, clients.train(standing, node.params[None], [0] * len(standing), training))  # line 5
         best = likeness(updates.signatures, branches)  # lines 6 and 7
         least = {branch.id: least_similarity(branch) for branch in branches}
         for client, similar in zip(updates.ids, best.tolist(), strict=True):
@@ -156,8 +156,8 @@ def walk_down(
     }:
         for here, standing in pending.items():
             node = tree.nodes[here]
-            asked = replace(this_round, number=node.split_in or this_round.number)
-            updates = clients.train(standing, node.params[None], [0] * len(standing), asked)
+            training = replace(this_round, number=node.split_in or this_round.number)
+            updates = clients.train(standing, node.params[None], [0] * len(standing), training)
             moving.intersection_update({*updates.ids, *(moving - set(standing))})
             tree, came = placed(tree, here, updates)
             joined |= came
