@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedclade.algorithms import CFL, Algorithm, FedAvg, ReplicatedCFL
+from fedclade.algorithms import CFL, Algorithm, ReplicatedCFL
 from fedclade.papers.cache import ResultCache, Settings, maker_of
 from fedclade.papers.cfl.series import Series, WatchedCFL, pairs_of, series_of
 from fedclade.papers.experiment import Paper
@@ -106,7 +106,8 @@ def _train_all(cache: ResultCache, settings: Settings) -> dict[str, list[Series]
 
 def _train(cache: ResultCache, settings: Settings, method: str, seed: int) -> Series:
     makers: Mapping[str, Callable[[], Algorithm]] = {
-        "fl": lambda: FedAvg(),
+        # FedAvg to the last bit, but one that computes similarities, for the gap.
+        "fl": lambda: CFL(split_rounds=(settings["rounds"] + 1,)),
         "cfl": lambda: WatchedCFL(split_rounds=tuple(settings["split_rounds"]), **settings["at_dates"]),
         "own": lambda: WatchedCFL(**settings["criteria"]),
         "rcfl": lambda: ReplicatedCFL(),
