@@ -159,7 +159,10 @@ def test_files_that_the_system_refuses_are_one_clear_error_and_the_run_resumes(t
     assert bytes_of(tmp_path / "run") == bytes_of(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+SIGNALS = [signal.SIGINT, *(pytest.param(each, marks=pytest.mark.slow) for each in (signal.SIGTERM, signal.SIGHUP))]
+
+
+@pytest.mark.parametrize("sent", SIGNALS)
 def test_the_command_line_saves_on_an_interrupt_and_resumes(digits, tmp_path, sent):
     _, _, whole = digits
     (tmp_path / "digits.toml").write_text(CONFIG)

@@ -12,6 +12,7 @@ import pytest
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "federation.py"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peaks of memory are read in /proc")
 def test_a_server_that_streams_keeps_no_copy_of_all_updates(tmp_path: Path):
     """150 updates take 240 MB; a run without splits that keeps them takes just these, and a stream a few at a time."""

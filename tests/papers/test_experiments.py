@@ -30,6 +30,7 @@ def test_settings_are_json_and_data_is_known(name: str):
     assert experiment.paper["seeds"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_a_smoke_run_has_rows_claims_and_a_picture_drawn_of_its_json_alone(name: str, smoke: Smoke, tmp_path: Path):
     result = smoke(name)
@@ -47,6 +48,7 @@ def test_a_smoke_run_has_rows_claims_and_a_picture_drawn_of_its_json_alone(name:
     assert picture.axes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_a_smoke_run_is_written_for_people(name: str, smoke: Smoke):
     result = smoke(name)
