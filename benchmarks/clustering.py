@@ -31,11 +31,7 @@ from sklearn.metrics import adjusted_rand_score
 from torch import Tensor
 
 from fedclade.clustering.bipartition import optimal_bipartition
-from fedclade.clustering.linkage import (
-    LINKAGES,
-    agglomerate,
-    cut,
-)
+from fedclade.clustering.linkage import LINKAGES, agglomerate, cut
 from fedclade.clustering.similarity import METRICS, Similarity, cosine_similarity, distances
 from fedclade.clustering.ternary import k_means, ternary_similarity
 

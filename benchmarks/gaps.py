@@ -20,12 +20,7 @@ from rich.table import Table
 from torch import Tensor
 
 from fedclade import FedAvg, Federation, LocalSpec, load_federation
-from fedclade.clustering.linkage import (
-    agglomerate,
-    cut,
-    largest_gap,
-    n_clusters_by_gap,
-)
+from fedclade.clustering.linkage import agglomerate, cut, largest_gap, n_clusters_by_gap
 from fedclade.clustering.similarity import distances
 from fedclade.core.queries import Round
 from fedclade.data import SHIFTS

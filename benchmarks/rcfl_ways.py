@@ -14,11 +14,7 @@ from scipy.spatial.distance import squareform
 from torch import Tensor
 
 from fedclade import FedAvg
-from fedclade.clustering.linkage import (
-    LINKAGES,
-    agglomerate,
-    cut,
-)
+from fedclade.clustering.linkage import LINKAGES, agglomerate, cut
 from fedclade.clustering.similarity import Similarity, cosine_similarity, cosines
 from fedclade.clustering.split_half import DRAWS_TO_RESOLVE, Across, Finding, Labels, Replicates
 from fedclade.core.queries import Round

@@ -53,10 +53,7 @@ def make_certificates(folder: Path, names: Sequence[str]) -> None:
         (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False),
         (x509.SubjectAlternativeName([_general_name(name) for name in names]), False),
     )
-    write_private(
-        folder / "server.key",
-        server_key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()),
-    )
+    write_private(folder / "server.key", server_key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
     (folder / "ca.crt").write_bytes(authority.public_bytes(Encoding.PEM))
     (folder / "server.pem").write_bytes(server.public_bytes(Encoding.PEM))
 

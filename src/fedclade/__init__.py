@@ -61,15 +61,7 @@ from fedclade.core import (
     Updates,
 )
 from fedclade.data import Federation, Pool, load_federation, one_client, pool_from_torch
-from fedclade.runs import (
-    Newcomers,
-    Run,
-    RunSettings,
-    assign,
-    export_model,
-    simulate,
-    version_of,
-)
+from fedclade.runs import Newcomers, Run, RunSettings, assign, export_model, simulate, version_of
 
 __version__ = version_of("fedclade")
 

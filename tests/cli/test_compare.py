@@ -8,11 +8,7 @@ import pytest
 from fedclade.cli import compare, main
 from fedclade.config import check_config
 
-DIGITS = {
-    "rounds": 1,
-    "data": {"name": "digits", "clients": 2, "samples_per_client": 40},
-    "model": {"name": "mclr"},
-}
+DIGITS = {"rounds": 1, "data": {"name": "digits", "clients": 2, "samples_per_client": 40}, "model": {"name": "mclr"}}
 
 
 @pytest.mark.parametrize("extras", [True, False])

@@ -11,14 +11,7 @@ from scipy.stats import t as student
 from sklearn.cluster import AgglomerativeClustering
 
 from fedclade import ConfigError, UpdateError
-from fedclade.clustering.linkage import (
-    LINKAGES,
-    agglomerate,
-    cut,
-    cut_height,
-    largest_gap,
-    n_clusters_by_gap,
-)
+from fedclade.clustering.linkage import LINKAGES, agglomerate, cut, cut_height, largest_gap, n_clusters_by_gap
 from fedclade.clustering.similarity import METRICS, distances
 from tests.reference import fl_hc as reference
 

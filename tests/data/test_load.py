@@ -82,12 +82,7 @@ def test_with_like_clients_all_are_tested_on_the_one_test_split(partition: str) 
 
 @pytest.mark.parametrize(
     ("partition", "arguments"),
-    [
-        ("pathological", {}),
-        ("dirichlet", {"alpha": 0.3}),
-        ("shards", {}),
-        ("label_groups", {}),
-    ],
+    [("pathological", {}), ("dirichlet", {"alpha": 0.3}), ("shards", {}), ("label_groups", {})],
 )
 def test_with_unlike_clients_each_is_tested_on_its_own_labels(partition: str, arguments: dict[str, Any]) -> None:
     federation = load_federation(clients=10, partition=partition, partition_arguments=arguments)

@@ -11,7 +11,7 @@ from fedclade.data import SOURCES, load_pool
 
 def test_every_source_has_a_one_line_description() -> None:
     assert list(SOURCES) == [
-        *("digits", "mnist", "cifar10", "femnist", "ag_news", "sent140", "tiny_shakespeare", "synthetic"),
+        *("digits", "mnist", "cifar10", "femnist", "ag_news", "sent140", "tiny_shakespeare", "synthetic")
     ]
     for source in SOURCES.values():
         assert source.description

@@ -11,12 +11,7 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from flwr.common.serde import message_to_proto
-from flwr.proto.message_pb2 import (
-    ConfirmMessageReceivedRequest,
-    ObjectTree,
-    PullObjectRequest,
-    PullObjectResponse,
-)
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree, PullObjectRequest, PullObjectResponse
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.proto.runtime_pb2 import (
     GetNodesRequest,

@@ -52,9 +52,7 @@ def late(honest: RecordDict) -> RecordDict:
 
 
 @pytest.mark.parametrize(
-    ("first", "change"),
-    [(1, late), (ROUNDS, worded(losses=[1e300]))],
-    ids=["never", "a lie in the last round"],
+    ("first", "change"), [(1, late), (ROUNDS, worded(losses=[1e300]))], ids=["never", "a lie in the last round"]
 )
 def test_a_client_that_is_late_or_lies_in_the_last_evaluation_ends_nothing(
     first: int, change: Callable[[RecordDict], RecordDict], tmp_path: Path

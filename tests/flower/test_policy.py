@@ -198,10 +198,7 @@ def test_what_nobody_allows_ends_the_run_with_one_clear_error_on_both_sides(
     federation = federation_of(FOUR)
     allow = f"train evaluate {question}"
     why = f'{FORBIDS} the question {question!r}; to allow it, set allow="{allow}" in its node config'
-    with (
-        caplog.at_level(logging.WARNING, "fedclade.flower"),
-        pytest.raises(UpdateError) as error,
-    ):
+    with caplog.at_level(logging.WARNING, "fedclade.flower"), pytest.raises(UpdateError) as error:
         federated(grid_of(federation), algorithm)
     assert str(error.value) == f"none of 4 clients answers the question {question!r}; client 0 says: {why}"
     refused = [message for message in caplog.messages if message.startswith("refused")]

@@ -84,12 +84,12 @@ def test_similarities_of_the_root_are_large_and_those_of_the_others_small(make_r
     run = make_run([(1, 0)], truth=[0, 1, 1, 0])
     large, first, second, bar = similarity_figure(run).axes
     assert [axes.get_title(loc="left") for axes in (large, first, second)] == [
-        *("root: 4 clients, round 1", "cluster 1: 2 clients, round 4", "cluster 2: 2 clients, round 4"),
+        *("root: 4 clients, round 1", "cluster 1: 2 clients, round 4", "cluster 2: 2 clients, round 4")
     ]
     assert [label.get_text() for label in large.get_xticklabels()] == ["1", "2"]
     assert (large.get_xlabel(), large.get_ylabel(), first.get_xlabel()) == ("current cluster", "true cluster", "")
     assert [(patch.get_y(), patch.get_height()) for patch in artists(large, "box")] == [
-        *((-0.5, 1), (0.5, 1), (1.5, 1), (2.5, 1)),
+        *((-0.5, 1), (0.5, 1), (1.5, 1), (2.5, 1))
     ]
     assert len(artists(large, "line")) == 2
     (image,) = large.images

@@ -79,5 +79,5 @@ def test_details_that_are_numbers_of_numpy_and_torch_are_written_as_json(tmp_pat
     assert events_of(Run.load(run.save(tmp_path / "run")).events, ClusterSplit) == []
     (event,) = (event for event in Run.load(tmp_path / "run").events if event["kind"] == "mine")
     assert {key: event[key] for key in told} == {
-        **{"array": [0, 1], "number": 0.5, "tensor": [1.0, 1.0], "what": ["split"], "path": "a"},
+        **{"array": [0, 1], "number": 0.5, "tensor": [1.0, 1.0], "what": ["split"], "path": "a"}
     }

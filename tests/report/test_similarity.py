@@ -25,7 +25,7 @@ def heat_map(picture: Picture) -> HeatMap:
 def test_clients_stand_in_the_order_of_leaves_with_lines_and_a_strip(make_run):
     root, first, second = pictures(make_run([(1, 0)], truth=[0, 1, 1, 0]))
     assert [each.title for each in (root, first, second)] == [
-        *("root: 4 clients, round 1", "cluster 1: 2 clients, round 4", "cluster 2: 2 clients, round 4"),
+        *("root: 4 clients, round 1", "cluster 1: 2 clients, round 4", "cluster 2: 2 clients, round 4")
     ]
     assert root.x.ticks == {0.5: "1", 2.5: "2"}
     boxes = marks(root.panels[0], Box)
@@ -33,9 +33,7 @@ def test_clients_stand_in_the_order_of_leaves_with_lines_and_a_strip(make_run):
     assert not [box for box in marks(first.panels[0], Box) if box.colour == "@panel"]
     # Clients 0, 1 in leaf 1, then 3 before 2 in leaf 2: by true cluster within a leaf.
     strip = [(box.y0, box.y1, box.colour, box.label) for box in boxes if box.colour != "@panel"]
-    assert strip == [
-        *((-0.5, 0.5, "@t0", "0"), (0.5, 1.5, "@t1", "1"), (1.5, 2.5, "@t0", "0"), (2.5, 3.5, "@t1", "1")),
-    ]
+    assert strip == [*((-0.5, 0.5, "@t0", "0"), (0.5, 1.5, "@t1", "1"), (1.5, 2.5, "@t0", "0"), (2.5, 3.5, "@t1", "1"))]
     assert labels(root) == ["true cluster 0", "true cluster 1"]
 
 

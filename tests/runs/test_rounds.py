@@ -370,10 +370,7 @@ def test_the_rows_of_clients_say_who_serves_them():
     run = run_of("oracle", rounds=1)
     assert [
         (row["client"], row["cluster"], row["served_by"], row["true_cluster"], row["n_train"]) for row in run.clients
-    ] == [
-        *((0, 1, 1, 0, 24), (1, 2, 2, 1, 24)),
-        *((2, 1, 1, 0, 24), (3, 2, 2, 1, 24)),
-    ]
+    ] == [*((0, 1, 1, 0, 24), (1, 2, 2, 1, 24)), *((2, 1, 1, 0, 24), (3, 2, 2, 1, 24))]
 
 
 def test_fallback_is_evaluated_with_the_served_model():

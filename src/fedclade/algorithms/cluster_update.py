@@ -10,18 +10,7 @@ from torch import Tensor
 from fedclade.algorithms.base import RoundLog
 from fedclade.algorithms.state import State
 from fedclade.clustering import SplitCriteria, cosine_similarity, placed
-from fedclade.core import (
-    Clients,
-    Empty,
-    Event,
-    Joined,
-    ParameterTree,
-    Round,
-    TooFew,
-    Updates,
-    mean,
-    row_norms,
-)
+from fedclade.core import Clients, Empty, Event, Joined, ParameterTree, Round, TooFew, Updates, mean, row_norms
 
 LARGEST_COMPARED = 1000
 """Clients that are compared in every round; the similarities of more take more memory and time than all else."""

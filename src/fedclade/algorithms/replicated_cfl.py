@@ -27,18 +27,7 @@ from fedclade.algorithms.base import Algorithm, RoundLog, never_clusters
 from fedclade.algorithms.cluster_update import log_of, move_clusters, place_stragglers, train_clusters
 from fedclade.algorithms.state import State
 from fedclade.clustering import Finding, Labels, Replicates, find_clusters, gain, same_partition
-from fedclade.core import (
-    Checked,
-    Clients,
-    Event,
-    Group,
-    ParameterTree,
-    Postponed,
-    Regrouped,
-    Round,
-    checked,
-    require,
-)
+from fedclade.core import Checked, Clients, Event, Group, ParameterTree, Postponed, Regrouped, Round, checked, require
 
 FOR_PEOPLE = 0.01
 """Level at which p-values are resolved that decide nothing."""

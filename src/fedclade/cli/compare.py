@@ -28,10 +28,7 @@ DEMO = ("fedavg", "cfl", "oracle", "local")
 
 
 def demo(
-    out: options.Out = None,
-    engine: options.Engine = None,
-    memory: options.Memory = None,
-    quiet: options.Quiet = False,
+    out: options.Out = None, engine: options.Engine = None, memory: options.Memory = None, quiet: options.Quiet = False
 ) -> None:
     """Run FedAvg, CFL, the oracle and local training on handwritten digits whose labels are swapped in four ways.
 

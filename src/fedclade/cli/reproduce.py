@@ -18,12 +18,7 @@ from rich.text import Text
 from fedclade.cli import options
 from fedclade.cli.console import new_console
 from fedclade.cli.interrupt import interruptible
-from fedclade.core import (
-    ConfigError,
-    MissingExtraError,
-    appear,
-    unknown,
-)
+from fedclade.core import ConfigError, MissingExtraError, appear, unknown
 from fedclade.papers import (
     EXPERIMENTS,
     Experiment,

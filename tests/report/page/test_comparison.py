@@ -41,7 +41,7 @@ def found(subjects: list[RunView], name: str, beside: Path = Path()) -> Section 
 def test_runs_are_called_by_what_tells_them_apart(subject):
     assert run_labels([subject("cfl"), subject("fedavg")]) == ["cfl", "fedavg"]
     assert run_labels([subject("cfl", seed=1), subject("cfl", seed=2), subject("fedavg")]) == [
-        *("cfl, seed 1", "cfl, seed 2", "fedavg"),
+        *("cfl, seed 1", "cfl, seed 2", "fedavg")
     ]
     twice = [subject("cfl", folder="a"), subject("cfl", folder="b")]
     assert run_labels(twice) == ["cfl, seed 0, a", "cfl, seed 0, b"]

@@ -87,8 +87,7 @@ def test_a_row_that_lacks_what_its_kind_has_is_no_event(kind: type[Event], row: 
 
 
 @pytest.mark.parametrize(
-    "merges",
-    [[], [[0, 1, 0.5]], [[0, 1, 0.5], [0, 2, 1.0]], [[0, 0, 0.5], [1, 2, 1.0]], [[0, 1, 0.5], [2, 3.0, 1.0]]],
+    "merges", [[], [[0, 1, 0.5]], [[0, 1, 0.5], [0, 2, 1.0]], [[0, 0, 0.5], [1, 2, 1.0]], [[0, 1, 0.5], [2, 3.0, 1.0]]]
 )
 def test_merges_join_two_clusters_of_before_until_there_is_one(merges: list[list[float]]):
     row = {"metric": "l1", "linkage": "ward", "threshold": 1.0, "sizes": [3], "clients": [4, 7, 9]}

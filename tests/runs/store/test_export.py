@@ -13,18 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import nn
 
-from fedclade import (
-    CFL,
-    ConfigError,
-    FineTune,
-    LocalSpec,
-    Oracle,
-    Run,
-    RunError,
-    TreeError,
-    export_model,
-    simulate,
-)
+from fedclade import CFL, ConfigError, FineTune, LocalSpec, Oracle, Run, RunError, TreeError, export_model, simulate
 from fedclade.config import check_config
 from fedclade.core import files
 from fedclade.core.params import Layout
@@ -118,10 +107,7 @@ def test_the_card_of_a_leaf(run, tmp_path):
 
 @pytest.mark.parametrize(
     ("scaling", "told"),
-    [
-        ("unit", "pixels as (x / 255 − 0.0) / 1.0"),
-        ("pixel", "each pixel standardised over the images of the source"),
-    ],
+    [("unit", "pixels as (x / 255 − 0.0) / 1.0"), ("pixel", "each pixel standardised over the images of the source")],
 )
 def test_a_card_says_how_pixels_were_scaled(scaling, told, tmp_path):
     """Whoever feeds the exported model has to do the same."""
