@@ -119,7 +119,7 @@ def contestants(name: str, clients: int, steps: int, device: str) -> tuple[dict[
         except ConfigError as error:
             Console(stderr=True).print(f"{name}: {error}", style="yellow")
             continue
-        taken = str(engine.taken) if kind == "auto" else taken
+        taken = str(engine.resolved) if kind == "auto" else taken
         speeds[kind] = lambda engine=engine: timed(lambda: engine.train(task()), clients * each)
     if device == "cuda":  # the stacked engine may record its steps, and launch them as one
         step_by_step = StackedEngine()
