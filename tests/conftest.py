@@ -17,3 +17,9 @@ def _cache_of_the_session(tmp_path_factory: pytest.TempPathFactory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDCLADE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup():
+    """Whatever a test lets torch use, the next one has one thread: what it forks would wait for ever for others."""
+    torch.set_num_threads(1)
