@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fedclade.algorithms import State
-from fedclade.core import ParameterTree
+from fedclade.core import CheckpointError, ParameterTree
 
 TREE = ParameterTree.root_only([0, 1], torch.zeros(2))
 
@@ -27,7 +27,7 @@ class Kept(State):
     "kept",
     [
         Kept(TREE),
-        Kept(TREE, torch.arange(6.0).view(2, 3), torch.zeros(1, dtype=torch.float64), 7, (3, 1), (2,), 0.5, done=True),
+        Kept(TREE, torch.arange(6.0).view(2, 3), torch.zeros(1, dtype=torch.float64), 7, (3, 1), (2,), 0.1, done=True),
     ],
 )
 def test_a_state_comes_back_from_its_tensors_with_its_types(kept: Kept):
@@ -46,3 +46,8 @@ def test_what_is_none_or_false_is_not_kept():
 def test_tensors_keep_their_dtype_and_their_place():
     kept = Kept(TREE, peaks=torch.zeros(3, dtype=torch.float64))
     assert kept.tensors()["peaks"] is kept.peaks
+
+
+def test_the_state_of_another_class_is_one_clear_error():
+    with pytest.raises(CheckpointError, match="not a Kept, which differs in checks"):
+        Kept.from_tensors(TREE, {"checks": torch.ones(1)})

@@ -132,7 +132,6 @@ def test_merges_of_clients_that_left_take_the_colour_of_those_who_stayed():
     merges = Merges(Run({}, {}, tree, [], [], [], []), 1, step)
     assert merges.found == [None, 1, 2, 2]
     assert merges.nodes == [None, 1, 2, 2, 1, 2, None]
-    assert merges.node_sizes == {1: 1, 2: 2}
 
 
 def test_a_run_that_nobody_was_evaluated_in_at_the_end_is_measured_by_nothing(make_run):

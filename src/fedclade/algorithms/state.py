@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from types import UnionType
 from typing import Any, Self, get_args, get_origin, get_type_hints
 
+import numpy as np
 import torch
 from torch import Tensor
 from typing_extensions import TypeVar
 
-from fedclade.core import ParameterTree
+from fedclade.core import CheckpointError, ParameterTree
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,8 +37,19 @@ class State:
 
     @classmethod
     def from_tensors(cls, tree: ParameterTree, tensors: Mapping[str, Tensor]) -> Self:
-        """Return the state whose :meth:`tensors` these are."""
+        """Return the state whose :meth:`tensors` these are.
+
+        Raises
+        ------
+        CheckpointError
+            If they are those of another class.
+        """
         hints = get_type_hints(cls)
+        needed = {each.name for each in fields(cls) if each.name != "tree" and each.default is MISSING}
+        if odd := sorted(needed - set(tensors) | set(tensors) - set(hints)):
+            raise CheckpointError(
+                f"the state in the checkpoint is not a {cls.__name__}, which differs in {', '.join(odd)}"
+            )
         return cls(tree, **{name: _value_of(hints[name], tensor) for name, tensor in tensors.items()})
 
 
@@ -46,7 +58,9 @@ S = TypeVar("S", bound=State, default=Any)
 
 
 def _tensor_of(value: Any) -> Tensor:
-    return value if isinstance(value, Tensor) else torch.tensor(value if isinstance(value, tuple) else [value])
+    if isinstance(value, Tensor):
+        return value
+    return torch.from_numpy(np.atleast_1d(value))  # numbers in all their digits, or a resumed run would be another
 
 
 def _value_of(hint: Any, tensor: Tensor) -> Any:

@@ -40,39 +40,36 @@ Clusters = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
-class Joined(Event):
+class _OfClients(Event):
+    clients: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Joined(_OfClients):
     """Clients joined a cluster; at node 0 besides: they joined the run."""
 
     kind = "joined"
 
-    clients: tuple[int, ...]
-
 
 @dataclass(frozen=True)
-class Left(Event):
+class Left(_OfClients):
     """Clients left the run."""
 
     kind = "left"
 
-    clients: tuple[int, ...]
-
 
 @dataclass(frozen=True)
-class Disconnected(Event):
+class Disconnected(_OfClients):
     """Clients lost their connection."""
 
     kind = "disconnected"
 
-    clients: tuple[int, ...]
-
 
 @dataclass(frozen=True)
-class Reconnected(Event):
+class Reconnected(_OfClients):
     """Clients are connected again."""
 
     kind = "reconnected"
-
-    clients: tuple[int, ...]
 
 
 @dataclass(frozen=True)

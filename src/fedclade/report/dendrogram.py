@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -119,11 +117,6 @@ class Merges:
         for a, b in self.parts:
             sizes.append(sizes[a] + sizes[b])
         return sizes
-
-    @cached_property
-    def node_sizes(self) -> Mapping[int, int]:
-        """The number of clients in each node of the parameter tree, from left to right."""
-        return Counter(node for client in self.order if (node := self.found[client]) is not None)
 
     @property
     def top(self) -> float:

@@ -46,11 +46,9 @@ def events_of(rows: Sequence[Row], *types: type[E]) -> list[tuple[int, E]]:
 
 def event_of(row: Row, event_type: type[E]) -> E | None:
     """Return the event of this type that a row holds; None if the row does not have what its fields need."""
-    hints, missing = (
-        _hints_of(event_type),
-        {each.name for each in fields(event_type) if each.default is None} - set(row),
-    )
-    types = {each.name: hints[each.name] for each in fields(event_type) if each.name not in missing}
+    hints = _hints_of(event_type)
+    wanted = [each.name for each in fields(event_type) if each.name in row or each.default is not None]
+    types = {name: hints[name] for name in wanted}
     try:
         check_shape(row, {name: _shape_of(each) for name, each in types.items()}, "it")
         return event_type(**{name: _value_of(each, row[name]) for name, each in types.items()})
