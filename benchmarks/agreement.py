@@ -22,10 +22,10 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from fedclade import ConfigError, LocalSpec
+from fedclade import ConfigError, LocalTraining
 from fedclade.core.params import Layout
 from fedclade.training.auto import build_engine
-from fedclade.training.jobs import Job, Task
+from fedclade.training.jobs import Job, Workload
 from fedclade.training.loop import LoopEngine
 from fedclade.training.stacked import StackedEngine
 from fedclade.training.stacking.replay import Replay
@@ -43,13 +43,13 @@ the input of a ReLU falls. Clients that are mixed up, or a step that is left out
 """
 
 SPECS = {
-    "plain": LocalSpec(batch_size=10, lr=0.05),
-    "momentum": LocalSpec(batch_size=10, lr=0.01, momentum=0.9, weight_decay=0.01),
-    "proximal": LocalSpec(batch_size=10, lr=0.05, mu=0.1),
+    "plain": LocalTraining(batch_size=10, lr=0.05),
+    "momentum": LocalTraining(batch_size=10, lr=0.01, momentum=0.9, weight_decay=0.01),
+    "proximal": LocalTraining(batch_size=10, lr=0.05, mu=0.1),
 }
 
 
-def task_of(name: str, spec: LocalSpec, dtype: torch.dtype, device: str) -> Task:
+def task_of(name: str, spec: LocalTraining, dtype: torch.dtype, device: str) -> Workload:
     """Return clients of different sizes with a model each; the same on every device."""
     torch.manual_seed(0)
     module = without_dropout(SUBJECTS[name].module(name)).to(dtype)
@@ -61,7 +61,7 @@ def task_of(name: str, spec: LocalSpec, dtype: torch.dtype, device: str) -> Task
         inputs = inputs.to(dtype)
     parts = zip(inputs.to(device).split(SIZES), targets.to(device).split(SIZES), strict=True)
     jobs = [Job(k, k % 2, x, y, torch.Generator().manual_seed(k)) for k, (x, y) in enumerate(parts)]
-    return Task(module.to(device), layout, (first + 0.01 * noise).to(device), jobs, spec, spec.lr)
+    return Workload(module.to(device), layout, (first + 0.01 * noise).to(device), jobs, spec, spec.lr)
 
 
 def error(got: Tensor, expected: Tensor) -> float:
@@ -70,7 +70,7 @@ def error(got: Tensor, expected: Tensor) -> float:
     return float((apart / torch.linalg.vector_norm(expected, dim=1)).max())
 
 
-def updates(name: str, task: Task) -> Tensor:
+def updates(name: str, task: Workload) -> Tensor:
     """Train with an engine."""
     if name != "replayed":
         return build_engine(name).train(task)[0]

@@ -36,7 +36,7 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedclade import LocalSpec, load_federation
+from fedclade import LocalTraining, load_federation
 from fedclade.algorithms import CFL, FLHC, IFCA, Algorithm, ReplicatedCFL
 from fedclade.data.federation import Federation
 from fedclade.flower import LocalGrid, LocalNode, Network, federate, wire
@@ -161,7 +161,7 @@ def accuracy(
         METHODS[method],
         MODEL,
         network=replace(network, clients=len(nodes)),
-        local=LocalSpec(epochs=3, batch_size=10, lr=0.1),
+        local=LocalTraining(epochs=3, batch_size=10, lr=0.1),
         rounds=rounds,
         seed=seed,
         evaluate_every=rounds,

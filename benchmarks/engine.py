@@ -27,12 +27,12 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from fedclade import ConfigError, LocalSpec
+from fedclade import ConfigError, LocalTraining
 from fedclade.core.params import Layout
 from fedclade.models import build_model
 from fedclade.training import loop
 from fedclade.training.auto import ENGINES, build_engine
-from fedclade.training.jobs import Job, Task
+from fedclade.training.jobs import Job, Workload
 from fedclade.training.stacked import StackedEngine
 
 BATCH, LR = 10, 0.05
@@ -89,7 +89,7 @@ SUBJECTS = {
 def contestants(name: str, clients: int, steps: int, device: str) -> tuple[dict[str, Speed], str]:
     """Return everything that is timed for a model, warmed up, and the name of the engine that ``auto`` takes."""
     module = SUBJECTS[name].module(name).to(device)
-    layout, spec = Layout.of(module), LocalSpec(batch_size=BATCH, lr=LR)
+    layout, spec = Layout.of(module), LocalTraining(batch_size=BATCH, lr=LR)
     models = layout.flatten(module)[None]
     each = steps * BATCH
     inputs, targets = SUBJECTS[name].examples(max(clients * each, max(CENTRAL_BATCHES[device])), device)
@@ -102,12 +102,12 @@ def contestants(name: str, clients: int, steps: int, device: str) -> tuple[dict[
         synchronize(device)
         return samples / (perf_counter() - start)
 
-    def task() -> Task:
+    def task() -> Workload:
         jobs = [Job(k, 0, x, y, torch.Generator().manual_seed(k)) for k, (x, y) in enumerate(data)]
-        return Task(module, layout, models, jobs, spec, LR)
+        return Workload(module, layout, models, jobs, spec, LR)
 
     def plain(x: Tensor, y: Tensor, batch_size: int) -> None:
-        settings = LocalSpec(batch_size=batch_size, lr=LR)
+        settings = LocalTraining(batch_size=batch_size, lr=LR)
         loop.train(module, layout, models[0], (x, y), settings, LR, torch.Generator().manual_seed(0))
 
     speeds: dict[str, Speed] = {}

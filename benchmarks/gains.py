@@ -21,11 +21,11 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from fedclade import LocalSpec
+from fedclade import LocalTraining
 from fedclade.core.params import Layout
 from fedclade.models import build_model
 from fedclade.training.channels_last import ChannelsLastLoop
-from fedclade.training.jobs import Engine, Job, Task
+from fedclade.training.jobs import Engine, Job, Workload
 from fedclade.training.loop import LoopEngine
 from fedclade.training.memory import keep_freed_memory
 from fedclade.training.stacked import StackedEngine
@@ -116,7 +116,7 @@ def speeds(subject: str, repeats: int) -> tuple[float, float]:
                 Job(k, 0, x, y, torch.Generator().manual_seed(k))
                 for k, (x, y) in enumerate(zip(inputs, targets, strict=True))
             ]
-            task = Task(module, layout, models, jobs, LocalSpec(batch_size=BATCH, lr=LR), LR)
+            task = Workload(module, layout, models, jobs, LocalTraining(batch_size=BATCH, lr=LR), LR)
             with without():
                 start = thread_time()
                 engine.train(task)

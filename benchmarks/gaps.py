@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from fedclade import FedAvg, Federation, LocalSpec, load_federation
+from fedclade import FedAvg, Federation, LocalTraining, load_federation
 from fedclade.clustering.linkage import agglomerate, cut, largest_gap, n_clusters_by_gap
 from fedclade.clustering.similarity import distances
 from fedclade.core.queries import Round
@@ -29,7 +29,7 @@ from fedclade.tasks.metrics import cluster_scores
 from fedclade.training import SimulatedClients
 
 WAYS = (("l1", "complete"), ("l2", "ward"), ("l2", "average"), ("cosine", "average"), ("cosine", "complete"))
-SPEC = LocalSpec(epochs=3, batch_size=20, lr=0.1)
+SPEC = LocalTraining(epochs=3, batch_size=20, lr=0.1)
 
 
 def updates_after(federation: Federation, model: str, rounds: Sequence[int], seed: int) -> Iterator[tuple[int, Tensor]]:

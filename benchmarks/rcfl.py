@@ -24,7 +24,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from fedclade import CFL, FLHC, IFCA, FedAvg, LocalSpec, Oracle, ReplicatedCFL, load_federation, simulate
+from fedclade import CFL, FLHC, IFCA, FedAvg, LocalTraining, Oracle, ReplicatedCFL, load_federation, simulate
 from fedclade.algorithms import Algorithm
 from fedclade.channel.signature import Signature
 from fedclade.core.queries import Round
@@ -34,7 +34,7 @@ from fedclade.tasks.metrics import cluster_scores, mean_and_interval
 
 Line = dict[str, Any]
 
-LOCAL = LocalSpec(epochs=3, batch_size=20, lr=0.1)
+LOCAL = LocalTraining(epochs=3, batch_size=20, lr=0.1)
 ROUNDS, BY_ROUND = 40, 15
 SHIFTED = ("label_swap", "label_permutation", "rotation")
 GRID = tuple(itertools.product((0.1, 0.2, 0.4), (0.3, 0.6, 1.0)))
@@ -86,7 +86,7 @@ def suite(seed: int, data_dir: Path | None, done: set[tuple[str, ...]], wanted: 
 
 
 def _run(
-    algorithm: Algorithm, federation: Federation, local: LocalSpec, seed: int, signature: Signature | None = None
+    algorithm: Algorithm, federation: Federation, local: LocalTraining, seed: int, signature: Signature | None = None
 ) -> Line:
     run = simulate(
         algorithm,

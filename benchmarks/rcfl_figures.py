@@ -14,7 +14,7 @@ import matplotlib as mpl
 import numpy as np
 import torch
 
-from fedclade import FedAvg, LocalSpec, ReplicatedCFL, load_federation
+from fedclade import FedAvg, LocalTraining, ReplicatedCFL, load_federation
 from fedclade.clustering.split_half import Replicates, find_clusters, same_partition
 from fedclade.core.queries import Round
 from fedclade.runs.backend import Backend
@@ -23,7 +23,7 @@ mpl.use("svg")
 mpl.rcParams["svg.hashsalt"] = "fedclade"  # or the same picture would be another file each time
 from matplotlib import pyplot as plt  # noqa: E402  (after the choice of how to draw)
 
-LOCAL = LocalSpec(epochs=3, batch_size=20, lr=0.1)
+LOCAL = LocalTraining(epochs=3, batch_size=20, lr=0.1)
 TASKS = {
     "label swap, 300 images": {"samples_per_client": 300, "shift": "label_swap", "clusters": 4},
     "label swap, 40 images": {"samples_per_client": 40, "shift": "label_swap", "clusters": 4},

@@ -29,7 +29,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from fedclade import Federation, LocalSpec, Pool
+from fedclade import Federation, LocalTraining, Pool
 from fedclade.channel.middleware import Channel
 from fedclade.channel.signature import CountSketch, Sketching
 from fedclade.channel.streaming import Streaming
@@ -95,7 +95,7 @@ def measure(
     times: list[tuple[float, float]] = []
     for number in range(1, rounds + 2):
         start = perf_counter(), cpu_time()
-        spec = LocalSpec(batch_size=10, lr=0.05)
+        spec = LocalTraining(batch_size=10, lr=0.05)
         params = params + mean(asked.train(asked.ids, params[None], [0] * clients, Round(number, spec)))
         times.append((perf_counter() - start[0], cpu_time() - start[1]))
     unit = 1 if sys.platform == "darwin" else 1024

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
 
-from fedclade import CFL, Federation, LocalSpec, ParameterTree, load_federation, simulate
+from fedclade import CFL, Federation, LocalTraining, ParameterTree, load_federation, simulate
 from fedclade.algorithms.cfl import best_on_validation
 from fedclade.core.queries import Evaluation
 from fedclade.runs.backend import module_for
@@ -26,7 +26,7 @@ from fedclade.training import SimulatedClients
 
 EPS2 = {20: 0.25, 100: 0.3, 500: 0.5}
 SPLIT_ROUNDS, ROUNDS = (20, 30, 40), 60
-SPEC = LocalSpec(epochs=3, batch_size=20, lr=0.1)
+SPEC = LocalTraining(epochs=3, batch_size=20, lr=0.1)
 WAYS = ("root", "leaf", "fallback")
 
 

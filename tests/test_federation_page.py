@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
-from fedclade import CFL, Ditto, LocalSpec, Run
+from fedclade import CFL, Ditto, LocalTraining, Run
 from fedclade.flower import LocalGrid, LocalNode, Network, client_app_from_config, federate
 from fedclade.flower.from_config import AppSettings, RunConfig
 from fedclade.flower.policy import Policy
@@ -113,7 +113,7 @@ def test_messages_have_what_the_page_says(tmp_path: Path):
         config |= {"secret-file": str(secret)} if shares else {}
         nodes = {10 + k: LocalNode(app, {"partition-id": k, **config}) for k in range(4)}
         grid = LocalGrid(nodes, DATA)
-        local = LocalSpec(epochs=1)
+        local = LocalTraining(epochs=1)
         federate(grid, algorithm, "mclr", rounds=1, local=local, network=Network(clients=4), permute=shares)
     told = {row[0].split()[0]: [names(cell) for cell in row[1:]] for row in table("question")}
     assert set(app.heard) == set(told)

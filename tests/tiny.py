@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedclade import LocalSpec
+from fedclade import LocalTraining
 from fedclade.algorithms import Algorithm, RoundLog, State
 from fedclade.channel import Channel, Meter, Replicating, Retrying, Streaming, Timing, Traffic
 from fedclade.core import ClusterSplit, Evaluation, Event, Handlers, Query, R, Round, Split
@@ -261,7 +261,7 @@ def play(
     params: Tensor,
     rounds: int,
     *,
-    spec: LocalSpec | None = None,
+    spec: LocalTraining | None = None,
     seed: int = 0,
     fraction: float = 1.0,
 ) -> Played:
@@ -269,7 +269,7 @@ def play(
     spy = SpyClients(clients)
     states, logs = [algorithm.init(params, spy)], list[RoundLog]()
     for number in range(1, rounds + 1):
-        this_round = Round(number, spec or LocalSpec(), seed)
+        this_round = Round(number, spec or LocalTraining(), seed)
         cohort = algorithm.cohort(states[-1], fraction, this_round.generator("cohort"))
         state, log = algorithm.step(states[-1], cohort, spy, this_round)
         states.append(state)

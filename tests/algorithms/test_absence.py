@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 import torch
 
-from fedclade import CFL, FLHC, IFCA, Ditto, FedAvg, FedGroup, FeSEM, FineTune, LocalSpec
+from fedclade import CFL, FLHC, IFCA, Ditto, FedAvg, FedGroup, FeSEM, FineTune, LocalTraining
 from fedclade.algorithms import Algorithm, RoundLog, State
 from fedclade.core.queries import Round
 from tests.tiny import ScriptedClients, details
@@ -42,7 +42,7 @@ def played(
     params = torch.arange(float(torch.Size(shape).numel())).view(shape) if len(shape) > 1 else torch.zeros(shape)
     states, logs = [algorithm.init(params, clients)], list[RoundLog]()
     for number in range(1, rounds + 1):
-        this_round = Round(number, LocalSpec(), min_clients=min_clients)
+        this_round = Round(number, LocalTraining(), min_clients=min_clients)
         cohort = algorithm.cohort(states[-1], 1.0, this_round.generator("cohort"))
         state, log = algorithm.step(states[-1], cohort, clients, this_round)
         states.append(state)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedclade import CFL, FLHC, ConfigError, FedAvg, FedGroup, Local, LocalSpec, Oracle
+from fedclade import CFL, FLHC, ConfigError, FedAvg, FedGroup, Local, LocalTraining, Oracle
 from fedclade.algorithms import ALGORITHMS, IFCA, PACFL, Ditto, FeSEM, FineTune, ReplicatedCFL, State, build_algorithm
 from fedclade.algorithms.base import sample
 from fedclade.algorithms.cluster_update import membership_events
@@ -131,7 +131,7 @@ def test_a_cluster_without_an_answer_keeps_its_model():
     clients = ScriptedClients({0: [1], 1: [5]})
     algorithm = Local()
     state = algorithm.init(torch.zeros(1), clients)
-    state, log = algorithm.step(state, [1], clients, Round(1, LocalSpec()))
+    state, log = algorithm.step(state, [1], clients, Round(1, LocalTraining()))
     assert [float(leaf.params) for leaf in state.tree.leaves] == [0, 5]
     assert list(log.criteria) == [2]
     assert log.losses == {1: 0.0}

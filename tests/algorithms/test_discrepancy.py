@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedclade import CFL, FLHC, LocalSpec, Signature, simulate
+from fedclade import CFL, FLHC, LocalTraining, Signature, simulate
 from fedclade.algorithms import Algorithm, FeSEM, Local
 from fedclade.core.queries import Round
 from tests.tiny import ScriptedClients, federation_of, linear, play, simulated
 
-SPEC = LocalSpec(epochs=2, batch_size=10, lr=0.2)
+SPEC = LocalTraining(epochs=2, batch_size=10, lr=0.2)
 TRUTH = [0, 1, 2, 3, 0, 1, 2, 3]
 SIZES = [20, 26, 31, 24, 40, 3, 28, 200]
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from fedclade import ConfigError, Ditto, FedAvg, Local, LocalSpec
+from fedclade import ConfigError, Ditto, FedAvg, Local, LocalTraining
 from fedclade.core.queries import Round
 from tests.reference.ditto import ditto
 from tests.reference.fedavg import as_numpy
 from tests.tiny import Metered, ScriptedClients, federation_of, perceptron, play, simulated
 
-SPEC = LocalSpec(epochs=2, batch_size=10, lr=0.2, lr_decay=0.9)
+SPEC = LocalTraining(epochs=2, batch_size=10, lr=0.2, lr_decay=0.9)
 SIZES = [20, 26, 31, 5]
 
 
@@ -82,7 +82,7 @@ class Specs(ScriptedClients):
 def test_lambda_and_epochs_are_those_of_personal_training_alone(epochs, personal):
     clients = Specs({0: [1.0]})
     clients.seen = []
-    play(Ditto(lam=0.7, epochs=epochs), clients, torch.zeros(1), 1, spec=LocalSpec(epochs=2, mu=0.1))
+    play(Ditto(lam=0.7, epochs=epochs), clients, torch.zeros(1), 1, spec=LocalTraining(epochs=2, mu=0.1))
     assert [(spec.mu, spec.epochs) for spec in clients.seen] == [(0.1, 2), (0.7, personal)]
 
 

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from fedclade import ConfigError, FeSEM, LocalSpec
+from fedclade import ConfigError, FeSEM, LocalTraining
 from fedclade.core.queries import Round
 from fedclade.core.updates import Updates
 from tests.reference.fedavg import as_numpy
 from tests.reference.fesem import federated_sem
 from tests.tiny import ScriptedClients, federation_of, linear, play, simulated
 
-SPEC = LocalSpec(epochs=2, batch_size=10, lr=0.2)
+SPEC = LocalTraining(epochs=2, batch_size=10, lr=0.2)
 ROUND = Round(1, SPEC)
 
 

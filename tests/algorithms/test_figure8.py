@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedclade import CFL, LocalSpec, Run, load_federation, simulate
+from fedclade import CFL, LocalTraining, Run, load_federation, simulate
 
 SPLITS = (8, 12, 16)
 
@@ -12,7 +12,7 @@ SPLITS = (8, 12, 16)
 @pytest.fixture(scope="module")
 def run() -> Run:
     federation = load_federation("digits", clients=20, shift="label_permutation", clusters=4, seed=0)
-    local = LocalSpec(epochs=3, batch_size=20, lr=0.1)
+    local = LocalTraining(epochs=3, batch_size=20, lr=0.1)
     return simulate(CFL(split_rounds=SPLITS, eps2=0.7), "mlp", federation, local=local, rounds=20, seed=0)
 
 

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from fedclade import ConfigError, FedAvg, FineTune, LocalSpec, simulate
+from fedclade import ConfigError, FedAvg, FineTune, LocalTraining, simulate
 from fedclade.core.queries import Round
 from tests.reference.fedavg import as_numpy
 from tests.reference.finetune import finetune
 from tests.tiny import Metered, ScriptedClients, SpyClients, federation_of, perceptron, play, simulated
 
-SPEC = LocalSpec(epochs=2, batch_size=10, lr=0.2, lr_decay=0.9)
+SPEC = LocalTraining(epochs=2, batch_size=10, lr=0.2, lr_decay=0.9)
 SIZES = [20, 26, 31, 5]
 
 

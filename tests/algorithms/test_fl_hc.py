@@ -6,12 +6,12 @@ import re
 
 import pytest
 
-from fedclade import FLHC, ConfigError, LocalSpec, load_federation, simulate
+from fedclade import FLHC, ConfigError, LocalTraining, load_federation, simulate
 from fedclade.algorithms import build_algorithm
 from fedclade.config import check_config
 from tests.tiny import federation_of, linear
 
-LOCAL = LocalSpec(epochs=3, batch_size=20, lr=0.1)
+LOCAL = LocalTraining(epochs=3, batch_size=20, lr=0.1)
 
 
 @pytest.mark.parametrize(("metric", "linkage"), [("l2", "ward"), ("cosine", "average")])

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from fedclade import IFCA, ConfigError, LocalSpec, simulate
+from fedclade import IFCA, ConfigError, LocalTraining, simulate
 from fedclade.clustering.routing import to_lowest_loss
 from fedclade.core.queries import Evaluation, Round
 from tests.reference.fedavg import as_numpy
 from tests.reference.ifca import iterative_federated_clustering, risk
 from tests.tiny import Metered, ScriptedClients, details, federation_of, linear, play, simulated
 
-SPEC = LocalSpec(epochs=2, batch_size=10, lr=0.2)
+SPEC = LocalTraining(epochs=2, batch_size=10, lr=0.2)
 TRUTH = [0, 1, 2, 0, 1, 2, 0, 1]
 SIZES = [20, 26, 31, 24, 40, 22, 28, 5]
 
@@ -89,7 +89,7 @@ def test_a_cluster_moves_by_its_share_of_the_cohort_with_gradients():
     clients = choosers(sizes={0: 3, 1: 1, 2: 2, 3: 2})
     algorithm = IFCA(average="gradients")
     state = algorithm.init(torch.tensor([[1.0], [10.0]]), clients)
-    state, _ = algorithm.step(state, [0, 1, 2, 3], clients, Round(1, LocalSpec(lr=0.5)))
+    state, _ = algorithm.step(state, [0, 1, 2, 3], clients, Round(1, LocalTraining(lr=0.5)))
     first, second = (float(leaf.params) for leaf in state.tree.leaves)
     assert first == pytest.approx(1 + 0.5 * (3 * 1 + 1 * 2) / 8)
     assert second == pytest.approx(10 + 0.5 * (2 * 3 + 2 * 4) / 8)
@@ -182,7 +182,7 @@ def test_it_starts_from_different_models():
 
 def test_simulate_draws_the_initial_models_by_seed():
     """A name, or a function that makes a module from a seed; the first is the model of every other algorithm."""
-    settings = {"local": LocalSpec(lr=1e-9), "rounds": 1}
+    settings = {"local": LocalTraining(lr=1e-9), "rounds": 1}
     by_name, again, other = (simulate(IFCA(clusters=3), "mclr", world(), seed=s, **settings) for s in (5, 5, 6))
     leaves = torch.stack([leaf.params for leaf in by_name.tree.leaves])
     assert len(torch.unique(leaves, dim=0)) == 3

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedclade import PACFL, ConfigError, LocalSpec, Oracle, load_federation, simulate
+from fedclade import PACFL, ConfigError, LocalTraining, Oracle, load_federation, simulate
 from fedclade.clustering.subspace_angles import angles
 from fedclade.data.federation import ClientData, Federation, Pool
 from fedclade.report.dendrogram import Merges, clustering_step, dendrogram_picture
@@ -19,7 +19,7 @@ from fedclade.report.run_view import RunView
 from tests.reference.pacfl import angle_of_same_place, hierarchical_clustering, principal_vectors, smallest_angle
 from tests.tiny import Around, Metered, details, play, simulated
 
-SPEC = LocalSpec(epochs=1, batch_size=10, lr=0.1)
+SPEC = LocalTraining(epochs=1, batch_size=10, lr=0.1)
 D, LABELS, P = 12, 4, 2
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from fedclade import ConfigError, FedAvg, LocalSpec, ReplicatedCFL, simulate
+from fedclade import ConfigError, FedAvg, LocalTraining, ReplicatedCFL, simulate
 from fedclade.core.queries import Round
 from fedclade.core.updates import Updates
 from tests.tiny import (
@@ -22,7 +22,7 @@ from tests.tiny import (
     simulated,
 )
 
-SPEC = LocalSpec(epochs=2, batch_size=8, lr=0.3)
+SPEC = LocalTraining(epochs=2, batch_size=8, lr=0.3)
 CHECKS = (3, 6, 9)
 
 

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from fedclade import CFL, ConfigError, LocalSpec, Signature, UpdateError, simulate
+from fedclade import CFL, ConfigError, LocalTraining, Signature, UpdateError, simulate
 from fedclade.channel.faults import CORRUPTIONS, FaultInjection, Faults, spoil
 from fedclade.channel.middleware import Channel
 from fedclade.core.queries import Round
 from fedclade.core.updates import DROPPED_OUT, TOO_LATE
 from tests.tiny import Attended, Metered, ScriptedClients, SpyClients, federation_of, linear, simulated
 
-ROUND = Round(3, LocalSpec(), seed=1)
+ROUND = Round(3, LocalTraining(), seed=1)
 N = 60
 KEYS = {client: client for client in range(N)}
 HALF = Faults(dropout=0.2, slow=0.1, corrupt=0.2)
@@ -146,7 +146,7 @@ def test_an_answer_to_a_retry_is_the_one_that_would_have_come():
 
 def run_of(faults=HALF, **settings):
     federation = federation_of(TRUTH, [20 + 3 * i for i in range(16)], seed=1)
-    spec = LocalSpec(epochs=2, batch_size=10, lr=0.2)
+    spec = LocalTraining(epochs=2, batch_size=10, lr=0.2)
     return simulate(CFL(eps2=0.3), linear(1), federation, local=spec, rounds=6, seed=1, faults=faults, **settings)
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from fedclade import CFL, ConfigError, FedGroup, LocalSpec, MissingExtraError, Run, UpdateError, assign, simulate
+from fedclade import CFL, ConfigError, FedGroup, LocalTraining, MissingExtraError, Run, UpdateError, assign, simulate
 from fedclade.channel.faults import Faults
 from fedclade.channel.ledger import Budget, Ledger, epsilon_of
 from fedclade.channel.middleware import Channel
@@ -21,7 +21,7 @@ from fedclade.core.errors import PrivacyError
 from fedclade.core.queries import Round
 from tests.tiny import FEATURES, LABELS, ScriptedClients, federation_of, linear, renamed, simulated
 
-ROUND = Round(3, LocalSpec(), seed=1)
+ROUND = Round(3, LocalTraining(), seed=1)
 PRIVACY = DifferentialPrivacy(clip_norm=2.0, noise_multiplier=0.5)
 N, S = 6, 400
 
@@ -282,7 +282,7 @@ def test_without_dp_accounting_a_run_does_not_begin(monkeypatch):
 
 def test_a_model_with_buffers_is_warned_of(caplog):
     norm = nn.Sequential(nn.Linear(FEATURES, 4), nn.BatchNorm1d(4), nn.Linear(4, LABELS))
-    run_of(model=norm, rounds=1, federation=federation_of(TRUTH), local=LocalSpec(batch_size=12))
+    run_of(model=norm, rounds=1, federation=federation_of(TRUTH), local=LocalTraining(batch_size=12))
     assert "noise is put on 9 buffers of the model too" in caplog.text
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedclade import LocalSpec
+from fedclade import LocalTraining
 from fedclade.channel.faults import FaultInjection, Faults
 from fedclade.channel.middleware import Channel
 from fedclade.channel.replicates import Replicating
@@ -17,7 +17,7 @@ from fedclade.core.updates import DROPPED_OUT, Updates
 from tests.tiny import Around, Attended, Metered, details, federation_of, perceptron, simulated, streamed
 
 SIZES = [20, 26, 31, 24]
-ASKED = Round(2, LocalSpec(epochs=2, batch_size=10, lr=0.2), seed=5, purpose="replicate", replicates=3)
+ASKED = Round(2, LocalTraining(epochs=2, batch_size=10, lr=0.2), seed=5, purpose="replicate", replicates=3)
 IDS, ROWS = [2, 0, 3], [0, 1, 0]
 
 

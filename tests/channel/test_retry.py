@@ -6,13 +6,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedclade import LocalSpec, UpdateError
+from fedclade import LocalTraining, UpdateError
 from fedclade.core import LeftOut, Released, Retried
 from fedclade.core.queries import Round
 from fedclade.core.updates import DROPPED_OUT
 from tests.tiny import Attended, ScriptedClients, SpyClients, details
 
-ROUND = Round(3, LocalSpec())
+ROUND = Round(3, LocalTraining())
 MODELS = torch.tensor([[0.0, 0.0], [1.0, 1.0]])
 DELTAS = {5: (1.0, 2.0), 2: (3.0, 4.0), 9: (5.0, 6.0)}
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedclade import ConfigError, LocalSpec, Signature
+from fedclade import ConfigError, LocalTraining, Signature
 from fedclade.channel.middleware import Channel
 from fedclade.channel.signature import CountSketch, Permutation, Permuting, Sketching
 from fedclade.core.queries import Round
@@ -59,7 +59,9 @@ def test_anchors_are_undone_as_all_models_are():
     P = Permutation(3, 4, 4)
     inside = SpyClients(ScriptedClients({0: [1, 2, 3, 4], 1: [1, 2, 3, 4]}))
     models = torch.arange(8.0).view(2, 4)
-    Channel(inside, Permuting(P)).train([0, 1], P.apply(models), [0, 1], Round(1, LocalSpec(mu=1.0)), anchors=[1, 1])
+    Channel(inside, Permuting(P)).train(
+        [0, 1], P.apply(models), [0, 1], Round(1, LocalTraining(mu=1.0)), anchors=[1, 1]
+    )
     (call,) = inside.calls
     assert torch.equal(torch.stack([*call.models.values()]), models)
     assert torch.equal(torch.stack([*call.anchors.values()]), models[[1, 1]])
@@ -162,7 +164,7 @@ def test_the_server_projects_what_it_receives_permuted(what):
     P, sketch = Permutation(1, 40, 40), CountSketch(2, 40, 8)
     permuted = Channel(clients, Permuting(P))
     server = Channel(permuted, Sketching(sketch))
-    updates = getattr(server, what)([2, 0], torch.zeros(1, 40), [0, 0], Round(1, LocalSpec()))
+    updates = getattr(server, what)([2, 0], torch.zeros(1, 40), [0, 0], Round(1, LocalTraining()))
     assert torch.equal(updates.deltas, P.apply(deltas[[2, 0]]))
     assert torch.equal(updates.signatures, sketch.apply(P.apply(deltas[[2, 0]])))
     torch.testing.assert_close(updates.norms, deltas[[2, 0]].double().norm(dim=1))

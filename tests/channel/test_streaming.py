@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedclade import CFL, FedAvg, Local, LocalSpec, Oracle, ReplicatedCFL
+from fedclade import CFL, FedAvg, Local, LocalTraining, Oracle, ReplicatedCFL
 from fedclade.algorithms import Algorithm
 from fedclade.channel.middleware import Channel
 from fedclade.channel.signature import CountSketch, Sketching
@@ -21,7 +21,7 @@ ASSIGNMENT = [1, 0, 1, 2, 0]
 
 TRUTH = [0, 1, 2, 3, 0, 1, 2, 3]
 EXAMPLES = [20, 26, 31, 24, 40, 22, 28, 35]
-SPEC = LocalSpec(epochs=2, batch_size=10, lr=0.2)
+SPEC = LocalTraining(epochs=2, batch_size=10, lr=0.2)
 
 
 def scripted(n_entries: int = 6) -> ScriptedClients:
@@ -31,7 +31,7 @@ def scripted(n_entries: int = 6) -> ScriptedClients:
 
 def asked(clients: Clients, what: str = "train", models: torch.Tensor | None = None) -> Updates:
     models = torch.zeros(3, 6) if models is None else models
-    return getattr(clients, what)([4, 3, 2, 1, 0], models, ASSIGNMENT, Round(1, LocalSpec()))
+    return getattr(clients, what)([4, 3, 2, 1, 0], models, ASSIGNMENT, Round(1, LocalTraining()))
 
 
 @pytest.mark.parametrize("what", ["train", "gradients"])

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedclade import LocalSpec
+from fedclade import LocalTraining
 from fedclade.core.queries import Round
 from tests.tiny import Metered, ScriptedClients
 
@@ -11,7 +11,7 @@ from tests.tiny import Metered, ScriptedClients
 def test_the_meter_counts_models_down_and_updates_up():
     """Two clients train a model of 3 float32 entries, then one of them sends a gradient."""
     metered = Metered(ScriptedClients({0: [1, 2, 3], 1: [1, 2, 3]}))
-    this_round = Round(1, LocalSpec())
+    this_round = Round(1, LocalTraining())
     before = metered.meter.readings()
     metered.train([0, 1], torch.zeros(1, 3), [0, 0], this_round)
     assert (metered.meter.readings()["bytes_down"], metered.meter.readings()["bytes_up"]) == (2 * 3 * 4, 2 * 3 * 4)
@@ -30,7 +30,7 @@ def test_a_second_model_travels_where_the_proximal_term_pulls_to_another_one():
     metered = Metered(ScriptedClients({0: [1, 2, 3], 1: [1, 2, 3]}))
     for mu, models_down in ((0.5, 3), (0.0, 2)):
         before = metered.meter.readings()
-        metered.train([0, 1], torch.zeros(2, 3), [0, 1], Round(1, LocalSpec(mu=mu)), anchors=[0, 0])
+        metered.train([0, 1], torch.zeros(2, 3), [0, 1], Round(1, LocalTraining(mu=mu)), anchors=[0, 0])
         assert metered.meter.since(before, seconds=1.0)["bytes_down"] == models_down * 3 * 4
 
 
@@ -38,7 +38,7 @@ def test_a_second_model_travels_where_the_proximal_term_pulls_to_another_one():
 def test_the_meter_counts_what_a_round_says_that_travels(travels, down, up):
     """Two clients, 3 float32 entries."""
     metered = Metered(ScriptedClients({0: [1, 2, 3], 1: [1, 2, 3]}))
-    this_round = Round(1, LocalSpec(mu=1.0), communicates=travels)
+    this_round = Round(1, LocalTraining(mu=1.0), communicates=travels)
     metered.train([0, 1], torch.zeros(2, 3), [0, 1], this_round, anchors=[0, 1])
     assert (metered.meter.readings()["bytes_down"], metered.meter.readings()["bytes_up"]) == (down, up)
 

@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedclade import Ditto, FedAvg, FedGroup, FineTune, Local, LocalSpec, UpdateError
+from fedclade import Ditto, FedAvg, FedGroup, FineTune, Local, LocalTraining, UpdateError
 from fedclade.clustering.routing import Assignment, Step, by_loss, least_similarity, route
 from fedclade.core.queries import Evaluation, Round, Split
 from fedclade.core.tree import Node, ParameterTree
 from tests.tiny import ScriptedClients, SpyClients
 
-ROUND = Round(9, LocalSpec())
+ROUND = Round(9, LocalTraining())
 
 
 def forked(*branches: Sequence[Sequence[float]]) -> ParameterTree:

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, prune
 
 import fedclade
-from fedclade import ConfigError, LocalSpec, ModelError, Run, simulate
+from fedclade import ConfigError, LocalTraining, ModelError, Run, simulate
 from fedclade.algorithms import ALGORITHMS
 from fedclade.core.params import Layout
 from tests.tiny import FEATURES, LABELS, federation_of, linear
@@ -31,7 +31,7 @@ def run_of(**settings: Any) -> Run:
     ("name", "value", "told"),
     [
         ("algorithm", None, "algorithm of simulate should be of type Algorithm or a string, got None"),
-        ("local", {"lr": 0.1}, "local of simulate should be of type LocalSpec or left out, got {'lr': 0.1}"),
+        ("local", {"lr": 0.1}, "local of simulate should be of type LocalTraining or left out, got {'lr': 0.1}"),
         ("on_round", "x", "on_round of simulate should be a function or left out, got 'x'"),
         ("rounds", "5", "rounds of simulate should be a whole number, got '5'"),
         ("rounds", 5.0, "rounds of simulate should be a whole number, got 5.0"),
@@ -48,7 +48,7 @@ def test_an_argument_of_a_wrong_type_is_refused_by_name(name: str, value: Any, t
 
 
 def test_numbers_of_numpy_work_through_to_the_config_that_is_written(tmp_path: Path):
-    local = LocalSpec(epochs=np.int64(2), lr=np.float32(0.25), batch_size=np.uint8(10))
+    local = LocalTraining(epochs=np.int64(2), lr=np.float32(0.25), batch_size=np.uint8(10))
     given = {"rounds": np.int64(5), "seed": np.int32(3), "client_fraction": np.float32(0.5), "target": np.float16(0.5)}
     run_of(**given, algorithm=fedclade.CFL(split_rounds=[np.int64(2)]), local=local, folder=tmp_path / "run")
     config = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
@@ -61,7 +61,7 @@ SETTINGS = {
     kind: list(fedclade.core.arguments.known_arguments(kind))
     for kind in (
         *(entry.algorithm for entry in ALGORITHMS.values()),
-        *(fedclade.LocalSpec, fedclade.Faults, fedclade.Signature, fedclade.DifferentialPrivacy),
+        *(fedclade.LocalTraining, fedclade.Faults, fedclade.Signature, fedclade.DifferentialPrivacy),
     )
 }
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from fedclade import ConfigError, LocalSpec
+from fedclade import ConfigError, LocalTraining
 from fedclade.config import check_config
 
 
@@ -27,12 +27,12 @@ from fedclade.config import check_config
 )
 def test_a_value_out_of_range_is_refused(name, value, rule):
     with pytest.raises(ConfigError, match=re.escape(f"local.{name} should be {rule}, got {value!r}")):
-        LocalSpec(**{name: value})
+        LocalTraining(**{name: value})
 
 
 def test_all_errors_come_at_once():
     with pytest.raises(ConfigError) as caught:
-        LocalSpec(epochs=0, lr=-1.0)
+        LocalTraining(epochs=0, lr=-1.0)
     assert str(caught.value) == (
         "local.epochs should be at least 1, got 0\nlocal.lr should be greater than 0, got -1.0"
     )
@@ -43,7 +43,7 @@ def test_all_errors_come_at_once():
     [{"momentum": 0.0}, {"lr_decay": 1.0}, {"mu": 0.0}, {"epochs": 1, "batch_size": 1}, {"clip_norm": float("inf")}],
 )
 def test_the_edges_of_the_ranges_are_allowed(good):
-    assert LocalSpec(**good)
+    assert LocalTraining(**good)
 
 
 def test_clip_norm_is_a_number_or_left_out():
@@ -56,4 +56,4 @@ def test_clip_norm_is_a_number_or_left_out():
 @pytest.mark.parametrize("name", ["lr", "weight_decay", "mu"])
 def test_a_value_that_float32_does_not_hold_is_refused(name):
     with pytest.raises(ConfigError, match=re.escape(f"local.{name} should be at most 3.4e+38, got 1e+39")):
-        LocalSpec(**{name: 1e39})
+        LocalTraining(**{name: 1e39})

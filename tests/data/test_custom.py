@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset, TensorDataset
 
-from fedclade import LocalSpec, simulate
+from fedclade import LocalTraining, simulate
 from fedclade.core.errors import DataError
 from fedclade.data import load_federation, one_client, pool_from_torch
 
@@ -132,7 +132,7 @@ def test_one_client_keeps_every_example_where_it_was_given() -> None:
 def test_one_client_without_validation_data_trains() -> None:
     federation = one_client(examples(5, 0), examples(3, 0), labels=2)
     assert len(federation.clients[0].validation) == 0
-    run = simulate("fedavg", "mclr", federation, rounds=2, local=LocalSpec(lr=0.5), engine="loop")
+    run = simulate("fedavg", "mclr", federation, rounds=2, local=LocalTraining(lr=0.5), engine="loop")
     assert run.summary["accuracy"]["mean"] == 1.0
 
 
@@ -146,7 +146,7 @@ def test_bytes_of_one_client_are_scaled() -> None:
 def test_the_keys_of_clients_set_their_draws_apart() -> None:
     data = TensorDataset(torch.arange(24.0).reshape(8, 3) / 24, torch.arange(8) % 2)
     runs = [
-        simulate("fedavg", "mclr", one_client(data, data, labels=2, key=k), rounds=1, local=LocalSpec(batch_size=2))
+        simulate("fedavg", "mclr", one_client(data, data, labels=2, key=k), rounds=1, local=LocalTraining(batch_size=2))
         for k in (0, 0, 1)
     ]
     same, again, other = (run.tree.nodes[0].params for run in runs)

@@ -17,7 +17,7 @@ import pytest
 from tests.properties.test_resume import bytes_of
 from tests.tiny import federation_of, linear
 
-from fedclade import CFL, LocalSpec, RunError, simulate
+from fedclade import CFL, LocalTraining, RunError, simulate
 from fedclade.config import Config, read_config
 from fedclade.data import Federation
 
@@ -102,7 +102,7 @@ def test_a_run_killed_at_20_random_moments_ends_in_the_same_bytes(digits, tmp_pa
 
 
 def tiny_run(folder: Path, **changes) -> None:
-    settings = {"local": LocalSpec(batch_size=10), "rounds": 3, "engine": "loop", "checkpoint_every": 1} | changes
+    settings = {"local": LocalTraining(batch_size=10), "rounds": 3, "engine": "loop", "checkpoint_every": 1} | changes
     simulate(CFL(eps2=1e-3, split_rounds=(2,)), linear(), federation_of([0, 1, 0, 1]), folder=folder, **settings)
 
 

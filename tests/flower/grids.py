@@ -11,7 +11,7 @@ from typing import Any
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedclade import LocalSpec
+from fedclade import LocalTraining
 from fedclade.algorithms import CFL
 from fedclade.core.errors import UpdateError
 from fedclade.data.federation import Federation
@@ -35,7 +35,7 @@ CFL_OF_TWO = CFL(split_rounds=(2,), eps2=1e-6)
 ALL_ALLOWED = {"allow": "train evaluate gradients subspaces"}
 """The node config of clients that answer every kind of question."""
 
-LOCAL = LocalSpec(epochs=3, batch_size=8, lr=0.3)
+LOCAL = LocalTraining(epochs=3, batch_size=8, lr=0.3)
 
 
 def node_of(client: int) -> int:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedclade import LocalSpec, Run, Signature, simulate
+from fedclade import LocalTraining, Run, Signature, simulate
 from fedclade.algorithms import (
     CFL,
     FLHC,
@@ -101,7 +101,7 @@ def test_so_do_projected_signatures_and_a_stream(name: str):
 
 
 def test_the_proximal_term_pulls_to_the_same_anchor():
-    same(*both(FedAvg(), local=LocalSpec(epochs=2, batch_size=8, lr=0.1, mu=0.5)))
+    same(*both(FedAvg(), local=LocalTraining(epochs=2, batch_size=8, lr=0.1, mu=0.5)))
 
 
 class Normed(nn.Module):

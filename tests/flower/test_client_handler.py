@@ -14,7 +14,7 @@ import pytest
 import torch
 from flwr.app import RecordDict
 
-from fedclade import LocalSpec
+from fedclade import LocalTraining
 from fedclade.channel.encoding import decode, encoded_bytes
 from fedclade.channel.ledger import Budget
 from fedclade.channel.privacy import DifferentialPrivacy
@@ -104,7 +104,7 @@ def test_replicates_that_cannot_be_made_are_refused(replicates: int, dim: int):
 def test_it_is_pulled_to_the_anchor_that_it_is_sent():
     federation = federation_of(FOUR)
     clients, _ = simulated(federation, perceptron())
-    spec, models = LocalSpec(mu=0.5), torch.stack([MODEL, MODEL + 1])
+    spec, models = LocalTraining(mu=0.5), torch.stack([MODEL, MODEL + 1])
     here = clients.train([2], models, [0], Round(2, spec, 3), [1])
     there = ask(handler_of(2, federation), sent={"model": models[0], "anchor": models[1]}, spec=wire.to_json(spec))
     assert torch.equal(update_of(there), here.required_deltas[0])
@@ -155,7 +155,7 @@ def test_what_it_cannot_answer_it_refuses(question: dict[str, Any], why: str):
 
 def test_training_that_diverges_is_said():
     with pytest.raises(UpdateError, match="entries are NaN or infinite"):
-        ask(handler_of(), spec=wire.to_json(LocalSpec(lr=1e30, epochs=5)))
+        ask(handler_of(), spec=wire.to_json(LocalTraining(lr=1e30, epochs=5)))
 
 
 def test_it_is_one_client():

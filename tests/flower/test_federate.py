@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from fedclade import LocalSpec
+from fedclade import LocalTraining
 from fedclade.algorithms import build_algorithm
 from fedclade.core.errors import ConfigError, ModelError, UpdateError
 from fedclade.core.registry import DataSpec
@@ -76,7 +76,7 @@ def test_a_stream_that_cannot_be_is_refused():
 
 
 def test_the_config_that_is_noted_says_what_was_run():
-    run = federated(grid_of(federation_of(FOUR)), "fedavg", rounds=1, local=LocalSpec(lr=0.2))
+    run = federated(grid_of(federation_of(FOUR)), "fedavg", rounds=1, local=LocalTraining(lr=0.2))
     assert run.config["local"]["lr"] == 0.2
     assert run.config["algorithm"]["name"] == "fedavg"
     assert run.config["network"]["clients"] == 4

@@ -13,7 +13,7 @@ import pytest
 import torch
 from flwr.app import Context, Message, RecordDict
 
-from fedclade import LocalSpec
+from fedclade import LocalTraining
 from fedclade.algorithms import ALGORITHMS, CFL, IFCA, PACFL, FedAvg, build_algorithm
 from fedclade.channel.ledger import Budget
 from fedclade.channel.privacy import DifferentialPrivacy
@@ -37,7 +37,7 @@ EXAMPLES = 24
     [
         ({"replicates": EXAMPLES}, "24 replicates, at most 4 .max-replicates in its node config"),
         ({"replicates": 3}, "3 replicates from 24 training examples, since each must be made from at least 10"),
-        ({"spec": wire.to_json(LocalSpec(epochs=101))}, "101 epochs, at most 100 .max-epochs in its node config"),
+        ({"spec": wire.to_json(LocalTraining(epochs=101))}, "101 epochs, at most 100 .max-epochs in its node config"),
         ({"what": "gradients"}, """the question 'gradients'; to allow it, set allow="train evaluate gradients" in"""),
         ({"what": "subspaces", "vectors": 3, "per_label": True}, "the question 'subspaces'; to allow it, set allow="),
         (
@@ -52,7 +52,7 @@ def test_a_server_cannot_ask_for_more_than_the_client_allows(question: dict[str,
 
 
 def test_steps_are_those_of_all_parts():
-    spec = LocalSpec(epochs=3, batch_size=5)  # 5 batches of 24 examples, 3 of each half
+    spec = LocalTraining(epochs=3, batch_size=5)  # 5 batches of 24 examples, 3 of each half
     Policy(max_steps=15).check_training(spec, 1, EXAMPLES)
     Policy(max_steps=18).check_training(spec, 2, EXAMPLES)
     for most, replicates in ((14, 1), (17, 2)):
@@ -112,7 +112,7 @@ def test_it_counts_before_an_answer_leaves_and_not_what_it_refused(tmp_path: Pat
     ask(client, "hello", {})
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(UpdateError):
-        ask(client, spec=wire.to_json(LocalSpec(lr=1e30, epochs=5)))  # diverges
+        ask(client, spec=wire.to_json(LocalTraining(lr=1e30, epochs=5)))  # diverges
     with pytest.raises(UpdateError, match="asked for -9 replicates"):
         ask(client, replicates=-9)
     assert list(tmp_path.iterdir()) == []
@@ -179,7 +179,9 @@ def test_the_defaults_let_every_algorithm_run_with_its_defaults(name: str):
     federation = federation_of(FOUR, sizes=[40] * 4)
     grid = grid_of(federation)
     truth = federation.true_clusters
-    run = federated(grid, lambda told: build_algorithm(name, true_clusters=truth), rounds=8, local=LocalSpec(lr=0.3))
+    run = federated(
+        grid, lambda told: build_algorithm(name, true_clusters=truth), rounds=8, local=LocalTraining(lr=0.3)
+    )
     assert reasons(run) == {}
     assert len(run.metrics) == 8
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import fedclade
 from fedclade.channel.signature import Permutation
 from fedclade.core.errors import UpdateError
-from fedclade.core.local import LocalSpec
+from fedclade.core.local import LocalTraining
 from fedclade.core.params import Layout
 from fedclade.flower import LocalGrid, wire
 from fedclade.flower.secret import secret_model, seed_of
@@ -222,5 +222,5 @@ def test_texts_of_others_are_cut_and_cleaned():
 
 
 def test_a_local_training_goes_there_and_back():
-    spec = LocalSpec(epochs=3, lr=0.25, clip_norm=2.0)
-    assert LocalSpec(**Content({"spec": wire.to_json(spec)}).json("spec")) == spec
+    spec = LocalTraining(epochs=3, lr=0.25, clip_norm=2.0)
+    assert LocalTraining(**Content({"spec": wire.to_json(spec)}).json("spec")) == spec

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedclade import LocalSpec, load_federation, simulate
+from fedclade import LocalTraining, load_federation, simulate
 from fedclade.core.updates import Updates
 from fedclade.models import build_model
 from fedclade.papers import EXPERIMENTS, ResultCache, Row
@@ -101,7 +101,7 @@ def test_pairs_are_told_by_whether_they_are_of_one_distribution_and_already_a_cl
     federation = load_federation("digits", clients=4, samples_per_client=60, shift="label_swap", clusters=2)
     truth = federation.true_clusters
     assert truth is not None
-    local = LocalSpec(epochs=3, batch_size=20, lr=0.1)
+    local = LocalTraining(epochs=3, batch_size=20, lr=0.1)
     run = simulate(WatchedCFL(split_rounds=(2,), eps2=1e-6), "mclr", federation, local=local, rounds=3)
     assert run.summary["clusters"]["ari"] == 1
     pairs = pairs_of(run, truth)

@@ -21,7 +21,7 @@ from fedclade import (
     FeSEM,
     FineTune,
     Local,
-    LocalSpec,
+    LocalTraining,
     Oracle,
     ReplicatedCFL,
 )
@@ -32,7 +32,7 @@ from tests.tiny import Around, Attended, federation_of, linear, replicating
 
 TRUTH = [0, 1, 2, 3] * 3
 N, ROUNDS = len(TRUTH), 6
-SPEC = LocalSpec(epochs=2, batch_size=10, lr=0.2)
+SPEC = LocalTraining(epochs=2, batch_size=10, lr=0.2)
 
 ALGORITHMS = [
     FedAvg(),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from fedclade import CFL, FedAvg, LocalSpec, simulate
+from fedclade import CFL, FedAvg, LocalTraining, simulate
 from fedclade.channel.middleware import Channel
 from fedclade.channel.signature import Permutation, Permuting
 from fedclade.clustering import cosine_similarity
@@ -25,12 +25,12 @@ from tests.reference.cfl import clustered_federated_learning
 from tests.reference.fedavg import as_numpy, federated_learning
 from tests.tiny import ScriptedClients, SpyClients, details, federation_of, linear, perceptron, play, renamed, simulated
 
-SPEC = LocalSpec(epochs=2, batch_size=10, lr=0.2)
+SPEC = LocalTraining(epochs=2, batch_size=10, lr=0.2)
 TRUTH = [0, 1, 2, 3, 0, 1, 2, 3]
 SIZES = [20, 26, 31, 24, 40, 22, 28, 35]
 NESTED = CFL(eps1=0.3, eps2=0.6)
 """Splits the clients of TRUTH more than once, at depths 1 and 2, within 8 rounds."""
-DESCENT = LocalSpec(epochs=1, batch_size=100, lr=2.0)
+DESCENT = LocalTraining(epochs=1, batch_size=100, lr=2.0)
 """Full-batch gradient descent, which comes near enough to stationary points for eps1 = "auto"."""
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedclade import ConfigError, FedAvg, FedGroup, LocalSpec, simulate
+from fedclade import ConfigError, FedAvg, FedGroup, LocalTraining, simulate
 from fedclade.algorithms import State, build_algorithm, fedgroup
 from fedclade.core.queries import Round
 from fedclade.runs.store.tree_files import read_tree, write_tree
@@ -29,7 +29,7 @@ from tests.tiny import (
     simulated,
 )
 
-SPEC = LocalSpec(epochs=2, batch_size=10, lr=0.2)
+SPEC = LocalTraining(epochs=2, batch_size=10, lr=0.2)
 TRUTH = [0, 1, 2, 3, 0, 1, 2, 3]
 SIZES = [20, 26, 31, 24, 40, 22, 28, 35]
 

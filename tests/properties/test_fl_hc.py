@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fedclade import FLHC, FedAvg, LocalSpec, Run, simulate
+from fedclade import FLHC, FedAvg, LocalTraining, Run, simulate
 from tests.reference import fl_hc as reference
 from tests.reference.fedavg import as_numpy
 from tests.tiny import ScriptedClients, details, federation_of, linear, play, renamed, simulated
 
-SPEC = LocalSpec(epochs=2, batch_size=10, lr=0.2)
+SPEC = LocalTraining(epochs=2, batch_size=10, lr=0.2)
 TRUTH = [0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3]
 SIZES = [20, 26, 31, 24, 40, 22, 28, 35, 33, 27, 24, 30]
 WARD = FLHC(rounds_before=4, metric="l2", linkage="ward")
@@ -241,7 +241,7 @@ class Normalised(nn.Module):
 @pytest.mark.parametrize("permute", [False, True])
 def test_buffers_are_neither_compared_nor_cached(permute):
     """The norm's running mean and variance of 6 inputs, and its count of batches, are 13 entries."""
-    whole = LocalSpec(epochs=20, batch_size=50, lr=0.2)
+    whole = LocalTraining(epochs=20, batch_size=50, lr=0.2)
     run = simulate(WARD, Normalised(), world(), local=whole, rounds=6, seed=1, permute=permute)
     parameters = sum(p.numel() for p in Normalised().parameters())
     assert run.tree.nodes[0].params.shape == (parameters + 13,)

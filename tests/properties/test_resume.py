@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from fedclade import CFL, LocalSpec, RunInterrupted, Signature, simulate
+from fedclade import CFL, LocalTraining, RunInterrupted, Signature, simulate
 from fedclade.algorithms import ALGORITHMS, build_algorithm
 from fedclade.channel.faults import Faults
 from fedclade.channel.privacy import DifferentialPrivacy
@@ -39,7 +39,7 @@ WAYS = {
 
 
 def run_of(algorithm, folder: Path, **settings) -> None:
-    settings = {"local": LocalSpec(batch_size=10), "rounds": ROUNDS, "engine": "loop"} | settings
+    settings = {"local": LocalTraining(batch_size=10), "rounds": ROUNDS, "engine": "loop"} | settings
     model = settings.pop("model", lambda seed: perceptron(seed))
     simulate(algorithm, model, FEDERATION, folder=folder, **settings)
 

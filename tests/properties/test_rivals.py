@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fedclade import ConfigError, LocalSpec, Run, simulate
+from fedclade import ConfigError, LocalTraining, Run, simulate
 from fedclade.algorithms import IFCA, PACFL, Algorithm, Ditto, FeSEM, FineTune
 from fedclade.channel.signature import Signature
 from fedclade.core.params import Layout
@@ -20,7 +20,7 @@ from fedclade.core.tree import ParameterTree
 from fedclade.training import SimulatedClients
 from tests.tiny import FEATURES, LABELS, federation_of, linear, play, renamed, simulated, streamed
 
-SPEC = LocalSpec(epochs=2, batch_size=10, lr=0.2)
+SPEC = LocalTraining(epochs=2, batch_size=10, lr=0.2)
 TRUTH = [0, 1, 2, 0, 1, 2, 0, 1]
 SIZES = [20, 26, 32, 24, 40, 3, 28, 200]
 """From 3 examples to 200: a batch and a third of one, to twenty."""

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedclade import CFL, FLHC, IFCA, FedGroup, LocalSpec, Signature, simulate
+from fedclade import CFL, FLHC, IFCA, FedGroup, LocalTraining, Signature, simulate
 from fedclade.algorithms import CFLState
 from fedclade.core.queries import Round
 from fedclade.data.federation import Federation
@@ -18,7 +18,7 @@ from fedclade.runs.backend import Backend
 from tests.reference.newcomers import assign_new_client
 from tests.tiny import details, federation_of, linear, renamed
 
-SPEC = LocalSpec(epochs=2, batch_size=10, lr=0.2, lr_decay=0.9)
+SPEC = LocalTraining(epochs=2, batch_size=10, lr=0.2, lr_decay=0.9)
 TRUTH = [0, 1, 2, 3] * 4
 MEMBERS = 12
 NESTED = CFL(eps1=0.3, eps2=0.4)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedclade import LocalSpec
+from fedclade import LocalTraining
 from fedclade.core import rng
 from fedclade.core.params import Layout
 from fedclade.data.federation import ClientData, Federation
@@ -42,7 +42,7 @@ def sgd(
     client: ClientData,
     federation: Federation,
     module: nn.Module,
-    spec: LocalSpec,
+    spec: LocalTraining,
     seed: int,
     number: int,
     purpose: str = "train",
@@ -59,7 +59,7 @@ def clustered_federated_learning(
     theta_0: Vector,
     federation: Federation,
     module: nn.Module,
-    spec: LocalSpec,
+    spec: LocalTraining,
     *,
     eps1: float | str,
     eps2: float,

@@ -14,7 +14,7 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from fedclade import LocalSpec
+from fedclade import LocalTraining
 from fedclade.core import rng
 from fedclade.core.params import Layout
 from fedclade.data.federation import ClientData, Federation
@@ -28,7 +28,7 @@ def personal_steps(
     client: ClientData,
     federation: Federation,
     module: nn.Module,
-    spec: LocalSpec,
+    spec: LocalTraining,
     seed: int,
     t: int,
 ) -> Vector:
@@ -50,7 +50,7 @@ def personal_steps(
 
 
 def ditto(
-    w: Vector, federation: Federation, module: nn.Module, spec: LocalSpec, *, lam: float, seed: int, cohorts: list
+    w: Vector, federation: Federation, module: nn.Module, spec: LocalTraining, *, lam: float, seed: int, cohorts: list
 ) -> list[tuple[Vector, dict[int, Vector]]]:
     """Return w and all v_k after every round; ``cohorts`` are the devices S_t of each."""
     v = {client.id: w for client in federation.clients}

@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedclade import LocalSpec
+from fedclade import LocalTraining
 from fedclade.data.federation import Federation
 from tests.reference.cfl import sgd
 
 
 def federated_learning(
-    theta: np.ndarray, federation: Federation, module: nn.Module, spec: LocalSpec, seed: int, rounds: int
+    theta: np.ndarray, federation: Federation, module: nn.Module, spec: LocalTraining, seed: int, rounds: int
 ) -> list[np.ndarray]:
     """Return θ after every round."""
     thetas = []

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from torch import nn
 
-from fedclade import LocalSpec
+from fedclade import LocalTraining
 from fedclade.core import rng
 from fedclade.data.federation import Federation
 from tests.reference.cfl import sgd
@@ -39,7 +39,7 @@ def fed_group(
     w_0: Vector,
     federation: Federation,
     module: nn.Module,
-    spec: LocalSpec,
+    spec: LocalTraining,
     *,
     m: int,
     alpha: int,

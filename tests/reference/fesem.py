@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import nn
 
-from fedclade import LocalSpec
+from fedclade import LocalTraining
 from fedclade.data.federation import Federation
 from tests.reference.cfl import Vector, sgd
 
@@ -40,7 +40,7 @@ def wards_method(W: dict[int, Vector], K: int) -> list[list[int]]:
 
 
 def federated_sem(
-    theta_0: Vector, federation: Federation, module: nn.Module, spec: LocalSpec, *, K: int, seed: int, rounds: int
+    theta_0: Vector, federation: Federation, module: nn.Module, spec: LocalTraining, *, K: int, seed: int, rounds: int
 ) -> list[AfterRound]:
     clients = {client.id: client for client in federation.clients}
     size = {i: len(client.train) for i, client in clients.items()}

@@ -10,13 +10,13 @@ from dataclasses import replace
 
 from torch import nn
 
-from fedclade import LocalSpec
+from fedclade import LocalTraining
 from fedclade.data.federation import Federation
 from tests.reference.cfl import Vector, sgd
 
 
 def finetune(
-    w: Vector, federation: Federation, module: nn.Module, spec: LocalSpec, *, epochs: int, seed: int, cohorts: list
+    w: Vector, federation: Federation, module: nn.Module, spec: LocalTraining, *, epochs: int, seed: int, cohorts: list
 ) -> list[tuple[Vector, dict[int, Vector]]]:
     """Return w and all copies after every round; ``cohorts`` are the clients S_t of each."""
     by_id = {client.id: client for client in federation.clients}

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from fedclade import LocalSpec
+from fedclade import LocalTraining
 from fedclade.core.params import Layout
 from fedclade.data.federation import Federation
 from tests.reference.cfl import Vector, sgd
@@ -47,7 +47,7 @@ def iterative_federated_clustering(
     theta_0: list[Vector],
     federation: Federation,
     module: nn.Module,
-    spec: LocalSpec,
+    spec: LocalTraining,
     *,
     option: str,
     seed: int,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from fedclade import LocalSpec
+from fedclade import LocalTraining
 from fedclade.core.tree import ParameterTree
 from fedclade.data.federation import ClientData, Federation
 from tests.reference.cfl import Vector, sgd
@@ -19,7 +19,7 @@ def alpha(one: Vector, other: Vector) -> float:
 
 
 def assign_new_client(
-    D_new: ClientData, T: ParameterTree, federation: Federation, module: nn.Module, spec: LocalSpec, seed: int
+    D_new: ClientData, T: ParameterTree, federation: Federation, module: nn.Module, spec: LocalTraining, seed: int
 ) -> list[tuple[float, float, int]]:
     """Return α_0, α_1 and the node taken at every choice."""
     taken = []

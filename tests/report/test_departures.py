@@ -8,7 +8,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from fedclade import LocalSpec, Run, simulate
+from fedclade import LocalTraining, Run, simulate
 from fedclade.algorithms import build_algorithm
 from fedclade.channel.faults import Faults
 from fedclade.core.events import Clustered
@@ -43,7 +43,7 @@ def with_newcomers() -> Federation:
 
 def run_of(name: str, **settings) -> Run:
     algorithm = build_algorithm(name, OPTIONS[name], dict(enumerate(TRUTH)))
-    settings = {"local": LocalSpec(batch_size=12), "rounds": 4, "engine": "loop"} | settings
+    settings = {"local": LocalTraining(batch_size=12), "rounds": 4, "engine": "loop"} | settings
     return simulate(algorithm, lambda seed: perceptron(seed), with_newcomers(), **settings)
 
 

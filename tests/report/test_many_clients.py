@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from fedclade import FLHC, FedGroup, LocalSpec, simulate
+from fedclade import FLHC, FedGroup, LocalTraining, simulate
 from fedclade.algorithms import Algorithm
 from fedclade.algorithms.cluster_update import LARGEST_COMPARED
 from fedclade.cli import app
@@ -24,7 +24,7 @@ CLIENTS = LARGEST_COMPARED + 10
 )
 def test_a_run_is_reported(algorithm: Algorithm, tmp_path: Path):
     federation = federation_of([client % 4 for client in range(CLIENTS)], [4] * CLIENTS, seed=1)
-    run = simulate(algorithm, linear(1), federation, local=LocalSpec(lr=0.1), rounds=3, engine="stacked")
+    run = simulate(algorithm, linear(1), federation, local=LocalTraining(lr=0.1), rounds=3, engine="stacked")
     assert run.summary["clusters"]["found"] > 1
     assert run.clusters[0]["alpha_cross_max"] is None
     table = event_table(run)

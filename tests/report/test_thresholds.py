@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 
-from fedclade import CFL, LocalSpec, load_federation, simulate
+from fedclade import CFL, LocalTraining, load_federation, simulate
 from fedclade.report import queries
 
 
 def test_clusters_are_split_where_their_mean_norm_falls_below_the_threshold_that_is_drawn():
     algorithm = CFL(eps1="auto", eps2=0.6)
     federation = load_federation("digits", clients=12, shift="label_swap", clusters=3)
-    local = LocalSpec(epochs=3, batch_size=20, lr=0.1)
+    local = LocalTraining(epochs=3, batch_size=20, lr=0.1)
     run = simulate(algorithm, "mlp", federation, local=local, rounds=30, seed=0, evaluate_every=30, engine="stacked")
     run = replace(run, config={"algorithm": asdict(algorithm)})
     eps2, eps1 = queries.norm_thresholds(run)

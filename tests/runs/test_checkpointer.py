@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from fedclade import ConfigError, FedAvg, LocalSpec, RunInterrupted, simulate
+from fedclade import ConfigError, FedAvg, LocalTraining, RunInterrupted, simulate
 from fedclade.algorithms import State
 from fedclade.core.tree import ParameterTree
 from fedclade.runs.checkpointer import TIMES_A_SAVE, CheckpointPolicy, TrainingState
@@ -60,7 +60,7 @@ def test_the_first_save_of_auto_waits_for_what_its_size_costs():
 
 
 def test_without_a_folder_a_run_can_stop_but_nothing_is_kept():
-    settings = {"local": LocalSpec(batch_size=10), "rounds": 4, "engine": "loop"}
+    settings = {"local": LocalTraining(batch_size=10), "rounds": 4, "engine": "loop"}
     seen = []
     with pytest.raises(RunInterrupted, match=r"^interrupted after round 2; nothing was kept$"):
         simulate(FedAvg(), linear(), FEDERATION, **settings, stop=lambda: seen.append(1) or len(seen) == 2)

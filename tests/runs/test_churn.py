@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import fedclade
-from fedclade import CFL, FLHC, IFCA, ConfigError, FedAvg, FedGroup, FeSEM, Local, LocalSpec, Run
+from fedclade import CFL, FLHC, IFCA, ConfigError, FedAvg, FedGroup, FeSEM, Local, LocalTraining, Run
 from fedclade.algorithms import PACFL, CFLState, Ditto, FineTune, Oracle, State
 from fedclade.config import check_config
 from fedclade.core.errors import RunInterrupted
@@ -43,7 +43,7 @@ def digits() -> fedclade.Federation:
 @cache
 def run_of(name: str, join: int | None = JOIN, leave: int | None = LEAVE) -> Run:
     presence = Churn(join_round=join, leave_round=leave)
-    spec = LocalSpec(epochs=2, lr=0.2)
+    spec = LocalTraining(epochs=2, lr=0.2)
     return fedclade.simulate(METHODS[name], "mclr", digits(), local=spec, rounds=ROUNDS, presence=presence)
 
 
@@ -153,7 +153,7 @@ def test_a_run_that_is_continued_ends_like_one_that_was_not_interrupted(name, st
             METHODS[name],
             "mclr",
             digits(),
-            local=LocalSpec(epochs=2, lr=0.2),
+            local=LocalTraining(epochs=2, lr=0.2),
             rounds=ROUNDS,
             presence=Churn(join_round=JOIN, leave_round=LEAVE),
             folder=tmp_path / "run",
@@ -177,8 +177,8 @@ def test_nobody_goes_where_everybody_has_left():
     tree = tree.split(0, [[0], [1, 2]], params=torch.zeros(2), cached=cached, round_number=1, criteria={})
     state = State(tree.without([0]).with_newcomers([7]))
     clients = ScriptedClients({1: [0.0, 1.0], 2: [0.0, 1.0], 7: [1.0, 0.0]})
-    (found,) = CFL().assign(state.tree, [7], clients, Round(2, LocalSpec()))
+    (found,) = CFL().assign(state.tree, [7], clients, Round(2, LocalTraining()))
     assert found.node == 2
     state = CFLState(state.tree, torch.zeros(3, dtype=torch.float64))
-    after, _ = CFL().step(state, [1, 2, 7], clients, Round(2, LocalSpec()))
+    after, _ = CFL().step(state, [1, 2, 7], clients, Round(2, LocalTraining()))
     assert after.tree.leaf_of[7] == 2

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 import fedclade
-from fedclade import CFL, ConfigError, LocalSpec, Run, RunError, Signature
+from fedclade import CFL, ConfigError, LocalTraining, Run, RunError, Signature
 from fedclade.algorithms import ALGORITHMS, Local
 from fedclade.data import Federation
 from fedclade.runs.store.newcomers import ACCURACIES
 
-SPEC = LocalSpec(epochs=2, lr=0.2)
+SPEC = LocalTraining(epochs=2, lr=0.2)
 OPTIONS = {"cfl": {"eps1": 0.3, "eps2": 0.4}, "ifca": {"clusters": 2}, "fedgroup": {"groups": 2}}
 CLUSTERED = ("cfl", "fl_hc", "fedgroup", "ifca", "fesem", "pacfl", "oracle")
 

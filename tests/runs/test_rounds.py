@@ -13,7 +13,7 @@ from fedclade import (
     CFL,
     ConfigError,
     FedAvg,
-    LocalSpec,
+    LocalTraining,
     ModelError,
     Oracle,
     Run,
@@ -32,7 +32,7 @@ from fedclade.runs.settings import describe
 from tests.tiny import FEATURES, LABELS, federation_of, linear, simulated
 
 TRUTH = [0, 1, 0, 1]
-SPEC = LocalSpec(epochs=2, batch_size=10, lr=0.2)
+SPEC = LocalTraining(epochs=2, batch_size=10, lr=0.2)
 SIZE = FEATURES * LABELS + LABELS
 """Entries of a linear model's vector."""
 
@@ -81,7 +81,7 @@ def test_a_model_that_does_not_fit_and_training_that_diverges_are_refused():
         r"\(and \d+ more like it\); if training diverged, lower local.lr"
     )
     with pytest.raises(UpdateError, match=text):
-        run_of(local=LocalSpec(lr=1e38, epochs=30, weight_decay=0.1))
+        run_of(local=LocalTraining(lr=1e38, epochs=30, weight_decay=0.1))
 
 
 def test_a_model_that_diverges_on_the_server_ends_the_run_and_is_named():
@@ -166,7 +166,7 @@ def test_the_given_module_is_not_touched():
 
 def test_a_modules_own_parameters_are_the_initial_ones():
     """One tiny step away from them."""
-    run = run_of(rounds=1, local=LocalSpec(lr=1e-6))
+    run = run_of(rounds=1, local=LocalTraining(lr=1e-6))
     theta = torch.cat([linear()[1].weight.detach().flatten(), linear()[1].bias.detach()])
     torch.testing.assert_close(run.tree.nodes[0].params, theta, rtol=0, atol=1e-4)
 
@@ -218,7 +218,7 @@ def test_target_numbers_are_of_the_first_round_whose_mean_reaches_it():
 
 
 def test_a_target_that_is_never_reached_has_no_numbers():
-    summary = run_of(rounds=1, local=LocalSpec(lr=1e-6), target=1.0).summary
+    summary = run_of(rounds=1, local=LocalTraining(lr=1e-6), target=1.0).summary
     assert summary["target"] == {
         "accuracy": 1.0,
         "share_of_clients": 0.0,
@@ -441,7 +441,7 @@ def wide() -> nn.Module:
 
 
 def wide_run(**settings) -> Run:
-    spec = LocalSpec(epochs=2, batch_size=10, lr=0.1)
+    spec = LocalTraining(epochs=2, batch_size=10, lr=0.1)
     return simulate(SPLITS, wide(), FOUR_GROUPS, **({"local": spec, "rounds": 9, "engine": "stacked"} | settings))
 
 
@@ -485,7 +485,7 @@ def test_a_saved_run_tells_how_to_project_what_a_newcomer_sends(tmp_path):
     run = Run.load(wide_run(signature=Signature(kind="projected", dim=100), engine="loop").save(tmp_path / "run"))
     clients, _ = simulated(FOUR_GROUPS, wide())
     root, node = run.tree.nodes[0], run.tree.nodes[2]
-    this_round = Round(root.split_in, LocalSpec(**run.config["local"]), run.config["seed"])
+    this_round = Round(root.split_in, LocalTraining(**run.config["local"]), run.config["seed"])
     sent = clients.train([5], root.params[None], [0], this_round).required_deltas[0]
     sketch = Signature(**run.config["signature"]).sketch(run.config["seed"], len(sent))
     torch.testing.assert_close(sketch.apply(sent), node.cached[node.members.index(5)], rtol=0, atol=1e-5)

@@ -6,7 +6,7 @@ from typing import get_type_hints
 import pytest
 
 import fedclade
-from fedclade import ConfigError, FeSEM, LocalSpec, RunSettings, Signature
+from fedclade import ConfigError, FeSEM, LocalTraining, RunSettings, Signature
 from fedclade.runs.settings import RunOptions, settings_from
 from tests.tiny import federation_of, linear
 
@@ -19,14 +19,14 @@ def test_options_are_the_fields_of_the_settings():
 
 
 def test_options_win_over_settings_and_none_is_as_if_left_out():
-    settings = RunSettings(rounds=5, seed=3, local=LocalSpec(epochs=2), target=0.5)
+    settings = RunSettings(rounds=5, seed=3, local=LocalTraining(epochs=2), target=0.5)
     merged = settings_from(settings, {"seed": 4, "local": None, "target": None})
-    assert merged == RunSettings(rounds=5, seed=4, local=LocalSpec(epochs=2), target=0.5)
+    assert merged == RunSettings(rounds=5, seed=4, local=LocalTraining(epochs=2), target=0.5)
     assert settings_from(None, {}) == RunSettings()
 
 
 def test_settings_and_options_give_the_same_run():
-    given = {"rounds": 2, "seed": 1, "local": LocalSpec(epochs=2), "signature": Signature(kind="projected", dim=8)}
+    given = {"rounds": 2, "seed": 1, "local": LocalTraining(epochs=2), "signature": Signature(kind="projected", dim=8)}
     runs = [
         fedclade.simulate("cfl", linear(), federation_of([0, 1]), *settings, **options)
         for settings, options in [((RunSettings(**given),), {}), ((), given), ((RunSettings(rounds=9, seed=1),), given)]

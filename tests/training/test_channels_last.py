@@ -8,16 +8,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedclade import LocalSpec
+from fedclade import LocalTraining
 from fedclade.training import channels_last
 from fedclade.training.channels_last import ChannelsLastLoop, fitted
-from fedclade.training.jobs import Task
+from fedclade.training.jobs import Workload
 from fedclade.training.loop import LoopEngine
 from fedclade.training.stacking.stacked_parameter import FEW_ROWS
 from fedclade.training.trial import objection
 from tests.training.worlds import FEATURES, LABELS, SPECS, features, task_of
 
-RULES = {**SPECS, "decay": LocalSpec(epochs=2, batch_size=10, lr=0.2, weight_decay=0.1)}
+RULES = {**SPECS, "decay": LocalTraining(epochs=2, batch_size=10, lr=0.2, weight_decay=0.1)}
 
 
 @pytest.fixture(autouse=True)
@@ -81,7 +81,7 @@ class Penalised(nn.Module):
         return self.dense(x) * penalty
 
 
-def task(module: nn.Module, spec: str = "plain") -> Task:
+def task(module: nn.Module, spec: str = "plain") -> Workload:
     return task_of(module, features(dtype=torch.float64), LABELS, RULES[spec])
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedclade import ConfigError, DataError, LocalSpec, ModelError
+from fedclade import ConfigError, DataError, LocalTraining, ModelError
 from fedclade.core import rng
 from fedclade.core.params import Layout
 from fedclade.core.queries import Round
@@ -34,7 +34,7 @@ def test_every_client_trains_from_its_own_model_with_its_own_draws():
     """Eq. 1 for each client by itself: the key of its draws is seed, purpose, round and the client's own number."""
     federation = federation_of(TRUTH, SIZES)
     clients, params = simulated(federation, linear())
-    spec = LocalSpec(epochs=2, batch_size=4, lr=0.2, lr_decay=0.5)
+    spec = LocalTraining(epochs=2, batch_size=4, lr=0.2, lr_decay=0.5)
     models = two_models(params)
     updates = clients.train([2, 0], models, [1, 0], Round(3, spec, seed=9, purpose="again"))
     assert updates.ids == (2, 0)
@@ -54,7 +54,7 @@ def test_anchors_reach_every_client_in_every_block():
     module = linear()
     clients = SimulatedClients(federation, module, engine="loop", memory=1)  # one at a time
     models = two_models(clients.layout.flatten(module))
-    spec = LocalSpec(batch_size=4, lr=0.2, mu=0.5)
+    spec = LocalTraining(batch_size=4, lr=0.2, mu=0.5)
     updates = clients.train([2, 0, 1], models, [0, 0, 1], Round(1, spec, seed=9), anchors=[1, 0, 0])
     for i, (client, row, anchor) in enumerate([(2, 0, 1), (0, 0, 0), (1, 1, 0)]):
         examples, draw = federation.examples(client, "train"), rng.torch_generator(9, "train", 1, client)
@@ -84,7 +84,9 @@ def updates_within(memory: int | None, monkeypatch, engine: Engine) -> Updates:
     module = perceptron()
     clients = SimulatedClients(federation_of([0, 1, 2, 0, 1], [12, 40, 9, 40, 15]), module, memory=memory)
     models = two_models(clients.layout.flatten(module))
-    return clients.train([4, 3, 2, 1, 0], models, [0, 1, 0, 1, 0], Round(2, LocalSpec(epochs=2, batch_size=4, lr=0.2)))
+    return clients.train(
+        [4, 3, 2, 1, 0], models, [0, 1, 0, 1, 0], Round(2, LocalTraining(epochs=2, batch_size=4, lr=0.2))
+    )
 
 
 def test_the_size_of_blocks_changes_nothing(monkeypatch):
@@ -127,7 +129,7 @@ def test_a_batch_size_above_every_clients_data_takes_no_more_than_all_the_data(e
             federation_of([0, 1, 2, 0, 1], sizes), nn.Sequential(Largest(), linear()), engine=engine
         ).train(
             *([4, 3, 2, 1, 0], Layout.of(linear()).flatten(linear())[None], [0] * 5),
-            Round(2, LocalSpec(epochs=2, batch_size=batch_size, lr=0.2)),
+            Round(2, LocalTraining(epochs=2, batch_size=batch_size, lr=0.2)),
         )
         for batch_size in (10**6, max(sizes))
     )
@@ -177,7 +179,7 @@ def test_clients_that_cannot_train_together_in_some_round_train_in_the_loop(engi
     apart[1, -FEATURES:] = 2.0  # the buffer of the second model
 
     def trained(these, models, number):
-        spec = LocalSpec(epochs=2, batch_size=4, momentum=0.5)
+        spec = LocalTraining(epochs=2, batch_size=4, momentum=0.5)
         return these.train([0, 1, 2], models, [0, 1, 0], Round(number, spec)).deltas
 
     for number, models in enumerate([two_models(params)[[0, 0]], apart, apart, params.repeat(2, 1)], start=1):
@@ -195,14 +197,14 @@ def test_clients_that_cannot_train_together_in_some_round_train_in_the_loop(engi
 def test_an_engine_that_cannot_train_the_model_says_so_itself():
     clients, params = simulated(federation_of(TRUTH, SIZES), TrainsBadly(), "vmap")
     with pytest.raises(ConfigError, match="engine 'vmap' cannot train this model: layer 'norm'"):
-        clients.train([0], params[None], [0], Round(2, LocalSpec(batch_size=6)))
+        clients.train([0], params[None], [0], Round(2, LocalTraining(batch_size=6)))
 
 
 def test_gradients_are_each_clients_own():
     federation = federation_of(TRUTH, SIZES)
     clients, params = simulated(federation, linear())
     models = two_models(params)
-    updates = clients.gradients([1, 2], models, [1, 0], Round(1, LocalSpec()))
+    updates = clients.gradients([1, 2], models, [1, 0], Round(1, LocalTraining()))
     for row, (client, model) in enumerate([(1, models[1]), (2, models[0])]):
         expected, loss = loop.gradient(linear(), Layout.of(linear()), model, federation.examples(client, "train"), 100)
         torch.testing.assert_close(updates.deltas[row], expected)
@@ -266,7 +268,7 @@ def test_who_diverges_is_left_out():
     clients, params = simulated(federation_of(TRUTH, SIZES), linear())
     n = len(params)
     models = torch.stack([params, torch.full_like(params, 1e30)])
-    updates = clients.train([0, 1], models, [0, 1], Round(4, LocalSpec(lr=1e10, weight_decay=0.1)))
+    updates = clients.train([0, 1], models, [0, 1], Round(4, LocalTraining(lr=1e10, weight_decay=0.1)))
     assert updates.ids == (0,)
     assert updates.left_out == {1: f"{n} of {n} entries are NaN or infinite"}
 
@@ -286,7 +288,7 @@ def test_a_model_that_fails_in_training_names_client_and_round(engine):
     clients, params = simulated(federation_of(TRUTH, SIZES), TrainsBadly(), engine)
     text = re.escape("round 2: the model fails on the data of client 1 ('c1'): Expected more than 1 value per channel")
     with pytest.raises(ModelError, match=text):
-        clients.train([0, 1, 2], params[None], [0, 0, 0], Round(2, LocalSpec(batch_size=7)))
+        clients.train([0, 1, 2], params[None], [0, 0, 0], Round(2, LocalTraining(batch_size=7)))
 
 
 def test_a_model_with_too_few_outputs_is_refused():
@@ -343,7 +345,7 @@ def test_a_federation_of_one_example_per_client_trains():
     one = np.array([0])
     federation = dataclasses.replace(federation, clients=(ClientData(0, "c0", 0, one, one, one),))
     clients, params = simulated(federation, linear())
-    assert clients.train([0], params[None], [0], Round(1, LocalSpec())).deltas.abs().max() > 0
+    assert clients.train([0], params[None], [0], Round(1, LocalTraining())).deltas.abs().max() > 0
 
 
 def test_an_unknown_device_is_refused():

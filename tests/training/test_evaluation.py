@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fedclade import DataError, LocalSpec, ModelError
+from fedclade import DataError, LocalTraining, ModelError
 from fedclade.core.queries import Evaluation, Round
 from fedclade.data.federation import IGNORED, ClientData, Federation, Pool
 from fedclade.models import build_model
@@ -301,7 +301,7 @@ def test_what_forward_does_to_buffers_reaches_nobody_else():
 
 def test_clients_train_after_they_evaluated_on_their_training_data():
     """What an evaluation gathers serves training, though it was gathered where no gradients are taken."""
-    federation, spec = federation_of([0, 1]), LocalSpec(lr=0.1)
+    federation, spec = federation_of([0, 1]), LocalTraining(lr=0.1)
     clients, params = simulated(federation, perceptron())
     clients.evaluate([0, 1], params[None], [0, 0], "train")
     fresh, _ = simulated(federation, perceptron())

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedclade import LocalSpec
+from fedclade import LocalTraining
 from fedclade.core import rng
 from fedclade.core.params import Layout
 from fedclade.data.federation import IGNORED
@@ -29,7 +29,7 @@ def examples(n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
 
 def trained(model: Tensor, data, module=None, seed: int = 0, anchor: Tensor | None = None, **spec) -> Tensor:
     module = module or linear()
-    settings, draw = LocalSpec(**spec), rng.torch_generator(seed, "t")
+    settings, draw = LocalTraining(**spec), rng.torch_generator(seed, "t")
     return loop.train(module, Layout.of(module), model, data, settings, settings.lr, draw, anchor)[0]
 
 
@@ -127,7 +127,7 @@ def test_the_last_batch_of_an_epoch_may_be_smaller():
 def test_the_loss_is_the_mean_over_all_examples_seen():
     """Two one-example steps: −log ½, then the loss after the first step."""
     module = linear()
-    spec = LocalSpec(epochs=2, lr=0.3)
+    spec = LocalTraining(epochs=2, lr=0.3)
     _, loss = loop.train(
         module, Layout.of(module), torch.zeros(4), one_example(), spec, 0.3, rng.torch_generator(0, "t")
     )
@@ -138,7 +138,7 @@ def test_the_loss_is_the_mean_over_all_examples_seen():
 def test_the_given_step_size_counts_not_the_first_rounds():
     module = linear()
     draw = rng.torch_generator(0, "t")
-    update, _ = loop.train(module, Layout.of(module), torch.zeros(4), one_example(), LocalSpec(lr=0.3), 0.03, draw)
+    update, _ = loop.train(module, Layout.of(module), torch.zeros(4), one_example(), LocalTraining(lr=0.3), 0.03, draw)
     torch.testing.assert_close(update, -0.03 * gradient_at_zero())
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedclade import ConfigError, LocalSpec
+from fedclade import ConfigError, LocalTraining
 from fedclade.core.params import Layout
 from fedclade.training import memory
 from fedclade.training.memory import (
@@ -82,11 +82,11 @@ def test_a_machine_that_does_not_tell_its_memory_is_taken_for_a_small_one(monkey
 @pytest.mark.parametrize(
     ("spec", "models"),
     [
-        (LocalSpec(), 4),
-        (LocalSpec(momentum=0.9, weight_decay=0.1), 4),
-        (LocalSpec(mu=0.1), 5),
-        (LocalSpec(clip_norm=1.0), 5),
-        (LocalSpec(mu=0.1, clip_norm=1.0), 6),
+        (LocalTraining(), 4),
+        (LocalTraining(momentum=0.9, weight_decay=0.1), 4),
+        (LocalTraining(mu=0.1), 5),
+        (LocalTraining(clip_norm=1.0), 5),
+        (LocalTraining(mu=0.1, clip_norm=1.0), 6),
     ],
 )
 def test_a_client_takes_its_model_some_times_and_what_the_backward_pass_needs_twice(spec, models):

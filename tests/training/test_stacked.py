@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedclade import LocalSpec
+from fedclade import LocalTraining
 from fedclade.core import rng
 from fedclade.core.params import Layout
 from fedclade.data.federation import IGNORED
 from fedclade.models import MODELS, build_model
-from fedclade.training.jobs import Job, Task
+from fedclade.training.jobs import Job, Workload
 from fedclade.training.loop import LoopEngine
 from fedclade.training.stacked import CannotStack, StackedEngine
 from fedclade.training.stacking.batches import joined
@@ -170,8 +170,8 @@ def world(name: str, dtype: torch.dtype, sizes: Sequence[int] = SIZES, rows: Seq
     return module, layout, models, jobs
 
 
-def by_loop(module, layout, models, jobs, spec: LocalSpec, lr: float) -> tuple[Tensor, Tensor]:
-    return LoopEngine().train(Task(module, layout, models, jobs, spec, lr))
+def by_loop(module, layout, models, jobs, spec: LocalTraining, lr: float) -> tuple[Tensor, Tensor]:
+    return LoopEngine().train(Workload(module, layout, models, jobs, spec, lr))
 
 
 def assert_same(got: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> None:
@@ -186,9 +186,9 @@ def assert_same(got: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> 
 
 def assert_as_the_loop(name: str, dtype: torch.dtype, **settings) -> None:
     module, layout, models, jobs = world(name, dtype)
-    spec = LocalSpec(**{"epochs": 2, "batch_size": 5, "lr": 0.3, **settings})
+    spec = LocalTraining(**{"epochs": 2, "batch_size": 5, "lr": 0.3, **settings})
     expected = by_loop(module, layout, models, jobs(), spec, 0.2)
-    assert_same(StackedEngine().train(Task(module, layout, models, jobs(), spec, 0.2)), expected)
+    assert_same(StackedEngine().train(Workload(module, layout, models, jobs(), spec, 0.2)), expected)
 
 
 def test_every_model_of_the_library_is_tried():
@@ -220,18 +220,18 @@ def test_products_of_many_rows_are_summed_first(name, dtype):
 @settings(max_examples=40)
 def test_sizes_and_batches_may_be_anything(sizes, batch_size, epochs, name, seed):
     module, layout, models, jobs = world(name, torch.float64, sizes, [c % 2 for c in range(len(sizes))])
-    spec = LocalSpec(epochs=epochs, batch_size=batch_size, lr=0.1)
+    spec = LocalTraining(epochs=epochs, batch_size=batch_size, lr=0.1)
     expected = by_loop(module, layout, models, jobs(seed), spec, 0.1)
-    assert_same(StackedEngine().train(Task(module, layout, models, jobs(seed), spec, 0.1)), expected)
+    assert_same(StackedEngine().train(Workload(module, layout, models, jobs(seed), spec, 0.1)), expected)
 
 
 @pytest.mark.parametrize("name", ["everything", "frozen", "lstm"])
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
 def test_the_anchor_may_be_another_model(name, momentum):
     module, layout, models, jobs = world(name, torch.float64)
-    spec = LocalSpec(epochs=2, batch_size=5, mu=0.5, momentum=momentum)
+    spec = LocalTraining(epochs=2, batch_size=5, mu=0.5, momentum=momentum)
     expected = by_loop(module, layout, models, jobs(anchor=1), spec, 0.1)
-    assert_same(StackedEngine().train(Task(module, layout, models, jobs(anchor=1), spec, 0.1)), expected)
+    assert_same(StackedEngine().train(Workload(module, layout, models, jobs(anchor=1), spec, 0.1)), expected)
     itself, _ = by_loop(module, layout, models, jobs(), spec, 0.1)
     pulled = [row != 1 for row in ROWS]
     assert torch.equal((itself != expected[0]).any(1), torch.tensor(pulled))
@@ -239,11 +239,11 @@ def test_the_anchor_may_be_another_model(name, momentum):
 
 def test_the_order_of_the_jobs_does_not_matter():
     module, layout, models, jobs = world("everything", torch.float64)
-    spec = LocalSpec(epochs=2, batch_size=5)
-    expected, losses = StackedEngine().train(Task(module, layout, models, jobs(), spec, 0.1))
+    spec = LocalTraining(epochs=2, batch_size=5)
+    expected, losses = StackedEngine().train(Workload(module, layout, models, jobs(), spec, 0.1))
     order = [3, 0, 4, 2, 1]
     shuffled = jobs()
-    got = StackedEngine().train(Task(module, layout, models, [shuffled[i] for i in order], spec, 0.1))
+    got = StackedEngine().train(Workload(module, layout, models, [shuffled[i] for i in order], spec, 0.1))
     assert_same(got, (expected[order], losses[order]))
 
 
@@ -251,11 +251,11 @@ def test_an_engine_starts_every_round_afresh():
     """Other clients, another step size, with momentum before: nothing stays."""
     module, layout, models, jobs = world("everything", torch.float64)
     engine = StackedEngine()
-    engine.train(Task(module, layout, models, jobs(), LocalSpec(batch_size=5, momentum=0.9), 0.3))
-    engine.train(Task(module, layout, models, jobs()[:2], LocalSpec(batch_size=3, mu=1.0), 0.3))
-    spec = LocalSpec(batch_size=5, momentum=0.5)
+    engine.train(Workload(module, layout, models, jobs(), LocalTraining(batch_size=5, momentum=0.9), 0.3))
+    engine.train(Workload(module, layout, models, jobs()[:2], LocalTraining(batch_size=3, mu=1.0), 0.3))
+    spec = LocalTraining(batch_size=5, momentum=0.5)
     expected = by_loop(module, layout, models, jobs(), spec, 0.1)
-    assert_same(engine.train(Task(module, layout, models, jobs(), spec, 0.1)), expected)
+    assert_same(engine.train(Workload(module, layout, models, jobs(), spec, 0.1)), expected)
 
 
 def test_a_client_that_diverges_spoils_no_other():
@@ -264,13 +264,13 @@ def test_a_client_that_diverges_spoils_no_other():
     broken[2] = replace(broken[2], inputs=torch.full_like(broken[2].inputs, torch.inf))
     others = [0, 1, 3, 4]
     engine = StackedEngine()
-    for spec in (LocalSpec(batch_size=5, weight_decay=0.1), LocalSpec(batch_size=5, momentum=0.5)):
+    for spec in (LocalTraining(batch_size=5, weight_decay=0.1), LocalTraining(batch_size=5, momentum=0.5)):
         expected, losses = by_loop(module, layout, models, jobs(), spec, 0.1)
         broken = [replace(j, generator=fresh.generator) for j, fresh in zip(broken, jobs(), strict=True)]
-        got, got_losses = engine.train(Task(module, layout, models, broken, spec, 0.1))
+        got, got_losses = engine.train(Workload(module, layout, models, broken, spec, 0.1))
         assert got[2].isnan().any()
         assert_same((got[others], got_losses[others]), (expected[others], losses[others]))
-        assert_same(engine.train(Task(module, layout, models, jobs(), spec, 0.1)), (expected, losses))
+        assert_same(engine.train(Workload(module, layout, models, jobs(), spec, 0.1)), (expected, losses))
 
 
 def test_padded_places_do_not_count():
@@ -282,9 +282,9 @@ def test_padded_places_do_not_count():
         masks = [torch.arange(PLACES) >= lengths[: len(job.targets), None] for job in jobs()]
         return [replace(j, targets=j.targets.masked_fill(m, IGNORED)) for j, m in zip(jobs(), masks, strict=True)]
 
-    spec = LocalSpec(batch_size=5)
+    spec = LocalTraining(batch_size=5)
     expected = by_loop(module, layout, models, padded(), spec, 0.1)
-    assert_same(StackedEngine().train(Task(module, layout, models, padded(), spec, 0.1)), expected)
+    assert_same(StackedEngine().train(Workload(module, layout, models, padded(), spec, 0.1)), expected)
 
 
 def test_examples_that_lie_in_one_tensor_are_not_copied():
@@ -317,8 +317,8 @@ def test_dropout_belongs_to_each_client():
     """A client draws its own masks, whoever trains with it; and the global generator is left alone."""
     module, layout, models, jobs = world("dropout", torch.float64)
     before = torch.get_rng_state()
-    together, _ = StackedEngine().train(Task(module, layout, models, jobs(), LocalSpec(batch_size=5), 0.1))
-    alone, _ = StackedEngine().train(Task(module, layout, models, jobs()[2:3], LocalSpec(batch_size=5), 0.1))
+    together, _ = StackedEngine().train(Workload(module, layout, models, jobs(), LocalTraining(batch_size=5), 0.1))
+    alone, _ = StackedEngine().train(Workload(module, layout, models, jobs()[2:3], LocalTraining(batch_size=5), 0.1))
     torch.testing.assert_close(together[2:3], alone)
     assert torch.equal(torch.get_rng_state(), before)
 
@@ -329,11 +329,11 @@ def test_random_layers_that_are_not_stacked_draw_from_the_keys():
     _, _, _, jobs = world("mlp", torch.float32)
     models = layout.flatten(module).repeat(2, 1)
     torch.manual_seed(1)
-    first, _ = StackedEngine().train(Task(module, layout, models, jobs(), LocalSpec(), 0.1))
+    first, _ = StackedEngine().train(Workload(module, layout, models, jobs(), LocalTraining(), 0.1))
     torch.manual_seed(2)
-    assert torch.equal(StackedEngine().train(Task(module, layout, models, jobs(), LocalSpec(), 0.1))[0], first)
+    assert torch.equal(StackedEngine().train(Workload(module, layout, models, jobs(), LocalTraining(), 0.1))[0], first)
     assert not torch.equal(
-        StackedEngine().train(Task(module, layout, models, jobs(seed=1), LocalSpec(), 0.1))[0], first
+        StackedEngine().train(Workload(module, layout, models, jobs(seed=1), LocalTraining(), 0.1))[0], first
     )
 
 
@@ -357,9 +357,9 @@ class Counting(nn.Module):
 def trained(module: nn.Module, models: Tensor | None = None) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """Return what the engine and the loop give for clients with four features."""
     _, _, _, jobs = world("mlp", torch.float32)
-    layout, spec = Layout.of(module), LocalSpec(batch_size=5)
+    layout, spec = Layout.of(module), LocalTraining(batch_size=5)
     models = layout.flatten(module).repeat(2, 1) if models is None else models
-    got = StackedEngine().train(Task(module, layout, models, jobs(), spec, 0.1))
+    got = StackedEngine().train(Workload(module, layout, models, jobs(), spec, 0.1))
     return got, by_loop(module, layout, models, jobs(), spec, 0.1)
 
 
@@ -474,7 +474,7 @@ def test_a_forward_that_does_not_survive_folding_is_found_out(of, message):
     _, _, _, jobs = world("mlp", torch.float32)
     module = Forward(of)
     layout, one_model = Layout.of(module), [replace(job, row=0) for job in jobs()]  # as in a first round
-    task = Task(module, layout, layout.flatten(module)[None], one_model, LocalSpec(batch_size=5), 0.1)
+    task = Workload(module, layout, layout.flatten(module)[None], one_model, LocalTraining(batch_size=5), 0.1)
     assert re.match(f"Forward {message}", str(objection(StackedEngine(), task)))
 
 
@@ -488,7 +488,9 @@ def test_nothing_is_drawn_where_the_module_cannot():
     given_jobs, module = jobs(), Holds()
     layout = Layout.of(module)
     with pytest.raises(CannotStack):
-        StackedEngine().train(Task(module, layout, layout.flatten(module).repeat(2, 1), given_jobs, LocalSpec(), 0.1))
+        StackedEngine().train(
+            Workload(module, layout, layout.flatten(module).repeat(2, 1), given_jobs, LocalTraining(), 0.1)
+        )
     for job, fresh in zip(given_jobs, jobs(), strict=True):
         assert torch.equal(job.generator.get_state(), fresh.generator.get_state())
 
@@ -498,7 +500,7 @@ def test_a_token_out_of_range_is_an_error():
     module, layout, models, jobs = world("lstm", torch.float32)
     given_jobs = jobs()
     engine = StackedEngine()
-    engine.train(Task(module, layout, models, jobs(), LocalSpec(), 0.1))
+    engine.train(Workload(module, layout, models, jobs(), LocalTraining(), 0.1))
     given_jobs[0].inputs[0, 0] = WORDS
     with pytest.raises(RuntimeError, match="index out of range"):
-        engine.train(Task(module, layout, models, given_jobs, LocalSpec(), 0.1))
+        engine.train(Workload(module, layout, models, given_jobs, LocalTraining(), 0.1))

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from fedclade import ConfigError, EngineError
 from fedclade.training import auto, autotune, workers
 from fedclade.training.auto import build_engine
-from fedclade.training.jobs import CannotTrainTogether, Task
+from fedclade.training.jobs import CannotTrainTogether, Workload
 from fedclade.training.loop import LoopEngine
 from fedclade.training.processes import cannot_fork
 from fedclade.training.workers import INSIDE, WorkersEngine
@@ -38,7 +38,7 @@ def _two_threads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     torch.set_num_threads(1)
 
 
-def task(module: nn.Module | None = None, spec: str = "plain") -> Task:
+def task(module: nn.Module | None = None, spec: str = "plain") -> Workload:
     return task_of(module or perceptron(), features(), LABELS, SPECS[spec])
 
 

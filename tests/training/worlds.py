@@ -7,21 +7,23 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from fedclade import LocalSpec
+from fedclade import LocalTraining
 from fedclade.core import rng
 from fedclade.core.params import Layout
-from fedclade.training.jobs import Job, Task
+from fedclade.training.jobs import Job, Workload
 
 FEATURES, LABELS, TOKENS = 6, 4, 9
 SIZES = (24, 31, 7, 1, 40)
 """Of clients, against a batch size of 10: two with ragged batches, two with a single one."""
 
 SPECS = {
-    "plain": LocalSpec(epochs=2, batch_size=10, lr=0.2),
-    "momentum": LocalSpec(epochs=2, batch_size=10, lr=0.1, momentum=0.9, weight_decay=0.05),
-    "proximal": LocalSpec(epochs=2, batch_size=10, lr=0.2, mu=0.5),
-    "clipped": LocalSpec(epochs=2, batch_size=10, lr=0.2, clip_norm=0.5),
-    "everything": LocalSpec(epochs=3, batch_size=10, lr=0.1, momentum=0.9, weight_decay=0.05, mu=0.5, clip_norm=0.5),
+    "plain": LocalTraining(epochs=2, batch_size=10, lr=0.2),
+    "momentum": LocalTraining(epochs=2, batch_size=10, lr=0.1, momentum=0.9, weight_decay=0.05),
+    "proximal": LocalTraining(epochs=2, batch_size=10, lr=0.2, mu=0.5),
+    "clipped": LocalTraining(epochs=2, batch_size=10, lr=0.2, clip_norm=0.5),
+    "everything": LocalTraining(
+        epochs=3, batch_size=10, lr=0.1, momentum=0.9, weight_decay=0.05, mu=0.5, clip_norm=0.5
+    ),
 }
 
 
@@ -29,10 +31,10 @@ def task_of(
     module: nn.Module,
     inputs: Tensor,
     outputs: int,
-    spec: LocalSpec,
+    spec: LocalTraining,
     sizes: Sequence[int] = SIZES,
     anchors: Sequence[int] | None = None,
-) -> Task:
+) -> Workload:
     """Return clients of these sizes who share out the inputs ``[sum of the sizes, ...]``, with models in turn of two.
 
     Calling it again gives the same clients with fresh draws.
@@ -46,7 +48,7 @@ def task_of(
         Job(k, k % 2, x, y, rng.torch_generator(3, "test", k), None if anchors is None else anchors[k])
         for k, (x, y) in enumerate(zip(inputs.split(list(sizes)), targets.split(list(sizes)), strict=True))
     ]
-    return Task(module, layout, torch.stack([first, second]), jobs, spec, spec.lr)
+    return Workload(module, layout, torch.stack([first, second]), jobs, spec, spec.lr)
 
 
 def features(sizes: Sequence[int] = SIZES, dtype: torch.dtype = torch.float32) -> Tensor:

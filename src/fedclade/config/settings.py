@@ -12,7 +12,7 @@ from torch import nn
 from fedclade.algorithms import Algorithm, build_algorithm
 from fedclade.channel import DifferentialPrivacy, Faults, Signature
 from fedclade.config.toml_files import Section
-from fedclade.core import DataSpec, LocalSpec, known_arguments
+from fedclade.core import DataSpec, LocalTraining, known_arguments
 from fedclade.data import PARTITIONS, Federation, load_federation
 from fedclade.runs import Churn, Every, Follow, OnRound, Run, RunSettings, Stream, module_for, simulate
 
@@ -78,7 +78,7 @@ class Newcomers:
 
 
 FIXED: Mapping[str, type[Any]] = {
-    "local": LocalSpec,
+    "local": LocalTraining,
     "signature": Signature,
     "target": Target,
     "privacy": Privacy,
@@ -97,7 +97,7 @@ class Config:
     top: TopLevel
     data: Section
     model: Section
-    local: LocalSpec
+    local: LocalTraining
     algorithm: Section
     signature: Signature
     target: Target

@@ -58,7 +58,7 @@ from fedclade.core.files import (
     write_tensors,
     write_text,
 )
-from fedclade.core.local import LARGEST, LocalSpec
+from fedclade.core.local import LARGEST, LocalTraining
 from fedclade.core.params import Layout, Slot, check_module
 from fedclade.core.queries import (
     Ask,
@@ -105,7 +105,7 @@ __all__ = [
     "Layout",
     "Left",
     "LeftOut",
-    "LocalSpec",
+    "LocalTraining",
     "MissingExtraError",
     "ModelError",
     "Node",

@@ -13,7 +13,7 @@ LARGEST = 3.4e38
 
 @checked()
 @dataclass(frozen=True, kw_only=True)
-class LocalSpec:
+class LocalTraining:
     """Local training: plain SGD, the SGD_n of eq. 1 of the CFL paper; a proximal term and clipping are options.
 
     Parameters

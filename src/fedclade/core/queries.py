@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from fedclade.core import rng
-from fedclade.core.local import LocalSpec
+from fedclade.core.local import LocalTraining
 from fedclade.core.updates import Updates
 
 Split = Literal["train", "validation", "test"]
@@ -52,7 +52,7 @@ class Round:
     """
 
     number: int
-    spec: LocalSpec
+    spec: LocalTraining
     seed: int = 0
     purpose: str = "train"
     evaluated: bool = True
@@ -126,8 +126,8 @@ class UpdateQuery(Query[Updates]):
     """Train a model, or take the gradient at it, and reply with the update.
 
     ``train`` replies with Δθ_i, trained − started; ``gradients`` with the negative full-batch gradient −∇r_i (CFL
-    eq. 50). The proximal term, of weight :attr:`LocalSpec.mu <fedclade.core.LocalSpec>`, pulls each client towards its
-    anchor: the model that it starts from (FedProx), or in Ditto (Li et al. 2021, eq. 1) the global model.
+    eq. 50). The proximal term, of weight :attr:`LocalTraining.mu <fedclade.core.LocalTraining>`, pulls each client
+    towards its anchor: the model that it starts from (FedProx), or in Ditto (Li et al. 2021, eq. 1) the global model.
 
     Clients that reply one by one may hand a few updates to the ``sink`` as they arrive, and reply with the rest.
     """

@@ -24,7 +24,7 @@ from fedclade.channel import (
     client_side,
     encode,
 )
-from fedclade.core import ConfigError, DataError, LocalSpec, Round, Split, UpdateError, check_arguments
+from fedclade.core import ConfigError, DataError, LocalTraining, Round, Split, UpdateError, check_arguments
 from fedclade.data import Federation
 from fedclade.flower import wire
 from fedclade.flower.policy import Policy
@@ -238,9 +238,9 @@ def _cost(kind: str, content: Content) -> Usage:
     return Usage(releases=int(kind == "subspaces"), evaluations=len(content.vectors) if kind == "evaluate" else 0)
 
 
-def _spec(kept: Mapping[str, Any]) -> LocalSpec:
+def _spec(kept: Mapping[str, Any]) -> LocalTraining:
     try:
-        return LocalSpec(**check_arguments("its local training", LocalSpec, kept))
+        return LocalTraining(**check_arguments("its local training", LocalTraining, kept))
     except (ConfigError, OverflowError) as error:  # a key that another version has, or a value of another type
         raise UpdateError(f"asked for local training that is not known here: {error}") from error
 

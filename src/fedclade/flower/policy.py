@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from fedclade.core import ConfigError, LocalSpec, PolicyError, require, unknown
+from fedclade.core import ConfigError, LocalTraining, PolicyError, require, unknown
 from fedclade.flower.usage import Usage
 from fedclade.flower.wire import shown
 
@@ -89,7 +89,7 @@ class Policy:
             allowed = " ".join([*self.allow, kind])
             raise PolicyError(f'{FORBIDS} the question {kind!r}; to allow it, set allow="{allowed}" in its node config')
 
-    def check_training(self, spec: LocalSpec, replicates: int, examples: int) -> None:
+    def check_training(self, spec: LocalTraining, replicates: int, examples: int) -> None:
         """Check the local training of a client with so many training examples."""
         steps = spec.epochs * sum(
             -(-len(range(part, examples, replicates)) // spec.batch_size) for part in range(min(replicates, examples))

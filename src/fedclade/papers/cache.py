@@ -15,7 +15,7 @@ from typing import Any
 from torch import nn
 
 from fedclade.algorithms import Algorithm
-from fedclade.core import LocalSpec, RunError, RunInterrupted, remove
+from fedclade.core import LocalTraining, RunError, RunInterrupted, remove
 from fedclade.data import SOURCES, Federation, load_federation
 from fedclade.runs import Maker, Run, module_for, simulate
 
@@ -25,9 +25,9 @@ Settings = Mapping[str, Any]
 OF_A_FEDERATION = ("clients", "samples_per_client", "test_samples", "source_arguments")
 
 
-def local_of(settings: Settings) -> LocalSpec:
+def local_of(settings: Settings) -> LocalTraining:
     """Return the local training that settings name."""
-    return LocalSpec(**{each.name: settings[each.name] for each in fields(LocalSpec) if each.name in settings})
+    return LocalTraining(**{each.name: settings[each.name] for each in fields(LocalTraining) if each.name in settings})
 
 
 def maker_of(federation: Federation, model: str, arguments: Settings | None = None) -> Maker:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedclade.algorithms import Algorithm, Local, build_algorithm
 from fedclade.channel import DifferentialPrivacy, Signature
 from fedclade.clustering import Assignment, all_of
-from fedclade.core import LocalSpec, ParameterTree, Round, RunError, checked
+from fedclade.core import LocalTraining, ParameterTree, Round, RunError, checked
 from fedclade.data import Federation
 from fedclade.runs.backend import Backend, Maker, module_for
 from fedclade.runs.store import Run
@@ -179,7 +179,7 @@ class Arrival:
             return vectors.to(backend.initial)
 
         tree = backend.closed(run.tree.map_vectors(here, here))
-        return cls(tree, algorithm, backend, Round(run.summary["rounds"], LocalSpec(**config["local"]), seed))
+        return cls(tree, algorithm, backend, Round(run.summary["rounds"], LocalTraining(**config["local"]), seed))
 
     def assignments(self) -> list[Assignment]:
         """Return where each newcomer goes."""

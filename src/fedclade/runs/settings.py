@@ -8,7 +8,7 @@ from typing import Any, Literal, TypedDict
 
 from fedclade.algorithms import ALGORITHMS, Algorithm, Oracle
 from fedclade.channel import DifferentialPrivacy, Signature, refusal
-from fedclade.core import ConfigError, LocalSpec, checked, require
+from fedclade.core import ConfigError, LocalTraining, checked, require
 
 Stream = bool | Literal["auto"]
 Every = int | Literal["auto"]
@@ -61,7 +61,7 @@ class RunSettings:
         If a value is out of range; one line for each.
     """
 
-    local: LocalSpec = field(default_factory=LocalSpec)
+    local: LocalTraining = field(default_factory=LocalTraining)
     rounds: int = 20
     seed: int = 0
     client_fraction: float = 1.0
@@ -142,7 +142,7 @@ class RunSettings:
 class RunOptions(TypedDict, total=False):
     """The fields of :class:`RunSettings` as options of a function; None is as if left out."""
 
-    local: LocalSpec | None
+    local: LocalTraining | None
     rounds: int
     seed: int
     client_fraction: float

@@ -11,7 +11,7 @@ from torch import Tensor
 from fedclade.core import ConfigError, EngineError, unknown
 from fedclade.training.autotune import fastest, forget
 from fedclade.training.channels_last import ChannelsLastLoop
-from fedclade.training.jobs import Engine, Task
+from fedclade.training.jobs import Engine, Workload
 from fedclade.training.loop import LoopEngine
 from fedclade.training.processes import cannot_fork
 from fedclade.training.stacked import StackedEngine
@@ -84,7 +84,7 @@ class ChosenEngine:
         """Name of the engine; ``auto`` as long as nothing has been chosen."""
         return self._name if self.resolved is None else self.resolved.split(",")[0]
 
-    def train(self, task: Task, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def train(self, work: Workload, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Train every client from its model; see :class:`~fedclade.training.jobs.Engine`.
 
         Raises
@@ -95,9 +95,9 @@ class ChosenEngine:
             If worker processes die whatever they train with, and the name is theirs.
         """
         if self._engine is None:
-            self.resolved, self._engine = _chosen(task) if self._name == "auto" else _by_name(self._name, task)
+            self.resolved, self._engine = _chosen(work) if self._name == "auto" else _by_name(self._name, work)
         try:
-            return self._engine.train(task, out)
+            return self._engine.train(work, out)
         except EngineError as error:
             instead = {"auto": "loop", "workers": "workers, loop"}.get(self._name, self.resolved)
             if instead == self.resolved:
@@ -105,43 +105,43 @@ class ChosenEngine:
             forget(str(self.resolved))
             _log.warning("%s; training with engine %s from now on", error, instead)
             self.resolved, self._engine = instead, _named(str(instead))
-            return self.train(task.redrawn(), out)
+            return self.train(work.redrawn(), out)
 
 
-def _chosen(task: Task) -> tuple[str, Engine]:
+def _chosen(work: Workload) -> tuple[str, Engine]:
     engines: dict[str, Engine] = {}
     objections: list[str] = []
     for name in TOGETHER:
-        found, reason = _together(name, task)
+        found, reason = _together(name, work)
         if found is not None:
             engines[name] = found
             break
         objections.append(f"{name}: {reason}")
     if "stacked" in engines:
-        engines |= _replaying(task)
-    if torch.get_num_threads() > 1 and len(task.jobs) > 1 and not cannot_fork(task.models.device):
-        engines |= _workers(task, stackable="stacked" in engines)
+        engines |= _replaying(work)
+    if torch.get_num_threads() > 1 and len(work.jobs) > 1 and not cannot_fork(work.models.device):
+        engines |= _workers(work, stackable="stacked" in engines)
     engines["loop"] = LoopEngine()
-    chosen = fastest(engines, task) if len(engines) > 1 else "loop"
+    chosen = fastest(engines, work) if len(engines) > 1 else "loop"
     if objections:
         _log.warning("%s; training with engine %s", "; ".join(objections), chosen.split(",")[0])
     return chosen, engines[chosen]
 
 
-def _by_name(name: str, task: Task) -> tuple[str, Engine]:
+def _by_name(name: str, work: Workload) -> tuple[str, Engine]:
     engines: dict[str, Engine] = {}
     reason = None
     if name == "loop":
         return name, LoopEngine()
     if name in TOGETHER:
-        engine, reason = _together(name, task)
+        engine, reason = _together(name, work)
         if engine is not None:
-            engines = {name: engine} | (_replaying(task) if name == "stacked" else {})
-    elif (reason := cannot_fork(task.models.device)) is None:
-        engines = _workers(task, stackable=_together("stacked", task)[0] is not None)
+            engines = {name: engine} | (_replaying(work) if name == "stacked" else {})
+    elif (reason := cannot_fork(work.models.device)) is None:
+        engines = _workers(work, stackable=_together("stacked", work)[0] is not None)
     if not engines:
         raise ConfigError(f"engine {name!r} cannot train this model: {reason}; use --engine auto")
-    chosen = fastest(engines, task) if name == "workers" or len(engines) > 1 else name
+    chosen = fastest(engines, work) if name == "workers" or len(engines) > 1 else name
     return chosen, engines[chosen]
 
 
@@ -154,31 +154,31 @@ def _named(resolved: str) -> Engine:
     return TOGETHER.get(name, LoopEngine)()
 
 
-def _together(name: str, task: Task) -> tuple[Engine | None, str | None]:
+def _together(name: str, work: Workload) -> tuple[Engine | None, str | None]:
     """Return an engine that trains clients together, or why it cannot."""
     engine = TOGETHER[name]()
-    reason = objection(engine, task)
+    reason = objection(engine, work)
     return (engine, None) if reason is None else (None, reason)
 
 
-def _replaying(task: Task) -> dict[str, Engine]:
+def _replaying(work: Workload) -> dict[str, Engine]:
     """Return the stacked engine that records its steps, if this is a GPU, and nothing of them resists."""
-    if not can_record(task.models.device):
+    if not can_record(work.models.device):
         return {}
     engine = StackedEngine(Replay())
     # In the first round steps are met, in the second recorded, in the third only launched.
-    reason = objection(engine, task, rounds=3)
+    reason = objection(engine, work, rounds=3)
     if reason is not None:
         _log.info("steps are not recorded as CUDA graphs: %s", reason)
     return {REPLAYED: engine} if reason is None else {}
 
 
-def _workers(task: Task, stackable: bool) -> dict[str, Engine]:
+def _workers(work: Workload, stackable: bool) -> dict[str, Engine]:
     """Return the ways in which worker processes can train the clients."""
     one_by_one = "loop"
-    if any(parameter.dim() == 4 for parameter in task.module.parameters()):
+    if any(parameter.dim() == 4 for parameter in work.module.parameters()):
         with using_threads(1):  # as in a worker process
-            reason = objection(ChannelsLastLoop(), task)
+            reason = objection(ChannelsLastLoop(), work)
         if reason is None:
             one_by_one = "channels last"
         else:

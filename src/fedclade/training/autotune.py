@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from fedclade.data import cache_folder
-from fedclade.training.jobs import Engine, Task
+from fedclade.training.jobs import Engine, Workload
 from fedclade.training.timing import MOST_CLIENTS, Measured, measure
 
 FORMAT = 10
@@ -75,8 +75,8 @@ class Choice:
         return Choice(self.engine, speeds, found.share, self.confirmed + 1)
 
 
-def fastest(engines: Mapping[str, Engine], task: Task) -> str:
-    """Return the name of the engine that trains the clients of a task fastest on this machine.
+def fastest(engines: Mapping[str, Engine], work: Workload) -> str:
+    """Return the name of the engine that trains the clients of a workload fastest on this machine.
 
     It is measured for each structure of a module, device, batch size, order of magnitude of the number of clients, and
     number of threads, and then read from the cache folder: rounding depends on the engine, and a run that is repeated
@@ -87,7 +87,7 @@ def fastest(engines: Mapping[str, Engine], task: Task) -> str:
     EngineError
         If there are only worker processes to choose from, and all die.
     """
-    key = _key(list(engines), task)
+    key = _key(list(engines), work)
     name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:20]
     path = cache_folder() / f"engine-{name}.json"
     if str(path) in _of_this_process:
@@ -97,7 +97,7 @@ def fastest(engines: Mapping[str, Engine], task: Task) -> str:
         with suppress(OSError):  # a folder that is shared and cannot be written has nothing to count
             _write(path, replace(known, runs=known.runs + 1), key)
     else:
-        found = measure(engines, task)
+        found = measure(engines, work)
         choice = Choice(found.best, found.speeds, found.share) if known is None else known.after(found)
         kept = choice.engine != found.best
         how = "kept, being not clearly slower than the fastest" if kept else "the fastest for this model"
@@ -117,18 +117,18 @@ def forget(engine: str) -> None:
             Path(path).unlink()
 
 
-def _key(engines: list[str], task: Task) -> dict[str, object]:
-    clients = min(len(task.jobs), 2 * MOST_CLIENTS)
-    cuda = task.models.is_cuda
+def _key(engines: list[str], work: Workload) -> dict[str, object]:
+    clients = min(len(work.jobs), 2 * MOST_CLIENTS)
+    cuda = work.models.is_cuda
     return {
         "format": FORMAT,
         "engines": engines,
-        "module": str(task.module),
-        "tensors": [[slot.name, *slot.shape] for slot in (*task.layout.parameters, *task.layout.buffers)],
-        "at rest": [*task.layout.frozen, *task.layout.resting],
-        "type": str(task.layout.dtype),
-        "inputs": list(task.jobs[0].inputs.shape[1:]),
-        "batch_size": task.batch_size,
+        "module": str(work.module),
+        "tensors": [[slot.name, *slot.shape] for slot in (*work.layout.parameters, *work.layout.buffers)],
+        "at rest": [*work.layout.frozen, *work.layout.resting],
+        "type": str(work.layout.dtype),
+        "inputs": list(work.jobs[0].inputs.shape[1:]),
+        "batch_size": work.batch_size,
         "clients": 1 << (clients - 1).bit_length(),  # the next power of two
         "device": torch.cuda.get_device_name() if cuda else f"{platform.machine()}, {os.cpu_count()} cores",
         "threads": torch.get_num_threads(),

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn import functional
 
-from fedclade.training.jobs import Task
+from fedclade.training.jobs import Workload
 from fedclade.training.loop import LoopEngine
 from fedclade.training.optimizer import SGD
 from fedclade.training.stacking.stacked_parameter import FEW_ROWS
@@ -36,15 +36,15 @@ class ChannelsLastLoop(LoopEngine):
     def __init__(self) -> None:
         self._copies: weakref.WeakKeyDictionary[nn.Module, nn.Module] = weakref.WeakKeyDictionary()
 
-    def train(self, task: Task, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def train(self, work: Workload, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Train every client from its model; see :class:`~fedclade.training.jobs.Engine`."""
-        if task.module not in self._copies:
-            self._copies[task.module] = fitted(task.module)
-        module, sgd = self._copies[task.module], SGD.of(task.spec, task.lr)
+        if work.module not in self._copies:
+            self._copies[work.module] = fitted(work.module)
+        module, sgd = self._copies[work.module], SGD.of(work.spec, work.lr)
         for layer in module.modules():
             if isinstance(layer, _SteppingLinear):
                 layer.begin(sgd)
-        return super().train(replace(task, module=module), out)
+        return super().train(replace(work, module=module), out)
 
 
 def fitted(module: nn.Module) -> nn.Module:

@@ -16,7 +16,7 @@ from fedclade.core import (
     Evaluation,
     EvaluationQuery,
     Layout,
-    LocalSpec,
+    LocalTraining,
     ModelError,
     Round,
     SubspaceQuery,
@@ -31,7 +31,7 @@ from fedclade.training import loop
 from fedclade.training.auto import build_engine
 from fedclade.training.data import ClientsData
 from fedclade.training.evaluation import Evaluator
-from fedclade.training.jobs import CannotTrainTogether, Engine, Job, Task
+from fedclade.training.jobs import CannotTrainTogether, Engine, Job, Workload
 from fedclade.training.loop import LoopEngine
 from fedclade.training.memory import bytes_per_client, default_memory
 from fedclade.training.subspaces import left_singular_vectors
@@ -96,7 +96,7 @@ class SimulatedClients(Workers):
         self._memory = default_memory(self._device) if memory is None else memory
         self._data = ClientsData(federation, self._device, self._memory // 2)
         self._evaluator = Evaluator(federation, self._module, self.layout, self._data)
-        self._bytes_by_spec: dict[LocalSpec, int] = {}
+        self._bytes_by_spec: dict[LocalTraining, int] = {}
         self._warned: set[str] = set()
 
     @property
@@ -191,7 +191,7 @@ class SimulatedClients(Workers):
             [left_singular_vectors(pool, self._client(i), query.n_vectors, query.per_label) for i in query.ids]
         )
 
-    def _blocks(self, ids: Sequence[int], spec: LocalSpec) -> Sequence[Sequence[int]]:
+    def _blocks(self, ids: Sequence[int], spec: LocalTraining) -> Sequence[Sequence[int]]:
         """Cut the places of the queried clients into blocks that fit the memory; clients of one size side by side."""
         sizes = [len(self._client(client).train) for client in ids]
         by_size = sorted(range(len(ids)), key=lambda place: -sizes[place])
@@ -209,7 +209,7 @@ class SimulatedClients(Workers):
         self, block: Block, models: Tensor, this_round: Round, out: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         def trained_by(engine: Engine) -> tuple[Tensor, Tensor]:
-            return engine.train(self._task(block, models, this_round), out)
+            return engine.train(self._workload(block, models, this_round), out)
 
         try:
             try:
@@ -225,13 +225,13 @@ class SimulatedClients(Workers):
         except MODULE_ERRORS as error:
             raise self._model_error(error, block, models, this_round) from error
 
-    def _task(self, block: Block, models: Tensor, this_round: Round) -> Task:
+    def _workload(self, block: Block, models: Tensor, this_round: Round) -> Workload:
         keyed = this_round.seed, this_round.purpose, this_round.number
         jobs: list[Job] = []
         for client, row, anchor in block:
             generator = rng.torch_generator(*keyed, self._client(client).key)
             jobs.append(Job(client, row, *self._examples(client, this_round), generator, anchor))
-        return Task(self._module, self.layout, models, jobs, this_round.spec, this_round.lr)
+        return Workload(self._module, self.layout, models, jobs, this_round.spec, this_round.lr)
 
     def _examples(self, client: int, this_round: Round) -> tuple[Tensor, Tensor]:
         """Return what a client trains on in a round: all its training examples, or a part of them."""
@@ -245,7 +245,7 @@ class SimulatedClients(Workers):
         """Find the client on whose data training fails, by itself, and name it."""
         for one in block:
             try:
-                LoopEngine().train(self._task([one], models, this_round))
+                LoopEngine().train(self._workload([one], models, this_round))
             except MODULE_ERRORS as its_own:
                 return ModelError(
                     f"round {this_round.number}: the model fails on the data of client {one[0]} "

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from fedclade.core import Layout, LocalSpec
+from fedclade.core import Layout, LocalTraining
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,14 +36,14 @@ class Job:
 
 
 @dataclass(frozen=True, eq=False)
-class Task:
+class Workload:
     """The local training of n clients in one round."""
 
     module: nn.Module  #: any module of the layout, on the device of the models; its state may be overwritten
     layout: Layout
     models: Tensor  #: what clients start from, ``[K, S]``
     jobs: Sequence[Job]
-    spec: LocalSpec
+    spec: LocalTraining
     lr: float  #: the step size of this round
 
     @property
@@ -55,13 +55,13 @@ class Task:
         """Return memory for the updates, ``[n, S]``: what was given, or new."""
         return self.models.new_empty(len(self.jobs), self.models.shape[1]) if out is None else out
 
-    def cut(self, clients: int, examples: int) -> Task:
+    def cut(self, clients: int, examples: int) -> Workload:
         """Return a small copy: some clients, some examples of each, one epoch; the generators stay unused."""
         jobs = [replace(j, inputs=j.inputs[:examples], targets=j.targets[:examples]) for j in self.jobs[:clients]]
         return replace(self, jobs=jobs, spec=replace(self.spec, epochs=1)).redrawn()
 
-    def redrawn(self, by: int = 0) -> Task:
-        """Return the task with fresh generators: of the seeds that it began with, or of others."""
+    def redrawn(self, by: int = 0) -> Workload:
+        """Return the workload with fresh generators: of the seeds that it began with, or of others."""
         seeds = [job.generator.initial_seed() + by for job in self.jobs]
         jobs = [
             replace(job, generator=torch.Generator().manual_seed(seed))
@@ -77,7 +77,7 @@ class CannotTrainTogether(Exception):  # noqa: N818  (not an error of the user's
 class Engine(Protocol):
     """A way to train the clients of a round. All engines give the same updates, up to rounding."""
 
-    def train(self, task: Task, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def train(self, work: Workload, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Train every client from its model.
 
         Returns updates ``[n, S]`` in the order of the jobs, in ``out`` if given, and the mean training loss of each,

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedclade.core import Layout, LocalSpec, rng
+from fedclade.core import Layout, LocalTraining, rng
 from fedclade.data import IGNORED
-from fedclade.training.jobs import Task
+from fedclade.training.jobs import Workload
 from fedclade.training.optimizer import SGD
 from fedclade.training.threads import threads_of_step, using_threads
 
@@ -16,14 +16,14 @@ from fedclade.training.threads import threads_of_step, using_threads
 class LoopEngine:
     """One client after another; each step on as many threads as it has work for."""
 
-    def train(self, task: Task, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def train(self, work: Workload, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Train every client from its model; see :class:`~fedclade.training.jobs.Engine`."""
-        module, models = task.module, task.models
-        updates, losses = task.room(out), torch.empty(len(task.jobs), dtype=torch.float64)
-        with using_threads(threads_of_step(module, task.jobs[0].inputs, task.batch_size)):
-            for k, job in enumerate(task.jobs):
+        module, models = work.module, work.models
+        updates, losses = work.room(out), torch.empty(len(work.jobs), dtype=torch.float64)
+        with using_threads(threads_of_step(module, work.jobs[0].inputs, work.batch_size)):
+            for k, job in enumerate(work.jobs):
                 start, anchor, examples = models[job.row], models[job.anchor_row], (job.inputs, job.targets)
-                of_all = module, task.layout, start, examples, task.spec, task.lr
+                of_all = module, work.layout, start, examples, work.spec, work.lr
                 _, losses[k] = train(*of_all, job.generator, anchor, updates[k])
         return updates, losses
 
@@ -38,7 +38,7 @@ def train(
     layout: Layout,
     model: Tensor,
     examples: tuple[Tensor, Tensor],
-    spec: LocalSpec,
+    spec: LocalTraining,
     lr: float,
     generator: torch.Generator,
     anchor: Tensor | None = None,

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from fedclade.core import ConfigError, Layout, LocalSpec, shown
+from fedclade.core import ConfigError, Layout, LocalTraining, shown
 
 SHARE = 4
 """By default, one part in so many of the machine's memory."""
@@ -109,7 +109,7 @@ def updates_at_once(size: int, device: torch.device, budget: int) -> int:
     return max(1, min(largest, budget // 8) // size)
 
 
-def bytes_per_client(module: nn.Module, layout: Layout, batch: Tensor, spec: LocalSpec) -> int:
+def bytes_per_client(module: nn.Module, layout: Layout, batch: Tensor, spec: LocalTraining) -> int:
     """Return about how many bytes it takes to train one client at the same time as others, on batches like this.
 
     Its parameters, their gradients, momentum and update; the model that a proximal term pulls it towards; the gradients

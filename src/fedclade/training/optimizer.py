@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedclade.core import LocalSpec
+from fedclade.core import LocalTraining
 
 
 @dataclass(frozen=True)
 class SGD:
-    """SGD, with the symbols of :class:`~fedclade.core.local.LocalSpec`; ``lr`` is that of the round."""
+    """SGD, with the symbols of :class:`~fedclade.core.local.LocalTraining`; ``lr`` is that of the round."""
 
     lr: float
     momentum: float = 0.0
@@ -27,7 +27,7 @@ class SGD:
     clip_norm: float | None = None
 
     @classmethod
-    def of(cls, spec: LocalSpec, lr: float) -> SGD:
+    def of(cls, spec: LocalTraining, lr: float) -> SGD:
         """Return that of local training, with the step size of a round."""
         return cls(lr, spec.momentum, spec.weight_decay, spec.mu, spec.clip_norm)
 

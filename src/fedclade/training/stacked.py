@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedclade.core import LocalSpec, rng
-from fedclade.training.jobs import Job, Task
+from fedclade.core import LocalTraining, rng
+from fedclade.training.jobs import Job, Workload
 from fedclade.training.memory import clients_in_cache
 from fedclade.training.optimizer import SGD
 from fedclade.training.stacking.batches import Batches
@@ -38,7 +38,7 @@ class StackedEngine:
         self._stacked: weakref.WeakKeyDictionary[nn.Module, StackedModule] = weakref.WeakKeyDictionary()
         self._pool = BufferPool()
 
-    def train(self, task: Task, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def train(self, work: Workload, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Train every client from its model; see :meth:`fedclade.training.jobs.Engine.train`.
 
         Raises
@@ -47,25 +47,27 @@ class StackedEngine:
             If the module cannot be stacked, which is found before any job's generator is drawn from; or if training
             changes a buffer that clients share.
         """
-        module, layout, models, jobs = task.module, task.layout, task.models, task.jobs
+        module, layout, models, jobs = work.module, work.layout, work.models, work.jobs
         stacked = self._stacked.get(module)
         if stacked is None or stacked.layout != layout:
             stacked = StackedModule(module, layout)
             self._stacked[module] = stacked
-        updates = task.room(out)
+        updates = work.room(out)
         losses = np.empty(len(jobs))
         blocks = _blocks(stacked, jobs, models.device)
-        together = task.batch_size, len(blocks[0]), WORTH_SHARING_STACKED
+        together = work.batch_size, len(blocks[0]), WORTH_SHARING_STACKED
         with using_threads(threads_of_step(module, jobs[0].inputs, *together)):
             for places in blocks:
                 block = [jobs[place] for place in places]
                 rows = [job.row for job in block]
                 stacked.load(models, rows)
-                losses[places] = self._train(stacked, models, block, task.spec, task.lr)
+                losses[places] = self._train(stacked, models, block, work.spec, work.lr)
                 stacked.updates(models, rows, updates, places)
         return updates, torch.from_numpy(losses)
 
-    def _train(self, stacked: StackedModule, models: Tensor, jobs: Sequence[Job], spec: LocalSpec, lr: float) -> Tensor:
+    def _train(
+        self, stacked: StackedModule, models: Tensor, jobs: Sequence[Job], spec: LocalTraining, lr: float
+    ) -> Tensor:
         """Train the loaded models in place; return the mean losses, float64 ``[n]``."""
         plan = Plan.of(tuple(job.size for job in jobs), spec.batch_size, not stacked.padding_shows)
         batches = Batches(jobs, plan, self._pool)

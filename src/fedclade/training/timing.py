@@ -14,7 +14,7 @@ from time import perf_counter, process_time, thread_time
 import torch
 
 from fedclade.core import EngineError
-from fedclade.training.jobs import Engine, Task
+from fedclade.training.jobs import Engine, Workload
 from fedclade.training.loop import LoopEngine
 from fedclade.training.threads import cores
 from fedclade.training.workers import WorkersEngine
@@ -50,15 +50,15 @@ class Measured:
         return max(self.speeds, key=lambda engine: self.speeds[engine])
 
 
-def measure(engines: Mapping[str, Engine], task: Task) -> Measured:
-    """Measure engines on the first few steps of a task, in interleaved repeats; without those whose processes die.
+def measure(engines: Mapping[str, Engine], work: Workload) -> Measured:
+    """Measure engines on the first few steps of a workload, in interleaved repeats; without those whose processes die.
 
     Raises
     ------
     EngineError
         If none is left.
     """
-    timed = _Timed(dict(engines), task)
+    timed = _Timed(dict(engines), work)
     timed.repeat(1)  # a warm-up: processes are forked, threads started
     timed.speeds, timed.seconds, timed.passed = {}, 0.0, 0.0
     timed.repeat(STEPS)
@@ -75,8 +75,8 @@ def measure(engines: Mapping[str, Engine], task: Task) -> Measured:
 class _Timed:
     """Engines while they are measured."""
 
-    def __init__(self, engines: dict[str, Engine], task: Task) -> None:
-        self._engines, self._task = engines, task
+    def __init__(self, engines: dict[str, Engine], work: Workload) -> None:
+        self._engines, self._task = engines, work
         self.speeds: dict[str, float] = {}
         self.seconds = self.passed = 0.0
 
@@ -112,13 +112,13 @@ def _enough(engine: Engine) -> int:
     return MOST_CLIENTS
 
 
-def _seconds(engine: Engine, task: Task) -> tuple[float, float]:
+def _seconds(engine: Engine, work: Workload) -> tuple[float, float]:
     """Return how long an engine takes: were there nothing else to do for the cores, and as it was."""
-    cuda = task.models.is_cuda
+    cuda = work.models.is_cuda
     if cuda:
         torch.cuda.synchronize()
     start, of_thread, of_process, of_workers = perf_counter(), thread_time(), process_time(), _of_workers(engine)
-    engine.train(task)
+    engine.train(work)
     if cuda:
         torch.cuda.synchronize()
         passed = perf_counter() - start

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedclade.core import Layout
-from fedclade.training.jobs import CannotTrainTogether, Engine, Task
+from fedclade.training.jobs import CannotTrainTogether, Engine, Workload
 from fedclade.training.loop import LoopEngine
 from fedclade.training.processes import cannot_fork, tried
 
@@ -24,8 +24,8 @@ LONGEST, TIMES_THE_LOOP = 60.0, 30
 """Seconds that a trial may take, and how many times what the loop took besides."""
 
 
-def objection(engine: Engine, task: Task, rounds: int = 1) -> str | None:
-    """Return why an engine cannot train the clients of a task, whose generators stay unused; or None.
+def objection(engine: Engine, work: Workload, rounds: int = 1) -> str | None:
+    """Return why an engine cannot train the clients of a workload, whose generators stay unused; or None.
 
     It has to give the same updates as the loop on two steps of three clients, in each of some rounds, which it may go
     about in different ways. What this finds besides layers that the engine does not know: modules whose forward pass
@@ -34,10 +34,10 @@ def objection(engine: Engine, task: Task, rounds: int = 1) -> str | None:
     Some layers in some layout make torch end the process. So the engine is tried in another one, wherever a process can
     be forked; elsewhere only engines are tried for which no such layer is known.
     """
-    clients, batch = 3, task.spec.batch_size
+    clients, batch = 3, work.spec.batch_size
     examples = 2 * batch + min(2, batch - 1)  # a ragged batch, but not of one example, which BatchNorm does not take
-    small = _apart(task.cut(clients, examples))
-    calm = replace(small, module=without_dropout(task.module))  # whose draws differ between engines
+    small = _apart(work.cut(clients, examples))
+    calm = replace(small, module=without_dropout(work.module))  # whose draws differ between engines
     start = monotonic()
     expected = _by_loop(calm)
     limit = LONGEST + TIMES_THE_LOOP * (monotonic() - start)
@@ -52,62 +52,62 @@ def objection(engine: Engine, task: Task, rounds: int = 1) -> str | None:
         except CannotTrainTogether as reason:
             return str(reason)
         except Exception as failure:  # whatever a user's forward raises
-            return f"{type(task.module).__name__} fails on clients together: {failure}"
+            return f"{type(work.module).__name__} fails on clients together: {failure}"
         return (
-            f"{type(task.module).__name__} gives other updates for clients together (relative error {error:.1e}): its "
+            f"{type(work.module).__name__} gives other updates for clients together (relative error {error:.1e}): its "
             "forward mixes the examples of a batch, or gives a layer something else than the batch, such as positions "
             "that are not expanded to it"
         )
 
-    return attempt() if cannot_fork(task.models.device) else tried(attempt, limit)
+    return attempt() if cannot_fork(work.models.device) else tried(attempt, limit)
 
 
-def _apart(task: Task) -> Task:
-    """Return the task with a model for each client, near its own: those of one model would hide that they are mixed."""
-    jobs, layout = task.jobs, task.layout
+def _apart(work: Workload) -> Workload:
+    """Return the workload with a model for each client, near its own: one would hide that they are mixed."""
+    jobs, layout = work.jobs, work.layout
     noise = torch.randn(len(jobs), layout.n_parameters, generator=torch.Generator().manual_seed(0))
-    models, anchors = (task.models[rows] for rows in ([job.row for job in jobs], [job.anchor_row for job in jobs]))
+    models, anchors = (work.models[rows] for rows in ([job.row for job in jobs], [job.anchor_row for job in jobs]))
     models[:, : layout.n_parameters] += 0.01 * noise.to(models)
     own = [replace(job, row=k, anchor=len(jobs) + k) for k, job in enumerate(jobs)]
-    return replace(task, models=torch.cat([models, anchors]), jobs=own)
+    return replace(work, models=torch.cat([models, anchors]), jobs=own)
 
 
-def _by_loop(task: Task) -> Tensor:
-    return LoopEngine().train(task.redrawn())[0]
+def _by_loop(work: Workload) -> Tensor:
+    return LoopEngine().train(work.redrawn())[0]
 
 
-def _relative_error(engine: Engine, task: Task, expected: Tensor) -> float:
+def _relative_error(engine: Engine, work: Workload, expected: Tensor) -> float:
     """Return how far an engine's updates are from those expected, relative to their norms: that of the worst client."""
-    got, _ = engine.train(task.redrawn())
+    got, _ = engine.train(work.redrawn())
     apart, norms = (torch.linalg.vector_norm(difference, dim=1) for difference in (got - expected, expected))
     # Updates are differences of models: tiny ones keep few digits. Those that diverge are left to the run.
-    models = torch.linalg.vector_norm(task.models[[job.row for job in task.jobs]], dim=1)
+    models = torch.linalg.vector_norm(work.models[[job.row for job in work.jobs]], dim=1)
     rounding = 100 * torch.finfo(models.dtype).eps * models
     return float(((apart - rounding).clamp(min=0) / norms).nan_to_num(0).max())
 
 
-def _rounding_explains(engine: Engine, task: Task) -> bool:
+def _rounding_explains(engine: Engine, work: Workload) -> bool:
     """Return whether an engine and the loop differ only because rounding has fallen on two sides of a kink.
 
     Where the input of a ReLU is all but 0, its sign, and with it the gradient, is a matter of rounding. In float64 that
     is so fine that both agree to many more digits; and in float32 they agree for other orders of the examples. What
     mixes clients does it in float64 too, and what computes coarsely does it in any order.
     """
-    fine = _in_float64(task)
+    fine = _in_float64(work)
     try:
         if _relative_error(engine, fine, _by_loop(fine)) > FINE_TOLERANCE:
             return False
     except Exception:  # such as of a module that makes float32 tensors in its forward pass
         return False
-    others = (task.redrawn(by) for by in range(1, 4))
+    others = (work.redrawn(by) for by in range(1, 4))
     return any(_relative_error(engine, other, _by_loop(other)) <= TOLERANCE for other in others)
 
 
-def _in_float64(task: Task) -> Task:
-    module = copy.deepcopy(task.module).double()
-    layout = replace(Layout.of(module), resting=task.layout.resting)  # checks leave modules in evaluation mode
-    jobs = [replace(j, inputs=j.inputs.double() if j.inputs.is_floating_point() else j.inputs) for j in task.jobs]
-    return replace(task, module=module, layout=layout, models=task.models.double(), jobs=jobs)
+def _in_float64(work: Workload) -> Workload:
+    module = copy.deepcopy(work.module).double()
+    layout = replace(Layout.of(module), resting=work.layout.resting)  # checks leave modules in evaluation mode
+    jobs = [replace(j, inputs=j.inputs.double() if j.inputs.is_floating_point() else j.inputs) for j in work.jobs]
+    return replace(work, module=module, layout=layout, models=work.models.double(), jobs=jobs)
 
 
 def without_dropout(module: nn.Module) -> nn.Module:

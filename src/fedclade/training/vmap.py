@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from fedclade.core import Layout, LocalSpec
-from fedclade.training.jobs import CannotTrainTogether, Job, Task
+from fedclade.core import Layout, LocalTraining
+from fedclade.training.jobs import CannotTrainTogether, Job, Workload
 from fedclade.training.loop import cross_entropy
 from fedclade.training.optimizer import SGD
 from fedclade.training.stacking.batches import joined
@@ -35,7 +35,7 @@ class VmapEngine:
     It refuses what has a state or draws in the forward pass: BatchNorm, dropout, and the like.
     """
 
-    def train(self, task: Task, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def train(self, work: Workload, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Train every client from its model; see :class:`~fedclade.training.jobs.Engine`.
 
         Raises
@@ -43,7 +43,7 @@ class VmapEngine:
         CannotMapError
             If the module cannot be mapped over clients.
         """
-        module, layout, models, jobs, spec = task.module, task.layout, task.models, task.jobs, task.spec
+        module, layout, models, jobs, spec = work.module, work.layout, work.models, work.jobs, work.spec
         _refuse_what_cannot_be_mapped(module, layout)
         plans = [_batches_of(job, spec) for job in jobs]
         order = sorted(range(len(jobs)), key=lambda k: -len(plans[k]))  # those who train longest come first
@@ -51,7 +51,7 @@ class VmapEngine:
         start = models[torch.tensor([job.row for job in ordered], device=models.device)]
         anchors = models[torch.tensor([job.anchor_row for job in ordered], device=models.device)] if spec.mu else start
         reached = _reached(module, layout, start[0], ordered[0])
-        clients = _Stacked(module, layout, start, anchors, SGD.of(spec, task.lr), reached)
+        clients = _Stacked(module, layout, start, anchors, SGD.of(spec, work.lr), reached)
         layout.set_training(module)
         inputs, first_inputs = joined([job.inputs for job in ordered])
         targets, first_targets = joined([job.targets for job in ordered])
@@ -62,7 +62,7 @@ class VmapEngine:
                 x, y = ((each[places] + batch).to(inputs.device) for each in first)
                 losses = clients.step(places, inputs[x], targets[y])
                 totals[places] += losses.to(torch.float64) * batch.shape[1]
-        updates = task.room(out)
+        updates = work.room(out)
         updates[torch.tensor(order)] = clients.models - start
         seen = torch.tensor([spec.epochs * job.size for job in ordered], dtype=torch.float64)
         losses = torch.empty(len(jobs), dtype=torch.float64)
@@ -78,7 +78,7 @@ def _refuse_what_cannot_be_mapped(module: nn.Module, layout: Layout) -> None:
             raise CannotMapError(f"layer {name!r} ({type(layer).__name__}) changes its buffers in training")
 
 
-def _batches_of(job: Job, spec: LocalSpec) -> list[Tensor]:
+def _batches_of(job: Job, spec: LocalTraining) -> list[Tensor]:
     """Return the indices of every batch of every epoch, drawn as the loop draws them."""
     orders = [torch.randperm(job.size, generator=job.generator) for _ in range(spec.epochs)]
     return [batch for order in orders for batch in order.split(spec.batch_size)]

@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedclade.core import EngineError, Layout, LocalSpec
+from fedclade.core import EngineError, Layout, LocalTraining
 from fedclade.training.channels_last import ChannelsLastLoop
-from fedclade.training.jobs import CannotTrainTogether, Engine, Job, Task
+from fedclade.training.jobs import CannotTrainTogether, Engine, Job, Workload
 from fedclade.training.loop import LoopEngine
 from fedclade.training.memory import clients_in_cache, hot_bytes, keep_freed_memory
 from fedclade.training.processes import cannot_fork, fork, how_it_ended
@@ -55,7 +55,7 @@ class _Chunk(NamedTuple):
     rows: range
     clients: Sequence[_Client]
     n_models: int
-    spec: LocalSpec
+    spec: LocalTraining
     lr: float
 
 
@@ -73,7 +73,7 @@ class WorkersEngine:
         """Seconds that training would have taken so far, were there nothing else to do for the cores."""
         self._pool: _WorkerPool | None = None
 
-    def train(self, task: Task, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def train(self, work: Workload, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Train every client from its model; see :class:`~fedclade.training.jobs.Engine`. Generators should be fresh.
 
         Raises
@@ -85,11 +85,11 @@ class WorkersEngine:
         RuntimeError
             If a client's training fails.
         """
-        jobs, models = task.jobs, task.models
+        jobs, models = work.jobs, work.models
         if reason := cannot_fork(models.device):
             raise CannotTrainTogether(reason)
         largest_first = sorted(range(len(jobs)), key=lambda i: -len(jobs[i].inputs))
-        ordered = replace(task, jobs=[jobs[i] for i in largest_first])
+        ordered = replace(work, jobs=[jobs[i] for i in largest_first])
         if self._pool is None or not self._pool.serves(ordered):
             self.stop()
             try:
@@ -103,7 +103,7 @@ class WorkersEngine:
             raise
         self.busy += busy
         back = torch.tensor(largest_first).argsort()
-        return torch.index_select(updates, 0, back, out=task.room(out)), losses[back]
+        return torch.index_select(updates, 0, back, out=work.room(out)), losses[back]
 
     def stop(self) -> None:
         """End the processes; the next call makes new ones."""
@@ -115,8 +115,8 @@ class WorkersEngine:
 class _WorkerPool:
     """The processes, and the memory that they share with this one."""
 
-    def __init__(self, count: int, inside: str, task: Task) -> None:
-        module, layout, models, jobs = task.module, task.layout, task.models, task.jobs
+    def __init__(self, count: int, inside: str, work: Workload) -> None:
+        module, layout, models, jobs = work.module, work.layout, work.models, work.jobs
         self._module, self._layout = module, layout
         # By address. The tensors are held, so that nothing else can come to lie there.
         storages = {_address(t): t for job in jobs for t in (job.inputs, job.targets)}
@@ -136,22 +136,22 @@ class _WorkerPool:
             self._processes[ours] = process
         self.stop = weakref.finalize(self, _stop, os.getpid(), self._processes)
 
-    def serves(self, task: Task) -> bool:
+    def serves(self, work: Workload) -> bool:
         """Whether the processes have seen this module and this data, and have room for so many clients."""
         return (
-            self._module is task.module
-            and self._layout == task.layout
+            self._module is work.module
+            and self._layout == work.layout
             and len(self._connections) == torch.get_num_threads()
-            and len(task.models) <= len(self._models)
-            and len(task.jobs) <= len(self._updates)
-            and all(_address(t) in self._number for job in task.jobs for t in (job.inputs, job.targets))
+            and len(work.models) <= len(self._models)
+            and len(work.jobs) <= len(self._updates)
+            and all(_address(t) in self._number for job in work.jobs for t in (job.inputs, job.targets))
         )
 
-    def train(self, task: Task) -> tuple[Tensor, Tensor, float]:
+    def train(self, work: Workload) -> tuple[Tensor, Tensor, float]:
         """Hand out the clients; return their updates and losses in order, and how long the processes are busy."""
-        self._models[: len(task.models)] = task.models
-        losses = torch.empty(len(task.jobs), dtype=torch.float64)
-        chunks = self._chunks(task)
+        self._models[: len(work.models)] = work.models
+        losses = torch.empty(len(work.jobs), dtype=torch.float64)
+        chunks = self._chunks(work)
         pending, seconds = deque(chunks), [0.0] * len(chunks)
         at_work: dict[Connection, _Chunk] = {}
         free = list(self._connections)
@@ -169,17 +169,17 @@ class _WorkerPool:
                 of_chunk, seconds[chunk.rows.start] = answer
                 losses[chunk.rows] = torch.tensor(of_chunk, dtype=torch.float64)
                 free.append(connection)
-        return self._updates[: len(task.jobs)], losses, _makespan(seconds, min(len(self._connections), cores()))
+        return self._updates[: len(work.jobs)], losses, _makespan(seconds, min(len(self._connections), cores()))
 
-    def _chunks(self, task: Task) -> list[_Chunk]:
-        n, processes = len(task.jobs), len(self._connections)
+    def _chunks(self, work: Workload) -> list[_Chunk]:
+        n, processes = len(work.jobs), len(self._connections)
         rounds = CHUNKS_EACH if self._at_once is None else -(-n // (processes * self._at_once))
         count = min(n, processes * rounds)
         clients: list[_Client] = []
-        for job in task.jobs:
+        for job in work.jobs:
             examples = self._place(job.inputs), self._place(job.targets)
             clients.append(_Client(job.row, job.anchor, *examples, job.generator.initial_seed()))
-        common = len(task.models), task.spec, task.lr
+        common = len(work.models), work.spec, work.lr
         # Every so-many-th client of the sorted ones, so that no chunk has all the large ones.
         return [_Chunk(range(i, n, count), clients[i::count], *common) for i in range(count)]
 
@@ -216,9 +216,9 @@ class _WorkerPool:
         for k, client in enumerate(chunk.clients):
             examples = self._tensor(client.inputs), self._tensor(client.targets)
             jobs.append(Job(k, client.row, *examples, torch.Generator().manual_seed(client.seed), client.anchor))
-        task = Task(self._module, self._layout, self._models[: chunk.n_models], jobs, chunk.spec, chunk.lr)
+        work = Workload(self._module, self._layout, self._models[: chunk.n_models], jobs, chunk.spec, chunk.lr)
         try:
-            _, losses = engine.train(task, self._updates[chunk.rows.start : chunk.rows.stop : chunk.rows.step])
+            _, losses = engine.train(work, self._updates[chunk.rows.start : chunk.rows.stop : chunk.rows.step])
         except CannotTrainTogether as reason:
             return CannotTrainTogether(str(reason))
         except Exception as error:  # whatever a user's module raises, in a class that the other side knows

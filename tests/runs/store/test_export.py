@@ -13,14 +13,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import nn
 
-from fedclade import CFL, ConfigError, FineTune, LocalSpec, Oracle, Run, RunError, TreeError, export_model, simulate
+from fedclade import CFL, ConfigError, FineTune, LocalTraining, Oracle, Run, RunError, TreeError, export_model, simulate
 from fedclade.config import check_config
 from fedclade.core import files
 from fedclade.core.params import Layout
 from tests.folders import resealed, unsealed
 from tests.tiny import FEATURES, LABELS, federation_of, linear, perceptron
 
-SETTINGS = {"local": LocalSpec(batch_size=10), "rounds": 4, "engine": "loop"}
+SETTINGS = {"local": LocalTraining(batch_size=10), "rounds": 4, "engine": "loop"}
 SPLITS = CFL(eps2=1e-3, split_rounds=(2, 3))
 
 

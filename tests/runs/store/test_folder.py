@@ -10,7 +10,17 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from fedclade import CFL, CheckpointError, ConfigError, LocalSpec, Run, RunError, RunInterrupted, UpdateError, simulate
+from fedclade import (
+    CFL,
+    CheckpointError,
+    ConfigError,
+    LocalTraining,
+    Run,
+    RunError,
+    RunInterrupted,
+    UpdateError,
+    simulate,
+)
 from fedclade.core import files as files_module
 from fedclade.runs import rounds as rounds_module
 from fedclade.runs.store import checkpoint as checkpoint_module
@@ -23,7 +33,7 @@ TRUTH = [0, 1, 0, 1]
 
 def run_in(folder: Path, after: int | None = None, truth=TRUTH, model=None, **settings) -> Run:
     """Run in a folder, with a checkpoint after every round; stop after one of them."""
-    settings = {"local": LocalSpec(batch_size=10), "rounds": 5, "engine": "loop", "checkpoint_every": 1} | settings
+    settings = {"local": LocalTraining(batch_size=10), "rounds": 5, "engine": "loop", "checkpoint_every": 1} | settings
     rounds = iter(range(1, 100))
     stop = (lambda: next(rounds) == after) if after else None
     algorithm = settings.pop("algorithm", CFL(eps2=1e-3, split_rounds=(2,)))
@@ -110,7 +120,7 @@ def test_an_empty_folder_is_taken_and_another_is_left_as_it_is(tmp_path):
         ({"algorithm": CFL(eps2=1e-3, split_rounds=(3,))}, "its algorithm.split_rounds is [2], not [3]"),
         ({"algorithm": "fedavg"}, "its algorithm.name is 'cfl', not 'fedavg'"),
         ({"target": 0.5}, "its target.accuracy is None, not 0.5"),
-        ({"local": LocalSpec(batch_size=10, clip_norm=0.5)}, "its local.clip_norm is None, not 0.5"),
+        ({"local": LocalTraining(batch_size=10, clip_norm=0.5)}, "its local.clip_norm is None, not 0.5"),
         ({"rounds": 4}, "its rounds is 5, and 4 would be fewer"),
     ],
 )
@@ -243,7 +253,7 @@ def test_a_damaged_config_is_one_clear_error(unfinished):
 
 def test_a_run_that_fails_keeps_the_rounds_before_and_one_that_fails_at_once_nothing(tmp_path):
     with pytest.raises(UpdateError, match="round 1: "):
-        run_in(tmp_path / "at once", local=LocalSpec(lr=1e30), checkpoint_every=0)
+        run_in(tmp_path / "at once", local=LocalTraining(lr=1e30), checkpoint_every=0)
     assert list(tmp_path.iterdir()) == []
 
     def fails(row, tree):

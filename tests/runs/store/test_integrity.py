@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from fedclade import CFL, LocalSpec, Run, RunError, simulate
+from fedclade import CFL, LocalTraining, Run, RunError, simulate
 from fedclade.runs.newcomers import Newcomers
 from fedclade.runs.store.newcomers import ACCURACIES, read_newcomers
 from fedclade.runs.store.run import read_run_config, write_config
@@ -37,7 +37,7 @@ FILES = (
 @pytest.fixture(scope="module")
 def run() -> Run:
     algorithm = CFL(eps2=1e-3, split_rounds=(2,))
-    return simulate(algorithm, linear(), federation_of([0, 1, 0, 1]), local=LocalSpec(batch_size=10), rounds=3)
+    return simulate(algorithm, linear(), federation_of([0, 1, 0, 1]), local=LocalTraining(batch_size=10), rounds=3)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fedclade import CFL, LocalSpec, Run, RunError, RunInterrupted, simulate
+from fedclade import CFL, LocalTraining, Run, RunError, RunInterrupted, simulate
 from fedclade.runs.store.lock import LOCK, Lock
 from tests.tiny import federation_of, linear
 
@@ -17,7 +17,7 @@ BUSY = "another process is writing to the run folder {}; wait until it is done, 
 
 
 def run_in(folder: Path, **settings) -> Run:
-    settings = {"local": LocalSpec(batch_size=10), "rounds": 3, "engine": "loop", "checkpoint_every": 1} | settings
+    settings = {"local": LocalTraining(batch_size=10), "rounds": 3, "engine": "loop", "checkpoint_every": 1} | settings
     return simulate(CFL(eps2=1e-3, split_rounds=(2,)), linear(), federation_of([0, 1]), folder=folder, **settings)
 
 

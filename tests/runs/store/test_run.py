@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedclade import CFL, LocalSpec, ParameterTree, Run, RunError, simulate
+from fedclade import CFL, LocalTraining, ParameterTree, Run, RunError, simulate
 from fedclade.channel.signature import CountSketch
 from fedclade.runs.store import run as run_module
 from fedclade.runs.store.run import FORMAT, check_free
@@ -20,7 +20,7 @@ from tests.tiny import federation_of, linear
 @pytest.fixture(scope="module")
 def finished() -> Run:
     algorithm = CFL(eps2=1e-3, split_rounds=(2,))
-    settings = {"local": LocalSpec(batch_size=10), "rounds": 3, "evaluate_every": 2}
+    settings = {"local": LocalTraining(batch_size=10), "rounds": 3, "evaluate_every": 2}
     return simulate(algorithm, linear(), federation_of([0, 1, 0, 1]), **settings)
 
 
@@ -244,7 +244,7 @@ def test_a_folder_of_format_1_is_read_correctly():
     """``tests/runs/store/format-1`` was made by the last commit that wrote format 1, with
 
     ``simulate(CFL(eps2=1e-3, split_rounds=(2,)), linear(), federation_of([0, 1, 0, 1]),
-    local=LocalSpec(batch_size=10), rounds=3, engine="loop").save("tests/runs/store/format-1")``.
+    local=LocalTraining(batch_size=10), rounds=3, engine="loop").save("tests/runs/store/format-1")``.
     """
     run = Run.load(FORMAT_1)
     assert (run.summary["format"], run.summary["rounds"], run.config["seed"]) == (1, 3, 0)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedclade.training import auto
 from fedclade.training.auto import build_engine
-from fedclade.training.jobs import Task
+from fedclade.training.jobs import Workload
 from fedclade.training.loop import LoopEngine
 from fedclade.training.stacked import CannotStack, StackedEngine
 from fedclade.training.trial import objection
@@ -126,7 +126,7 @@ class Decodes(nn.Module):
         return self.output(self.decoder(x[:, :3], x[:, 3:]).mean(1))
 
 
-def task(build: Callable[[], nn.Module], spec: str = "plain", dtype: torch.dtype = torch.float64) -> Task:
+def task(build: Callable[[], nn.Module], spec: str = "plain", dtype: torch.dtype = torch.float64) -> Workload:
     torch.manual_seed(0)
     module = build().to(dtype)
     draw = torch.Generator().manual_seed(1)

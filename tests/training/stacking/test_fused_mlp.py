@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedclade import LocalSpec
+from fedclade import LocalTraining
 from fedclade.core.params import Layout
-from fedclade.training.jobs import Job, Task
+from fedclade.training.jobs import Job, Workload
 from fedclade.training.loop import LoopEngine
 from fedclade.training.stacked import StackedEngine
 from fedclade.training.stacking.fused_mlp import FusedMLP
@@ -89,9 +89,9 @@ def test_updates_are_those_of_the_loop(name, spec):
     models = layout.flatten(module)[None]
     data = [(torch.randn(n, *shape).double(), torch.randint(3, (n,))) for n in (7, 10, 4)]
 
-    def task() -> Task:
+    def task() -> Workload:
         jobs = [Job(k, 0, x, y, torch.Generator().manual_seed(k)) for k, (x, y) in enumerate(data)]
-        return Task(module, layout, models, jobs, LocalSpec(epochs=2, batch_size=4, **spec), 0.2)
+        return Workload(module, layout, models, jobs, LocalTraining(epochs=2, batch_size=4, **spec), 0.2)
 
     expected, losses = LoopEngine().train(task())
     got, got_losses = StackedEngine().train(task())

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fedclade import LocalSpec
+from fedclade import LocalTraining
 from fedclade.training import auto
 from fedclade.training.auto import build_engine
-from fedclade.training.jobs import Engine, Task
+from fedclade.training.jobs import Engine, Workload
 from fedclade.training.stacked import StackedEngine
 from fedclade.training.stacking import products, replay
 from fedclade.training.stacking.replay import Replay
@@ -95,11 +95,11 @@ def _no_product_unseen(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(products, "TINY", 0)  # NumPy's do not go through torch
 
 
-def task_for(name: str, spec: LocalSpec) -> Task:
+def task_for(name: str, spec: LocalTraining) -> Workload:
     return task_of(modules()[name], features(SIZES, torch.float64), LABELS, spec, SIZES)
 
 
-def train(engine: Engine, task: Task) -> tuple[Tensor, Tensor]:
+def train(engine: Engine, task: Workload) -> tuple[Tensor, Tensor]:
     """Train with the draws that the task began with."""
     return engine.train(task.redrawn())
 
@@ -111,7 +111,7 @@ def assert_alike(got: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]):
 
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 @pytest.mark.parametrize("name", modules())
-def test_launched_steps_give_what_steps_give(name: str, spec: LocalSpec):
+def test_launched_steps_give_what_steps_give(name: str, spec: LocalTraining):
     task, recorder = task_for(name, spec), Recorder()
     engine, expected = StackedEngine(Replay(recorder)), train(StackedEngine(), task)
     for _ in range(4):
@@ -206,7 +206,7 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Let steps be recorded here, and the recording engine be the fastest; return what was to be chosen from."""
     candidates: list[str] = []
 
-    def first(engines: Mapping[str, Engine], task: Task) -> str:
+    def first(engines: Mapping[str, Engine], task: Workload) -> str:
         candidates.extend(engines)
         return auto.REPLAYED if auto.REPLAYED in engines else next(iter(engines))
 
