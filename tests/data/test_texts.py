@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from fedclade.core import IGNORED
 from fedclade.core.errors import ConfigError, DataError
-from fedclade.data import IGNORED, load_pool
+from fedclade.data import load_pool
 from fedclade.data.tables import HubTables
 from fedclade.data.words import PAD, UNKNOWN
 

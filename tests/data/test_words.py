@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedclade.data import IGNORED
+from fedclade.core import IGNORED
 from fedclade.data.words import PAD, UNKNOWN, build_vocabulary, encode, next_words, pad, split_words, windows
 
 

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedclade.core import IGNORED
 from fedclade.core.params import Layout
 from fedclade.core.queries import Split
-from fedclade.data.federation import IGNORED, Federation
+from fedclade.data.federation import Federation
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ import torch
 from fedclade.core.tree import ParameterTree
 from fedclade.runs.store.run import Run
 from fedclade.runs.store.similarities import SimilarityMatrix
-from fedclade.tasks.metrics import spread
+from fedclade.tasks.scores import spread
 
 
 def summary(algorithm: str = "cfl", **changes) -> dict:

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedclade import DataError, LocalTraining, ModelError
+from fedclade.core import IGNORED
 from fedclade.core.queries import Evaluation, Round
-from fedclade.data.federation import IGNORED, ClientData, Federation, Pool
+from fedclade.data.federation import ClientData, Federation, Pool
 from fedclade.models import build_model
 from fedclade.training import SimulatedClients, evaluation, passes
 from fedclade.training.evaluation import score

@@ -8,9 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedclade import LocalTraining
-from fedclade.core import rng
+from fedclade.core import IGNORED, rng
 from fedclade.core.params import Layout
-from fedclade.data.federation import IGNORED
 from fedclade.training import loop
 
 

@@ -60,6 +60,8 @@ from fedclade.core.files import (
 )
 from fedclade.core.local import LARGEST, LocalTraining
 from fedclade.core.params import Layout, Slot, check_module
+from fedclade.core.patterns import matching
+from fedclade.core.plugins import Kind, imported, installed, named
 from fedclade.core.queries import (
     Ask,
     Evaluation,
@@ -72,12 +74,13 @@ from fedclade.core.queries import (
     SubspaceQuery,
     UpdateQuery,
 )
-from fedclade.core.registry import ClientRegistry, DataSpec, Task
+from fedclade.core.registry import IGNORED, ClientRegistry, DataSpec, TaskKind
 from fedclade.core.tree import Group, Node, ParameterTree
 from fedclade.core.updates import DROPPED_OUT, LARGEST_NORM, NOT_ASKED, TOO_LATE, Sums, Updates, row_norms
 
 __all__ = [
     "DROPPED_OUT",
+    "IGNORED",
     "LARGEST",
     "LARGEST_NORM",
     "NOT_ASKED",
@@ -102,6 +105,7 @@ __all__ = [
     "Group",
     "Handlers",
     "Joined",
+    "Kind",
     "Layout",
     "Left",
     "LeftOut",
@@ -130,7 +134,7 @@ __all__ = [
     "Stationary",
     "SubspaceQuery",
     "Sums",
-    "Task",
+    "TaskKind",
     "TooFew",
     "TreeError",
     "UpdateError",
@@ -144,10 +148,14 @@ __all__ = [
     "checked",
     "defaults",
     "import_extra",
+    "imported",
+    "installed",
     "inter_group",
     "known_arguments",
     "make_folder",
+    "matching",
     "mean",
+    "named",
     "owner_only",
     "remove",
     "require",

@@ -6,7 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-Task = Literal["classification", "language"]
+TaskKind = Literal["classification", "binary", "multilabel", "regression", "language"]
+"""What the targets of examples are: a label, yes or no, several of these, numbers, or the next token at each place."""
+
+IGNORED = -100
+"""Target of a place that does not count, such as padding; what ``torch.nn.functional.cross_entropy`` ignores."""
 
 
 @dataclass(frozen=True)
@@ -15,8 +19,8 @@ class DataSpec:
 
     data: str  # its name
     input_shape: tuple[int, ...]  # of one input
-    outputs: int  # what a model must give: labels, or the size of the vocabulary
-    task: Task = "classification"  # or next-word prediction
+    outputs: int  # numbers that a model must give: of labels, of a target, or the size of the vocabulary
+    task: TaskKind = "classification"
     vocabulary_size: int = 0  # 0 for data that is not text
     scaled: tuple[float, float] | None = None  # mean and deviation that scale pixels in [0, 1]; None: inputs are as is
 

@@ -9,12 +9,11 @@ from fedclade.data.custom import one_client, pool_from_torch
 from fedclade.data.federation import ClientData, Federation
 from fedclade.data.load import check_data_settings, check_newcomers, load_federation
 from fedclade.data.partition import PARTITIONS, Parts, partition_pool
-from fedclade.data.pool import IGNORED, Pool
+from fedclade.data.pool import Pool
 from fedclade.data.shift import SHIFTS, View, shift_views
 from fedclade.data.sources import SOURCES, Source, load_pool
 
 __all__ = [
-    "IGNORED",
     "PARTITIONS",
     "SHIFTS",
     "SOURCES",

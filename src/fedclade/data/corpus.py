@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedclade.core import Task, require
+from fedclade.core import TaskKind, require
 from fedclade.data.cache import Arrays, cached
 from fedclade.data.pool import Pool
 from fedclade.data.words import SPECIALS, build_vocabulary, encode, next_words, pad
@@ -36,7 +36,7 @@ def pool_from_corpus(
     name: str,
     key: object,
     read: Callable[[], Corpus],
-    task: Task,
+    task: TaskKind,
     sequence_length: int,
     vocabulary_size: int,
     labels: int = 1,
@@ -54,7 +54,7 @@ def pool_from_corpus(
     return Pool.of_arrays(name, arrays, arrays["labels"], len(vocabulary) if task == "language" else labels, **more)
 
 
-def _arrays(corpus: Corpus, task: Task, sequence_length: int, vocabulary_size: int) -> Arrays:
+def _arrays(corpus: Corpus, task: TaskKind, sequence_length: int, vocabulary_size: int) -> Arrays:
     """Turn texts into tokens; the vocabulary is that of the training texts."""
     vocabulary = build_vocabulary(corpus.texts[: corpus.train], vocabulary_size)
     tokens = encode(corpus.texts, vocabulary)

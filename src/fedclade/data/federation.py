@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedclade.core import ClientRegistry, DataError, Split, checked
+from fedclade.core import IGNORED, ClientRegistry, DataError, Split, checked
 from fedclade.data.arrays import Indices, as_indices, check_name, check_range, whole_number
-from fedclade.data.pool import IGNORED, Pool
+from fedclade.data.pool import Pool
 
 
 @dataclass(frozen=True, eq=False)

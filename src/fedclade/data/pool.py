@@ -12,15 +12,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedclade.core import DataError, DataSpec, Task, require, unknown
+from fedclade.core import IGNORED, DataError, DataSpec, TaskKind, require, unknown
 from fedclade.data.arrays import Indices, as_indices, as_inputs, as_targets, check_name, check_range, whole_number
 from fedclade.data.cache import Arrays
 
 Scaling = Literal["source", "unit", "pixel"]
 """How images are scaled; see :meth:`Pool.scaled`."""
-
-IGNORED = -100
-"""Target of a place that does not count, such as padding; what ``torch.nn.functional.cross_entropy`` ignores."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,15 +64,15 @@ class Pool:
     train: Indices
     test: Indices
     outputs: int
-    task: Task = "classification"
+    task: TaskKind = "classification"
     natural: NDArray[np.str_] | None = None
     vocabulary: tuple[str, ...] = ()
     mean: float = 0.0
     std: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.task not in get_args(Task):
-            raise DataError(unknown(f"task of pool {self.name!r}:", str(self.task), get_args(Task)))
+        if self.task not in get_args(TaskKind):
+            raise DataError(unknown(f"task of pool {self.name!r}:", str(self.task), get_args(TaskKind)))
         check_name(self.name, "the name of a pool")
         self._convert()
         if self.task == "classification" and self.y.dim() != 1:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedclade.core import DataError, Task, rng
+from fedclade.core import DataError, TaskKind, rng
 from fedclade.data.cache import stamps
 from fedclade.data.corpus import Corpus, join, pool_from_corpus
 from fedclade.data.leaf import LeafFiles, find_leaf, read_leaf
@@ -28,7 +28,7 @@ def load_ag_news(
     data_dir: Path | None,
     _seed: int,
     *,
-    task: Task = "language",
+    task: TaskKind = "language",
     sequence_length: int = 32,
     vocabulary_size: int = 10_000,
 ) -> Pool:

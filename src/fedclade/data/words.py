@@ -11,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedclade.data.pool import IGNORED
+from fedclade.core import IGNORED
 
 T = TypeVar("T")
 Tokens = NDArray[np.int64]

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from fedclade.core import DataSpec, Task, UpdateError
+from fedclade.core import DataSpec, TaskKind, UpdateError
 from fedclade.flower.replies import examples
 from fedclade.flower.wire import Content, clean, shown
 
@@ -104,8 +104,8 @@ def read_schema(kept: Mapping[str, Any]) -> DataSpec:
         whole = all(type(number) is int and number >= lowest for number in numbers)
         if not whole or math.prod(numbers) > LARGEST_MODEL:
             raise ValueError(f"{name} {shown(numbers)}, expected numbers from {lowest}, of product up to 2**24")
-    if named.task not in get_args(Task):
-        raise ValueError(f"task {shown(named.task)}, expected one of {', '.join(get_args(Task))}")
+    if named.task not in get_args(TaskKind):
+        raise ValueError(f"task {shown(named.task)}, expected one of {', '.join(get_args(TaskKind))}")
     if scaled is not None:
         mean, std = (float(number) for number in scaled)
         if not (math.isfinite(mean) and math.isfinite(std)):

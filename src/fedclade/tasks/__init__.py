@@ -3,7 +3,7 @@
 It imports :mod:`fedclade.core` alone.
 """
 
-from fedclade.tasks.metrics import (
+from fedclade.tasks.scores import (
     SPREAD,
     cluster_scores,
     gap_closed,

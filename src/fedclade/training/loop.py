@@ -6,8 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedclade.core import Layout, LocalTraining, rng
-from fedclade.data import IGNORED
+from fedclade.core import IGNORED, Layout, LocalTraining, rng
 from fedclade.training.jobs import Workload
 from fedclade.training.optimizer import SGD
 from fedclade.training.threads import threads_of_step, using_threads

@@ -9,7 +9,7 @@ import pytest
 from fedclade.config import check_config
 from fedclade.report.page import Card, RunView, Section, Table, comparison_page, run_labels
 from fedclade.runs.store.run import Run
-from fedclade.tasks.metrics import spread
+from fedclade.tasks.scores import spread
 
 
 @pytest.fixture

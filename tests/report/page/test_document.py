@@ -19,7 +19,7 @@ from fedclade.report.page.document import script_json
 from fedclade.report.page.section import as_json
 from fedclade.runs.store.run import Run
 from fedclade.runs.store.similarities import SimilarityMatrix
-from fedclade.tasks.metrics import spread
+from fedclade.tasks.scores import spread
 from tests.report.conftest import summary
 
 EVIL = "</script><img src=x onerror=alert(1)>%{x}"

@@ -16,7 +16,7 @@ from fedclade.report.page.sankey import REST, STAGES, WIDEST
 from fedclade.report.page.setting import repeat_command
 from fedclade.report.page.similarity import MATRICES, SIDE
 from fedclade.runs.store.similarities import SimilarityMatrix
-from fedclade.tasks.metrics import spread
+from fedclade.tasks.scores import spread
 
 ALWAYS = ["accuracy", "tree", "clients", "config"]
 

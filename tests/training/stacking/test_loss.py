@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedclade.data.federation import IGNORED
+from fedclade.core import IGNORED
 from fedclade.training.loop import cross_entropy
 from fedclade.training.stacking.loss import REGISTER, Losses
 from fedclade.training.stacking.plan import Plan

@@ -10,7 +10,7 @@ from operator import add
 import torch
 from torch import Tensor
 
-from fedclade.data import IGNORED
+from fedclade.core import IGNORED
 from fedclade.training.jobs import Job
 from fedclade.training.stacking.buffer_pool import BufferPool
 from fedclade.training.stacking.plan import Plan, Step

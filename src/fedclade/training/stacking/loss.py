@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedclade.data import IGNORED
+from fedclade.core import IGNORED
 from fedclade.training.stacking.plan import Plan, Step
 
 log_softmax_backward: Any = torch._log_softmax_backward_data  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
