@@ -134,7 +134,7 @@ def measured(case: Case, model: str, device: str, memory: int | None, repeats: i
     accuracies, losses = one_after_another(federation, clients, module, ids, models, rows, split)
     evaluation = clients.evaluate(ids, models, rows, split)  # also the warm-up
     # An image whose two best logits are the same but for rounding may go either way.
-    np.testing.assert_allclose(evaluation.accuracies, accuracies, atol=2 / (case.examples or TEST_IMAGES))
+    np.testing.assert_allclose(evaluation.scores[:, 0], accuracies, atol=2 / (case.examples or TEST_IMAGES))
     np.testing.assert_allclose(evaluation.losses, losses, rtol=1e-4)
     seconds = [[timed(run) for run in contestants] for _ in range(repeats)]
     loop, together = (median(column) for column in zip(*seconds, strict=True))

@@ -194,7 +194,7 @@ def _drifting(
             state, _ = algorithm.step(state, world.clients.ids, world.clients, this_round)
             aris.append(cluster_scores(state.tree.leaf_of, truth)["ari"])
     models, rows = state.tree.models([state.tree.leaf_of[client] for client in world.clients.ids])
-    accuracy = float(world.clients.evaluate(world.clients.ids, models, rows, "test").accuracies.mean())
+    accuracy = float(world.clients.evaluate(world.clients.ids, models, rows, "test").scores[:, 0].mean())
     return {"accuracy": accuracy, "ari_before": aris[18], "ari_at_40": aris[-1], "aris": aris}
 
 

@@ -89,7 +89,7 @@ def main() -> None:
             runs.append(measured(federation, EPS2[size], seed))
         ways = list(zip(*(found for found, _ in runs), strict=True))
         accuracies[size] = [told([ari for _, ari in runs], 2)]
-        scores = [[100 * float(each.accuracies.mean()) for each in way] for way in ways]
+        scores = [[100 * float(each.scores[:, 0].mean()) for each in way] for way in ways]
         gains = [fallback - leaf for fallback, leaf in zip(scores[-1], scores[1], strict=True)]
         accuracies[size] += [*(told(each, 1) for each in scores), told(gains, 1)]
         losses[size] = [told([float(each.losses.mean()) for each in way], 3) for way in ways]

@@ -229,7 +229,7 @@ class ScriptedClients(Fake):
     def evaluate(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], split: Split) -> Evaluation:
         rows = zip(ids, assignment, strict=True)
         accuracies = torch.tensor([self.right(client, float(models[row, 0])) for client, row in rows])
-        return Evaluation(tuple(ids), accuracies, torch.zeros(len(ids)), torch.ones(len(ids)))
+        return Evaluation(tuple(ids), accuracies[:, None], torch.zeros(len(ids)), torch.ones(len(ids)))
 
 
 def details(event: Event) -> dict[str, Any]:

@@ -37,7 +37,7 @@ class Choosers(ScriptedClients):
     def evaluate(self, ids, models, assignment, split):
         losses = [abs(float(models[row, 0]) - self.wants[client]) for client, row in zip(ids, assignment, strict=True)]
         losses = torch.tensor(losses, dtype=torch.float64)
-        return Evaluation(tuple(ids), losses, losses, torch.ones(len(ids)))
+        return Evaluation(tuple(ids), losses[:, None], losses, torch.ones(len(ids)))
 
 
 def told(log) -> list[tuple[str, int, list[int] | None]]:

@@ -93,7 +93,7 @@ def test_who_does_not_answer_is_in_no_sum(at_once):
 
 def test_evaluations_pass_through():
     stream = streamed(scripted(), 2)
-    assert stream.evaluate([1, 4], torch.zeros(1, 6), [0, 0], "test").accuracies.tolist() == [1 / 8, 4 / 8]
+    assert stream.evaluate([1, 4], torch.zeros(1, 6), [0, 0], "test").scores[:, 0].tolist() == [1 / 8, 4 / 8]
     assert stream.ids == (0, 1, 2, 3, 4)
     assert stream.sizes == SIZES
 

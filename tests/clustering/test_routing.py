@@ -89,7 +89,7 @@ class Judges(ScriptedClients):
     def evaluate(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], split: Split) -> Evaluation:
         assert split == "train"
         found = torch.tensor([self.losses[float(models[row, 0])] for row in assignment], dtype=torch.float64)
-        return Evaluation(tuple(ids), torch.zeros(len(ids)), found, torch.ones(len(ids)))
+        return Evaluation(tuple(ids), torch.zeros(len(ids), 1), found, torch.ones(len(ids)))
 
 
 def lowest_loss(losses: Mapping[float, float], clusters=((0,), (1,), (2,))) -> Assignment:

@@ -117,7 +117,7 @@ def test_it_evaluates_all_models_that_it_is_sent():
     models = torch.stack([MODEL, -MODEL])
     here = clients.evaluate([1, 1], models, [0, 1], "validation")
     there = ask(handler_of(1, federation), "evaluate", {"0": models[0], "1": models[1]}, split="validation")
-    assert there.values["accuracies"] == here.accuracies.tolist()
+    assert there.values["accuracies"] == here.scores[:, 0].tolist()
     assert there.values["losses"] == here.losses.tolist()
     assert there.values["examples"] == [10, 10]
 

@@ -321,7 +321,7 @@ def test_every_client_undoes_the_permutation_before_it_works():
     evaluation = outside.evaluate([2], received[None], [0], "test")
     assert [call.what for call in inside.calls] == ["train", "gradients", "evaluate"]
     assert all(torch.equal(model, params) for call in inside.calls for model in call.models.values())
-    assert torch.equal(evaluation.accuracies, clients.evaluate([2], params[None], [0], "test").accuracies)
+    assert torch.equal(evaluation.scores[:, 0], clients.evaluate([2], params[None], [0], "test").scores[:, 0])
     assert outside.ids == clients.ids
     assert outside.sizes == clients.sizes
 
@@ -600,9 +600,9 @@ def test_fallback_is_never_worse_than_the_root_on_validation_data():
     algorithm = dataclasses.replace(NESTED, fallback=True)
     state = play(algorithm, clients, params, 9, spec=SPEC, seed=1).states[-1]
     served = algorithm.serve(state, clients)
-    own = clients.evaluate(*evaluation_of(state, served), "validation").accuracies
-    root = clients.evaluate(*evaluation_of(state, dict.fromkeys(served, 0)), "validation").accuracies
-    leaf = clients.evaluate(*evaluation_of(state, state.tree.leaf_of), "validation").accuracies
+    own = clients.evaluate(*evaluation_of(state, served), "validation").scores[:, 0]
+    root = clients.evaluate(*evaluation_of(state, dict.fromkeys(served, 0)), "validation").scores[:, 0]
+    leaf = clients.evaluate(*evaluation_of(state, state.tree.leaf_of), "validation").scores[:, 0]
     assert (own >= root).all()
     assert (own >= leaf).all()
 

@@ -15,7 +15,7 @@ import fedclade
 from fedclade import CFL, ConfigError, LocalTraining, Run, RunError, Signature
 from fedclade.algorithms import ALGORITHMS, Local
 from fedclade.data import Federation
-from fedclade.runs.store.newcomers import ACCURACIES
+from fedclade.runs.store.newcomers import score_columns
 
 SPEC = LocalTraining(epochs=2, lr=0.2)
 OPTIONS = {"cfl": {"eps1": 0.3, "eps2": 0.4}, "ifca": {"clusters": 2}, "fedgroup": {"groups": 2}}
@@ -44,7 +44,7 @@ def test_newcomers_to_a_run_of_every_algorithm_get_a_model(name):
     for row in found.rows:
         assert row["path"][0] == 0
         assert row["path"][-1] == row["node"]
-        assert all(0 <= row[column] <= 1 for column in ACCURACIES)
+        assert all(0 <= row[column] <= 1 for column in score_columns("accuracy"))
     if name in CLUSTERED and run_of(name).summary["clusters"]["ari"] == 1:
         assert found.summary["assignment_accuracy"] == 1.0
         assert all(row["fits"] for row in found.rows)

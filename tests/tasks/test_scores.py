@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from fedclade.tasks.scores import cluster_scores, gap_closed, mean_and_interval, perplexity, share_at_target, spread
+from fedclade.tasks.scores import cluster_scores, gap_closed, mean_and_interval, perplexity, spread
 
 
 def test_spread_of_eleven_clients():
@@ -49,11 +49,6 @@ def test_cluster_scores_against_the_truth(found, ari, nmi):
 
 def test_without_a_truth_there_are_no_cluster_scores():
     assert cluster_scores({0: 0}, None) == {"ari": None, "nmi": None}
-
-
-def test_share_at_target_counts_those_that_reach_it():
-    assert share_at_target([0.5, 0.9, 0.95, 1.0], 0.95) == 2 / 4
-    assert share_at_target([0.5], None) is None
 
 
 def test_gap_closed_is_0_at_fedavg_and_1_at_the_oracle():

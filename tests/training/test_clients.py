@@ -225,10 +225,10 @@ def test_shared_evaluation_equals_that_of_each_client_alone():
     together = clients.evaluate(range(5), models, rows, "test")
     for client, row in enumerate(rows):
         alone = clients.evaluate([client], models, [row], "test")
-        assert together.accuracies[client] == alone.accuracies[0]
+        assert together.scores[:, 0][client] == alone.scores[:, 0][0]
         assert together.losses[client] == pytest.approx(float(alone.losses[0]))
     assert together.examples.tolist() == [20] * 5
-    assert together.accuracies[0] != together.accuracies[1]
+    assert together.scores[:, 0][0] != together.scores[:, 0][1]
 
 
 def test_evaluation_equals_accuracy_and_cross_entropy_by_hand():
@@ -239,7 +239,7 @@ def test_evaluation_equals_accuracy_and_cross_entropy_by_hand():
     x = federation.pool.x[torch.from_numpy(data.validation)]
     y = torch.tensor(VIEWS[1])[federation.pool.y[torch.from_numpy(data.validation)]]
     logits = x @ params[: FEATURES * LABELS].view(LABELS, FEATURES).T + params[FEATURES * LABELS :]
-    assert float(evaluation.accuracies[0]) == float((logits.argmax(1) == y).double().mean())
+    assert float(evaluation.scores[:, 0][0]) == float((logits.argmax(1) == y).double().mean())
     assert float(evaluation.losses[0]) == pytest.approx(float(nn.functional.cross_entropy(logits, y)), rel=1e-5)
     assert evaluation.examples.tolist() == [10]
 

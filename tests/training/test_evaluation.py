@@ -101,7 +101,7 @@ def models_of(clients: SimulatedClients, module: nn.Module, n: int = 3) -> Tenso
 
 def agree(got: Evaluation, expected: list[tuple[float, float, int]]) -> None:
     accuracies, losses, counts = zip(*expected, strict=True)
-    assert got.accuracies.tolist() == list(accuracies)
+    assert got.scores[:, 0].tolist() == list(accuracies)
     assert got.losses.tolist() == pytest.approx(losses, rel=1e-5)
     assert got.examples.tolist() == list(counts)
 
@@ -179,7 +179,7 @@ def test_the_size_of_passes_changes_nothing(world, entries, largest, examples, m
     monkeypatch.setattr(passes, "LARGEST_PASS", largest)
     monkeypatch.setattr(evaluation, "EXAMPLES_AT_A_TIME", examples)
     cut = SimulatedClients(federation, module).evaluate(IDS, models, rows, "test")
-    assert torch.equal(cut.accuracies, whole.accuracies)
+    assert torch.equal(cut.scores[:, 0], whole.scores[:, 0])
     torch.testing.assert_close(cut.losses, whole.losses, rtol=1e-6, atol=0)
 
 
@@ -280,7 +280,7 @@ def test_clients_do_not_meet_in_a_module_that_mixes_examples(make):
     together = clients.evaluate([0, 1, 2], params[None], [0] * 3, "test")
     alone = [clients.evaluate([client], params[None], [0], "test") for client in range(3)]
     assert together.losses.tolist() == pytest.approx([float(one.losses[0]) for one in alone], rel=1e-6)
-    assert together.accuracies.tolist() == [float(one.accuracies[0]) for one in alone]
+    assert together.scores[:, 0].tolist() == [float(one.scores[:, 0][0]) for one in alone]
 
 
 class Drifts(Counts):
@@ -312,7 +312,7 @@ def test_clients_train_after_they_evaluated_on_their_training_data():
 
 def test_nobody_can_be_asked():
     clients, params = simulated(federation_of([0]), linear())
-    assert clients.evaluate([], params[None], [], "test").accuracies.tolist() == []
+    assert clients.evaluate([], params[None], [], "test").scores[:, 0].tolist() == []
 
 
 def test_a_split_without_examples_is_an_error_that_names_the_client():

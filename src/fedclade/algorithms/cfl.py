@@ -16,6 +16,7 @@ Where the paper leaves a choice, this file makes it:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -223,17 +224,17 @@ def _inherited(peaks: Tensor, tree: ParameterTree) -> Tensor:
 
 
 def best_on_validation(tree: ParameterTree, clients: Clients) -> dict[int, int]:
-    """Return for each client the node on its path with the best validation accuracy; of equals the deepest.
+    """Return for each client the node on its path with the best validation score; of equals the deepest.
 
     So nobody fares worse than with an ancestor's model, as far as validation data can tell (CFL, end of section II-A).
     """
     paths = {client: tree.path(client) for client in clients.ids}
-    best = {client: (-1.0, path[-1].id) for client, path in paths.items()}
+    best = {client: (-math.inf, path[-1].id) for client, path in paths.items()}
     for depth in range(max(map(len, paths.values()))):
         at = {client: path[depth].id for client, path in paths.items() if depth < len(path)}
         models, rows = tree.models(list(at.values()))
         evaluation = clients.evaluate(list(at), models, rows, "validation")
-        for client, accuracy in zip(evaluation.ids, evaluation.accuracies.tolist(), strict=True):
-            if accuracy >= best[client][0]:
-                best[client] = (accuracy, at[client])
+        for client, merit in zip(evaluation.ids, evaluation.merit.tolist(), strict=True):
+            if merit >= best[client][0]:
+                best[client] = (merit, at[client])
     return {client: node for client, (_, node) in best.items()}

@@ -1,4 +1,4 @@
-"""Progress of a run on a terminal: rounds, clusters, accuracy."""
+"""Progress of a run on a terminal: rounds, clusters, scores."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from fedclade.core import ParameterTree
-from fedclade.runs import OnRound, Row
+from fedclade.runs import OnRound, Row, counting
 
 SHOWN = 12
 """Bars that are on the screen at a time, so that the one that moves is always among them."""
@@ -44,8 +44,8 @@ class RunProgress:
             self._bars.update(task.id, visible=False)
 
         def on_round(row: Row, tree: ParameterTree) -> None:
-            accuracy = row["accuracy_mean"]
-            state = "" if accuracy is None else f"accuracy {accuracy:.3f}  "
+            metric, score = counting(row)
+            state = "" if score is None else f"{metric} {score:.3f}  "
             self._bars.update(bar, completed=row["round"], state=f"{state}clusters {len(tree.leaves)}")
 
         return on_round

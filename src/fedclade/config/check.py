@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,7 @@ def check_config(raw: Mapping[str, Any]) -> Config:
     model = _model(sections["model"], problems)
     algorithm, built = _algorithm(sections["algorithm"], problems)
     right |= {name: problems.building(name, kind, sections[name]) for name, kind in FIXED.items()}
+    right["target"] = _target(sections["target"], problems)
     _check_together(problems, built, data if data_is_right else None, right)
     problems.report()
     return Config(data=data, model=model, algorithm=algorithm, **right)
@@ -77,8 +79,10 @@ def _check_together(
             problems.collect("", presence.check, newcomers.clients, clients or 0, top.rounds)
     if algorithm is not None and data is not None and data["clients"] is not None:
         problems.collect("", algorithm.check_clients, data["clients"])
-    if top is not None and right["target"] is not None:
-        problems.collect("", RunSettings, **top.shared, target=right["target"].accuracy)
+    if right["task"] is not None:
+        problems.collect("task", lambda: right["task"].task)
+    if top is not None:
+        problems.collect("", RunSettings, **top.shared)
         problems.collect("", check_engine, top.engine)
     if top is not None and right["signature"] is not None and algorithm is not None:
         private = None if privacy is None else privacy.mechanism
@@ -128,6 +132,14 @@ def _section(raw: Mapping[str, Any], name: str, problems: _Problems) -> Section:
         return dict(section)
     problems.add(f"[{name}] should be a section, got {shown(section)}")
     return {}
+
+
+def _target(section: Section, problems: _Problems) -> Section:
+    """Return the target section: the name of a metric, and what it should reach."""
+    for name, value in section.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+            problems.add(f"{name} of [target] should be a number, got {shown(value)}")
+    return section
 
 
 def _data(section: Section, problems: _Problems) -> tuple[Section, bool]:

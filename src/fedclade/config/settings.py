@@ -15,6 +15,7 @@ from fedclade.config.toml_files import Section
 from fedclade.core import DataSpec, LocalTraining, known_arguments
 from fedclade.data import PARTITIONS, Federation, load_federation
 from fedclade.runs import Churn, Every, Follow, OnRound, Run, RunSettings, Stream, module_for, simulate
+from fedclade.tasks import Task, build_task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,10 +39,18 @@ class TopLevel:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Target:
-    """The ``[target]`` section: the accuracy that clients should reach."""
+class TaskSection:
+    """The ``[task]`` section: what the model is for; see :func:`fedclade.tasks.build_task`."""
 
-    accuracy: float | None = None
+    name: str | None = None
+    loss: str | None = None
+    metrics: tuple[str, ...] = ()
+    class_weights: str | tuple[float, ...] | None = None
+
+    @property
+    def task(self) -> Task:
+        """The task; a ConfigError if a name is unknown."""
+        return build_task(**asdict(self))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,14 +89,14 @@ class Newcomers:
 FIXED: Mapping[str, type[Any]] = {
     "local": LocalTraining,
     "signature": Signature,
-    "target": Target,
+    "task": TaskSection,
     "privacy": Privacy,
     "faults": Faults,
     "newcomers": Newcomers,
 }
 """Sections of fixed keys; those of the others depend on ``name``."""
 
-SECTIONS = ("data", "model", "algorithm", *FIXED)
+SECTIONS = ("data", "model", "algorithm", "target", *FIXED)
 
 
 @dataclass(frozen=True)
@@ -100,7 +109,8 @@ class Config:
     local: LocalTraining
     algorithm: Section
     signature: Signature
-    target: Target
+    target: Mapping[str, float]  # what to reach, by the name of a metric
+    task: TaskSection
     privacy: Privacy
     faults: Faults
     newcomers: Newcomers
@@ -108,6 +118,8 @@ class Config:
     def as_dict(self) -> Section:
         """Return the config as a TOML file has it."""
         sections = asdict(self)
+        if self.task == TaskSection():  # the data's own
+            del sections["task"]
         return {**sections.pop("top"), **sections}
 
     @property
@@ -117,7 +129,8 @@ class Config:
             **self.top.shared,
             local=self.local,
             signature=self.signature,
-            target=self.target.accuracy,
+            target=self.target or None,
+            task=self.task.task,
             permute=self.privacy.permute,
             privacy=self.privacy.mechanism,
         )

@@ -93,21 +93,29 @@ class Evaluation:
     ----------
     ids
         The clients, ``[n]``.
-    accuracies
-        Share of targets predicted right, float64 ``[n]``, in [0, 1].
+    scores
+        By each of the task's metrics, of which the first counts, float64 ``[n, M]``.
     losses
-        Mean cross-entropy, float64 ``[n]``, in nats; its exponential is the perplexity.
+        Mean loss, float64 ``[n]``; cross-entropy is in nats.
     examples
         Number of targets, int64 ``[n]``.
     left_out
         Why each client that was queried, and is not among ``ids``, is left out.
+    higher_is_better
+        The direction of the score that counts.
     """
 
     ids: tuple[int, ...]
-    accuracies: Tensor
+    scores: Tensor
     losses: Tensor
     examples: Tensor
     left_out: Mapping[int, str] = field(default_factory=dict[int, str])
+    higher_is_better: bool = True
+
+    @property
+    def merit(self) -> Tensor:
+        """The score that counts, with a sign so that more is better, ``[n]``."""
+        return self.scores[:, 0] if self.higher_is_better else -self.scores[:, 0]
 
 
 @dataclass(frozen=True, eq=False)

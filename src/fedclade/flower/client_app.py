@@ -22,6 +22,7 @@ from fedclade.flower.secret import read_secret
 from fedclade.flower.signing import signed, unsigned
 from fedclade.flower.wire import Content, refusal
 from fedclade.runs import Maker
+from fedclade.tasks import Task
 from fedclade.training import choose_device
 
 MOST_READY = 256  # clients that one process keeps ready; in a simulation it may be many in turn
@@ -51,6 +52,7 @@ def client_app(
     encoding: str = "float32",
     privacy: DifferentialPrivacy | None = None,
     budget: Budget | None = None,
+    task: Task | None = None,
 ) -> ClientApp:
     """Make the app that every SuperNode runs.
 
@@ -75,6 +77,8 @@ def client_app(
         Differential privacy, see :mod:`fedclade.channel.privacy`; needs a ``folder`` and a ``budget``.
     budget
         What a client may spend in its life.
+    task
+        The loss and the metrics, the same as the server's; by default the data's own.
 
     Returns
     -------
@@ -90,6 +94,7 @@ def client_app(
             encoding=encoding,
             privacy=privacy,
             budget=budget,
+            task=task,
             **node_settings(context),
         )
     )

@@ -32,6 +32,7 @@ from fedclade.flower.secret import secret_digest, secret_model, seed_of
 from fedclade.flower.usage import Usage, UsageLog
 from fedclade.flower.wire import Content, shown
 from fedclade.runs import Maker, module_for
+from fedclade.tasks import Task
 from fedclade.training import SimulatedClients
 
 LARGEST_SKETCH = 2**20  # entries that a signature may be asked to have: memory is allocated for them
@@ -59,6 +60,7 @@ class ClientHandler:
         folder: Path | None = None,
         secret: str | None = None,
         policy: Policy | None = None,
+        task: Task | None = None,
     ) -> None:
         if len(federation) != 1:
             raise DataError(f"data_fn should return a federation of one client, got {len(federation)}; see alone()")
@@ -67,7 +69,8 @@ class ClientHandler:
         self._make = _maker(model, federation)
         self._number, self._encoding, self._folder, self._secret = number, encoding, folder, secret
         self._policy, self._usage_log = policy or Policy(), UsageLog(folder)
-        self._workers = SimulatedClients(federation, self._make(0), device, engine)
+        fitted = (task or Task()).of(federation.pool.schema)
+        self._workers = SimulatedClients(federation, self._make(0), device, engine, task=fitted)
         self._layout = self._workers.layout
         self._permutation = None
         if secret is not None:
@@ -193,7 +196,7 @@ class ClientHandler:
         self._policy.check_models(count)
         models = torch.stack([self._model(content, str(k)) for k in range(count)])
         scores = self._clients().evaluate([self._data.id] * count, models, list(range(count)), split)  # pyright: ignore[reportArgumentType]  (checked)
-        lists = {"accuracies": scores.accuracies, "losses": scores.losses, "examples": scores.examples}
+        lists = {"scores": scores.scores.flatten(), "losses": scores.losses, "examples": scores.examples}
         return wire.record({name: values.tolist() for name, values in lists.items()})
 
     def _subspaces(self, content: Content) -> RecordDict:

@@ -38,6 +38,7 @@ from fedclade.runs import (
     model_name,
     run_rounds,
     settings_from,
+    target_of,
 )
 from fedclade.training import default_memory, float32_products, memory_bytes
 
@@ -165,12 +166,14 @@ def federate(
     algorithm = _built(algorithm, joined.true_clusters)
     algorithm.check_clients(len(joined))
     settings.check_algorithm(algorithm)
+    task = settings.task.of(joined.schema)
+    target = target_of(settings, task)
     name, model = _known(model, joined.schema, settings.seed)
     module, initial = initial_models(model, joined.schema, settings.seed, algorithm)
     layout = Layout.of(module)
     registry.check_layout(wire.layout_digest(layout))
     data = {"name": joined.schema.data, "description": joined.description}
-    config = config or settings.as_config(algorithm, "auto", data=data, model=name)
+    config = config or settings.as_config(algorithm, task, "auto", data=data, model=name)
     config = {"network": asdict(network), **config}
     checkpointer = Checkpointer(path, config, settings.checkpoint_every, lambda: _fingerprint(joined.schema, layout))
     if (finished := checkpointer.finished()) is not None:
@@ -181,19 +184,17 @@ def federate(
     streams = decide_stream(settings, algorithm, len(joined) * layout.size * initial.itemsize, budget)
     sketch = settings.signature.sketch(settings.seed, layout.n_parameters)
     limits = UpdateLimits(network.largest_weight, network.largest_norm)
-    grid_clients = GridClients(exchange, registry, layout, sketch, limits, network.wait)
+    grid_clients = GridClients(exchange, registry, layout, task, sketch, limits, network.wait)
     retrying = Retrying(tells_releases=settings.privacy is not None)
     middleware = [Timing(meter), *server_side(retrying, sketch, Streaming() if streams else None)]
     if registry.secret:
         drawn = drawn_by_clients(grid_clients, algorithm.initial_models)  # those of the server's seed are no secret
         initial = drawn[0] if algorithm.initial_models == 1 else drawn
     clients = ConnectedClients(Channel(grid_clients, *middleware), registry, path, network.wait)
-    backend = Backend(clients, initial, grid_clients, meter, retrying, None, sketch, streams, device, budget)
+    backend = Backend(clients, initial, grid_clients, meter, retrying, None, sketch, streams, device, budget, task)
     # Models reveal something of the clients' data, and the machine may have other users.
     with checkpointer, owner_only(), float32_products(False):
-        return run_rounds(
-            algorithm, backend, clients, checkpointer, History(joined, settings.target), settings, on_round
-        )
+        return run_rounds(algorithm, backend, clients, checkpointer, History(joined, task, target), settings, on_round)
 
 
 def _registry(exchange: Exchange, network: Network, folder: Path | None) -> NodeRegistry:

@@ -131,6 +131,7 @@ def client_app_from_config() -> ClientApp:
             encoding=read.apps.encoding,
             privacy=read.config.privacy.mechanism,
             budget=budget_of(context),
+            task=read.config.task.task,
             **settings,
         )
 

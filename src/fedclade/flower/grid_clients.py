@@ -36,6 +36,7 @@ from fedclade.flower.policy import FORBIDS
 from fedclade.flower.replies import Scores, UpdateReply, read_scores, read_update
 from fedclade.flower.update_buffer import UpdateBuffer
 from fedclade.flower.wire import Content
+from fedclade.tasks import FittedTask
 
 T = TypeVar("T")
 
@@ -57,6 +58,8 @@ class GridClients(Workers):
         Which client is behind which node, and which nodes are connected.
     layout
         Of the model.
+    task
+        By whose metrics clients are scored.
     sketch
         The projection that the server compares clients by, if not by whole updates.
     limits
@@ -70,13 +73,14 @@ class GridClients(Workers):
         exchange: Exchange,
         registry: NodeRegistry,
         layout: Layout,
+        task: FittedTask,
         sketch: CountSketch | None = None,
         limits: UpdateLimits | None = None,
         wait: float = 0.0,
     ) -> None:
         self._exchange = exchange
         self._registry = registry
-        self.layout = layout
+        self.layout, self._task = layout, task
         self._structure = wire.layout_digest(layout)
         self._sketch = sketch
         self._limits = limits or UpdateLimits(math.inf, math.inf)
@@ -160,20 +164,21 @@ class GridClients(Workers):
         left_out: dict[int, str] = {}
 
         def read(client: int, content: Content) -> list[Scores]:
-            return read_scores(content, len(rows[client]), self._examples(client, split))
+            return read_scores(content, len(rows[client]), self._task.metrics, self._examples(client, split))
 
         for client, mine in self.request(contents, MessageType.EVALUATE, f"evaluate {split}", read, left_out):
             self._scored[client, split] = mine[0][2]
             scores[client] = mine
         answered = [(client, scores[client].pop(0)) for client in ids if client in scores]
-        columns = zip(*(score for _, score in answered), strict=True) if answered else ((), (), ())
-        accuracies, losses, examples = columns
+        scored, losses, examples = zip(*(mine for _, mine in answered), strict=True) if answered else ((), (), ())
+        metrics = self._task.metrics
         return Evaluation(
             ids=tuple(client for client, _ in answered),
-            accuracies=torch.tensor(accuracies, dtype=torch.float64),
+            scores=torch.tensor(scored, dtype=torch.float64).view(-1, len(metrics)),
             losses=torch.tensor(losses, dtype=torch.float64),
             examples=torch.tensor(examples, dtype=torch.int64),
             left_out=left_out,
+            higher_is_better=metrics[0].higher_is_better,
         )
 
     def handle_subspaces(self, query: SubspaceQuery) -> Tensor:
@@ -279,7 +284,7 @@ class GridClients(Workers):
 
     def _examples(self, client: int, split: Split) -> int | None:
         """Return how many examples a client is scored on, if that is known."""
-        if split == "train" and self._registry.clients.schema.task == "classification":
+        if split == "train" and self._task.kind != "language":
             return self._registry.clients.sizes[client]
         return self._scored.get((client, split))
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -12,10 +12,12 @@ from torch import Tensor
 from fedclade.channel import ENCODINGS, decode
 from fedclade.core import UpdateError
 from fedclade.flower.wire import Content, shown
+from fedclade.tasks import Metric
 
 MOST_EXAMPLES = 2**53  # that a client may say it has: beyond it float64, in which updates are weighted, cannot count
+LARGEST_SCORE = 1e308  # that a client may report: it has to be finite
 LARGEST_LOSS = 1e18  # that a client may report: sums of larger ones could overflow
-Scores = tuple[float, float, int]  # accuracy, loss, examples
+Scores = tuple[list[float], float, int]  # by each metric, loss, examples
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,24 +59,31 @@ def read_update(
     return UpdateReply(size, loss, decode(content.vector("update"), length, encoding, n_parameters).to(dtype))
 
 
-def read_scores(content: Content, models: int, known: int | None = None) -> list[Scores]:
+def read_scores(content: Content, models: int, metrics: Sequence[Metric], known: int | None = None) -> list[Scores]:
     """Check and read the scores of so many models; anything else is an UpdateError.
 
     ``known`` is the number of the client's examples in that split, where it is known; it is the same for all models.
     """
     content.has_only(())
-    columns = [content.values.get(name) for name in ("accuracies", "losses", "examples")]
-    for column, kind in zip(columns, (float, float, int), strict=True):
-        if not isinstance(column, list) or len(column) != models or not all(type(value) is kind for value in column):
-            raise UpdateError(f"expected {models} accuracies, losses and numbers of examples, got {shown(columns)}")
-    scores: list[Scores] = list(zip(*columns, strict=True))  # pyright: ignore[reportArgumentType]  (they are lists)
-    for accuracy, loss, count in scores:
-        if not (0 <= accuracy <= 1 and 0 <= loss <= LARGEST_LOSS and 1 <= count <= MOST_EXAMPLES):
+    columns = [content.values.get(name) for name in ("scores", "losses", "examples")]
+    lengths = models * len(metrics), models, models
+    for column, length, kind in zip(columns, lengths, (float, float, int), strict=True):
+        if not isinstance(column, list) or len(column) != length or not all(type(value) is kind for value in column):
             raise UpdateError(
-                f"accuracy {accuracy:g} and loss {loss:g} of {count} examples, expected an accuracy in [0, 1] and a "
-                f"loss of at most {LARGEST_LOSS:g} of at least 1 example"
+                f"expected scores by {len(metrics)} metrics, losses and numbers of examples of {models} models, got "
+                f"{shown(columns)}"
             )
-    counts = {count for *_, count in scores}
-    if len(counts) > 1 or not counts <= {known or min(counts)}:
-        raise UpdateError(f"scores of {shown(sorted(counts))} examples, expected {known or 'one number of them'}")
-    return scores
+    flat, losses, counts = cast("tuple[list[float], list[float], list[int]]", tuple(columns))
+    scores = [flat[start : start + len(metrics)] for start in range(0, len(flat), len(metrics))]
+    for mine, loss, count in zip(scores, losses, counts, strict=True):
+        for metric, score in zip(metrics, mine, strict=True):
+            if not (0 <= score <= 1 if metric.share else abs(score) <= LARGEST_SCORE):
+                expected = "in [0, 1]" if metric.share else f"of at most {LARGEST_SCORE:g}"
+                raise UpdateError(f"{metric.name} {score:g}, expected one {expected}")
+        if not (abs(loss) <= LARGEST_LOSS and 1 <= count <= MOST_EXAMPLES):
+            raise UpdateError(
+                f"loss {loss:g} of {count} examples, expected a loss of at most {LARGEST_LOSS:g} of at least 1 example"
+            )
+    if len(set(counts)) > 1 or not set(counts) <= {known or min(counts)}:
+        raise UpdateError(f"scores of {shown(sorted(set(counts)))} examples, expected {known or 'one number of them'}")
+    return list(zip(scores, losses, counts, strict=True))

@@ -14,7 +14,7 @@ from fedclade.algorithms import Algorithm
 from fedclade.core import ParameterTree, checked
 from fedclade.flower.federate import MakeAlgorithm, federate
 from fedclade.report import Terminal, add_figures, count, show_run
-from fedclade.runs import Maker, Row, Run
+from fedclade.runs import Maker, Row, Run, counting
 
 WIDTH = 100  # of the tables: the output of a ServerApp is a log, which has no width
 
@@ -72,12 +72,12 @@ def show(run: Run, folder: Path | None = None) -> None:
 
 def print_round(row: Row, tree: ParameterTree) -> None:
     """Print a line about a round."""
-    accuracy, ari = row["accuracy_mean"], row["ari"]
+    (metric, score), ari = counting(row), row["ari"]
     parts = [
         f"round {row['round']}",
         f"{count(row['clients_trained'], 'client')} trained",
         count(row["clusters"], "cluster"),
-        *([] if accuracy is None else [f"accuracy {accuracy:.1%}"]),
+        *([] if score is None else [f"{metric} {score:.3f}"]),
         *([] if ari is None else [f"ARI {ari:.2f}"]),
         f"{row['seconds']:.1f} s",
     ]

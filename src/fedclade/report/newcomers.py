@@ -11,7 +11,7 @@ from rich.text import Text
 
 from fedclade.report.formats import count, number, percent
 from fedclade.report.terminal import new_table
-from fedclade.runs import ACCURACIES, Newcomers
+from fedclade.runs import Newcomers, score_columns
 
 
 def newcomer_table(newcomers: Newcomers) -> Table:
@@ -24,11 +24,12 @@ def newcomer_table(newcomers: Newcomers) -> Table:
     table.add_column("path", footer="" if assigned is None else f"assignment accuracy {number(assigned)}")
     for column in (by, "other side", "margin"):
         table.add_column(escape(column), justify="right")
-    for column, score in zip(("accuracy", "root", "own", "tuned"), ACCURACIES, strict=True):
+    scores = score_columns(newcomers.metric)
+    for column, score in zip((newcomers.metric, "root", "own", "tuned"), scores, strict=True):
         table.add_column(column, justify="right", no_wrap=True, footer=percent(summary[score]))
     for row in newcomers.rows:
         cells = [escape(row["name"]), _path(row), _numbers(row["scores"]), _numbers(row["others"])]
-        table.add_row(*cells, number(row["margin"]), *(percent(row[score]) for score in ACCURACIES))
+        table.add_row(*cells, number(row["margin"]), *(percent(row[score]) for score in scores))
     alone = count(summary["rounds_alone"], "round")
     table.caption = f"own: trained alone for {alone}, as many as the run's; "
     table.caption += "tuned: the model it got after one epoch on its data"

@@ -21,6 +21,7 @@ from fedclade.report.outcome import Outcome
 from fedclade.report.score import Score
 from fedclade.report.terminal import new_table
 from fedclade.runs import Run, events_of
+from fedclade.tasks import noted_metrics
 
 LIMIT = 40
 """So many clusters are listed; of the rest only the number is shown."""
@@ -88,11 +89,10 @@ def _facts(run: Run) -> Iterator[tuple[str, str]]:
     s = run.summary
     clusters, seconds = s["clusters"], s["seconds"]
     yield "model", f"{s['model']}, {count(s['rounds'], 'round')} on {s['device']}"
-    accuracy = s["accuracy"]
-    yield "accuracy", f"mean {percent(accuracy['mean'])}, std {percent(accuracy['std'])} over the clients"
-    yield "", ", ".join(f"{name} {percent(accuracy[key])}" for name, key in QUANTILES.items())
-    if Score.of_run(run).language:
-        yield "perplexity", f"{number(s['perplexity']['mean'], 1)}, worst client {number(s['perplexity']['max'], 1)}"
+    for score in map(Score, noted_metrics(s)):
+        spread = s[score.name]
+        yield score.name, f"mean {score.text(spread['mean'])}, std {score.text(spread['std'])} over the clients"
+        yield "", ", ".join(f"{name} {score.text(spread[key])}" for name, key in QUANTILES.items())
     known = "" if clusters["true"] is None else f", {clusters['true']} true"
     yield "clusters", f"{clusters['found']} found{known}; sizes {shortened([str(n) for n in clusters['sizes']])}"
     if clusters["ari"] is not None:

@@ -7,19 +7,18 @@ algorithms, channel.
 from fedclade.runs.backend import Backend, Maker, decide_stream, initial_models, model_name, module_for
 from fedclade.runs.checkpointer import Checkpointer
 from fedclade.runs.churn import Churn, ComingAndGoing
-from fedclade.runs.history import History, version_of, versions
+from fedclade.runs.history import History, counting, version_of, versions
 from fedclade.runs.newcomers import Newcomers, assign
 from fedclade.runs.rounds import Follow, OnRound, run_rounds
-from fedclade.runs.settings import Every, RunOptions, RunSettings, Stream, settings_from
+from fedclade.runs.settings import Every, RunOptions, RunSettings, Stream, settings_from, target_of
 from fedclade.runs.simulation import simulate
 from fedclade.runs.store import Run, export_model
 from fedclade.runs.store.events import events_of
-from fedclade.runs.store.newcomers import ACCURACIES, read_newcomers
+from fedclade.runs.store.newcomers import read_newcomers, score_columns
 from fedclade.runs.store.run import CONFIG, Row, check_free, is_finished, is_unfinished, read_run_config, without_none
 from fedclade.runs.store.similarities import SimilarityMatrix
 
 __all__ = [
-    "ACCURACIES",
     "CONFIG",
     "Backend",
     "Checkpointer",
@@ -39,6 +38,7 @@ __all__ = [
     "Stream",
     "assign",
     "check_free",
+    "counting",
     "decide_stream",
     "events_of",
     "export_model",
@@ -50,8 +50,10 @@ __all__ = [
     "read_newcomers",
     "read_run_config",
     "run_rounds",
+    "score_columns",
     "settings_from",
     "simulate",
+    "target_of",
     "version_of",
     "versions",
     "without_none",

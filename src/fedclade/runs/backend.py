@@ -29,6 +29,7 @@ from fedclade.channel import (
     server_side,
 )
 from fedclade.core import (
+    IGNORED,
     Clients,
     ConfigError,
     DataSpec,
@@ -43,6 +44,7 @@ from fedclade.core import (
 from fedclade.data import Federation
 from fedclade.models import build_model
 from fedclade.runs.settings import RunOptions, RunSettings, settings_from
+from fedclade.tasks import FittedTask
 from fedclade.training import SimulatedClients, choose_device, default_memory, memory_bytes, updates_at_once
 
 Maker = Callable[[int], nn.Module]
@@ -68,6 +70,7 @@ class Backend:
     streams: bool  #: whether the server keeps no updates
     device: str  #: ``cpu`` or ``cuda``
     memory: int  #: bytes that the data and the training of a round may take
+    task: FittedTask
 
     @classmethod
     def simulated_by(
@@ -92,8 +95,9 @@ class Backend:
         seed, signature, privacy = settings.seed, settings.signature, settings.privacy
         device = choose_device(device)
         budget = default_memory(torch.device(device)) if settings.memory is None else memory_bytes(settings.memory)
+        task = settings.task.of(federation.pool.schema, label_counts(federation))
         module, initial = initial_models(model, federation.pool.schema, seed, algorithm, budget)
-        simulated = SimulatedClients(federation, module, device, engine, budget, taken)
+        simulated = SimulatedClients(federation, module, device, engine, budget, taken, task)
         layout, initial = simulated.layout, initial.to(device)
         secret = rng.torch_seed(seed, "the clients' secret")
         permutation = Permutation(secret, layout.size, layout.n_parameters) if settings.permute else None
@@ -117,7 +121,7 @@ class Backend:
             *server_side(retrying, sketch, Streaming(simulated.sizes, at_once) if streams else None),
         )
         initial = permutation.apply(initial) if permutation else initial
-        return cls(clients, initial, simulated, meter, retrying, permutation, sketch, streams, device, budget)
+        return cls(clients, initial, simulated, meter, retrying, permutation, sketch, streams, device, budget, task)
 
     @property
     def settled(self) -> dict[str, Any]:
@@ -135,6 +139,16 @@ class Backend:
         if self.permutation is None:
             return tree
         return tree.map_vectors(self.permutation.apply, None if self.sketch else self.permutation.apply)
+
+
+def label_counts(federation: Federation) -> Tensor | None:
+    """Return how many training examples all clients have of each label, as they see them; None for other targets."""
+    pool = federation.pool
+    labels = {"classification": pool.outputs, "binary": 2}.get(pool.task)
+    if labels is None:
+        return None
+    seen = torch.cat([client.labels(pool.y[torch.from_numpy(client.train)]) for client in federation.clients]).long()
+    return torch.bincount(seen[seen != IGNORED], minlength=labels)
 
 
 def model_name(model: nn.Module | str | Maker, seed: int) -> str:

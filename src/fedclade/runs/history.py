@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -17,7 +17,7 @@ from fedclade.clustering import SplitCriteria, separation_gap
 from fedclade.core import ClientRegistry, DataSpec, Evaluation, Layout, ParameterTree
 from fedclade.runs.store.run import FORMAT, Row, Run, plain
 from fedclade.runs.store.similarities import LARGEST_KEPT, SimilarityMatrix
-from fedclade.tasks import SPREAD, cluster_scores, perplexity, share_at_target, spread
+from fedclade.tasks import SPREAD, FittedTask, cluster_scores, spread
 
 CRITERIA = ("mean_norm", "max_norm", "alpha_cross_max", "gamma_bound", "separation_gap")
 """Columns of each cluster, of which a round has the largest over its clusters; of α_cross^max the smallest."""
@@ -25,10 +25,11 @@ CRITERIA = ("mean_norm", "max_norm", "alpha_cross_max", "gamma_bound", "separati
 
 @dataclass(eq=False)
 class History:
-    """The rows, events and similarities of a run, round by round; ``target`` is the accuracy to reach, if any."""
+    """The rows, events and similarities of a run, round by round; ``target`` is what to reach of a metric, if any."""
 
     registry: ClientRegistry
-    target: float | None = None
+    task: FittedTask
+    target: tuple[str, float] | None = None
     metrics: list[Row] = field(default_factory=list[Row])
     clusters: list[Row] = field(default_factory=list[Row])
     clients: list[Row] = field(default_factory=list[Row])
@@ -62,7 +63,7 @@ class History:
             "round": number,
             "phase": log.phase,
             **self._evaluation_columns(evaluation),
-            "accuracy_weighted": None if evaluation is None else _accuracy_weighted(evaluation, state.tree),
+            f"{self.task.metrics[0].name}_weighted": None if evaluation is None else _weighted(evaluation, state.tree),
             "train_loss": _mean_loss(log.losses.values()),
             "discrepancy": log.discrepancy,
             "clusters": len(_sizes(state.tree)),
@@ -94,7 +95,7 @@ class History:
         final = [row for row in self.clients if row["round"] == evaluated]
         truth = self.registry.true_clusters
         phases = ("train", "evaluate", "server")
-        reached = [r for r in self.metrics if self.target is not None and (r["accuracy_mean"] or 0.0) >= self.target]
+        reached = [r for r in self.metrics if self._is_reached(r, "_mean")]
         until = [r for r in self.metrics if reached and r["round"] <= reached[0]["round"]]
         summary: dict[str, Any] = {
             "format": FORMAT,
@@ -105,7 +106,11 @@ class History:
             "seed": config["seed"],
             "rounds": len(self.metrics),
             "clients": len(self.registry),
-            "accuracy": spread([row["accuracy"] for row in final]),
+            "metrics": [metric.noted for metric in self.task.metrics],
+            **{
+                metric.name: spread([row[metric.name] for row in final], lower_is_better=not metric.higher_is_better)
+                for metric in self.task.metrics
+            },
             "clusters": {
                 "found": len(_sizes(tree)),
                 "true": None if truth is None else len(set(truth.values())),
@@ -114,8 +119,8 @@ class History:
                 "sizes": _sizes(tree),
             },
             "target": {
-                "accuracy": self.target,
-                "share_of_clients": share_at_target([row["accuracy"] for row in final], self.target),
+                **dict([self.target or (self.task.metrics[0].name, None)]),
+                "share_of_clients": self._share_at_target(final),
                 "rounds_to_target": reached[0]["round"] if reached else None,
                 "bytes_to_target": sum(r["bytes_up"] + r["bytes_down"] for r in until) if reached else None,
             },
@@ -131,8 +136,6 @@ class History:
         }
         if privacy := DifferentialPrivacy.of(config.get("privacy", {})):
             summary["privacy"] = privacy.spent(self._most_releases())
-        if self.registry.schema.task == "language":
-            summary["perplexity"] = spread([perplexity(row["loss"]) for row in final], lower_is_better=True)
         return summary
 
     def _most_releases(self) -> int:
@@ -162,7 +165,7 @@ class History:
         self, number: int, tree: ParameterTree, evaluation: Evaluation, served: Mapping[int, int]
     ) -> list[Row]:
         truth = self.registry.true_clusters
-        scores = zip(evaluation.ids, evaluation.accuracies.tolist(), evaluation.losses.tolist(), strict=True)
+        scores = zip(evaluation.ids, self._scores(evaluation), evaluation.losses.tolist(), strict=True)
         return [
             {
                 "round": number,
@@ -172,27 +175,47 @@ class History:
                 "true_cluster": None if truth is None else truth[client],
                 "served_by": served[client],
                 "n_train": self.registry.sizes[client],
-                "accuracy": accuracy,
+                **mine,
                 "loss": loss,
             }
-            for client, accuracy, loss in scores
+            for client, mine, loss in scores
         ]
 
     def _evaluation_columns(self, evaluation: Evaluation | None) -> Row:
         """Return the columns of an evaluation; a round without one has the same, empty."""
-        language = self.registry.schema.task == "language"
-        scores = ("accuracy", "perplexity") if language else ("accuracy",)
-        names = [f"{score}_{number}" for score in scores for number in SPREAD]
+        names = [f"{metric.name}_{number}" for metric in self.task.metrics for number in SPREAD]
         columns: Row = dict.fromkeys([*names, "loss_mean", "share_at_target"], None)
         if evaluation is None:
             return columns
-        accuracies, losses = evaluation.accuracies.tolist(), evaluation.losses.tolist()
-        columns |= {f"accuracy_{number}": value for number, value in spread(accuracies).items()}
-        columns |= {"loss_mean": sum(losses) / len(losses), "share_at_target": share_at_target(accuracies, self.target)}
-        if language:
-            values = spread([perplexity(loss) for loss in losses], lower_is_better=True)
-            columns |= {f"perplexity_{number}": value for number, value in values.items()}
-        return columns
+        for metric, scores in zip(self.task.metrics, evaluation.scores.T.tolist(), strict=True):
+            numbers = spread(scores, lower_is_better=not metric.higher_is_better)
+            columns |= {f"{metric.name}_{number}": value for number, value in numbers.items()}
+        losses, rows = evaluation.losses.tolist(), self._scores(evaluation)
+        return columns | {"loss_mean": sum(losses) / len(losses), "share_at_target": self._share_at_target(rows)}
+
+    def _scores(self, evaluation: Evaluation) -> list[Row]:
+        """Return the scores of each client, by the names of the metrics."""
+        names = [metric.name for metric in self.task.metrics]
+        return [dict(zip(names, mine, strict=True)) for mine in evaluation.scores.tolist()]
+
+    def _is_reached(self, row: Row, suffix: str = "") -> bool:
+        """Whether the score in a row is as good as the target."""
+        if self.target is None or (score := row[f"{self.target[0]}{suffix}"]) is None:
+            return False
+        metric = next(metric for metric in self.task.metrics if metric.name == self.target[0])
+        return metric.reached(score, self.target[1])
+
+    def _share_at_target(self, rows: Sequence[Row]) -> float | None:
+        """Return the share of clients, of each a row of scores, that have reached the target, if there is one."""
+        if self.target is None or not rows:
+            return None
+        return sum(self._is_reached(row) for row in rows) / len(rows)
+
+
+def counting(row: Row) -> tuple[str, float | None]:
+    """Return the metric that counts, by its name, and its mean over the clients, from a row of ``metrics.parquet``."""
+    column = next(name for name in row if name.endswith("_mean"))
+    return column.removesuffix("_mean"), row[column]
 
 
 def _inputs(schema: DataSpec) -> dict[str, Any]:
@@ -211,12 +234,12 @@ def _mean_loss(losses: Iterable[float]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def _accuracy_weighted(evaluation: Evaluation, tree: ParameterTree) -> float | None:
-    """Return the share of targets predicted right by all clients in a current cluster (FedGroup section IV-A)."""
+def _weighted(evaluation: Evaluation, tree: ParameterTree) -> float | None:
+    """Return the mean score over all targets of clients in a current cluster (FedGroup section IV-A)."""
     assigned = {client for leaf in tree.leaves for client in leaf.members}
-    scores = zip(evaluation.ids, evaluation.accuracies.tolist(), evaluation.examples.tolist(), strict=True)
-    counted = [(accuracy * n, n) for client, accuracy, n in scores if client in assigned]
-    return sum(right for right, _ in counted) / sum(n for _, n in counted) if counted else None
+    scores = zip(evaluation.ids, evaluation.scores[:, 0].tolist(), evaluation.examples.tolist(), strict=True)
+    counted = [(score * n, n) for client, score, n in scores if client in assigned]
+    return sum(total for total, _ in counted) / sum(n for _, n in counted) if counted else None
 
 
 def _extreme(rows: list[Row], column: str) -> float | None:

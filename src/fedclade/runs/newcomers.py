@@ -19,7 +19,8 @@ from fedclade.data import Federation
 from fedclade.runs.backend import Backend, Maker, module_for
 from fedclade.runs.store import Run
 from fedclade.runs.store.contents import Row
-from fedclade.runs.store.newcomers import ACCURACIES, write_newcomers
+from fedclade.runs.store.newcomers import score_columns, write_newcomers
+from fedclade.tasks import OLD_METRIC, RIGHT, build_task
 from fedclade.training import float32_products
 
 
@@ -35,17 +36,21 @@ class Newcomers:
         One for each newcomer: ``client``, ``name``, ``path`` and ``node`` of the model that it got, ``fits``, ``leaf``
         (where its way led, whether or not it fits there), ``by`` (``similarity`` or ``loss``), for every step on its
         way the ``scores`` of the branch it took, of the best ``others`` and their ``margins``, the smallest ``margin``,
-        its ``true_cluster``, whether it got the model of a leaf of that (``right``), and :data:`ACCURACIES`.
+        its ``true_cluster``, whether it got the model of a leaf of that (``right``), and its scores, by the metric that
+        counts, in the columns of :func:`score_columns <fedclade.runs.score_columns>`.
     rounds_alone
         For how many rounds a newcomer trained a model of its own.
     only_fitting
         Whether newcomers got no model that does not fit them.
+    metric
+        The name of the metric that counts.
     """
 
     assignments: Sequence[Assignment]
     rows: Sequence[Row]
     rounds_alone: int
     only_fitting: bool = False
+    metric: str = OLD_METRIC
 
     @property
     def summary(self) -> Row:
@@ -54,8 +59,9 @@ class Newcomers:
         return {
             "newcomers": len(self.rows),
             "fit_nowhere": sum(not row["fits"] for row in self.rows),
-            "assignment_accuracy": fmean(right) if right else None,
-            **{column: fmean(row[column] for row in self.rows) for column in ACCURACIES},
+            RIGHT: fmean(right) if right else None,
+            **{column: fmean(row[column] for row in self.rows) for column in score_columns(self.metric)},
+            "metric": self.metric,
             "rounds_alone": self.rounds_alone,
             "only_fitting": self.only_fitting,
         }
@@ -118,13 +124,13 @@ def assign(
     with float32_products(run.config.get("tf32", False)):
         assignments = arrival.assignments()
         paths = [each.fitting if only_fitting else each.path for each in assignments]
-        accuracies = arrival.accuracies(assignments, [path[-1] for path in paths])
+        scores = arrival.scores(assignments, [path[-1] for path in paths])
     truth = _true_clusters_of_leaves(run)
     rows = [
-        _row(each, path, newcomers, truth, {column: values[i] for column, values in accuracies.items()})
+        _row(each, path, newcomers, truth, {column: values[i] for column, values in scores.items()})
         for i, (each, path) in enumerate(zip(assignments, paths, strict=True))
     ]
-    return Newcomers(assignments, rows, arrival.last.number, only_fitting)
+    return Newcomers(assignments, rows, arrival.last.number, only_fitting, arrival.metric)
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,6 +171,7 @@ class Arrival:
             privacy=DifferentialPrivacy.of(config.get("privacy", {})),
             signature=Signature(**config.get("signature", {})),
             stream=False,
+            task=build_task(**config.get("task", {})),
             memory=memory,
         )
         entries, theirs = run.tree.nodes[0].params.numel(), backend.initial.shape[-1]
@@ -181,12 +188,17 @@ class Arrival:
         tree = backend.closed(run.tree.map_vectors(here, here))
         return cls(tree, algorithm, backend, Round(run.summary["rounds"], LocalTraining(**config["local"]), seed))
 
+    @property
+    def metric(self) -> str:
+        """The name of the metric that counts."""
+        return self.backend.task.metrics[0].name
+
     def assignments(self) -> list[Assignment]:
         """Return where each newcomer goes."""
         return list(self.algorithm.assign(self.tree, self.backend.clients.ids, self.backend.clients, self.last))
 
-    def accuracies(self, assignments: Sequence[Assignment], nodes: Sequence[int]) -> dict[str, list[float]]:
-        """Return the columns of :data:`ACCURACIES`, for newcomers that get the models of some nodes."""
+    def scores(self, assignments: Sequence[Assignment], nodes: Sequence[int]) -> dict[str, list[float]]:
+        """Return the columns of :func:`score_columns`, for newcomers that get the models of some nodes."""
         clients, ids = self.backend.clients, [each.client for each in assignments]
         models, rows = self.tree.models(nodes)
         tuning = replace(self.last, spec=replace(self.last.spec, epochs=1), purpose="finetune", communicates="nothing")
@@ -198,8 +210,8 @@ class Arrival:
             (self._trained_alone(ids), each_its_own),
             (tuned, each_its_own),
         ]
-        found = [clients.evaluate(ids, *case, "test").accuracies.tolist() for case in cases]
-        return dict(zip(ACCURACIES, found, strict=True))
+        found = [clients.evaluate(ids, *case, "test").scores[:, 0].tolist() for case in cases]
+        return dict(zip(score_columns(self.metric), found, strict=True))
 
     def _trained_alone(self, ids: Sequence[int]) -> Tensor:
         """Return the models ``[n, S]`` that clients get on their own, in as many rounds as the run had."""
@@ -218,11 +230,7 @@ def _true_clusters_of_leaves(run: Run) -> Mapping[int, int]:
 
 
 def _row(
-    each: Assignment,
-    path: Sequence[int],
-    newcomers: Federation,
-    truth: Mapping[int, int],
-    accuracies: Mapping[str, float],
+    each: Assignment, path: Sequence[int], newcomers: Federation, truth: Mapping[int, int], scores: Mapping[str, float]
 ) -> Row:
     true_cluster = None if newcomers.true_clusters is None or not truth else newcomers.true_clusters[each.client]
     return {
@@ -239,5 +247,5 @@ def _row(
         "margin": each.margin,
         "true_cluster": true_cluster,
         "right": None if true_cluster is None else path[-1] == each.node and truth.get(each.node) == true_cluster,
-        **accuracies,
+        **scores,
     }

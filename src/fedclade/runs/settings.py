@@ -8,7 +8,8 @@ from typing import Any, Literal, TypedDict
 
 from fedclade.algorithms import ALGORITHMS, Algorithm, Oracle
 from fedclade.channel import DifferentialPrivacy, Signature, refusal
-from fedclade.core import ConfigError, LocalTraining, checked, require
+from fedclade.core import ConfigError, LocalTraining, checked, require, unknown
+from fedclade.tasks import FittedTask, Task
 
 Stream = bool | Literal["auto"]
 Every = int | Literal["auto"]
@@ -32,7 +33,9 @@ class RunSettings:
     evaluate_every
         Evaluate on the clients' test data after every so many rounds, and after the last.
     target
-        Accuracy in (0, 1]; the run reports when it was reached.
+        What to reach of the metric that counts, such as 0.9; or of another, by its name. The run reports when it was.
+    task
+        The loss and the metrics, by default the data's own.
     signature
         What clients are compared by; the whole update by default.
     stream
@@ -66,7 +69,8 @@ class RunSettings:
     seed: int = 0
     client_fraction: float = 1.0
     evaluate_every: int = 1
-    target: float | None = None
+    target: float | Mapping[str, float] | None = None
+    task: Task = field(default_factory=Task)
     signature: Signature = field(default_factory=Signature)
     stream: Stream = "auto"
     memory: int | str | None = None
@@ -82,7 +86,6 @@ class RunSettings:
             ("seed", self.seed, self.seed >= 0, "at least 0"),
             ("client_fraction", self.client_fraction, 0 < self.client_fraction <= 1, share),
             ("evaluate_every", self.evaluate_every, self.evaluate_every >= 1, "at least 1"),
-            ("target.accuracy", self.target, self.target is None or 0 < self.target <= 1, share),
             ("min_clients", self.min_clients, self.min_clients >= 1, "at least 1"),
             ("stream", self.stream, self.stream in (True, False, "auto"), "true, false or 'auto'"),
             (
@@ -120,7 +123,7 @@ class RunSettings:
             self.privacy.epsilon(1)
 
     def as_config(
-        self, algorithm: Algorithm, engine: str, data: Mapping[str, Any], model: str, **more: Any
+        self, algorithm: Algorithm, task: FittedTask, engine: str, data: Mapping[str, Any], model: str, **more: Any
     ) -> dict[str, Any]:
         """Return what is noted as the config of a run that was given none: these settings, and sections besides."""
         top = ("rounds", "seed", "client_fraction", "evaluate_every", "min_clients")
@@ -133,7 +136,8 @@ class RunSettings:
             "data": data,
             "model": {"name": model},
             "signature": asdict(self.signature),
-            "target": {"accuracy": self.target},
+            "target": dict(self.target) if isinstance(self.target, Mapping) else {task.metrics[0].name: self.target},
+            **({} if self.task == Task() else {"task": self.task.described}),
             "privacy": {"permute": self.permute, **(asdict(self.privacy) if self.privacy else {})},
             **more,
         }
@@ -147,7 +151,8 @@ class RunOptions(TypedDict, total=False):
     seed: int
     client_fraction: float
     evaluate_every: int
-    target: float | None
+    target: float | Mapping[str, float] | None
+    task: Task | None
     signature: Signature | None
     stream: Stream
     memory: int | str | None
@@ -155,6 +160,24 @@ class RunOptions(TypedDict, total=False):
     permute: bool
     privacy: DifferentialPrivacy | None
     checkpoint_every: Every
+
+
+def target_of(settings: RunSettings, task: FittedTask) -> tuple[str, float] | None:
+    """Return which metric should reach what; a ConfigError if there is no such metric, or it cannot be reached."""
+    if settings.target is None:
+        return None
+    given = settings.target if isinstance(settings.target, Mapping) else {task.metrics[0].name: settings.target}
+    if not given:
+        return None
+    if len(given) > 1:
+        raise ConfigError(f"[target] should name one metric, got {', '.join(given)}")
+    ((name, score),) = given.items()
+    known = {metric.name: metric for metric in task.metrics}
+    if name not in known:
+        raise ConfigError(unknown("metric in [target]:", name, known))
+    if known[name].share:
+        require((f"target.{name}", score, 0 < score <= 1, "greater than 0 and at most 1"))
+    return name, float(score)
 
 
 def settings_from(settings: RunSettings | None, options: RunOptions) -> RunSettings:

@@ -13,12 +13,12 @@ from fedclade.algorithms import Algorithm, build_algorithm
 from fedclade.channel import Faults
 from fedclade.core import checked
 from fedclade.data import Federation
-from fedclade.runs.backend import Backend, Maker, model_name
+from fedclade.runs.backend import Backend, Maker, label_counts, model_name
 from fedclade.runs.checkpointer import Checkpointer
 from fedclade.runs.churn import Churn
 from fedclade.runs.history import History
 from fedclade.runs.rounds import Follow, OnRound, run_rounds
-from fedclade.runs.settings import RunOptions, RunSettings, settings_from
+from fedclade.runs.settings import RunOptions, RunSettings, settings_from, target_of
 from fedclade.runs.store import Run
 from fedclade.training import check_engine, float32_products
 
@@ -117,8 +117,11 @@ def simulate(
         algorithm = build_algorithm(algorithm, true_clusters=everybody.true_clusters)
     algorithm.check_clients(len(federation))
     settings.check_algorithm(algorithm)
+    task = settings.task.of(federation.pool.schema, label_counts(federation))
+    target = target_of(settings, task)
     config = config or settings.as_config(
         algorithm,
+        task,
         engine,
         data={"name": federation.pool.name, "description": str(federation)},
         model=model_name(model, settings.seed),
@@ -135,6 +138,6 @@ def simulate(
         everybody, model, algorithm, settings, device=device, engine=engine, taken=taken, faults=faults
     )
     present = presence.among(backend.clients, federation, settings.seed)
-    history = History(everybody.roster, settings.target)
+    history = History(everybody.roster, task, target)
     with checkpointer, float32_products(tf32):
         return run_rounds(algorithm, backend, present, checkpointer, history, settings, on_round, stop, follow)

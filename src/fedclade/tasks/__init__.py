@@ -1,16 +1,32 @@
-"""What a model is for, and how well it does it: the scores of clients and of clusters.
+"""What a model is for, and how well it does it: tasks, losses, metrics, and the scores of clients and of clusters.
 
 It imports :mod:`fedclade.core` alone.
 """
 
-from fedclade.tasks.scores import (
-    SPREAD,
-    cluster_scores,
-    gap_closed,
-    mean_and_interval,
-    perplexity,
-    share_at_target,
-    spread,
-)
+from fedclade.tasks.losses import LOSSES, Loss, counted, cross_entropy
+from fedclade.tasks.metrics import OLD_METRIC, Metric, metric, noted_metrics
+from fedclade.tasks.scores import RIGHT, SPREAD, cluster_scores, gap_closed, mean_and_interval, perplexity, spread
+from fedclade.tasks.task import SUMMARIES, TASKS, FittedTask, Task, build_task
 
-__all__ = ["SPREAD", "cluster_scores", "gap_closed", "mean_and_interval", "perplexity", "share_at_target", "spread"]
+__all__ = [
+    "LOSSES",
+    "OLD_METRIC",
+    "RIGHT",
+    "SPREAD",
+    "SUMMARIES",
+    "TASKS",
+    "FittedTask",
+    "Loss",
+    "Metric",
+    "Task",
+    "build_task",
+    "cluster_scores",
+    "counted",
+    "cross_entropy",
+    "gap_closed",
+    "mean_and_interval",
+    "metric",
+    "noted_metrics",
+    "perplexity",
+    "spread",
+]

@@ -27,6 +27,7 @@ from fedclade.core import (
     rng,
 )
 from fedclade.data import ClientData, Federation
+from fedclade.tasks import FittedTask, Task
 from fedclade.training import loop
 from fedclade.training.auto import build_engine
 from fedclade.training.data import ClientsData
@@ -66,6 +67,8 @@ class SimulatedClients(Workers):
         memory. It decides how many clients train at the same time, and nothing else.
     resolved
         The engine of a run that is continued, see :attr:`engine_taken`.
+    task
+        The loss and the metrics; by default the data's own.
 
     Raises
     ------
@@ -83,6 +86,7 @@ class SimulatedClients(Workers):
         engine: str = "auto",
         memory: int | None = None,
         resolved: str | None = None,
+        task: FittedTask | None = None,
     ) -> None:
         self._federation = federation
         self._device = torch.device(device)
@@ -95,7 +99,8 @@ class SimulatedClients(Workers):
         self._engine = build_engine(engine, resolved)
         self._memory = default_memory(self._device) if memory is None else memory
         self._data = ClientsData(federation, self._device, self._memory // 2)
-        self._evaluator = Evaluator(federation, self._module, self.layout, self._data)
+        self._task = Task().of(federation.pool.schema) if task is None else task
+        self._evaluator = Evaluator(federation, self._module, self.layout, self._data, self._task)
         self._bytes_by_spec: dict[LocalTraining, int] = {}
         self._warned: set[str] = set()
 
@@ -151,7 +156,7 @@ class SimulatedClients(Workers):
     def _gradients(self, query: UpdateQuery) -> Updates:
         model, each = (self._module, self.layout), zip(query.ids, query.assignment, strict=True)
         answers = [
-            loop.gradient(*model, query.models[row], self._examples(client, query.round), self._chunk)
+            loop.gradient(*model, query.models[row], self._examples(client, query.round), self._task, self._chunk)
             for client, row in each
         ]
         deltas = torch.stack([delta for delta, _ in answers])
@@ -231,7 +236,7 @@ class SimulatedClients(Workers):
         for client, row, anchor in block:
             generator = rng.torch_generator(*keyed, self._client(client).key)
             jobs.append(Job(client, row, *self._examples(client, this_round), generator, anchor))
-        return Workload(self._module, self.layout, models, jobs, this_round.spec, this_round.lr)
+        return Workload(self._module, self.layout, models, jobs, this_round.spec, this_round.lr, self._task)
 
     def _examples(self, client: int, this_round: Round) -> tuple[Tensor, Tensor]:
         """Return what a client trains on in a round: all its training examples, or a part of them."""
@@ -266,21 +271,20 @@ class SimulatedClients(Workers):
 
 
 def _check_model(module: nn.Module, federation: Federation, device: torch.device) -> None:
-    """Run two examples through the model and compare its outputs with the labels; raise ModelError if they differ."""
-    inputs = federation.pool.inputs(federation.clients[0].train[:2])
+    """Run two examples through the model and compare its outputs with the targets; a ModelError if they differ."""
+    pool = federation.pool
+    inputs = pool.inputs(federation.clients[0].train[:2])
     module.eval()
     try:
         with torch.inference_mode():
-            logits = module(inputs.to(device))
+            outputs = module(inputs.to(device))
     except Exception as error:
-        raise ModelError(
-            f"the model cannot take inputs of shape {federation.pool.input_shape} ({federation.pool.name}): {error}"
-        ) from error
-    labels = federation.pool.outputs
-    targets = federation.pool.y[:1].shape[1:]
-    expected = (len(inputs), *targets, labels)
-    got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        raise ModelError(f"the model cannot take inputs of shape {pool.input_shape} ({pool.name}): {error}") from error
+    got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+    if pool.task in ("classification", "language"):
+        expected, of_what = (len(inputs), *pool.y.shape[1:], pool.outputs), f"{pool.outputs} labels"
+    else:
+        expected, of_what = (len(inputs), pool.outputs), f"the targets of a {pool.task} task"
+        got = (*got, 1) if got == (len(inputs),) and pool.outputs == 1 else got
     if got != expected:
-        raise ModelError(
-            f"the model should give {expected} outputs for {labels} labels of {federation.pool.name}, got {got}"
-        )
+        raise ModelError(f"the model should give {expected} outputs for {of_what} of {pool.name}, got {got}")

@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from fedclade.core import IGNORED, DataError, Evaluation, Layout, Split
 from fedclade.data import Federation, Indices
+from fedclade.tasks import FittedTask, Metric, counted
 from fedclade.training.data import ClientsData, SplitInputs
 from fedclade.training.passes import Examples, Traits
 from fedclade.training.threads import using_threads
@@ -38,8 +39,10 @@ class Evaluator:
     data, is overwritten.
     """
 
-    def __init__(self, federation: Federation, module: nn.Module, layout: Layout, data: ClientsData) -> None:
-        self._module, self._layout, self._data = module, layout, data
+    def __init__(
+        self, federation: Federation, module: nn.Module, layout: Layout, data: ClientsData, task: FittedTask
+    ) -> None:
+        self._module, self._layout, self._data, self._task = module, layout, data, task
         self._traits: Traits | None = None
         pool = federation.pool
         self._logits_each = pool.outputs * max(1, pool.y[:1].numel())
@@ -51,11 +54,14 @@ class Evaluator:
     def evaluate(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], split: Split) -> Evaluation:
         """Let each client evaluate its model; see :meth:`fedclade.core.clients.Clients.evaluate`."""
         queries, query_of, held = self._queries(ids, assignment, split, len(models))
-        scores = np.empty((3, len(queries[0])))
+        clients = dict(zip(reversed(query_of.tolist()), reversed(ids), strict=True))  # one that makes each query
+        scores = np.empty((len(self._task.metrics) + 2, len(queries[0])))
         for part in _parts(queries, held):
-            scores[:, part] = self._scores(queries[:, part], models, held)
-        right, nats, counted = torch.from_numpy(scores[:, query_of])
-        return Evaluation(tuple(ids), right / counted, nats / counted, counted.to(torch.int64))
+            of_whom = [clients[query] for query in range(part.start, part.stop)]
+            scores[:, part] = self._scores(queries[:, part], models, held, of_whom)
+        *by_metric, losses, counts = torch.from_numpy(scores[:, query_of])
+        of_all = torch.stack(by_metric, dim=1), losses / counts, counts.to(torch.int64)
+        return Evaluation(tuple(ids), *of_all, higher_is_better=self._task.metrics[0].higher_is_better)
 
     def _queries(
         self, ids: Sequence[int], assignment: Sequence[int], split: Split, models: int
@@ -79,13 +85,25 @@ class Evaluator:
         numbers, query_of = np.unique(of_clients, return_inverse=True)
         return np.stack(np.unravel_index(numbers, bounds)), query_of, held
 
-    def _scores(self, queries: Indices, models: Tensor, held: SplitInputs) -> NDArray[Any]:
-        """Return targets predicted right, their summed cross-entropy in nats, and how many counted, ``[3, q]``."""
-        examples = self._examples(queries, models, held)
-        scores = np.empty((3, len(examples.place)))
-        for some, logits, at, seen in self._passed(examples, queries, models, held):
-            scores[:, some] = score(logits, at, seen).cpu()
-        return np.stack([np.bincount(examples.query, each, len(queries[0])) for each in scores])
+    def _scores(self, queries: Indices, models: Tensor, held: SplitInputs, clients: Sequence[int]) -> NDArray[Any]:
+        """Return the scores of queries by each metric, their summed losses, and how many targets count, ``[M + 2, q]``.
+
+        ``clients`` has one that makes each query.
+        """
+        examples, metrics = self._examples(queries, models, held), self._task.metrics
+        terms, whole = np.empty((len(metrics) + 2, len(examples.place))), _Whole(metrics)
+        for some, outputs, at, seen in self._passed(examples, queries, models, held):
+            terms[:, some] = score(self._task, outputs, at, seen).cpu()
+            whole.keep(some, outputs, at, seen)
+        scores = np.stack([np.bincount(examples.query, each, len(queries[0])) for each in terms])
+        for row, metric in enumerate(metrics):
+            scores[row] /= scores[-1]
+            if metric.final is not None:
+                scores[row] = [metric.final(mean) for mean in scores[row].tolist()]
+        for query, numbers in whole.of_queries(examples.query, clients):
+            for row, number in numbers.items():
+                scores[row, query] = number
+        return scores
 
     @torch.inference_mode()
     def _examples(self, queries: Indices, models: Tensor, held: SplitInputs) -> Examples:
@@ -113,9 +131,41 @@ class Evaluator:
 
     def _seen(self, targets: Tensor, views: Indices) -> Tensor:
         """Return targets ``[m, ...]`` as clients with these views of the labels see them."""
+        if targets.is_floating_point():
+            return targets
         counts = targets != IGNORED
         view = torch.from_numpy(views).view(-1, *(1,) * (targets.dim() - 1))
         return torch.where(counts, self._maps[view, targets.where(counts, 0)], IGNORED)
+
+
+class _Whole:
+    """Metrics of all outputs of a client together: keeps the outputs until it has them all."""
+
+    def __init__(self, metrics: Sequence[Metric]) -> None:
+        self._metrics = {row: metric.whole for row, metric in enumerate(metrics) if metric.whole is not None}
+        self._examples: list[Indices] = []
+        self._outputs: list[Tensor] = []
+        self._targets: list[Tensor] = []
+
+    def keep(self, examples: Indices, outputs: Tensor, at: Tensor, seen: Tensor) -> None:
+        """Keep the outputs for some examples; see :func:`score`."""
+        if self._metrics:
+            self._examples.append(examples)
+            self._outputs.append(outputs[at.to(outputs.device)].cpu())
+            self._targets.append(seen.cpu())
+
+    def of_queries(self, query: Indices, clients: Sequence[int]) -> Iterator[tuple[int, dict[int, float]]]:
+        """Yield the numbers of each query, by the rows of the metrics; ``query`` is of each example."""
+        if not self._metrics:
+            return
+        order = np.argsort(np.concatenate(self._examples))
+        outputs, targets = torch.cat(self._outputs)[order], torch.cat(self._targets)[order]
+        counts = np.bincount(query, minlength=len(clients)).tolist()
+        for k, (mine, seen) in enumerate(zip(outputs.split(counts), targets.split(counts), strict=True)):
+            try:
+                yield k, {row: whole(mine, seen) for row, whole in self._metrics.items()}
+            except DataError as error:
+                raise DataError(f"client {clients[k]}: {error}") from None
 
 
 class _Loader:
@@ -136,20 +186,36 @@ class _Loader:
         return self._module
 
 
-def score(logits: Tensor, at: Tensor, seen: Tensor) -> Tensor:
-    """Score examples by the logits ``[b, ..., outputs]`` of the distinct inputs.
+def score(task: FittedTask, outputs: Tensor, at: Tensor, seen: Tensor) -> Tensor:
+    """Score examples by the outputs ``[b, ...]`` of the distinct inputs.
 
     ``at`` is which of these is the input of each example, int64 ``[m]``, and ``seen`` its targets ``[m, ...]``, as its
-    client sees them. Returns for each example targets predicted right, summed cross-entropy in nats, and targets
-    counted, float64 ``[3, m]``.
+    client sees them. Returns for each example the terms of each metric (0 for those of all outputs together), its loss,
+    and how many of its targets count, float64 ``[M + 2, m]``.
     """
-    at, seen = at.to(logits.device).unsqueeze(1), seen.to(logits.device).view(len(seen), -1)
+    at, seen = at.to(outputs.device), seen.to(outputs.device)
+    counts = counted(seen).double()
+    losses = _nats(outputs, at, seen) if task.is_plain else task.losses(outputs[at], seen).double() * counts
+    terms = [_terms(metric, outputs, at, seen, losses) for metric in task.metrics]
+    return torch.stack([*terms, losses, counts])
+
+
+def _nats(logits: Tensor, at: Tensor, seen: Tensor) -> Tensor:
+    """Return the summed cross-entropy of each example, without a copy of the logits for each."""
+    at, seen = at.unsqueeze(1), seen.view(len(seen), -1)
     logits = logits.view(len(logits), seen.shape[1], -1)
-    counts = seen != IGNORED
-    place = torch.arange(seen.shape[1], device=seen.device)
+    counts, place = seen != IGNORED, torch.arange(seen.shape[1], device=seen.device)
     nats = -functional.log_softmax(logits, -1)[at, place, seen.where(counts, 0)]
-    right = logits.argmax(-1)[at.squeeze(1)] == seen
-    return torch.stack([each.sum(1, dtype=torch.float64) for each in (right, nats.where(counts, 0), counts)])
+    return nats.where(counts, 0).sum(1, dtype=torch.float64)
+
+
+def _terms(metric: Metric, outputs: Tensor, at: Tensor, seen: Tensor, losses: Tensor) -> Tensor:
+    if metric.whole is not None:
+        return torch.zeros_like(losses)
+    if metric.terms is None:
+        return losses
+    predicted = outputs if metric.predict is None else metric.predict(outputs)
+    return metric.terms(predicted[at], seen)
 
 
 def _parts(queries: Indices, held: SplitInputs) -> Iterator[slice]:

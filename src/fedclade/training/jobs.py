@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from fedclade.core import Layout, LocalTraining
+from fedclade.tasks import FittedTask
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +46,7 @@ class Workload:
     jobs: Sequence[Job]
     spec: LocalTraining
     lr: float  #: the step size of this round
+    task: FittedTask = field(default_factory=FittedTask)  #: the loss
 
     @property
     def batch_size(self) -> int:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from fedclade.core import IGNORED, Layout, LocalTraining, rng
+from fedclade.core import Layout, LocalTraining, rng
+from fedclade.tasks import FittedTask, counted
 from fedclade.training.jobs import Workload
 from fedclade.training.optimizer import SGD
 from fedclade.training.threads import threads_of_step, using_threads
@@ -22,14 +22,9 @@ class LoopEngine:
         with using_threads(threads_of_step(module, work.jobs[0].inputs, work.batch_size)):
             for k, job in enumerate(work.jobs):
                 start, anchor, examples = models[job.row], models[job.anchor_row], (job.inputs, job.targets)
-                of_all = module, work.layout, start, examples, work.spec, work.lr
+                of_all = module, work.layout, start, examples, work.spec, work.lr, work.task
                 _, losses[k] = train(*of_all, job.generator, anchor, updates[k])
         return updates, losses
-
-
-def cross_entropy(logits: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
-    """Return the cross-entropy of logits ``[..., outputs]`` against targets ``[...]``, in nats."""
-    return functional.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=IGNORED, reduction=reduction)
 
 
 def train(
@@ -39,6 +34,7 @@ def train(
     examples: tuple[Tensor, Tensor],
     spec: LocalTraining,
     lr: float,
+    task: FittedTask,
     generator: torch.Generator,
     anchor: Tensor | None = None,
     out: Tensor | None = None,
@@ -64,7 +60,7 @@ def train(
             order = torch.randperm(len(inputs), generator=generator).to(inputs.device)
             for batch in order.split(spec.batch_size):
                 optimizer.zero_grad(set_to_none=True)
-                loss = cross_entropy(module(inputs[batch]), targets[batch])
+                loss = task.mean_loss(module(inputs[batch]), targets[batch])
                 loss.backward()
                 sgd.adjust(parameters, anchors)
                 optimizer.step()
@@ -74,7 +70,7 @@ def train(
 
 
 def gradient(
-    module: nn.Module, layout: Layout, model: Tensor, examples: tuple[Tensor, Tensor], chunk: int
+    module: nn.Module, layout: Layout, model: Tensor, examples: tuple[Tensor, Tensor], task: FittedTask, chunk: int
 ) -> tuple[Tensor, float]:
     """Return −∇r_i(θ) over all examples of one client (CFL eq. 50) as an update ``[S]``, and the loss r_i(θ).
 
@@ -85,10 +81,10 @@ def gradient(
     module.zero_grad(set_to_none=True)
     inputs, targets = examples
     total = 0.0
-    counted = int((targets != IGNORED).sum())
+    of_all = int(counted(targets).sum())
     with torch.backends.cudnn.flags(enabled=False):  # cuDNN's LSTM has no backward pass in evaluation mode
         for x, y in zip(inputs.split(chunk), targets.split(chunk), strict=True):
-            loss = cross_entropy(module(x), y, reduction="sum") / counted
+            loss = task.total_loss(module(x), y) / of_all
             loss.backward()
             total += float(loss.detach())
     update = torch.zeros_like(model)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedclade.core import LocalTraining, rng
+from fedclade.core import rng
 from fedclade.training.jobs import Job, Workload
 from fedclade.training.memory import clients_in_cache
 from fedclade.training.optimizer import SGD
@@ -61,18 +61,17 @@ class StackedEngine:
                 block = [jobs[place] for place in places]
                 rows = [job.row for job in block]
                 stacked.load(models, rows)
-                losses[places] = self._train(stacked, models, block, work.spec, work.lr)
+                losses[places] = self._train(stacked, block, work)
                 stacked.updates(models, rows, updates, places)
         return updates, torch.from_numpy(losses)
 
-    def _train(
-        self, stacked: StackedModule, models: Tensor, jobs: Sequence[Job], spec: LocalTraining, lr: float
-    ) -> Tensor:
+    def _train(self, stacked: StackedModule, jobs: Sequence[Job], work: Workload) -> Tensor:
         """Train the loaded models in place; return the mean losses, float64 ``[n]``."""
+        models, spec = work.models, work.spec
         plan = Plan.of(tuple(job.size for job in jobs), spec.batch_size, not stacked.padding_shows)
         batches = Batches(jobs, plan, self._pool)
-        losses = Losses(plan, batches.all_count)
-        sgd = SGD.of(spec, lr)
+        losses = Losses(plan, work.task, batches.all_count)
+        sgd = SGD.of(spec, work.lr)
         seeds = [job.generator.initial_seed() for job in jobs]
         stacked.begin(sgd, seeds, models[[job.anchor_row for job in jobs]] if spec.mu else None)
 

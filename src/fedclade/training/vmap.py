@@ -16,7 +16,6 @@ from torch.func import functional_call, grad_and_value, vmap
 
 from fedclade.core import Layout, LocalTraining
 from fedclade.training.jobs import CannotTrainTogether, Job, Workload
-from fedclade.training.loop import cross_entropy
 from fedclade.training.optimizer import SGD
 from fedclade.training.stacking.batches import joined
 
@@ -50,8 +49,8 @@ class VmapEngine:
         ordered, plans = [jobs[k] for k in order], [plans[k] for k in order]
         start = models[torch.tensor([job.row for job in ordered], device=models.device)]
         anchors = models[torch.tensor([job.anchor_row for job in ordered], device=models.device)] if spec.mu else start
-        reached = _reached(module, layout, start[0], ordered[0])
-        clients = _Stacked(module, layout, start, anchors, SGD.of(spec, work.lr), reached)
+        reached = _reached(work, start[0], ordered[0])
+        clients = _Stacked(work, start, anchors, SGD.of(spec, work.lr), reached)
         layout.set_training(module)
         inputs, first_inputs = joined([job.inputs for job in ordered])
         targets, first_targets = joined([job.targets for job in ordered])
@@ -101,9 +100,8 @@ class _Stacked:
     ``reached`` names the parameters that the loss depends on: the others stay, and do not decay.
     """
 
-    def __init__(
-        self, module: nn.Module, layout: Layout, start: Tensor, anchors: Tensor, sgd: SGD, reached: set[str]
-    ) -> None:
+    def __init__(self, work: Workload, start: Tensor, anchors: Tensor, sgd: SGD, reached: set[str]) -> None:
+        module, layout, task = work.module, work.layout, work.task
         self.models = start.clone()
         self._module, self._sgd, self._reached = module, sgd, reached
         tensors = layout.unflatten(self.models)
@@ -113,7 +111,7 @@ class _Stacked:
         self._velocity = {name: torch.zeros_like(p) for name, p in self._trained.items()} if sgd.momentum else {}
 
         def loss(trained: Named, others: Named, inputs: Tensor, targets: Tensor) -> Tensor:
-            return cross_entropy(functional_call(module, {**trained, **others}, (inputs,)), targets)
+            return task.mean_loss(functional_call(module, {**trained, **others}, (inputs,)), targets)
 
         self._gradients = cast("Callable[..., tuple[Named, Tensor]]", vmap(grad_and_value(loss)))
 
@@ -142,13 +140,14 @@ class _Stacked:
         return losses
 
 
-def _reached(module: nn.Module, layout: Layout, model: Tensor, job: Job) -> set[str]:
+def _reached(work: Workload, model: Tensor, job: Job) -> set[str]:
     """Return the names of the parameters that the loss depends on."""
-    layout.load(model, module)
+    module = work.module
+    work.layout.load(model, module)
     module.eval()  # draws nothing
     module.zero_grad(set_to_none=True)
     with torch.backends.cudnn.flags(enabled=False):
-        cross_entropy(module(job.inputs[:2]), job.targets[:2]).backward()
+        work.task.mean_loss(module(job.inputs[:2]), job.targets[:2]).backward()
     reached = {name for name, p in module.named_parameters() if p.grad is not None}
     module.zero_grad(set_to_none=True)
     return reached

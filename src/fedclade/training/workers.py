@@ -117,7 +117,7 @@ class _WorkerPool:
 
     def __init__(self, count: int, inside: str, work: Workload) -> None:
         module, layout, models, jobs = work.module, work.layout, work.models, work.jobs
-        self._module, self._layout = module, layout
+        self._module, self._layout, self._task = module, layout, work.task
         # By address. The tensors are held, so that nothing else can come to lie there.
         storages = {_address(t): t for job in jobs for t in (job.inputs, job.targets)}
         self._storages = tuple(storages.values())
@@ -141,6 +141,7 @@ class _WorkerPool:
         return (
             self._module is work.module
             and self._layout == work.layout
+            and self._task is work.task
             and len(self._connections) == torch.get_num_threads()
             and len(work.models) <= len(self._models)
             and len(work.jobs) <= len(self._updates)
@@ -216,7 +217,8 @@ class _WorkerPool:
         for k, client in enumerate(chunk.clients):
             examples = self._tensor(client.inputs), self._tensor(client.targets)
             jobs.append(Job(k, client.row, *examples, torch.Generator().manual_seed(client.seed), client.anchor))
-        work = Workload(self._module, self._layout, self._models[: chunk.n_models], jobs, chunk.spec, chunk.lr)
+        models = self._models[: chunk.n_models]
+        work = Workload(self._module, self._layout, models, jobs, chunk.spec, chunk.lr, self._task)
         try:
             _, losses = engine.train(work, self._updates[chunk.rows.start : chunk.rows.stop : chunk.rows.step])
         except CannotTrainTogether as reason:

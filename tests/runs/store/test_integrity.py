@@ -21,7 +21,7 @@ import torch
 
 from fedclade import CFL, LocalTraining, Run, RunError, simulate
 from fedclade.runs.newcomers import Newcomers
-from fedclade.runs.store.newcomers import ACCURACIES, read_newcomers
+from fedclade.runs.store.newcomers import read_newcomers, score_columns
 from fedclade.runs.store.run import read_run_config, write_config
 from fedclade.runs.store.shape import check_shape
 from fedclade.runs.store.tree_files import read_tree
@@ -322,7 +322,14 @@ def test_models_of_a_network_are_private_and_others_as_readable_as_the_folder(ru
     ],
 )
 def test_what_became_of_newcomers_is_checked(tmp_path, change, told):
-    row = {"name": "n", "path": [0, 1], "fits": True, "right": None, "margin": 0.25, **dict.fromkeys(ACCURACIES, 0.5)}
+    row = {
+        "name": "n",
+        "path": [0, 1],
+        "fits": True,
+        "right": None,
+        "margin": 0.25,
+        **dict.fromkeys(score_columns("accuracy"), 0.5),
+    }
     path = Newcomers([], [row], 3).save(tmp_path / "newcomers.json")
     assert read_newcomers(path)["newcomers"] == [row]
     json_change("newcomers.json", change)(tmp_path)

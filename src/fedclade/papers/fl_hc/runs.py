@@ -123,7 +123,7 @@ class Runs:
         ids = backend.clients.ids
         rows = [row_of[client] for client in ids]
         evaluation = backend.clients.evaluate(ids, models.to(backend.device), rows, "test")
-        return round(float(evaluation.accuracies.mean()), DIGITS)
+        return round(float(evaluation.scores[:, 0].mean()), DIGITS)
 
     def merges(self, rounds_before: int, fraction: float) -> list[Merges]:
         """Merge the clients of every seed in every way, by the same updates after ``rounds_before`` rounds.

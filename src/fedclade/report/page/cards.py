@@ -37,14 +37,16 @@ def _score(view: RunView) -> Card:
         base = Outcome.of(view.against)
         if (other := base.mean_score(base.rows)) is not None:
             return Card(label, score.text(mean), *difference(mean, other, view.against_label, score))
-    if score.language:
-        return Card(label, score.text(mean), f"worst client {score.text(summary['perplexity']['max'])}")
-    return Card(label, score.text(mean), f"std {percent(summary['accuracy']['std'])} over clients")
+    spread = summary[score.name]
+    if not score.share:
+        worst = spread["min" if score.metric.higher_is_better else "max"]
+        return Card(label, score.text(mean), f"worst client {score.text(worst)}")
+    return Card(label, score.text(mean), f"std {percent(spread['std'])} over clients")
 
 
 def difference(mean: float, other: float, label: str, score: Score) -> tuple[str, str]:
     """Say how much better a mean score is than another, and whether that is good or bad."""
     gain = mean - other
-    written = f"{gain:+.1f}" if score.language else f"{100 * gain:+.1f} points"
+    written = f"{100 * gain:+.1f} points" if score.share else f"{gain:+.1f}" if abs(gain) >= 1 else f"{gain:+.3g}"
     trend = "" if abs(gain) < 5e-4 else "good" if gain * score.sign > 0 else "bad"
     return f"{written} against {label}".replace("-", "−", 1), trend

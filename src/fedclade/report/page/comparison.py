@@ -20,6 +20,7 @@ from fedclade.report.picture import Axis, LegendEntry, Line, Panel, Picture, rou
 from fedclade.report.run_view import RunView
 from fedclade.report.score import Score
 from fedclade.report.style import FEW_ROUNDS
+from fedclade.tasks import noted_metrics
 
 REPORT = "report.html"
 """A run's own page, in its folder."""
@@ -71,8 +72,9 @@ def run_labels(views: Sequence[RunView]) -> list[str]:
 
 
 def _score(runs: Sequence[Compared]) -> Score:
-    """Return what runs are compared by: perplexity if all have it."""
-    return Score(all(run.view.score.language for run in runs))
+    """Return what runs are compared by: the first metric of the first run that all have."""
+    metrics = noted_metrics(runs[0].view.run.summary)
+    return Score(next(m for m in (*metrics, metrics[0]) if all(m.name in run.view.run.summary for run in runs)))
 
 
 def _cards(runs: Sequence[Compared]) -> list[Card]:
@@ -204,7 +206,7 @@ def _spread(runs: Sequence[Compared]) -> Section:
     """Return the clients' scores of each run in order: the share of clients that do no better."""
     score = _score(runs)
     x_axis = score.axis("test")
-    if not score.language:
+    if score.share:
         scores = [score for run in runs for score in run.view.scores.values()]
         x_axis = replace(x_axis, range=(min(scores) - 0.02, max(scores) + 0.02))
     panel = Panel([_curve(run) for run in runs], Axis("share of the clients", "share"))

@@ -11,10 +11,11 @@ from fedclade.report.formats import NONE, count, number, percent, shortened
 from fedclade.report.page.section import Section, Table
 from fedclade.report.picture import Axis, Dots, Panel, Picture
 from fedclade.report.run_view import RunView
-from fedclade.runs import ACCURACIES, events_of
+from fedclade.runs import events_of, score_columns
+from fedclade.tasks import OLD_METRIC
 
 MODELS = ("the model it got", "the root’s", "its own, trained alone", "the one it got, fine-tuned")
-"""What the columns of :data:`ACCURACIES` are."""
+"""What the columns of scores are."""
 
 SYMBOLS = ("circle", "diamond", "square", "cross")
 
@@ -49,6 +50,10 @@ def _caption(newcomers: Mapping[str, Any]) -> str:
     return text + (f"The first {DRAWN} are drawn." if summary["newcomers"] > DRAWN else "")
 
 
+def _columns(newcomers: Mapping[str, Any]) -> list[str]:
+    return score_columns(newcomers["summary"].get("metric", OLD_METRIC))
+
+
 def _picture(newcomers: Mapping[str, Any]) -> Picture:
     rows, legend = newcomers["newcomers"][:DRAWN], series(MODELS)
     dots = [
@@ -62,7 +67,7 @@ def _picture(newcomers: Mapping[str, Any]) -> Picture:
             name=entry.label,
             hover="%{text}, {name}<br>accuracy %{y:.1%}",
         )
-        for column, entry, symbol in zip(ACCURACIES, legend, SYMBOLS, strict=True)
+        for column, entry, symbol in zip(_columns(newcomers), legend, SYMBOLS, strict=True)
     ]
     x_axis = Axis("newcomers", "whole", range=(0, len(rows) + 1), grid=False)
     return Picture("Newcomers", [Panel(dots, Axis("test accuracy", "share"))], x_axis, 340, legend)
@@ -74,10 +79,10 @@ def _table(newcomers: Mapping[str, Any]) -> Table:
             row["name"],
             " › ".join(str(node) for node in row["path"]) + ("" if row["fits"] else " (fits nowhere)"),
             number(row["margin"]),
-            *(percent(row[column]) for column in ACCURACIES),
+            *(percent(row[column]) for column in _columns(newcomers)),
         ]
         for row in newcomers["newcomers"][:DRAWN]
     ]
-    mean = [percent(newcomers["summary"][column]) for column in ACCURACIES]
+    mean = [percent(newcomers["summary"][column]) for column in _columns(newcomers)]
     columns = ["client", "path", "margin", "got", "root", "own", "tuned"]
     return Table("Newcomers", columns, [*rows, ["mean", NONE, NONE, *mean]])

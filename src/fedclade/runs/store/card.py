@@ -7,7 +7,7 @@ from typing import Any
 
 from fedclade.core import Layout, Node
 from fedclade.runs.store.run import Row, Run
-from fedclade.tasks import spread
+from fedclade.tasks import noted_metrics, spread
 
 CARD_FORMAT = 1
 """Version of the card's keys, in each card."""
@@ -19,7 +19,7 @@ def model_card(run: Run, node: Node, layout: Layout, client: int | None = None) 
     """Return all that there is to say about a node's model, exported for a client if one is given, ready for JSON."""
     last = {row["client"]: row for row in run.clients}
     sizes = [last[member]["n_train"] for member in node.members if member in last]
-    path = run.tree.above(node.id)
+    path, metric = run.tree.above(node.id), noted_metrics(run.summary)[0]
     tensors = [(s.name, s.shape, s.dtype) for s in (*layout.parameters, *layout.buffers)]
     tensors += [(name, p.shape, p.dtype) for name, p in layout.frozen.items()]
     asked = {} if client is None else {"client": client, "name": last[client]["name"] if client in last else None}
@@ -33,7 +33,8 @@ def model_card(run: Run, node: Node, layout: Layout, client: int | None = None) 
         "members": list(node.members),
         "rounds": {"run": run.summary["rounds"], "born": node.born, "trained_until": _trained_until(run, node)},
         "data": {"description": run.summary["data"], "training_examples": sum(sizes), **run.summary.get("inputs", {})},
-        "accuracy": _accuracy(run, node),
+        "metric": metric.noted,
+        metric.name: _score(run, node, metric.name),
         "algorithm": run.config["algorithm"],
         "model": {**run.config["model"], "parameters": layout.n_parameters},
         "tensors": {
@@ -55,7 +56,7 @@ def _trained_until(run: Run, node: Node) -> int | None:
     return node.split_in - 1 if node.split_in else None
 
 
-def _accuracy(run: Run, node: Node) -> Card | None:
+def _score(run: Run, node: Node, metric: str) -> Card | None:
     """Return how clients did with this model when they were last served with it; None if nobody ever was.
 
     An inner node served its members until it was split. Where its last round was not evaluated, what was evaluated is
@@ -65,7 +66,7 @@ def _accuracy(run: Run, node: Node) -> Card | None:
     if not served:
         return None
     number = max(row["round"] for row in served)
-    scores = spread([row["accuracy"] for row in served if row["round"] == number])
+    scores = spread([row[metric] for row in served if row["round"] == number])
     clients = sum(row["round"] == number for row in served)
     return {"mean": scores["mean"], "min": scores["min"], "max": scores["max"], "clients": clients, "round": number}
 
@@ -113,7 +114,7 @@ def _facts(card: Card) -> Mapping[str, str]:
         facts["inputs"] = f"shape {data['shape']}, pixels as (x / 255 − {data['scaled'][0]}) / {data['scaled'][1]}"
     elif card["config"].get("data", {}).get("scaling") == "pixel":
         facts["inputs"] = f"shape {data['shape']}, each pixel standardised over the images of the source"
-    facts["accuracy"] = _in_words(card["accuracy"])
+    facts[card["metric"]["name"]] = _in_words(card[card["metric"]["name"]], card["metric"]["share"])
     facts["algorithm"] = _settings(card["algorithm"])
     facts["model"] = _settings(card["model"])
     facts["local training"] = _settings(card["config"].get("local", {}))
@@ -121,12 +122,13 @@ def _facts(card: Card) -> Mapping[str, str]:
     return facts
 
 
-def _in_words(accuracy: Row | None) -> str:
-    if accuracy is None:
+def _in_words(score: Row | None, share: bool) -> str:
+    if score is None:
         return "nobody was served with it"
-    mean, low, high = (f"{100 * accuracy[key]:.1f}" for key in ("mean", "min", "max"))
+    mean, low, high = (f"{100 * score[key]:.1f}" if share else f"{score[key]:.4g}" for key in ("mean", "min", "max"))
     return (
-        f"{mean} % ({low} to {high}), {accuracy['clients']} clients on their test data after round {accuracy['round']}"
+        f"{mean}{' %' if share else ''} ({low} to {high}), {score['clients']} clients on their test data after round "
+        f"{score['round']}"
     )
 
 

@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from fedclade.runs.store.shape import check_shape
+from fedclade.tasks import noted_metrics
 
 Row = dict[str, Any]
 
-_SCORES = dict.fromkeys(("mean", "std", "min", "max", "p10", "p50", "p90", "worst10_mean"), float)
+_SCORES = {**dict.fromkeys(("mean", "std", "min", "max", "p10", "p50", "p90", "worst10_mean"), float), ...: float}
 
 SUMMARY = {
     **{"format": object, "algorithm": str, "data": str, "model": str, "seed": int, "rounds": int, "clients": int},
-    "accuracy": {**_SCORES, ...: float},
-    "perplexity?": {"mean": float, "max": float, ...: float},
+    "metrics?": [{"name": str, "higher_is_better": bool, "share": bool}],
     "clusters": {**{"found": int, "true": (int, None), "sizes": [int]}, **{"ari": (float, None), "nmi": (float, None)}},
     "target": {
-        **{"accuracy": (float, None), "share_of_clients": (float, None)},
+        **{"share_of_clients": (float, None), ...: (float, None)},
         **{"rounds_to_target": (int, None), "bytes_to_target": (complex, None)},
     },
     **{"bytes_up": complex, "bytes_down": complex, "device": str},
@@ -52,7 +52,7 @@ TABLES: Mapping[str, Mapping[str, Sequence[str]]] = {
     "clusters": {"round": ["int64"], "node": ["int64"]},
     "clients": {
         **{"round": ["int64"], "client": ["int64"], "name": ["string"], "cluster": ["int64"]},
-        **{"accuracy": ["double"], "loss": ["double"], "true_cluster": ["int64", "null"]},
+        **{"loss": ["double"], "true_cluster": ["int64", "null"]},
     },
 }
 """The columns that a table must have, with the types that they can be of; all but the last hold a value in each row."""
@@ -68,8 +68,15 @@ def read_json(path: Path, shape: Any) -> Any:
     return content
 
 
-def read_rows(path: Path, rounds: int, nodes: int) -> list[Row]:
-    """Read one table, by its file's name, of a run of so many rounds and nodes.
+def read_summary(path: Path) -> Row:
+    """Read a summary; raises what :func:`read_json` raises."""
+    summary = read_json(path, SUMMARY)
+    check_shape(summary, {metric.name: _SCORES for metric in noted_metrics(summary)}, path.name)
+    return summary
+
+
+def read_rows(path: Path, summary: Row, nodes: int) -> list[Row]:
+    """Read one table, by its file's name, of a run of some summary and number of nodes.
 
     Raises
     ------
@@ -78,6 +85,9 @@ def read_rows(path: Path, rounds: int, nodes: int) -> list[Row]:
     """
     import pyarrow.parquet as pq
 
+    rounds, columns = summary["rounds"], TABLES[path.stem]
+    if path.stem == "clients":
+        columns = {**columns, **{each["name"]: ["double"] for each in summary.get("metrics", ())}}
     most = {"metrics": rounds, "clusters": rounds * nodes}.get(path.stem)
     file = pq.ParquetFile(path)
     if most is not None and file.metadata.num_rows > most:  # before it is read: equal rows take no room in a file
@@ -85,7 +95,7 @@ def read_rows(path: Path, rounds: int, nodes: int) -> list[Row]:
     schema = file.schema_arrow
     if file.metadata.num_rows == 0:
         return []
-    for column, types in TABLES[path.stem].items():
+    for column, types in columns.items():
         if column not in schema.names:
             raise ValueError(f"{path.name} lacks the column {column}")
         if str(schema.field(column).type) not in types:
@@ -96,7 +106,7 @@ def read_rows(path: Path, rounds: int, nodes: int) -> list[Row]:
     rows = file.read().to_pylist()
     for i, row in enumerate(rows):
         where = f"row {i} of {path.name}"
-        for column in TABLES[path.stem]:
+        for column in columns:
             if row[column] is None and column != "true_cluster":
                 raise ValueError(f"{where} lacks {column}")
         check_shape(row["round"], int, f"{where}: round")

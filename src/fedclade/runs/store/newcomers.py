@@ -12,20 +12,22 @@ from typing import Any
 from fedclade.core import RunError, appear
 from fedclade.runs.store.contents import Row
 from fedclade.runs.store.shape import check_shape
+from fedclade.tasks import OLD_METRIC, RIGHT
 
-ACCURACIES = ("accuracy", "accuracy_root", "accuracy_own", "accuracy_fine_tuned")
-"""Columns, all on a newcomer's test data: of the model it got, the root's, its own, and the one it got fine-tuned."""
+CASES = ("", "_root", "_own", "_fine_tuned")
+"""Endings of columns with scores, all on a newcomer's test data: of the model it got, the root's, its own, and the one
+it got fine-tuned."""
 
 _SHAPE = {
-    "summary": {
-        **{"newcomers": int, "fit_nowhere": int, "assignment_accuracy": (float, None), "only_fitting?": bool},
-        **dict.fromkeys(ACCURACIES, float),
-    },
-    "newcomers": [
-        {"name": str, "path": [int], "fits": bool, "margin": (float, None), **dict.fromkeys(ACCURACIES, float)}
-    ],
+    "summary": {**{"newcomers": int, "fit_nowhere": int, RIGHT: (float, None), "only_fitting?": bool, "metric?": str}},
+    "newcomers": [{"name": str, "path": [int], "fits": bool, "margin": (float, None)}],
     "sha256?": str,
 }
+
+
+def score_columns(metric: str) -> list[str]:
+    """Return the columns with newcomers' scores."""
+    return [f"{metric}{case}" for case in CASES]
 
 
 def write_newcomers(path: Path, summary: Row, rows: Sequence[Row]) -> Path:
@@ -47,6 +49,8 @@ def read_newcomers(path: Path) -> Mapping[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         check_shape(content, _SHAPE, path.name)
+        scores = dict.fromkeys(score_columns(content["summary"].get("metric", OLD_METRIC)), float)
+        check_shape(content, {"summary": scores, "newcomers": [scores]}, path.name)
         expected = content.pop("sha256", None)  # which those of earlier versions lack
         if expected not in (None, _sum_of(content)):
             raise ValueError("its SHA-256 is not the one in it")

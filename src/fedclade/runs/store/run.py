@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedclade.core import Layout, ParameterTree, RunError, appear, bring_to_disk, checked, remove, take_place
 from fedclade.runs.store.contents import CONFIG as CONFIG_SHAPE
-from fedclade.runs.store.contents import FINISHED, SUMMARY, TABLES, Row, read_json, read_rows
+from fedclade.runs.store.contents import FINISHED, TABLES, Row, read_json, read_rows, read_summary
 from fedclade.runs.store.events import read_events
 from fedclade.runs.store.manifest import check_manifest, write_manifest
 from fedclade.runs.store.shape import check_shape
@@ -151,10 +151,10 @@ class Run:
             raise RunError(f"{source} is not a run folder: it has no {_SUMMARY}")
         try:
             _check_format(source)
-            summary = read_json(source / _SUMMARY, SUMMARY)
+            summary = read_summary(source / _SUMMARY)
             tree = read_tree(source / "tree")
             nodes = len(tree.nodes)
-            rows = {name: read_rows(source / f"{name}.parquet", summary["rounds"], nodes) for name in TABLES}
+            rows = {name: read_rows(source / f"{name}.parquet", summary, nodes) for name in TABLES}
             check_shape(config := read_run_config(source), FINISHED, CONFIG)
             events = read_events(source / "events.jsonl", nodes)
             similarities = read_similarities(source / "similarities.npz", nodes)

@@ -27,7 +27,8 @@ class Batches:
         self._targets, first_targets = joined([job.targets for job in jobs])
         self._first_inputs = plan.of_examples(first_inputs)
         self._first_targets = self._first_inputs if first_targets == first_inputs else plan.of_examples(first_targets)
-        self.all_count = not bool((self._targets == IGNORED).any())
+        self._are_labels = not self._targets.is_floating_point()
+        self.all_count = not (self._are_labels and bool((self._targets == IGNORED).any()))
 
     def epoch(self) -> Iterator[tuple[Step, Tensor, Tensor]]:
         """Draw the orders of an epoch, and yield each step with its inputs and targets ``[k·B, ...]``."""
@@ -36,7 +37,8 @@ class Batches:
         if self._first_targets is not self._first_inputs:
             targets = self._plan.rows(drawn + self._first_targets).to(self._targets.device)
         rows = [step.rows for step in self._plan.steps]
-        batches = self._plan.masked(self._targets.index_select(0, targets), IGNORED).split(rows)
+        seen = self._targets.index_select(0, targets)
+        batches = (self._plan.masked(seen, IGNORED) if self._are_labels else seen).split(rows)
         room = self._pool.room(self._inputs, max(rows), *self._inputs.shape[1:])
         for step, x, y in zip(self._plan.steps, inputs.split(rows), batches, strict=True):
             # Step by step, so that what is fetched is still in the cache when it is used.

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedclade.core import IGNORED
+from fedclade.tasks import FittedTask, counted
 from fedclade.training.stacking.plan import Plan, Step
 
 log_softmax_backward: Any = torch._log_softmax_backward_data  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
@@ -19,15 +20,15 @@ REGISTER = 16
 
 
 class Losses:
-    """Cross-entropy, summed over the clients' means, so that each client's gradient is its own.
+    """The loss of a task, summed over the clients' means, so that each client's gradient is its own.
 
-    The gradient with respect to the logits, softmax less one at the target, is formed here: autograd's way to it takes
-    longer, which shows in the step of a small model. ``all_count`` says that no target is
-    :data:`~fedclade.data.federation.IGNORED`, padding aside.
+    The gradient of cross-entropy with respect to the logits, softmax less one at the target, is formed here: autograd's
+    way to it takes longer, which shows in the step of a small model. ``all_count`` says that no target is
+    :data:`~fedclade.core.IGNORED`, padding aside.
     """
 
-    def __init__(self, plan: Plan, all_count: bool) -> None:
-        self._plan = plan
+    def __init__(self, plan: Plan, task: FittedTask, all_count: bool) -> None:
+        self._plan, self._task = plan, task
         self._all_count = all_count
         self._noted: list[Tensor] = []  # of the rows of each step
         self._scoring: _ByRow | None = None
@@ -37,6 +38,8 @@ class Losses:
 
         Logits are ``[k·B, ..., outputs]`` and targets ``[k·B, ...]``.
         """
+        if not self._task.is_plain:
+            return self._of_any(step, logits, targets)
         scoring = self._scoring
         if scoring is None or not scoring.holds(logits):
             scoring = self._scoring = (_ByRow if logits.shape[-1] >= REGISTER or logits.is_cuda else _ByColumn)(logits)
@@ -53,6 +56,19 @@ class Losses:
             of_rows = (losses.view_as(weights) * weights * own).view(step.rows, -1).sum(1)
             gradient.mul_(weights.view(-1, 1))
         return of_rows, gradient.view_as(logits)
+
+    def _of_any(self, step: Step, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the same for any loss, by autograd."""
+        outputs = outputs.detach().requires_grad_()
+        counts = counted(targets).view(step.clients, -1)
+        if step.own is not None:
+            counts = counts * (torch.arange(step.width) < step.own.unsqueeze(1)).to(counts.device)
+        weights = counts / counts.sum(1, keepdim=True)
+        with torch.enable_grad():
+            losses = self._task.losses(outputs, targets).view(step.clients, -1) * weights.to(outputs)
+            (gradient,) = torch.autograd.grad(losses.sum(), outputs)
+        own = step.width if step.own is None else step.own.to(outputs.device).unsqueeze(1)
+        return (losses.detach() * own).flatten(), gradient
 
     def note(self, of_rows: Tensor) -> None:
         """Remember the losses of the next step."""

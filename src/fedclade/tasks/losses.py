@@ -1,0 +1,60 @@
+"""Losses: what each example adds to the mean that a batch trains on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fedclade.core import IGNORED
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""Of outputs ``[B, ...]`` and targets ``[B, ...]``: the loss of each example, ``[B]``."""
+
+
+def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the cross-entropy of logits in nats; of a text, the mean over the places that count, or 0 if none does."""
+    if targets.dim() == 1:
+        return functional.cross_entropy(outputs, targets, ignore_index=IGNORED, reduction="none")
+    nats = functional.cross_entropy(outputs.flatten(0, -2), targets.flatten(), ignore_index=IGNORED, reduction="none")
+    return nats.view(len(targets), -1).sum(1) / counted(targets).clamp(min=1)
+
+
+def counted(targets: Tensor) -> Tensor:
+    """Return how many targets of each example count, int64 ``[B]``: places of a text; 1 of a label or of numbers."""
+    if targets.is_floating_point():
+        return torch.ones(len(targets), dtype=torch.int64, device=targets.device)
+    return (targets != IGNORED).view(len(targets), -1).sum(1)
+
+
+def _mean(elementwise: Callable[..., Tensor], **options: float) -> Loss:
+    """Return the loss that is the mean of another over an example's outputs."""
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        values = elementwise(outputs.reshape(targets.shape), targets.to(outputs), reduction="none", **options)
+        return values.flatten(1).mean(1) if values.dim() > 1 else values
+
+    return loss
+
+
+bce = _mean(functional.binary_cross_entropy_with_logits)
+
+LOSSES: Mapping[str, Loss] = {
+    "cross_entropy": cross_entropy,
+    "bce": bce,
+    "mse": _mean(functional.mse_loss),
+    "mae": _mean(functional.l1_loss),
+    "huber": _mean(functional.huber_loss),
+    "smooth_l1": _mean(functional.smooth_l1_loss),
+    "poisson_nll": _mean(functional.poisson_nll_loss),
+}
+"""Losses by name. ``bce`` takes logits and ``poisson_nll`` logarithms of rates; several outputs count as their mean."""
+
+KINDS: Mapping[str, tuple[str, ...]] = {
+    "cross_entropy": ("classification", "language"),
+    "bce": ("binary", "multilabel"),
+    **dict.fromkeys(("mse", "mae", "huber", "smooth_l1", "poisson_nll"), ("regression",)),
+}
+"""The kinds of targets that each of them is for."""

@@ -1,0 +1,211 @@
+"""Metrics: what clients are scored by, each from a client's own outputs, never averaged over batches."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedclade.core import IGNORED, ConfigError, DataError, TaskKind, shown, unknown
+from fedclade.tasks.scores import perplexity
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number that says how well a model does on a client's examples.
+
+    Either a mean of ``terms`` over the targets that count, or of all outputs together (``whole``).
+
+    Parameters
+    ----------
+    name
+        As in configs, and in the names of columns.
+    higher_is_better
+        Its direction.
+    share
+        Whether it lies in [0, 1], and is written in per cent.
+    predict
+        Of outputs ``[B, ...]``: what ``terms`` are computed from; None: the outputs themselves.
+    terms
+        Of these and targets ``[B, ...]``: what each example adds, float64 ``[B]``; None: its loss.
+    final
+        What the mean is turned into, such as a root.
+    whole
+        Of all outputs ``[n, ...]`` and targets ``[n, ...]`` of a client.
+    """
+
+    name: str
+    higher_is_better: bool
+    share: bool = False
+    predict: Callable[[Tensor], Tensor] | None = None
+    terms: Callable[[Tensor, Tensor], Tensor] | None = None
+    final: Callable[[float], float] | None = None
+    whole: Callable[[Tensor, Tensor], float] | None = None
+
+    @property
+    def noted(self) -> dict[str, Any]:
+        """What files say of it."""
+        return {"name": self.name, "higher_is_better": self.higher_is_better, "share": self.share}
+
+    def reached(self, score: float, target: float) -> bool:
+        """Whether a score is at least as good as a target."""
+        return score >= target if self.higher_is_better else score <= target
+
+
+def noted_metrics(summary: Mapping[str, Any]) -> tuple[Metric, ...]:
+    """Return the metrics of a run by its summary, the one that counts first; earlier versions did not note them."""
+    if "metrics" in summary:
+        return tuple(Metric(**each) for each in summary["metrics"])
+    return tuple(OWN["language" if "perplexity" in summary else "classification"].values())
+
+
+def metric(name: object, kind: TaskKind, outputs: int) -> Metric:
+    """Return a metric by its name, or around an object of torchmetrics, for targets of a kind.
+
+    Raises
+    ------
+    ConfigError
+        If it is unknown, or does not fit the task.
+    """
+    if isinstance(name, Metric):
+        return name
+    if not isinstance(name, str):
+        return _of_object(name, kind)
+    if name in OWN[kind]:
+        return OWN[kind][name]
+    if name in TORCHMETRICS[kind]:
+        return _of_torchmetrics(name, kind, outputs)
+    known = [*OWN[kind], *TORCHMETRICS[kind]]
+    elsewhere = [each for each in OWN if name in OWN[each] or name in TORCHMETRICS[each]]
+    if elsewhere:
+        raise ConfigError(
+            f"task.metrics: {name!r} does not fit a {kind} task, it is for {' and '.join(elsewhere)}; choose from "
+            f"{', '.join(sorted(known))}"
+        )
+    raise ConfigError(unknown("metric in task.metrics:", name, known))
+
+
+def _label(outputs: Tensor) -> Tensor:
+    return outputs.argmax(-1)
+
+
+def _right(labels: Tensor, targets: Tensor) -> Tensor:
+    return (labels == targets).view(len(targets), -1).sum(1, dtype=torch.float64)
+
+
+def _right_side(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the share of an example's labels on whose side of 0 the logits are."""
+    return ((outputs.view(targets.shape) > 0) == (targets > 0.5)).view(len(targets), -1).double().mean(1)
+
+
+def _error(of: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+    return lambda outputs, targets: of((outputs.view(targets.shape).double() - targets).view(len(targets), -1)).mean(1)
+
+
+OLD_METRIC = "accuracy"
+"""What files are about that do not say it: those of earlier versions."""
+
+_ACCURACY = Metric("accuracy", True, True, predict=_label, terms=_right)
+_SIDE = Metric("accuracy", True, True, terms=_right_side)
+OWN: Mapping[TaskKind, Mapping[str, Metric]] = {
+    "classification": {"accuracy": _ACCURACY},
+    "language": {"perplexity": Metric("perplexity", False, final=perplexity), "accuracy": _ACCURACY},
+    "binary": {"accuracy": _SIDE},
+    "multilabel": {"accuracy": _SIDE},
+    "regression": {
+        "mae": Metric("mae", False, terms=_error(torch.abs)),
+        "mse": Metric("mse", False, terms=_error(torch.square)),
+        "rmse": Metric("rmse", False, terms=_error(torch.square), final=math.sqrt),
+    },
+}
+"""Metrics that are means over targets, summed up for all clients at once; equal to those of torchmetrics."""
+
+_OF_LABELS = {
+    "auroc": "AUROC",
+    "average_precision": "AveragePrecision",
+    "f1": "F1Score",
+    "precision": "Precision",
+    "recall": "Recall",
+    "specificity": "Specificity",
+    "cohen_kappa": "CohenKappa",
+    "mcc": "MatthewsCorrCoef",
+    "calibration_error": "CalibrationError",
+}
+
+TORCHMETRICS: Mapping[TaskKind, Mapping[str, str]] = {
+    "classification": {**_OF_LABELS, "balanced_accuracy": "Accuracy"},
+    "language": {},
+    "binary": _OF_LABELS,
+    "multilabel": {name: of for name, of in _OF_LABELS.items() if name not in ("cohen_kappa", "calibration_error")},
+    "regression": {
+        "r2": "R2Score",
+        "explained_variance": "ExplainedVariance",
+        "mape": "MeanAbsolutePercentageError",
+        "smape": "SymmetricMeanAbsolutePercentageError",
+        "pearson": "PearsonCorrCoef",
+        "spearman": "SpearmanCorrCoef",
+    },
+}
+"""Names of metrics, and the classes of torchmetrics that they are; those of labels are means over the labels."""
+
+_RANKS = ("auroc", "average_precision")
+"""Metrics that need examples of more than one class."""
+
+
+def _of_torchmetrics(name: str, kind: TaskKind, outputs: int) -> Metric:
+    """Return a metric of torchmetrics by our name for it."""
+    package = importlib.import_module("torchmetrics")  # slow to import: only where it is used
+    options: dict[str, Any] = {}
+    if kind != "regression":
+        options = {"task": "multiclass" if kind == "classification" else kind}
+        options |= {"num_classes": outputs} if kind == "classification" else {}
+        options |= {"num_labels": outputs} if kind == "multilabel" else {}
+        plain = name in ("cohen_kappa", "mcc", "calibration_error")
+        options |= {} if kind == "binary" or plain else {"average": "macro"}
+    elif outputs > 1:
+        options = {"num_outputs": outputs} if name in ("pearson", "spearman") else {}
+    made = getattr(package, TORCHMETRICS[kind][name])(**options)
+    higher = True if made.higher_is_better is None else made.higher_is_better
+    share = kind != "regression" and name not in ("cohen_kappa", "mcc")
+    return Metric(name, higher, share, whole=_computed(made, kind, name))
+
+
+def _of_object(made: Any, kind: TaskKind) -> Metric:
+    """Return a metric around an object of torchmetrics, or one that works alike."""
+    higher = getattr(made, "higher_is_better", None)
+    if not hasattr(made, "update") or not hasattr(made, "compute") or not isinstance(higher, bool):
+        raise ConfigError(
+            "task.metrics should be names, or torchmetrics objects whose higher_is_better is true or false, got "
+            f"{shown(made)}"
+        )
+    name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", getattr(made, "name", type(made).__name__)).lower()
+    return Metric(name, higher, whole=_computed(made, kind, name))
+
+
+def _computed(made: Any, kind: TaskKind, name: str) -> Callable[[Tensor, Tensor], float]:
+    def whole(outputs: Tensor, targets: Tensor) -> float:
+        if kind in ("binary", "multilabel"):
+            outputs, targets = outputs.view(targets.shape).sigmoid(), targets.long()
+        elif kind == "classification":
+            outputs = outputs.softmax(-1)
+            keep = targets != IGNORED
+            outputs, targets = outputs[keep], targets[keep]
+        else:
+            outputs = outputs.view(targets.shape)
+        if name in _RANKS and kind in ("binary", "classification") and len(seen := targets.unique()) < 2:
+            raise DataError(
+                f"{name} needs examples of two classes, and all {len(targets)} are of class {int(seen[0])}; choose "
+                "another metric, such as accuracy, or give the client more test data"
+            )
+        mine = copy.deepcopy(made)
+        mine.update(outputs, targets)
+        return float(mine.compute().mean())
+
+    return whole

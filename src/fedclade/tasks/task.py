@@ -1,0 +1,241 @@
+"""A task: what a model is for. The loss that it trains on, and the metrics that it is scored by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fedclade.core import IGNORED, ConfigError, DataSpec, TaskKind, imported, named, require, shown, unknown
+from fedclade.tasks.losses import KINDS, LOSSES, Loss, counted, cross_entropy
+from fedclade.tasks.metrics import Metric, metric
+
+Weights = Literal["balanced"] | Sequence[float]
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a model is for.
+
+    Parameters
+    ----------
+    kind
+        What targets are: ``classification`` (a label), ``binary`` (0 or 1), ``multilabel`` (several of these),
+        ``regression`` (numbers) or ``language`` (the next token at each place). None: what the data says.
+    loss
+        A name of :data:`~fedclade.tasks.LOSSES`, ``module:function``, or a function of outputs ``[B, ...]`` and targets
+        ``[B, ...]`` that returns the loss of each example, ``[B]``. None: the kind's own.
+    metrics
+        Names, or objects of torchmetrics. The first counts: in targets, validation, tables. Empty: the kind's own.
+    class_weights
+        One for each label of a classification, by which its examples' losses are multiplied, or of a binary task for 0
+        and 1; ``balanced``: by how rare labels are among all clients' training examples, so that they weigh 1 in the
+        mean. None: all weigh 1.
+
+    Raises
+    ------
+    ConfigError
+        If a name is unknown, or does not fit the kind; when the task meets its data.
+
+    Examples
+    --------
+    >>> Task("regression", loss="huber", metrics=["mae"]).loss
+    'huber'
+    """
+
+    kind: TaskKind | None = None
+    loss: str | Loss | None = None
+    metrics: Sequence[Any] = ()
+    class_weights: Weights | None = None
+    name: str = field(default="", compare=False)  # by which it was asked for
+
+    def of(self, spec: DataSpec, label_counts: Tensor | None = None) -> FittedTask:
+        """Return the task for some data.
+
+        Parameters
+        ----------
+        spec
+            What the examples look like.
+        label_counts
+            How many training examples all clients have of each label, ``[outputs]``, or of 0 and 1; for balanced
+            weights.
+
+        Raises
+        ------
+        ConfigError
+            If the loss, a metric or the weights do not fit.
+        """
+        kind = self.kind or spec.task
+        if kind != spec.task:
+            raise ConfigError(
+                f"task = {kind!r} does not fit the data ({spec.data}), whose targets are of kind {spec.task!r}"
+            )
+        loss = _loss(self.loss or LOSS_OF[kind], kind)
+        metrics = tuple(metric(each, kind, spec.outputs) for each in self.metrics or METRICS_OF[kind])
+        names = [each.name for each in metrics]
+        require(("task.metrics", names, len(set(names)) == len(names), "different metrics"))
+        return FittedTask(kind, loss, metrics, _weights(self.class_weights, kind, spec.outputs, label_counts))
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """The task as a config has it; functions and objects by their names."""
+        loss = self.loss if isinstance(self.loss, str | None) else f"{self.loss.__module__}:{self.loss.__qualname__}"
+        metrics = [
+            each if isinstance(each, str) else str(getattr(each, "name", type(each).__name__)) for each in self.metrics
+        ]
+        weights = self.class_weights if isinstance(self.class_weights, str | None) else [*self.class_weights]
+        return {"name": self.name or self.kind, "loss": loss, "metrics": metrics, "class_weights": weights}
+
+
+LOSS_OF: Mapping[TaskKind, str] = {
+    "classification": "cross_entropy",
+    "binary": "bce",
+    "multilabel": "bce",
+    "regression": "mse",
+    "language": "cross_entropy",
+}
+"""The loss of each kind of task."""
+
+METRICS_OF: Mapping[TaskKind, Sequence[str]] = {
+    "classification": ("accuracy",),
+    "binary": ("accuracy",),
+    "multilabel": ("accuracy",),
+    "regression": ("mae",),
+    "language": ("perplexity", "accuracy"),
+}
+"""Its metrics."""
+
+TASKS: Mapping[str, Task] = {
+    "classification": Task("classification", name="classification"),
+    "binary": Task("binary", name="binary"),
+    "multilabel": Task("multilabel", name="multilabel"),
+    "regression": Task("regression", name="regression"),
+    "language": Task("language", name="language"),
+}
+"""Tasks by name."""
+
+SUMMARIES: Mapping[str, str] = {
+    "classification": "one label of several: cross-entropy",
+    "binary": "yes or no, from one logit: binary cross-entropy",
+    "multilabel": "yes or no for each of several labels: binary cross-entropy",
+    "regression": "one number or several: squared error",
+    "language": "the next token at each place: cross-entropy",
+}
+"""A line about each of them for people."""
+
+
+def build_task(
+    name: str | None = None,
+    loss: str | None = None,
+    metrics: Sequence[str] = (),
+    class_weights: str | Sequence[float] | None = None,
+) -> Task:
+    """Return the task of a ``[task]`` section.
+
+    Parameters
+    ----------
+    name
+        One of :data:`TASKS`, that of an installed package, or ``module:factory`` of a :class:`Task` or of a function
+        that returns one; None: the data's own.
+    loss, metrics, class_weights
+        In place of the task's own; see :class:`Task`.
+
+    Raises
+    ------
+    ConfigError
+        If the name is unknown, or what it names is no task.
+    """
+    found = Task() if name is None else named("tasks", name, TASKS, "task:")
+    task = found if isinstance(found, Task) else found() if callable(found) else found
+    if not isinstance(task, Task):
+        raise ConfigError(
+            f"task {shown(name)} should be a fedclade.Task, or a function that returns one, got {shown(task)}"
+        )
+    if isinstance(loss, str) and ":" not in loss and loss not in LOSSES:
+        raise ConfigError(unknown("loss in [task]:", loss, LOSSES) + "; your own is given as 'module:function'")
+    weights = task.class_weights if class_weights is None else class_weights
+    if isinstance(weights, str) and weights != "balanced":
+        raise ConfigError(f"task.class_weights should be 'balanced' or a list of numbers, got {weights!r}")
+    given = {"loss": loss or task.loss, "metrics": tuple(metrics) or task.metrics, "class_weights": weights}
+    return replace(task, **given, name=name or task.name)
+
+
+@dataclass(frozen=True, eq=False)
+class FittedTask:
+    """A task for some data, as engines and evaluations use it."""
+
+    kind: TaskKind = "classification"
+    loss: Loss = cross_entropy
+    metrics: tuple[Metric, ...] = (metric("accuracy", "classification", 0),)
+    weights: Tensor | None = None  # of labels, [outputs], or of 0 and 1
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the loss is cross-entropy without weights, which engines know by heart."""
+        return self.loss is cross_entropy and self.weights is None
+
+    @cached_property
+    def higher_is_better(self) -> bool:
+        """Whether more of the metric that counts is better."""
+        return self.metrics[0].higher_is_better
+
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the loss of each example, ``[B]``."""
+        losses = self.loss(outputs, targets)
+        if losses.shape != (len(targets),):
+            raise ConfigError(
+                f"the loss should give one number for each of {len(targets)} examples, got shape {tuple(losses.shape)}"
+            )
+        return losses if self.weights is None else losses * self.weights.to(losses)[targets.long().clamp(min=0)]
+
+    def mean_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean over the targets of a batch that count, which is what it trains on."""
+        if self.is_plain:
+            return functional.cross_entropy(outputs.flatten(0, -2), targets.flatten(), ignore_index=IGNORED)
+        return self.total_loss(outputs, targets) / counted(targets).sum()
+
+    def total_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the sum over the targets of a batch that count."""
+        if self.is_plain:
+            flat = outputs.flatten(0, -2), targets.flatten()
+            return functional.cross_entropy(*flat, ignore_index=IGNORED, reduction="sum")
+        return (self.losses(outputs, targets) * counted(targets)).sum()
+
+
+def _loss(loss: str | Loss, kind: TaskKind) -> Loss:
+    if not isinstance(loss, str):
+        return loss
+    if loss in LOSSES:
+        if kind not in KINDS[loss]:
+            fits = [name for name, kinds in KINDS.items() if kind in kinds]
+            raise ConfigError(f"task.loss = {loss!r} does not fit a {kind} task; choose from {', '.join(fits)}")
+        return LOSSES[loss]
+    if ":" not in loss:
+        raise ConfigError(unknown("loss in [task]:", loss, LOSSES) + "; your own is given as 'module:function'")
+    found: Any = imported(loss, "loss")
+    if callable(found):
+        return cast("Loss", found)
+    raise ConfigError(f"task.loss = {loss!r} should name a function of outputs and targets, got {shown(found)}")
+
+
+def _weights(weights: Weights | None, kind: TaskKind, outputs: int, counts: Tensor | None) -> Tensor | None:
+    if weights is None:
+        return None
+    labels = {"classification": outputs, "binary": 2}.get(kind)
+    if labels is None:
+        raise ConfigError(f"task.class_weights are for classification and binary tasks, not for {kind}")
+    if not isinstance(weights, str):
+        right = len(weights) == labels and all(weight >= 0 for weight in weights)
+        require(("task.class_weights", [*weights], right, f"{labels} numbers of at least 0, one for each label"))
+        return torch.tensor([*weights], dtype=torch.float32)
+    if counts is None:
+        raise ConfigError(
+            "task.class_weights = 'balanced' needs to know how many examples there are of each label, which a server "
+            "of a network does not; give a list of numbers"
+        )
+    return torch.where(counts > 0, counts.sum() / (int((counts > 0).sum()) * counts.clamp(min=1)), 0.0).float()
