@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from fedclade.core.errors import ConfigError, shown
 
 
-def matching(patterns: Sequence[str], names: Collection[str], setting: str) -> tuple[str, ...]:
+def matching(patterns: Sequence[str], names: Collection[str], setting: str, what: str = "parameter") -> tuple[str, ...]:
     """Return those names that a pattern matches, in their order.
 
     A pattern is a name, or the beginning of one up to a dot: ``head`` and ``head.*`` are the same. One that fits no
@@ -23,6 +23,8 @@ def matching(patterns: Sequence[str], names: Collection[str], setting: str) -> t
         Of parameters or buffers, such as ``head.weight``.
     setting
         That the patterns come from, such as ``model.personal``, for the message.
+    what
+        The names are of, for the message.
 
     Raises
     ------
@@ -37,7 +39,7 @@ def matching(patterns: Sequence[str], names: Collection[str], setting: str) -> t
         if not fitting:
             near = get_close_matches(pattern.removesuffix(".*"), names, 1, 0.0)
             hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ConfigError(f"{setting} = {shown(pattern)} matches no parameter of the model{hint}")
+            raise ConfigError(f"{setting} = {shown(pattern)} matches no {what} of the model{hint}")
         found.update(fitting)
     return tuple(name for name in names if name in found)
 

@@ -21,6 +21,7 @@ from fedclade.flower.policy import Policy
 from fedclade.flower.secret import read_secret
 from fedclade.flower.signing import signed, unsigned
 from fedclade.flower.wire import Content, refusal
+from fedclade.models import LoRA, Parts
 from fedclade.runs import Maker
 from fedclade.training import choose_device
 
@@ -51,6 +52,10 @@ def client_app(
     encoding: str = "float32",
     privacy: DifferentialPrivacy | None = None,
     budget: Budget | None = None,
+    freeze: tuple[str, ...] = (),
+    personal: tuple[str, ...] = (),
+    adapter: LoRA | None = None,
+    seed: int = 0,
 ) -> ClientApp:
     """Make the app that every SuperNode runs.
 
@@ -75,6 +80,10 @@ def client_app(
         Differential privacy, see :mod:`fedclade.channel.privacy`; needs a ``folder`` and a ``budget``.
     budget
         What a client may spend in its life.
+    freeze, personal, adapter
+        Which parts the model has, as the server's :class:`~fedclade.RunSettings` say.
+    seed
+        The run's: it draws what is frozen of a model that is made from a seed.
 
     Returns
     -------
@@ -90,6 +99,8 @@ def client_app(
             encoding=encoding,
             privacy=privacy,
             budget=budget,
+            parts=Parts(freeze=freeze, personal=personal, adapter=adapter),
+            seed=seed,
             **node_settings(context),
         )
     )

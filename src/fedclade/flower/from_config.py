@@ -131,6 +131,8 @@ def client_app_from_config() -> ClientApp:
             encoding=read.apps.encoding,
             privacy=read.config.privacy.mechanism,
             budget=budget_of(context),
+            parts=read.config.parts,
+            seed=read.config.top.seed,
             **settings,
         )
 

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypedDict
 from fedclade.algorithms import ALGORITHMS, Algorithm, Oracle
 from fedclade.channel import DifferentialPrivacy, Signature, refusal
 from fedclade.core import ConfigError, LocalTraining, checked, require
+from fedclade.models import LoRA, Parts
 
 Stream = bool | Literal["auto"]
 Every = int | Literal["auto"]
@@ -33,6 +34,11 @@ class RunSettings:
         Evaluate on the clients' test data after every so many rounds, and after the last.
     target
         Accuracy in (0, 1]; the run reports when it was reached.
+    freeze, personal
+        Patterns over the names of a model's parameters and buffers, such as ``head.*``: what is the same everywhere and
+        never sent, and what stays with each client. See :class:`~fedclade.models.Parts`.
+    adapter
+        Low-rank pairs, :class:`~fedclade.models.LoRA`, that are trained in place of the model.
     signature
         What clients are compared by; the whole update by default.
     stream
@@ -67,6 +73,9 @@ class RunSettings:
     client_fraction: float = 1.0
     evaluate_every: int = 1
     target: float | None = None
+    freeze: tuple[str, ...] = ()
+    personal: tuple[str, ...] = ()
+    adapter: LoRA | None = None
     signature: Signature = field(default_factory=Signature)
     stream: Stream = "auto"
     memory: int | str | None = None
@@ -91,6 +100,11 @@ class RunSettings:
                 "a number of rounds, 0 for none, or 'auto'",
             ),
         )
+
+    @property
+    def parts(self) -> Parts:
+        """Which parts the model has."""
+        return Parts(freeze=self.freeze, personal=self.personal, adapter=self.adapter)
 
     def check_algorithm(self, algorithm: Algorithm) -> None:
         """Check that an algorithm can run with these settings.
@@ -131,7 +145,7 @@ class RunSettings:
             "local": asdict(self.local),
             "algorithm": describe(algorithm),
             "data": data,
-            "model": {"name": model},
+            "model": {"name": model, **self.parts.as_dict()},
             "signature": asdict(self.signature),
             "target": {"accuracy": self.target},
             "privacy": {"permute": self.permute, **(asdict(self.privacy) if self.privacy else {})},
@@ -148,6 +162,9 @@ class RunOptions(TypedDict, total=False):
     client_fraction: float
     evaluate_every: int
     target: float | None
+    freeze: tuple[str, ...]
+    personal: tuple[str, ...]
+    adapter: LoRA | None
     signature: Signature | None
     stream: Stream
     memory: int | str | None
