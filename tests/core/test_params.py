@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedclade.core.errors import ModelError
+from fedclade.core.errors import ConfigError, ModelError
 from fedclade.core.params import Layout
 
 
@@ -147,3 +147,86 @@ def test_parameters_of_several_types_are_refused():
     text = r"parameters should share one type, got \['torch.float32', 'torch.float64'\]; cast the model first"
     with pytest.raises(ModelError, match=text):
         Layout.of(module)
+
+
+def parted_module() -> nn.Module:
+    """A body, a BatchNorm between, and a head whose weight is tied to a layer further down."""
+    module = nn.ModuleDict(
+        {"body": nn.Linear(2, 3), "bn": nn.BatchNorm1d(3), "head": nn.Linear(3, 3), "last": nn.Linear(3, 3)}
+    )
+    module["last"].weight = module["head"].weight
+    return module
+
+
+def test_personal_tensors_lie_in_a_vector_of_their_own():
+    module = parted_module()
+    layout = Layout.of(module, personal=("head", "*n.running_*"))
+    assert [slot.name for slot in layout.personal] == ["head.weight", "head.bias", "bn.running_mean", "bn.running_var"]
+    assert [slot.start for slot in layout.personal] == [0, 9, 12, 15]
+    assert layout.personal_size == 9 + 3 + 3 + 3
+    assert [slot.name for slot in (*layout.parameters, *layout.buffers)] == [
+        *("body.weight", "body.bias", "bn.weight", "bn.bias", "last.bias", "bn.num_batches_tracked")
+    ]
+    assert layout.size == layout.n_parameters + 1 == (6 + 3 + 3 + 3 + 3) + 1
+    assert layout.full == Layout.of(module)
+    assert layout.full.size == layout.size + layout.personal_size
+
+
+def test_full_vectors_are_joined_and_taken_apart_again():
+    module = parted_module()
+    layout = Layout.of(module, personal=("head", "bn"))
+    full = layout.full.flatten(module)
+    shared, personal = layout.flatten(module), layout.flatten_personal(module)
+    assert torch.equal(layout.joined(shared, personal), full)
+    many = torch.arange(3.0 * layout.full.size).view(3, -1)
+    assert torch.equal(layout.joined(*layout.parted(many)), many)
+    for part, whole in zip(layout.parted(full), (shared, personal), strict=True):
+        assert torch.equal(part, whole)
+
+
+def test_where_nothing_is_personal_there_is_one_vector():
+    module = parted_module()
+    layout = Layout.of(module)
+    assert layout.full is layout
+    assert layout.personal_size == len(layout.flatten_personal(module)) == 0
+    vector = layout.flatten(module)
+    assert layout.joined(vector, vector[:0]) is vector
+    assert layout.parted(vector)[0] is vector
+    assert layout.parted(vector)[1].shape == (0,)
+
+
+def test_a_tied_tensor_is_personal_by_any_of_its_names():
+    layout = Layout.of(parted_module(), personal=("last.weight",))
+    assert [slot.name for slot in layout.personal] == ["head.weight"]
+
+
+def test_a_state_dict_has_what_is_personal_if_it_is_given():
+    module = parted_module()
+    layout = Layout.of(module, personal=("head",))
+    shared, personal = torch.zeros(layout.size), torch.ones(layout.personal_size)
+    names = set(module.state_dict())
+    assert set(layout.state_dict(shared)) == names - {"head.weight", "head.bias", "last.weight"}
+    module.load_state_dict(layout.state_dict(shared, personal))
+    assert module["last"].weight.sum() == 9
+    assert module["body"].weight.sum() == module["last"].bias.sum() == 0
+
+
+def test_nothing_to_share_is_refused():
+    with pytest.raises(ModelError, match="all trainable parameters are personal, which leaves none to share"):
+        Layout.of(batch_norm(), personal=("0", "1.weight", "1.bias"))
+
+
+def test_a_pattern_for_nothing_is_refused():
+    with pytest.raises(
+        ConfigError, match=r"model.personal = 'haed.\*' matches no parameter .*did you mean 'head.bias'"
+    ):
+        Layout.of(parted_module(), personal=("haed.*",))
+
+
+def test_buffers_of_modules_at_rest_are_frozen():
+    module = batch_norm()
+    module[1].eval()
+    layout = Layout.of(module)
+    assert set(layout.frozen) == {"1.running_mean", "1.running_var", "1.num_batches_tracked"}
+    assert layout.size == layout.n_parameters
+    module.load_state_dict(layout.state_dict(layout.flatten(module)))

@@ -209,6 +209,12 @@ def test_models_of_other_frozen_values_have_other_digests():
     assert wire.layout_digest(Layout.of(half_frozen(0.1))) == wire.layout_digest(Layout.of(models[0]))
 
 
+def test_a_layout_digest_tells_what_is_personal():
+    personal = [(), ("0",), ("0.weight",), ("1",)]
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    assert len({wire.layout_digest(Layout.of(model, personal=names)) for names in personal}) == 4
+
+
 def test_a_message_must_be_one_of_fedclades():
     with pytest.raises(UpdateError, match=r"has the record 'fedclade', this one has \['vectors'\]"):
         Content.of(RecordDict({"vectors": ArrayRecord()}))

@@ -12,7 +12,7 @@ from fedclade.config.settings import FIXED, SECTIONS, Config, TopLevel, options
 from fedclade.config.toml_files import Section, apply_overrides, read_toml
 from fedclade.core import ConfigError, check_arguments, defaults, known_arguments, shown, unknown
 from fedclade.data import PARTITIONS, SOURCES, check_data_settings, check_newcomers, load_federation
-from fedclade.models import FROM_DATA, model_factory
+from fedclade.models import FROM_DATA, PARTS, Parts, model_factory
 from fedclade.runs import RunSettings
 from fedclade.training import check_engine
 
@@ -159,14 +159,16 @@ def _data(section: Section, problems: _Problems) -> tuple[Section, bool]:
 
 
 def _model(section: Section, problems: _Problems) -> Section:
-    """Return the model section; its keys are the arguments of the factory that the data does not give."""
+    """Return the model section; its keys name parts, or are arguments of the factory that the data does not give."""
     name = section.get("name", "mlp")
     factory = problems.collect("model", model_factory, name)
     if factory is None:
         return section
-    given = "[model]", factory, options(section), FROM_DATA
-    fitted = problems.collect("model", check_arguments, *given, positional=True)
-    return {"name": name, **defaults(factory, FROM_DATA, positional=True), **(fitted or {})}
+    parts = problems.building("model", Parts, {key: section[key] for key in PARTS if key in section})
+    arguments = {key: value for key, value in options(section).items() if key not in PARTS}
+    fitted = problems.collect("model", check_arguments, "[model]", factory, arguments, FROM_DATA, positional=True)
+    filled = {**defaults(factory, FROM_DATA, positional=True), **(fitted or {})}
+    return {"name": name, **filled, **({} if parts is None else parts.as_dict())}
 
 
 def _algorithm(section: Section, problems: _Problems) -> tuple[Section, Algorithm | None]:

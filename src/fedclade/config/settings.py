@@ -14,6 +14,7 @@ from fedclade.channel import DifferentialPrivacy, Faults, Signature
 from fedclade.config.toml_files import Section
 from fedclade.core import DataSpec, LocalTraining, known_arguments
 from fedclade.data import PARTITIONS, Federation, load_federation
+from fedclade.models import PARTS, Parts
 from fedclade.runs import Churn, Every, Follow, OnRound, Run, RunSettings, Stream, module_for, simulate
 from fedclade.tasks import Task, build_task
 
@@ -123,11 +124,19 @@ class Config:
         return {**sections.pop("top"), **sections}
 
     @property
+    def parts(self) -> Parts:
+        """Which parts the model has."""
+        return Parts.of(self.model)
+
+    @property
     def settings(self) -> RunSettings:
         """Those settings that do not depend on where the clients are."""
         return RunSettings(
             **self.top.shared,
             local=self.local,
+            freeze=self.parts.freeze,
+            personal=self.parts.personal,
+            adapter=self.parts.adapter,
             signature=self.signature,
             target=self.target or None,
             task=self.task.task,
@@ -185,8 +194,12 @@ class Config:
         return build_algorithm(self.algorithm["name"], options(self.algorithm), true_clusters)
 
     def built_model(self, schema: DataSpec, seed: int) -> nn.Module:
-        """Build the model for some data, drawn from a seed; raises what :func:`fedclade.models.build_model` raises."""
-        return module_for(self.model["name"], schema, seed, options(self.model))
+        """Build the model for some data, drawn from a seed, before it is parted.
+
+        Raises what :func:`fedclade.models.build_model` raises.
+        """
+        arguments = {key: value for key, value in options(self.model).items() if key not in PARTS}
+        return module_for(self.model["name"], schema, seed, arguments)
 
 
 def options(section: Section) -> Section:

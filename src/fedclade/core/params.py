@@ -2,13 +2,14 @@
 
 Servers only add, average and compare vectors. Buffers (the running statistics of BatchNorm) travel in the same vector,
 so that they are averaged with the parameters, but everything that compares clients looks at the parameters alone.
-Parameters that do not require a gradient are the same everywhere: they stay in the module, outside the vector.
+What is frozen is the same everywhere: it stays in the module, outside the vector. What is personal stays with a client,
+in a second vector of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
@@ -21,6 +22,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 from fedclade.core.errors import ModelError
+from fedclade.core.patterns import matching
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,9 @@ class Layout:
 
     Tied weights have one place, and further names in ``tied``, each with the name of the place. ``resting`` names the
     modules that stay in evaluation mode while the others train: those that were in ``eval()`` inside a module that was
-    not, and those in ``eval()`` of which every parameter is frozen.
+    not, and those in ``eval()`` of which every parameter is frozen. Parameters that do not require a gradient, and
+    buffers of modules at rest, are ``frozen``. ``personal`` tensors lie in a second vector ``[P]`` of each client, and
+    all that is not frozen in the vector ``[F]`` of the ``full`` layout, F = S + P.
     """
 
     parameters: tuple[Slot, ...]  # in the module's own order
@@ -53,17 +57,30 @@ class Layout:
     tied: tuple[tuple[str, str], ...] = ()
     frozen: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor], compare=False, repr=False)  # in no vector
     resting: tuple[str, ...] = ()
+    personal: tuple[Slot, ...] = ()  # parameters first, then buffers
+    whole: Layout | None = field(default=None, repr=False)  # the full layout, if this is a part of it
 
     @classmethod
-    def of(cls, module: nn.Module) -> Layout:
+    def of(cls, module: nn.Module, personal: Sequence[str] = ()) -> Layout:
         """Return the layout of a module that :func:`check_module` accepts.
+
+        Parameters
+        ----------
+        module
+            The module.
+        personal
+            Patterns over the names of its parameters and saved buffers, see :func:`fedclade.core.matching`: what stays
+            with the client. A tied tensor is matched by all of its names.
 
         Raises
         ------
         ModelError
-            If the module has no parameters to train, or parameters of several types.
+            If the module has no parameters to train, or parameters of several types, or if all of them are personal.
+        ConfigError
+            If a pattern matches nothing.
         """
         check_module(module)
+        resting = _resting(module)
         trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         frozen = {name: p.detach() for name, p in module.named_parameters() if not p.requires_grad}
         if not trained:
@@ -71,10 +88,37 @@ class Layout:
         dtypes = {p.dtype for _, p in trained}
         if len(dtypes) > 1:
             raise ModelError(f"parameters should share one type, got {sorted(map(str, dtypes))}; cast the model first")
-        parameters, end = _slots(trained, 0)
-        buffers, _ = _slots(_saved_buffers(module), end)
-        tied = _tied(module, [*(slot.name for slot in (*parameters, *buffers)), *frozen])
-        return cls(parameters, buffers, dtypes.pop(), tied, frozen, _resting(module))
+        buffers = _saved_buffers(module)
+        frozen |= {name: buffer for name, buffer in buffers if name.rpartition(".")[0] in resting}
+        moving = [(name, buffer) for name, buffer in buffers if name not in frozen]
+        parameter_slots, end = _slots(trained, 0)
+        buffer_slots, _ = _slots(moving, end)
+        tied = _tied(module, [*(slot.name for slot in (*parameter_slots, *buffer_slots)), *frozen])
+        layout = cls(parameter_slots, buffer_slots, dtypes.pop(), tied, frozen, resting)
+        places = {slot.name: slot.name for slot in (*parameter_slots, *buffer_slots)}
+        places |= {name: place for name, place in tied if place in places}
+        return layout.without({places[name] for name in matching(personal, places, "model.personal")})
+
+    def without(self, personal: Collection[str]) -> Layout:
+        """Return the shared layout of this full one; ``personal`` names the tensors that stay with the client."""
+        if not personal:
+            return self
+        shared, end = _moved((s for s in self.parameters if s.name not in personal), 0)
+        if not shared:
+            raise ModelError("all trainable parameters are personal, which leaves none to share; name fewer of them")
+        buffers, _ = _moved((s for s in self.buffers if s.name not in personal), end)
+        own, _ = _moved((s for s in (*self.parameters, *self.buffers) if s.name in personal), 0)
+        return replace(self, parameters=shared, buffers=buffers, personal=own, whole=self)
+
+    @property
+    def full(self) -> Layout:
+        """The layout of the whole module, personal tensors among the others: as engines know it."""
+        return self.whole or self
+
+    @property
+    def personal_size(self) -> int:
+        """Length P of a client's own vector."""
+        return self.personal[-1].stop if self.personal else 0
 
     @property
     def n_parameters(self) -> int:
@@ -88,9 +132,32 @@ class Layout:
 
     def flatten(self, module: nn.Module) -> Tensor:
         """Return a copy of the module's state as a vector ``[S]``."""
+        return self._flat(module, (*self.parameters, *self.buffers))
+
+    def flatten_personal(self, module: nn.Module) -> Tensor:
+        """Return a copy of the module's personal state as a vector ``[P]``."""
+        return self._flat(module, self.personal)
+
+    def _flat(self, module: nn.Module, slots: Sequence[Slot]) -> Tensor:
         tensors = _tensors(module)
-        slots = (*self.parameters, *self.buffers)
-        return torch.cat([tensors[slot.name].detach().reshape(-1).to(self.dtype) for slot in slots])
+        flat = [tensors[slot.name].detach().reshape(-1).to(self.dtype) for slot in slots]
+        return torch.cat(flat) if flat else torch.empty(0, dtype=self.dtype)
+
+    def joined(self, shared: Tensor, personal: Tensor) -> Tensor:
+        """Return the full layout's vectors ``[..., F]``, of shared ones ``[..., S]`` and personal ones ``[..., P]``."""
+        if not self.personal:
+            return shared
+        parts = {slot.name: shared[..., slot.start : slot.stop] for slot in (*self.parameters, *self.buffers)}
+        parts |= {slot.name: personal[..., slot.start : slot.stop] for slot in self.personal}
+        return torch.cat([parts[slot.name] for slot in (*self.full.parameters, *self.full.buffers)], -1)
+
+    def parted(self, full: Tensor) -> tuple[Tensor, Tensor]:
+        """Return shared vectors ``[..., S]`` and personal ones ``[..., P]``, of the full layout's ``[..., F]``."""
+        if not self.personal:
+            return full, full[..., :0]
+        whole = {slot.name: full[..., slot.start : slot.stop] for slot in (*self.full.parameters, *self.full.buffers)}
+        shared = torch.cat([whole[slot.name] for slot in (*self.parameters, *self.buffers)], -1)
+        return shared, torch.cat([whole[slot.name] for slot in self.personal], -1)
 
     def load(self, vector: Tensor, module: nn.Module) -> None:
         """Copy a vector ``[S]`` into the module; raise a ModelError if it has another length."""
@@ -120,16 +187,21 @@ class Layout:
 
         Of several vectors, ``[..., S]``, each tensor gets the same leading dimensions.
         """
-        leading = vector.shape[:-1]
-        return {
-            s.name: _typed(vector[..., s.start : s.stop].view((*leading, *s.shape)), s.dtype)
-            for s in (*self.parameters, *self.buffers)
-        }
+        return _unflattened(vector, (*self.parameters, *self.buffers))
 
-    def state_dict(self, vector: Tensor) -> dict[str, Tensor]:
-        """Return a vector ``[S]`` as the module's ``load_state_dict`` takes it: copies on the CPU, by all its names."""
+    def unflatten_personal(self, vector: Tensor) -> Mapping[str, Tensor]:
+        """Return the named tensors of a personal vector ``[P]``, see :meth:`unflatten`."""
+        return _unflattened(vector, self.personal)
+
+    def state_dict(self, vector: Tensor, personal: Tensor | None = None) -> dict[str, Tensor]:
+        """Return a vector ``[S]`` as the module's ``load_state_dict`` takes it: copies on the CPU, by all its names.
+
+        What is personal is in it if a client's own vector ``[P]`` is given.
+        """
         placed = {**self.unflatten(vector.cpu()), **{name: p.cpu() for name, p in self.frozen.items()}}
-        names = {**{name: name for name in placed}, **dict(self.tied)}
+        if personal is not None:
+            placed |= self.unflatten_personal(personal.cpu())
+        names = {**{name: name for name in placed}, **{name: place for name, place in self.tied if place in placed}}
         return {name: placed[place].clone() for name, place in names.items()}
 
 
@@ -161,16 +233,26 @@ _COMPUTING = (WeightNorm, SpectralNorm, BasePruningMethod)
 """Hooks that compute a weight before each pass; what came after them are parametrisations."""
 
 
+def _unflattened(vector: Tensor, slots: Collection[Slot]) -> dict[str, Tensor]:
+    leading = vector.shape[:-1]
+    return {s.name: _typed(vector[..., s.start : s.stop].view((*leading, *s.shape)), s.dtype) for s in slots}
+
+
 def _typed(value: Tensor, dtype: torch.dtype) -> Tensor:
     return value.to(dtype) if dtype.is_floating_point else value.round().to(dtype)
 
 
 def _slots(named: Sequence[tuple[str, Tensor]], start: int) -> tuple[tuple[Slot, ...], int]:
-    slots: list[Slot] = []
-    for name, tensor in named:
-        slots.append(Slot(name, tuple(tensor.shape), tensor.dtype, start))
-        start = slots[-1].stop
-    return tuple(slots), start
+    return _moved((Slot(name, tuple(tensor.shape), tensor.dtype, 0) for name, tensor in named), start)
+
+
+def _moved(slots: Iterable[Slot], start: int) -> tuple[tuple[Slot, ...], int]:
+    """Return the slots one behind the other, from a place on."""
+    moved: list[Slot] = []
+    for slot in slots:
+        moved.append(replace(slot, start=start))
+        start = moved[-1].stop
+    return tuple(moved), start
 
 
 def _saved_buffers(module: nn.Module) -> list[tuple[str, Tensor]]:

@@ -9,8 +9,11 @@ from fnmatch import fnmatchcase
 from fedclade.core.errors import ConfigError, shown
 
 
-def matching(patterns: Sequence[str], names: Collection[str], setting: str) -> tuple[str, ...]:
-    """Return those names that a pattern matches, in their order; a pattern without wildcards may name a module.
+def matching(patterns: Sequence[str], names: Collection[str], setting: str, what: str = "parameter") -> tuple[str, ...]:
+    """Return those names that a pattern matches, in their order.
+
+    A pattern is a name, or the beginning of one up to a dot: ``head`` and ``head.*`` are the same. One that fits no
+    name so may also be a part of it between dots, as ``lora_B`` is one of ``blocks.0.lora_B.weight``.
 
     Parameters
     ----------
@@ -20,19 +23,30 @@ def matching(patterns: Sequence[str], names: Collection[str], setting: str) -> t
         Of parameters or buffers, such as ``head.weight``.
     setting
         That the patterns come from, such as ``model.personal``, for the message.
+    what
+        The names are of, for the message.
 
     Raises
     ------
     ConfigError
         If a pattern matches nothing; with the nearest name.
     """
+    found: set[str] = set()
     for pattern in patterns:
-        if not any(_fits(pattern, name) for name in names):
+        fitting = [name for name in names if _begins(pattern, name)] or [
+            name for name in names if _holds(pattern, name)
+        ]
+        if not fitting:
             near = get_close_matches(pattern.removesuffix(".*"), names, 1, 0.0)
             hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ConfigError(f"{setting} = {shown(pattern)} matches no parameter of the model{hint}")
-    return tuple(name for name in names if any(_fits(pattern, name) for pattern in patterns))
+            raise ConfigError(f"{setting} = {shown(pattern)} matches no {what} of the model{hint}")
+        found.update(fitting)
+    return tuple(name for name in names if name in found)
 
 
-def _fits(pattern: str, name: str) -> bool:
+def _begins(pattern: str, name: str) -> bool:
     return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
+
+
+def _holds(pattern: str, name: str) -> bool:
+    return fnmatchcase(f".{name}.", f"*.{pattern}.*")

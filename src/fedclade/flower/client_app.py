@@ -21,6 +21,7 @@ from fedclade.flower.policy import Policy
 from fedclade.flower.secret import read_secret
 from fedclade.flower.signing import signed, unsigned
 from fedclade.flower.wire import Content, refusal
+from fedclade.models import LoRA, Parts
 from fedclade.runs import Maker
 from fedclade.tasks import Task
 from fedclade.training import choose_device
@@ -53,6 +54,10 @@ def client_app(
     privacy: DifferentialPrivacy | None = None,
     budget: Budget | None = None,
     task: Task | None = None,
+    freeze: tuple[str, ...] = (),
+    personal: tuple[str, ...] = (),
+    adapter: LoRA | None = None,
+    seed: int = 0,
 ) -> ClientApp:
     """Make the app that every SuperNode runs.
 
@@ -79,6 +84,10 @@ def client_app(
         What a client may spend in its life.
     task
         The loss and the metrics, the same as the server's; by default the data's own.
+    freeze, personal, adapter
+        Which parts the model has, as the server's :class:`~fedclade.RunSettings` say.
+    seed
+        The run's: it draws what is frozen of a model that is made from a seed.
 
     Returns
     -------
@@ -95,6 +104,8 @@ def client_app(
             privacy=privacy,
             budget=budget,
             task=task,
+            parts=Parts(freeze=freeze, personal=personal, adapter=adapter),
+            seed=seed,
             **node_settings(context),
         )
     )

@@ -31,6 +31,7 @@ from fedclade.flower.policy import Policy
 from fedclade.flower.secret import secret_digest, secret_model, seed_of
 from fedclade.flower.usage import Usage, UsageLog
 from fedclade.flower.wire import Content, shown
+from fedclade.models import Parts
 from fedclade.runs import Maker, module_for
 from fedclade.tasks import Task
 from fedclade.training import SimulatedClients
@@ -61,16 +62,18 @@ class ClientHandler:
         secret: str | None = None,
         policy: Policy | None = None,
         task: Task | None = None,
+        parts: Parts | None = None,
+        seed: int = 0,
     ) -> None:
         if len(federation) != 1:
             raise DataError(f"data_fn should return a federation of one client, got {len(federation)}; see alone()")
         check_encoding(encoding)
         self._federation, self._data = federation, federation.clients[0]
-        self._make = _maker(model, federation)
+        self._make = _maker(model, federation, parts or Parts())
         self._number, self._encoding, self._folder, self._secret = number, encoding, folder, secret
         self._policy, self._usage_log = policy or Policy(), UsageLog(folder)
         fitted = (task or Task()).of(federation.pool.schema)
-        self._workers = SimulatedClients(federation, self._make(0), device, engine, task=fitted)
+        self._workers = SimulatedClients(federation, self._make(seed), device, engine, task=fitted)
         self._layout = self._workers.layout
         self._permutation = None
         if secret is not None:
@@ -248,8 +251,12 @@ def _spec(kept: Mapping[str, Any]) -> LocalTraining:
         raise UpdateError(f"asked for local training that is not known here: {error}") from error
 
 
-def _maker(model: nn.Module | str | Maker, federation: Federation) -> Maker:
-    """Return a function that makes a model from a seed; a module is the same for every seed."""
-    if isinstance(model, str):
-        return lambda seed: module_for(model, federation.pool.schema, seed)
-    return (lambda seed: model) if isinstance(model, nn.Module) else model
+def _maker(model: nn.Module | str | Maker, federation: Federation, parts: Parts) -> Maker:
+    """Return a function that makes a model of some parts from a seed; a module is the same for every seed."""
+
+    def make(seed: int) -> nn.Module:
+        if isinstance(model, str):
+            return module_for(model, federation.pool.schema, seed)
+        return model if isinstance(model, nn.Module) else model(seed)
+
+    return lambda seed: parts.applied(make(seed), seed)

@@ -169,8 +169,8 @@ def federate(
     task = settings.task.of(joined.schema)
     target = target_of(settings, task)
     name, model = _known(model, joined.schema, settings.seed)
-    module, initial = initial_models(model, joined.schema, settings.seed, algorithm)
-    layout = Layout.of(module)
+    module, initial = initial_models(model, joined.schema, settings.seed, algorithm, parts=settings.parts)
+    layout = settings.parts.layout(module)
     registry.check_layout(wire.layout_digest(layout))
     data = {"name": joined.schema.data, "description": joined.description}
     config = config or settings.as_config(algorithm, task, "auto", data=data, model=name)

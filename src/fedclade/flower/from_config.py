@@ -132,6 +132,8 @@ def client_app_from_config() -> ClientApp:
             privacy=read.config.privacy.mechanism,
             budget=budget_of(context),
             task=read.config.task.task,
+            parts=read.config.parts,
+            seed=read.config.top.seed,
             **settings,
         )
 

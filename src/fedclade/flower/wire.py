@@ -165,9 +165,12 @@ def digest(data: bytes) -> str:
 
 def layout_digest(layout: Layout) -> str:
     """Return a short name of a model's structure: the names, shapes and types of its tensors, and its frozen values."""
-    slots = [[s.name, list(s.shape), str(s.dtype)] for s in (*layout.parameters, *layout.buffers)]
+    slots, personal = (
+        [[s.name, list(s.shape), str(s.dtype)] for s in part]
+        for part in ((*layout.parameters, *layout.buffers), layout.personal)
+    )
     frozen = [[name, list(p.shape), str(p.dtype), _digest_of(p)] for name, p in layout.frozen.items()]
-    return digest(json.dumps([slots, layout.n_parameters, str(layout.dtype), *frozen]).encode())
+    return digest(json.dumps([slots, layout.n_parameters, str(layout.dtype), personal, *frozen]).encode())
 
 
 def _digest_of(tensor: Tensor) -> str:

@@ -1,8 +1,21 @@
-"""The papers' models as plain modules, and the user's own by ``module:factory``.
+"""The papers' models as plain modules, the user's own by ``module:factory``, and which parts a model has.
 
 Runs, the network and reports import it; it imports :mod:`fedclade.core` alone.
 """
 
 from fedclade.models.build import FROM_DATA, MODELS, Model, build_model, model_factory
+from fedclade.models.lora import LoRA, LoRALinear
+from fedclade.models.parts import PARTS, Parts, freeze
 
-__all__ = ["FROM_DATA", "MODELS", "Model", "build_model", "model_factory"]
+__all__ = [
+    "FROM_DATA",
+    "MODELS",
+    "PARTS",
+    "LoRA",
+    "LoRALinear",
+    "Model",
+    "Parts",
+    "build_model",
+    "freeze",
+    "model_factory",
+]

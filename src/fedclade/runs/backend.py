@@ -34,7 +34,6 @@ from fedclade.core import (
     ConfigError,
     DataSpec,
     FedcladeError,
-    Layout,
     ModelError,
     ParameterTree,
     Workers,
@@ -42,7 +41,7 @@ from fedclade.core import (
     rng,
 )
 from fedclade.data import Federation
-from fedclade.models import build_model
+from fedclade.models import Parts, build_model
 from fedclade.runs.settings import RunOptions, RunSettings, settings_from
 from fedclade.tasks import FittedTask
 from fedclade.training import SimulatedClients, choose_device, default_memory, memory_bytes, updates_at_once
@@ -96,7 +95,7 @@ class Backend:
         device = choose_device(device)
         budget = default_memory(torch.device(device)) if settings.memory is None else memory_bytes(settings.memory)
         task = settings.task.of(federation.pool.schema, label_counts(federation))
-        module, initial = initial_models(model, federation.pool.schema, seed, algorithm, budget)
+        module, initial = initial_models(model, federation.pool.schema, seed, algorithm, budget, settings.parts)
         simulated = SimulatedClients(federation, module, device, engine, budget, taken, task)
         layout, initial = simulated.layout, initial.to(device)
         secret = rng.torch_seed(seed, "the clients' secret")
@@ -159,15 +158,21 @@ def model_name(model: nn.Module | str | Maker, seed: int) -> str:
 
 
 def initial_models(
-    model: nn.Module | str | Maker, schema: DataSpec, seed: int, algorithm: Algorithm, budget: int | None = None
+    model: nn.Module | str | Maker,
+    schema: DataSpec,
+    seed: int,
+    algorithm: Algorithm,
+    budget: int | None = None,
+    parts: Parts | None = None,
 ) -> tuple[nn.Module, Tensor]:
     """Return a module of a run's own, and its initial models ``[S]`` or ``[initial_models, S]``, not permuted.
 
     Each model after the first is drawn from a seed of its own. Raises a ConfigError if the model is unknown, several
     are needed and the one given cannot be made anew, or they take more bytes than the ``budget``.
     """
-    module = _module(model, schema, seed)
-    first = (layout := Layout.of(module)).flatten(module)
+    parts = parts or Parts()
+    module = _module(model, schema, seed, parts)
+    first = (layout := parts.layout(module)).flatten(module)
     if algorithm.initial_models == 1:
         return module, first
     if isinstance(model, nn.Module):
@@ -181,16 +186,17 @@ def initial_models(
             f"{needed / 1e9:.1f} GB, and the run may take {budget / 1e9:.1f} GB; ask for fewer, or raise the memory"
         )
     seeds = (rng.torch_seed(seed, "initial model", number) for number in range(1, algorithm.initial_models))
-    return module, torch.stack([first, *(layout.flatten(_module(model, schema, each)).to(first) for each in seeds)])
+    others = (layout.flatten(_module(model, schema, each, parts)).to(first) for each in seeds)
+    return module, torch.stack([first, *others])
 
 
-def _module(model: nn.Module | str | Maker, schema: DataSpec, seed: int) -> nn.Module:
+def _module(model: nn.Module | str | Maker, schema: DataSpec, seed: int, parts: Parts) -> nn.Module:
     if isinstance(model, str):
-        return module_for(model, schema, seed)
+        return parts.applied(module_for(model, schema, seed), seed)
     if isinstance(model, nn.Module):
         check_module(model)  # before it is copied, which can fail for the same reason
-        return copy.deepcopy(model)
-    return _made(model, seed)
+        model = copy.deepcopy(model)
+    return parts.applied(model if isinstance(model, nn.Module) else _made(model, seed), seed)
 
 
 def _made(make: Maker, seed: int) -> nn.Module:

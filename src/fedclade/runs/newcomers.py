@@ -16,6 +16,7 @@ from fedclade.channel import DifferentialPrivacy, Signature
 from fedclade.clustering import Assignment, all_of
 from fedclade.core import LocalTraining, ParameterTree, Round, RunError, checked
 from fedclade.data import Federation
+from fedclade.models import PARTS, Parts
 from fedclade.runs.backend import Backend, Maker, module_for
 from fedclade.runs.store import Run
 from fedclade.runs.store.contents import Row
@@ -159,7 +160,8 @@ class Arrival:
         config, seed = run.config, run.summary["seed"]
         named = dict(config["algorithm"])
         algorithm = algorithm or build_algorithm(named.pop("name"), named, {})  # to assign, the oracle needs no truth
-        arguments = {key: value for key, value in config["model"].items() if key != "name"}
+        parts = Parts.of(config["model"])
+        arguments = {key: value for key, value in config["model"].items() if key not in ("name", *PARTS)}
         backend = Backend.simulated_by(
             newcomers,
             model or (lambda seed: module_for(config["model"]["name"], newcomers.pool.schema, seed, arguments)),
@@ -169,6 +171,9 @@ class Arrival:
             seed=seed,
             permute=config.get("privacy", {}).get("permute", False),
             privacy=DifferentialPrivacy.of(config.get("privacy", {})),
+            freeze=parts.freeze,
+            personal=parts.personal,
+            adapter=parts.adapter,
             signature=Signature(**config.get("signature", {})),
             stream=False,
             task=build_task(**config.get("task", {})),

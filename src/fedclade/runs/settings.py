@@ -9,6 +9,7 @@ from typing import Any, Literal, TypedDict
 from fedclade.algorithms import ALGORITHMS, Algorithm, Oracle
 from fedclade.channel import DifferentialPrivacy, Signature, refusal
 from fedclade.core import ConfigError, LocalTraining, checked, require, unknown
+from fedclade.models import LoRA, Parts
 from fedclade.tasks import FittedTask, Task
 
 Stream = bool | Literal["auto"]
@@ -36,6 +37,12 @@ class RunSettings:
         What to reach of the metric that counts, such as 0.9; or of another, by its name. The run reports when it was.
     task
         The loss and the metrics, by default the data's own.
+        Accuracy in (0, 1]; the run reports when it was reached.
+    freeze, personal
+        Patterns over the names of a model's parameters and buffers, such as ``head.*``: what is the same everywhere and
+        never sent, and what stays with each client. See :class:`~fedclade.models.Parts`.
+    adapter
+        Low-rank pairs, :class:`~fedclade.models.LoRA`, that are trained in place of the model.
     signature
         What clients are compared by; the whole update by default.
     stream
@@ -71,6 +78,9 @@ class RunSettings:
     evaluate_every: int = 1
     target: float | Mapping[str, float] | None = None
     task: Task = field(default_factory=Task)
+    freeze: tuple[str, ...] = ()
+    personal: tuple[str, ...] = ()
+    adapter: LoRA | None = None
     signature: Signature = field(default_factory=Signature)
     stream: Stream = "auto"
     memory: int | str | None = None
@@ -94,6 +104,11 @@ class RunSettings:
                 "a number of rounds, 0 for none, or 'auto'",
             ),
         )
+
+    @property
+    def parts(self) -> Parts:
+        """Which parts the model has."""
+        return Parts(freeze=self.freeze, personal=self.personal, adapter=self.adapter)
 
     def check_algorithm(self, algorithm: Algorithm) -> None:
         """Check that an algorithm can run with these settings.
@@ -134,7 +149,7 @@ class RunSettings:
             "local": asdict(self.local),
             "algorithm": describe(algorithm),
             "data": data,
-            "model": {"name": model},
+            "model": {"name": model, **self.parts.as_dict()},
             "signature": asdict(self.signature),
             "target": dict(self.target) if isinstance(self.target, Mapping) else {task.metrics[0].name: self.target},
             **({} if self.task == Task() else {"task": self.task.described}),
@@ -153,6 +168,9 @@ class RunOptions(TypedDict, total=False):
     evaluate_every: int
     target: float | Mapping[str, float] | None
     task: Task | None
+    freeze: tuple[str, ...]
+    personal: tuple[str, ...]
+    adapter: LoRA | None
     signature: Signature | None
     stream: Stream
     memory: int | str | None

@@ -105,7 +105,8 @@ def _rounding_explains(engine: Engine, work: Workload) -> bool:
 
 def _in_float64(work: Workload) -> Workload:
     module = copy.deepcopy(work.module).double()
-    layout = replace(Layout.of(module), resting=work.layout.resting)  # checks leave modules in evaluation mode
+    work.layout.set_training(module)  # checks leave modules in evaluation mode
+    layout = Layout.of(module)
     jobs = [replace(j, inputs=j.inputs.double() if j.inputs.is_floating_point() else j.inputs) for j in work.jobs]
     return replace(work, module=module, layout=layout, models=work.models.double(), jobs=jobs)
 

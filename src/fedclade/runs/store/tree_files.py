@@ -39,7 +39,8 @@ _DTYPES = (
 FROZEN = "frozen/"
 """How the names of frozen parameters begin in ``tree.safetensors``."""
 _SLOT = {"name": str, "shape": [int], "dtype": str}
-_LAYOUT = {"dtype": str, "parameters": [_SLOT], "buffers": [_SLOT], "tied": {...: str}, "frozen?": [str]}
+_FULL = {"parameters": [_SLOT], "buffers": [_SLOT]}
+_LAYOUT = {"dtype": str, **_FULL, "tied": {...: str}, "frozen?": [str], "full?": _FULL}
 
 
 def write_tree(tree: ParameterTree, folder: Path, layout: Layout | None = None, private: bool = False) -> None:
@@ -110,39 +111,48 @@ def _check_tree(tree: ParameterTree) -> None:
 
 
 def _described(layout: Layout) -> dict[str, Any]:
-    def places(slots: tuple[Slot, ...]) -> list[dict[str, Any]]:
-        return [{"name": s.name, "shape": list(s.shape), "dtype": str(s.dtype).removeprefix("torch.")} for s in slots]
-
     return {
         "dtype": str(layout.dtype).removeprefix("torch."),
-        "parameters": places(layout.parameters),
-        "buffers": places(layout.buffers),
+        **_places(layout),
         "tied": dict(layout.tied),
         "frozen": [*layout.frozen],
+        **({"full": _places(layout.full)} if layout.personal else {}),
+    }
+
+
+def _places(layout: Layout) -> dict[str, Any]:
+    return {
+        kind: [{"name": s.name, "shape": list(s.shape), "dtype": str(s.dtype).removeprefix("torch.")} for s in slots]
+        for kind, slots in (("parameters", layout.parameters), ("buffers", layout.buffers))
     }
 
 
 def _layout(described: Mapping[str, Any], folder: Path) -> Layout:
-    start = 0
-
-    def places(kind: str) -> tuple[Slot, ...]:
-        nonlocal start
-        slots: list[Slot] = []
-        for each in described[kind]:
-            slots.append(Slot(each["name"], tuple(each["shape"]), _dtype(each["dtype"]), start))
-            start = slots[-1].stop
-        return tuple(slots)
-
     tied = tuple(described["tied"].items())
     frozen = dict[str, Tensor]()
     if described.get("frozen"):
         with safe_open(folder / "tree.safetensors", "pt") as tensors:
             frozen = {name: tensors.get_tensor(f"{FROZEN}{name}") for name in described["frozen"]}
-    layout = Layout(places("parameters"), places("buffers"), _dtype(described["dtype"]), tied, frozen)
-    names = [*(slot.name for slot in (*layout.parameters, *layout.buffers)), *frozen]
+    rest = _dtype(described["dtype"]), tied, frozen
+    full = Layout(*_slots(described.get("full", described)), *rest)
+    names = [*(slot.name for slot in (*full.parameters, *full.buffers)), *frozen]
     if len(set(names)) < len(names) or not {place for _, place in tied} <= set(names):
         raise ValueError("each tensor should have one place, and tied ones that of another")
+    shared = _slots(described)
+    layout = full.without(set(names) - {slot.name for slots in shared for slot in slots} - set(frozen))
+    if (layout.parameters, layout.buffers) != shared:
+        raise ValueError("what is shared should be a part of the full layout")
     return layout
+
+
+def _slots(described: Mapping[str, Any]) -> tuple[tuple[Slot, ...], tuple[Slot, ...]]:
+    start, kinds = 0, dict[str, list[Slot]]()
+    for kind in ("parameters", "buffers"):
+        kinds[kind] = []
+        for each in described[kind]:
+            kinds[kind].append(Slot(each["name"], tuple(each["shape"]), _dtype(each["dtype"]), start))
+            start = kinds[kind][-1].stop
+    return tuple(kinds["parameters"]), tuple(kinds["buffers"])
 
 
 def _dtype(name: str) -> torch.dtype:
