@@ -60,7 +60,15 @@ from fedclade.core import (
     UpdateError,
     Updates,
 )
-from fedclade.data import Federation, Pool, load_federation, one_client, pool_from_torch
+from fedclade.data import (
+    Federation,
+    Pool,
+    federation,
+    federation_from_frame,
+    load_federation,
+    one_client,
+    pool_from_torch,
+)
 from fedclade.runs import Newcomers, Run, RunSettings, assign, export_model, simulate, version_of
 
 __version__ = version_of("fedclade")
@@ -113,6 +121,8 @@ __all__ = [
     "__version__",
     "assign",
     "export_model",
+    "federation",
+    "federation_from_frame",
     "k_means",
     "load_federation",
     "log_of",

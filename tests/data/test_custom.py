@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import IterableDataset, TensorDataset
 
 from fedclade import LocalTraining, simulate
-from fedclade.core.errors import DataError
+from fedclade.core.errors import ConfigError, DataError
 from fedclade.data import load_federation, one_client, pool_from_torch
 
 
@@ -192,3 +192,22 @@ def test_a_random_transform_is_warned_of(kind, warns, caplog):
     pool_from_torch(kind(*((torch.tensor([row, torch.nan]), row % 2) for row in range(20))), name="mine")
     assert ("example 0 of data set 'mine' is another each time that it is read" in caplog.text) is warns
     assert len(caplog.records) == int(warns)
+
+
+def test_targets_of_a_regression() -> None:
+    dataset = TensorDataset(torch.zeros(3, 2), torch.tensor([0.5, -1.0, 2.0]))
+    assert pool_from_torch(dataset, task="regression").y.tolist() == [0.5, -1.0, 2.0]
+    assert one_client(dataset, dataset, task="regression").pool.outputs == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "labels should be the number of labels among all clients, got None"),
+        ({"labels": 2, "task": "regression"}, "labels should be left out for a regression task, got 2"),
+    ],
+)
+def test_one_client_has_to_know_of_all_labels(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        one_client(examples(2, 0), examples(2, 0), **given)
+    assert str(caught.value) == message

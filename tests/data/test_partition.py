@@ -4,10 +4,12 @@ import itertools
 import math
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.reference.power_law import examples_of_each
@@ -297,3 +299,14 @@ def test_more_clients_than_can_be_counted_one_by_one_are_refused():
     n = 10**15
     with pytest.raises(DataError, match=f"{n} clients with 1 training examples each need {n}, but digits has"):
         partition_pool(DIGITS, "iid", clients=n)
+
+
+@pytest.mark.parametrize("name", ["pathological", "dirichlet", "shards", "power_law", "label_groups"])
+def test_a_partition_by_label_needs_labels(name):
+    y = torch.arange(40.0)
+    pool = Pool.of_examples("load", y[:, None], y, np.arange(40), np.arange(0), task="regression")
+    with pytest.raises(ConfigError, match="load has regression targets and no groups; take 'iid'"):
+        partition_pool(pool, name, clients=2)
+    assert len(partition_pool(pool, "iid", clients=2).indices[0]) == 20
+    binary = replace(pool, y=(y > 19).float(), groups=(y > 19).long().numpy(), task="binary")
+    assert len(partition_pool(binary, "label_groups", clients=2, clusters=2).indices) == 2

@@ -37,8 +37,8 @@ def test_a_pool_that_does_not_fit_together_is_refused(changes: dict[str, Any], t
 
 
 def test_an_unknown_task_is_refused():
-    with pytest.raises(DataError, match=r"unknown task of pool 'six': 'regression'.*known: classification, language"):
-        replace(POOL, task="regression")
+    with pytest.raises(DataError, match=r"unknown task of pool 'six': 'ranking'.*known: binary, classification"):
+        replace(POOL, task="ranking")
 
 
 @pytest.mark.parametrize(
@@ -113,3 +113,48 @@ def test_images_reach_the_model_normalised_and_turned():
     assert pool.inputs(one).flatten().tolist() == pytest.approx([*upright[0], *upright[1]])
     assert pool.inputs(one, 1).flatten().tolist() == pytest.approx([-1.5, 2.5, -2.5, -0.5])
     assert pool.x.flatten().tolist() == [0, 51, 102, 255]
+
+
+@pytest.mark.parametrize(
+    ("task", "y", "kept", "outputs"),
+    [
+        ("binary", [True, False, True], [1.0, 0.0, 1.0], 1),
+        ("binary", [[1], [0], [1]], [1.0, 0.0, 1.0], 1),
+        ("multilabel", [[0, 1], [1, 1], [0, 0]], [[0.0, 1.0], [1.0, 1.0], [0.0, 0.0]], 2),
+        ("regression", np.array([1, 2, -3]), [1.0, 2.0, -3.0], 1),
+        ("regression", np.array([[0.5, 1], [2, 3], [4, 5]]), [[0.5, 1.0], [2.0, 3.0], [4.0, 5.0]], 2),
+    ],
+)
+def test_targets_that_are_no_labels_become_float32(task: Any, y: Any, kept: list[Any], outputs: int):
+    pool = Pool.of_examples("three", torch.zeros(3, 1), y, np.arange(3), np.arange(0), task=task)
+    assert (pool.y.dtype, pool.y.tolist(), pool.outputs) == (torch.float32, kept, outputs)
+    assert pool.schema.task == task
+    assert pool.groups.tolist() == ([1, 0, 1] if task == "binary" else [0, 0, 0])
+
+
+@pytest.mark.parametrize(
+    ("task", "y", "told"),
+    [
+        ("binary", [0, 1, 2], "should be 0 or 1, one for each example, got 2.0 in example 2"),
+        ("binary", [[0, 1]] * 3, "should be 0 or 1, one for each example, got shape [3, 2]"),
+        ("multilabel", [[0, 1], [1, 0.5], [0, 0]], "got 0.5 in example 1, column 1"),
+        ("multilabel", [0, 1, 0], "should be 0 or 1, [N, L] for L labels, got shape [3]"),
+        (
+            "regression",
+            [0.5, float("nan"), 1],
+            "should be finite numbers, one or several for each example, got nan in ",
+        ),
+        ("regression", [[0.5, 1], [1, float("inf")], [1, 1]], "got inf in example 1, column 1"),
+    ],
+)
+def test_targets_of_the_wrong_kind_for_the_task_are_refused(task: Any, y: Any, told: str):
+    with pytest.raises(DataError) as caught:
+        Pool("three", torch.zeros(3, 1), y, np.zeros(3, int), np.arange(3), np.arange(0), 1, task=task)
+    assert "targets of pool 'three' " in str(caught.value)
+    assert told in str(caught.value)
+
+
+def test_language_data_without_words_has_as_many_as_outputs():
+    y = torch.tensor([[1, 5, -100]])
+    pool = Pool.of_examples("spoken", y.clamp(min=0), y, np.arange(1), np.arange(0), task="language")
+    assert (pool.outputs, pool.schema.vocabulary_size) == (6, 6)

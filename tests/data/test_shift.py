@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -128,3 +129,10 @@ def test_only_square_images_can_be_turned(make_pool: Callable[..., Any], inputs:
     with pytest.raises(DataError) as caught:
         shift_views(pool, "rotation", clients=4, clusters=2)
     assert str(caught.value) == f"shift 'rotation' needs square images [C, H, H], but inputs of toy are {shape}"
+
+
+@pytest.mark.parametrize("shift", ["label_swap", "label_permutation"])
+def test_targets_that_are_no_labels_are_not_exchanged(shift):
+    pool = Pool.of_examples("load", torch.zeros(4, 1), torch.rand(4), np.arange(4), np.arange(0), task="regression")
+    with pytest.raises(ConfigError, match=f"shift should be 'none' or 'rotation' for load: .* got '{shift}'"):
+        shift_views(pool, shift, clients=2, clusters=2)

@@ -7,7 +7,9 @@ from fedclade.data.arrays import Indices
 from fedclade.data.cache import cache_folder
 from fedclade.data.custom import one_client, pool_from_torch
 from fedclade.data.federation import ClientData, Federation
+from fedclade.data.frames import federation_from_frame
 from fedclade.data.load import check_data_settings, check_newcomers, load_federation
+from fedclade.data.own import federation
 from fedclade.data.partition import PARTITIONS, Parts, partition_pool
 from fedclade.data.pool import Pool
 from fedclade.data.shift import SHIFTS, View, shift_views
@@ -27,6 +29,8 @@ __all__ = [
     "cache_folder",
     "check_data_settings",
     "check_newcomers",
+    "federation",
+    "federation_from_frame",
     "load_federation",
     "load_pool",
     "one_client",

@@ -5,6 +5,7 @@ Every function takes ``what`` to call the value in the message of a DataError.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from operator import index
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedclade.core import DataError
+from fedclade.core import IGNORED, DataError, TaskKind
 
 Indices = NDArray[np.int64]
 
@@ -29,18 +30,39 @@ def as_inputs(x: Any, what: str) -> Tensor:
     return tensor.to(torch.int64 if is_whole else torch.float32)
 
 
-def as_targets(y: Any, what: str) -> Tensor:
-    """Return targets as int64; floats and truth values are accepted if they are whole numbers."""
-    tensor = _as_tensor(y, what)
-    if tensor.is_floating_point() and bool((odd := tensor != tensor.round()).any()):  # NaN equals nothing
-        first = tuple(odd.nonzero()[0].tolist())
-        raise DataError(
-            f"{what} should be whole numbers from 0 on, got {float(tensor[first])} in example {first[0]}; fedclade "
-            "classifies and predicts words, and has no regression yet"
-        )
+def as_targets(y: Any, what: str, task: TaskKind = "classification") -> Tensor:
+    """Return targets as a task has them: labels and tokens as int64, all others as float32.
+
+    Numbers of any type are accepted if that loses nothing; a column of one number for each example becomes a vector.
+    """
+    tensor, rule = _as_tensor(y, what), _TARGETS[task]
     if tensor.is_complex():
-        raise DataError(f"{what} should be whole numbers from 0 on, got {tensor.dtype}")
-    return tensor.to(torch.int64)
+        raise DataError(f"{what} should be {rule}, got {tensor.dtype}")
+    if task in ("classification", "language"):
+        if tensor.is_floating_point():
+            _require_all(tensor == tensor.round(), tensor, what, f"{rule}; other numbers are targets of a regression")
+        return tensor.to(torch.int64)
+    numbers = tensor.to(torch.float32)
+    if numbers.dim() == 2 and numbers.shape[1] == 1 and task != "multilabel":
+        numbers = numbers[:, 0]
+    if numbers.dim() not in {"binary": (1,), "multilabel": (2,), "regression": (1, 2)}[task]:
+        raise DataError(f"{what} should be {rule}, got shape {list(tensor.shape)}")
+    holds = numbers.isfinite() if task == "regression" else (numbers == 0) | (numbers == 1)
+    _require_all(holds, tensor, what, rule)
+    return numbers
+
+
+def outputs_of(y: Tensor, task: TaskKind) -> int:
+    """Return how many numbers a model must give for targets: at least as many as there are labels or tokens in them."""
+    if task in ("classification", "language"):
+        return int(y.clamp(min=0).max()) + 1 if len(y) else 1
+    return 1 if y.dim() == 1 else y.shape[1]
+
+
+def groups_of(y: Tensor, task: TaskKind) -> Indices:
+    """Return what a partition by label goes by: the label, or 0 where targets are no labels."""
+    has_labels = task in ("classification", "binary")
+    return (y if has_labels else torch.zeros(len(y))).to(torch.int64).numpy()
 
 
 def as_indices(values: Any, what: str) -> Indices:
@@ -73,8 +95,29 @@ def check_name(name: Any, what: str) -> None:
         raise DataError(f"{what} should be a string that UTF-8 can write, got {name!r}") from None
 
 
+_TARGETS: Mapping[TaskKind, str] = {
+    "classification": "whole numbers from 0 on",
+    "language": f"whole numbers from 0 on, or {IGNORED} where there is no next word",
+    "binary": "0 or 1, one for each example",
+    "multilabel": "0 or 1, [N, L] for L labels",
+    "regression": "finite numbers, one or several for each example",
+}
+
+
+def _require_all(holds: Tensor, values: Tensor, what: str, rule: str) -> None:
+    """Check that all of some values hold; name the first that does not, and where it is."""
+    if bool(holds.all()):
+        return
+    row, *column = (~holds).nonzero()[0].tolist()
+    value = float(values.reshape(holds.shape)[(row, *column)])
+    where = f"example {row}" + (f", column {column[0]}" if column else "")
+    head, _, tail = rule.partition("; ")
+    raise DataError(f"{what} should be {head}, got {value} in {where}" + (f"; {tail}" if tail else ""))
+
+
 def _as_tensor(values: Any, what: str) -> Tensor:
     try:
-        return torch.as_tensor(values).detach().cpu()
+        own = isinstance(values, Tensor) or not hasattr(values, "__array__")
+        return torch.as_tensor(values if own else np.asarray(values)).detach().cpu()
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(f"{what} should be a tensor or an array, got {type(values).__name__}: {error}") from error

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedclade.core import IGNORED, ClientRegistry, DataError, Split, checked
 from fedclade.data.arrays import Indices, as_indices, check_name, check_range, whole_number
+from fedclade.data.augment import Augment, augment_of
 from fedclade.data.pool import Pool
 
 
@@ -78,6 +79,9 @@ class Federation:
         For people: data, partition, shift.
     newcomers
         Clients that were held back from training, with ids of their own; None where there are none.
+    augment
+        A function that every training batch's inputs ``[B, ...]`` go through on their way to the model, and no other
+        inputs do. It treats each example by itself, and draws from torch's generators.
 
     Raises
     ------
@@ -91,8 +95,10 @@ class Federation:
     true_clusters: Mapping[int, int] | None = None
     description: str = ""
     newcomers: Federation | None = None
+    augment: Augment | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "augment", augment_of(self.augment))
         self._check_clients()
         seen: set[int] = set()
         for client in self.clients:
@@ -119,6 +125,8 @@ class Federation:
         if self.true_clusters is not None and set(self.true_clusters) != set(ids):
             odd = sorted(set(self.true_clusters) ^ set(ids))
             raise DataError(f"true_clusters should name every client exactly once; these do not match: {odd}")
+        if self.pool.y.is_floating_point() and any(client.label_map is not None for client in self.clients):
+            raise DataError(f"clients can have a label_map only of labels, got targets of a {self.pool.task} task")
         for client, cluster in (self.true_clusters or {}).items():
             whole_number(cluster, f"the true cluster of client {client}")
         if self.newcomers is not None and (both := sorted(set(ids) & set(self.newcomers.ids))):
@@ -171,6 +179,8 @@ class Federation:
         for tensor in (self.pool.x, self.pool.y):
             found.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
             found.update(tensor.contiguous().numpy().data)
+        if self.augment is not None:
+            found.update(f"{self.augment.__module__}:{getattr(self.augment, '__qualname__', '')}".encode())
         for client in self.clients:
             labels = None if client.label_map is None else client.label_map.tolist()
             found.update(json.dumps([client.id, client.key, client.quarter_turns, labels]).encode())

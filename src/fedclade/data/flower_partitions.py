@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedclade.core import DataError, import_extra, require, rng
-from fedclade.data.parts import Parts, labels_of, require_labels, shuffled
+from fedclade.data.parts import Parts, check_groups, labels_of, require_labels, shuffled
 from fedclade.data.pool import Pool
 
 
@@ -46,6 +46,7 @@ def shards(pool: Pool, clients: int, seed: int, *, shards_per_client: int = 2) -
 
 def _partition(name: str, pool: Pool, clients: int, seed: int, **options: Any) -> Parts:
     """Partition a pool by its groups with one of flwr-datasets' classes, quietly."""
+    check_groups(pool)
     flower = import_extra("flwr_datasets.partitioner", "flwr-datasets", "data", "this partition")
     datasets = import_extra("datasets", "datasets", "data", "this partition")
     drawn = int(rng.generator(seed, "flwr-datasets").integers(2**31))

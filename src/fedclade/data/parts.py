@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from fedclade.core import require, rng
+from fedclade.core import ConfigError, require, rng
 from fedclade.data.arrays import Indices
 from fedclade.data.pool import Pool
 
@@ -32,7 +32,17 @@ def shuffled(pool: Pool, seed: int) -> Indices:
 
 def labels_of(pool: Pool) -> Indices:
     """Return the groups that occur in the training data, in order; a partition by label goes by these."""
+    check_groups(pool)
     return np.unique(pool.groups[pool.train])
+
+
+def check_groups(pool: Pool) -> None:
+    """Check that a partition can go by labels."""
+    if pool.task in ("multilabel", "regression") and not pool.groups.any():
+        raise ConfigError(
+            f"a partition by label needs labels, but {pool.name} has {pool.task} targets and no groups; take 'iid', "
+            "'quantity_skew' or 'natural'"
+        )
 
 
 def require_labels(labels_per_client: int, labels: Indices, pool: Pool) -> None:

@@ -13,11 +13,31 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedclade.core import IGNORED, DataError, DataSpec, TaskKind, require, unknown
-from fedclade.data.arrays import Indices, as_indices, as_inputs, as_targets, check_name, check_range, whole_number
+from fedclade.data.arrays import (
+    Indices,
+    as_indices,
+    as_inputs,
+    as_targets,
+    check_name,
+    check_range,
+    groups_of,
+    outputs_of,
+    whole_number,
+)
 from fedclade.data.cache import Arrays
 
 Scaling = Literal["source", "unit", "pixel"]
 """How images are scaled; see :meth:`Pool.scaled`."""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What the inputs and labels of a table are called, and how its numbers were scaled, for who uses a model of it."""
+
+    inputs: tuple[str, ...]  # a text column has one entry for each of its categories, as "ward=surgery"
+    labels: tuple[str, ...] = ()
+    mean: tuple[float, ...] | None = None  # of each input, before it was scaled; None if each client has its own
+    std: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,23 +52,26 @@ class Pool:
         Inputs ``[N, ...]``: uint8 images ``[N, C, H, W]``, float32 features ``[N, F]`` or int64 tokens ``[N, T]``; a
         tensor or an array. Other floats and truth values become float32, other whole numbers int64.
     y
-        int64 targets, or whole numbers of another type: labels ``[N]`` (``classification``), or the next token at each
-        place ``[N, T]``, -100 where there is none (``language``).
+        Targets, of any type that can be converted without a loss. int64: labels ``[N]`` (``classification``), or the
+        next token at each place ``[N, T]``, -100 where there is none (``language``). float32: 0 or 1 ``[N]``
+        (``binary``) or ``[N, L]`` (``multilabel``); numbers ``[N]`` or ``[N, k]`` (``regression``).
     groups
-        int64 ``[N]``, what a partition by label goes by: the label; for language data its topic or 0.
+        int64 ``[N]``, what a partition by label goes by: the label; for language data its topic; 0 where there is none.
     train, test
         Indices of the examples to train on and of the source's own test split. An empty ``test`` means that every
         client holds back a part of its own examples.
     outputs
-        Number of outputs that a model must give: labels, or the size of the vocabulary.
+        Number of outputs that a model must give: labels, the size of the vocabulary, 1, L, or k.
     task
-        ``classification`` or ``language`` (next-token prediction).
+        What the targets are: one of :data:`~fedclade.core.TaskKind`.
     natural
         ``[N]``, the owner of each example (writer, speaker, user), where the source knows it.
     vocabulary
         The words that the tokens stand for; empty for data that is not text.
     mean, std
         Of the pixels in [0, 1]; uint8 images reach the model as ``(x / 255 - mean) / std``.
+    columns
+        For people: what the inputs and the labels of a table are called, and how the inputs were scaled.
 
     Raises
     ------
@@ -69,6 +92,7 @@ class Pool:
     vocabulary: tuple[str, ...] = ()
     mean: float = 0.0
     std: float = 1.0
+    columns: Columns | None = None
 
     def __post_init__(self) -> None:
         if self.task not in get_args(TaskKind):
@@ -85,6 +109,10 @@ class Pool:
             raise DataError(f"the arrays of pool {self.name!r} should have one length, got {lengths}")
         for split, indices in (("train", self.train), ("test", self.test)):
             check_range(indices, len(self.x), f"the {split} indices of pool {self.name!r}")
+        if self.y.is_floating_point():
+            if (needed := outputs_of(self.y, self.task)) != self.outputs:
+                raise DataError(f"outputs of pool {self.name!r} should be {needed}, as its targets, got {self.outputs}")
+            return
         if bool((odd := (self.y < 0) & (self.y != IGNORED)).any()):
             raise DataError(
                 f"labels of pool {self.name!r} should be 0 or more, or {IGNORED} where there is none, got "
@@ -104,7 +132,7 @@ class Pool:
         converted = {
             "outputs": whole_number(self.outputs, f"outputs {of}"),
             "x": as_inputs(self.x, f"inputs {of}"),
-            "y": as_targets(self.y, f"targets {of}"),
+            "y": as_targets(self.y, f"targets {of}", self.task),
             **{name: as_indices(getattr(self, name), f"{name} {of}") for name in ("groups", "train", "test")},
         }
         for name, value in converted.items():
@@ -116,6 +144,15 @@ class Pool:
         train, examples = int(arrays["train"]), np.arange(len(arrays["x"]))
         x, y = torch.from_numpy(arrays["x"]), torch.from_numpy(arrays["y"])
         return cls(name, x, y, groups, examples[:train], examples[train:], outputs, **more)
+
+    @classmethod
+    def of_examples(
+        cls, name: str, x: Tensor, y: Any, train: Indices, test: Indices, *, outputs: int | None = None, **more: Any
+    ) -> Pool:
+        """Return a pool whose groups are the labels, with as many outputs as its targets need, if not given."""
+        task = more.get("task", "classification")
+        y = as_targets(y, f"targets of pool {name!r}", task)
+        return cls(name, x, y, groups_of(y, task), train, test, outputs or outputs_of(y, task), **more)
 
     @cached_property
     def not_finite(self) -> Indices:
@@ -136,7 +173,8 @@ class Pool:
     def schema(self) -> DataSpec:
         """What the examples look like, for a server that does not have them."""
         scaled = (self.mean, self.std) if self.x.dtype == torch.uint8 else None
-        return DataSpec(self.name, self.input_shape, self.outputs, self.task, len(self.vocabulary), scaled)
+        words = len(self.vocabulary) or (self.outputs if self.task == "language" else 0)
+        return DataSpec(self.name, self.input_shape, self.outputs, self.task, words, scaled)
 
     def scaled(self, how: Scaling) -> Pool:
         """Return the pool with its images scaled in another way.

@@ -89,6 +89,8 @@ def _rotation(pool: Pool, clusters: int, _seed: int) -> list[View]:
 def _labels_to_shift(pool: Pool, name: str) -> int:
     if pool.task == "language":
         raise DataError(f"shift {name!r} needs labels, but {pool.name} is language data (next-word prediction)")
+    rule = f"'none' or 'rotation' for {pool.name}: the targets of a {pool.task} task are no labels to exchange"
+    require(("shift", name, pool.task == "classification", rule))
     return pool.outputs
 
 

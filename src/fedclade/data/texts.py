@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from fedclade.core import DataError, TaskKind, rng
+from fedclade.core import DataError, rng
 from fedclade.data.cache import stamps
 from fedclade.data.corpus import Corpus, join, pool_from_corpus
 from fedclade.data.leaf import LeafFiles, find_leaf, read_leaf
@@ -28,7 +28,7 @@ def load_ag_news(
     data_dir: Path | None,
     _seed: int,
     *,
-    task: TaskKind = "language",
+    task: Literal["classification", "language"] = "language",
     sequence_length: int = 32,
     vocabulary_size: int = 10_000,
 ) -> Pool:

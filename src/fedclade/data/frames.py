@@ -1,0 +1,117 @@
+"""Tables of rows and columns as a federation: from pandas and polars data frames, and whatever Arrow reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Unpack
+
+import numpy as np
+import torch
+
+from fedclade.core import ConfigError, TaskKind, checked, shown
+from fedclade.data.arrays import Indices
+from fedclade.data.federation import Federation
+from fedclade.data.own import Held, OwnOptions, OwnSettings, own_federation, tokens
+from fedclade.data.pool import Columns, Pool
+from fedclade.data.reading import rows_of
+from fedclade.data.sheets import Rows, Sheet, arrow_table
+from fedclade.data.targets import targets
+
+
+@checked("frame")
+def federation_from_frame(
+    frame: Any,
+    client: str,
+    target: str | tuple[str, ...],
+    inputs: tuple[str, ...] | None = None,
+    task: TaskKind | None = None,
+    *,
+    text: str | None = None,
+    name: str = "table",
+    true_clusters: Mapping[str, int] | None = None,
+    **options: Unpack[OwnOptions],
+) -> Federation:
+    """Make a federation of the rows of a data frame.
+
+    Parameters
+    ----------
+    frame
+        Of pandas or polars, a ``pyarrow.Table``, or anything else that gives Arrow data.
+    client
+        Column that says whose a row is.
+    target
+        Column to predict; several of them for ``multilabel``, and for a ``regression`` of several numbers.
+    inputs
+        Columns to predict it from; all others if left out. Numbers become float32. Texts and truth values are encoded
+        by category: a column of 0 and 1 for each value, in sorted order, the same for all clients.
+    task
+        What the target is. If left out: texts, truth values and whole numbers are labels (``classification``), other
+        numbers those of a ``regression``. Texts are numbered in sorted order, and so are the two values of a
+        ``binary`` target.
+    text
+        A column of texts as the only input, in place of ``inputs``: as the words of a vocabulary.
+    name
+        Of the data, for people.
+    true_clusters
+        By the clients' names, where they are known; for scoring only.
+    **options
+        Fields of :class:`~fedclade.data.OwnSettings`, such as ``standardize="federated"``.
+
+    Raises
+    ------
+    ConfigError
+        If a setting is out of range, or the target does not say what the task is.
+    DataError
+        If a column is missing, a value is missing or of no use, or a client has too few rows.
+    """
+    sheets = [Sheet(arrow_table(frame), "the data frame", None)]
+    chosen = Chosen(target if isinstance(target, tuple) else (target,), client, inputs, text, task)
+    return federation_from_sheets(sheets, chosen, name, OwnSettings(**options), true_clusters)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Which columns are what; see :func:`federation_from_frame`."""
+
+    target: tuple[str, ...]
+    client: str | None = None
+    inputs: tuple[str, ...] | None = None
+    text: str | None = None
+    task: TaskKind | None = None
+
+
+def federation_from_sheets(
+    sheets: Sequence[Sheet],
+    chosen: Chosen,
+    name: str,
+    settings: OwnSettings,
+    true_clusters: Mapping[str, int] | None = None,
+) -> Federation:
+    """Make a federation of the rows of tables with the same columns; see :func:`federation_from_frame`."""
+    if chosen.task == "language":
+        raise ConfigError(
+            "the task of a table should be classification, binary, multilabel or regression, got language"
+        )
+    if chosen.text is not None and chosen.inputs is not None:
+        raise ConfigError(f"text = {chosen.text!r} is the only input; leave out inputs = {shown([*chosen.inputs])}")
+    rows = Rows(sheets)
+    apart = [*chosen.target, *([] if chosen.client is None else [chosen.client])]
+    if both := [column for column in chosen.inputs or () if column in apart]:
+        raise ConfigError(f"inputs should be other columns than target and client, got {both[0]!r}")
+    inputs = [chosen.text] if chosen.text is not None else chosen.inputs or rows.others(apart)
+    y, task, labels = targets(rows, chosen.target, chosen.task)
+    if chosen.client is None:
+        held = [Held(str(s.client), part) for s, part in zip(sheets, rows_of([*map(len, rows.tables)]), strict=True)]
+    else:
+        owners = rows.texts(chosen.client)
+        held = [Held(owner, np.flatnonzero(owners == owner)) for owner in dict.fromkeys(owners.tolist())]
+    texts = None if chosen.text is None else rows.texts(chosen.text, empty=True).tolist()
+    encoded, names = (torch.empty(0), tuple(inputs)) if texts is not None else rows.encoded(inputs)
+
+    def pool(train: Indices, test: Indices) -> Pool:
+        x, words = (encoded, ()) if texts is None else tokens(texts, train, settings)
+        more: dict[str, Any] = {"task": task, "vocabulary": words, "columns": Columns(names, labels)}
+        return Pool.of_examples(name, x, y, train, test, **more)
+
+    return own_federation(held, pool, settings, true_clusters)

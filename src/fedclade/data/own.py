@@ -1,0 +1,263 @@
+"""A federation of clients that come with data of their own, rather than with parts of one data set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypedDict, Unpack, get_args
+
+import torch
+from torch import Tensor
+
+from fedclade.core import ConfigError, DataError, TaskKind, checked, require, rng, shown, unknown
+from fedclade.data.arrays import Indices
+from fedclade.data.augment import Augment, augment_of
+from fedclade.data.federation import ClientData, Federation
+from fedclade.data.holdout import set_aside
+from fedclade.data.pool import Pool
+from fedclade.data.reading import is_dataset, is_pair, read_parts
+from fedclade.data.standardize import Standardize, standardized
+from fedclade.data.words import SPECIALS, build_vocabulary, encode, pad, split_words
+
+
+class OwnOptions(TypedDict, total=False):
+    """The fields of :class:`OwnSettings`, as arguments."""
+
+    test_fraction: float
+    validation_fraction: float
+    samples_per_client: int | None
+    standardize: Standardize
+    augment: Augment | str | None
+    max_words: int
+    vocabulary_size: int
+    newcomers: int
+    newcomer_samples: int | None
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnSettings:
+    """What is done with the examples that clients have of their own.
+
+    Parameters
+    ----------
+    test_fraction, validation_fraction
+        Part of its training examples that a client sets aside, where it brings no test or validation data.
+    samples_per_client
+        Keep at most so many of the training examples of each client (what it sets aside included).
+    standardize
+        Scale each column of inputs ``[N, F]`` by mean and deviation of the training examples: each ``client`` by its
+        own, or all alike by those of the whole federation (``federated``), from sums that clients could send. Columns
+        that are 0 or 1 everywhere stay.
+    augment
+        A function of a batch of inputs, or its ``module:function``; see :class:`Federation`.
+    max_words, vocabulary_size
+        Texts are cut or filled up to so many words, of the most frequent ones in the training texts; as int64 tokens.
+    newcomers, newcomer_samples
+        So many of the clients, drawn at random, are held back from training, and keep at most so many examples.
+    seed
+        Of what is set aside, kept and held back.
+
+    Raises
+    ------
+    ConfigError
+        If a number is out of range, or ``augment`` is no function of the inputs.
+    """
+
+    test_fraction: float = 0.2
+    validation_fraction: float = 0.0
+    samples_per_client: int | None = None
+    standardize: Standardize = "none"
+    augment: Augment | str | None = None
+    max_words: int = 50
+    vocabulary_size: int = 10_000
+    newcomers: int = 0
+    newcomer_samples: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        samples, few = self.samples_per_client, self.newcomer_samples
+        if self.standardize not in get_args(Standardize):
+            raise ConfigError(unknown("standardize", self.standardize, get_args(Standardize)))
+        require(
+            ("test_fraction", self.test_fraction, 0 < self.test_fraction < 1, "greater than 0 and less than 1"),
+            ("validation_fraction", self.validation_fraction, 0 <= self.validation_fraction < 1, "in [0, 1)"),
+            ("samples_per_client", samples, samples is None or samples >= 2, "at least 2"),
+            ("max_words", self.max_words, self.max_words >= 1, "at least 1"),
+            ("vocabulary_size", self.vocabulary_size, self.vocabulary_size > len(SPECIALS), f"above {len(SPECIALS)}"),
+            ("newcomers.clients", self.newcomers, self.newcomers >= 0, "at least 0"),
+            ("newcomers.samples_per_client", few, few is None or few >= 2, "at least 2"),
+            ("seed", self.seed, self.seed >= 0, "at least 0"),
+        )
+        augment_of(self.augment)
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """Which examples a client brings; what is None, it sets aside from its training examples."""
+
+    name: str
+    train: Indices
+    validation: Indices | None = None
+    test: Indices | None = None
+
+
+@checked("clients")
+def federation(
+    clients: Mapping[str, Any],
+    task: TaskKind | None = None,
+    *,
+    name: str = "custom",
+    labels: int | None = None,
+    true_clusters: Mapping[str, int] | None = None,
+    **options: Unpack[OwnOptions],
+) -> Federation:
+    """Make a federation of clients that each have data of their own.
+
+    Parameters
+    ----------
+    clients
+        By name: ``(train, test)`` or ``(train, validation, test)``, or ``train`` alone. Each is a map-style torch data
+        set of pairs ``(x, y)``, or a pair ``(x, y)`` of arrays or tensors, ``x`` perhaps a list of texts. Where there
+        is no test data, or it is None, a client holds back some of its training examples.
+    task
+        What the targets are. If left out: whole numbers are labels (``classification``), other numbers those of a
+        ``regression``; ``binary`` and ``multilabel`` have to be said.
+    name
+        Of the data, for people.
+    labels
+        Number of labels, or of words in language data, where the examples need not have them all.
+    true_clusters
+        By name, where they are known; for scoring only.
+    **options
+        Fields of :class:`~fedclade.data.OwnSettings`, such as ``standardize="federated"``.
+
+    Raises
+    ------
+    ConfigError
+        If a setting is out of range, or the task is neither given nor clear from the targets.
+    DataError
+        If a client's data cannot be read, does not look like that of the others, or is too little.
+
+    Examples
+    --------
+    >>> import torch
+    >>> def hospital(shift: float) -> tuple[torch.Tensor, torch.Tensor]:
+    ...     x = torch.arange(20.0)[:, None]
+    ...     return x, (x[:, 0] > 10 + shift).long()
+    >>> federation({"north": hospital(0), "south": hospital(5)})
+    Federation('custom, 2 clients')
+    """
+    settings = OwnSettings(**options)
+    if not isinstance(clients, Mapping) or not clients:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise DataError(f"clients should be a mapping of names to data, of at least 1, got {shown(clients)}")
+    parts = {client: _splits(client, data) for client, data in clients.items()}
+    given = {
+        f"{split} data of {client!r}": data
+        for client, splits in parts.items()
+        for split, data in splits.items()
+        if data is not None
+    }
+    read = read_parts(given, task)
+    rows = dict(zip(given, read.parts, strict=True))
+    held = [
+        Held(client, *(rows.get(f"{split} data of {client!r}") for split in ("training", "validation", "test")))  # pyright: ignore[reportArgumentType]
+        for client in parts
+    ]
+
+    def pool(train: Indices, test: Indices) -> Pool:
+        x, vocabulary = (read.x, ()) if isinstance(read.x, Tensor) else tokens(read.x, train, settings)
+        more: dict[str, Any] = {"task": read.task, "vocabulary": vocabulary}
+        return Pool.of_examples(name, x, read.y, train, test, outputs=labels, **more)
+
+    return own_federation(held, pool, settings, true_clusters)
+
+
+def own_federation(
+    held: Sequence[Held],
+    pool_of: Callable[[Indices, Indices], Pool],
+    settings: OwnSettings,
+    true_clusters: Mapping[str, int] | None = None,
+) -> Federation:
+    """Set aside what clients bring no data for, hold newcomers back, and make the pool and the federation.
+
+    ``pool_of`` is called with the indices of the examples that the clients, newcomers apart, train on, and of those
+    that they do not.
+    """
+    n = len(held) - settings.newcomers
+    rule = f"below the number of clients ({len(held)})"
+    require(("newcomers.clients", settings.newcomers, n >= 1, rule))
+    late = set(rng.generator(settings.seed, "newcomers").permutation(len(held))[n:].tolist())
+    places = [*(k for k in range(len(held)) if k not in late), *sorted(late)]
+    members = [_client(i, k, held[k], settings, newcomer=i >= n) for i, k in enumerate(places)]
+    train = torch.cat([torch.from_numpy(client.train) for client in members[:n]]).numpy()
+    other = [i for c in members[:n] for i in (c.validation, c.test)]
+    other += [i for c in members[n:] for i in (c.train, c.validation, c.test)]
+    pool = pool_of(train, torch.cat([torch.from_numpy(indices) for indices in other]).numpy())
+    pool = standardized(pool, members[:n], members[n:], settings.standardize)
+    truth = None if true_clusters is None else _truth(members, true_clusters)
+
+    def of(some: Sequence[ClientData], newcomers: Federation | None = None) -> Federation:
+        known = None if truth is None else {client.id: truth[client.name] for client in some}
+        text = f"{pool.name}, {len(some)} client{'s' if len(some) > 1 else ''}"
+        return Federation(pool, tuple(some), known, text, newcomers, augment_of(settings.augment))
+
+    return of(members[:n], of(members[n:]) if late else None)
+
+
+def tokens(texts: Sequence[str], train: Indices, settings: OwnSettings) -> tuple[Tensor, tuple[str, ...]]:
+    """Return texts as tokens ``[N, max_words]``, and their vocabulary, which is that of the training texts."""
+    words = [split_words(text) for text in texts]
+    vocabulary = build_vocabulary([words[row] for row in train], settings.vocabulary_size)
+    return torch.from_numpy(pad(encode(words, vocabulary), settings.max_words)), vocabulary
+
+
+def _client(number: int, key: int, held: Held, settings: OwnSettings, newcomer: bool) -> ClientData:
+    seed, train, test, validation = settings.seed, held.train, held.test, held.validation
+    limit = settings.samples_per_client
+    if newcomer and settings.newcomer_samples is not None:
+        limit = settings.newcomer_samples
+    if limit is not None:
+        train = rng.generator(seed, "samples_per_client", key).permutation(train)[:limit]
+    if (few := len(train)) < (needed := 1 + (test is None)):
+        raise DataError(
+            f"client {held.name!r} has {few} example{'s' if few > 1 else ''}, but needs {needed}: one to train on"
+            + (", one to be tested on; leave it out, or give it test data" if needed > 1 else "")
+        )
+    if test is None:
+        train, test = set_aside(train, settings.test_fraction, "test", seed, key)
+    if validation is None:
+        validation = train[:0]
+        if settings.validation_fraction:
+            train, validation = set_aside(train, settings.validation_fraction, "validation", seed, key)
+    return ClientData(number, held.name, key, train, validation, test)
+
+
+def _truth(members: Sequence[ClientData], true_clusters: Mapping[str, int]) -> Mapping[str, int]:
+    names = {client.name for client in members}
+    if odd := sorted(names ^ set(true_clusters)):
+        raise DataError(f"true_clusters should name every client exactly once; these do not match: {shown(odd)}")
+    return true_clusters
+
+
+def _splits(client: str, data: Any) -> Mapping[str, Any]:
+    """Return what a client brings, by split; None is what it does not bring."""
+    whole = data if isinstance(data, tuple) else (data,)
+    if 1 <= len(whole) <= 3 and all(part is None or is_dataset(part) or is_pair(part) for part in whole):
+        train, *between, test = whole if len(whole) > 1 else (*whole, None)
+    elif is_pair(data):
+        train, between, test = data, [], None
+    else:
+        train, between, test = None, [], None
+    if train is None:
+        raise DataError(
+            f"the data of client {client!r} should be (train, test), each a torch data set or a pair (x, y) of arrays, "
+            f"got {_kinds(data)}"
+        )
+    return {"training": train, "validation": between[0] if between else None, "test": test}
+
+
+def _kinds(data: Any) -> str:
+    if isinstance(data, tuple):
+        return f"({', '.join(_kinds(part) for part in data)})"
+    return type(data).__name__

@@ -1,0 +1,183 @@
+"""Tables with the same columns, read column by column; what is of no use is refused by table, column and row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedclade.core import DataError, shown, unknown
+
+Table = Any
+"""A ``pyarrow.Table``: pyarrow is imported where a table is read."""
+
+MOST_CATEGORIES = 1000
+"""Different texts of a column that is encoded by category."""
+
+ColumnKind = Literal["whole", "number", "bool", "text"]
+
+IN_WORDS: Mapping[ColumnKind, str] = {
+    "whole": "whole numbers",
+    "number": "numbers",
+    "bool": "truth values",
+    "text": "texts",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Sheet:
+    """One table, where it is from, and whose it is, if it is one client's alone."""
+
+    table: Table
+    where: str
+    client: str | None
+
+
+class Rows:
+    """The rows of several tables, one behind the other; every message names the table and the row, from 1 on."""
+
+    def __init__(self, sheets: Sequence[Sheet]) -> None:
+        self.sheets, self.tables = sheets, [sheet.table for sheet in sheets]
+        for sheet in sheets:
+            if sheet.table.num_rows == 0:
+                raise DataError(f"{sheet.where} has no rows")
+
+    def others(self, apart: Sequence[str]) -> list[str]:
+        """Return all columns but some; all tables must have the same."""
+        first = self.sheets[0]
+        for sheet in self.sheets[1:]:
+            there, expected = set(sheet.table.column_names), set(first.table.column_names)
+            if there != expected:
+                differ = {"lacks": expected - there, "has besides": there - expected}
+                what = " and ".join(
+                    f"{verb} {', '.join(map(repr, sorted(odd)))}" for verb, odd in differ.items() if odd
+                )
+                raise DataError(f"{sheet.where} should have the columns of {first.where}, but {what}; name 'inputs'")
+        found = [column for column in first.table.column_names if column not in apart]
+        if not found:
+            raise DataError(f"{first.where} has no column to predict from besides {', '.join(map(repr, apart))}")
+        return found
+
+    def kind(self, column: str) -> ColumnKind:
+        """Return what a column holds; a DataError if that differs, or is of no use."""
+        kinds: list[ColumnKind | None] = [_kind(sheet.table, column, sheet.where) for sheet in self.sheets]
+        found: set[ColumnKind] = {kind for kind in kinds if kind is not None}
+        if found <= {"whole", "number"}:
+            return "whole" if found == {"whole"} else "number"
+        if found <= {"bool", "text"}:
+            return "bool" if found == {"bool"} else "text"
+        known: list[tuple[ColumnKind, str]] = [
+            (kind, sheet.where) for kind, sheet in zip(kinds, self.sheets, strict=True) if kind
+        ]
+        (one, here), *rest = known
+        other, there = next(each for each in rest if is_number(each[0]) != is_number(one))
+        raise DataError(
+            f"column {column!r} should hold the same kind of values everywhere, got {IN_WORDS[one]} in {here} and "
+            f"{IN_WORDS[other]} in {there}"
+        )
+
+    def numbers(self, column: str) -> NDArray[np.float64]:
+        """Return a column of numbers."""
+        import pyarrow as pa
+
+        parts = [table[column].cast(pa.float64()).to_numpy() for table in self.tables]
+        self.refuse([~np.isfinite(part) for part in parts], column, parts)
+        return np.concatenate(parts)
+
+    def texts(self, column: str, *, empty: bool = False) -> NDArray[np.object_]:
+        """Return a column as texts, whatever it holds, which may be ``empty`` ones."""
+        import pyarrow as pa
+
+        for sheet in self.sheets:
+            _require(sheet.table, column, sheet.where)
+        parts = [table[column].cast(pa.string()).to_numpy(zero_copy_only=False) for table in self.tables]
+        self.refuse(
+            [np.array([text is None or (not empty and not text) for text in p], bool) for p in parts], column, parts
+        )
+        return np.concatenate(parts)
+
+    def refuse(
+        self, odd: Sequence[NDArray[np.bool_]], column: str, values: Sequence[NDArray[Any]], rule: str = ""
+    ) -> None:
+        """Raise a DataError for the first row that is odd."""
+        for sheet, rows, held in zip(self.sheets, odd, values, strict=True):
+            if rows.any():
+                first, more = int(rows.argmax()), f" (and {rows.sum() - 1} more)" if rows.sum() > 1 else ""
+                value: Any = held[first : first + 1].tolist()[0]
+                what = "an empty cell" if value is None or value == "" or value != value else shown(value)
+                fix = rule or "fill it in, or leave the row or the column out"
+                raise DataError(f"{sheet.where}: column {column!r} has {what} in row {first + 1}{more}; {fix}")
+
+    def encoded(self, columns: Sequence[str]) -> tuple[Tensor, tuple[str, ...]]:
+        """Return input columns as float32 ``[N, F]``, and what each is called."""
+        parts: list[NDArray[Any]] = []
+        names: list[str] = []
+        for column in columns:
+            if is_number(self.kind(column)):
+                parts.append(self.numbers(column))
+                names.append(column)
+                continue
+            values, place = np.unique(self.texts(column).astype(np.str_), return_inverse=True)
+            if len(values) > MOST_CATEGORIES:
+                raise DataError(
+                    f"column {column!r} holds {len(values):,} different texts, too many to encode by category; leave "
+                    f"it out of 'inputs', or take its words as the only input by text = {column!r}"
+                )
+            parts += [place == number for number in range(len(values))]
+            names += [f"{column}={value}" for value in values]
+        return torch.from_numpy(np.stack(parts, axis=1).astype(np.float32)), tuple(names)
+
+
+def arrow_table(frame: Any) -> Table:
+    """Return a data frame as an Arrow table."""
+    import pyarrow as pa
+
+    try:
+        if isinstance(frame, pa.Table):
+            return frame
+        if hasattr(frame, "to_arrow"):  # polars
+            return frame.to_arrow()
+        if type(frame).__module__.partition(".")[0] == "pandas":
+            return pa.Table.from_pandas(frame, preserve_index=False)
+        return pa.table(frame)
+    except (pa.ArrowException, TypeError) as error:
+        raise DataError(
+            f"the data frame should be one of pandas or polars, or Arrow's, got {shown(frame)}: {error}"
+        ) from error
+
+
+def is_number(kind: ColumnKind) -> bool:
+    """Return whether a column holds numbers."""
+    return kind in ("whole", "number")
+
+
+def _require(table: Table, column: str, where: str) -> None:
+    if column not in table.column_names:
+        raise DataError(unknown(f"column of {where}:", column, table.column_names))
+    if table.column_names.count(column) > 1:
+        raise DataError(f"{where} has {table.column_names.count(column)} columns {column!r}; their names should differ")
+
+
+def _kind(table: Table, column: str, where: str) -> ColumnKind | None:
+    """Return what a column of a table holds; None if all its cells are empty."""
+    import pyarrow.types as types
+
+    _require(table, column, where)
+    found = table.schema.field(column).type
+    found = found.value_type if types.is_dictionary(found) else found
+    if types.is_null(found):
+        return None
+    if types.is_boolean(found):
+        return "bool"
+    if types.is_integer(found):
+        return "whole"
+    if types.is_floating(found) or types.is_decimal(found):
+        return "number"
+    if types.is_string(found) or types.is_large_string(found) or types.is_string_view(found):
+        return "text"
+    raise DataError(f"{where}: column {column!r} should hold numbers or texts, got {found}; leave it out of 'inputs'")

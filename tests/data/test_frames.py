@@ -1,0 +1,182 @@
+"""Federations of tables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import torch
+
+from fedclade import FedcladeError, federation_from_frame
+from fedclade.data.frames import Chosen, federation_from_sheets
+from fedclade.data.own import OwnSettings
+from fedclade.data.sheets import Sheet
+
+COLUMNS: dict[str, list[Any]] = {
+    "hospital": ["south", "north"] * 4,
+    "age": [30, 41, 52, 63, 30, 41, 52, 63],
+    "ward": ["b", "a", "c", "a", "b", "a", "c", "a"],
+    "smokes": [True, False] * 4,
+    "days": [0.5, 1.5, 2.5, 3.5, 4.5, 5.5, 6.5, 7.5],
+    "back": ["no", "yes"] * 4,
+}
+TABLE = pa.table(COLUMNS)
+
+
+def features(*without: str) -> list[str]:
+    return [name for name in COLUMNS if name not in ("hospital", *without)]
+
+
+def test_numbers_stay_and_texts_are_encoded_by_category() -> None:
+    made = federation_from_frame(TABLE, "hospital", "back")
+    assert [client.name for client in made.clients] == ["south", "north"]
+    columns = made.pool.columns
+    assert columns is not None
+    assert columns.inputs == ("age", "ward=a", "ward=b", "ward=c", "smokes=false", "smokes=true", "days")
+    assert columns.labels == ("no", "yes")
+    assert made.pool.x[:2].tolist() == [[30, 0, 1, 0, 0, 1, 0.5], [41, 1, 0, 0, 1, 0, 1.5]]
+    assert made.pool.y.tolist() == [0, 1] * 4
+    south = sorted([*made.clients[0].train, *made.clients[0].test])
+    assert south == [0, 2, 4, 6]
+
+
+@pytest.mark.parametrize(
+    ("target", "task", "y", "kind"),
+    [
+        ("back", None, [0, 1], "classification"),
+        ("smokes", None, [1, 0], "classification"),
+        ("age", None, [30, 41], "classification"),
+        ("days", None, [0.5, 1.5], "regression"),
+        ("age", "regression", [30.0, 41.0], "regression"),
+        ("back", "binary", [0.0, 1.0], "binary"),
+        ("smokes", "binary", [1.0, 0.0], "binary"),
+        (("age", "days"), None, [[30, 0.5], [41, 1.5]], "regression"),
+        (("smokes",), "multilabel", [[1.0], [0.0]], "multilabel"),
+    ],
+)
+def test_the_target_or_the_user_says_the_task(target: Any, task: Any, y: list[Any], kind: str) -> None:
+    pool = federation_from_frame(TABLE, "hospital", target, inputs=("ward",), task=task).pool
+    assert (pool.task, pool.y[:2].tolist()) == (kind, y)
+
+
+def test_frames_of_pandas_are_read_as_arrows_are() -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(COLUMNS).astype({"ward": "category"})
+    assert federation_from_frame(frame, "hospital", "back").fingerprint == (
+        federation_from_frame(TABLE, "hospital", "back").fingerprint
+    )
+
+
+def test_frames_that_give_arrow_data_are_read_as_polars_are() -> None:
+    class Frame:
+        def to_arrow(self) -> pa.Table:
+            return TABLE.cast(
+                pa.schema([(f.name, pa.large_string() if f.type == pa.string() else f.type) for f in TABLE.schema])
+            )
+
+    assert federation_from_frame(Frame(), "hospital", "back").fingerprint == (
+        federation_from_frame(TABLE, "hospital", "back").fingerprint
+    )
+
+
+def test_a_column_of_texts_can_be_the_input() -> None:
+    made = federation_from_frame(TABLE, "hospital", "back", text="ward", max_words=2)
+    assert made.pool.x.dtype == torch.int64
+    assert made.pool.x.shape == (8, 2)
+    assert set(made.pool.vocabulary) <= {"<pad>", "<unk>", "a", "b", "c"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "given", "message"),
+    [
+        ({}, {"target": "bck"}, "unknown column of the data frame: 'bck'; did you mean 'back'?"),
+        ({}, {"client": "hospitl"}, "unknown column of the data frame: 'hospitl'; did you mean 'hospital'?"),
+        ({}, {"inputs": ("agee",)}, "unknown column of the data frame: 'agee'; did you mean 'age'?"),
+        ({}, {"inputs": ("age", "back")}, "inputs should be other columns than target and client, got 'back'"),
+        (
+            {"age": [1, 2, None, 4, 5, 6, 7, None]},
+            {},
+            "column 'age' has an empty cell in row 3 (and 1 more); fill it in",
+        ),
+        ({"ward": ["a"] * 7 + [""]}, {}, "the data frame: column 'ward' has an empty cell in row 8; fill it in"),
+        ({"hospital": ["a"] * 7 + [None]}, {}, "column 'hospital' has an empty cell in row 8"),
+        ({"days": [float("inf")] * 8}, {}, "column 'days' has inf in row 1 (and 7 more)"),
+        ({"age": [[1]] * 8}, {}, "column 'age' should hold numbers or texts, got list<item: int64>"),
+        ({"hospital": ["a"] * 7 + ["b"]}, {}, "client 'b' has 1 example, but needs 2"),
+        (
+            {"back": [0, 1, 2, -1] * 2},
+            {},
+            "column 'back' has -1.0 in row 4 (and 1 more); labels should be whole numbers",
+        ),
+        (
+            {"back": [0, 99_000] * 4},
+            {},
+            "the target 'back' has whole numbers up to 99,000; say whether these are labels or",
+        ),
+        ({"back": ["a", "b", "c", "d"] * 2}, {"task": "binary"}, "should have 2 different values, got 4: a, b, c, d"),
+        ({}, {"task": "regression"}, "the target 'back' of a regression should be numbers, got texts"),
+        (
+            {},
+            {"target": ("age", "ward")},
+            "several targets (age, ward) need task = 'multilabel' or 'regression', got left",
+        ),
+        (
+            {},
+            {"target": ("age", "days"), "task": "multilabel"},
+            "the target 'age' of a multilabel task should be 0 or 1",
+        ),
+        ({}, {"task": "language"}, "the task of a table should be classification, binary, multilabel or regression"),
+        ({}, {"text": "ward", "inputs": ("age",)}, "text = 'ward' is the only input; leave out inputs = ['age']"),
+        ({"ward": [str(k) for k in range(8)]}, {}, "column 'ward' holds 8 different texts, too many to encode by"),
+    ],
+)
+def test_tables_that_cannot_be_used(changes: Any, given: Any, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedclade.data.sheets.MOST_CATEGORIES", 7)
+    with pytest.raises(FedcladeError) as caught:
+        federation_from_frame(pa.table(COLUMNS | changes), **{"client": "hospital", "target": "back"} | given)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_something_that_is_no_frame_is_refused() -> None:
+    with pytest.raises(FedcladeError, match="the data frame should be one of pandas or polars, or Arrow's, got 7"):
+        federation_from_frame(7, "hospital", "back")
+
+
+def of_sheets(*columns: dict[str, list[Any]]) -> Any:
+    sheets = [Sheet(pa.table(each), f"{name}.csv", name) for name, each in zip("abc", columns, strict=False)]
+    return federation_from_sheets(sheets, Chosen(("y",)), "files", OwnSettings())
+
+
+def test_categories_are_those_of_all_clients() -> None:
+    made = of_sheets({"x": ["u", "w"], "y": [0, 1]}, {"x": ["v", "u"], "y": [0, 1]}, {"x": ["u", "u"], "y": [0, 0]})
+    assert made.pool.x.tolist() == [[1, 0, 0], [0, 0, 1], [0, 1, 0], [1, 0, 0], [1, 0, 0], [1, 0, 0]]
+
+
+def test_whole_numbers_in_one_file_are_numbers_as_in_the_others() -> None:
+    assert of_sheets({"x": [1, 2], "y": [0.5, 1]}, {"x": [1.5, 2], "y": [3, 4]}).pool.y.tolist() == [0.5, 1, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "message"),
+    [
+        (
+            {"x": [1, 2], "z": [1, 2], "y": [0, 1]},
+            {"x": [1, 2], "w": [1, 2], "y": [0, 1]},
+            "b.csv should have the columns of a.csv, but lacks 'z' and has besides 'w'; name 'inputs'",
+        ),
+        (
+            {"x": [1, 2], "y": [0, 1]},
+            {"x": ["1", "?"], "y": [0, 1]},
+            "column 'x' should hold the same kind of values everywhere, got whole numbers in a.csv and texts in b.csv",
+        ),
+        ({"x": [1, 2], "y": [0, 1]}, {"x": [None, None], "y": [0, 1]}, "b.csv: column 'x' has an empty cell in row 1"),
+        ({"x": [1, 2], "y": [0, 1]}, {"x": [], "y": []}, "b.csv has no rows"),
+        ({"y": [0, 1]}, {"y": [0, 1]}, "a.csv has no column to predict from besides 'y'"),
+    ],
+)
+def test_files_that_do_not_fit_together(first: Any, second: Any, message: str) -> None:
+    with pytest.raises(FedcladeError) as caught:
+        of_sheets(first, second)
+    assert message in str(caught.value)
