@@ -134,7 +134,7 @@ def test_newcomers_need_a_number_of_others():
     [
         ("data", "name", "unknown dataset in [data]: "),
         ("data", "partition", "unknown partition in [data]: "),
-        ("algorithm", "name", "unknown algorithm in [algorithm]: "),
+        ("algorithm", "name", "[algorithm] unknown algorithm "),
         ("model", "name", "[model] unknown model "),
     ],
 )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedclade.algorithms import ALGORITHMS, Algorithm, build_algorithm
+from fedclade.algorithms import TRUTH, Algorithm, algorithm_class, build_algorithm, options_of
 from fedclade.config.settings import FIXED, SECTIONS, Config, TopLevel, options
 from fedclade.config.toml_files import Section, apply_overrides, read_toml
 from fedclade.core import ConfigError, check_arguments, defaults, known_arguments, shown, unknown
@@ -159,11 +159,13 @@ def _model(section: Section, problems: _Problems) -> Section:
 
 def _algorithm(section: Section, problems: _Problems) -> tuple[Section, Algorithm | None]:
     """Return the algorithm section, whose keys are the hyper-parameters, and the algorithm if all is right."""
-    name = problems.name("algorithm in [algorithm]", section.get("name", "fedavg"), ALGORITHMS)
-    if name is None:
+    name = section.get("name", "fedavg")
+    kind = problems.collect("algorithm", algorithm_class, name)
+    if kind is None:
         return section, None
-    kind = ALGORITHMS[name].algorithm
-    fitted = problems.collect("algorithm", check_arguments, "[algorithm]", kind, options(section))
+    fitted = problems.collect(
+        "algorithm", check_arguments, "[algorithm]", kind, options(section), TRUTH, positional=True
+    )
     # True clusters are not known before there is data.
     built = None if fitted is None else problems.collect("algorithm", build_algorithm, name, fitted, {})
-    return {"name": name, **defaults(kind), **(fitted or {})}, built
+    return (section, None) if built is None else ({"name": name, **options_of(built)}, built)
