@@ -10,12 +10,15 @@ from fedclade.algorithms import TRUTH, Algorithm, algorithm_class, build_algorit
 from fedclade.config.settings import FIXED, SECTIONS, Config, TopLevel, options
 from fedclade.config.toml_files import Section, apply_overrides, read_toml
 from fedclade.core import ConfigError, check_arguments, defaults, known_arguments, shown, unknown
-from fedclade.data import PARTITIONS, SOURCES, check_data_settings, check_newcomers, load_federation
+from fedclade.data import SOURCES, check_data_settings, check_newcomers, load_federation, partition_named, shift_named
 from fedclade.models import FROM_DATA, model_factory
 from fedclade.runs import RunSettings
 from fedclade.training import check_engine
 
-_NOT_IN_DATA = ("seed", "data_dir", "source_arguments", "partition_arguments", "newcomers", "newcomer_samples")
+_NOT_IN_DATA = (
+    *("seed", "data_dir", "newcomers", "newcomer_samples"),
+    *("source_arguments", "partition_arguments", "shift_arguments"),
+)
 """Arguments of ``load_federation`` that are no keys of the ``[data]`` section."""
 
 WRITTEN_ONLY = ("versions", "network")
@@ -133,10 +136,11 @@ def _section(raw: Mapping[str, Any], name: str, problems: _Problems) -> Section:
 def _data(section: Section, problems: _Problems) -> tuple[Section, bool]:
     """Return the data section, and if it is right; its keys are ``load_federation``'s, source's and partition's."""
     name = problems.name("dataset in [data]", section.get("name", "digits"), SOURCES)
-    partition = problems.name("partition in [data]", section.get("partition", "iid"), PARTITIONS)
-    if name is None or partition is None:
+    partition = problems.collect("data", partition_named, section.get("partition", "iid"))
+    shift = problems.collect("data", shift_named, section.get("shift", "none"))
+    if name is None or partition is None or shift is None:
         return section, False
-    functions = (SOURCES[name].load, PARTITIONS[partition].split, load_federation)
+    functions = (SOURCES[name].load, partition.split, shift.views, load_federation)
     fitted = problems.collect("data", check_arguments, "[data]", functions, options(section), _NOT_IN_DATA)
     if fitted is None:
         return section, False

@@ -8,9 +8,9 @@ from fedclade.data.cache import cache_folder
 from fedclade.data.custom import one_client, pool_from_torch
 from fedclade.data.federation import ClientData, Federation
 from fedclade.data.load import check_data_settings, check_newcomers, load_federation
-from fedclade.data.partition import PARTITIONS, Parts, partition_pool
+from fedclade.data.partition import PARTITIONS, Partition, Parts, partition_named, partition_pool
 from fedclade.data.pool import Pool
-from fedclade.data.shift import SHIFTS, View, shift_views
+from fedclade.data.shift import SHIFTS, Shift, View, shift_named, shift_views
 from fedclade.data.sources import SOURCES, Source, load_pool
 
 __all__ = [
@@ -20,8 +20,10 @@ __all__ = [
     "ClientData",
     "Federation",
     "Indices",
+    "Partition",
     "Parts",
     "Pool",
+    "Shift",
     "Source",
     "View",
     "cache_folder",
@@ -30,7 +32,9 @@ __all__ = [
     "load_federation",
     "load_pool",
     "one_client",
+    "partition_named",
     "partition_pool",
     "pool_from_torch",
+    "shift_named",
     "shift_views",
 ]
