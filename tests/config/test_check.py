@@ -133,8 +133,9 @@ def test_newcomers_need_a_number_of_others():
     ("section", "key", "told"),
     [
         ("data", "name", "unknown dataset in [data]: "),
-        ("data", "partition", "unknown partition in [data]: "),
-        ("algorithm", "name", "unknown algorithm in [algorithm]: "),
+        ("data", "partition", "[data] unknown partition "),
+        ("data", "shift", "[data] unknown shift "),
+        ("algorithm", "name", "[algorithm] unknown algorithm "),
         ("model", "name", "[model] unknown model "),
     ],
 )

@@ -56,7 +56,7 @@ def test_a_scenario_is_told_from_a_config(scenario, tmp_path):
         ("clients = 8", "clients = 8\n[algorithm]\neps2 = 1.0", "a scenario has no [algorithm]"),
         ("mu = 0.1", "mu = -1.0", "algorithms.prox.mu should be at least 0, or left out, got -1.0"),
         ("mu = 0.1", "nu = 0.1", "unknown key of [algorithms.prox]: 'nu'"),
-        ("fedavg = {}", "fedagv = {}", "unknown algorithm in [algorithms.fedagv]: 'fedagv'; did you mean 'fedavg'?"),
+        ("fedavg = {}", "fedagv = {}", "[algorithms.fedagv] unknown algorithm 'fedagv'; did you mean 'fedavg'?"),
         ("fedavg = {}", "fedavg = 3", "fedavg should be a table, got 3"),
         ("rounds = 9", "round = 9", "unknown key of the config: 'round'; did you mean 'rounds'?"),
     ],

@@ -174,7 +174,7 @@ def test_a_permuted_run_is_nobodys_but_its_clients(fedclade: Callable[..., tuple
         ({"network.encoding": "zip"}, "unknown encoding 'zip'"),
         ({"network.clocks": 3}, "'clocks'"),
         ({"network.clients": "four"}, "clients"),
-        ({"algorithm.name": "clf"}, "unknown algorithm in .algorithm.: 'clf'; did you mean 'cfl'?"),
+        ({"algorithm.name": "clf"}, ".algorithm. unknown algorithm 'clf'; did you mean 'cfl'?"),
         ({"algorithm.name": "clf", "network.clients": 0}, "(?s)'clf'.*network.clients"),
     ],
 )

@@ -226,13 +226,13 @@ def test_a_factory_that_returns_no_module_is_refused(users_module):
     ("name", "reason"),
     [
         ("users_models:missing", "module 'users_models' has no attribute 'missing'"),
-        ("no_such_module_at_all:f", "No module named 'no_such_module_at_all'"),
-        ("users_broken:f", "no such thing"),
-        (":f", "Empty module name"),
+        ("no_such_module_at_all:f", "No module named 'no_such_module_at_all'; run from its folder, or set PYTHONPATH"),
+        ("users_broken:f", "RuntimeError: no such thing"),
+        (":f", "ValueError: Empty module name"),
     ],
 )
 def test_a_factory_that_cannot_be_imported_says_why(users_module, name, reason):
-    text = f"model {name!r} cannot be imported: {reason}; run from its folder, or set PYTHONPATH"
+    text = f"model {name!r} cannot be imported: {reason}"
     with pytest.raises(ConfigError, match=re.escape(text)):
         build_model(name, input_shape=(4,), outputs=2)
 

@@ -23,12 +23,11 @@ from fedclade import (
     UpdateError,
     simulate,
 )
-from fedclade.algorithms import IFCA, PACFL, FedGroup, Local, RoundLog, State
+from fedclade.algorithms import IFCA, PACFL, FedGroup, Local, RoundLog, State, describe
 from fedclade.core.queries import Round
 from fedclade.core.tree import ParameterTree
 from fedclade.data.federation import Federation
 from fedclade.models import build_model
-from fedclade.runs.settings import describe
 from tests.tiny import FEATURES, LABELS, federation_of, linear, simulated
 
 TRUTH = [0, 1, 0, 1]

@@ -7,7 +7,8 @@ and the papers import them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
+from inspect import isclass
 from typing import Any
 
 from fedclade.algorithms.base import Algorithm, RoundLog
@@ -23,7 +24,7 @@ from fedclade.algorithms.ifca import IFCA
 from fedclade.algorithms.pacfl import PACFL
 from fedclade.algorithms.replicated_cfl import ReplicatedCFL
 from fedclade.algorithms.state import State
-from fedclade.core import ConfigError, Event, check_arguments, unknown
+from fedclade.core import ConfigError, Event, FedcladeError, check_arguments, known_arguments, name_of, named, shown
 
 __all__ = [
     "ALGORITHMS",
@@ -31,6 +32,7 @@ __all__ = [
     "FLHC",
     "IFCA",
     "PACFL",
+    "TRUTH",
     "Algorithm",
     "CFLState",
     "ClusterUpdate",
@@ -45,9 +47,12 @@ __all__ = [
     "ReplicatedCFL",
     "RoundLog",
     "State",
+    "algorithm_class",
     "build_algorithm",
+    "describe",
     "log_of",
     "move_clusters",
+    "options_of",
     "train_clusters",
     "train_root",
 ]
@@ -79,6 +84,41 @@ ALGORITHMS: Mapping[str, Entry] = {
 }
 
 
+TRUTH = ("true_clusters",)
+"""Parameters that are no hyper-parameters: only the oracle gets them, and no file has them."""
+
+BUILTIN: Mapping[str, type[Algorithm]] = {name: entry.algorithm for name, entry in ALGORITHMS.items()}
+
+
+def algorithm_class(name: object) -> type[Algorithm]:
+    """Return the class of an algorithm by its name: one of :data:`ALGORITHMS`, a package's, or ``module:Class``.
+
+    Raises
+    ------
+    ConfigError
+        If the name is unknown, cannot be imported, or stands for something else.
+    """
+    found = named("algorithms", name, BUILTIN, "algorithm")
+    if not (isclass(found) and issubclass(found, Algorithm)):
+        raise ConfigError(f"algorithm {shown(name)} should be a subclass of fedclade.Algorithm, got {shown(found)}")
+    if lacks := sorted(found.__abstractmethods__):
+        raise ConfigError(f"algorithm {shown(name)} should define {', '.join(lacks)}, as fedclade.Algorithm says")
+    if not is_dataclass(found):
+        raise ConfigError(f"algorithm {shown(name)} should be a dataclass: put @dataclass(frozen=True) above the class")
+    return found
+
+
+def options_of(algorithm: Algorithm) -> dict[str, Any]:
+    """Return an algorithm's hyper-parameters, with which :func:`build_algorithm` builds it again."""
+    given = [each.name for each in fields(algorithm) if each.init] if is_dataclass(algorithm) else []
+    return {name: getattr(algorithm, name) for name in given if name not in TRUTH}
+
+
+def describe(algorithm: Algorithm) -> dict[str, Any]:
+    """Return an algorithm's name and hyper-parameters, as a config has them."""
+    return {"name": name_of("algorithms", type(algorithm), BUILTIN), **options_of(algorithm)}
+
+
 def build_algorithm(
     name: str, options: Mapping[str, Any] | None = None, true_clusters: Mapping[int, int] | None = None
 ) -> Algorithm:
@@ -87,7 +127,8 @@ def build_algorithm(
     Parameters
     ----------
     name
-        One of :data:`ALGORITHMS`.
+        One of :data:`ALGORITHMS` or of an installed package's entry points ``fedclade.algorithms``, or
+        ``module:Class``.
     options
         Its hyper-parameters; what is left out keeps its default.
     true_clusters
@@ -96,14 +137,21 @@ def build_algorithm(
     Raises
     ------
     ConfigError
-        If the name or an option is unknown, a value is out of range, or the truth that the oracle needs is not known.
+        If the name or an option is unknown, an option is missing, a value is out of range, or the truth that the oracle
+        needs is not known.
     """
-    if name not in ALGORITHMS:
-        raise ConfigError(unknown("algorithm", name, ALGORITHMS))
-    algorithm = ALGORITHMS[name].algorithm
-    options = check_arguments(f"algorithm {name!r}", algorithm, options or {})
-    if algorithm is not Oracle:
-        return algorithm(**options)
-    if true_clusters is None:
-        raise ConfigError("algorithm 'oracle' needs data whose true clusters are known; set data.shift")
-    return Oracle(true_clusters)
+    kind, owner = algorithm_class(name), f"algorithm {name!r}"
+    given = check_arguments(owner, kind, options or {}, TRUTH, positional=True)
+    known = known_arguments(kind, TRUTH, positional=True)
+    if missing := [option for option, p in known.items() if p.default is p.empty and option not in given]:
+        raise ConfigError("\n".join(f"{option} of {owner} is not set, and has no default" for option in missing))
+    if kind is Oracle:
+        if true_clusters is None:
+            raise ConfigError("algorithm 'oracle' needs data whose true clusters are known; set data.shift")
+        return Oracle(true_clusters)
+    try:
+        return kind(**given)
+    except FedcladeError:
+        raise
+    except Exception as error:  # of a user's own, which may check its options in its own way
+        raise ConfigError(f"{owner} cannot be built with {given}: {type(error).__name__}: {error}") from error

@@ -34,7 +34,8 @@ class RoundLog:
 class Algorithm(ABC, Generic[S]):
     """A federated algorithm: its hyper-parameters, and a step.
 
-    Subclasses are frozen dataclasses whose fields are the hyper-parameters, named as in the paper.
+    Subclasses are frozen dataclasses whose fields are the hyper-parameters, named as in the paper. One of a user's own
+    is named in a config by ``module:Class``, or by an entry point ``fedclade.algorithms`` of its package.
 
     Attributes
     ----------
@@ -45,6 +46,10 @@ class Algorithm(ABC, Generic[S]):
         cover it.
     clusters_from
         The hyper-parameter that says how many clusters there are, at most as many as clients; empty if none does.
+    summary
+        A line for ``fedclade ls algorithms``; the docstring's first, if empty.
+    citation
+        BibTeX for ``fedclade cite``, of what is not in fedclade's own.
 
     Raises
     ------
@@ -55,6 +60,8 @@ class Algorithm(ABC, Generic[S]):
     state_type: ClassVar[type[State]] = State
     asks_for: ClassVar[str] = ""
     clusters_from: ClassVar[str] = ""
+    summary: ClassVar[str] = ""
+    citation: ClassVar[str] = ""
 
     @property
     def needs_updates(self) -> bool:

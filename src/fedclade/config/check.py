@@ -7,16 +7,19 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedclade.algorithms import ALGORITHMS, Algorithm, build_algorithm
+from fedclade.algorithms import TRUTH, Algorithm, algorithm_class, build_algorithm, options_of
 from fedclade.config.settings import FIXED, SECTIONS, Config, TopLevel, options
 from fedclade.config.toml_files import Section, apply_overrides, read_toml
 from fedclade.core import ConfigError, check_arguments, defaults, known_arguments, shown, unknown
-from fedclade.data import PARTITIONS, SOURCES, check_data_settings, check_newcomers, load_federation
+from fedclade.data import SOURCES, check_data_settings, check_newcomers, load_federation, partition_named, shift_named
 from fedclade.models import FROM_DATA, PARTS, Parts, model_factory
 from fedclade.runs import RunSettings
 from fedclade.training import check_engine
 
-_NOT_IN_DATA = ("seed", "data_dir", "source_arguments", "partition_arguments", "newcomers", "newcomer_samples")
+_NOT_IN_DATA = (
+    *("seed", "data_dir", "newcomers", "newcomer_samples"),
+    *("source_arguments", "partition_arguments", "shift_arguments"),
+)
 """Arguments of ``load_federation`` that are no keys of the ``[data]`` section."""
 
 WRITTEN_ONLY = ("versions", "network")
@@ -145,10 +148,11 @@ def _target(section: Section, problems: _Problems) -> Section:
 def _data(section: Section, problems: _Problems) -> tuple[Section, bool]:
     """Return the data section, and if it is right; its keys are ``load_federation``'s, source's and partition's."""
     name = problems.name("dataset in [data]", section.get("name", "digits"), SOURCES)
-    partition = problems.name("partition in [data]", section.get("partition", "iid"), PARTITIONS)
-    if name is None or partition is None:
+    partition = problems.collect("data", partition_named, section.get("partition", "iid"))
+    shift = problems.collect("data", shift_named, section.get("shift", "none"))
+    if name is None or partition is None or shift is None:
         return section, False
-    functions = (SOURCES[name].load, PARTITIONS[partition].split, load_federation)
+    functions = (SOURCES[name].load, partition.split, shift.views, load_federation)
     fitted = problems.collect("data", check_arguments, "[data]", functions, options(section), _NOT_IN_DATA)
     if fitted is None:
         return section, False
@@ -173,11 +177,13 @@ def _model(section: Section, problems: _Problems) -> Section:
 
 def _algorithm(section: Section, problems: _Problems) -> tuple[Section, Algorithm | None]:
     """Return the algorithm section, whose keys are the hyper-parameters, and the algorithm if all is right."""
-    name = problems.name("algorithm in [algorithm]", section.get("name", "fedavg"), ALGORITHMS)
-    if name is None:
+    name = section.get("name", "fedavg")
+    kind = problems.collect("algorithm", algorithm_class, name)
+    if kind is None:
         return section, None
-    kind = ALGORITHMS[name].algorithm
-    fitted = problems.collect("algorithm", check_arguments, "[algorithm]", kind, options(section))
+    fitted = problems.collect(
+        "algorithm", check_arguments, "[algorithm]", kind, options(section), TRUTH, positional=True
+    )
     # True clusters are not known before there is data.
     built = None if fitted is None else problems.collect("algorithm", build_algorithm, name, fitted, {})
-    return {"name": name, **defaults(kind), **(fitted or {})}, built
+    return (section, None) if built is None else ({"name": name, **options_of(built)}, built)

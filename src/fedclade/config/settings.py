@@ -13,7 +13,7 @@ from fedclade.algorithms import Algorithm, build_algorithm
 from fedclade.channel import DifferentialPrivacy, Faults, Signature
 from fedclade.config.toml_files import Section
 from fedclade.core import DataSpec, LocalTraining, known_arguments
-from fedclade.data import PARTITIONS, Federation, load_federation
+from fedclade.data import Federation, load_federation, partition_named, shift_named
 from fedclade.models import PARTS, Parts
 from fedclade.runs import Churn, Every, Follow, OnRound, Run, RunSettings, Stream, module_for, simulate
 from fedclade.tasks import Task, build_task
@@ -148,7 +148,8 @@ class Config:
         """Load the data and share it out; raises what :func:`fedclade.load_federation` raises."""
         settings = {key: value for key, value in self.data.items() if key in known_arguments(load_federation)}
         extra = {key: value for key, value in options(self.data).items() if key not in settings}
-        partition = known_arguments(PARTITIONS[self.data["partition"]].split)
+        partition = known_arguments(partition_named(self.data["partition"]).split)
+        shift = known_arguments(shift_named(self.data["shift"]).views).keys() - partition.keys()
         return load_federation(
             self.data["name"],
             **settings,
@@ -157,7 +158,8 @@ class Config:
             seed=self.top.seed,
             data_dir=data_dir,
             partition_arguments={key: value for key, value in extra.items() if key in partition},
-            source_arguments={key: value for key, value in extra.items() if key not in partition},
+            shift_arguments={key: value for key, value in extra.items() if key in shift},
+            source_arguments={key: value for key, value in extra.items() if key not in {*partition, *shift}},
         )
 
     def run(

@@ -61,7 +61,18 @@ from fedclade.core.files import (
 from fedclade.core.local import LARGEST, LocalTraining
 from fedclade.core.params import Layout, Slot, check_module
 from fedclade.core.patterns import matching
-from fedclade.core.plugins import Kind, imported, installed, named
+from fedclade.core.plugins import (
+    KINDS,
+    Kind,
+    check_function,
+    imported,
+    importing_only,
+    installed,
+    loaded,
+    name_of,
+    named,
+    summary_of,
+)
 from fedclade.core.queries import (
     Ask,
     Evaluation,
@@ -81,6 +92,7 @@ from fedclade.core.updates import DROPPED_OUT, LARGEST_NORM, NOT_ASKED, TOO_LATE
 __all__ = [
     "DROPPED_OUT",
     "IGNORED",
+    "KINDS",
     "LARGEST",
     "LARGEST_NORM",
     "NOT_ASKED",
@@ -144,17 +156,21 @@ __all__ = [
     "appear",
     "bring_to_disk",
     "check_arguments",
+    "check_function",
     "check_module",
     "checked",
     "defaults",
     "import_extra",
     "imported",
+    "importing_only",
     "installed",
     "inter_group",
     "known_arguments",
+    "loaded",
     "make_folder",
     "matching",
     "mean",
+    "name_of",
     "named",
     "owner_only",
     "remove",
@@ -162,6 +178,7 @@ __all__ = [
     "row_norms",
     "sha256_of",
     "shown",
+    "summary_of",
     "take_place",
     "unknown",
     "write_tensors",

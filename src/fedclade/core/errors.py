@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import reprlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -91,10 +91,14 @@ def unknown(kind: str, name: object, known: Iterable[str]) -> str:
     "unknown algorithm 'clf'; did you mean 'cfl'? (known: cfl, fedavg)"
     """
     known = sorted(known)
-    near = difflib.get_close_matches(name[:_LONGEST_SHOWN], known, n=1, cutoff=0.5) if isinstance(name, str) else []
-    hint = f"; did you mean {near[0]!r}?" if near else ""
     known_ones = f"known: {', '.join(known)}" if known else "it takes none"
-    return f"unknown {kind} {shown(name)}{hint} ({known_ones})"
+    return f"unknown {kind} {shown(name)}{nearest(name, known)} ({known_ones})"
+
+
+def nearest(name: object, known: Sequence[str]) -> str:
+    """Return the question whether the nearest known name was meant, or nothing where none is near."""
+    near = difflib.get_close_matches(name[:_LONGEST_SHOWN], known, n=1, cutoff=0.5) if isinstance(name, str) else []
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def shown(value: object) -> str:

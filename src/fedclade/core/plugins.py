@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+import inspect
+import sys
+from collections.abc import Callable, Collection, Generator, Mapping
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
-from fedclade.core.errors import ConfigError, shown, unknown
+from fedclade.core.errors import ConfigError, nearest, shown, unknown
 
 T = TypeVar("T")
 
 Kind = Literal["algorithms", "data", "models", "tasks", "partitions", "shifts"]
 """What packages may add to; the group of its entry points is ``fedclade.<kind>``."""
+
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+_importable: ContextVar[Collection[str] | None] = ContextVar("_importable", default=None)
 
 
 def named(kind: Kind, name: object, builtin: Mapping[str, T], what: str) -> T | Any:
@@ -38,10 +46,10 @@ def named(kind: Kind, name: object, builtin: Mapping[str, T], what: str) -> T | 
     if isinstance(name, str) and name in builtin:
         return builtin[name]
     if isinstance(name, str) and name in (added := installed(kind)):
-        return _loaded(added[name], what)
+        return loaded(added[name], what)
     if isinstance(name, str) and ":" in name:
         return imported(name, what)
-    known = [*builtin, *installed(kind)]
+    known = {*builtin, *installed(kind)}
     raise ConfigError(unknown(what, name, known) + "; your own is given as 'module:name'")
 
 
@@ -51,29 +59,120 @@ def imported(reference: str, what: str) -> Any:
     Raises
     ------
     ConfigError
-        If it cannot be imported.
+        If it cannot be imported, or may not be: see :func:`importing_only`.
     """
-    module, _, attribute = reference.partition(":")
+    if (allowed := _importable.get()) is not None and reference not in allowed:
+        raise ConfigError(
+            f"{what} {shown(reference)} is not imported here, since the run names it and not this client; to allow it, "
+            "add it to imports in its node config"
+        )
+    module, _, attributes = reference.partition(":")
     try:
         found: Any = importlib.import_module(module)
-        for part in attribute.split("."):
-            found = getattr(found, part)
-    except Exception as error:  # whatever a user's own file does when it is imported
-        raise ConfigError(
-            f"{what} {shown(reference)} cannot be imported: {error}; run from its folder, or set PYTHONPATH"
-        ) from error
+        for part in attributes.split("."):
+            found = _attribute(found, part)
+    except (Exception, SystemExit) as error:  # whatever a user's own file does when it is imported
+        hint = "; run from its folder, or set PYTHONPATH" if isinstance(error, ImportError) else ""
+        raise ConfigError(f"{what} {shown(reference)} cannot be imported: {_in_a_line(error)}{hint}") from error
     return found
+
+
+@contextmanager
+def importing_only(references: Collection[str]) -> Generator[None]:
+    """Refuse to import any ``module:name`` but these; around what handles names that others wrote, such as a server."""
+    before = _importable.set(references)
+    try:
+        yield
+    finally:
+        _importable.reset(before)
 
 
 @cache
 def installed(kind: Kind) -> Mapping[str, EntryPoint]:
-    """Return the entry points of installed packages, by name."""
-    return {point.name: point for point in entry_points(group=f"fedclade.{kind}")}
+    """Return the entry points of installed packages, by name; of several of one name, the first that Python finds."""
+    return {point.name: point for point in reversed([*entry_points(group=f"fedclade.{kind}")])}
 
 
-def _loaded(point: EntryPoint, what: str) -> Any:
+def loaded(point: EntryPoint, what: str) -> Any:
+    """Return what an entry point names; a ConfigError says why it cannot be imported."""
     try:
         return point.load()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         package = "a package" if point.dist is None else f"package {point.dist.name}"
-        raise ConfigError(f"{what} {point.name!r} of {package} cannot be imported ({point.value}): {error}") from error
+        why = f"({point.value}): {_in_a_line(error)}"
+        raise ConfigError(f"{what} {point.name!r} of {package} cannot be imported {why}") from error
+
+
+def name_of(kind: Kind, thing: Any, builtin: Mapping[str, object]) -> str:
+    """Return the name by which :func:`named` finds a class or a function again.
+
+    What only the program that runs knows, such as a class in ``__main__`` or in a function, has none: it gets its own.
+    """
+    for name, known in builtin.items():
+        if known is thing:
+            return name
+    for name, point in installed(kind).items():
+        with suppress(ConfigError):  # what cannot be imported has not made the thing
+            if name not in builtin and point.module in sys.modules and loaded(point, kind) is thing:
+                return name
+    module, path = thing.__module__, thing.__qualname__
+    found = None if module == "__main__" else sys.modules.get(module)
+    for part in path.split("."):
+        found = getattr(found, part, None)
+    return f"{module}:{path}" if found is thing else thing.__name__
+
+
+def check_function(found: Any, what: str, returns: str, takes: Collection[str] | None = None) -> Callable[..., Any]:
+    """Return a user's own function, checked for how it can be called.
+
+    Parameters
+    ----------
+    found
+        What a name stands for.
+    what
+        What to call it in a message, such as ``partition 'my_data:by_age'``.
+    returns
+        What it returns, in words.
+    takes
+        What it is called with by position; all else are options. None: it is called by name alone.
+
+    Raises
+    ------
+    ConfigError
+        If it is no function, or takes less by position, or needs more.
+    """
+    if not callable(found):
+        raise ConfigError(f"{what} should name a function that returns {returns}, got {shown(found)}")
+    try:
+        parameters = [*inspect.signature(found).parameters.values()]
+    except (TypeError, ValueError) as error:  # of some functions that are not written in Python
+        raise ConfigError(f"{what} cannot be used: {error}; wrap it in a function") from error
+    if takes is None:
+        return found
+    ordered = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    enough = len(ordered) >= len(takes) or any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    if not enough or any(p.default is p.empty for p in ordered[len(takes) :]):
+        given = ", ".join(str(p) for p in parameters)
+        raise ConfigError(f"{what} should take ({', '.join(takes)}), and options after a *, got ({given})")
+    return found
+
+
+def summary_of(thing: object) -> str:
+    """Return the line about a thing for people: its ``summary`` or ``description``, or its docstring's first line."""
+    for name in ("summary", "description"):
+        if isinstance(line := getattr(thing, name, None), str) and line:
+            return line
+    return (inspect.getdoc(thing) or "").partition("\n")[0].rstrip(".")
+
+
+def _attribute(owner: Any, name: str) -> Any:
+    try:
+        return getattr(owner, name)
+    except AttributeError as error:
+        raise AttributeError(f"{error}{nearest(name, dir(owner))}") from error
+
+
+def _in_a_line(error: BaseException) -> str:
+    """Return what an error says; with its class, unless it says what could not be imported."""
+    text = " ".join(str(error).split())
+    return text if isinstance(error, ImportError | AttributeError) else f"{type(error).__name__}: {text}"

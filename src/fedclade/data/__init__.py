@@ -10,9 +10,9 @@ from fedclade.data.federation import ClientData, Federation
 from fedclade.data.frames import federation_from_frame
 from fedclade.data.load import check_data_settings, check_newcomers, load_federation
 from fedclade.data.own import federation
-from fedclade.data.partition import PARTITIONS, Parts, partition_pool
+from fedclade.data.partition import PARTITIONS, Partition, Parts, partition_named, partition_pool
 from fedclade.data.pool import Pool
-from fedclade.data.shift import SHIFTS, View, shift_views
+from fedclade.data.shift import SHIFTS, Shift, View, shift_named, shift_views
 from fedclade.data.sources import SOURCES, Source, load_pool
 
 __all__ = [
@@ -22,8 +22,10 @@ __all__ = [
     "ClientData",
     "Federation",
     "Indices",
+    "Partition",
     "Parts",
     "Pool",
+    "Shift",
     "Source",
     "View",
     "cache_folder",
@@ -34,7 +36,9 @@ __all__ = [
     "load_federation",
     "load_pool",
     "one_client",
+    "partition_named",
     "partition_pool",
     "pool_from_torch",
+    "shift_named",
     "shift_views",
 ]

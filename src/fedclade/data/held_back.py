@@ -9,12 +9,9 @@ from typing import Any
 import numpy as np
 
 from fedclade.core import DataError, rng
-from fedclade.data.partition import partition_pool
+from fedclade.data.partition import partition_named, partition_pool
 from fedclade.data.parts import Parts
 from fedclade.data.pool import Pool
-
-BY_PLACE = ("natural", "power_law", "label_groups")
-"""Partitions whose clients differ by their place, so that newcomers must be drawn from among all."""
 
 
 def share_out(
@@ -48,7 +45,7 @@ def share_out(
         parts = partition_pool(pool, partition, clients=clients, **kept)
         return parts, [*range(len(parts.indices))]
     few = samples_per_client if newcomer_samples is None else newcomer_samples
-    if samples_per_client is None or partition in BY_PLACE:
+    if samples_per_client is None or partition_named(partition).by_place:
         places = _newcomers_last(clients, newcomers, clusters, seed)
         other = {} if few is None else dict.fromkeys(places[clients:], few)
         parts = partition_pool(pool, partition, clients=clients + newcomers, other_samples=other, **kept)

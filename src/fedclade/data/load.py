@@ -15,10 +15,10 @@ from fedclade.data.custom import pool_from_torch
 from fedclade.data.federation import ClientData, Federation
 from fedclade.data.held_back import share_out
 from fedclade.data.holdout import set_aside, train_and_test
-from fedclade.data.partition import PARTITIONS
+from fedclade.data.partition import partition_named
 from fedclade.data.parts import Parts
 from fedclade.data.pool import Pool, Scaling
-from fedclade.data.shift import SHIFTS, View, shift_views
+from fedclade.data.shift import View, shift_named, shift_views
 from fedclade.data.sources import SOURCES, load_pool
 
 DEFAULT_CLUSTERS = 4
@@ -43,6 +43,7 @@ def load_federation(
     data_dir: str | Path | None = None,
     source_arguments: Mapping[str, Any] | None = None,
     partition_arguments: Mapping[str, Any] | None = None,
+    shift_arguments: Mapping[str, Any] | None = None,
 ) -> Federation:
     """Build a federation: load the data, partition it, and make clients of different clusters see it differently.
 
@@ -62,9 +63,9 @@ def load_federation(
     samples_per_client
         Keep at most so many examples of each client (what it holds back included); None keeps all.
     partition
-        One of :data:`~fedclade.data.PARTITIONS`.
+        One of :data:`~fedclade.data.PARTITIONS`, a package's, or ``module:function``.
     shift
-        One of :data:`~fedclade.data.SHIFTS`.
+        One of :data:`~fedclade.data.SHIFTS`, a package's, or ``module:function``.
     clusters
         Number of true clusters, for a shift or for partition ``label_groups``; by default 4, or fewer if there are not
         that many clients or, for ``label_groups``, labels. Otherwise 1 or None.
@@ -90,8 +91,8 @@ def load_federation(
         Same seed, same federation.
     data_dir
         Folder with the data; see :func:`~fedclade.data.load_pool`.
-    source_arguments, partition_arguments
-        Options of the source and of the partition.
+    source_arguments, partition_arguments, shift_arguments
+        Options of the source, of the partition and of the shift.
 
     Raises
     ------
@@ -141,7 +142,7 @@ def load_federation(
     n = len(places) - newcomers
     if shift != "none":
         clusters = clusters or min(DEFAULT_CLUSTERS, n)
-    views, _ = shift_views(pool, shift, clients=n, clusters=clusters or 1, seed=seed)
+    views, _ = shift_views(pool, shift, clients=n, clusters=clusters or 1, seed=seed, **(shift_arguments or {}))
     of_each = [views[place % len(views)] for place in places]
     members = _client_data(pool, parts, of_each, validation_fraction, test_samples, seed)
     shifted = f", shift {shift}" if shift != "none" else ""
@@ -181,10 +182,8 @@ def check_data_settings(
     scaling: Scaling = "source",
 ) -> None:
     """Check the settings of :func:`load_federation` that can be checked without the data."""
-    if partition not in PARTITIONS:
-        raise ConfigError(unknown("partition", partition, PARTITIONS))
-    if shift not in SHIFTS:
-        raise ConfigError(unknown("shift", shift, SHIFTS))
+    partition_named(partition)
+    shift_named(shift)
     if scaling not in get_args(Scaling):
         raise ConfigError(unknown("scaling", scaling, get_args(Scaling)))
     everyone = clients is None and partition == "natural"

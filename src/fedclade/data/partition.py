@@ -7,7 +7,10 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-from fedclade.core import ConfigError, DataError, check_arguments, require, rng, unknown
+import numpy as np
+
+from fedclade.core import DataError, check_arguments, check_function, named, require, rng, shown, summary_of
+from fedclade.data.arrays import as_indices
 from fedclade.data.flower_partitions import dirichlet, pathological, shards
 from fedclade.data.own_partitions import iid, label_groups, natural, power_law, quantity_skew
 from fedclade.data.parts import Parts
@@ -22,6 +25,7 @@ class Partition:
     description: str  # for ``fedclade ls partitions``
     whole: bool = False  # whether the source's test split is shared out as well
     even: bool = False  # whether all clients get equally many examples, so that each must have samples_per_client
+    by_place: bool = False  # whether clients differ by their place, so that newcomers are drawn from among all
 
 
 def partition_pool(
@@ -34,14 +38,12 @@ def partition_pool(
     seed: int = 0,
     **arguments: Any,
 ) -> Parts:
-    """Partition a pool's training examples among clients, by one of :data:`PARTITIONS`.
+    """Partition a pool's training examples among clients, by a name that :func:`partition_named` knows.
 
     Of each client at most ``samples_per_client`` examples are kept, drawn at random; ``other_samples`` has other limits
     for some of the clients, by their number. ``clients`` is None for all that the data knows (``natural`` only).
     """
-    if name not in PARTITIONS:
-        raise ConfigError(unknown("partition", name, PARTITIONS))
-    kind = PARTITIONS[name]
+    kind = partition_named(name)
     check_arguments(f"partition {name!r}", kind.split, arguments)
     everyone, other = clients is None and name == "natural", other_samples or {}
     require(
@@ -57,6 +59,8 @@ def partition_pool(
                 f"{pool.name} has {there}; ask for fewer clients or a smaller samples_per_client"
             )
     parts = kind.split(pool, clients, seed, **arguments)
+    if name not in PARTITIONS:
+        parts = _checked(parts, pool, clients, name)
     limits = [other.get(client, samples_per_client) for client in range(len(parts.indices))]
     kept = list(parts.indices)
     for client, (indices, limit) in enumerate(zip(parts.indices, limits, strict=True)):
@@ -77,11 +81,56 @@ PARTITIONS: Mapping[str, Partition] = MappingProxyType(
         "pathological": Partition(pathological, "each client has examples of labels_per_client=2 labels only"),
         "dirichlet": Partition(dirichlet, "each label is spread over the clients by Dirichlet(alpha=0.5)"),
         "shards": Partition(shards, "sorted by label and cut into shards; shards_per_client=2 each", even=True),
-        "natural": Partition(natural, "by owner: writer, speaker, user; those with the most examples"),
+        "natural": Partition(natural, "by owner: writer, speaker, user; those with the most examples", by_place=True),
         "quantity_skew": Partition(quantity_skew, "iid, but for sizes from a power law"),
         "power_law": Partition(
-            power_law, "overlapping runs of labels_per_client=2 labels in log-normal sizes (FedProx)", whole=True
+            power_law,
+            "overlapping runs of labels_per_client=2 labels in log-normal sizes (FedProx)",
+            whole=True,
+            by_place=True,
         ),
-        "label_groups": Partition(label_groups, "runs of labels, one for each of the true clusters", even=True),
+        "label_groups": Partition(
+            label_groups, "runs of labels, one for each of the true clusters", even=True, by_place=True
+        ),
     }
 )
+
+
+def partition_named(name: object) -> Partition:
+    """Return a partition by its name: one of :data:`PARTITIONS`, a package's, or ``module:function``.
+
+    A user's own is a function ``split(pool, clients, seed, *, ...)``; what it takes by name is an option in ``[data]``.
+    It returns, for each client, indices into the pool, all of them in ``pool.train``: a list of arrays, or
+    :class:`Parts`. Newcomers are drawn from among all of its clients.
+
+    Raises
+    ------
+    ConfigError
+        If the name is unknown, cannot be imported, or stands for something else.
+    """
+    found = named("partitions", name, PARTITIONS, "partition")
+    if isinstance(found, Partition):
+        return found
+    takes = ("pool", "clients", "seed")
+    split = check_function(found, f"partition {shown(name)}", "the indices of each client's examples", takes)
+    return Partition(split, summary_of(split), by_place=True)
+
+
+def _checked(parts: Any, pool: Pool, clients: int | None, name: str) -> Parts:
+    """Check what a user's own partition returned: it gives every client examples, and no example twice."""
+    what = f"partition {name!r}"
+    if not isinstance(parts, Parts | list | tuple | np.ndarray):
+        raise DataError(f"{what} should return the indices of each client's examples, got {shown(parts)}")
+    parts = parts if isinstance(parts, Parts) else Parts([*parts])
+    held = [as_indices(indices, f"the indices of client {i} by {what}") for i, indices in enumerate(parts.indices)]
+    if clients is not None and len(held) != clients:
+        raise DataError(f"{what} should give each of {clients} clients its examples, got those of {len(held)}")
+    if empty := [i for i, indices in enumerate(held) if len(indices) == 0]:
+        raise DataError(f"{what} should give every client examples, and gives client {empty[0]} none")
+    given = np.concatenate(held)
+    own = np.concatenate([pool.train, pool.test]) if parts.test == "own" else pool.train
+    if len(odd := np.setdiff1d(given, own)):
+        raise DataError(f"{what} should give indices in pool.train, got {odd[0]}, which is not among them")
+    if len(given) > len(np.unique(given)):
+        raise DataError(f"{what} should give every example to one client alone, and gives some to several")
+    return replace(parts, indices=held)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedclade.core import ConfigError, DataError, require, rng, unknown
+from fedclade.core import DataError, check_arguments, check_function, named, require, rng, shown, summary_of
+from fedclade.data.arrays import as_indices, check_range
 from fedclade.data.pool import Pool
 
 
@@ -25,23 +27,26 @@ class View:
 
 @dataclass(frozen=True)
 class Shift:
-    """One kind of shift: ``views(pool, clusters, seed)`` returns one :class:`View` for each cluster."""
+    """One kind of shift: ``views(pool, clusters, seed, **arguments)`` returns one :class:`View` for each cluster."""
 
-    views: Callable[[Pool, int, int], list[View]]
+    views: Callable[..., list[View]]
     description: str  # for ``fedclade ls shifts``
 
 
 def shift_views(
-    pool: Pool, name: str, *, clients: int, clusters: int = 1, seed: int = 0
+    pool: Pool, name: str, *, clients: int, clusters: int = 1, seed: int = 0, **arguments: Any
 ) -> tuple[list[View], tuple[int, ...]]:
-    """Return how each cluster sees the data by one of :data:`SHIFTS`, and the cluster of each client.
+    """Return how each cluster sees the data by a shift of :func:`shift_named`, and the cluster of each client.
 
     Client ``i`` belongs to cluster ``i mod clusters``, so clusters differ in size by one client at most.
     """
-    if name not in SHIFTS:
-        raise ConfigError(unknown("shift", name, SHIFTS))
+    shift = shift_named(name)
+    check_arguments(f"shift {name!r}", shift.views, arguments)
     require(("clusters", clusters, 1 <= clusters <= clients, f"from 1 to the number of clients ({clients})"))
-    return SHIFTS[name].views(pool, clusters, seed), tuple(client % clusters for client in range(clients))
+    views = shift.views(pool, clusters, seed, **arguments)
+    if name not in SHIFTS:
+        views = _checked(views, pool, clusters, name)
+    return views, tuple(client % clusters for client in range(clients))
 
 
 def _none(_pool: Pool, clusters: int, _seed: int) -> list[View]:
@@ -78,9 +83,7 @@ def _label_permutation(pool: Pool, clusters: int, seed: int) -> list[View]:
 
 def _rotation(pool: Pool, clusters: int, _seed: int) -> list[View]:
     """Turn the images of cluster ``j`` by ``j`` times 90° (as IFCA does, Ghosh et al. 2020)."""
-    shape = pool.input_shape
-    if len(shape) != 3 or shape[1] != shape[2]:
-        raise DataError(f"shift 'rotation' needs square images [C, H, H], but inputs of {pool.name} are {list(shape)}")
+    _require_square_images(pool, "rotation")
     rule = "at most 4 with shift 'rotation', which turns by 0°, 90°, 180° and 270°"
     require(("clusters", clusters, clusters <= 4, rule))
     return [View(quarter_turns=turns) for turns in range(clusters)]
@@ -92,6 +95,12 @@ def _labels_to_shift(pool: Pool, name: str) -> int:
     rule = f"'none' or 'rotation' for {pool.name}: the targets of a {pool.task} task are no labels to exchange"
     require(("shift", name, pool.task == "classification", rule))
     return pool.outputs
+
+
+def _require_square_images(pool: Pool, name: str) -> None:
+    shape = pool.input_shape
+    if len(shape) != 3 or shape[1] != shape[2]:
+        raise DataError(f"shift {name!r} needs square images [C, H, H], but inputs of {pool.name} are {list(shape)}")
 
 
 def _require_enough(there: int, clusters: int, things: str, name: str) -> None:
@@ -107,3 +116,41 @@ SHIFTS: Mapping[str, Shift] = MappingProxyType(
         "rotation": Shift(_rotation, "each cluster turns its images by another multiple of 90°; up to 4 clusters"),
     }
 )
+
+
+def shift_named(name: object) -> Shift:
+    """Return a shift by its name: one of :data:`SHIFTS`, a package's, or ``module:function``.
+
+    A user's own is a function ``views(pool, clusters, seed, *, ...)`` that returns a :class:`View` for each cluster;
+    what it takes by name is an option in ``[data]``.
+
+    Raises
+    ------
+    ConfigError
+        If the name is unknown, cannot be imported, or stands for something else.
+    """
+    found = named("shifts", name, SHIFTS, "shift")
+    if isinstance(found, Shift):
+        return found
+    views = check_function(found, f"shift {shown(name)}", "a View for each cluster", ("pool", "clusters", "seed"))
+    return Shift(views, summary_of(views))
+
+
+def _checked(views: Any, pool: Pool, clusters: int, name: str) -> list[View]:
+    """Check what a user's own shift returned."""
+    if not isinstance(views, list | tuple) or len(views) != clusters or not all(isinstance(v, View) for v in views):
+        raise DataError(f"shift {name!r} should return a View for each of {clusters} clusters, got {shown(views)}")
+    return [_checked_view(view, pool, name) for view in views]
+
+
+def _checked_view(view: View, pool: Pool, name: str) -> View:
+    if view.quarter_turns:
+        _require_square_images(pool, name)
+    if view.label_map is None:
+        return view
+    labels, what = _labels_to_shift(pool, name), f"the label_map by shift {name!r}"
+    label_map = as_indices(view.label_map, what)
+    if len(label_map) != labels:
+        raise DataError(f"{what} should have a label for each of {labels}, got {len(label_map)}")
+    check_range(label_map, labels, what)
+    return replace(view, label_map=torch.from_numpy(label_map))

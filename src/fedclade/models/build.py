@@ -1,8 +1,7 @@
-"""The papers' models as plain modules, and the user's own by ``module:factory``."""
+"""Models by name: the papers', those of installed packages, and the user's own by ``module:factory``."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedclade.core import ConfigError, ModelError, check_arguments, known_arguments, rng, shown, unknown
+from fedclade.core import ModelError, check_arguments, check_function, known_arguments, named, rng, shown
 from fedclade.models.convolutional import cifar_cnn, cnn
 from fedclade.models.dense import mclr, mlp
 from fedclade.models.recurrent import lstm, vector_lstm
@@ -57,7 +56,8 @@ def build_model(
     Parameters
     ----------
     name
-        One of :data:`MODELS`, or ``module:factory`` for a function of the user's own that returns a ``nn.Module``.
+        One of :data:`MODELS` or of an installed package's entry points ``fedclade.models``, or ``module:factory``: a
+        function of the user's own that returns a ``nn.Module``, or a class of one.
     input_shape, outputs, task, vocabulary_size
         What the data is like; a factory gets those of them that it has parameters for.
     seed
@@ -97,21 +97,5 @@ def model_factory(name: object) -> Factory:
     ConfigError
         If the name is unknown, or a ``module:factory`` cannot be imported.
     """
-    if isinstance(name, str) and name in MODELS:
-        return MODELS[name].factory
-    if not isinstance(name, str) or ":" not in name:
-        raise ConfigError(unknown("model", name, MODELS) + "; your own is given as 'module:factory'")
-    module_name, _, attribute = name.partition(":")
-    try:
-        factory = getattr(importlib.import_module(module_name), attribute)
-    except Exception as error:  # whatever a user's own file does when it is imported
-        raise ConfigError(
-            f"model {shown(name)} cannot be imported: {error}; run from its folder, or set PYTHONPATH"
-        ) from error
-    if not callable(factory):
-        raise ConfigError(f"model {shown(name)} should name a function that returns a module, got {shown(factory)}")
-    try:
-        known_arguments(factory, positional=True)
-    except (TypeError, ValueError) as error:  # of some functions that are not written in Python
-        raise ConfigError(f"model {shown(name)} cannot be used: {error}; wrap it in a function") from error
-    return factory
+    found = named("models", name, {key: model.factory for key, model in MODELS.items()}, "model")
+    return check_function(found, f"model {shown(name)}", "a module")

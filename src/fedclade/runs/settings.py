@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, is_dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, TypedDict
 
-from fedclade.algorithms import ALGORITHMS, Algorithm, Oracle
+from fedclade.algorithms import Algorithm, describe
 from fedclade.channel import DifferentialPrivacy, Signature, refusal
 from fedclade.core import ConfigError, LocalTraining, checked, require, unknown
 from fedclade.models import LoRA, Parts
@@ -201,11 +201,3 @@ def target_of(settings: RunSettings, task: FittedTask) -> tuple[str, float] | No
 def settings_from(settings: RunSettings | None, options: RunOptions) -> RunSettings:
     """Return settings with what was given besides as options, which come first."""
     return replace(settings or RunSettings(), **{key: value for key, value in options.items() if value is not None})
-
-
-def describe(algorithm: Algorithm) -> dict[str, Any]:
-    """Return an algorithm's name and hyper-parameters, as a config has them. The oracle's truth stays out."""
-    names = {entry.algorithm: name for name, entry in ALGORITHMS.items()}
-    name = names.get(type(algorithm), type(algorithm).__name__)
-    options = asdict(algorithm) if is_dataclass(algorithm) and not isinstance(algorithm, Oracle) else {}
-    return {"name": name, **options}
