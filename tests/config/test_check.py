@@ -148,7 +148,7 @@ def test_a_name_that_is_no_string_is_refused(section, key, told, odd):
 @pytest.mark.parametrize(
     ("raw", "told"),
     [
-        (lambda number: {"local": {"lr": number}}, "lr of [local] should be a number, got "),
+        (lambda number: {"local": {"lr": number}}, "lr of [local] should be a number or left out, got "),
         (lambda number: {"data": {"clients": number}}, "clients of [data] should be a whole number or left out, got "),
         (lambda number: {"seed": number}, "seed of the config should be a whole number, got "),
         (
@@ -178,7 +178,7 @@ def test_a_value_that_is_very_long_or_deep_is_shortened_in_its_message():
     for _ in range(100_000):
         deep = [deep]
     for value in (deep, "x" * 10**6, [1] * 10**6, {str(i): i for i in range(10**5)}):
-        with pytest.raises(ConfigError, match=r"lr of \[local\] should be a number, got ") as error:
+        with pytest.raises(ConfigError, match=r"lr of \[local\] should be a number or left out, got ") as error:
             check_config({"local": {"lr": value}})
         assert len(str(error.value)) < 1000
 

@@ -1,11 +1,17 @@
 from __future__ import annotations
 
+import json
 import re
+import tomllib
+from dataclasses import asdict, replace
 
 import pytest
+import tomli_w
+import torch
 
 from fedclade import ConfigError, LocalTraining
 from fedclade.config import check_config
+from fedclade.runs.store.run import without_none
 
 
 @pytest.mark.parametrize(
@@ -57,3 +63,69 @@ def test_clip_norm_is_a_number_or_left_out():
 def test_a_value_that_float32_does_not_hold_is_refused(name):
     with pytest.raises(ConfigError, match=re.escape(f"local.{name} should be at most 3.4e+38, got 1e+39")):
         LocalTraining(**{name: 1e39})
+
+
+def test_an_optimizer_is_a_class_or_its_name_in_any_case():
+    for optimizer in ("adamw", "AdamW", torch.optim.AdamW):
+        spec = LocalTraining(optimizer=optimizer, options={"betas": [0.9, 0.99]})
+        assert spec.optimizer == "adamw"
+        assert spec.options == {"betas": (0.9, 0.99)}
+
+
+def test_what_is_left_out_is_the_optimizers_own():
+    adamw, sgd = LocalTraining(optimizer="adamw"), LocalTraining()
+    assert (adamw.lr, adamw.momentum, adamw.weight_decay) == (0.001, 0, 0.01)
+    assert (sgd.lr, sgd.momentum, sgd.weight_decay) == (0.1, 0, 0)
+    assert LocalTraining(optimizer="adamw", lr=0.5, weight_decay=0.0).weight_decay == 0
+
+
+class Lion(torch.optim.Adam):
+    """A user's own."""
+
+
+def test_an_optimizer_of_ones_own_is_noted_by_its_module():
+    assert LocalTraining(optimizer=Lion).optimizer == f"{__name__}:Lion"
+    assert LocalTraining(optimizer=f"{__name__}:Lion") == LocalTraining(optimizer=Lion)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"optimizer": "adm"}, "unknown optimizer 'adm'; did you mean 'adam'?"),
+        ({"optimizer": "torch.nn:Linear"}, "optimizer 'torch.nn:Linear' should be a subclass of torch.optim.Optimizer"),
+        ({"optimizer": "no_module:Lion"}, "optimizer 'no_module:Lion' cannot be imported"),
+        ({"optimizer": type("Own", (torch.optim.SGD,), {"__qualname__": "f.<locals>.Own"})}, "at the top of a module"),
+        ({"optimizer": 5}, "should be a string or a class, got 5"),
+        ({"optimizer": "lbfgs"}, "optimizer 'lbfgs' needs several gradients for a step; take another, such as adam"),
+        ({"optimizer": "adam", "momentum": 0.9}, "local.momentum should be 0 with adam, got 0.9"),
+        ({"optimizer": "adam", "options": {"beta": 1}}, "key of the options of Adam: 'beta'; did you mean 'betas'?"),
+        ({"optimizer": "adam", "options": {"eps": "x"}}, "eps of the options of Adam should be a number, got 'x'"),
+        ({"optimizer": "adam", "options": {"betas": [1.5, 0]}}, "local.options {'betas': [1.5, 0]}: Invalid beta"),
+        ({"optimizer": "adam", "options": {"lr": 1}}, "local.options should not have lr, give it as local.lr"),
+        ({"options": [1]}, "options of LocalTraining should be a table, got [1]"),
+        ({"precision": "float16"}, "local.precision should be float32 or bfloat16, got 'float16'"),
+        ({"epochs": 1, "steps": 2}, "local.steps should be left out where local.epochs is set, got 2"),
+        ({"steps": 0}, "local.steps should be at least 1, got 0"),
+    ],
+)
+def test_what_an_optimizer_does_not_take_is_refused(settings, message):
+    for build in (lambda: LocalTraining(**settings), lambda: check_config({"local": settings})):
+        with pytest.raises(ConfigError, match=re.escape(message)) as caught:
+            build()
+        assert "\n" not in str(caught.value)
+
+
+def test_it_comes_back_from_a_config_and_from_json():
+    spec = LocalTraining(steps=7, optimizer="adam", options={"betas": (0.9, 0.99)}, precision="bfloat16")
+    as_toml = tomllib.loads(tomli_w.dumps(without_none({"local": asdict(spec)})))
+    assert check_config(as_toml).local == spec
+    assert LocalTraining(**json.loads(json.dumps(asdict(spec)))) == spec
+    assert len({spec, replace(spec), replace(spec, steps=8)}) == 2
+
+
+@pytest.mark.parametrize(("examples", "steps", "passed"), [(10, 1, 4), (10, 3, 10), (10, 7, 24), (3, 7, 21), (4, 2, 8)])
+def test_steps_go_on_through_epochs(examples, steps, passed):
+    spec = LocalTraining(steps=steps, batch_size=4)
+    assert (spec.epochs, spec.steps_with(examples), spec.passed(examples)) == (None, steps, passed)
+    assert spec.in_epochs(2).passed(examples) == 2 * examples
+    assert LocalTraining().epochs == 1

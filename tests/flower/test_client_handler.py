@@ -134,8 +134,24 @@ def test_it_evaluates_all_models_that_it_is_sent():
         ({"sent": {"model": MODEL, "anchor": MODEL[:1]}}, "model 'anchor' of 4 bytes, expected 368"),
         ({"spec": "{"}, "'spec' is not JSON"),
         ({"spec": '{"speed": 3}'}, "asked for local training that is not known here: unknown key of .*'speed'"),
-        ({"spec": '{"epochs": "x"}'}, "asked for local training .* epochs .* should be a whole number, got 'x'"),
-        ({"spec": '{"epochs": 1.5}'}, "asked for local training .* epochs .* should be a whole number, got 1.5"),
+        (
+            {"spec": '{"epochs": "x"}'},
+            "asked for local training .* epochs .* should be a whole number or left out, got 'x'",
+        ),
+        ({"spec": '{"optimizer": "adm"}'}, "unknown optimizer of its local training: 'adm'; did you mean 'adam'"),
+        (
+            {"spec": '{"optimizer": "tests.tiny:linear"}'},
+            "unknown optimizer of its local training: 'tests.tiny:linear'",
+        ),
+        ({"spec": '{"optimizer": ["adam"]}'}, "unknown optimizer of its local training: "),
+        (
+            {"spec": '{"optimizer": "adam", "options": {"beta": 1}}'},
+            "not known here: unknown key of the options of Adam",
+        ),
+        (
+            {"spec": '{"epochs": 1.5}'},
+            "asked for local training .* epochs .* should be a whole number or left out, got 1.5",
+        ),
         ({"spec": '{"lr": 1' + 400 * "0" + "}"}, "asked for local training .*: lr .* more than 64 bits"),
         ({"replicates": 2, "dim": 2**40}, "asked for 2 replicates of length 1099511627776 from 24 training examples"),
         ({"spec": '{"epochs": 0}'}, "local.epochs should be at least 1, got 0"),

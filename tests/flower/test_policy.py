@@ -60,6 +60,15 @@ def test_steps_are_those_of_all_parts():
             Policy(max_steps=most).check_training(spec, replicates, EXAMPLES)
 
 
+def test_steps_in_place_of_epochs_are_bounded_by_both_limits():
+    spec = LocalTraining(steps=11, batch_size=5)  # 5 batches of 24 examples, so they begin 3 epochs
+    Policy(max_steps=11, max_epochs=3).check_training(spec, 1, EXAMPLES)
+    with pytest.raises(PolicyError, match="forbids 22 steps, at most 21"):
+        Policy(max_steps=21).check_training(spec, 2, EXAMPLES)
+    with pytest.raises(PolicyError, match="forbids 3 epochs, at most 2"):
+        Policy(max_epochs=2).check_training(spec, 1, EXAMPLES)
+
+
 def test_initial_models_are_no_more_than_it_draws_in_one_question():
     with pytest.raises(PolicyError, match="forbids 1000000 models in one question, at most 64"):
         ask(handler_of(secret=SECRET), "initial", {}, models=10**6)

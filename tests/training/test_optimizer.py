@@ -1,10 +1,22 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from fedclade.training.optimizer import clipping, per_client
+from fedclade import LocalTraining
+from fedclade.core.params import Layout
+from fedclade.training.auto import build_engine
+from fedclade.training.loop import LoopEngine
+from fedclade.training.memory import bytes_per_client
+from fedclade.training.optimizer import ELEMENT_WISE, LocalOptimizer, clipping, per_client
+from fedclade.training.stacked import CannotStack, StackedEngine
+from fedclade.training.stacking.plan import Plan
+from fedclade.training.vmap import CannotMapError, VmapEngine
+from tests.training.worlds import FEATURES, LABELS, SIZES, Tied, features, perceptron, task_of
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -30,3 +42,127 @@ def test_what_is_not_finite_stays_with_its_client():
     assert scales[0] == pytest.approx(1 / 5)
     assert scales[1].isnan()
     assert scales[2] == 0
+
+
+class Unused(nn.Module):
+    """A layer whose output the loss does not reach: what decays everywhere else leaves it alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.layer(x)
+        return x
+
+
+RULES = {
+    "nesterov": {"momentum": 0.9, "options": {"nesterov": True}},
+    "dampening": {"momentum": 0.9, "weight_decay": 0.1, "options": {"dampening": 0.5}},
+    "amsgrad": {"optimizer": "adam", "weight_decay": 0.1, "options": {"amsgrad": True, "betas": (0.8, 0.9)}},
+    "centered": {"optimizer": "rmsprop", "momentum": 0.5, "options": {"centered": True}},
+    **{kind.__name__.lower(): {"optimizer": kind} for kind in ELEMENT_WISE - {torch.optim.SGD}},
+    "asgd": {"optimizer": "asgd", "options": {"lambd": 1.0}},
+    "rprop": {"optimizer": "rprop", "weight_decay": None},
+}
+MODULES = {
+    "ragged": perceptron,
+    "ragged, with BatchNorm": lambda: perceptron(nn.BatchNorm1d(8)),
+    "tied": Tied,
+    "not reached": lambda: perceptron(Unused()),
+}
+
+
+def both(spec: LocalTraining, module: Callable[[], nn.Module] = perceptron) -> tuple[Tensor, Tensor]:
+    """Return the updates of the stacked engine and of the loop, in float64."""
+    sizes = [n for n in SIZES if n != 1]  # of which BatchNorm takes no batch
+    work = [task_of(module().double(), features(sizes, torch.float64), LABELS, spec, sizes) for _ in range(2)]
+    (got, losses), (expected, of_loop) = StackedEngine().train(work[0]), LoopEngine().train(work[1])
+    torch.testing.assert_close(losses, of_loop, rtol=1e-9, atol=0)
+    return got, expected
+
+
+@pytest.mark.parametrize("module", MODULES)
+@pytest.mark.parametrize("rule", RULES)
+def test_stacked_steps_are_those_of_the_loop(rule, module):
+    """Clients of 3, 4, 1 and 4 batches, so that they have taken different numbers of steps after the first epoch."""
+    if rule == "rprop" and "BatchNorm" in module:
+        pytest.skip("a bias before BatchNorm has a gradient of rounding alone, of which Rprop takes the sign")
+    spec = LocalTraining(**{"epochs": 3, "batch_size": 11, "lr": 0.02, "weight_decay": 0.1, **RULES[rule]})
+    got, expected = both(spec, MODULES[module])
+    torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_another_optimizer_gives_other_updates(rule):
+    got, _ = both(LocalTraining(**{"epochs": 3, "batch_size": 11, "lr": 0.02, "weight_decay": 0.1, **RULES[rule]}))
+    sgd, _ = both(LocalTraining(**{"epochs": 3, "batch_size": 11, "lr": 0.02, "weight_decay": 0.1}))
+    assert ((got - sgd).norm(dim=1) > 1e-5).all()
+
+
+@pytest.mark.parametrize("rule", ["adam", "nesterov", "adagrad"])
+@pytest.mark.parametrize("more", [{"mu": 0.5}, {"clip_norm": 0.2}, {"mu": 0.5, "clip_norm": 0.2}], ids=str)
+def test_the_proximal_term_and_clipping_come_before_the_step(rule, more):
+    spec = LocalTraining(**{"epochs": 2, "batch_size": 11, "lr": 0.02, **RULES[rule], **more})
+    got, expected = both(spec)
+    torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-9)
+    without, _ = both(replace(spec, mu=0.0, clip_norm=None))
+    assert not torch.allclose(got, without, rtol=1e-3)
+
+
+COUNTS = [{"steps": 3}, {"steps": 9}, {"steps": 9, "optimizer": "adam"}, {"steps": 9, "momentum": 0.9, "mu": 0.5}]
+
+
+@pytest.mark.parametrize("spec", COUNTS, ids=str)
+@pytest.mark.parametrize("module", MODULES)
+def test_steps_go_on_through_epochs_that_begin_at_different_times(spec, module):
+    got, expected = both(LocalTraining(batch_size=11, **spec), MODULES[module])
+    torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-9)
+
+
+def test_so_many_steps_as_epochs_have_are_the_same():
+    sizes = (20, 16)
+    epochs, steps = (LocalTraining(batch_size=10, **count) for count in ({"epochs": 3}, {"steps": 6}))
+    for engine in (LoopEngine(), StackedEngine(), VmapEngine()):
+        of = [engine.train(task_of(perceptron(), features(sizes), LABELS, spec, sizes)) for spec in (epochs, steps)]
+        assert torch.equal(of[0][0], of[1][0])
+        assert torch.equal(of[0][1], of[1][1])
+
+
+def test_vmap_takes_so_many_steps():
+    spec = LocalTraining(steps=7, batch_size=10)
+    got, expected = (e.train(task_of(perceptron(), features(), LABELS, spec)) for e in (VmapEngine(), LoopEngine()))
+    torch.testing.assert_close(got, expected)
+
+
+def test_clients_with_as_many_batches_are_one_band():
+    assert Plan.of((40, 38, 21), 20, True).edges == [0, 3]
+    assert Plan.of((40, 38, 12), 20, True).edges == [0, 2, 3]
+    assert Plan.of((40, 38, 12), 20, True, steps=5).edges == [0, 3]
+
+
+@pytest.mark.parametrize("name", ["adafactor", "muon", f"{__name__}:Own"])
+def test_an_optimizer_that_looks_at_whole_tensors_takes_the_loop(name):
+    spec = LocalTraining(optimizer=name, lr=0.01)
+    work = task_of(nn.Linear(FEATURES, LABELS, bias=False), features(), LABELS, spec)
+    with pytest.raises(CannotStack, match=f"optimizer {name} is not known to work element by element"):
+        StackedEngine().train(work)
+    with pytest.raises(CannotMapError, match=f"optimizer {name} takes its steps in place"):
+        VmapEngine().train(work)
+    auto = build_engine("auto")
+    updates, _ = auto.train(work)
+    assert auto.name == "loop"
+    plain, _ = LoopEngine().train(task_of(work.module, features(), LABELS, LocalTraining(lr=0.01)))
+    assert ((updates - plain).norm(dim=1) > 0.01 * plain.norm(dim=1)).all()
+
+
+class Own(torch.optim.Adam):
+    """A subclass may do anything."""
+
+
+def test_what_it_keeps_of_every_entry_is_counted_as_memory():
+    assert [len(LocalOptimizer(0.1, kind=kind).states) for kind in (torch.optim.Adam, torch.optim.Adagrad)] == [2, 1]
+    module, batch = nn.Linear(FEATURES, LABELS), torch.zeros(1, FEATURES)
+    layout = Layout.of(module)
+    sgd, adam = (bytes_per_client(module, layout, batch, LocalTraining(optimizer=name)) for name in ("sgd", "adam"))
+    assert adam - sgd == layout.size * 4

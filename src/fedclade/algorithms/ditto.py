@@ -75,7 +75,8 @@ class Ditto(OwnModels[DittoState], OneCohort[DittoState]):
         leaf_of = {client: leaf for leaf, client in enumerate(state.owners, start=1)}
         personal = torch.stack([state.tree.nodes[leaf_of[client]].params for client in cohort])
         models = torch.cat([personal, state.tree.nodes[0].params[None]])
-        spec = replace(this_round.spec, mu=self.lam, epochs=self.epochs or this_round.spec.epochs)
+        spec = this_round.spec if self.epochs is None else this_round.spec.in_epochs(self.epochs)
+        spec = replace(spec, mu=self.lam)
         at_home = replace(this_round, spec=spec, communicates="nothing")
         updates = clients.train(cohort, models, range(len(cohort)), at_home, anchors=[len(cohort)] * len(cohort))
         for client, delta in zip(updates.ids, updates.required_deltas, strict=True):

@@ -50,7 +50,7 @@ class FineTune(OwnModels[State], OneCohort[State]):
 
     def _fine_tuned(self, tree: ParameterTree, clients: Clients, this_round: Round) -> ParameterTree:
         root, ids = tree.nodes[0], clients.ids
-        spec = replace(this_round.spec, epochs=self.epochs)
+        spec = this_round.spec.in_epochs(self.epochs)
         at_home = replace(this_round, spec=spec, purpose="finetune", communicates="nothing")
         updates = clients.train(ids, root.params[None], [0] * len(ids), at_home)
         deltas = dict(zip(updates.ids, updates.required_deltas, strict=True))

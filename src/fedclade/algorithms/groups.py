@@ -17,7 +17,7 @@ GroupDirection = Literal["update", "position"]
 
 def pretrain(ids: Sequence[int], tree: ParameterTree, clients: Clients, this_round: Round) -> Updates:
     """Let clients train for one epoch from the current global model (Algorithm 3, lines 11 to 16)."""
-    training = replace(this_round, spec=replace(this_round.spec, epochs=1, mu=0.0), purpose="pretrain")
+    training = replace(this_round, spec=replace(this_round.spec.in_epochs(1), mu=0.0), purpose="pretrain")
     return clients.train(ids, *tree.models([0] * len(ids)), training)
 
 

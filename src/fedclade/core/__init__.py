@@ -59,6 +59,7 @@ from fedclade.core.files import (
     write_text,
 )
 from fedclade.core.local import LARGEST, LocalTraining
+from fedclade.core.optimizers import OF_TORCH, optimizer_class, own_defaults
 from fedclade.core.params import Layout, Slot, check_module
 from fedclade.core.patterns import matching
 from fedclade.core.plugins import (
@@ -96,6 +97,7 @@ __all__ = [
     "LARGEST",
     "LARGEST_NORM",
     "NOT_ASKED",
+    "OF_TORCH",
     "TOO_LATE",
     "Ask",
     "Checked",
@@ -172,6 +174,8 @@ __all__ = [
     "mean",
     "name_of",
     "named",
+    "optimizer_class",
+    "own_defaults",
     "owner_only",
     "remove",
     "require",

@@ -209,4 +209,6 @@ _WORDS: Mapping[Any, str] = {
     bool: "true or false",
     NoneType: "left out",
     Callable: "a function",
+    type: "a class",
+    Mapping: "a table",
 }

@@ -1,11 +1,16 @@
-"""Local training of a client in a round: epochs of SGD at a step size."""
+"""Local training of a client in a round: epochs, or steps, of an optimizer at a step size."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from fedclade.core.arguments import checked
 from fedclade.core.errors import require
+from fedclade.core.optimizers import OF_LOCAL_TRAINING, checked_options, optimizer_class, optimizer_name, own_defaults
+
+PRECISIONS = ("float32", "bfloat16")
 
 LARGEST = 3.4e38
 """Largest step size or weight of a penalty: float32 holds no larger number."""
@@ -14,20 +19,21 @@ LARGEST = 3.4e38
 @checked()
 @dataclass(frozen=True, kw_only=True)
 class LocalTraining:
-    """Local training: plain SGD, the SGD_n of eq. 1 of the CFL paper; a proximal term and clipping are options.
+    """Local training: by default plain SGD, the SGD_n of eq. 1 of the CFL paper.
 
     Parameters
     ----------
     epochs
-        Passes over the client's training data; n in CFL, E in FedAvg.
+        Passes over the client's training data; n in CFL, E in FedAvg. 1 if neither these nor steps are given.
     batch_size
         Examples per step; the last batch of an epoch may be smaller. B in FedAvg.
     lr
-        Step size η in round 1.
+        Step size η in round 1. By default 0.1 with SGD, and with others what they take themselves.
     momentum
-        Of SGD, in [0, 1). It starts at zero in every round: clients keep no state.
+        In [0, 1), of optimizers that have one. It starts at zero in every round, unless ``keep_state``.
     weight_decay
-        L2 penalty, at least 0.
+        At least 0, in the optimizer's own way: an L2 penalty with SGD. By default the optimizer's own, which is 0.01
+        with AdamW, 0.1 with Muon, and 0 with others.
     lr_decay
         The step size is multiplied by this after every round, in (0, 1].
     mu
@@ -35,38 +41,89 @@ class LocalTraining:
         starts from (FedProx), unless the algorithm names another (Ditto, whose λ this is).
     clip_norm
         Largest L2 norm of the gradient of a step: that of the mean loss over the batch and of the proximal term, before
-        weight decay and momentum. A longer one is scaled down to it, as ``torch.nn.utils.clip_grad_norm_`` does; None
+        the optimizer sees it. A longer one is scaled down to it, as ``torch.nn.utils.clip_grad_norm_`` does; None
         leaves gradients as they are.
+    steps
+        Steps in place of epochs, the same number for every client: where an epoch ends before, another begins.
+    optimizer
+        A class of ``torch.optim``, or its name in any case; or a user's own class, or ``module:name``.
+    options
+        What else the optimizer takes, such as ``{"betas": (0.9, 0.99)}`` of Adam.
+    precision
+        Of the forward pass, by ``torch.autocast``: float32 or bfloat16. Parameters and gradients stay as they are.
+    keep_state
+        Whether a client keeps the state of its optimizer from round to round, rather than starting with a new one.
 
     Raises
     ------
     ConfigError
-        If a value is out of range; one line for each.
+        If a value is out of range or unknown; one line for each.
     """
 
-    epochs: int = 1
+    epochs: int | None = None
     batch_size: int = 20
-    lr: float = 0.1
-    momentum: float = 0.0
-    weight_decay: float = 0.0
+    lr: float | None = None
+    momentum: float | None = None
+    weight_decay: float | None = None
     lr_decay: float = 1.0
     mu: float = 0.0
     clip_norm: float | None = None
+    steps: int | None = None
+    optimizer: str | type[Any] = "sgd"
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any], hash=False)
+    precision: str = "float32"
+    keep_state: bool = False
 
     def __post_init__(self) -> None:
-        scales = ("local.lr", self.lr), ("local.weight_decay", self.weight_decay), ("local.mu", self.mu)
+        name = self.optimizer if isinstance(self.optimizer, str) else optimizer_name(self.optimizer)
+        kind = optimizer_class(name)
+        own = own_defaults(kind)
+        given = {key: value for key in OF_LOCAL_TRAINING if (value := getattr(self, key)) is not None}
+        arguments = {**OF_LOCAL_TRAINING, **own, **given}
+        lr, momentum, weight_decay = arguments.values()
+        epochs = 1 if self.epochs is None and self.steps is None else self.epochs
+        scales = ("local.lr", lr), ("local.weight_decay", weight_decay), ("local.mu", self.mu)
         require(
-            ("local.epochs", self.epochs, self.epochs >= 1, "at least 1"),
+            ("local.epochs", epochs, epochs is None or epochs >= 1, "at least 1"),
+            ("local.steps", self.steps, self.steps is None or self.steps >= 1, "at least 1"),
+            ("local.steps", self.steps, None in (self.steps, epochs), "left out where local.epochs is set"),
             ("local.batch_size", self.batch_size, self.batch_size >= 1, "at least 1"),
-            ("local.lr", self.lr, self.lr > 0, "greater than 0"),
-            ("local.momentum", self.momentum, 0 <= self.momentum < 1, "in [0, 1)"),
-            ("local.weight_decay", self.weight_decay, self.weight_decay >= 0, "at least 0"),
+            ("local.lr", lr, lr > 0, "greater than 0"),
+            ("local.momentum", momentum, 0 <= momentum < 1, "in [0, 1)"),
+            ("local.weight_decay", weight_decay, weight_decay >= 0, "at least 0"),
             ("local.lr_decay", self.lr_decay, 0 < self.lr_decay <= 1, "in (0, 1]"),
             ("local.mu", self.mu, self.mu >= 0, "at least 0"),
             ("local.clip_norm", self.clip_norm, self.clip_norm is None or self.clip_norm > 0, "greater than 0"),
+            ("local.precision", self.precision, self.precision in PRECISIONS, " or ".join(PRECISIONS)),
             *((name, value, not value > LARGEST, f"at most {LARGEST:g}") for name, value in scales),
+            *(
+                (f"local.{key}", arguments[key], not arguments[key], f"0 with {name}")
+                for key in given
+                if key not in own
+            ),
         )
+        options = checked_options(kind, {key: arguments[key] for key in own}, self.options)
+        name = name if ":" in name else name.lower()
+        for key, value in {**arguments, "epochs": epochs, "optimizer": name, "options": options}.items():
+            object.__setattr__(self, key, value)
+
+    def in_epochs(self, epochs: int) -> LocalTraining:
+        """Return the same for so many epochs."""
+        return replace(self, epochs=epochs, steps=None)
+
+    def epochs_with(self, examples: int) -> int:
+        """Return how many epochs a client begins that has so many examples."""
+        return self.epochs or -(-(self.steps or 0) // -(-examples // self.batch_size))
+
+    def steps_with(self, examples: int) -> int:
+        """Return how many steps a client takes that has so many examples."""
+        return self.steps or (self.epochs or 0) * -(-examples // self.batch_size)
+
+    def passed(self, examples: int) -> int:
+        """Return how many examples pass in the steps of a client that has so many, each as often as it does."""
+        epochs, rest = divmod(self.steps_with(examples), -(-examples // self.batch_size))
+        return epochs * examples + rest * self.batch_size  # the last batch of an epoch is the only one that is smaller
 
     def lr_at(self, round_number: int) -> float:
         """Return the step size of a round, counted from 1."""
-        return self.lr * self.lr_decay ** (round_number - 1)
+        return (self.lr or 0.0) * self.lr_decay ** (round_number - 1)

@@ -24,7 +24,17 @@ from fedclade.channel import (
     client_side,
     encode,
 )
-from fedclade.core import ConfigError, DataError, LocalTraining, Round, Split, UpdateError, check_arguments
+from fedclade.core import (
+    OF_TORCH,
+    ConfigError,
+    DataError,
+    LocalTraining,
+    Round,
+    Split,
+    UpdateError,
+    check_arguments,
+    unknown,
+)
 from fedclade.data import Federation
 from fedclade.flower import wire
 from fedclade.flower.policy import Policy
@@ -245,6 +255,9 @@ def _cost(kind: str, content: Content) -> Usage:
 
 
 def _spec(kept: Mapping[str, Any]) -> LocalTraining:
+    optimizer = kept.get("optimizer", "sgd")
+    if not isinstance(optimizer, str) or optimizer not in OF_TORCH:  # a module:name imports what the server likes
+        raise UpdateError(unknown("optimizer of its local training:", optimizer, OF_TORCH))
     try:
         return LocalTraining(**check_arguments("its local training", LocalTraining, kept))
     except (ConfigError, OverflowError) as error:  # a key that another version has, or a value of another type

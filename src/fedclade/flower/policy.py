@@ -91,17 +91,15 @@ class Policy:
 
     def check_training(self, spec: LocalTraining, replicates: int, examples: int) -> None:
         """Check the local training of a client with so many training examples."""
-        steps = spec.epochs * sum(
-            -(-len(range(part, examples, replicates)) // spec.batch_size) for part in range(min(replicates, examples))
-        )
+        parts = [len(range(part, examples, replicates)) for part in range(min(replicates, examples))]
         self._check("replicates", replicates, "max_replicates")
         if replicates > 1 and examples // replicates < self.min_part:
             raise PolicyError(
                 f"{FORBIDS} {replicates} replicates from {examples} training examples, since each must be made from at "
                 f"least {self.min_part} (min-part in its node config)"
             )
-        self._check("epochs", spec.epochs, "max_epochs")
-        self._check("steps", steps, "max_steps")
+        self._check("epochs", max(map(spec.epochs_with, parts)), "max_epochs")
+        self._check("steps", sum(map(spec.steps_with, parts)), "max_steps")
 
     def check_models(self, count: int) -> None:
         """Check how many models one query is about."""

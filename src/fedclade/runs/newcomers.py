@@ -206,7 +206,7 @@ class Arrival:
         """Return the columns of :func:`score_columns`, for newcomers that get the models of some nodes."""
         clients, ids = self.backend.clients, [each.client for each in assignments]
         models, rows = self.tree.models(nodes)
-        tuning = replace(self.last, spec=replace(self.last.spec, epochs=1), purpose="finetune", communicates="nothing")
+        tuning = replace(self.last, spec=self.last.spec.in_epochs(1), purpose="finetune", communicates="nothing")
         tuned = models[rows] + all_of(ids, clients.train(ids, models, rows, tuning)).required_deltas
         each_its_own = list(range(len(ids)))
         cases = [

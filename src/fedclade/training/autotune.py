@@ -18,6 +18,7 @@ import torch
 
 from fedclade.data import cache_folder
 from fedclade.training.jobs import Engine, Workload
+from fedclade.training.optimizer import LocalOptimizer
 from fedclade.training.timing import MOST_CLIENTS, Measured, measure
 
 FORMAT = 10
@@ -119,6 +120,7 @@ def forget(engine: str) -> None:
 
 def _key(engines: list[str], work: Workload) -> dict[str, object]:
     clients = min(len(work.jobs), 2 * MOST_CLIENTS)
+    optimizer = LocalOptimizer.of(work.spec, work.lr)
     cuda = work.models.is_cuda
     return {
         "format": FORMAT,
@@ -133,6 +135,7 @@ def _key(engines: list[str], work: Workload) -> dict[str, object]:
         "device": torch.cuda.get_device_name() if cuda else f"{platform.machine()}, {os.cpu_count()} cores",
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
+        **({} if optimizer.is_plain else {"optimizer": work.spec.optimizer, "options": {**work.spec.options}}),
     }
 
 

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from fedclade.training.jobs import Workload
 from fedclade.training.loop import LoopEngine
-from fedclade.training.optimizer import SGD
+from fedclade.training.optimizer import LocalOptimizer
 from fedclade.training.stacking.stacked_parameter import FEW_ROWS
 
 LARGE = 2**17
@@ -40,10 +40,10 @@ class ChannelsLastLoop(LoopEngine):
         """Train every client from its model; see :class:`~fedclade.training.jobs.Engine`."""
         if work.module not in self._copies:
             self._copies[work.module] = fitted(work.module)
-        module, sgd = self._copies[work.module], SGD.of(work.spec, work.lr)
+        module, optimizer = self._copies[work.module], LocalOptimizer.of(work.spec, work.lr)
         for layer in module.modules():
             if isinstance(layer, _SteppingLinear):
-                layer.begin(sgd)
+                layer.begin(optimizer)
         return super().train(replace(work, module=module), out)
 
 
@@ -62,18 +62,18 @@ def fitted(module: nn.Module) -> nn.Module:
 class _SteppingLinear(nn.Linear):
     """A dense layer in which no optimizer finds a gradient, where a step can be fused and the layer is used once."""
 
-    sgd = SGD(0.0)
+    optimizer = LocalOptimizer(0.0)
     pending = 0  # uses whose backward is still to come
     shared = False
 
-    def begin(self, sgd: SGD) -> None:
+    def begin(self, optimizer: LocalOptimizer) -> None:
         """Start local training; what an earlier one that failed has left pending does not count."""
-        self.sgd, self.pending, self.shared = sgd, 0, False
+        self.optimizer, self.pending, self.shared = optimizer, 0, False
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (its name in torch)
         """Return ``[..., outputs]``."""
         few = input.numel() <= FEW_ROWS * self.in_features
-        if few and self.sgd.can_fuse and self.weight.requires_grad and torch.is_grad_enabled():
+        if few and self.optimizer.can_fuse and self.weight.requires_grad and torch.is_grad_enabled():
             self.pending += 1
             self.shared = self.shared or self.pending > 1
             return _Step.apply(input, self.weight, self.bias, self)
@@ -98,7 +98,7 @@ class _Step(Function):
         if layer.shared:
             of_weight = of_outputs.t() @ rows
         else:  # in view of autograd, which so finds out if something needs the weight as it was
-            beta, alpha = layer.sgd.fused
+            beta, alpha = layer.optimizer.fused
             weight.addmm_(of_outputs.t(), rows, beta=beta, alpha=alpha)
         layer.pending -= 1
         layer.shared = layer.shared and layer.pending > 0

@@ -60,7 +60,7 @@ class Workload:
     def cut(self, clients: int, examples: int) -> Workload:
         """Return a small copy: some clients, some examples of each, one epoch; the generators stay unused."""
         jobs = [replace(j, inputs=j.inputs[:examples], targets=j.targets[:examples]) for j in self.jobs[:clients]]
-        return replace(self, jobs=jobs, spec=replace(self.spec, epochs=1)).redrawn()
+        return replace(self, jobs=jobs, spec=self.spec.in_epochs(1)).redrawn()
 
     def redrawn(self, by: int = 0) -> Workload:
         """Return the workload with fresh generators: of the seeds that it began with, or of others."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor, nn
 
 from fedclade.core import Layout, LocalTraining, rng
 from fedclade.tasks import FittedTask, counted
 from fedclade.training.jobs import Workload
-from fedclade.training.optimizer import SGD
+from fedclade.training.optimizer import LocalOptimizer
 from fedclade.training.threads import threads_of_step, using_threads
 
 
@@ -41,9 +43,9 @@ def train(
 ) -> tuple[Tensor, float]:
     """Run SGD_n(θ, D_i) − θ (CFL eq. 1) for one client; return the update ``[S]`` and the mean training loss.
 
-    The module's state is overwritten. ``model`` is θ, ``[S]``, and ``anchor`` the model that the proximal term pulls
-    towards, θ by default; ``examples`` are inputs and targets ``[n, ...]``. The generator orders the batches and seeds
-    dropout. ``out`` is memory ``[S]`` for the update.
+    In place of SGD there may be another optimizer. The module's state is overwritten. ``model`` is θ, ``[S]``, and
+    ``anchor`` the model that the proximal term pulls towards, θ by default; ``examples`` are inputs and targets
+    ``[n, ...]``. The generator orders the batches and seeds dropout. ``out`` is memory ``[S]`` for the update.
     """
     layout.load(model, module)
     layout.set_training(module)
@@ -51,22 +53,31 @@ def train(
     parameters = list(trained.values())
     pulled_to = layout.unflatten(model if anchor is None else anchor) if spec.mu else {}
     anchors = [pulled_to[name] for name in trained] if spec.mu else []
-    sgd = SGD.of(spec, lr)
-    optimizer = sgd.torch_optimizer(parameters)
+    rule = LocalOptimizer.of(spec, lr)
+    optimizer = rule.torch_optimizer(parameters)
     inputs, targets = examples
     losses: list[Tensor] = []
     with rng.seeded_globally(generator.initial_seed(), inputs.device):
-        for _ in range(spec.epochs):
-            order = torch.randperm(len(inputs), generator=generator).to(inputs.device)
-            for batch in order.split(spec.batch_size):
-                optimizer.zero_grad(set_to_none=True)
-                loss = task.mean_loss(module(inputs[batch]), targets[batch])
-                loss.backward()
-                sgd.adjust(parameters, anchors)
-                optimizer.step()
-                losses.append(loss.detach() * len(batch))
-    mean_loss = float(torch.stack(losses).sum()) / (spec.epochs * len(inputs))
+        for batch in batches(len(inputs), spec, generator, inputs.device):
+            optimizer.zero_grad(set_to_none=True)
+            loss = task.mean_loss(module(inputs[batch]), targets[batch])
+            loss.backward()
+            rule.adjust(parameters, anchors)
+            optimizer.step()
+            losses.append(loss.detach() * len(batch))
+    mean_loss = float(torch.stack(losses).sum()) / spec.passed(len(inputs))
     return layout.difference(module, model, torch.empty_like(model) if out is None else out), mean_loss
+
+
+def batches(
+    examples: int, spec: LocalTraining, generator: torch.Generator, device: torch.device | str = "cpu"
+) -> Iterator[Tensor]:
+    """Yield which examples each step of a client's local training is about, in an order drawn for every epoch."""
+    left = spec.steps_with(examples)
+    while left > 0:
+        of_epoch = torch.randperm(examples, generator=generator).to(device).split(spec.batch_size)[:left]
+        yield from of_epoch
+        left -= len(of_epoch)
 
 
 def gradient(

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedclade.core import ConfigError, Layout, LocalTraining, shown
+from fedclade.training.optimizer import LocalOptimizer
 
 SHARE = 4
 """By default, one part in so many of the machine's memory."""
@@ -112,9 +113,9 @@ def updates_at_once(size: int, device: torch.device, budget: int) -> int:
 def bytes_per_client(module: nn.Module, layout: Layout, batch: Tensor, spec: LocalTraining) -> int:
     """Return about how many bytes it takes to train one client at the same time as others, on batches like this.
 
-    Its parameters, their gradients, momentum and update; the model that a proximal term pulls it towards; the gradients
-    before they are clipped; and what a step keeps for the backward pass, twice, since the backward pass makes as much
-    again.
+    Its parameters, their gradients, momentum or what else the optimizer keeps, and update; the model that a proximal
+    term pulls it towards; the gradients before they are clipped; and what a step keeps for the backward pass, twice,
+    since the backward pass makes as much again.
     """
     kept: dict[int, int] = {}
 
@@ -125,7 +126,9 @@ def bytes_per_client(module: nn.Module, layout: Layout, batch: Tensor, spec: Loc
     module.eval()
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         module(batch)
-    vectors = 4 + (spec.mu > 0) + (spec.clip_norm is not None)
+    optimizer = LocalOptimizer.of(spec, 1.0)
+    kept_by_it = 1 if optimizer.is_plain else len(optimizer.states)
+    vectors = 3 + kept_by_it + (spec.mu > 0) + (spec.clip_norm is not None)
     return (vectors * layout.size + _frozen(layout)) * layout.dtype.itemsize + 2 * sum(kept.values())
 
 

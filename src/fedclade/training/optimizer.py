@@ -1,40 +1,66 @@
 """What an optimizer is: the step of one client, the same step for k clients at once, and which paths may fuse it.
 
-Every engine takes its steps from here. Stacked parameters and the large dense layers of
-:mod:`~fedclade.training.channels_last` fuse a step where :attr:`SGD.can_fuse`: they add the product that is the
-gradient to the parameters, and never write it.
+Every engine takes its steps from here. Plain SGD has its own formulas, for k clients at once. Stacked parameters and
+the large dense layers of :mod:`~fedclade.training.channels_last` fuse a step where :attr:`LocalOptimizer.can_fuse`:
+they add the product that is the gradient to the parameters, and never write it. Other optimizers are torch's own
+classes, unchanged; those of :data:`ELEMENT_WISE` take the steps of k clients as if these were one large model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, nn, optim
 
-from fedclade.core import LocalTraining
+from fedclade.core import LocalTraining, optimizer_class, own_defaults
+
+ELEMENT_WISE = frozenset(
+    {
+        *(optim.SGD, optim.Adam, optim.AdamW, optim.Adamax, optim.NAdam, optim.RAdam),
+        *(optim.RMSprop, optim.Adagrad, optim.Adadelta, optim.Rprop, optim.ASGD),
+    }
+)
+"""By exact type: what each entry of a parameter becomes depends on no other entry, of the gradient or the state."""
 
 
 @dataclass(frozen=True)
-class SGD:
-    """SGD, with the symbols of :class:`~fedclade.core.local.LocalTraining`; ``lr`` is that of the round."""
+class LocalOptimizer:
+    """An optimizer, with the symbols of :class:`~fedclade.core.local.LocalTraining`; ``lr`` is that of the round."""
 
     lr: float
     momentum: float = 0.0
     weight_decay: float = 0.0
     mu: float = 0.0
     clip_norm: float | None = None
+    kind: type[optim.Optimizer] = optim.SGD
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any], hash=False)
+    keeps_state: bool = False
 
     @classmethod
-    def of(cls, spec: LocalTraining, lr: float) -> SGD:
+    def of(cls, spec: LocalTraining, lr: float) -> LocalOptimizer:
         """Return that of local training, with the step size of a round."""
-        return cls(lr, spec.momentum, spec.weight_decay, spec.mu, spec.clip_norm)
+        kind = optimizer_class(str(spec.optimizer))
+        arguments = spec.momentum or 0.0, spec.weight_decay or 0.0, spec.mu, spec.clip_norm
+        return cls(lr, *arguments, kind, spec.options, spec.keep_state)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether this is SGD as it is written here, rather than one of torch's classes."""
+        return self.kind is optim.SGD and not self.options and not (self.keeps_state and self.momentum)
+
+    @property
+    def is_element_wise(self) -> bool:
+        """Whether the steps of several clients can be taken as those of one."""
+        return self.kind in ELEMENT_WISE
 
     @property
     def can_fuse(self) -> bool:
         """Whether a step is θ ← β·θ + α·g and no more, so that no gradient need be kept."""
-        return self.momentum == 0 and self.mu == 0 and self.clip_norm is None
+        return self.is_plain and self.momentum == 0 and self.mu == 0 and self.clip_norm is None
 
     @property
     def fused(self) -> tuple[float, float]:
@@ -42,13 +68,30 @@ class SGD:
         return 1 - self.lr * self.weight_decay, -self.lr
 
     @property
+    def carried(self) -> float:
+        """The share of its gradient that a buffer keeps for the next step, which makes it that of momentum."""
+        return self.momentum if self.is_plain and self.clip_norm is None else 0.0
+
+    @property
     def keeps_velocity(self) -> bool:
         """Whether momentum has a buffer of its own: a gradient to be clipped is not summed up in that of momentum."""
-        return bool(self.momentum) and self.clip_norm is not None
+        return self.is_plain and bool(self.momentum) and self.clip_norm is not None
 
-    def torch_optimizer(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
-        """Return torch's own, for one client; :meth:`adjust` comes before its step."""
-        return torch.optim.SGD(parameters, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
+    @cached_property
+    def states(self) -> frozenset[str]:
+        """The names of what it keeps of every entry of a parameter; what else it keeps is of a parameter as a whole."""
+        parameter = nn.Parameter(torch.zeros(2))
+        parameter.grad = torch.ones(2)
+        optimizer = self.torch_optimizer([parameter])
+        optimizer.step()
+        state = optimizer.state[parameter]
+        return frozenset(name for name, value in state.items() if isinstance(value, Tensor) and value.shape == (2,))
+
+    def torch_optimizer(self, parameters: Sequence[nn.Parameter]) -> optim.Optimizer:
+        """Return torch's own, for the parameters of one client, or of several; :meth:`adjust` comes before its step."""
+        arguments = {"lr": self.lr, "momentum": self.momentum, "weight_decay": self.weight_decay}
+        taken = {name: value for name, value in arguments.items() if name in own_defaults(self.kind)}
+        return self.kind(parameters, **taken, **self.options)  # pyright: ignore[reportCallIssue]
 
     def adjust(self, parameters: Sequence[nn.Parameter], anchors: Sequence[Tensor]) -> None:
         """Add the gradient of μ/2·‖θ − θ_anchor‖² to one client's gradients, and clip them."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedclade.core import rng
 from fedclade.training.jobs import Job, Workload
 from fedclade.training.memory import clients_in_cache
-from fedclade.training.optimizer import SGD
+from fedclade.training.optimizer import LocalOptimizer
 from fedclade.training.stacking.batches import Batches
 from fedclade.training.stacking.buffer_pool import BufferPool
 from fedclade.training.stacking.loss import Losses
@@ -44,9 +44,11 @@ class StackedEngine:
         Raises
         ------
         CannotStack
-            If the module cannot be stacked, which is found before any job's generator is drawn from; or if training
-            changes a buffer that clients share.
+            If the module, or the optimizer, cannot be stacked, which is found before any job's generator is drawn from;
+            or if training changes a buffer that clients share.
         """
+        if not LocalOptimizer.of(work.spec, work.lr).is_element_wise:
+            raise CannotStack(f"optimizer {work.spec.optimizer} is not known to work element by element")
         module, layout, models, jobs = work.module, work.layout, work.models, work.jobs
         stacked = self._stacked.get(module)
         if stacked is None or stacked.layout != layout:
@@ -68,12 +70,12 @@ class StackedEngine:
     def _train(self, stacked: StackedModule, jobs: Sequence[Job], work: Workload) -> Tensor:
         """Train the loaded models in place; return the mean losses, float64 ``[n]``."""
         models, spec = work.models, work.spec
-        plan = Plan.of(tuple(job.size for job in jobs), spec.batch_size, not stacked.padding_shows)
+        plan = Plan.of(tuple(job.size for job in jobs), spec.batch_size, not stacked.padding_shows, spec.steps)
         batches = Batches(jobs, plan, self._pool)
         losses = Losses(plan, work.task, batches.all_count)
-        sgd = SGD.of(spec, work.lr)
+        optimizer = LocalOptimizer.of(spec, work.lr)
         seeds = [job.generator.initial_seed() for job in jobs]
-        stacked.begin(sgd, seeds, models[[job.anchor_row for job in jobs]] if spec.mu else None)
+        stacked.begin(optimizer, seeds, models[[job.anchor_row for job in jobs]] if spec.mu else None, plan.edges)
 
         def step_by_step(step: Step, x: Tensor, y: Tensor) -> Tensor:
             stacked.bind(step.start, step.stop)
@@ -84,12 +86,12 @@ class StackedEngine:
             return of_rows
 
         run: Run = step_by_step
-        if self._replay is not None:
-            run = self._replay.of_round(run, stacked, plan, (sgd, batches.all_count))
+        if self._replay is not None and optimizer.is_plain:  # torch's own count their steps on the CPU
+            run = self._replay.of_round(run, stacked, plan, (optimizer, batches.all_count))
         # What is not stacked and draws, draws from all of the clients' keys.
         with rng.seeded_globally(sum(seeds) % 2**63, models.device), torch.set_grad_enabled(stacked.needs_autograd):
-            for _ in range(spec.epochs):
-                for step, x, y in batches.epoch():
+            for _ in range(spec.epochs or 1):
+                for step, x, y in batches.drawn():
                     losses.note(run(step, x, y))
         return losses.of_clients()
 

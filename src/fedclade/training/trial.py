@@ -5,13 +5,15 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 from time import monotonic
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fedclade.core import Layout
+from fedclade.core import Layout, LocalTraining
 from fedclade.training.jobs import CannotTrainTogether, Engine, Workload
 from fedclade.training.loop import LoopEngine
+from fedclade.training.optimizer import LocalOptimizer
 from fedclade.training.processes import cannot_fork, tried
 
 TOLERANCE = 1e-3
@@ -37,7 +39,8 @@ def objection(engine: Engine, work: Workload, rounds: int = 1) -> str | None:
     clients, batch = 3, work.spec.batch_size
     examples = 2 * batch + min(2, batch - 1)  # a ragged batch, but not of one example, which BatchNorm does not take
     small = _apart(work.cut(clients, examples))
-    calm = replace(small, module=without_dropout(work.module))  # whose draws differ between engines
+    # Without dropout, whose draws differ between engines; and with SGD, as others make much of what is only rounding.
+    calm = replace(small, module=without_dropout(work.module), **_by_sgd(work))
     start = monotonic()
     expected = _by_loop(calm)
     limit = LONGEST + TIMES_THE_LOOP * (monotonic() - start)
@@ -60,6 +63,13 @@ def objection(engine: Engine, work: Workload, rounds: int = 1) -> str | None:
         )
 
     return attempt() if cannot_fork(work.models.device) else tried(attempt, limit)
+
+
+def _by_sgd(work: Workload) -> dict[str, Any]:
+    """Return what makes plain SGD of the optimizer of a workload, if that is another."""
+    if LocalOptimizer.of(work.spec, work.lr).is_plain:
+        return {}
+    return {"spec": LocalTraining(batch_size=work.spec.batch_size, mu=work.spec.mu), "lr": 0.1}
 
 
 def _apart(work: Workload) -> Workload:

@@ -16,7 +16,8 @@ from torch.func import functional_call, grad_and_value, vmap
 
 from fedclade.core import Layout, LocalTraining
 from fedclade.training.jobs import CannotTrainTogether, Job, Workload
-from fedclade.training.optimizer import SGD
+from fedclade.training.loop import batches
+from fedclade.training.optimizer import LocalOptimizer
 from fedclade.training.stacking.batches import joined
 
 Named = dict[str, Tensor]
@@ -44,13 +45,16 @@ class VmapEngine:
         """
         module, layout, models, jobs, spec = work.module, work.layout, work.models, work.jobs, work.spec
         _refuse_what_cannot_be_mapped(module, layout)
+        optimizer = LocalOptimizer.of(spec, work.lr)
+        if not optimizer.is_plain:
+            raise CannotMapError(f"optimizer {spec.optimizer} takes its steps in place; plain SGD can be mapped")
         plans = [_batches_of(job, spec) for job in jobs]
         order = sorted(range(len(jobs)), key=lambda k: -len(plans[k]))  # those who train longest come first
         ordered, plans = [jobs[k] for k in order], [plans[k] for k in order]
         start = models[torch.tensor([job.row for job in ordered], device=models.device)]
         anchors = models[torch.tensor([job.anchor_row for job in ordered], device=models.device)] if spec.mu else start
         reached = _reached(work, start[0], ordered[0])
-        clients = _Stacked(work, start, anchors, SGD.of(spec, work.lr), reached)
+        clients = _Stacked(work, start, anchors, optimizer, reached)
         layout.set_training(module)
         inputs, first_inputs = joined([job.inputs for job in ordered])
         targets, first_targets = joined([job.targets for job in ordered])
@@ -63,7 +67,7 @@ class VmapEngine:
                 totals[places] += losses.to(torch.float64) * batch.shape[1]
         updates = work.room(out)
         updates[torch.tensor(order)] = clients.models - start
-        seen = torch.tensor([spec.epochs * job.size for job in ordered], dtype=torch.float64)
+        seen = torch.tensor([spec.passed(job.size) for job in ordered], dtype=torch.float64)
         losses = torch.empty(len(jobs), dtype=torch.float64)
         losses[torch.tensor(order)] = totals.cpu() / seen
         return updates, losses
@@ -79,8 +83,7 @@ def _refuse_what_cannot_be_mapped(module: nn.Module, layout: Layout) -> None:
 
 def _batches_of(job: Job, spec: LocalTraining) -> list[Tensor]:
     """Return the indices of every batch of every epoch, drawn as the loop draws them."""
-    orders = [torch.randperm(job.size, generator=job.generator) for _ in range(spec.epochs)]
-    return [batch for order in orders for batch in order.split(spec.batch_size)]
+    return [*batches(job.size, spec, job.generator)]
 
 
 def _by_length(plans: Sequence[Sequence[Tensor]], step: int) -> list[tuple[Places, Tensor]]:
@@ -100,7 +103,7 @@ class _Stacked:
     ``reached`` names the parameters that the loss depends on: the others stay, and do not decay.
     """
 
-    def __init__(self, work: Workload, start: Tensor, anchors: Tensor, sgd: SGD, reached: set[str]) -> None:
+    def __init__(self, work: Workload, start: Tensor, anchors: Tensor, sgd: LocalOptimizer, reached: set[str]) -> None:
         module, layout, task = work.module, work.layout, work.task
         self.models = start.clone()
         self._module, self._sgd, self._reached = module, sgd, reached

@@ -30,9 +30,11 @@ class Batches:
         self._are_labels = not self._targets.is_floating_point()
         self.all_count = not (self._are_labels and bool((self._targets == IGNORED).any()))
 
-    def epoch(self) -> Iterator[tuple[Step, Tensor, Tensor]]:
-        """Draw the orders of an epoch, and yield each step with its inputs and targets ``[k·B, ...]``."""
-        drawn = torch.cat([torch.randperm(job.size, generator=job.generator) for job in self._jobs])
+    def drawn(self) -> Iterator[tuple[Step, Tensor, Tensor]]:
+        """Draw the orders that the plan is for, and yield each step with its inputs and targets ``[k·B, ...]``."""
+        each = zip(self._jobs, self._plan.epochs, strict=True)
+        orders = (torch.randperm(job.size, generator=job.generator) for job, epochs in each for _ in range(epochs))
+        drawn = torch.cat([*orders])
         inputs = targets = self._plan.rows(drawn + self._first_inputs).to(self._inputs.device)
         if self._first_targets is not self._first_inputs:
             targets = self._plan.rows(drawn + self._first_targets).to(self._targets.device)

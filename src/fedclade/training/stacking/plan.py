@@ -1,4 +1,4 @@
-"""Which examples of which clients make up each step of an epoch."""
+"""Which examples of which clients make up each step of local training."""
 
 from __future__ import annotations
 
@@ -40,61 +40,74 @@ class Step:
 
 
 class Plan:
-    """The steps of an epoch, the same in every one; ``kinds`` counts those that are alike.
+    """The steps of an epoch, the same in every one; or of as many epochs as a number of steps takes.
+
+    ``kinds`` counts steps that are alike, and clients between two of the ``edges`` take part in the same ones.
 
     The clients come with the largest first. So those that still train are always the first ones; a client's last,
     ragged batch is padded to the width of the others with copies of one of its examples, which are not counted. Where
-    padding would show (BatchNorm, dropout), ragged batches are steps of their own instead, one for each size.
+    padding would show (BatchNorm, dropout), ragged batches are steps of their own instead, one for each run of clients
+    with one size of them.
     """
 
     @staticmethod
     @lru_cache(maxsize=16)
-    def of(sizes: tuple[int, ...], batch_size: int, padding: bool) -> Plan:
+    def of(sizes: tuple[int, ...], batch_size: int, padding: bool, steps: int | None = None) -> Plan:
         """Return the plan of these clients, which is kept: rounds are often alike."""
-        return Plan(sizes, batch_size, padding)
+        return Plan(sizes, batch_size, padding, steps)
 
-    def __init__(self, sizes: Sequence[int], batch_size: int, padding: bool) -> None:
+    def __init__(self, sizes: Sequence[int], batch_size: int, padding: bool, steps: int | None = None) -> None:
         counts = np.asarray(sizes)
-        self._counts = counts
-        self._client = torch.from_numpy(np.arange(len(counts)).repeat(counts))
-        ends = counts.cumsum()
-        steps: list[Step] = []
+        of_epoch = -(-counts // batch_size)
+        taken = of_epoch if steps is None else np.full_like(counts, steps)
+        self.epochs = -(-taken // of_epoch)
+        """How many times each client's examples are put in order, int ``[n]``."""
+        drawn = counts * self.epochs
+        self._client = torch.from_numpy(np.arange(len(counts)).repeat(drawn))
+        begins = drawn.cumsum() - drawn
+        planned: list[Step] = []
         places: list[np.ndarray] = []
         real: list[np.ndarray] = []
         owners: list[np.ndarray] = []
-        for drawn in range(0, int(counts.max(initial=0)), batch_size):
-            left = np.minimum(counts[counts > drawn] - drawn, batch_size)
-            edges = [0, len(left)] if padding else [0, *(np.flatnonzero(np.diff(left)) + 1), len(left)]
+        for number in range(int(taken.max(initial=0))):
+            train = int((taken > number).sum())
+            epoch, batch = np.divmod(number, of_epoch[:train])
+            left = np.minimum(counts[:train] - batch * batch_size, batch_size)
+            edges = [0, train] if padding else [0, *(np.flatnonzero(np.diff(left)) + 1), train]
             for start, stop in pairwise(edges):
-                width = int(left[start])
-                first = (ends[start:stop] - counts[start:stop] + drawn)[:, None]
+                here, rows = slice(start, stop), left[start:stop]
+                width = int(rows.max())
+                first = (begins[here] + epoch[here] * counts[here] + batch[here] * batch_size)[:, None]
                 column = np.arange(width)[None]
-                is_real = column < left[start:stop, None]
-                own = None if left[stop - 1] == width else torch.from_numpy(left[start:stop])
-                steps.append(Step(int(start), int(stop), width, own))
+                is_real = column < rows[:, None]
+                own = None if rows.min() == width else torch.from_numpy(rows)
+                planned.append(Step(int(start), int(stop), width, own))
                 places.append(np.where(is_real, first + column, first).ravel())
                 real.append(is_real.ravel())
                 owners.append(np.arange(start, stop).repeat(width))
-        self.steps: tuple[Step, ...] = tuple(steps)
-        self.kinds = Counter(step.kind for step in steps)
+        self.steps: tuple[Step, ...] = tuple(planned)
+        self.edges = sorted({edge for step in planned for edge in (step.start, step.stop)})
+        self.kinds = Counter(step.kind for step in planned)
         self._places = torch.from_numpy(np.concatenate(places))
         self._owners = np.concatenate(owners)
-        self._padding = torch.from_numpy(~np.concatenate(real))
-        self._padded = bool(self._padding.any())
+        is_padding = ~np.concatenate(real)
+        self._padding = torch.from_numpy(is_padding)
+        self._padded = bool(is_padding.any())
+        self._passed = np.bincount(self._owners[~is_padding], minlength=len(counts))
 
     def of_examples(self, of_clients: Sequence[int]) -> Tensor:
         """Return for each of the clients' examples, one client after another, the number of its client."""
         return torch.tensor(of_clients).index_select(0, self._client)
 
     def rows(self, examples: Tensor) -> Tensor:
-        """Return which example each row of the epoch is, of those in the orders drawn, one client after another."""
+        """Return which example each row of the plan is, of those in the orders drawn, one client after another."""
         return examples.index_select(0, self._places)
 
     def means(self, losses: Tensor) -> Tensor:
-        """Return each client's mean over its examples of the losses of the rows of some epochs, float64 ``[n]``."""
+        """Return each client's mean over its examples of the losses of the rows of all its turns, float64 ``[n]``."""
         epochs = losses.cpu().double().numpy().reshape(-1, len(self._owners))
-        sums = np.bincount(self._owners, epochs.sum(0), len(self._counts))
-        return torch.from_numpy(sums / (len(epochs) * self._counts))
+        sums = np.bincount(self._owners, epochs.sum(0), len(self._passed))
+        return torch.from_numpy(sums / (len(epochs) * self._passed))
 
     def masked(self, targets: Tensor, ignored: int) -> Tensor:
         """Return the targets of all rows, without those of padding."""

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from fedclade.core import Layout, Slot
 from fedclade.training.jobs import CannotTrainTogether
 from fedclade.training.memory import hot_bytes
-from fedclade.training.optimizer import SGD
+from fedclade.training.optimizer import LocalOptimizer
 from fedclade.training.stacking import layers
 from fedclade.training.stacking.active import Active
 from fedclade.training.stacking.attention import StackedAttention
+from fedclade.training.stacking.bands import Bands
 from fedclade.training.stacking.buffer_pool import BufferPool
 from fedclade.training.stacking.fused_mlp import FusedMLP
 from fedclade.training.stacking.layers import Find, Refused, Stacked
@@ -81,7 +82,8 @@ class StackedModule:
         self.padding_shows = any(isinstance(layer, Stacked) and layer.padding_shows for layer in self.module.modules())
         self.hot_bytes = hot_bytes(module, layout)
         self._pool, self._clients, self._device = BufferPool(), 0, torch.device("cpu")
-        self._sgd = SGD(0.0)
+        self._optimizer = LocalOptimizer(0.0)
+        self._bands: Bands | None = None
         self._fused_mlp = FusedMLP.of(self.module)
 
     @property
@@ -116,17 +118,20 @@ class StackedModule:
         for p in self._moving:
             p.everyone.copy_(_rounded(_of_clients(models, rows, p.slot), p.slot).view(p.everyone.shape))
 
-    def begin(self, sgd: SGD, seeds: Sequence[int], anchors: Tensor | None) -> None:
+    def begin(
+        self, optimizer: LocalOptimizer, seeds: Sequence[int], anchors: Tensor | None, edges: Sequence[int]
+    ) -> None:
         """Start local training of the models that are loaded.
 
         The seeds are the clients' own, for dropout; anchors ``[n, S]`` are what the proximal term pulls each client
-        towards, if there is such a term.
+        towards, if there is such a term; and clients between two of the edges take the same steps.
         """
-        self._sgd = sgd
+        self._optimizer = optimizer
         self.layout.set_training(self.module)
         self.active.seed(seeds, self._device)
+        self._bands = None if optimizer.is_plain else Bands(optimizer, self._trained, edges)
         for p in self._trained:
-            p.begin(sgd, None if anchors is None else anchors[:, p.slot.start : p.slot.stop])
+            p.begin(optimizer, None if anchors is None else anchors[:, p.slot.start : p.slot.stop])
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits for the inputs ``[k·B, ...]`` of the clients that train."""
@@ -141,7 +146,10 @@ class StackedModule:
 
     def step(self) -> None:
         """Finish a step of the optimizer."""
-        scales = self._sgd.scales([g for p in self._trained if (g := p.complete()) is not None])
+        scales = self._optimizer.scales([g for p in self._trained if (g := p.complete()) is not None])
+        if self._bands is not None:
+            self._bands.step(self.active.start, self.active.stop, scales)
+            return
         for p in self._trained:
             p.step(scales)
 

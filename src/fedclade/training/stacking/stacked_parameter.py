@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedclade.core import Slot
-from fedclade.training.optimizer import SGD
+from fedclade.training.optimizer import LocalOptimizer, per_client
 
 FEW_ROWS = 32
 """Up to how many rows a product is added to parameters as it is formed.
@@ -34,7 +34,7 @@ class StackedParameter:
         self._gradients: Tensor | None = None
         self._velocity: Tensor | None = None
         self._anchor: Tensor | None = None
-        self._sgd = SGD(0.0)
+        self._optimizer = LocalOptimizer(0.0)
         self._range = (0, 0)
         self._fused = self._used = self._touched = False
 
@@ -45,14 +45,14 @@ class StackedParameter:
         self.everyone = memory.data
         self._gradients = self._velocity = self._anchor = None
 
-    def begin(self, sgd: SGD, anchor: Tensor | None) -> None:
+    def begin(self, optimizer: LocalOptimizer, anchor: Tensor | None) -> None:
         """Start local training from what is in the memory now, pulled towards the anchors ``[n, entries]`` if any."""
-        self._sgd = sgd
-        self._fused, self._used, self._touched = sgd.can_fuse, False, False
+        self._optimizer = optimizer
+        self._fused, self._used, self._touched = optimizer.can_fuse, False, False
         self._anchor = None if anchor is None else anchor.reshape(self.everyone.shape)
         if self._gradients is not None:
             self._gradients.zero_()
-        self._velocity = torch.zeros_like(self.everyone) if sgd.keeps_velocity else None
+        self._velocity = torch.zeros_like(self.everyone) if optimizer.keeps_velocity else None
 
     def addresses(self) -> tuple[int, ...]:
         """Return where parameters, gradients, momentum and anchors lie; 0 for what is not there."""
@@ -76,9 +76,8 @@ class StackedParameter:
         """Return (target, β, α): the gradient g is to be taken in by target ← β·target + α·g."""
         if self._fused:
             self._used = False
-            return self.state, *self._sgd.fused
-        first = 0.0 if self._velocity is not None else self._sgd.momentum
-        beta = 1.0 if self._touched else first
+            return self.state, *self._optimizer.fused
+        beta = 1.0 if self._touched else self._optimizer.carried
         self._touched = True
         return self._gradient(), beta, 1.0
 
@@ -104,8 +103,8 @@ class StackedParameter:
             return None
         gradient = self._gradient()
         if self._anchor is not None:
-            gradient.add_(self.state, alpha=self._sgd.mu)
-            gradient.add_(self._anchor[slice(*self._range)], alpha=-self._sgd.mu)
+            gradient.add_(self.state, alpha=self._optimizer.mu)
+            gradient.add_(self._anchor[slice(*self._range)], alpha=-self._optimizer.mu)
         return gradient
 
     def step(self, scales: Tensor | None) -> None:
@@ -116,7 +115,23 @@ class StackedParameter:
         if self._touched:
             self._touched = False
             velocity = None if self._velocity is None else self._velocity[slice(*self._range)]
-            self._sgd.step(self.state, self._gradient(), velocity, scales)
+            self._optimizer.step(self.state, self._gradient(), velocity, scales)
+
+    def view(self, start: int, stop: int) -> nn.Parameter:
+        """Return the values of the clients ``start`` to ``stop`` as one parameter, for an optimizer of torch's."""
+        return nn.Parameter(self.everyone[start:stop])
+
+    def clipped(self, scales: Tensor | None) -> Tensor | None:
+        """Return the gradients ``[n, *shape]``, those of the clients that train complete and clipped, for their step.
+
+        None if the loss does not reach the parameter.
+        """
+        if not self._touched:
+            return None
+        self._touched = False
+        if scales is not None:
+            self._gradient().mul_(per_client(scales, self._gradient()))
+        return self._gradients
 
     def _gradient(self) -> Tensor:
         if self._gradients is None:
