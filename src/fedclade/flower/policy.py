@@ -89,9 +89,12 @@ class Policy:
             allowed = " ".join([*self.allow, kind])
             raise PolicyError(f'{FORBIDS} the question {kind!r}; to allow it, set allow="{allowed}" in its node config')
 
-    def check_training(self, spec: LocalTraining, replicates: int, examples: int) -> None:
-        """Check the local training of a client with so many training examples."""
-        steps = spec.epochs * sum(
+    def check_training(
+        self, spec: LocalTraining, replicates: int, examples: int, alternate: tuple[int, int] | None = None
+    ) -> None:
+        """Check the local training of a client with so many training examples; see :class:`~fedclade.core.Round`."""
+        epochs = spec.epochs if alternate is None else sum(alternate)
+        steps = epochs * sum(
             -(-len(range(part, examples, replicates)) // spec.batch_size) for part in range(min(replicates, examples))
         )
         self._check("replicates", replicates, "max_replicates")
@@ -100,7 +103,7 @@ class Policy:
                 f"{FORBIDS} {replicates} replicates from {examples} training examples, since each must be made from at "
                 f"least {self.min_part} (min-part in its node config)"
             )
-        self._check("epochs", spec.epochs, "max_epochs")
+        self._check("epochs", epochs, "max_epochs")
         self._check("steps", steps, "max_steps")
 
     def check_models(self, count: int) -> None:

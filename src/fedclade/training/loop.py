@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor, nn
 
@@ -23,7 +26,7 @@ class LoopEngine:
             for k, job in enumerate(work.jobs):
                 start, anchor, examples = models[job.row], models[job.anchor_row], (job.inputs, job.targets)
                 of_all = module, work.layout, start, examples, work.spec, work.lr, work.task
-                _, losses[k] = train(*of_all, job.generator, anchor, updates[k])
+                _, losses[k] = train(*of_all, job.generator, anchor, updates[k], work.fixed)
         return updates, losses
 
 
@@ -38,16 +41,18 @@ def train(
     generator: torch.Generator,
     anchor: Tensor | None = None,
     out: Tensor | None = None,
+    fixed: frozenset[str] = frozenset(),
 ) -> tuple[Tensor, float]:
     """Run SGD_n(θ, D_i) − θ (CFL eq. 1) for one client; return the update ``[S]`` and the mean training loss.
 
     The module's state is overwritten. ``model`` is θ, ``[S]``, and ``anchor`` the model that the proximal term pulls
     towards, θ by default; ``examples`` are inputs and targets ``[n, ...]``. The generator orders the batches and seeds
-    dropout. ``out`` is memory ``[S]`` for the update.
+    dropout. ``out`` is memory ``[S]`` for the update. Parameters of ``fixed`` names stay as they are.
     """
     layout.load(model, module)
     layout.set_training(module)
-    trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    held = [p for name, p in module.named_parameters() if name in fixed]
+    trained = {name: p for name, p in module.named_parameters() if p.requires_grad and name not in fixed}
     parameters = list(trained.values())
     pulled_to = layout.unflatten(model if anchor is None else anchor) if spec.mu else {}
     anchors = [pulled_to[name] for name in trained] if spec.mu else []
@@ -55,7 +60,7 @@ def train(
     optimizer = sgd.torch_optimizer(parameters)
     inputs, targets = examples
     losses: list[Tensor] = []
-    with rng.seeded_globally(generator.initial_seed(), inputs.device):
+    with rng.seeded_globally(generator.initial_seed(), inputs.device), without_gradients(held):
         for _ in range(spec.epochs):
             order = torch.randperm(len(inputs), generator=generator).to(inputs.device)
             for batch in order.split(spec.batch_size):
@@ -67,6 +72,18 @@ def train(
                 losses.append(loss.detach() * len(batch))
     mean_loss = float(torch.stack(losses).sum()) / (spec.epochs * len(inputs))
     return layout.difference(module, model, torch.empty_like(model) if out is None else out), mean_loss
+
+
+@contextmanager
+def without_gradients(parameters: Sequence[nn.Parameter]) -> Generator[None]:
+    """Let parameters get no gradients meanwhile, so that whatever takes steps leaves them as they are."""
+    try:
+        for parameter in parameters:
+            parameter.requires_grad_(False)
+        yield
+    finally:
+        for parameter in parameters:
+            parameter.requires_grad_(True)
 
 
 def gradient(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedclade.core import rng
-from fedclade.training.jobs import Job, Workload
+from fedclade.training.jobs import CannotTrainTogether, Job, Workload
 from fedclade.training.memory import clients_in_cache
 from fedclade.training.optimizer import SGD
 from fedclade.training.stacking.batches import Batches
@@ -47,6 +47,8 @@ class StackedEngine:
             If the module cannot be stacked, which is found before any job's generator is drawn from; or if training
             changes a buffer that clients share.
         """
+        if work.fixed:
+            raise CannotTrainTogether("some parameters stay as they are")
         module, layout, models, jobs = work.module, work.layout, work.models, work.jobs
         stacked = self._stacked.get(module)
         if stacked is None or stacked.layout != layout:
