@@ -13,7 +13,18 @@ from torch import Tensor, nn
 from fedclade import LocalTraining
 from fedclade.algorithms import Algorithm, RoundLog, State
 from fedclade.channel import Channel, Meter, Replicating, Retrying, Streaming, Timing, Traffic
-from fedclade.core import ClusterSplit, Evaluation, Event, Handlers, Query, R, Round, Split
+from fedclade.core import (
+    ClusterSplit,
+    Evaluation,
+    EvaluationQuery,
+    Event,
+    Handlers,
+    Query,
+    R,
+    Round,
+    Split,
+    UpdateQuery,
+)
 from fedclade.core.clients import Clients
 from fedclade.core.updates import Updates
 from fedclade.data.federation import ClientData, Federation, Pool
@@ -74,6 +85,7 @@ class Asked:
     answer: Updates | None = None
     anchors: dict[int, Tensor] = field(default_factory=dict)
     """The models that the proximal term pulls to, where that was asked for."""
+    own: bool = False
 
 
 class Fake(Clients):
@@ -87,11 +99,11 @@ class Fake(Clients):
         return query.handled(
             Handlers(
                 lambda q: (
-                    self.train(q.ids, q.models, q.assignment, q.round, q.anchors)
+                    self.train(q.ids, q.models, q.assignment, q.round, q.anchors, **own(q))
                     if q.kind == "train"
                     else self.gradients(q.ids, q.models, q.assignment, q.round)
                 ),
-                lambda q: self.evaluate(q.ids, q.models, q.assignment, q.split),
+                lambda q: self.evaluate(q.ids, q.models, q.assignment, q.split, **own(q)),
                 lambda q: self.subspaces(q.ids, q.n_vectors, q.per_label),
             )
         )
@@ -102,11 +114,16 @@ class Fake(Clients):
     def gradients(self, *args) -> Updates:
         return self.clients.gradients(*args)
 
-    def evaluate(self, *args) -> Evaluation:
-        return self.clients.evaluate(*args)
+    def evaluate(self, *args, **kwargs) -> Evaluation:
+        return self.clients.evaluate(*args, **kwargs)
 
     def subspaces(self, *args) -> Tensor:
         return self.clients.subspaces(*args)
+
+
+def own(query: UpdateQuery | EvaluationQuery) -> dict[str, bool]:
+    """Return the argument that only queries about clients' own models need."""
+    return {"own": True} if query.own else {}
 
 
 class Around(Fake):
@@ -167,9 +184,11 @@ class SpyClients(Fake):
         assignment: Sequence[int],
         this_round: Round,
         anchors: Sequence[int] | None = None,
+        *,
+        own: bool = False,
     ) -> Updates:
-        answer = self.clients.train(ids, models, assignment, this_round, anchors)
-        self._note("train", ids, models, assignment, this_round.number, answer=answer, anchors=anchors)
+        answer = self.clients.train(ids, models, assignment, this_round, anchors, own=own)
+        self._note("train", ids, models, assignment, this_round.number, answer=answer, anchors=anchors, own=own)
         return answer
 
     def gradients(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], this_round: Round) -> Updates:
@@ -177,9 +196,11 @@ class SpyClients(Fake):
         self._note("gradients", ids, models, assignment, this_round.number, answer=answer)
         return answer
 
-    def evaluate(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], split: Split) -> Evaluation:
-        self._note("evaluate", ids, models, assignment, 0, split)
-        return self.clients.evaluate(ids, models, assignment, split)
+    def evaluate(
+        self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], split: Split, *, own: bool = False
+    ) -> Evaluation:
+        self._note("evaluate", ids, models, assignment, 0, split, own=own)
+        return self.clients.evaluate(ids, models, assignment, split, own=own)
 
     def subspaces(self, ids: Sequence[int], n_vectors: int, per_label: bool) -> Tensor:
         self.calls.append(Asked("subspaces", tuple(ids), {}, 0))
@@ -188,12 +209,12 @@ class SpyClients(Fake):
     def asked(self, what: str, number: int) -> list[Asked]:
         return [call for call in self.calls if call.what == what and call.number == number]
 
-    def _note(self, what, ids, models, assignment, number, split="", answer=None, anchors=None) -> None:
+    def _note(self, what, ids, models, assignment, number, split="", answer=None, anchors=None, own=False) -> None:
         def of_each(rows):
             return {client: models[row].clone() for client, row in zip(ids, rows, strict=True)}
 
         pulled = {} if anchors is None else of_each(anchors)
-        self.calls.append(Asked(what, tuple(ids), of_each(assignment), number, split, answer, pulled))
+        self.calls.append(Asked(what, tuple(ids), of_each(assignment), number, split, answer, pulled, own))
 
 
 @dataclass
@@ -219,14 +240,18 @@ class ScriptedClients(Fake):
         assignment: Sequence[int],
         this_round: Round,
         anchors: Sequence[int] | None = None,
+        *,
+        own: bool = False,
     ) -> Updates:
-        deltas = torch.tensor([self.deltas[client] for client in ids], dtype=torch.float32)
+        deltas = torch.tensor([[] if own else self.deltas[client] for client in ids], dtype=torch.float32)
         sizes = [self.sizes[client] for client in ids]
         return Updates.received(ids, sizes, deltas, deltas.shape[1], torch.zeros(len(ids)), this_round.number)
 
     gradients = train
 
-    def evaluate(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], split: Split) -> Evaluation:
+    def evaluate(
+        self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], split: Split, *, own: bool = False
+    ) -> Evaluation:
         rows = zip(ids, assignment, strict=True)
         accuracies = torch.tensor([self.right(client, float(models[row, 0])) for client, row in rows])
         return Evaluation(tuple(ids), accuracies[:, None], torch.zeros(len(ids)), torch.ones(len(ids)))

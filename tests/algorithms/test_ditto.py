@@ -10,6 +10,7 @@ import torch
 
 from fedclade import ConfigError, Ditto, FedAvg, Local, LocalTraining
 from fedclade.core.queries import Round
+from fedclade.training import OWN_MODEL
 from tests.reference.ditto import ditto
 from tests.reference.fedavg import as_numpy
 from tests.tiny import Metered, ScriptedClients, federation_of, perceptron, play, simulated
@@ -22,40 +23,51 @@ def world():
     return federation_of([0, 1, 0, 1], SIZES, seed=2)
 
 
+def own_models(played):
+    """Return the personal model of each client that has one."""
+    store = played.clients.clients.store
+    return {client: kept[OWN_MODEL] for client in played.clients.ids if (kept := store.latest(client))}
+
+
 @pytest.mark.parametrize("lam", [0.0, 0.5, 2.0])
 @pytest.mark.parametrize("fraction", [1.0, 0.5])
 def test_equals_algorithm_1_round_by_round(lam, fraction):
-    """The global model and every personal one after each of 5 rounds, whoever takes part."""
+    """The global model after each of 5 rounds, and every personal one at their end, whoever takes part."""
     federation = world()
     clients, params = simulated(federation, perceptron())
     played = play(Ditto(lam=lam), clients, params, 5, spec=SPEC, seed=3, fraction=fraction)
     cohorts = [sorted(log.losses) for log in played.logs]
     assert {len(cohort) for cohort in cohorts} == {4 * fraction}
     expected = ditto(as_numpy(params), federation, perceptron(), SPEC, lam=lam, seed=3, cohorts=cohorts)
-    for state, (w, v) in zip(played.states[1:], expected, strict=True):
+    for state, (w, _) in zip(played.states[1:], expected, strict=True):
         np.testing.assert_allclose(state.tree.nodes[0].params.numpy(), w, atol=1e-5)
-        for client, personal in v.items():
-            np.testing.assert_allclose(state.tree.nodes[1 + client].params.numpy(), personal, atol=1e-5)
+    ours, trained = own_models(played), {client for cohort in cohorts for client in cohort}
+    assert ours.keys() == trained
+    for client, model in ours.items():
+        np.testing.assert_allclose(model.numpy(), expected[-1][1][client], atol=1e-5)
 
 
 def test_the_global_model_is_fedavgs():
     clients, params = simulated(world(), perceptron())
     ours, fedavg = (play(each, clients, params, 4, spec=SPEC).states[-1].tree for each in (Ditto(lam=5.0), FedAvg()))
     assert torch.equal(ours.nodes[0].params, fedavg.nodes[0].params)
+    assert len(ours.nodes) == 1
 
 
 def test_without_the_proximal_term_personal_models_are_those_of_local_training():
     clients, params = simulated(world(), perceptron())
-    ours, local = (play(each, clients, params, 4, spec=SPEC).states[-1].tree for each in (Ditto(lam=0.0), Local()))
-    for ours_leaf, local_leaf in zip(ours.leaves, local.leaves, strict=True):
-        assert ours_leaf.members == local_leaf.members
-        assert torch.equal(ours_leaf.params, local_leaf.params)
+    local = play(Local(), clients, params, 4, spec=SPEC).states[-1].tree
+    ours = own_models(play(Ditto(lam=0.0), clients, params, 4, spec=SPEC))
+    for leaf in local.leaves:
+        assert torch.equal(ours[leaf.members[0]], leaf.params)
 
 
 def test_the_larger_lambda_the_nearer_to_the_global_model():
-    clients, params = simulated(world(), perceptron())
-    trees = [play(Ditto(lam=lam), clients, params, 4, spec=SPEC).states[-1].tree for lam in (0.0, 0.5, 4.0)]
-    gaps = [sum(float((leaf.params - tree.nodes[0].params).norm()) for leaf in tree.leaves) for tree in trees]
+    gaps = []
+    for lam in (0.0, 0.5, 4.0):
+        played = play(Ditto(lam=lam), *simulated(world(), perceptron()), 4, spec=SPEC)
+        w = played.states[-1].tree.nodes[0].params
+        gaps.append(sum(float((model - w).norm()) for model in own_models(played).values()))
     assert gaps[0] > 1.2 * gaps[1] > 1.4 * gaps[2]
 
 
@@ -65,17 +77,17 @@ def test_personal_models_are_pulled_to_the_global_model_as_it_was_before_the_rou
     for number in (1, 2):
         before = played.states[number - 1].tree
         global_call, personal_call = played.clients.asked("train", number)
+        assert (global_call.own, personal_call.own) == (False, True)
         assert all(torch.equal(model, before.nodes[0].params) for model in global_call.models.values())
         assert all(torch.equal(anchor, before.nodes[0].params) for anchor in personal_call.anchors.values())
-        assert all(torch.equal(m, before.nodes[1 + c].params) for c, m in personal_call.models.items())
 
 
 class Specs(ScriptedClients):
     seen: list = []  # noqa: RUF012
 
-    def train(self, ids, models, assignment, this_round, anchors=None):
+    def train(self, ids, models, assignment, this_round, anchors=None, *, own=False):
         self.seen.append(this_round.spec)
-        return super().train(ids, models, assignment, this_round)
+        return super().train(ids, models, assignment, this_round, own=own)
 
 
 @pytest.mark.parametrize(("epochs", "personal"), [(None, 2), (5, 5)])
@@ -86,19 +98,31 @@ def test_lambda_and_epochs_are_those_of_personal_training_alone(epochs, personal
     assert [(spec.mu, spec.epochs) for spec in clients.seen] == [(0.1, 2), (0.7, personal)]
 
 
-def test_who_has_not_trained_yet_is_served_with_the_global_model():
-    clients = ScriptedClients({5: [1.0], 3: [2.0], 9: [3.0]})
-    algorithm = Ditto()
-    state = algorithm.init(torch.zeros(1), clients)
-    assert set(algorithm.serve(state, clients).values()) == {0}
-    state, log = algorithm.step(state, [9, 3], clients, Round(1, SPEC))
-    served = algorithm.serve(state, clients)
-    assert served[5] == 0
-    assert {client: float(state.tree.nodes[served[client]].params) for client in (3, 9)} == {3: 2, 9: 3}
-    assert float(state.tree.nodes[0].params) == 2.5
-    assert list(log.criteria) == [0]
-    state, _ = algorithm.step(state, [5], clients, Round(2, SPEC))
-    assert algorithm.serve(state, clients)[3] == served[3]
+def test_who_has_not_trained_yet_starts_from_the_initial_model_and_is_served_with_the_global_one():
+    clients, params = simulated(world(), perceptron())
+    algorithm = Ditto(lam=0.0)
+    state = algorithm.init(params, clients)
+    state, log = algorithm.step(state, [3, 1], clients, Round(1, SPEC))
+    assert (state.untrained, list(log.criteria)) == ((0, 2), [0])
+    w = state.tree.nodes[0].params[None]
+    ours, of_all = (clients.evaluate([1, 2], w, [0, 0], "test", own=own) for own in (True, False))
+    assert ours.losses[1] == of_all.losses[1]
+    assert ours.losses[0] != of_all.losses[0]
+    state, _ = algorithm.step(state, [0, 2], clients, Round(2, SPEC))
+    assert (state.untrained, state.initial) == ((), None)
+    alone, _ = simulated(world(), perceptron())
+    delta = alone.train([2], params[None], [0], Round(2, SPEC)).required_deltas[0]
+    assert torch.equal(clients.store.latest(2)[OWN_MODEL], params + delta)
+
+
+def test_a_round_that_is_asked_for_again_starts_from_before_it():
+    clients, params = simulated(world(), perceptron())
+    algorithm, ours = Ditto(), list[torch.Tensor]()
+    state, _ = algorithm.step(algorithm.init(params, clients), [0, 1], clients, Round(1, SPEC))
+    for _ in range(2):
+        algorithm.step(state, [0, 1], clients, Round(2, SPEC))
+        ours.append(clients.store.latest(1)[OWN_MODEL])
+    assert torch.equal(*ours)
 
 
 def test_nothing_travels_for_personal_models():

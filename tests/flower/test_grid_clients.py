@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedclade import Signature
-from fedclade.algorithms import IFCA, PACFL, Ditto, FedAvg
+from fedclade.algorithms import IFCA, PACFL, Ditto, FedAvg, FineTune
 from fedclade.channel.encoding import ENCODINGS, encoded_bytes
 from fedclade.core.errors import UpdateError
 from fedclade.core.params import Layout
@@ -380,11 +380,19 @@ def test_who_draws_another_initial_model_is_named(tmp_path: Path, caplog: pytest
 
 def test_a_server_that_keeps_its_clients_models_says_so(caplog: pytest.LogCaptureFixture):
     with caplog.at_level(logging.WARNING, "fedclade"):
-        federated(grid_of(federation_of(FOUR)), Ditto(), rounds=2)
+        federated(grid_of(federation_of(FOUR)), FineTune(), rounds=2)
     assert [message for message in caplog.messages if "kept by the server" in message] == [
         "this algorithm lets clients keep models of their own: in a simulation these do not travel, over a "
         "network they are kept by the server, which sends and receives them"
     ]
+
+
+def test_models_that_clients_keep_are_never_sent(caplog: pytest.LogCaptureFixture):
+    with caplog.at_level(logging.WARNING, "fedclade"):
+        ditto, fedavg = (federated(grid_of(federation_of(FOUR)), each, rounds=2) for each in (Ditto(), FedAvg()))
+    assert not [message for message in caplog.messages if "kept by the server" in message]
+    assert ditto.summary["bytes_up"] == fedavg.summary["bytes_up"]
+    assert (len(ditto.tree.nodes), ditto.kept) == (1, {})
 
 
 def test_a_stream_leaves_out_whom_it_must_too():

@@ -131,3 +131,41 @@ def test_a_transformer_of_torch_sees_its_adapters_in_evaluation_too():
     with torch.inference_mode():
         assert torch.allclose(adapted.eval()(x), adapted.train()(x), atol=1e-6)
         assert not torch.allclose(adapted(x), layer.eval()(x), atol=1e-3)
+
+
+class Normed(nn.Module):
+    """A layer, two normalisations, one of them at rest, and a head that shares no weight; then a tied one."""
+
+    def __init__(self, *, tied: bool = False) -> None:
+        super().__init__()
+        self.first, self.norm, self.rested = nn.Linear(4, 4), nn.BatchNorm1d(4), nn.LayerNorm(4)
+        self.rested.requires_grad_(False)
+        self.head = nn.Linear(4, 4)
+        if tied:
+            self.head.weight = self.first.weight
+
+
+NORM = ("norm.weight", "norm.bias", "norm.running_mean", "norm.running_var", "norm.num_batches_tracked")
+
+
+@pytest.mark.parametrize(
+    ("preset", "tied", "names"),
+    [
+        ("head", False, ("head.weight", "head.bias")),
+        ("body", False, ("first.weight", "first.bias", *NORM)),
+        ("norm", False, NORM),
+        ("head", True, ("first.weight", "head.bias")),
+        ("body", True, ("first.bias", *NORM)),
+    ],
+)
+def test_one_word_names_the_head_the_body_or_all_normalisation(preset, tied, names):
+    module = Normed(tied=tied)
+    assert set(Parts(personal=preset).personal_names(module)) == set(names)
+    assert {slot.name for slot in Parts(personal=preset).layout(module).personal} == set(names)
+
+
+def test_a_word_that_is_none_of_these_and_norms_that_are_not_there_are_refused():
+    with pytest.raises(ConfigError, match=r"model.personal should be 'head', 'body' or 'norm'.*, got 'heads'"):
+        Parts(personal="heads")
+    with pytest.raises(ConfigError, match=r"model\.personal = .norm., but the model has no normalisation layer"):
+        Parts(personal="norm").personal_names(nn.Linear(2, 2))

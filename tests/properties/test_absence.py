@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -60,14 +61,14 @@ class Flaky(Around):
         super().__init__(clients)
         self.present, self.draw = np.array(present), np.random.default_rng(seed)
 
-    def train(self, ids, models, assignment, this_round, anchors=None):
-        return self.some(self.clients.train, ids, models, assignment, this_round, anchors)
+    def train(self, ids, models, assignment, this_round, anchors=None, *, own=False):
+        return self.some(partial(self.clients.train, own=own), ids, models, assignment, this_round, anchors)
 
     def gradients(self, ids, models, assignment, this_round):
         return self.some(lambda i, m, a, r, _: self.clients.gradients(i, m, a, r), ids, models, assignment, this_round)
 
-    def evaluate(self, ids, models, assignment, split):
-        return self.clients.evaluate(ids, models, assignment, split)
+    def evaluate(self, ids, models, assignment, split, *, own=False):
+        return self.clients.evaluate(ids, models, assignment, split, own=own)
 
     def subspaces(self, ids, n_vectors, per_label):
         vectors = self.clients.subspaces(ids, n_vectors, per_label)

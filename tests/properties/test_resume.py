@@ -31,6 +31,7 @@ WAYS = {
     "plain": {},
     "some clients": {"client_fraction": 0.5, "evaluate_every": 2},
     "permuted": {"permute": True},
+    "personal": {"personal": "head", "client_fraction": 0.5},
     "projected": {"signature": Signature(kind="projected", dim=16)},
     "faulty": {"faults": Faults(dropout=0.2, corrupt=0.05)},
     "private": {"privacy": DifferentialPrivacy(clip_norm=1.0, noise_multiplier=0.01), "client_fraction": 0.5},

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Generic
+from typing import Any, ClassVar, Generic, Literal
 
 import numpy as np
 from torch import Tensor
@@ -44,6 +44,11 @@ class Algorithm(ABC, Generic[S]):
     asks_for
         What else of their data clients must report besides updates and scores, in words; differential privacy does not
         cover it.
+    own_models
+        Whether clients are served with models of their own, which they keep, in place of their cluster's.
+    personal
+        Which part of a model stays with each client where a run does not say: ``head``, ``body`` or ``norm``, see
+        :class:`~fedclade.models.Parts`.
     clusters_from
         The hyper-parameter that says how many clusters there are, at most as many as clients; empty if none does.
     summary
@@ -59,6 +64,8 @@ class Algorithm(ABC, Generic[S]):
 
     state_type: ClassVar[type[State]] = State
     asks_for: ClassVar[str] = ""
+    own_models: ClassVar[bool] = False
+    personal: ClassVar[Literal["", "head", "body", "norm"]] = ""
     clusters_from: ClassVar[str] = ""
     summary: ClassVar[str] = ""
     citation: ClassVar[str] = ""

@@ -6,12 +6,13 @@ FedAvg.
 
 Where paper and official code leave a choice, this file makes it:
 
-- v_k starts from the initial model (official code), that of a client who joins later from w; it moves only in rounds in
-  which k is in the cohort. A client that has not trained yet is served with the global model.
+- v_k starts from the initial model (official code), that of a client who joins later from w as it is when that first
+  trains; it moves only in rounds in which k is in the cohort. A client that has not trained yet is served with the
+  global model.
 - w is solved for by local training as it is configured. v_k moves by as many epochs of the same, over the same batches
   (official code), unless ``epochs`` says otherwise: the s local iterations of the algorithm.
 - The global mean is weighted by |D_i| as in FedAvg; the official code's is not. With equal sizes it is the same.
-- v_k never leaves its client, so nothing travels for it.
+- v_k never leaves its client, which keeps it and is served with it; the server holds w alone.
 """
 
 from __future__ import annotations
@@ -22,23 +23,24 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedclade.algorithms.base import OneCohort, OwnModels, RoundLog
+from fedclade.algorithms.base import OneCohort, RoundLog
 from fedclade.algorithms.cluster_update import log_of, move_clusters, train_root
 from fedclade.algorithms.state import State
-from fedclade.core import LARGEST, Clients, Event, ParameterTree, Round, checked, require
+from fedclade.core import LARGEST, Clients, ParameterTree, Round, checked, require
 
 
 @dataclass(frozen=True, eq=False)
 class DittoState(State):
-    """The client of each leaf, in their order."""
+    """The initial model, ``[S]``, and which clients start from it, until they all have."""
 
-    owners: tuple[int, ...]
+    initial: Tensor | None = None
+    untrained: tuple[int, ...] = ()
 
 
 @checked()
 @dataclass(frozen=True, kw_only=True)
-class Ditto(OwnModels[DittoState], OneCohort[DittoState]):
-    """Ditto (Li et al. 2021): a personal model beside the global one; the root is w, and each client's leaf its v_k.
+class Ditto(OneCohort[DittoState]):
+    """Ditto (Li et al. 2021): a personal model of each client beside the global one; the tree is w's alone.
 
     Parameters
     ----------
@@ -50,6 +52,7 @@ class Ditto(OwnModels[DittoState], OneCohort[DittoState]):
     """
 
     state_type = DittoState
+    own_models = True
 
     lam: float = 1.0
     epochs: int | None = None
@@ -61,32 +64,30 @@ class Ditto(OwnModels[DittoState], OneCohort[DittoState]):
             ("algorithm.epochs", self.epochs, self.epochs is None or self.epochs >= 1, "at least 1, or left out"),
         )
 
+    @property
+    def needs_updates(self) -> bool:
+        """Whether a step works on the updates of single clients."""
+        return False
+
     def init(self, params: Tensor, clients: Clients) -> DittoState:
-        """Keep a leaf for every client; it has the global model alone until it has trained."""
-        tree = ParameterTree.star([()] * len(clients.ids), params, unassigned=clients.ids, split_in=None)
-        return DittoState(tree, tuple(clients.ids))
+        """Put all clients under the global model; no personal model has been trained."""
+        return DittoState(ParameterTree.root_only(clients.ids, params), params, tuple(clients.ids))
 
     def step(
         self, state: DittoState, cohort: Sequence[int], clients: Clients, this_round: Round
     ) -> tuple[DittoState, RoundLog]:
         """Run one round of Algorithm 1: both models start from what w was before it."""
         part = train_root(state, cohort, clients, this_round)
-        tree = move_clusters(state.tree, [part])
-        leaf_of = {client: leaf for leaf, client in enumerate(state.owners, start=1)}
-        personal = torch.stack([state.tree.nodes[leaf_of[client]].params for client in cohort])
-        models = torch.cat([personal, state.tree.nodes[0].params[None]])
         spec = this_round.spec if self.epochs is None else this_round.spec.in_epochs(self.epochs)
         spec = replace(spec, mu=self.lam)
         at_home = replace(this_round, spec=spec, communicates="nothing")
-        updates = clients.train(cohort, models, range(len(cohort)), at_home, anchors=[len(cohort)] * len(cohort))
-        for client, delta in zip(updates.ids, updates.required_deltas, strict=True):
-            tree = tree.with_model(leaf_of[client], state.tree.nodes[leaf_of[client]].params + delta)
-        tree = tree.reassigned({client: leaf_of[client] for client in updates.ids})
-        return replace(state, tree=tree), log_of([part])
-
-    def join(
-        self, state: DittoState, ids: Sequence[int], clients: Clients, this_round: Round
-    ) -> tuple[DittoState, list[Event]]:
-        """Give each newcomer a leaf, whose model starts from the global one."""
-        state, events = super().join(state, ids, clients, this_round)
-        return replace(state, owners=(*state.owners, *ids)), events
+        w = state.tree.nodes[0].params
+        first = [0] * len(cohort)  # of a client that has no personal model yet, which model that starts from
+        models = w[None]
+        if state.initial is not None:
+            models = torch.stack([w, state.initial])
+            first = [int(client in state.untrained) for client in cohort]
+        updates = clients.train(cohort, models, first, at_home, anchors=[0] * len(cohort), own=True)
+        untrained = tuple(client for client in state.untrained if client not in updates.ids)
+        initial = state.initial if untrained else None
+        return DittoState(move_clusters(state.tree, [part]), initial, untrained), log_of([part])

@@ -86,8 +86,8 @@ class Sketching(Middleware):
     sketch: CountSketch
 
     def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
-        """Return the updates with their sketches; replicates are sketches already."""
-        if query.kind == "train" and query.round.replicates > 1:
+        """Return the updates with their sketches; replicates are sketches already, and models of one's own stay."""
+        if query.own or (query.kind == "train" and query.round.replicates > 1):
             return ask(query)
         if (sink := query.sink) is not None:
             query = replace(query, sink=lambda updates: sink(self._sketched(updates)))

@@ -30,7 +30,7 @@ class Streaming(Middleware):
 
     def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
         """Return sums of the updates."""
-        if query.kind == "train" and query.round.replicates > 1:  # the replies are short, and kept
+        if query.own or (query.kind == "train" and query.round.replicates > 1):  # the replies are short, and kept
             return reduce(Updates.concat, map(ask, self._slices(query))).select(query.ids)
         tally = Tally(query)
         for some in self._slices(query):

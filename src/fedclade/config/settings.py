@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from fedclade.algorithms import Algorithm, build_algorithm
+from fedclade.algorithms import ALGORITHMS, Algorithm, build_algorithm
 from fedclade.channel import DifferentialPrivacy, Faults, Signature
 from fedclade.config.toml_files import Section
 from fedclade.core import DataSpec, LocalTraining, known_arguments
@@ -126,7 +126,9 @@ class Config:
     @property
     def parts(self) -> Parts:
         """Which parts the model has."""
-        return Parts.of(self.model)
+        parts = Parts.of(self.model)
+        of_algorithm = ALGORITHMS[self.algorithm["name"]].algorithm.personal
+        return parts if parts.personal or not of_algorithm else replace(parts, personal=of_algorithm)
 
     @property
     def settings(self) -> RunSettings:

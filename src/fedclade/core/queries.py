@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Generic, Literal, Protocol, TypeVar
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from fedclade.core import rng
@@ -47,6 +48,9 @@ class Round:
     part
         ``(k, m)``: every client trains on the k-th of m parts of its training data alone, k from 0; None: on all of it.
         Parts are disjoint, of sizes that differ by at most one, and drawn anew in every round.
+    alternate
+        ``(k, m)``: clients train their personal parameters alone for k epochs, then the shared ones alone for m; None:
+        all together, for the epochs of the local training.
     query
         Counts the round's queries from 0: it sets the faults of one apart from those of the next, and nothing else.
     """
@@ -61,12 +65,18 @@ class Round:
     require_all: bool = False
     replicates: int = 1
     part: tuple[int, int] | None = None
+    alternate: tuple[int, int] | None = None
     query: int = 0
 
     @property
     def lr(self) -> float:
         """Step size of this round."""
         return self.spec.lr_at(self.number)
+
+    @property
+    def lasts(self) -> bool:
+        """Whether clients keep what they train for themselves: not from a part of the data, or for another purpose."""
+        return self.purpose == "train" and self.part is None
 
     def of_part(self, place: int) -> Round:
         """Return the round of the replicate that is made from one part of the data."""
@@ -117,6 +127,19 @@ class Evaluation:
         """The score that counts, with a sign so that more is better, ``[n]``."""
         return self.scores[:, 0] if self.higher_is_better else -self.scores[:, 0]
 
+    @classmethod
+    def concat(cls, parts: Sequence[Evaluation]) -> Evaluation:
+        """Return the scores of all parts, at least one, behind each other."""
+        if len(parts) == 1:
+            return parts[0]
+        columns = {f.name: [getattr(part, f.name) for part in parts] for f in fields(cls)}
+        ids = tuple(client for part in parts for client in part.ids)
+        left_out = {client: why for part in parts for client, why in part.left_out.items()}
+        of_all: dict[str, Any] = {
+            n: torch.cat(column) for n, column in columns.items() if isinstance(column[0], Tensor)
+        }
+        return replace(parts[0], ids=ids, left_out=left_out, **of_all)
+
 
 @dataclass(frozen=True, eq=False)
 class Query(ABC, Generic[R_co]):
@@ -137,6 +160,9 @@ class UpdateQuery(Query[Updates]):
     eq. 50). The proximal term, of weight :attr:`LocalTraining.mu <fedclade.core.LocalTraining>`, pulls each client
     towards its anchor: the model that it starts from (FedProx), or in Ditto (Li et al. 2021, eq. 1) the global model.
 
+    With ``own``, each client trains a model of its own that it keeps, from where it stood before the round; one that
+    has none yet starts from the model that it is sent. Its update is empty, ``[0]``: nothing is sent back.
+
     Clients that reply one by one may hand a few updates to the ``sink`` as they arrive, and reply with the rest.
     """
 
@@ -145,6 +171,7 @@ class UpdateQuery(Query[Updates]):
     assignment: Sequence[int]  # the row of each client, [n]
     round: Round
     anchors: Sequence[int] | None = None  # the row of each client's anchor, [n]; None: where it starts
+    own: bool = False  # whether each client trains the model that it keeps
     sink: Callable[[Updates], None] | None = None  # takes some updates early, which then need not be kept
 
     def handled(self, handlers: Handlers) -> Updates:
@@ -165,12 +192,14 @@ class UpdateQuery(Query[Updates]):
 class EvaluationQuery(Query[Evaluation]):
     """Evaluate models, each on a split of a client's own data.
 
-    A client with several models is named once for each, and replies for all of them or for none.
+    A client with several models is named once for each, and replies for all of them or for none. With ``own``, a client
+    that keeps a model of its own evaluates that in place of the one that it is sent.
     """
 
     models: Tensor  # [K, S]
     assignment: Sequence[int]  # the row of each client, [n]
     split: Split
+    own: bool = False
 
     def handled(self, handlers: Handlers) -> Evaluation:
         """Return the scores."""

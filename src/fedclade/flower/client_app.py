@@ -21,7 +21,7 @@ from fedclade.flower.policy import Policy
 from fedclade.flower.secret import read_secret
 from fedclade.flower.signing import signed, unsigned
 from fedclade.flower.wire import Content, refusal
-from fedclade.models import LoRA, Parts
+from fedclade.models import LoRA, Parts, Preset
 from fedclade.runs import Maker
 from fedclade.tasks import Task
 from fedclade.training import choose_device
@@ -55,7 +55,7 @@ def client_app(
     budget: Budget | None = None,
     task: Task | None = None,
     freeze: tuple[str, ...] = (),
-    personal: tuple[str, ...] = (),
+    personal: tuple[str, ...] | Preset = (),
     adapter: LoRA | None = None,
     seed: int = 0,
 ) -> ClientApp:

@@ -37,6 +37,7 @@ from fedclade.core import (
 )
 from fedclade.data import Federation
 from fedclade.flower import wire
+from fedclade.flower.node_store import NodeStore
 from fedclade.flower.policy import Policy
 from fedclade.flower.secret import secret_digest, secret_model, seed_of
 from fedclade.flower.usage import Usage, UsageLog
@@ -83,7 +84,9 @@ class ClientHandler:
         self._number, self._encoding, self._folder, self._secret = number, encoding, folder, secret
         self._policy, self._usage_log = policy or Policy(), UsageLog(folder)
         fitted = (task or Task()).of(federation.pool.schema)
-        self._workers = SimulatedClients(federation, self._make(seed), device, engine, task=fitted)
+        module, parts = self._make(seed), parts or Parts()
+        personal = parts.personal_names(module)
+        self._workers = SimulatedClients(federation, module, device, engine, task=fitted, personal=personal)
         self._layout = self._workers.layout
         self._permutation = None
         if secret is not None:
@@ -103,6 +106,7 @@ class ClientHandler:
                     "config, or epsilon=inf for no bound"
                 )
             privatizing = booked(privacy, Ledger(folder / "privacy.json", budget), "network")
+        self._kept = NodeStore(folder, self._workers.store)
         self._client_side = partial(client_side, privatizing, self._permutation)
         self._residuals: dict[str, ErrorFeedback] = {}
 
@@ -129,7 +133,12 @@ class ClientHandler:
         self._policy.check_kind(kind)
         cost = _cost(kind, content)
         self._policy.check_usage(self._usage_log.usage(state) + cost, len(self._data.train))
+        keeps = kind in ("train", "gradients", "evaluate") and (self._layout.personal or content.get("own", bool))
+        if keeps:
+            self._kept.open(content.get("run", str), state)
         answer = answers[kind](content)
+        if keeps and kind == "train":
+            self._kept.close(state)
         if cost != Usage():
             self._usage_log.write(self._usage_log.usage(state) + cost, state)
         return answer
@@ -166,7 +175,8 @@ class ClientHandler:
         if not (1 <= replicates <= examples and 0 <= dim <= LARGEST_SKETCH):
             raise UpdateError(f"asked for {replicates} replicates of length {dim} from {examples} training examples")
         spec = _spec(content.json("spec"))
-        self._policy.check_training(spec, replicates, examples)
+        own, alternate = content.get("own", bool), _alternate(content)
+        self._policy.check_training(spec, replicates, examples, alternate)
         this_round = Round(
             number=content.get("round", int),
             spec=spec,
@@ -174,18 +184,20 @@ class ClientHandler:
             purpose=content.get("purpose", str),
             query=content.get("query", int),
             replicates=replicates,
+            alternate=alternate,
+            communicates="nothing" if own else "all",
         )
         sent = [name for name in ("model", "anchor") if name in content.vectors]
         models = torch.stack([self._model(content, name) for name in sent or ["model"]])
         ids = [self._data.id]
         if kind == "train":
             sketch = CountSketch(this_round.seed, self._layout.n_parameters, dim) if dim and replicates > 1 else None
-            updates = self._clients(sketch).train(ids, models, [0], this_round, [len(sent) - 1])
+            updates = self._clients(sketch).train(ids, models, [0], this_round, [len(sent) - 1], own=own)
         else:
             updates = self._clients().gradients(ids, models, [0], this_round)
         if updates.left_out:
             raise UpdateError(updates.left_out[self._data.id])
-        loss = float(updates.losses[0])
+        loss = float("nan") if own else float(updates.losses[0])
         encoding = self._encoding if replicates == 1 else "float32"  # signatures are short already
         # The server chooses the purpose, which must not name a file: so its digest does.
         residual = wire.digest(f"{kind} {this_round.purpose}".encode())
@@ -197,7 +209,7 @@ class ClientHandler:
                 "encoding": encoding,
                 **({} if loss != loss else {"loss": loss}),  # NaN: it is withheld from the server
             },
-            {"update": self._encoded(updates.required_deltas[0], encoding, residual)},
+            {} if own else {"update": self._encoded(updates.required_deltas[0], encoding, residual)},
         )
 
     def _evaluate(self, content: Content) -> RecordDict:
@@ -208,7 +220,8 @@ class ClientHandler:
             raise UpdateError("asked for the scores of no model")
         self._policy.check_models(count)
         models = torch.stack([self._model(content, str(k)) for k in range(count)])
-        scores = self._clients().evaluate([self._data.id] * count, models, list(range(count)), split)  # pyright: ignore[reportArgumentType]  (checked)
+        ids, rows, own = [self._data.id] * count, list(range(count)), content.get("own", bool)
+        scores = self._clients().evaluate(ids, models, rows, split, own=own)  # pyright: ignore[reportArgumentType]  (checked)
         lists = {"scores": scores.scores.flatten(), "losses": scores.losses, "examples": scores.examples}
         return wire.record({name: values.tolist() for name, values in lists.items()})
 
@@ -249,9 +262,22 @@ class ClientHandler:
 def _cost(kind: str, content: Content) -> Usage:
     """Return what the answer to a query adds to the client's usage."""
     if kind in ("train", "gradients"):
+        if content.get("own", bool):  # nothing leaves
+            return Usage()
         replicates = content.get("replicates", int)
         return Usage(releases=replicates, partings=int(replicates > 1))
     return Usage(releases=int(kind == "subspaces"), evaluations=len(content.vectors) if kind == "evaluate" else 0)
+
+
+def _alternate(content: Content) -> tuple[int, int] | None:
+    """Return the epochs of personal and of shared parameters, where they are trained one after the other."""
+    match content.values.get("alternate"):
+        case [-1, -1]:
+            return None
+        case [int(personal), int(shared)] if personal >= 0 and shared >= 0 and personal + shared >= 1:
+            return personal, shared
+        case other:
+            raise UpdateError(f"'alternate' should be two numbers of epochs, got {shown(other)}")
 
 
 def _spec(kept: Mapping[str, Any]) -> LocalTraining:

@@ -20,12 +20,14 @@ class SavedClients:
     clients: Mapping[int, RegisteredClient]
     connected: Set[int]
     common: Registration
+    run: str = ""  # its name to clients, which keep what they have for one run
 
     def save(self, folder: Path) -> None:
         """Write them, if anything has changed; a RunError if that fails."""
         kept = {
             "clients": {str(client): asdict(one) for client, one in self.clients.items()},
             "connected": sorted(self.connected),
+            "run": self.run,
             "schema": asdict(self.common.schema),
             **{name: getattr(self.common, name) for name in ("description", "layout", "secret")},
         }
@@ -49,7 +51,7 @@ class SavedClients:
                 schema=read_schema(kept["schema"]),
                 **{name: str(kept[name]) for name in ("description", "layout", "secret")},
             )
-            return cls(clients, set[int](kept["connected"]) & set(clients), common)
+            return cls(clients, set[int](kept["connected"]) & set(clients), common, str(kept.get("run", "")))
         except FileNotFoundError:
             return None
         except (OSError, ValueError, LookupError, TypeError, AttributeError, StopIteration) as error:

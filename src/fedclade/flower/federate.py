@@ -165,6 +165,7 @@ def federate(
     joined = registry.clients
     algorithm = _built(algorithm, joined.true_clusters)
     algorithm.check_clients(len(joined))
+    settings = settings.completed(algorithm)
     settings.check_algorithm(algorithm)
     task = settings.task.of(joined.schema)
     target = target_of(settings, task)

@@ -19,7 +19,6 @@ from fedclade.core import (
     Evaluation,
     EvaluationQuery,
     Layout,
-    Round,
     Split,
     SubspaceQuery,
     UpdateError,
@@ -113,7 +112,7 @@ class GridClients(Workers):
     def handle_updates(self, query: UpdateQuery) -> Updates:
         """Let each client train from its model, or take the gradient at it; return the updates of those that answer."""
         kind, ids, models, this_round = query.kind, query.ids, query.models, query.round
-        if kind == "train" and this_round.communicates == "nothing" and not self._warned:
+        if kind == "train" and this_round.communicates == "nothing" and not query.own and not self._warned:
             self._warned = True
             _log.warning(
                 "this algorithm lets clients keep models of their own: in a simulation these do not travel, over a "
@@ -124,19 +123,22 @@ class GridClients(Workers):
         arrays = _arrays(models, [*query.assignment, *anchors])
         names = {row: wire.digest(array.data) for row, array in arrays.items()}
         start = {row: StartModel.of(names[row], models[row], self.layout.n_parameters) for row in set(rows.values())}
-        self._limits.begin((kind, this_round.purpose, this_round.number), {c: start[row] for c, row in rows.items()})
+        if not query.own:
+            start_of = {client: start[row] for client, row in rows.items()}
+            self._limits.begin((kind, this_round.purpose, this_round.number), start_of)
         repeated = {"round": this_round.number, "query": this_round.query, "purpose": this_round.purpose}
         values = {
             **repeated,
             **{"seed": this_round.seed, "spec": wire.to_json(this_round.spec)},
             **{"replicates": this_round.replicates, "dim": self._sketch.dim if self._sketch else 0},
+            **{"own": query.own, "alternate": list(this_round.alternate or (-1, -1))},
         }
         contents: dict[int, RecordDict] = {}
         for (client, row), anchor in zip(rows.items(), anchors, strict=True):
             vectors = {"model": arrays[row]} | ({"anchor": arrays[anchor]} if anchor != row else {})
             contents[client] = self.content(kind, values, vectors)
         expected = {client: {"what": kind, **repeated, "model": names[row]} for client, row in rows.items()}
-        length, n_parameters = self._shape(this_round)
+        length, n_parameters = self._shape(query)
         largest = max(encoded_bytes(length, encoding, n_parameters) for encoding in ENCODINGS)
         left_out: dict[int, str] = {}
 
@@ -156,8 +158,9 @@ class GridClients(Workers):
         for client, row in zip(ids, query.assignment, strict=True):
             rows.setdefault(client, []).append(row)
         arrays = _arrays(query.models, query.assignment)
+        asked = {"split": split, "own": query.own}
         contents = {
-            client: self.content("evaluate", {"split": split}, {str(k): arrays[row] for k, row in enumerate(mine)})
+            client: self.content("evaluate", asked, {str(k): arrays[row] for k, row in enumerate(mine)})
             for client, mine in rows.items()
         }
         scores: dict[int, list[Scores]] = {}
@@ -202,10 +205,10 @@ class GridClients(Workers):
         return found
 
     def content(
-        self, kind: str, values: Mapping[str, str | int | bool], vectors: Mapping[str, Array] | None = None
+        self, kind: str, values: Mapping[str, str | int | bool | list[int]], vectors: Mapping[str, Array] | None = None
     ) -> RecordDict:
         """Return the content of a request of a kind about this model."""
-        return wire.record({"what": kind, **values, "layout": self._structure}, vectors)
+        return wire.record({"what": kind, **values, "layout": self._structure, "run": self._registry.run}, vectors)
 
     def request(
         self,
@@ -252,34 +255,36 @@ class GridClients(Workers):
         self, query: UpdateQuery, replies: Iterator[tuple[int, UpdateReply]], left_out: Mapping[int, str]
     ) -> Updates:
         """Return all updates in the order of the query; or, if it has a sink, those that it did not take."""
-        length, _ = self._shape(query.round)
+        length, _ = self._shape(query)
         if query.sink is None:  # whatever the order in which they arrive: results must not depend on that
             place_of = {client: place for place, client in enumerate(query.ids)}
             buffer = UpdateBuffer(len(query.ids), length, query.models)
             for client, reply in replies:
                 buffer.put(client, reply, place_of[client])
-            return self._checked(buffer, query.round, left_out)
+            return self._checked(buffer, query, left_out)
         buffer = UpdateBuffer(AT_ONCE, length, query.models)
         for client, reply in replies:
             buffer.put(client, reply)
             if buffer.full:
-                query.sink(self._checked(buffer, query.round, {}))
+                query.sink(self._checked(buffer, query, {}))
                 buffer = UpdateBuffer(AT_ONCE, length, query.models)
-        return self._checked(buffer, query.round, left_out)
+        return self._checked(buffer, query, left_out)
 
-    def _checked(self, buffer: UpdateBuffer, this_round: Round, left_out: Mapping[int, str]) -> Updates:
-        updates = buffer.checked(self._shape(this_round)[1], this_round.number)
+    def _checked(self, buffer: UpdateBuffer, query: UpdateQuery, left_out: Mapping[int, str]) -> Updates:
+        updates = buffer.checked(self._shape(query)[1], query.round.number)
         sizes = self.sizes
         weights = torch.tensor([sizes[client] for client in updates.ids], dtype=updates.sizes.dtype)
         updates = replace(updates, sizes=weights, left_out={**left_out, **updates.left_out})
         # What a client keeps for itself affects no other.
-        return updates if this_round.communicates == "nothing" else self._limits.admit(updates)
+        return updates if query.round.communicates == "nothing" else self._limits.admit(updates)
 
-    def _shape(self, this_round: Round) -> tuple[int, int]:
+    def _shape(self, query: UpdateQuery) -> tuple[int, int]:
         """Return how long an update is, and how much of it is compared."""
-        if this_round.replicates == 1:
+        if query.own:
+            return 0, 0
+        if query.round.replicates == 1:
             return self.layout.size, self.layout.n_parameters
-        length = this_round.replicates * (self._sketch.dim if self._sketch else self.layout.n_parameters)
+        length = query.round.replicates * (self._sketch.dim if self._sketch else self.layout.n_parameters)
         return length, length
 
     def _examples(self, client: int, split: Split) -> int | None:

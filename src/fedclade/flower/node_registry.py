@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import secrets
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -65,6 +66,7 @@ class NodeRegistry:
 
     def __init__(self, exchange: Exchange, identity: Identity = "node", keys: Mapping[str, int] | None = None) -> None:
         self._exchange = exchange
+        self.run = secrets.token_hex(8)  # its name to clients; the same when it goes on
         self._admission = Admission(identity, keys)
         self._registered: dict[int, RegisteredClient] = {}
         self._truth: dict[int, int] = {}
@@ -198,7 +200,7 @@ class NodeRegistry:
     def save(self, folder: Path) -> None:
         """Write which client is behind which node; a RunError if that fails."""
         assert self._common is not None  # clients have joined before anything is saved
-        SavedClients(self._registered, self._connected_before, self._common).save(folder)
+        SavedClients(self._registered, self._connected_before, self._common, self.run).save(folder)
 
     def load(self, folder: Path) -> None:
         """Go on with the clients of an earlier run of this server, if there was one; a RunError if they are damaged."""
@@ -206,6 +208,7 @@ class NodeRegistry:
         if saved is None:
             return
         self._settle(saved.common)
+        self.run = saved.run or self.run
         for client, one in saved.clients.items():
             self._add(client, one)
         self._connected_before, self._registered_before = set(saved.connected), set(saved.clients)

@@ -89,8 +89,11 @@ class Policy:
             allowed = " ".join([*self.allow, kind])
             raise PolicyError(f'{FORBIDS} the question {kind!r}; to allow it, set allow="{allowed}" in its node config')
 
-    def check_training(self, spec: LocalTraining, replicates: int, examples: int) -> None:
-        """Check the local training of a client with so many training examples."""
+    def check_training(
+        self, spec: LocalTraining, replicates: int, examples: int, alternate: tuple[int, int] | None = None
+    ) -> None:
+        """Check the local training of a client with so many training examples; see :class:`~fedclade.core.Round`."""
+        spec = spec if alternate is None else spec.in_epochs(sum(alternate))
         parts = [len(range(part, examples, replicates)) for part in range(min(replicates, examples))]
         self._check("replicates", replicates, "max_replicates")
         if replicates > 1 and examples // replicates < self.min_part:

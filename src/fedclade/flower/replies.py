@@ -42,6 +42,8 @@ def read_update(
 ) -> UpdateReply:
     """Check and read an update of ``length`` entries, from ``size`` training examples; else it is an UpdateError.
 
+    One of no entries is not sent: it is of a model that the client keeps.
+
     ``expected`` is what the answer must repeat of the query: the round, the number of the query, the model.
     """
     for name, sent in expected.items():
@@ -55,8 +57,9 @@ def read_update(
     loss = content.get("loss", float) if "loss" in content.values else None
     if loss is not None and not 0 <= loss <= LARGEST_LOSS:
         raise UpdateError(f"loss {loss:g}, expected 0 to {LARGEST_LOSS:g}")
-    content.has_only(("update",))
-    return UpdateReply(size, loss, decode(content.vector("update"), length, encoding, n_parameters).to(dtype))
+    content.has_only(("update",) if length else ())
+    data = content.vector("update") if length else b""
+    return UpdateReply(size, loss, decode(data, length, encoding, n_parameters).to(dtype))
 
 
 def read_scores(content: Content, models: int, metrics: Sequence[Metric], known: int | None = None) -> list[Scores]:

@@ -5,7 +5,7 @@ Runs, the network and reports import it; it imports :mod:`fedclade.core` alone.
 
 from fedclade.models.build import FROM_DATA, MODELS, Model, build_model, model_factory
 from fedclade.models.lora import LoRA, LoRALinear
-from fedclade.models.parts import PARTS, Parts, freeze
+from fedclade.models.parts import PARTS, Parts, Preset, freeze
 
 __all__ = [
     "FROM_DATA",
@@ -15,6 +15,7 @@ __all__ = [
     "LoRALinear",
     "Model",
     "Parts",
+    "Preset",
     "build_model",
     "freeze",
     "model_factory",

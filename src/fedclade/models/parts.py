@@ -5,16 +5,22 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase  # pyright: ignore[reportPrivateUsage]  (all of batches and instances)
 
-from fedclade.core import Layout, check_arguments, check_module, matching, rng
+from fedclade.core import ConfigError, Layout, check_arguments, check_module, matching, rng, shown
 from fedclade.models.lora import LoRA
 
 PARTS = ("freeze", "personal", "adapter")
 """Keys of the ``[model]`` section that say which parts a model has; all others are for what makes it."""
+
+Preset = Literal["head", "body", "norm"]
+"""Personal parts that need no names: the last layer with parameters, all but that, and all normalisation layers."""
+
+NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,16 +32,21 @@ class Parts:
     freeze
         What rests: the same for all clients, never sent, averaged or compared; see :func:`freeze`.
     personal
-        What stays with a client, in a vector of its own; see :class:`~fedclade.core.Layout`.
+        What stays with a client, in a vector of its own; see :class:`~fedclade.core.Layout`. In place of a list of
+        patterns one word may say it, a :data:`Preset`: ``head``, ``body`` or ``norm``.
     adapter
         What is trained in place of the model, as a value or as the ``[model]`` section has it.
     """
 
     freeze: tuple[str, ...] = ()
-    personal: tuple[str, ...] = ()
+    personal: tuple[str, ...] | Preset = ()
     adapter: LoRA | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.personal, str) and self.personal not in get_args(Preset):
+            raise ConfigError(
+                "model.personal should be 'head', 'body' or 'norm', or a list of patterns, got " + shown(self.personal)
+            )
         if isinstance(self.adapter, Mapping):
             fitted = check_arguments("model.adapter", LoRA, self.adapter)
             object.__setattr__(self, "adapter", LoRA(**fitted))
@@ -72,7 +83,34 @@ class Parts:
 
     def layout(self, module: nn.Module) -> Layout:
         """Return the layout of a model that has these parts."""
-        return Layout.of(module, self.personal)
+        return Layout.of(module, self.personal_names(module))
+
+    def personal_names(self, module: nn.Module) -> tuple[str, ...]:
+        """Return the patterns of what is personal; of a preset, the names.
+
+        Raises
+        ------
+        ConfigError
+            If there are no normalisation layers, and these should be personal.
+        """
+        if not isinstance(self.personal, str):
+            return self.personal
+        layout = Layout.of(module)
+        known = {slot.name: slot.name for slot in (*layout.parameters, *layout.buffers)}
+        known |= {name: place for name, place in layout.tied if place in known}
+        of_layer: dict[str, list[str]] = {}
+        for name, place in known.items():
+            of_layer.setdefault(name.rpartition(".")[0], []).append(place)
+        if self.personal == "norm":
+            layers = [name for name in of_layer if isinstance(module.get_submodule(name), NORMS)]
+            if not layers:
+                raise ConfigError("model.personal = 'norm', but the model has no normalisation layer to train")
+        else:
+            trained = {slot.name for slot in layout.parameters}
+            order = (name for name, _ in module.named_modules(remove_duplicate=False))
+            layers = [name for name in order if trained.intersection(of_layer.get(name, ()))][-1:]
+        chosen = {place for name in layers for place in of_layer[name]}
+        return tuple(name for name in dict.fromkeys(known.values()) if (name in chosen) != (self.personal == "body"))
 
 
 def freeze(module: nn.Module, patterns: Sequence[str]) -> None:

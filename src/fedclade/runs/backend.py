@@ -44,7 +44,14 @@ from fedclade.data import Federation
 from fedclade.models import Parts, build_model
 from fedclade.runs.settings import RunOptions, RunSettings, settings_from
 from fedclade.tasks import FittedTask
-from fedclade.training import SimulatedClients, choose_device, default_memory, memory_bytes, updates_at_once
+from fedclade.training import (
+    ClientStore,
+    SimulatedClients,
+    choose_device,
+    default_memory,
+    memory_bytes,
+    updates_at_once,
+)
 
 Maker = Callable[[int], nn.Module]
 """Makes a module whose initial parameters depend on a seed alone."""
@@ -90,13 +97,14 @@ class Backend:
         ``taken`` is the engine of a run that is continued, see :attr:`SimulatedClients.engine_taken
         <fedclade.training.clients.SimulatedClients.engine_taken>`.
         """
-        settings = settings_from(settings, options)
+        settings = settings_from(settings, options).completed(algorithm)
         seed, signature, privacy = settings.seed, settings.signature, settings.privacy
         device = choose_device(device)
         budget = default_memory(torch.device(device)) if settings.memory is None else memory_bytes(settings.memory)
         task = settings.task.of(federation.pool.schema, label_counts(federation))
         module, initial = initial_models(model, federation.pool.schema, seed, algorithm, budget, settings.parts)
-        simulated = SimulatedClients(federation, module, device, engine, budget, taken, task)
+        personal = settings.parts.personal_names(module)
+        simulated = SimulatedClients(federation, module, device, engine, budget, taken, task, personal)
         layout, initial = simulated.layout, initial.to(device)
         secret = rng.torch_seed(seed, "the clients' secret")
         permutation = Permutation(secret, layout.size, layout.n_parameters) if settings.permute else None
@@ -126,6 +134,16 @@ class Backend:
     def settled(self) -> dict[str, Any]:
         """What a config may leave to ``auto``, as it was done, so that the noted config repeats the run."""
         return {"engine": self.workers.engine, "stream": self.streams}
+
+    @property
+    def store(self) -> ClientStore | None:
+        """What clients keep, in a simulation; those of a network keep it themselves."""
+        return self.workers.store if isinstance(self.workers, SimulatedClients) else None
+
+    @property
+    def kept(self) -> dict[int, dict[str, Tensor]]:
+        """The personal parameters and models that clients of a simulation keep, by client and name."""
+        return self.workers.kept if isinstance(self.workers, SimulatedClients) else {}
 
     def opened(self, tree: ParameterTree) -> ParameterTree:
         """Return a tree as the clients see it, without their permutation; sketches of permuted updates stay."""

@@ -169,6 +169,8 @@ class Checkpointer:
         now = _made_with(backend)
         if changed := [f"{key} {was!r} is now {now[key]!r}" for key, was in found.made_with.items() if was != now[key]]:
             _log.warning("the run may end in other bits than without the interruption: %s", ", ".join(changed))
+        if backend.store is not None:
+            backend.store.load(found.stores)
         self._saved = found.round
         history = replace(history, **found.rows, similarities={s.node: s for s in found.similarities})
         return TrainingState(found.round, algorithm.state_type.from_tensors(found.tree, found.memory), history)
@@ -224,6 +226,7 @@ class Checkpointer:
             on_cpu=frozenset(name for name, tensor in memory.items() if tensor.device.type == "cpu"),
             rows={name: getattr(history, name) for name in ("metrics", "clusters", "clients", "events")},
             similarities=tuple(history.similarities.values()),
+            stores={} if backend.store is None else backend.store.tensors(),
         )
 
 

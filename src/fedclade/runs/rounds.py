@@ -81,9 +81,9 @@ def run_rounds(
         checkpointer.rescue(training, backend)
         raise
     tree = backend.opened(training.state.tree)
-    run = training.history.finish(
-        {**checkpointer.config, **backend.settled}, tree, backend.device, backend.workers.layout
-    )
+    config, layout = {**checkpointer.config, **backend.settled}, backend.workers.layout
+    run = training.history.finish(config, tree, backend.device, layout)
+    run = replace(run, kept=backend.kept)
     checkpointer.finish(run)
     return run
 
@@ -110,7 +110,7 @@ def run_round(
     if evaluated or algorithm.finished(state):
         served = dict(algorithm.serve(state, clients))
         models, rows = state.tree.models([served[client] for client in clients.ids])
-        answered = clients.evaluate(clients.ids, models, rows, "test")
+        answered = clients.evaluate(clients.ids, models, rows, "test", own=algorithm.own_models)
         evaluation = answered if answered.ids else None
         _warn_of_losses(number, answered)
     log = replace(log, events=(*events, *backend.retrying.told()))

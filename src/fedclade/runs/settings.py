@@ -9,7 +9,7 @@ from typing import Any, Literal, TypedDict
 from fedclade.algorithms import Algorithm, describe
 from fedclade.channel import DifferentialPrivacy, Signature, refusal
 from fedclade.core import ConfigError, LocalTraining, checked, require, unknown
-from fedclade.models import LoRA, Parts
+from fedclade.models import LoRA, Parts, Preset
 from fedclade.tasks import FittedTask, Task
 
 Stream = bool | Literal["auto"]
@@ -40,7 +40,8 @@ class RunSettings:
         Accuracy in (0, 1]; the run reports when it was reached.
     freeze, personal
         Patterns over the names of a model's parameters and buffers, such as ``head.*``: what is the same everywhere and
-        never sent, and what stays with each client. See :class:`~fedclade.models.Parts`.
+        never sent, and what stays with each client; that may also be one word, ``head``, ``body`` or ``norm``, and if
+        left out it is as the algorithm has it. See :class:`~fedclade.models.Parts`.
     adapter
         Low-rank pairs, :class:`~fedclade.models.LoRA`, that are trained in place of the model.
     signature
@@ -79,7 +80,7 @@ class RunSettings:
     target: float | Mapping[str, float] | None = None
     task: Task = field(default_factory=Task)
     freeze: tuple[str, ...] = ()
-    personal: tuple[str, ...] = ()
+    personal: tuple[str, ...] | Preset = ()
     adapter: LoRA | None = None
     signature: Signature = field(default_factory=Signature)
     stream: Stream = "auto"
@@ -104,6 +105,10 @@ class RunSettings:
                 "a number of rounds, 0 for none, or 'auto'",
             ),
         )
+
+    def completed(self, algorithm: Algorithm) -> RunSettings:
+        """Return the settings with what an algorithm says that they leave out: which parameters are personal."""
+        return self if self.personal or not algorithm.personal else replace(self, personal=algorithm.personal)
 
     @property
     def parts(self) -> Parts:
@@ -169,7 +174,7 @@ class RunOptions(TypedDict, total=False):
     target: float | Mapping[str, float] | None
     task: Task | None
     freeze: tuple[str, ...]
-    personal: tuple[str, ...]
+    personal: tuple[str, ...] | Preset
     adapter: LoRA | None
     signature: Signature | None
     stream: Stream

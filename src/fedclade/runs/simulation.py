@@ -116,6 +116,7 @@ def simulate(
     if isinstance(algorithm, str):
         algorithm = build_algorithm(algorithm, true_clusters=everybody.true_clusters)
     algorithm.check_clients(len(federation))
+    settings = settings.completed(algorithm)
     settings.check_algorithm(algorithm)
     task = settings.task.of(federation.pool.schema, label_counts(federation))
     target = target_of(settings, task)

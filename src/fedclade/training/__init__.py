@@ -7,9 +7,14 @@ from fedclade.training.auto import ENGINES, check_engine
 from fedclade.training.clients import SimulatedClients
 from fedclade.training.device import choose_device, float32_products
 from fedclade.training.memory import default_memory, memory_bytes, updates_at_once
+from fedclade.training.store import OPTIMIZER, OWN_MODEL, PERSONAL, ClientStore
 
 __all__ = [
     "ENGINES",
+    "OPTIMIZER",
+    "OWN_MODEL",
+    "PERSONAL",
+    "ClientStore",
     "SimulatedClients",
     "check_engine",
     "choose_device",

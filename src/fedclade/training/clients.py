@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -35,13 +36,18 @@ from fedclade.training.evaluation import Evaluator
 from fedclade.training.jobs import CannotTrainTogether, Engine, Job, Workload
 from fedclade.training.loop import LoopEngine
 from fedclade.training.memory import bytes_per_client, default_memory
+from fedclade.training.store import OWN_MODEL, PERSONAL, ClientStore
 from fedclade.training.subspaces import left_singular_vectors
+from fedclade.training.whole_models import Start, WholeModels
 
 Block = Sequence[tuple[int, int, int | None]]
 """Clients that train at the same time, each with the row of its model, and of its anchor if that is another."""
 
 MODULE_ERRORS = (RuntimeError, ValueError, IndexError)
 """What a module raises that does not fit a client's data."""
+
+MODELS_AT_A_TIME = 8
+"""Of the memory, one part in so many is for the models of clients that are evaluated with parameters of their own."""
 
 LOGITS_AT_A_TIME = 2**24
 """How many logits a gradient over all examples holds at once: 64 MiB in float32."""
@@ -69,11 +75,14 @@ class SimulatedClients(Workers):
         The engine of a run that is continued, see :attr:`engine_taken`.
     task
         The loss and the metrics; by default the data's own.
+    personal
+        Patterns over the names of parameters and buffers that stay with each client, see
+        :meth:`fedclade.core.Layout.of`. All start from the module's.
 
     Raises
     ------
     ConfigError
-        If the engine is unknown.
+        If the engine is unknown, or a pattern matches nothing.
     ModelError
         If the module does not take the federation's inputs, or gives another number of outputs than there are labels.
     """
@@ -87,11 +96,14 @@ class SimulatedClients(Workers):
         memory: int | None = None,
         resolved: str | None = None,
         task: FittedTask | None = None,
+        personal: Sequence[str] = (),
     ) -> None:
         self._federation = federation
         self._device = torch.device(device)
         self._module = module.to(self._device)
-        self.layout = Layout.of(module)
+        self.layout = Layout.of(module, personal)
+        self.store = ClientStore()
+        self.whole = WholeModels(self.layout, self.layout.flatten_personal(module), self.store)
         pool = federation.pool
         logits_each = pool.outputs * (pool.y[0].numel() if len(pool.y) else 1)
         self._chunk = max(1, min(1024, LOGITS_AT_A_TIME // logits_each))
@@ -100,7 +112,7 @@ class SimulatedClients(Workers):
         self._memory = default_memory(self._device) if memory is None else memory
         self._data = ClientsData(federation, self._device, self._memory // 2)
         self._task = Task().of(federation.pool.schema) if task is None else task
-        self._evaluator = Evaluator(federation, self._module, self.layout, self._data, self._task)
+        self._evaluator = Evaluator(federation, self._module, self.layout.full, self._data, self._task)
         self._bytes_by_spec: dict[LocalTraining, int] = {}
         self._warned: set[str] = set()
 
@@ -129,6 +141,17 @@ class SimulatedClients(Workers):
         """Number of training examples of each client."""
         return {client.id: len(client.train) for client in self._federation.clients}
 
+    @property
+    def kept(self) -> dict[int, dict[str, Tensor]]:
+        """The personal parameters ``[P]`` and models ``[F]`` that clients keep now, by client and name."""
+        start = {PERSONAL: self.whole.initial} if self.layout.personal else {}
+        each = {client: {**start, **self.store.latest(client)} for client in self.ids}
+        return {
+            client: {name: mine[name] for name in (PERSONAL, OWN_MODEL) if name in mine}
+            for client, mine in each.items()
+            if PERSONAL in mine or OWN_MODEL in mine
+        }
+
     def handle_updates(self, query: UpdateQuery) -> Updates:
         """Let each client train from its model, or take the gradient at it; return the updates that do not diverge.
 
@@ -140,26 +163,54 @@ class SimulatedClients(Workers):
         return self._trained(query) if query.kind == "train" else self._gradients(query)
 
     def _trained(self, query: UpdateQuery) -> Updates:
-        ids, this_round = query.ids, query.round
-        deltas = torch.empty(len(ids), self.layout.size, dtype=self.layout.dtype, device=self._device)
+        ids = query.ids
+        size = 0 if query.own else self.layout.size
+        deltas = torch.empty(len(ids), size, dtype=self.layout.dtype, device=self._device)
         losses = torch.empty(len(ids), dtype=torch.float64)
-        everyone = list(zip(ids, query.assignment, query.anchors or [None] * len(ids), strict=True))
-        blocks = self._blocks(ids, this_round.spec)
-        if len(blocks) == 1:
-            _, losses = self._train_block(everyone, query.models, this_round, out=deltas)
-        else:
-            for places in blocks:
-                block = [everyone[place] for place in places]
-                deltas[places], losses[places] = self._train_block(block, query.models, this_round)
-        return self._received(ids, deltas, losses, this_round)
+        blocks = self._blocks(ids, query.round.spec)
+        blocks = [range(len(ids))] if len(blocks) == 1 else blocks
+        out = deltas if len(blocks) == 1 and not query.own and not self.layout.personal else None
+        for places in blocks:
+            start = self.whole.start(query, places)
+            moved, mean_losses = self._moved([ids[place] for place in places], start, query.round, out)
+            if out is None:
+                deltas[places] = self.whole.settle(query, places, start, moved, mean_losses)
+            losses[places] = mean_losses
+        return self._received(ids, deltas, losses, query.round)
+
+    def _moved(self, ids: Sequence[int], start: Start, this_round: Round, out: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Train some clients; return what their whole models moved by, ``[k, F]``, and their losses."""
+        block = list(zip(ids, start.rows, start.anchors, strict=True))
+        if this_round.alternate is None:
+            return self._train_block(block, start.models, this_round, out=out)
+        k, losses = len(ids), torch.zeros(len(ids), dtype=torch.float64)
+        moved = start.models.new_zeros(k, start.models.shape[1])
+        own = {slot.name for slot in self.layout.personal}
+        fixed = {slot.name for slot in self.layout.full.parameters} - own, own
+        for epochs, rest, part in zip(this_round.alternate, map(frozenset, fixed), (PERSONAL, "shared"), strict=True):
+            if epochs == 0:
+                continue
+            # The second part is drawn as ever, so that without a first one it is what local training is.
+            purpose = f"{this_round.purpose} {part}" if part == PERSONAL else this_round.purpose
+            phase = replace(this_round, spec=replace(this_round.spec, epochs=epochs), purpose=purpose)
+            models = torch.cat([start.models[:k] + moved, start.models[k:]])
+            step, losses = self._train_block(block, models, phase, fixed=rest)
+            moved += self.whole.only(part, step)  # buffers of the other part have changed too
+        return moved, losses
 
     def _gradients(self, query: UpdateQuery) -> Updates:
-        model, each = (self._module, self.layout), zip(query.ids, query.assignment, strict=True)
+        model, each = (self._module, self.layout.full), zip(query.ids, query.assignment, strict=True)
         answers = [
-            loop.gradient(*model, query.models[row], self._examples(client, query.round), self._task, self._chunk)
+            loop.gradient(
+                *model,
+                self.whole.of(query.round, client, query.models[row]),
+                self._examples(client, query.round),
+                self._task,
+                self._chunk,
+            )
             for client, row in each
         ]
-        deltas = torch.stack([delta for delta, _ in answers])
+        deltas, _ = self.layout.parted(torch.stack([delta for delta, _ in answers]))
         losses = torch.tensor([loss for _, loss in answers], dtype=torch.float64)
         return self._received(query.ids, deltas, losses, query.round)
 
@@ -171,7 +222,13 @@ class SimulatedClients(Workers):
         DataError
             If a client has no examples in the split.
         """
-        return self._evaluator.evaluate(query.ids, query.models, query.assignment, query.split)
+        at_once = self._memory // (MODELS_AT_A_TIME * self.layout.full.size * self.layout.dtype.itemsize)
+        return Evaluation.concat(
+            [
+                self._evaluator.evaluate(query.ids[part], models, rows, query.split)
+                for part, models, rows in self.whole.evaluated(query, max(1, at_once))
+            ]
+        )
 
     def handle_subspaces(self, query: SubspaceQuery) -> Tensor:
         """Let each client decompose its training inputs; return their left singular vectors ``[n, L, d, p]``.
@@ -204,17 +261,22 @@ class SimulatedClients(Workers):
             largest = max(len(client.train) for client in self._federation.clients)
             some = np.resize(self._federation.clients[0].train, min(spec.batch_size, largest))
             batch = self._federation.pool.inputs(some).to(self._device)
-            self._bytes_by_spec[spec] = bytes_per_client(self._module, self.layout, batch, spec)
+            self._bytes_by_spec[spec] = bytes_per_client(self._module, self.layout.full, batch, spec)
         own_data = 0 if self._data.bytes_kept else self._data.bytes_each * max(sizes)
         each = self._bytes_by_spec[spec] + own_data
         at_once = max(1, (self._memory - self._data.bytes_kept) // each)
         return [block.tolist() for block in np.array_split(by_size, -(-len(ids) // at_once))]
 
     def _train_block(
-        self, block: Block, models: Tensor, this_round: Round, out: Tensor | None = None
+        self,
+        block: Block,
+        models: Tensor,
+        this_round: Round,
+        fixed: frozenset[str] = frozenset(),
+        out: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         def trained_by(engine: Engine) -> tuple[Tensor, Tensor]:
-            return engine.train(self._workload(block, models, this_round), out)
+            return engine.train(replace(self._workload(block, models, this_round), fixed=fixed), out)
 
         try:
             try:
@@ -236,7 +298,7 @@ class SimulatedClients(Workers):
         for client, row, anchor in block:
             generator = rng.torch_generator(*keyed, self._client(client).key)
             jobs.append(Job(client, row, *self._examples(client, this_round), generator, anchor))
-        return Workload(self._module, self.layout, models, jobs, this_round.spec, this_round.lr, self._task)
+        return Workload(self._module, self.layout.full, models, jobs, this_round.spec, this_round.lr, self._task)
 
     def _examples(self, client: int, this_round: Round) -> tuple[Tensor, Tensor]:
         """Return what a client trains on in a round: all its training examples, or a part of them."""
@@ -267,7 +329,8 @@ class SimulatedClients(Workers):
     def _received(self, ids: Sequence[int], deltas: Tensor, losses: Tensor, this_round: Round) -> Updates:
         data = [self._client(client) for client in ids]
         sizes = [len(this_round.examples(len(each.train), each.key)) for each in data]
-        return Updates.received(ids, sizes, deltas, self.layout.n_parameters, losses, this_round.number)
+        n_parameters = min(deltas.shape[1], self.layout.n_parameters)  # none of models that clients keep
+        return Updates.received(ids, sizes, deltas, n_parameters, losses, this_round.number)
 
 
 def _check_model(module: nn.Module, federation: Federation, device: torch.device) -> None:

@@ -47,6 +47,7 @@ class Workload:
     spec: LocalTraining
     lr: float  #: the step size of this round
     task: FittedTask = field(default_factory=FittedTask)  #: the loss
+    fixed: frozenset[str] = frozenset()  #: names of the parameters that stay as they are
 
     @property
     def batch_size(self) -> int:

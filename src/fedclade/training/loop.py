@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +26,7 @@ class LoopEngine:
             for k, job in enumerate(work.jobs):
                 start, anchor, examples = models[job.row], models[job.anchor_row], (job.inputs, job.targets)
                 of_all = module, work.layout, start, examples, work.spec, work.lr, work.task
-                _, losses[k] = train(*of_all, job.generator, anchor, updates[k])
+                _, losses[k] = train(*of_all, job.generator, anchor, updates[k], work.fixed)
         return updates, losses
 
 
@@ -40,16 +41,19 @@ def train(
     generator: torch.Generator,
     anchor: Tensor | None = None,
     out: Tensor | None = None,
+    fixed: frozenset[str] = frozenset(),
 ) -> tuple[Tensor, float]:
     """Run SGD_n(θ, D_i) − θ (CFL eq. 1) for one client; return the update ``[S]`` and the mean training loss.
 
     In place of SGD there may be another optimizer. The module's state is overwritten. ``model`` is θ, ``[S]``, and
     ``anchor`` the model that the proximal term pulls towards, θ by default; ``examples`` are inputs and targets
     ``[n, ...]``. The generator orders the batches and seeds dropout. ``out`` is memory ``[S]`` for the update.
+    Parameters of ``fixed`` names stay as they are.
     """
     layout.load(model, module)
     layout.set_training(module)
-    trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    held = [p for name, p in module.named_parameters() if name in fixed]
+    trained = {name: p for name, p in module.named_parameters() if p.requires_grad and name not in fixed}
     parameters = list(trained.values())
     pulled_to = layout.unflatten(model if anchor is None else anchor) if spec.mu else {}
     anchors = [pulled_to[name] for name in trained] if spec.mu else []
@@ -57,7 +61,7 @@ def train(
     optimizer = rule.torch_optimizer(parameters)
     inputs, targets = examples
     losses: list[Tensor] = []
-    with rng.seeded_globally(generator.initial_seed(), inputs.device):
+    with rng.seeded_globally(generator.initial_seed(), inputs.device), without_gradients(held):
         for batch in batches(len(inputs), spec, generator, inputs.device):
             optimizer.zero_grad(set_to_none=True)
             loss = task.mean_loss(module(inputs[batch]), targets[batch])
@@ -78,6 +82,18 @@ def batches(
         of_epoch = torch.randperm(examples, generator=generator).to(device).split(spec.batch_size)[:left]
         yield from of_epoch
         left -= len(of_epoch)
+
+
+@contextmanager
+def without_gradients(parameters: Sequence[nn.Parameter]) -> Generator[None]:
+    """Let parameters get no gradients meanwhile, so that whatever takes steps leaves them as they are."""
+    try:
+        for parameter in parameters:
+            parameter.requires_grad_(False)
+        yield
+    finally:
+        for parameter in parameters:
+            parameter.requires_grad_(True)
 
 
 def gradient(

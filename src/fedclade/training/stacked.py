@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedclade.core import rng
-from fedclade.training.jobs import Job, Workload
+from fedclade.training.jobs import CannotTrainTogether, Job, Workload
 from fedclade.training.memory import clients_in_cache
 from fedclade.training.optimizer import LocalOptimizer
 from fedclade.training.stacking.batches import Batches
@@ -49,6 +49,8 @@ class StackedEngine:
         """
         if not LocalOptimizer.of(work.spec, work.lr).is_element_wise:
             raise CannotStack(f"optimizer {work.spec.optimizer} is not known to work element by element")
+        if work.fixed:
+            raise CannotTrainTogether("some parameters stay as they are")
         module, layout, models, jobs = work.module, work.layout, work.models, work.jobs
         stacked = self._stacked.get(module)
         if stacked is None or stacked.layout != layout:

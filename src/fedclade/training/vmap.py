@@ -43,6 +43,8 @@ class VmapEngine:
         CannotMapError
             If the module cannot be mapped over clients.
         """
+        if work.fixed:
+            raise CannotTrainTogether("some parameters stay as they are")
         module, layout, models, jobs, spec = work.module, work.layout, work.models, work.jobs, work.spec
         _refuse_what_cannot_be_mapped(module, layout)
         optimizer = LocalOptimizer.of(spec, work.lr)

@@ -57,6 +57,7 @@ class _Chunk(NamedTuple):
     n_models: int
     spec: LocalTraining
     lr: float
+    fixed: frozenset[str]
 
 
 class WorkersEngine:
@@ -180,7 +181,7 @@ class _WorkerPool:
         for job in work.jobs:
             examples = self._place(job.inputs), self._place(job.targets)
             clients.append(_Client(job.row, job.anchor, *examples, job.generator.initial_seed()))
-        common = len(work.models), work.spec, work.lr
+        common = len(work.models), work.spec, work.lr, work.fixed
         # Every so-many-th client of the sorted ones, so that no chunk has all the large ones.
         return [_Chunk(range(i, n, count), clients[i::count], *common) for i in range(count)]
 
@@ -217,8 +218,8 @@ class _WorkerPool:
         for k, client in enumerate(chunk.clients):
             examples = self._tensor(client.inputs), self._tensor(client.targets)
             jobs.append(Job(k, client.row, *examples, torch.Generator().manual_seed(client.seed), client.anchor))
-        models = self._models[: chunk.n_models]
-        work = Workload(self._module, self._layout, models, jobs, chunk.spec, chunk.lr, self._task)
+        models, todo = self._models[: chunk.n_models], (chunk.spec, chunk.lr, self._task, chunk.fixed)
+        work = Workload(self._module, self._layout, models, jobs, *todo)
         try:
             _, losses = engine.train(work, self._updates[chunk.rows.start : chunk.rows.stop : chunk.rows.step])
         except CannotTrainTogether as reason:

@@ -15,14 +15,18 @@ CARD_FORMAT = 1
 Card = dict[str, Any]
 
 
-def model_card(run: Run, node: Node, layout: Layout, client: int | None = None) -> Card:
-    """Return all that there is to say about a node's model, exported for a client if one is given, ready for JSON."""
+def model_card(run: Run, node: Node, layout: Layout, client: int | None = None, *, own: bool = False) -> Card:
+    """Return all that there is to say about a node's model, exported for a client if one is given, ready for JSON.
+
+    Whether it is not the node's, but the client's ``own``.
+    """
     last = {row["client"]: row for row in run.clients}
     sizes = [last[member]["n_train"] for member in node.members if member in last]
     path, metric = run.tree.above(node.id), noted_metrics(run.summary)[0]
     tensors = [(s.name, s.shape, s.dtype) for s in (*layout.parameters, *layout.buffers)]
     tensors += [(name, p.shape, p.dtype) for name, p in layout.frozen.items()]
     asked = {} if client is None else {"client": client, "name": last[client]["name"] if client in last else None}
+    asked |= {"own": True} if own else {}
     return {
         "format": CARD_FORMAT,
         "node": node.id,
@@ -34,7 +38,7 @@ def model_card(run: Run, node: Node, layout: Layout, client: int | None = None) 
         "rounds": {"run": run.summary["rounds"], "born": node.born, "trained_until": _trained_until(run, node)},
         "data": {"description": run.summary["data"], "training_examples": sum(sizes), **run.summary.get("inputs", {})},
         "metric": metric.noted,
-        metric.name: _score(run, node, metric.name),
+        metric.name: _score(run, node, metric.name, client if own or run.parted else None),
         "algorithm": run.config["algorithm"],
         "model": {**run.config["model"], "parameters": layout.n_parameters},
         "tensors": {
@@ -56,13 +60,13 @@ def _trained_until(run: Run, node: Node) -> int | None:
     return node.split_in - 1 if node.split_in else None
 
 
-def _score(run: Run, node: Node, metric: str) -> Card | None:
-    """Return how clients did with this model when they were last served with it; None if nobody ever was.
+def _score(run: Run, node: Node, metric: str, client: int | None = None) -> Card | None:
+    """Return how clients, or one, did with this model when they were last served with it; None if nobody ever was.
 
     An inner node served its members until it was split. Where its last round was not evaluated, what was evaluated is
     the model of an earlier round, and ``round`` tells which.
     """
-    served = [row for row in run.clients if row["served_by"] == node.id]
+    served = [row for row in run.clients if row["served_by"] == node.id and client in (None, row["client"])]
     if not served:
         return None
     number = max(row["round"] for row in served)
@@ -105,6 +109,7 @@ def _facts(card: Card) -> Mapping[str, str]:
     facts = {"place": f"level {card['level']} of the path {path}" + (", a leaf" if card["leaf"] else "")}
     if asked is not None:
         facts["exported for"] = f"client {asked['client']}" + (f" ({asked['name']})" if asked["name"] else "")
+        facts["exported for"] += "; a model of its own" if asked.get("own") else ""
     members = card["members"]
     facts["members"] = f"{len(members)} clients: {', '.join(map(str, members))}" if members else "none"
     when = f"as after round {rounds['trained_until']} of {rounds['run']}; there since round {rounds['born']}"

@@ -5,7 +5,7 @@ round-000012/
   checkpoint.json       format, and the SHA-256 of every other file
   run.json              round, config, what the run is made with, the data's fingerprint, what belongs to the tensors
   record/               the rows of all rounds so far, see segments.py
-  tensors.safetensors   the algorithm's memory, the similarity matrices
+  tensors.safetensors   the algorithm's memory, the similarity matrices, what clients keep
   tree/                 the parameter tree, as in a run folder
 ```
 
@@ -55,6 +55,7 @@ class Checkpoint:
     on_cpu: frozenset[str]  #: names of the memory that is on the CPU, wherever the models are
     rows: Mapping[str, list[Row]]  #: of the history, by table: ``metrics``, ``clusters``, ``clients``, ``events``
     similarities: Sequence[SimilarityMatrix] = field(default_factory=tuple[SimilarityMatrix, ...])
+    stores: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])  #: see ``ClientStore.tensors``
 
     def write(self, folder: Path, earlier: Path | None = None) -> None:
         """Write the checkpoint into a new folder, its manifest last; the rows of an ``earlier`` one are shared."""
@@ -63,6 +64,7 @@ class Checkpoint:
         write_tree(self.tree, folder / "tree", None, private)
         tensors = {f"memory/{name}": tensor.detach().cpu().clone() for name, tensor in self.memory.items()}
         tensors |= {f"similarity/{s.node}": torch.tensor(s.alpha) for s in self.similarities}
+        tensors |= {f"store/{name}": tensor.cpu() for name, tensor in self.stores.items()}
         write_tensors(folder / "tensors.safetensors", tensors, private=private)
         run = {
             "round": self.round,
@@ -83,7 +85,8 @@ class Checkpoint:
         """Return the checkpoint with its tensors on a device, but for those that an algorithm keeps on the CPU."""
         tree = self.tree.map_vectors(*[lambda tensor: tensor.to(device)] * 2)
         memory = {name: t if name in self.on_cpu else t.to(device) for name, t in self.memory.items()}
-        return replace(self, tree=tree, memory=memory)
+        stores = {name: tensor.to(device) for name, tensor in self.stores.items()}
+        return replace(self, tree=tree, memory=memory, stores=stores)
 
     @classmethod
     def read(cls, folder: Path) -> Checkpoint:
@@ -101,7 +104,10 @@ class Checkpoint:
                 SimilarityMatrix(s["node"], s["round"], tuple(s["clients"]), tensors[f"similarity/{s['node']}"].numpy())
                 for s in run["similarities"]
             ]
-            memory = {name.removeprefix("memory/"): t for name, t in tensors.items() if name.startswith("memory/")}
+            memory, stores = (
+                {name.removeprefix(kind): tensor for name, tensor in tensors.items() if name.startswith(kind)}
+                for kind in ("memory/", "store/")
+            )
             return cls(
                 round=run["round"],
                 config=run["config"],
@@ -112,6 +118,7 @@ class Checkpoint:
                 on_cpu=frozenset(run["on_cpu"]),
                 rows=rows,
                 similarities=similarities,
+                stores=stores,
             )
         except (*DAMAGES, RunError) as error:
             raise CheckpointError(f"{folder}: {type(error).__name__}: {error}") from error

@@ -7,8 +7,10 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from fedclade.core import ConfigError, Layout, Node, RunError, TreeError, appear, checked, remove, write_tensors
-from fedclade.runs.store.card import as_markdown, model_card
+from torch import Tensor
+
+from fedclade.core import ConfigError, Node, RunError, TreeError, appear, checked, remove, write_tensors
+from fedclade.runs.store.card import Card, as_markdown, model_card
 from fedclade.runs.store.run import Run
 
 SUFFIX = ".safetensors"
@@ -20,7 +22,9 @@ def export_model(
 ) -> Path:
     """Write one model of a run as a state dict, with its card beside it: ``.json`` for programs, ``.md`` for people.
 
-    The card is in the header of the file too, under ``fedclade``.
+    The card is in the header of the file too, under ``fedclade``. A client's model is whole: with its personal
+    parameters, and where it keeps a model of its own (Ditto) it is that, unless a level is given. A node's has what is
+    shared.
 
     Parameters
     ----------
@@ -40,8 +44,8 @@ def export_model(
     TreeError
         If the tree has no such client, node or level.
     RunError
-        If the run was saved without the layout of its model or is damaged, its models are permuted by its clients, or a
-        file exists already or cannot be written.
+        If the run was saved without the layout of its model or is damaged, its models are permuted by its clients, the
+        client keeps a part of its model for itself, or a file exists already or cannot be written.
     """
     run.check_readable()
     target = _target(out)
@@ -56,7 +60,14 @@ def export_model(
             f"the run is damaged: its layout has {run.layout.size} entries, the model of node {chosen.id} "
             f"{len(chosen.params)}"
         )
-    _write(run, chosen, run.layout, client, target)
+    kept = {} if client is None else run.kept.get(client, {})
+    if own := "model" in kept and level is None:
+        tensors = run.layout.full.state_dict(kept["model"])
+    else:
+        if client is not None:
+            run.personal(client)  # which is there, or nobody here could put the client's model together
+        tensors = run.layout.state_dict(chosen.params, kept.get("personal"))
+    _write(model_card(run, chosen, run.layout if client is None else run.layout.full, client, own=own), tensors, target)
     return target
 
 
@@ -84,11 +95,10 @@ def _chosen(run: Run, client: int | None, node: int | None, level: int | None) -
     return run.tree.nodes[node]
 
 
-def _write(run: Run, node: Node, layout: Layout, client: int | None, target: Path) -> None:
+def _write(card: Card, tensors: Mapping[str, Tensor], target: Path) -> None:
     """Write the three files, all of them or none; the model last, so that it never lacks its card."""
-    card = model_card(run, node, layout, client)
     text = json.dumps(card, indent=2)
-    tensors, header = layout.state_dict(node.params), {"format": "pt", "fedclade": text}
+    header = {"format": "pt", "fedclade": text}
     writers: Mapping[Path, Callable[[Path], object]] = {
         target.with_suffix(".json"): lambda path: path.write_text(text + "\n"),
         target.with_suffix(".md"): lambda path: path.write_text(as_markdown(card, target.name), encoding="utf-8"),

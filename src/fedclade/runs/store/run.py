@@ -17,6 +17,7 @@ from fedclade.core import Layout, ParameterTree, RunError, appear, bring_to_disk
 from fedclade.runs.store.contents import CONFIG as CONFIG_SHAPE
 from fedclade.runs.store.contents import FINISHED, TABLES, Row, read_json, read_rows, read_summary
 from fedclade.runs.store.events import read_events
+from fedclade.runs.store.kept import KEPT, read_kept, write_kept
 from fedclade.runs.store.manifest import check_manifest, write_manifest
 from fedclade.runs.store.shape import check_shape
 from fedclade.runs.store.similarities import SimilarityMatrix, read_similarities, write_similarities
@@ -64,6 +65,9 @@ class Run:
         The latest of every cluster that had more than one answer.
     layout
         Where the entries of a model belong in the module; None in folders from before this was kept.
+    kept
+        What each client of a simulation keeps for itself: ``personal``, its personal parameters ``[P]``, and ``model``,
+        a whole model of its own ``[F]``.
     """
 
     summary: Mapping[str, Any]
@@ -75,6 +79,7 @@ class Run:
     events: Sequence[Row]
     similarities: Sequence[SimilarityMatrix] = field(default_factory=tuple[SimilarityMatrix, ...])
     layout: Layout | None = None
+    kept: Mapping[int, Mapping[str, Tensor]] = field(default_factory=dict[int, Mapping[str, Tensor]])
 
     def __repr__(self) -> str:
         shown = ("algorithm", "data", "model", "seed", "rounds")
@@ -87,6 +92,25 @@ class Run:
                 "the models of this run are permuted by a secret that only its clients have, and nobody else can use "
                 "them; clients are served over the network, where newcomers join too"
             )
+
+    @property
+    def parted(self) -> bool:
+        """Whether a part of each client's model is personal."""
+        return self.layout is not None and bool(self.layout.personal)
+
+    def personal(self, client: int) -> Mapping[str, Tensor]:
+        """Return a client's personal parameters and buffers by name; none if all of its model is shared.
+
+        Raises
+        ------
+        RunError
+            If they are with the client alone, as in a network.
+        """
+        if self.layout is None or not self.layout.personal:
+            return {}
+        if "personal" not in self.kept.get(client, {}):
+            raise RunError(f"this run has no personal parameters of client {client}: over a network they stay with it")
+        return self.layout.unflatten_personal(self.kept[client]["personal"])
 
     @checked()
     def save(self, folder: str | Path, extra: Callable[[Path], object] | None = None) -> Path:
@@ -159,7 +183,10 @@ class Run:
             events = read_events(source / "events.jsonl", nodes)
             similarities = read_similarities(source / "similarities.npz", nodes)
             layout = read_layout(source / "tree")
-            return cls(summary, config, tree, **rows, events=events, similarities=similarities, layout=layout)
+            kept = read_kept(source / KEPT, layout)
+            return cls(
+                summary, config, tree, **rows, events=events, similarities=similarities, layout=layout, kept=kept
+            )
         except DAMAGES as error:
             raise RunError(f"the run folder {source} is damaged: {type(error).__name__}: {error}") from error
 
@@ -170,6 +197,7 @@ class Run:
         for name in TABLES:
             _write_rows(folder / f"{name}.parquet", getattr(self, name))
         write_tree(self.tree, folder / "tree", self.layout, is_private(self.config))
+        write_kept(folder / KEPT, self.kept, is_private(self.config))
         write_similarities(folder / "similarities.npz", self.similarities)
         write_manifest(folder / _MANIFEST, FORMAT)
 

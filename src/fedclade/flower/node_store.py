@@ -1,0 +1,63 @@
+"""What a client of a network keeps from round to round: in a file in its folder, or in what Flower keeps of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from flwr.app import ArrayRecord, RecordDict
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+
+from fedclade.core import CheckpointError, appear
+from fedclade.flower.wire import raw
+from fedclade.training import ClientStore
+
+FILE = "store.safetensors"  # in the client's folder
+
+_STATE = "fedclade.store"
+
+
+class NodeStore:
+    """Brings a client's store to a file in its folder, or else to Flower's state, and back.
+
+    It is of one run, named by its server: another run begins with nothing. A file that is damaged is not replaced.
+    """
+
+    def __init__(self, folder: Path | None, store: ClientStore) -> None:
+        self._path = None if folder is None else folder / FILE
+        self._store, self._run = store, ""
+
+    def open(self, run: str, state: RecordDict | None = None) -> None:
+        """Bring what was kept for a run into the store; a CheckpointError if it is damaged."""
+        data = self._read(state)
+        if data is None and run != self._run:
+            self._store.clear()
+        self._run = run
+        if data is None:
+            return
+        try:
+            kept = {name.partition("/")[2]: t for name, t in load(data).items() if name.partition("/")[0] == run}
+            self._store.load(kept)
+        except (SafetensorError, ValueError) as error:
+            where = self._path or "Flower's state of this client"
+            raise CheckpointError(
+                f"{where}, which has the client's own parameters, is damaged ({error}); restore it from a backup, or "
+                "remove it to begin anew"
+            ) from error
+
+    def close(self, state: RecordDict | None = None) -> None:
+        """Keep what is in the store, before the answer that goes with it leaves."""
+        tensors = {f"{self._run}/{name}": t.cpu().contiguous() for name, t in self._store.tensors(before=True).items()}
+        if not tensors:
+            return
+        data = save({name: tensor.clone() for name, tensor in tensors.items()})
+        if self._path is not None:
+            appear(self._path, lambda beside: beside.write_bytes(data), private=True)
+        elif state is not None:
+            state[_STATE] = ArrayRecord({"store": raw(data, "uint8", len(data))})
+
+    def _read(self, state: RecordDict | None) -> bytes | None:
+        if self._path is not None:
+            return self._path.read_bytes() if self._path.exists() else None
+        kept = (state or {}).get(_STATE)
+        return kept["store"].data if isinstance(kept, ArrayRecord) else None

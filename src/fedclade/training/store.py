@@ -1,0 +1,77 @@
+"""What clients keep from round to round: named tensors of each client's own, which no server sees."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+PERSONAL, OWN_MODEL, OPTIMIZER = "personal", "model", "optimizer"
+"""Names of what is kept: personal parameters ``[P]``, a whole model ``[F]``, and how those of an optimizer begin."""
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What a client kept after a round."""
+
+    number: int  #: of the round; 0 before the first
+    tensors: Mapping[str, Tensor]
+
+
+class ClientStore:
+    """Named tensors of each client, as they are after its last round, and as they were before.
+
+    A server may ask for a round again, since an answer was lost or it was started anew; so a round always starts from
+    what was kept before it.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[int, tuple[Generation, ...]] = {}  # at most two, the newest last
+
+    def before(self, number: int, client: int) -> Mapping[str, Tensor]:
+        """Return what a client kept before a round, or the oldest that is known; nothing before the first round."""
+        return self._before(number, client).tensors
+
+    def latest(self, client: int) -> Mapping[str, Tensor]:
+        """Return what a client keeps now."""
+        return self._kept[client][-1].tensors if client in self._kept else {}
+
+    def keep(self, number: int, client: int, tensors: Mapping[str, Tensor]) -> None:
+        """Keep tensors of a client after a round; others of other names stay as they are."""
+        before, kept = self._before(number, client), self._kept.get(client, ())
+        of_round = kept[-1].tensors if kept and kept[-1].number == number else before.tensors
+        new = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+        self._kept[client] = (before, Generation(number, {**of_round, **new}))
+
+    def _before(self, number: int, client: int) -> Generation:
+        kept = self._kept.get(client, ())
+        if number <= 1 or not kept:
+            return Generation(0, {})
+        known = [each for each in kept if each.number < number]
+        return known[-1] if known else Generation(number - 1, kept[0].tensors)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._kept.clear()
+
+    def tensors(self, *, before: bool = False) -> dict[str, Tensor]:
+        """Return what is kept, by client, round and name; ``before`` adds what was kept before the last round."""
+        return {
+            f"{client}/{each.number}/{name}": tensor
+            for client, kept in self._kept.items()
+            for each in (kept if before else kept[-1:])
+            for name, tensor in each.tensors.items()
+        }
+
+    def load(self, tensors: Mapping[str, Tensor], device: torch.device | str = "cpu") -> None:
+        """Keep what :meth:`tensors` returned in place of all else; a ValueError if it is something else."""
+        found: dict[int, dict[int, dict[str, Tensor]]] = {}
+        for key, tensor in tensors.items():
+            client, number, name = key.split("/", 2)
+            found.setdefault(int(client), {}).setdefault(int(number), {})[name] = tensor.to(device)
+        self._kept = {
+            client: (Generation(0, {}), *(Generation(number, rounds[number]) for number in sorted(rounds)))[-2:]
+            for client, rounds in found.items()
+        }

@@ -1,0 +1,105 @@
+"""A client's whole model: what it is sent, and what it keeps for itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedclade.core import LARGEST_NORM, EvaluationQuery, Layout, Round, UpdateQuery, row_norms
+from fedclade.training.store import OWN_MODEL, PERSONAL, ClientStore
+
+
+@dataclass(frozen=True, eq=False)
+class Start:
+    """Where k clients start their local training."""
+
+    models: Tensor  #: ``[m, F]``
+    rows: Sequence[int]  #: of each client's own, ``[k]``
+    anchors: Sequence[int | None]  #: of what its proximal term pulls it to, ``[k]``; None: where it starts
+    personal: Tensor | None = None  #: personal parameters ``[k, P]``, where they are part of what is trained
+
+
+class WholeModels:
+    """Puts each client's model together before it trains or evaluates, and takes what it has trained apart again.
+
+    Personal parameters that a client has not trained yet are ``initial`` ones ``[P]``, the same for all clients. The
+    proximal term pulls them to where they were before the round, and shared ones to the anchor.
+    """
+
+    def __init__(self, layout: Layout, initial: Tensor, store: ClientStore) -> None:
+        self._layout, self.initial, self._store = layout, initial, store
+
+    def start(self, query: UpdateQuery, places: Sequence[int]) -> Start:
+        """Return where the clients at some places of a query start; see :attr:`Round.alternate` for its parts."""
+        rows = [query.assignment[place] for place in places]
+        anchors = None if query.anchors is None else [query.anchors[place] for place in places]
+        if not query.own and not self._layout.personal:
+            return Start(query.models, rows, anchors or [None] * len(rows))
+        ids, number = [query.ids[place] for place in places], query.round.number
+        personal = self._personal([self._store.before(number, client).get(PERSONAL) for client in ids])
+        models = self._layout.joined(query.models[rows], personal)
+        if query.own:
+            own = (self._store.before(number, client).get(OWN_MODEL) for client in ids)
+            models = torch.stack([start if mine is None else mine for start, mine in zip(models, own, strict=True)])
+        each, pulled = range(len(ids)), list[int | None]([None] * len(ids))
+        if anchors is not None and query.round.spec.mu:
+            models = torch.cat([models, self._layout.joined(query.models[anchors], personal)])
+            pulled = [len(ids) + k for k in each]
+        return Start(models, each, pulled, None if query.own else personal)
+
+    def settle(self, query: UpdateQuery, places: Sequence[int], start: Start, deltas: Tensor, losses: Tensor) -> Tensor:
+        """Let clients keep what is theirs of ``[k, F]`` that they moved by; return what they send, ``[k, S]``.
+
+        What has diverged is not kept, and its loss becomes NaN.
+        """
+        if not query.own and start.personal is None:
+            return deltas
+        diverged = ~(row_norms(deltas) <= LARGEST_NORM)
+        losses[diverged] = torch.nan
+        if start.personal is None:
+            sent, name, now = deltas[:, :0], OWN_MODEL, start.models[: len(places)] + deltas
+        else:
+            sent, moved = self._layout.parted(deltas)
+            name, now = PERSONAL, start.personal + moved
+        if query.round.lasts:
+            for place, kept, bad in zip(places, now, (diverged | ~losses.isfinite()).tolist(), strict=True):
+                if not bad:
+                    self._store.keep(query.round.number, query.ids[place], {name: kept})
+        return sent
+
+    def evaluated(self, query: EvaluationQuery, at_once: int) -> Iterator[tuple[slice, Tensor, Sequence[int]]]:
+        """Cut a query into parts of at most so many models; yield those ``[m, F]``, and the row of each client."""
+        if not query.own and not self._layout.personal:
+            yield slice(None), query.models, query.assignment
+            return
+        for first in range(0, len(query.ids), at_once):
+            part = slice(first, first + at_once)
+            models = dict[tuple[int, int | None], Tensor]()
+            keys: list[tuple[int, int | None]] = []
+            for client, row in zip(query.ids[part], query.assignment[part], strict=True):
+                kept = self._store.latest(client)
+                mine = kept.get(OWN_MODEL) if query.own else None
+                keys.append((-1 if mine is not None else row, client if kept else None))
+                if keys[-1] not in models:
+                    of_client = self._personal([kept.get(PERSONAL)])[0]
+                    models[keys[-1]] = self._layout.joined(query.models[row], of_client) if mine is None else mine
+            row_of = {key: row for row, key in enumerate(models)}
+            yield part, torch.stack([*models.values()]), [row_of[key] for key in keys]
+
+    def only(self, part: str, vectors: Tensor) -> Tensor:
+        """Return vectors ``[..., F]`` with zeros in all that is not of a part, ``personal`` or ``shared``."""
+        shared, personal = self._layout.parted(vectors)
+        (shared if part == PERSONAL else personal).zero_()
+        return self._layout.joined(shared, personal)
+
+    def of(self, this_round: Round, client: int, model: Tensor) -> Tensor:
+        """Return a client's whole model ``[F]`` in a round, given a shared one ``[S]``."""
+        return self._layout.joined(
+            model, self._personal([self._store.before(this_round.number, client).get(PERSONAL)])[0]
+        )
+
+    def _personal(self, kept: Sequence[Tensor | None]) -> Tensor:
+        return torch.stack([self.initial if each is None else each for each in kept])
