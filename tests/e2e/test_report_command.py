@@ -112,7 +112,7 @@ def test_report_compares_runs_on_one_page(fedclade):
         ((CFL, FEDAVG, "--against", FEDAVG), "--against is for the report of one run; of several, each is measured by"),
         ((CFL, CFL), f"each run can be compared once, got {CFL} more than once"),
         ((CFL, "--against", "smaller"), "--against should be a run of the same clients: smaller has no client 3"),
-        ((CFL, "--against", "words"), "--against should be a run of the same task, but only one of"),
+        ((CFL, "--against", "words"), "--against should be a run of the same task: words has no accuracy"),
         ((CFL, "--against", "nowhere"), "nowhere is not a run folder: it has no summary.json"),
         (("nowhere",), "nowhere is not a run folder: it has no summary.json"),
         (("spoiled",), "spoiled/newcomers.json is damaged: Expecting value: line 1 column 1 (char 0); make it again"),
@@ -121,7 +121,12 @@ def test_report_compares_runs_on_one_page(fedclade):
 def test_report_says_what_is_wrong(fedclade, runs: dict[str, Run], arguments: tuple[str, ...], told: str):
     fedavg = runs["fedavg"]
     replace(fedavg, clients=[row for row in fedavg.clients if row["client"] < 3]).save("smaller")
-    replace(fedavg, summary={**fedavg.summary, "perplexity": {"mean": 2.0, "max": 3.0}}).save("words")
+    errors = {
+        "metrics": [{"name": "mae", "higher_is_better": False, "share": False}],
+        "mae": fedavg.summary["accuracy"],
+    }
+    rows = [{**row, "mae": row["accuracy"]} for row in fedavg.clients]
+    replace(fedavg, summary={**fedavg.summary, **errors}, clients=rows).save("words")
     runs["cfl"].save("spoiled", extra=lambda beside: (beside / "newcomers.json").write_text("no JSON"))
     code, _, err = fedclade("report", *arguments)
     assert code == 2
@@ -207,7 +212,7 @@ def test_a_browser_sees_new_rounds_as_they_end(runs: dict[str, Run], tmp_path: P
         assert page.locator("#status").inner_text().startswith("Finished after 6 rounds")
         assert page.locator(".node:visible h3").inner_text() == "Root", "what was chosen stays"
         assert page.evaluate("document.activeElement.dataset.node") == "0", "and so does the focus"
-        page.wait_for_selector("#accuracy-0 .trace")
+        page.wait_for_selector("#scores-0 .trace")
         assert errors == []
 
 

@@ -17,9 +17,9 @@ from fedclade.runs.store import Run
 PAGES = ("cfl", "fl_hc", "three")
 
 FIGURES = {
-    "cfl": {"accuracy-0", "similarity-0", "flow-0", "clients-0", "norms-0"},
-    "fl_hc": {"accuracy-0", "similarity-0", "dendrogram-0", "flow-0", "clients-0", "norms-0"},
-    "three": {"accuracy-0", "clusters-0", "traffic-0", "clients-0"},
+    "cfl": {"scores-0", "similarity-0", "flow-0", "clients-0", "norms-0"},
+    "fl_hc": {"scores-0", "similarity-0", "dendrogram-0", "flow-0", "clients-0", "norms-0"},
+    "three": {"scores-0", "clusters-0", "traffic-0", "clients-0"},
 }
 
 
@@ -72,7 +72,7 @@ def check_drawn(page: Page, name: str, width: int, scheme: str) -> None:
     assert drawn_figures(page) == FIGURES[name]
     assert page.evaluate("document.documentElement.dataset.theme") == scheme
     assert page.evaluate("document.documentElement.scrollWidth") <= width, "nobody scrolls sideways"
-    letters = "getComputedStyle(document.querySelector('#accuracy-0 .xtick text')).fill"
+    letters = "getComputedStyle(document.querySelector('#scores-0 .xtick text')).fill"
     assert page.evaluate(letters) == {"light": "rgb(34, 34, 34)", "dark": "rgb(232, 234, 237)"}[scheme]
 
 

@@ -8,6 +8,7 @@ from rich.console import Console
 
 from fedclade.core.errors import ConfigError, MissingExtraError, RunError
 from fedclade.report import Comparison
+from fedclade.tasks.scores import spread
 
 
 @pytest.fixture
@@ -23,7 +24,7 @@ def two_seeds(summary_run) -> Comparison:
 
 
 def test_accuracy_has_the_interval_of_students_t(two_seeds):
-    accuracy = two_seeds.rows[0].accuracy
+    accuracy = two_seeds.rows[0].scores["accuracy"]
     assert accuracy.mean == pytest.approx(0.8)
     # Two values 0.2 apart: t(0.975, 1) · s / √2 with s = 0.2 / √2
     assert accuracy.half_width == pytest.approx(12.7062 * 0.1, rel=1e-5)
@@ -124,7 +125,7 @@ def test_csv_and_json_hold_plain_numbers(two_seeds):
 
 def test_different_data_and_language_models_have_columns(summary_run):
     comparison = Comparison(
-        {"a": [summary_run(data="news", perplexity={"mean": 36.0, "max": 40.0})], "b": [summary_run(data="tiny")]}
+        {"a": [summary_run(data="news", perplexity=spread([32.0, 40.0]))], "b": [summary_run(data="tiny")]}
     )
     header, _, first, second = comparison.markdown().splitlines()[2:6]
     assert header.startswith("| config | algorithm | data | seeds | accuracy, % | worst tenth, % | perplexity |")
@@ -148,7 +149,7 @@ def test_figure_has_a_mean_an_interval_and_the_runs_of_every_configuration(two_s
 
 
 def test_figure_of_language_models_shows_perplexity(summary_run):
-    (axes,) = Comparison({"a": [summary_run(perplexity={"mean": 36.0, "max": 40.0})]}).figure().axes
+    (axes,) = Comparison({"a": [summary_run(perplexity=spread([32.0, 40.0]))]}).figure().axes
     assert "perplexity" in axes.get_xlabel()
     assert axes.containers[0].lines[0].get_xdata()[0] == 36.0
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedclade.report.curves import accuracy_picture, norms_picture
+from fedclade.report.curves import norms_picture, score_picture
 from fedclade.report.picture import Band, Line, Rule
 from fedclade.report.run_view import RunView
 from tests.report.pictures import labels, lines, marks
@@ -18,7 +18,7 @@ def split_run(make_run):
 
 
 def accuracy(run):
-    return accuracy_picture(RunView(run))
+    return score_picture(RunView(run))
 
 
 def test_accuracy_of_a_cluster_goes_on_from_that_of_the_one_it_came_from(split_run):

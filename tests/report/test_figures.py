@@ -9,7 +9,7 @@ import pytest
 from matplotlib.colors import to_hex
 
 from fedclade.core.errors import MissingExtraError
-from fedclade.report import accuracy_figure, dendrogram_figure, norms_figure, save_figures, similarity_figure
+from fedclade.report import dendrogram_figure, norms_figure, save_figures, score_figure, similarity_figure
 from fedclade.report.figures import draw
 from fedclade.report.picture import Axis, Dots, Panel, Picture, rounds_axis
 from fedclade.report.style import CLUSTERS
@@ -30,7 +30,7 @@ def split_run(make_run):
 
 
 def test_lines_have_their_points_colours_and_names(split_run):
-    top, bottom = accuracy_figure(split_run).axes
+    top, bottom = score_figure(split_run).axes
     (line,) = artists(top, "cluster 3")
     assert line.get_xdata().tolist() == [2, 3, 4]
     assert line.get_ydata().tolist() == pytest.approx([0.87, 0.83, 0.84])
@@ -42,7 +42,7 @@ def test_lines_have_their_points_colours_and_names(split_run):
 
 
 def test_splits_are_marked_in_both_panels_and_named_above(split_run):
-    top, bottom = accuracy_figure(split_run).axes
+    top, bottom = score_figure(split_run).axes
     for axes in (top, bottom):
         assert [line.get_xdata()[0] for line in artists(axes, "upright")] == [1, 2]
     assert [text.get_text() for text in artists(top, "upright label")] == ["split 0", "split 2"]
@@ -51,20 +51,20 @@ def test_splits_are_marked_in_both_panels_and_named_above(split_run):
 def test_crowded_markers_keep_their_lines_and_lose_labels(make_run):
     # In each of rounds 1 to 6 of 300, the second part of the last split is split again: six labels for three rows.
     run = make_run([(number, 2 * (number - 1)) for number in range(1, 7)], clients=64, rounds=300)
-    top, _ = accuracy_figure(run).axes
+    top, _ = score_figure(run).axes
     assert len(artists(top, "upright")) == 6
     assert len(artists(top, "upright label")) == 3
 
 
 def test_many_clusters_have_a_band_and_a_short_legend(make_run):
-    (axes,) = accuracy_figure(make_run(clients=20, star=True)).axes
+    (axes,) = score_figure(make_run(clients=20, star=True)).axes
     assert len(axes.collections) == 1
     assert legend(axes) == ["mean of the clusters", "10th to 90th percentile of the clusters"]
 
 
 def test_perplexities_and_norms_have_a_logarithmic_scale(make_run):
-    assert accuracy_figure(make_run([(1, 0)], language=True)).axes[0].get_yscale() == "log"
-    assert accuracy_figure(make_run(language=True)).axes[0].get_yscale() == "linear", "there is one number"
+    assert score_figure(make_run([(1, 0)], language=True)).axes[0].get_yscale() == "log"
+    assert score_figure(make_run(language=True)).axes[0].get_yscale() == "linear", "there is one number"
     assert [axes.get_yscale() for axes in norms_figure(make_run()).axes] == ["log", "log"]
 
 
@@ -76,7 +76,7 @@ def test_thresholds_are_drawn_and_named(split_run):
 
 
 def test_rounds_are_whole_numbers_even_for_one(make_run):
-    *_, axes = accuracy_figure(make_run(rounds=1)).axes
+    *_, axes = score_figure(make_run(rounds=1)).axes
     assert [tick for tick in axes.get_xticks() if 0.5 <= tick <= 1.5] == [1]
 
 

@@ -11,6 +11,7 @@ import fedclade
 from fedclade.core.tree import ParameterTree
 from fedclade.report.decisions import check_table, decision_tables, event_table
 from fedclade.report.tables import cluster_table, run_table, tree_view
+from fedclade.tasks.scores import spread
 
 
 def lines(renderable, width=120) -> list[str]:
@@ -96,8 +97,11 @@ def test_run_table_says_that_a_target_was_missed(summary_run):
 
 
 def test_run_table_of_a_language_model_has_perplexity(summary_run):
-    text = "\n".join(lines(run_table(summary_run(perplexity={"mean": 36.04, "max": 41.96}))))
-    assert "36.0, worst client 42.0" in text
+    perplexity = spread([30.0, 42.0], lower_is_better=True)
+    _, counts, worst, second, *_ = [cells(line) for line in lines(run_table(summary_run(perplexity=perplexity)))[1:]]
+    assert counts == ["perplexity", "mean 36.0, std 6.00 over the clients"]
+    assert worst[0].endswith("worst tenth 42.0")
+    assert second == ["accuracy", "mean 70.0 %, std 0.0 % over the clients"]
 
 
 def test_markup_in_names_is_not_read_as_markup(summary_run):

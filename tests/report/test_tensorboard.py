@@ -6,7 +6,7 @@ import torch
 
 from fedclade.core.errors import MissingExtraError
 from fedclade.core.tree import ParameterTree
-from fedclade.report.tensorboard import TAGS, TensorBoardLog
+from fedclade.report.tensorboard import TAGS, TensorBoardLog, scores
 
 TREE = ParameterTree.root_only(range(2), torch.zeros(1))
 
@@ -57,8 +57,15 @@ def test_the_tags_are_columns_of_a_run():
     from fedclade.config import check_config
 
     config = check_config({"rounds": 1, "data": {"name": "digits", "clients": 2, "samples_per_client": 30}})
-    columns = set(config.run(config.federation()).metrics[0])
-    assert set(TAGS.values()) - columns == {"perplexity_mean"}, "which runs with text have"
+    (row,) = config.run(config.federation()).metrics
+    assert set(TAGS.values()) <= set(row)
+    assert scores(row) == {
+        "accuracy/mean": "accuracy_mean",
+        "accuracy/worst tenth": "accuracy_worst10_mean",
+        "accuracy/10th percentile": "accuracy_p10",
+        "accuracy/weighted": "accuracy_weighted",
+    }
+    assert set(scores(row).values()) <= set(row)
 
 
 def test_without_tensorboard_the_log_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -132,6 +132,7 @@ def test_a_models_card_has_no_links_or_tags_of_others():
         "members": [3],
         "rounds": {"run": 2, "born": 1, "trained_until": 2},
         "data": {"description": "digits", "training_examples": 9},
+        "metric": {"name": "accuracy", "higher_is_better": True, "share": True},
         "accuracy": None,
         "algorithm": {"name": "cfl"},
         "model": {"name": "mclr"},

@@ -51,7 +51,7 @@ def assign_newcomers(
     federation = _held_back(own, folder, data_dir) if config is None else _all_of(find_config(config), own, data_dir)
     found = assign(run, federation, device=device, engine=engine, memory=memory, only_fitting=only_fitting)
     written = [found.save(path) for path in ([out] if out else [folder / f"newcomers{s}" for s in (".csv", ".json")])]
-    console.print(newcomer_table(found))
+    console.print(newcomer_table(found, run))
     say(console, f"written: {', '.join(str(path) for path in written)}")
 
 

@@ -15,6 +15,7 @@ from fedclade.core import RunError
 from fedclade.report import Comparison, add_figures, cluster_table, decision_tables, run_table
 from fedclade.report.page import REPORT, RunView, comparison_page, run_labels, run_page, write_page
 from fedclade.runs import Run, is_finished, is_unfinished, read_newcomers
+from fedclade.tasks import noted_metrics
 
 NEWCOMERS = "newcomers.json"
 """What ``fedclade assign`` leaves in a run folder."""
@@ -84,10 +85,9 @@ def _measure(run: Run, folder: Path, against: Path) -> tuple[Run, str]:
         raise RunError(
             f"--against should be a run of the same clients: {against} has no client {min(missing)} ({folder} has)"
         )
-    if ("perplexity" in run.summary) != ("perplexity" in other.summary):
-        raise RunError(
-            f"--against should be a run of the same task, but only one of {folder} and {against} has perplexity"
-        )
+    metric = noted_metrics(run.summary)[0].name
+    if metric not in [each.name for each in noted_metrics(other.summary)]:
+        raise RunError(f"--against should be a run of the same task: {against} has no {metric} ({folder} has)")
     subjects = [RunView(run, folder=folder), RunView(other, folder=against)]
     return other, run_labels(subjects)[1]
 

@@ -8,7 +8,7 @@ from fedclade.report.citations import cite_name
 from fedclade.report.comparison import Comparison
 from fedclade.report.decisions import check_table, decision_tables, event_table
 from fedclade.report.estimates import ComparisonRow, Estimate
-from fedclade.report.figures import accuracy_figure, dendrogram_figure, norms_figure, save_figures, similarity_figure
+from fedclade.report.figures import dendrogram_figure, norms_figure, save_figures, score_figure, similarity_figure
 from fedclade.report.formats import NONE, count, duration, percent, shortened
 from fedclade.report.newcomers import newcomer_table
 from fedclade.report.show import add_figures, show_run, without_figures_if_need_be
@@ -25,7 +25,6 @@ __all__ = [
     "SuiteComparison",
     "TensorBoardLog",
     "Terminal",
-    "accuracy_figure",
     "add_figures",
     "check_table",
     "cite_name",
@@ -40,6 +39,7 @@ __all__ = [
     "percent",
     "run_table",
     "save_figures",
+    "score_figure",
     "shortened",
     "show_run",
     "similarity_figure",

@@ -15,8 +15,9 @@ from rich.table import Table
 from fedclade.core import ConfigError
 from fedclade.report.comparison_figures import comparison_figure
 from fedclade.report.comparison_files import ComparisonFiles, csv_table, markdown_table
-from fedclade.report.estimates import BASELINES, COLUMNS, DISPENSABLE, NUMBERS, WORDS, ComparisonRow, Estimate
+from fedclade.report.estimates import BASELINES, DISPENSABLE, NUMBERS, WORDS, ComparisonRow, Estimate, all_columns
 from fedclade.report.formats import count
+from fedclade.report.score import Score, compared_by, in_common
 from fedclade.report.terminal import new_table
 from fedclade.runs import Run
 from fedclade.tasks import gap_closed
@@ -53,6 +54,11 @@ class Comparison(ComparisonFiles):
             raise ConfigError("a comparison should have at least 1 configuration, got 0")
         if empty := [label for label, runs in self.runs.items() if not runs]:
             raise ConfigError(f"a comparison should have at least 1 run of each configuration, got none of {empty}")
+
+    @cached_property
+    def scores(self) -> tuple[Score, ...]:
+        """The metrics of the runs; the first counts, which all runs have if there is one that all have."""
+        return compared_by(self._summaries)
 
     @cached_property
     def rows(self) -> tuple[ComparisonRow, ...]:
@@ -95,53 +101,56 @@ class Comparison(ComparisonFiles):
         return f"**{self._title}**\n\n{markdown_table(list(self._columns), rows, WORDS)}\n\n{self._note}\n"
 
     def csv(self) -> str:
-        """Return the means as CSV, one line for each configuration; for accuracy also half the width of its interval.
+        """Return the means as CSV, one line for each configuration; for metrics also half the width of the interval.
 
         Shares are in [0, 1]; what there is no number for is left empty.
         """
-        names = [*NUMBERS, "gap_closed"]
-        lines: list[list[Any]] = [
-            ["label", "algorithm", "data", "seeds", *names, "accuracy_half_width", "runs_at_target"]
-        ]
-        for row in self.rows:
-            estimates: list[Estimate | None] = [getattr(row, name) for name in names]
-            means = [None if estimate is None else estimate.mean for estimate in estimates]
-            reached = 0 if row.rounds_to_target is None else len(row.rounds_to_target.values)
-            half_width = None if row.accuracy is None else row.accuracy.half_width
-            lines.append([row.label, row.algorithm, row.data, len(row.seeds), *means, half_width, reached])
-        return csv_table(lines)
+        return csv_table([self._as_csv(row) for row in self.rows])
+
+    def _as_csv(self, row: ComparisonRow) -> dict[str, Any]:
+        means = {name: None if each is None else each.mean for name, each in row.estimates.items()}
+        widths = {f"{name}_half_width": None if s is None else s.half_width for name, s in row.scores.items()}
+        reached = 0 if row.rounds_to_target is None else len(row.rounds_to_target.values)
+        return {**row.words, "seeds": len(row.seeds), **means, **widths, "runs_at_target": reached}
 
     def json(self) -> str:
         """Return the comparison as JSON: for each number its mean, half the width of its interval, and its values."""
         rows = [
-            {
-                "label": row.label,
-                "algorithm": row.algorithm,
-                "data": row.data,
-                "seeds": list(row.seeds),
-                **{name: _as_json(getattr(row, name)) for name in (*NUMBERS, "gap_closed")},
-            }
+            {**row.words, "seeds": list(row.seeds), **{name: _as_json(each) for name, each in row.estimates.items()}}
             for row in self.rows
         ]
         return json.dumps({"rows": rows}, indent=2) + "\n"
 
     def figure(self) -> Figure:
-        """Draw the mean accuracy of every configuration with its interval; see `comparison_figure`."""
-        return comparison_figure(self.rows, self._title, self._data)
+        """Draw the mean score of every configuration with its interval; see `comparison_figure`.
+
+        Raises
+        ------
+        ConfigError
+            If the configurations have no metric in common.
+        """
+        return comparison_figure(in_common(self._summaries), self.rows, self._title, self._data)
+
+    @property
+    def _summaries(self) -> list[Mapping[str, Any]]:
+        return [run.summary for runs in self.runs.values() for run in runs]
 
     @cached_property
     def _baselines(self) -> dict[tuple[Any, ...], Mapping[str, Any]]:
         """The summaries of the FedAvg and oracle runs, by algorithm and what a run must share with them."""
         found: dict[tuple[Any, ...], Mapping[str, Any]] = {}
-        for run in (run for runs in self.runs.values() for run in runs):
-            found.setdefault((run.summary["algorithm"], *_setting(run.summary)), run.summary)
+        for summary in self._summaries:
+            found.setdefault((summary["algorithm"], *_setting(summary)), summary)
         return found
 
     def _gap_closed(self, summary: Mapping[str, Any]) -> float | None:
         fedavg, oracle = (self._baselines.get((name, *_setting(summary))) for name in ("fedavg", "oracle"))
         if fedavg is None or oracle is None:
             return None
-        return gap_closed(*(s["accuracy"]["mean"] for s in (summary, fedavg, oracle)))
+        score = self.scores[0]
+        if not score.is_of(summary, fedavg, oracle):
+            return None
+        return gap_closed(*(score.sign * score.mean(s) for s in (summary, fedavg, oracle)))
 
     def _row(self, label: str, summaries: Sequence[Mapping[str, Any]]) -> ComparisonRow:
         return ComparisonRow(
@@ -149,6 +158,10 @@ class Comparison(ComparisonFiles):
             algorithm=_joined(s["algorithm"] for s in summaries),
             data=_joined(s["data"] for s in summaries),
             seeds=tuple(s["seed"] for s in summaries),
+            scores={
+                score.name: Estimate.of(score.mean(s) for s in summaries if score.is_of(s)) for score in self.scores
+            },
+            worst10=Estimate.of(self.scores[0].worst_tenth(s) for s in summaries if self.scores[0].is_of(s)),
             gap_closed=Estimate.of(self._gap_closed(s) for s in summaries),
             **{name: Estimate.of(get(s) for s in summaries) for name, get in NUMBERS.items()},
         )
@@ -159,11 +172,10 @@ class Comparison(ComparisonFiles):
         superfluous = {
             "algorithm": all(row.label.startswith(row.algorithm) for row in self.rows),
             "data": len({row.data for row in self.rows}) == 1,
-            "perplexity": all(row.perplexity is None for row in self.rows),
             "rounds to target": all(row.rounds_to_target is None for row in self.rows),
             "traffic to target": all(row.bytes_to_target is None for row in self.rows),
         }
-        return {name: cell for name, cell in COLUMNS.items() if not superfluous.get(name, False)}
+        return {name: cell for name, cell in all_columns(self.scores).items() if not superfluous.get(name, False)}
 
     @property
     def _data(self) -> str:

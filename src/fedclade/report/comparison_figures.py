@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fedclade.report import style
-from fedclade.report.estimates import BASELINES, ComparisonRow, Estimate, write_mean, write_with_interval
+from fedclade.report.estimates import BASELINES, ComparisonRow, Estimate, write_score, write_with_interval
 from fedclade.report.formats import count
+from fedclade.report.score import Score
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,61 +18,60 @@ COLUMNS = 4
 """Panels beside each other."""
 
 
-def comparison_figure(rows: Sequence[ComparisonRow], title: str, data: str) -> Figure:
-    """Draw the mean accuracy of every configuration with its interval, and every run as a small dot.
-
-    Language models are drawn by perplexity.
-    """
-    language = all(row.perplexity is not None for row in rows)
+def comparison_figure(score: Score, rows: Sequence[ComparisonRow], title: str, data: str) -> Figure:
+    """Draw the mean score of every configuration with its interval, and every run as a small dot."""
     figure = style.new_figure(8.6, style.HEADER + 0.9 + 0.42 * len(rows))
     axes = figure.subplots()
     _set_up(axes, [row.label for row in rows])
     for place, row in enumerate(rows):
-        estimate = row.perplexity if language else row.accuracy
+        estimate = row.scores[score.name]
         if estimate is not None:
             below = [place + 0.22] * len(estimate.values)
             axes.plot(estimate.values, below, "o", ms=4.5, color=_colour(row), alpha=0.4, mew=0, gid="runs")
             axes.errorbar(estimate.mean, place, fmt="o", ms=8, capsize=4, elinewidth=1.8, **_interval(row, estimate))
-            text = write_with_interval(estimate, 1 if language else 100)
+            text = write_with_interval(score, estimate)
             style.note(axes, text, (1, place), y="data", shift=(8, 0), va="center", color=style.INK, gid="value")
-    if not language:
+    if score.share:
         style.percent_scale(axes, "x")
-    what = "perplexity (lower is better)" if language else "accuracy"
-    style.label(axes, x=f"test {what}, mean of the clients; 95 % interval over seeds")
+    style.label(axes, x=f"test {_named(score)}, mean of the clients; 95 % interval over seeds")
     style.set_title(figure, title, data)
     return figure
 
 
-def suite_figure(scenarios: Mapping[str, Sequence[ComparisonRow]]) -> Figure:
-    """Draw the mean accuracy of every algorithm with its interval, in a panel for each scenario.
+def suite_figure(scenarios: Mapping[str, tuple[Score, Sequence[ComparisonRow]]]) -> Figure:
+    """Draw the mean score of every algorithm with its interval, in a panel for each scenario.
 
-    An algorithm is on the same line in all panels. Language models, too, are drawn by accuracy, so that all panels have
-    one scale.
+    An algorithm is on the same line in all panels. They have one scale if the scores are by one metric.
     """
-    labels = all_labels(scenarios.values())
+    scores = list(dict.fromkeys(score for score, _ in scenarios.values()))
+    labels = all_labels(rows for _, rows in scenarios.values())
     columns = min(COLUMNS, len(scenarios))
     lines = -(-len(scenarios) // columns)
     height = style.HEADER + lines * (0.75 + 0.23 * len(labels))
     figure = style.new_figure(1.6 + 2.6 * max(columns, 2), height)
-    grid = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False)
-    for axes, (name, rows) in zip(grid.flat, scenarios.items(), strict=False):
+    grid = figure.subplots(lines, columns, sharex=len(scores) == 1, sharey=True, squeeze=False)
+    for axes, (name, (score, rows)) in zip(grid.flat, scenarios.items(), strict=False):
         _set_up(axes, labels)
         axes.set_title(name, fontsize=10.5, color=style.INK, loc="left")
         for row in rows:
-            if row.accuracy is None:
+            if (estimate := row.scores[score.name]) is None:
                 continue
-            place, interval = labels.index(row.label), _interval(row, row.accuracy)
-            axes.errorbar(row.accuracy.mean, place, fmt="o", ms=5, capsize=3, elinewidth=1.4, **interval)
-            text = write_mean(row.accuracy, 1, 100)
+            place, interval = labels.index(row.label), _interval(row, estimate)
+            axes.errorbar(estimate.mean, place, fmt="o", ms=5, capsize=3, elinewidth=1.4, **interval)
+            text = write_score(score, estimate)
             style.note(axes, text, (1, place), y="data", shift=(3, 0), va="center", fontsize=8, color=style.INK)
+        if score.share:
+            style.percent_scale(axes, "x")
+        if len(scores) > 1:
+            style.label(axes, x=_named(score))
     for axes in grid.flat[len(scenarios) :]:
         axes.set_axis_off()
     for column in range(columns):  # the lowest panel of each column, which need not be in the last line
         lowest = grid[(len(scenarios) - 1 - column) // columns, column]
         lowest.tick_params(labelbottom=True)
-    style.percent_scale(grid[0, 0], "x")
+    what = _named(scores[0]) if len(scores) == 1 else "scores"
     title = f"{count(len(labels), 'algorithm')} in {count(len(scenarios), 'scenario')}"
-    style.set_title(figure, title, "test accuracy, mean of the clients; 95 % interval over seeds; grey: baselines")
+    style.set_title(figure, title, f"test {what}, mean of the clients; 95 % interval over seeds; grey: baselines")
     return figure
 
 
@@ -87,6 +87,10 @@ def _set_up(axes: Axes, labels: Sequence[str]) -> None:
     axes.grid(False, axis="y")
     axes.set_yticks(range(len(labels)), labels)
     axes.set_ylim(len(labels) - 0.5, -0.5)
+
+
+def _named(score: Score) -> str:
+    return score.label if score.sign > 0 else f"{score.label} (lower is better)"
 
 
 def _colour(row: ComparisonRow) -> str:

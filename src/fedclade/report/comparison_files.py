@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,15 +57,17 @@ class ComparisonFiles(ABC):
         return target
 
 
-def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]], words: Sequence[str] = ("config",)) -> str:
+def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]], words: Iterable[str] = ("config",)) -> str:
     """Return a table as Markdown; columns of words stand at the left, those of numbers at the right."""
     rule = [":--" if name in words else "--:" for name in columns]
     cells = [[cell.replace("|", "\\|") for cell in row] for row in rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in [columns, rule, *cells])
 
 
-def csv_table(rows: Iterable[Sequence[Any]]) -> str:
-    """Return lines as CSV, the names of the columns first."""
+def csv_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return rows by column as CSV; a column that a row lacks is empty there."""
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
+    writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
     return text.getvalue()

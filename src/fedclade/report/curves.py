@@ -15,19 +15,23 @@ BAND = (10, 90)
 """Percentiles between which most of many clusters lie."""
 
 
-def accuracy_picture(view: RunView) -> Picture:
+def score_picture(view: RunView) -> Picture:
     """Return the score of every cluster over the rounds, and below it the separation gap g(α) (CFL figure 8).
 
-    Language models are scored by perplexity. Where the true clusters are not known there is no gap, and α_cross^max is
-    drawn instead; where there is neither, only the scores.
+    Where the true clusters are not known there is no gap, and α_cross^max is drawn instead; where there is neither,
+    only the scores.
     """
     scores = queries.joined_series(view.run.tree, queries.score_series(view.run))
-    panels = [Panel(_lines(view, scores, view.score.name), view.score.axis("mean test"), 2)]
+    panels = [Panel(_lines(view, scores, f"{view.score.label} {view.score.hover()}"), view.score.axis("mean test"), 2)]
     known = view.outcome.truth is not None
     if gaps := queries.criterion_series(view.run, "separation_gap" if known else "alpha_cross_max"):
         what = "separation gap g(α)" if known else "α cross max"
-        panels.append(Panel([Rule(0, dashed=False), *_lines(view, gaps, what)], Axis("gap g(α)" if known else what)))
-    return _over_rounds(view, f"{view.score.name.capitalize()} of the clusters", panels, 500 if gaps else 380)
+        panels.append(
+            Panel(
+                [Rule(0, dashed=False), *_lines(view, gaps, f"{what} %{{y:.3g}}")], Axis("gap g(α)" if known else what)
+            )
+        )
+    return _over_rounds(view, f"{view.score.title} of the clusters", panels, 500 if gaps else 380)
 
 
 def norms_picture(view: RunView) -> Picture | None:
@@ -41,7 +45,7 @@ def norms_picture(view: RunView) -> Picture | None:
     norms = {what: queries.criterion_series(view.run, f"{what}_norm") for what in ("max", "mean")}
     positive = all(value > 0 for each in norms.values() for series in each.values() for value in series.values)
     for what, title, threshold, symbol in (("max", "largest", eps2, "ε₂"), ("mean", "mean", eps1, "ε₁")):
-        marks = _lines(view, norms[what], f"{title} norm")
+        marks = _lines(view, norms[what], f"{title} norm %{{y:.3g}}")
         if isinstance(threshold, Mapping):
             marks += _thresholds(view, threshold, symbol)
         elif threshold is not None:
@@ -67,8 +71,7 @@ def _legend(view: RunView) -> list[LegendEntry]:
 
 def _lines(view: RunView, found: Mapping[int, Series], what: str) -> list[Mark]:
     """Return a line for every cluster, or for too many of them their mean and a band that most lie in."""
-    form = "%{y:.1%}" if what == "accuracy" else "%{y:.3g}"
-    hover = f"{{name}}, round %{{x}}<br>{what} {form}"
+    hover = f"{{name}}, round %{{x}}<br>{what}"
     if view.colours.crowded:
         values = queries.values_by_round(found.values())
         low, high = (queries.over_rounds(values, lambda each, q=q: float(np.percentile(each, q))) for q in BAND)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
-from fedclade.report.formats import NONE, duration, number, traffic
+from fedclade.report.formats import duration, number, traffic
+from fedclade.report.score import Score
 from fedclade.tasks import mean_and_interval
 
 BASELINES = ("fedavg", "local", "oracle")
 """Algorithms that others are measured by."""
 
 NUMBERS: Mapping[str, Callable[[Mapping[str, Any]], float | None]] = {
-    "accuracy": lambda s: s["accuracy"]["mean"],
-    "worst10": lambda s: s["accuracy"]["worst10_mean"],
-    "perplexity": lambda s: s["perplexity"]["mean"] if "perplexity" in s else None,
     "ari": lambda s: s["clusters"]["ari"],
     "clusters": lambda s: s["clusters"]["found"],
     "rounds_to_target": lambda s: s["target"]["rounds_to_target"],
@@ -23,7 +21,7 @@ NUMBERS: Mapping[str, Callable[[Mapping[str, Any]], float | None]] = {
     "bytes": lambda s: s["bytes_up"] + s["bytes_down"],
     "seconds": lambda s: s["seconds"]["total"],
 }
-"""Where each number of a row stands in ``summary.json``. The gap closed is not there: it takes other runs."""
+"""Where numbers of a row besides scores stand in ``summary.json``. The gap closed is not: it takes other runs."""
 
 
 @dataclass(frozen=True)
@@ -51,21 +49,21 @@ class Estimate:
 
 @dataclass(frozen=True)
 class ComparisonRow:
-    """What the runs of one configuration come to; accuracies are means over the clients, in [0, 1]."""
+    """What the runs of one configuration come to."""
 
     label: str
     algorithm: str
     data: str
     seeds: tuple[int, ...]
-    accuracy: Estimate | None
+    scores: Mapping[str, Estimate | None]
+    """Means over the clients by metric, the one that counts first; None of one that the runs do not have."""
     worst10: Estimate | None
-    """Mean accuracy of the worst tenth of the clients."""
-    perplexity: Estimate | None
+    """Mean score of the worst tenth of the clients."""
     ari: Estimate | None
     """Adjusted Rand index of the clusters found, where the true ones are known."""
     clusters: Estimate | None
     gap_closed: Estimate | None
-    """(accuracy - FedAvg) / (oracle - FedAvg), each with the runs of the same seed; see :class:`Comparison`."""
+    """(method - FedAvg) / (oracle - FedAvg), each with the runs of the same seed; see :class:`Comparison`."""
     rounds_to_target: Estimate | None
     """Of those runs that reached the target, as are the bytes to it."""
     bytes_to_target: Estimate | None
@@ -73,17 +71,34 @@ class ComparisonRow:
     """Sent and received by all clients."""
     seconds: Estimate | None
 
+    @property
+    def words(self) -> dict[str, str]:
+        """What files call it."""
+        return {"label": self.label, "algorithm": self.algorithm, "data": self.data}
 
-def write_mean(estimate: Estimate | None, digits: int, scale: float = 1.0) -> str:
+    @property
+    def estimates(self) -> dict[str, Estimate | None]:
+        """All numbers, as files call them."""
+        (first, score), *others = self.scores.items()
+        numbers: dict[str, Estimate | None] = {first: score, "worst10": self.worst10, **dict(others)}
+        return numbers | {name: getattr(self, name) for name in (*NUMBERS, "gap_closed")}
+
+
+def write_mean(estimate: Estimate | None, digits: int) -> str:
     """Write a mean for people."""
-    return NONE if estimate is None else number(scale * estimate.mean, digits)
+    return number(_mean(estimate), digits)
 
 
-def write_with_interval(estimate: Estimate | None, scale: float = 1.0) -> str:
-    """Write a mean with its interval for people."""
-    half_width = None if estimate is None else estimate.half_width
-    interval = "" if half_width is None else f" ± {number(scale * half_width, 1)}"
-    return f"{write_mean(estimate, 1, scale)}{interval}"
+def write_score(score: Score, estimate: Estimate | None) -> str:
+    """Write a mean score for people, as under the heading of its metric."""
+    return score.digits(_mean(estimate))
+
+
+def write_with_interval(score: Score, estimate: Estimate | None) -> str:
+    """Write a mean score with its interval for people."""
+    if estimate is None or estimate.half_width is None:
+        return write_score(score, estimate)
+    return f"{score.digits(estimate.mean)} ± {score.digits(estimate.half_width, like=estimate.mean)}"
 
 
 def _mean(estimate: Estimate | None) -> float | None:
@@ -103,14 +118,13 @@ def _rounds_to_target(row: ComparisonRow) -> str:
     return f"{_whole(estimate)} ({len(estimate.values)} of {len(row.seeds)})"
 
 
-COLUMNS: Mapping[str, Callable[[ComparisonRow], str]] = {
-    "config": lambda row: row.label,
-    "algorithm": lambda row: row.algorithm,
-    "data": lambda row: row.data,
-    "seeds": lambda row: str(len(row.seeds)),
-    "accuracy, %": lambda row: write_with_interval(row.accuracy, 100),
-    "worst tenth, %": lambda row: write_mean(row.worst10, 1, 100),
-    "perplexity": lambda row: write_with_interval(row.perplexity),
+Columns: TypeAlias = Mapping[str, Callable[[ComparisonRow], str]]
+"""What is written of a row for people, by the name of the column."""
+
+WORDS: Columns = {"config": lambda row: row.label, "algorithm": lambda row: row.algorithm, "data": lambda row: row.data}
+"""Columns of words, which stand at the left; numbers stand at the right."""
+
+COLUMNS: Columns = {
     "ARI": lambda row: write_mean(row.ari, 2),
     "clusters": lambda row: _whole(row.clusters),
     "gap closed": lambda row: write_mean(row.gap_closed, 2),
@@ -119,10 +133,27 @@ COLUMNS: Mapping[str, Callable[[ComparisonRow], str]] = {
     "traffic": lambda row: traffic(_mean(row.bytes)),
     "time": lambda row: duration(_mean(row.seconds)),
 }
-"""What is written of a row for people, by the name of the column."""
+"""Columns of numbers besides scores."""
 
-WORDS = ("config", "algorithm", "data")
-"""Columns of words, which stand at the left; numbers stand at the right."""
-
-DISPENSABLE = ("time", "traffic", "traffic to target", "rounds to target", "worst tenth, %", "data", "algorithm")
+DISPENSABLE = (
+    *("time", "traffic", "traffic to target", "rounds to target"),
+    *("worst tenth, %", "worst tenth", "data", "algorithm"),
+)
 """Columns that a narrow terminal does without, in this order."""
+
+
+def all_columns(scores: Sequence[Score]) -> Columns:
+    """Return the columns of rows with some metrics, of which the first counts."""
+
+    def written(score: Score) -> Callable[[ComparisonRow], str]:
+        return lambda row: write_with_interval(score, row.scores[score.name])
+
+    first, *others = scores
+    return {
+        **WORDS,
+        "seeds": lambda row: str(len(row.seeds)),
+        first.heading: written(first),
+        "worst tenth, %" if first.share else "worst tenth": lambda row: write_score(first, row.worst10),
+        **{score.heading: written(score) for score in others},
+        **COLUMNS,
+    }

@@ -11,11 +11,12 @@ import numpy as np
 
 from fedclade.report import queries, style
 from fedclade.report.colours import palette
-from fedclade.report.curves import accuracy_picture, norms_picture
+from fedclade.report.curves import norms_picture, score_picture
 from fedclade.report.dendrogram import clustering_step, dendrogram_picture
 from fedclade.report.formats import count
 from fedclade.report.picture import Axis, Band, Box, HeatMap, LegendEntry, Line, Mark, Panel, Picture, Rule, label_rows
 from fedclade.report.run_view import RunView
+from fedclade.report.score import Score
 from fedclade.report.similarity import similarity_pictures
 from fedclade.runs import Run
 
@@ -43,7 +44,9 @@ COLOURS = palette(night=False)
 
 
 def save_figures(run: Run, folder: str | Path) -> list[Path]:
-    """Draw a run: ``accuracy.png`` and, where there is something to draw, ``norms``, ``similarity`` and ``dendrogram``.
+    """Draw a run: its scores and, where there is something to draw, ``norms``, ``similarity`` and ``dendrogram``.
+
+    The scores are in a file with the name of the metric, such as ``accuracy.png``.
 
     Parameters
     ----------
@@ -63,7 +66,7 @@ def save_figures(run: Run, folder: str | Path) -> list[Path]:
         If matplotlib is not installed.
     """
     makers = {
-        "accuracy": accuracy_figure,
+        Score.of_run(run).file: score_figure,
         "norms": norms_figure,
         "similarity": similarity_figure,
         "dendrogram": dendrogram_figure,
@@ -74,9 +77,9 @@ def save_figures(run: Run, folder: str | Path) -> list[Path]:
     return [style.save(figure, target / f"{name}.png") for name, figure in drawn.items()]
 
 
-def accuracy_figure(run: Run) -> Figure:
-    """Draw the score of every cluster over the rounds, and the separation gap g(α) below; see `accuracy_picture`."""
-    return draw(accuracy_picture(RunView(run)), queries.heading(run))
+def score_figure(run: Run) -> Figure:
+    """Draw the score of every cluster over the rounds, and the separation gap g(α) below; see `score_picture`."""
+    return draw(score_picture(RunView(run)), queries.heading(run))
 
 
 def norms_figure(run: Run) -> Figure | None:

@@ -21,6 +21,24 @@ def number(value: float | None, digits: int = 2) -> str:
     return f"{round(value, digits) + 0.0:.{digits}f}".replace("-", "−")
 
 
+def significant(value: float | None, like: float | None = None) -> str:
+    """Write a number with three significant digits, and what is very large or tiny with a power of ten.
+
+    With ``like`` it gets as many decimals as that number.
+
+    >>> significant(0.03124), significant(-12.345), significant(12345.6), significant(3e-7), significant(None)
+    ('0.0312', '−12.3', '12346', '3e-07', '–')
+    >>> significant(0.5, like=12.3)
+    '0.5'
+    """
+    if value is None or math.isnan(value):
+        return NONE
+    size = abs(value if like is None else like)
+    if size != 0 and not 1e-4 <= size < 1e7:
+        return f"{value:.3g}".replace("-", "−", 1) if value < 0 else f"{value:.3g}"
+    return number(value, max(0, 2 - math.floor(math.log10(size))) if size else 2)
+
+
 def percent(value: float | None, digits: int = 1) -> str:
     """Write a share.
 

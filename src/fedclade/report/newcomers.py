@@ -9,27 +9,29 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from fedclade.report.formats import count, number, percent
+from fedclade.report.formats import count, number
+from fedclade.report.score import Score
 from fedclade.report.terminal import new_table
-from fedclade.runs import Newcomers, score_columns
+from fedclade.runs import Newcomers, Run, score_columns
+from fedclade.tasks import RIGHT
 
 
-def newcomer_table(newcomers: Newcomers) -> Table:
-    """Return a line for each newcomer, and their means in the last."""
+def newcomer_table(newcomers: Newcomers, run: Run) -> Table:
+    """Return a line for each newcomer to a run, and their means in the last."""
     table = new_table("Newcomers", show_footer=True)
-    summary = newcomers.summary
+    summary, score = newcomers.summary, Score.named(newcomers.metric, run.summary)
     by = next((row["by"] for row in newcomers.rows if row["by"]), "similarity")
     table.add_column("client", footer="mean", no_wrap=True)
-    assigned = summary["assignment_accuracy"]
-    table.add_column("path", footer="" if assigned is None else f"assignment accuracy {number(assigned)}")
+    assigned = summary[RIGHT]
+    table.add_column("path", footer="" if assigned is None else f"assigned right {number(assigned)}")
     for column in (by, "other side", "margin"):
         table.add_column(escape(column), justify="right")
-    scores = score_columns(newcomers.metric)
-    for column, score in zip((newcomers.metric, "root", "own", "tuned"), scores, strict=True):
-        table.add_column(column, justify="right", no_wrap=True, footer=percent(summary[score]))
+    columns = score_columns(score.name)
+    for name, column in zip((score.label, "root", "own", "tuned"), columns, strict=True):
+        table.add_column(name, justify="right", no_wrap=True, footer=score.text(summary[column]))
     for row in newcomers.rows:
         cells = [escape(row["name"]), _path(row), _numbers(row["scores"]), _numbers(row["others"])]
-        table.add_row(*cells, number(row["margin"]), *(percent(row[score]) for score in scores))
+        table.add_row(*cells, number(row["margin"]), *(score.text(row[column]) for column in columns))
     alone = count(summary["rounds_alone"], "round")
     table.caption = f"own: trained alone for {alone}, as many as the run's; "
     table.caption += "tuned: the model it got after one epoch on its data"

@@ -1,32 +1,70 @@
-"""What clients are scored by: the metric that counts, and how a score is written."""
+"""What clients are scored by: a metric, what it is called, and how a score is written."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedclade.report.formats import number, percent
+from fedclade.core import ConfigError
+from fedclade.report.formats import NONE, number, significant
 from fedclade.report.picture import Axis
 from fedclade.runs import Row, Run
 from fedclade.tasks import Metric, noted_metrics, perplexity
 
+CAPITALS = (
+    *("auc", "auroc", "bleu", "cer", "crps", "f1", "fid", "iou", "mae", "mape", "mase", "mcc", "mse", "msle", "nll"),
+    *("psnr", "r2", "rmse", "rmsle", "smape", "ssim", "wer"),
+)
+"""Words in names of metrics that are abbreviations."""
+
 
 @dataclass(frozen=True)
 class Score:
-    """The metric that counts."""
+    """A metric as reports show it."""
 
     metric: Metric
 
     @classmethod
     def of_run(cls, run: Run) -> Score:
-        """Return what the clients of a run are scored by."""
-        return cls(noted_metrics(run.summary)[0])
+        """Return what the clients of a run are scored by: the metric that counts."""
+        return cls.all_of(run.summary)[0]
+
+    @classmethod
+    def all_of(cls, summary: Mapping[str, Any]) -> tuple[Score, ...]:
+        """Return all metrics of a run, the one that counts first."""
+        return tuple(cls(Metric(**metric.noted)) for metric in noted_metrics(summary))
+
+    @classmethod
+    def named(cls, name: str, summary: Mapping[str, Any]) -> Score:
+        """Return one of a run's metrics by its name."""
+        return next(score for score in cls.all_of(summary) if score.name == name)
 
     @property
     def name(self) -> str:
-        """Its name, such as ``accuracy`` or ``mae``."""
+        """Its name in files, such as ``accuracy`` or ``mae``."""
         return self.metric.name
+
+    @property
+    def label(self) -> str:
+        """Its name for people, such as ``accuracy``, ``MAE`` or ``average precision``."""
+        return " ".join(word.upper() if word.lower() in CAPITALS else word for word in self.name.split("_"))
+
+    @property
+    def title(self) -> str:
+        """The same at the beginning of a line."""
+        return self.label[:1].upper() + self.label[1:]
+
+    @property
+    def heading(self) -> str:
+        """The same over a column of numbers."""
+        return f"{self.label}, %" if self.share else self.label
+
+    @property
+    def file(self) -> str:
+        """The same as a file can be called."""
+        return re.sub(r"\W+", "_", self.name)
 
     @property
     def sign(self) -> int:
@@ -38,6 +76,10 @@ class Score:
         """Whether it is written in per cent."""
         return self.metric.share
 
+    def is_of(self, *summaries: Mapping[str, Any]) -> bool:
+        """Whether all of some runs have it."""
+        return all(self in Score.all_of(summary) for summary in summaries)
+
     def of(self, row: Row) -> float:
         """Return a client's score from its row of ``clients.parquet``."""
         return row[self.name] if self.name in row else perplexity(row["loss"])  # of language in earlier versions
@@ -46,16 +88,47 @@ class Score:
         """Return the mean score of a run."""
         return summary[self.name]["mean"]
 
+    def worst_tenth(self, summary: Mapping[str, Any]) -> float:
+        """Return the mean score of the worst tenth of a run's clients."""
+        return summary[self.name]["worst10_mean"]
+
+    def digits(self, value: float | None, like: float | None = None) -> str:
+        """Write a score without a unit, as under a :attr:`heading`; with as many decimals as another has."""
+        if self.share:
+            return number(None if value is None else 100 * value, 1)
+        return significant(value, like)
+
     def text(self, value: float | None) -> str:
         """Write a score for people."""
-        return percent(value) if self.share else number(value, 1 if self.name == "perplexity" else 3)
+        written = self.digits(value)
+        return f"{written} %" if self.share and written != NONE else written
+
+    def gain(self, mean: float, other: float) -> tuple[str, str]:
+        """Say how far a mean score is from another, and whether that is ``good``, ``bad``, or next to nothing."""
+        gain = mean - other
+        small = 5e-4 if self.share else 5e-4 * abs(other)
+        trend = "" if not abs(gain) >= small or gain == 0 else "good" if gain * self.sign > 0 else "bad"
+        return f"{'−' if gain < 0 else '+'}{self.digits(abs(gain))}{' points' if self.share else ''}", trend
 
     def hover(self, axis: str = "y") -> str:
         """Return the form of a score at the pointer, on one axis of a picture."""
-        form = ".1%" if self.share else ".1f" if self.name == "perplexity" else ".4~g"
-        return f"%{{{axis}:{form}}}"
+        return f"%{{{axis}:{'.1%' if self.share else ',.4~r'}}}"
 
     def axis(self, what: str) -> Axis:
         """Return an axis of scores, such as of ``mean test`` ones."""
-        form = "share" if self.share else "number"
-        return Axis(f"{what} {self.name}", form, log=self.name == "perplexity")
+        return Axis(f"{what} {self.label}", "share" if self.share else "number", log=self.name == "perplexity")
+
+
+def compared_by(summaries: Sequence[Mapping[str, Any]]) -> tuple[Score, ...]:
+    """Return all metrics of some runs; in front those that all runs have, in the order of the first run."""
+    found = list(dict.fromkeys(score for summary in summaries for score in Score.all_of(summary)))
+    return tuple(sorted(found, key=lambda score: not score.is_of(*summaries)))
+
+
+def in_common(summaries: Sequence[Mapping[str, Any]]) -> Score:
+    """Return the first metric that all of some runs have; a ConfigError if there is none."""
+    score = compared_by(summaries)[0]
+    if not score.is_of(*summaries):
+        names = dict.fromkeys(", ".join(each.name for each in Score.all_of(summary)) for summary in summaries)
+        raise ConfigError(f"runs should have a metric in common to be drawn on one axis, got {' and '.join(names)}")
+    return score

@@ -19,14 +19,13 @@ from fedclade.core import ConfigError
 from fedclade.report.comparison import Comparison
 from fedclade.report.comparison_figures import all_labels, suite_figure
 from fedclade.report.comparison_files import ComparisonFiles, csv_table, markdown_table
-from fedclade.report.estimates import BASELINES, ComparisonRow, Estimate, write_mean, write_with_interval
+from fedclade.report.estimates import BASELINES, ComparisonRow, Estimate, write_score, write_with_interval
 from fedclade.report.formats import number
+from fedclade.report.score import Score
 from fedclade.report.terminal import new_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-OVERVIEW = "Accuracy in percent, mean of the clients and seeds; ARI where the true clusters are known"
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,12 +54,12 @@ class SuiteComparison(ComparisonFiles):
         return Group(*(comparison.table(width) for comparison in self.scenarios.values()), self.overview())
 
     def overview(self) -> Table:
-        """Return algorithms by scenarios for the terminal: mean accuracy in percent, and ARI where it is known."""
-        table = new_table(OVERVIEW, collapse_padding=True)
+        """Return algorithms by scenarios for the terminal: mean scores, and ARI where it is known."""
+        table = new_table(self._title, collapse_padding=True)
         table.add_column("config", no_wrap=True)
-        for name in self.scenarios:
+        for name in self._headings:
             table.add_column(fill(name, 9, break_long_words=False), justify="right", no_wrap=True)
-        cells = self._cells(lambda accuracy: write_mean(accuracy, 1, 100))
+        cells = self._cells(write_score)
         for label, rows in self._by_label.items():
             dim = next(row for row in rows if row is not None).algorithm in BASELINES
             table.add_row(escape(label), *cells[label], style="dim" if dim else None)
@@ -68,16 +67,15 @@ class SuiteComparison(ComparisonFiles):
 
     def markdown(self) -> str:
         """Return the overview and the table of every scenario as Markdown."""
-        cells = self._cells(lambda accuracy: write_with_interval(accuracy, 100))
-        overview = markdown_table(["config", *self.scenarios], [[label, *row] for label, row in cells.items()])
+        cells = self._cells(write_with_interval)
+        overview = markdown_table(["config", *self._headings], [[label, *row] for label, row in cells.items()])
         each = "\n".join(comparison.markdown() for comparison in self.scenarios.values())
-        return f"**{OVERVIEW}**\n\n{overview}\n\n{each}"
+        return f"**{self._title}**\n\n{overview}\n\n{each}"
 
     def csv(self) -> str:
         """Return one CSV table whose first column is the scenario; see :meth:`Comparison.csv` for the others."""
-        tables = {name: list(csv.reader(io.StringIO(each.csv()))) for name, each in self.scenarios.items()}
-        header = ["scenario", *next(iter(tables.values()))[0]]
-        return csv_table([header, *([name, *line] for name, lines in tables.items() for line in lines[1:])])
+        tables = {name: csv.DictReader(io.StringIO(each.csv())) for name, each in self.scenarios.items()}
+        return csv_table([{"scenario": name, **row} for name, rows in tables.items() for row in rows])
 
     def json(self) -> str:
         """Return the comparisons as JSON, by scenario; see :meth:`Comparison.json`."""
@@ -86,7 +84,28 @@ class SuiteComparison(ComparisonFiles):
 
     def figure(self) -> Figure:
         """Draw a panel for each scenario; see `suite_figure`."""
-        return suite_figure({name: comparison.rows for name, comparison in self.scenarios.items()})
+        return suite_figure({name: (self._score_of[name], each.rows) for name, each in self.scenarios.items()})
+
+    @cached_property
+    def _score_of(self) -> dict[str, Score]:
+        """The metric of each scenario: the first that all have, or else the one that counts in it."""
+        first, *others = self.scenarios.values()
+        shared = [score for score in first.scores if all(score in each.scores for each in others)]
+        return {name: (shared or each.scores)[0] for name, each in self.scenarios.items()}
+
+    @property
+    def _title(self) -> str:
+        score, *others = dict.fromkeys(self._score_of.values())
+        what = "Scores" if others else f"{score.title} in percent" if score.share else score.title
+        return f"{what}, mean of the clients and seeds; ARI where the true clusters are known"
+
+    @property
+    def _headings(self) -> list[str]:
+        """The scenarios, with their metrics if they have not the same."""
+        scores = self._score_of
+        if len(set(scores.values())) == 1:
+            return list(scores)
+        return [f"{name}: {score.heading}" for name, score in scores.items()]
 
     @cached_property
     def _by_label(self) -> dict[str, list[ComparisonRow | None]]:
@@ -95,12 +114,13 @@ class SuiteComparison(ComparisonFiles):
         labels = all_labels(comparison.rows for comparison in self.scenarios.values())
         return {label: [each.get(label) for each in rows] for label in labels}
 
-    def _cells(self, written: Callable[[Estimate | None], str]) -> dict[str, list[str]]:
-        """Return for each configuration its accuracy in every scenario and, where it is known, its ARI."""
+    def _cells(self, written: Callable[[Score, Estimate | None], str]) -> dict[str, list[str]]:
+        """Return for each configuration its score in every scenario and, where it is known, its ARI."""
 
-        def cell(row: ComparisonRow | None) -> str:
+        def cell(score: Score, row: ComparisonRow | None) -> str:
             if row is None:
                 return ""
-            return written(row.accuracy) + ("" if row.ari is None else f"  {number(row.ari.mean)}")
+            return written(score, row.scores[score.name]) + ("" if row.ari is None else f"  {number(row.ari.mean)}")
 
-        return {label: [cell(row) for row in rows] for label, rows in self._by_label.items()}
+        scores = list(self._score_of.values())
+        return {label: [*map(cell, scores, rows)] for label, rows in self._by_label.items()}

@@ -6,6 +6,7 @@ Everything here is a `rich` renderable: coloured in a terminal, plain text anywh
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
@@ -21,7 +22,6 @@ from fedclade.report.outcome import Outcome
 from fedclade.report.score import Score
 from fedclade.report.terminal import new_table
 from fedclade.runs import Run, events_of
-from fedclade.tasks import noted_metrics
 
 LIMIT = 40
 """So many clusters are listed; of the rest only the number is shown."""
@@ -46,7 +46,7 @@ def cluster_table(run: Run) -> Table:
     """Return the current clusters: their members and scores, and the norms of the last round."""
     outcome, criteria = Outcome.of(run), {row["node"]: row for row in run.clusters}
     table = new_table("Clusters")
-    for column in ("node", "size", outcome.score.name, "mean norm", "max norm"):
+    for column in ("node", "size", outcome.score.label, "mean norm", "max norm"):
         table.add_column(column, justify="right", no_wrap=True)
     if outcome.truth is not None:
         table.add_column("true clusters")
@@ -89,16 +89,15 @@ def _facts(run: Run) -> Iterator[tuple[str, str]]:
     s = run.summary
     clusters, seconds = s["clusters"], s["seconds"]
     yield "model", f"{s['model']}, {count(s['rounds'], 'round')} on {s['device']}"
-    for score in map(Score, noted_metrics(s)):
+    for score in Score.all_of(s):
         spread = s[score.name]
-        yield score.name, f"mean {score.text(spread['mean'])}, std {score.text(spread['std'])} over the clients"
+        yield score.label, f"mean {score.text(spread['mean'])}, std {score.text(spread['std'])} over the clients"
         yield "", ", ".join(f"{name} {score.text(spread[key])}" for name, key in QUANTILES.items())
     known = "" if clusters["true"] is None else f", {clusters['true']} true"
     yield "clusters", f"{clusters['found']} found{known}; sizes {shortened([str(n) for n in clusters['sizes']])}"
     if clusters["ari"] is not None:
         yield "recovery", f"ARI {number(clusters['ari'])}, NMI {number(clusters['nmi'])}"
-    if s["target"]["accuracy"] is not None:
-        yield f"target {percent(s['target']['accuracy'], 0)}", _target(s["target"])
+    yield from _target(s)
     yield from _connections(run)
     if lost := [why for _, event in events_of(run.events, LeftOut) for why in event.clients.values()]:
         absent = sum(why in (DROPPED_OUT, TOO_LATE) for why in lost)
@@ -131,12 +130,20 @@ def _connections(run: Run) -> Iterator[tuple[str, str]]:
         yield "refused", f"{count(len(refused), 'node')}, the last {node}: {why}"
 
 
-def _target(target: Mapping[str, float | int | None]) -> str:
+def _target(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the line about the target, if there was one; the metric is named if it is not the one that counts."""
+    target, scores = summary["target"], Score.all_of(summary)
+    score = next((score for score in scores if target.get(score.name) is not None), None)
+    if score is None:
+        return
+    aim = percent(target[score.name], 0) if score.share else f"{target[score.name]:g}"
+    name = " ".join(["target", *([] if score == scores[0] else [score.label]), aim])
     share = f"{percent(target['share_of_clients'], 0)} of the clients at the end"
     if target["rounds_to_target"] is None:
-        return f"not reached by the mean; {share}"
-    spent = f"{target['rounds_to_target']} rounds and {traffic(target['bytes_to_target'])}"
-    return f"reached by the mean after {spent}; {share}"
+        yield name, f"not reached by the mean; {share}"
+    else:
+        spent = f"{target['rounds_to_target']} rounds and {traffic(target['bytes_to_target'])}"
+        yield name, f"reached by the mean after {spent}; {share}"
 
 
 def _node_text(node: Node, tree: ParameterTree, last_round: int | None, outcome: Outcome | None) -> Text:
@@ -148,7 +155,7 @@ def _node_text(node: Node, tree: ParameterTree, last_round: int | None, outcome:
     members = _members(node, outcome)
     if outcome is not None:
         if is_leaf:
-            parts.append(f"{outcome.score.name} {outcome.score.text(outcome.mean_score(node.members))}")
+            parts.append(f"{outcome.score.label} {outcome.score.text(outcome.mean_score(node.members))}")
         if outcome.truth is not None and (inside := _purity(node.members, outcome.truth)):
             members += f"  ({inside})"
     text.append("  " + " · ".join(parts), style="not bold default")

@@ -12,12 +12,15 @@ from fedclade.runs import Row
 FOLDER = "tensorboard"
 """In the run folder."""
 
+SCORES: Mapping[str, str] = {
+    "mean": "mean",
+    "worst tenth": "worst10_mean",
+    "10th percentile": "p10",
+    "weighted": "weighted",
+}
+"""What is written of each metric, by what TensorBoard calls it: the end of its column of ``metrics.parquet``."""
+
 TAGS: Mapping[str, str] = {
-    "accuracy/mean": "accuracy_mean",
-    "accuracy/worst tenth": "accuracy_worst10_mean",
-    "accuracy/10th percentile": "accuracy_p10",
-    "accuracy/weighted": "accuracy_weighted",
-    "perplexity/mean": "perplexity_mean",
     "loss/test": "loss_mean",
     "loss/train": "train_loss",
     "clusters/found": "clusters",
@@ -31,7 +34,7 @@ TAGS: Mapping[str, str] = {
     "traffic/bytes down": "bytes_down",
     "time/seconds": "seconds",
 }
-"""The columns of ``metrics.parquet`` that are written, by what TensorBoard calls them."""
+"""The other columns that are written."""
 
 
 class TensorBoardLog:
@@ -59,7 +62,7 @@ class TensorBoardLog:
         """Write the row of a round."""
         if self._writer is None:  # not before the run has made its folder
             self._writer = self._module.SummaryWriter(str(self._folder), purge_step=row["round"])
-        for tag, column in TAGS.items():
+        for tag, column in {**scores(row), **TAGS}.items():
             if (value := row.get(column)) is not None:
                 self._writer.add_scalar(tag, value, row["round"])
         self._writer.flush()
@@ -68,3 +71,10 @@ class TensorBoardLog:
         """Bring everything to the disk."""
         if self._writer is not None:
             self._writer.close()
+
+
+def scores(row: Row) -> dict[str, str]:
+    """Return the columns of the metrics in a row, by what TensorBoard calls them."""
+    metrics = [name.removesuffix("_mean") for name in row if name.endswith("_mean") and name != "loss_mean"]
+    metrics = [name for name in metrics if not name.endswith("_worst10")]
+    return {f"{metric}/{tag}": f"{metric}_{end}" for metric in metrics for tag, end in SCORES.items()}

@@ -83,7 +83,7 @@ def test_runs_with_a_page_of_their_own_are_linked_from_where_the_comparison_lies
 
 def test_scores_are_drawn_over_rounds_and_over_traffic(subject):
     two = [subject("cfl", 0.7), subject("fedavg", 0.5)]
-    rounds, spent = found(two, "accuracy"), found(two, "traffic")
+    rounds, spent = found(two, "scores"), found(two, "traffic")
     assert rounds is not None
     assert spent is not None
     (cfl, fedavg), (cheap, _) = rounds.figures[""]["data"], spent.figures[""]["data"]

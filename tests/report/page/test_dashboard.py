@@ -57,8 +57,8 @@ def test_it_serves_the_page_and_tells_how_far_the_run_has_come(rounds: list[Run]
         first = state(dashboard)
         assert (first["round"], first["version"], first["finished"]) == (1, "1", False)
         assert first["status"].startswith("Round 1 of 3, accuracy ")
-        assert [part["id"] for part in first["page"]["sections"]][:2] == ["accuracy", "tree"]
-        assert "accuracy-0" in first["page"]["figures"]
+        assert [part["id"] for part in first["page"]["sections"]][:2] == ["scores", "tree"]
+        assert "scores-0" in first["page"]["figures"]
         again = state(dashboard, seen="1")
         assert "page" not in again, "what a browser has seen is not sent again"
         assert again["cards"] == first["cards"]

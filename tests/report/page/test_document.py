@@ -81,7 +81,7 @@ def pages(everything: Run) -> dict[str, Page]:
 def test_plotly_knows_all_that_figures_are_made_of(pages: dict[str, Page]):
     seen = [name for page in pages.values() for name in page.figures]
     assert {name.split("-")[0] for name in seen} == {
-        *("accuracy", "similarity", "dendrogram", "flow", "clients", "norms", "checks", "faults", "newcomers"),
+        *("scores", "similarity", "dendrogram", "flow", "clients", "norms", "checks", "faults", "newcomers"),
         *("clusters", "traffic"),
     }
     for page in pages.values():

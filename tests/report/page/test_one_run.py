@@ -10,7 +10,7 @@ import torch
 from fedclade.config import check_config
 from fedclade.core.tree import ParameterTree
 from fedclade.report.page import Card, RunView
-from fedclade.report.page.curves import accuracy_section
+from fedclade.report.page.curves import scores_section
 from fedclade.report.page.plot import LONGEST
 from fedclade.report.page.sankey import REST, STAGES, WIDEST
 from fedclade.report.page.setting import repeat_command
@@ -18,7 +18,7 @@ from fedclade.report.page.similarity import MATRICES, SIDE
 from fedclade.runs.store.similarities import SimilarityMatrix
 from fedclade.tasks.scores import spread
 
-ALWAYS = ["accuracy", "tree", "clients", "config"]
+ALWAYS = ["scores", "tree", "clients", "config"]
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def test_sections_without_data_are_left_out(make_run, page_of):
     run = replace(make_run(), clusters=[], similarities=())
     assert [each.id for each in page_of(run).sections] == ALWAYS
     page = page_of(make_run([(2, 0)]))
-    found = ["accuracy", "tree", "similarity", "flow", "clients", "norms", "config"]
+    found = ["scores", "tree", "similarity", "flow", "clients", "norms", "config"]
     assert [each.id for each in page.sections] == found
 
 
@@ -68,7 +68,7 @@ def test_of_perplexity_less_is_more(make_run, page_of):
 
 
 def test_courses_go_on_from_the_cluster_that_was_split(split_run, section, page_of):
-    found = section(page_of(split_run), "accuracy")
+    found = section(page_of(split_run), "scores")
     lines = {trace["name"]: trace for trace in found.figures[""]["data"] if trace.get("yaxis") != "y2"}
     assert lines["cluster 1"]["x"] == [1, 2, 3, 4]
     assert lines["cluster 1"]["y"] == pytest.approx([0.66, 0.62, 0.63, 0.64])  # as in test_figures
@@ -82,7 +82,7 @@ def test_courses_go_on_from_the_cluster_that_was_split(split_run, section, page_
 
 
 def test_of_more_clusters_than_colours_the_mean_and_a_band_are_drawn(make_run, section, page_of):
-    found = section(page_of(make_run(star=True, clients=20)), "accuracy")
+    found = section(page_of(make_run(star=True, clients=20)), "scores")
     low, high, mean = found.figures[""]["data"]
     # Clients score 0.5 + 0.01 round + 0.1 node, at most 1: nodes 1 to 4 or so differ, all later ones are at 1.
     scores = [min(1.0, 0.51 + 0.1 * node) for node in range(1, 21)]
@@ -97,7 +97,7 @@ def test_of_more_clusters_than_colours_the_mean_and_a_band_are_drawn(make_run, s
 
 def test_long_runs_are_thinned_and_that_is_said(make_run):
     run = make_run(rounds=LONGEST + 101)
-    found = accuracy_section(RunView(run))
+    found = scores_section(RunView(run))
     (line, *_) = found.figures[""]["data"]
     assert len(line["x"]) <= LONGEST
     assert (line["x"][0], line["x"][-1]) == (1, LONGEST + 101)

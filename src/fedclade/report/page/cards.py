@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from fedclade.report.formats import count, duration, number, percent, traffic
+from collections.abc import Mapping
+from typing import Any
+
+from fedclade.report.formats import count, duration, number, traffic
 from fedclade.report.outcome import Outcome
 from fedclade.report.page.section import Card
 from fedclade.report.run_view import RunView
@@ -14,8 +17,10 @@ def run_cards(view: RunView) -> list[Card]:
     s = view.run.summary
     clusters, seconds = s["clusters"], s["seconds"]
     known = "" if clusters["true"] is None else f"{clusters['true']} true"
-    worst = f"mean accuracy of the worst {count(-(-len(view.outcome.rows) // 10), 'client')}"
-    cards = [_score(view), Card("Worst tenth", percent(s["accuracy"]["worst10_mean"]), worst)]
+    score, *others = Score.all_of(s)
+    worst = f"mean {score.label} of the worst {count(-(-len(view.outcome.rows) // 10), 'client')}"
+    cards = [_score(view), Card("Worst tenth", score.text(score.worst_tenth(s)), worst)]
+    cards += [Card(each.title, each.text(each.mean(s)), _std(each, s)) for each in others]
     sizes = clusters["sizes"]
     each = f"{sizes[0]} clients each" if len(set(sizes)) == 1 and len(sizes) > 1 else f"largest {max(sizes, default=0)}"
     cards.append(Card("Clusters", f"{clusters['found']:,}", ", ".join(filter(None, [known, each]))))
@@ -32,21 +37,14 @@ def run_cards(view: RunView) -> list[Card]:
 def _score(view: RunView) -> Card:
     """Return the card of the mean score, with the difference to the run that it is compared with."""
     summary, score = view.run.summary, view.score
-    label, mean = score.name.capitalize(), score.mean(summary)
+    mean = score.mean(summary)
     if view.against is not None:
         base = Outcome.of(view.against)
         if (other := base.mean_score(base.rows)) is not None:
-            return Card(label, score.text(mean), *difference(mean, other, view.against_label, score))
-    spread = summary[score.name]
-    if not score.share:
-        worst = spread["min" if score.metric.higher_is_better else "max"]
-        return Card(label, score.text(mean), f"worst client {score.text(worst)}")
-    return Card(label, score.text(mean), f"std {percent(spread['std'])} over clients")
+            gain, trend = score.gain(mean, other)
+            return Card(score.title, score.text(mean), f"{gain} against {view.against_label}", trend)
+    return Card(score.title, score.text(mean), _std(score, summary))
 
 
-def difference(mean: float, other: float, label: str, score: Score) -> tuple[str, str]:
-    """Say how much better a mean score is than another, and whether that is good or bad."""
-    gain = mean - other
-    written = f"{100 * gain:+.1f} points" if score.share else f"{gain:+.1f}" if abs(gain) >= 1 else f"{gain:+.3g}"
-    trend = "" if abs(gain) < 5e-4 else "good" if gain * score.sign > 0 else "bad"
-    return f"{written} against {label}".replace("-", "−", 1), trend
+def _std(score: Score, summary: Mapping[str, Any]) -> str:
+    return f"std {score.text(summary[score.name]['std'])} over clients"

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from fedclade.report.colours import series
-from fedclade.report.formats import NONE, duration, number, percent, traffic
-from fedclade.report.page.cards import difference
+from fedclade.report.formats import NONE, duration, number, traffic
 from fedclade.report.page.section import Card, Page, Section, Table, table_by_round
 from fedclade.report.page.setting import flat, repeat_command
 from fedclade.report.page.tree import tree_picture
 from fedclade.report.picture import Axis, LegendEntry, Line, Panel, Picture, rounds_axis
 from fedclade.report.run_view import RunView
-from fedclade.report.score import Score
+from fedclade.report.score import Score, compared_by, in_common
 from fedclade.report.style import FEW_ROUNDS
-from fedclade.tasks import noted_metrics
 
 REPORT = "report.html"
 """A run's own page, in its folder."""
@@ -39,20 +39,37 @@ class Compared:
     label: str
     view: RunView
     entry: LegendEntry
+    score: Score
+    """What all are compared by."""
+
+    @property
+    def summary(self) -> Mapping[str, Any]:
+        """The run's summary."""
+        return self.view.run.summary
 
     @property
     def mean(self) -> float:
         """The mean score of its clients."""
-        return self.view.score.mean(self.view.run.summary)
+        return self.score.mean(self.summary)
+
+    @cached_property
+    def scores(self) -> list[float]:
+        """The last score of each client, ascending."""
+        return sorted(map(self.score.of, self.view.outcome.rows.values()))
 
 
 def comparison_page(views: Sequence[RunView], beside: Path) -> Page:
     """Return a page that compares at least two runs.
 
     The page is for the folder ``beside``, from which the runs' own pages are linked.
+
+    Raises
+    ------
+    ConfigError
+        If the runs have no metric in common.
     """
-    labels = run_labels(views)
-    runs = [Compared(*each) for each in zip(labels, views, series(labels), strict=True)]
+    labels, score = run_labels(views), in_common([view.run.summary for view in views])
+    runs = [Compared(*each, score) for each in zip(labels, views, series(labels), strict=True)]
     data = list(dict.fromkeys(view.run.summary["data"] for view in views))
     sections = [_scores(runs), _clusters(runs), _traffic(runs), _spread(runs), _trees(runs), _settings(runs)]
     found = [_overview(runs, beside), *(each for each in sections if each is not None)]
@@ -71,36 +88,33 @@ def run_labels(views: Sequence[RunView]) -> list[str]:
     ]
 
 
-def _score(runs: Sequence[Compared]) -> Score:
-    """Return what runs are compared by: the first metric of the first run that all have."""
-    metrics = noted_metrics(runs[0].view.run.summary)
-    return Score(next(m for m in (*metrics, metrics[0]) if all(m.name in run.view.run.summary for run in runs)))
-
-
 def _cards(runs: Sequence[Compared]) -> list[Card]:
     """Return a card for each run: its score, and the difference to FedAvg if that is among them."""
-    baselines = [run for run in runs if run.view.run.summary["algorithm"] == BASELINE]
+    baselines = [run for run in runs if run.summary["algorithm"] == BASELINE]
     base = baselines[0] if len(baselines) == 1 else None
     cards: list[Card] = []
     for run in runs:
-        score, note, trend = run.view.score, run.view.score.name, ""
-        if base is not None and run is not base and score == base.view.score:
-            note, trend = difference(run.mean, base.mean, base.label, score)
-        cards.append(Card(run.label, score.text(run.mean), note, trend, run.entry.colour))
+        note, trend = run.score.label, ""
+        if base is not None and run is not base:
+            gain, trend = run.score.gain(run.mean, base.mean)
+            note = f"{gain} against {base.label}"
+        cards.append(Card(run.label, run.score.text(run.mean), note, trend, run.entry.colour))
     return cards
 
 
 def _overview(runs: Sequence[Compared], beside: Path) -> Section:
     rows: list[list[str]] = []
+    others = [each for each in compared_by([run.summary for run in runs]) if each != runs[0].score]
     for run in runs:
-        s = run.view.run.summary
+        s = run.summary
         true = "" if s["clusters"]["true"] is None else f" of {s['clusters']['true']}"
-        cells = [run.label, run.view.score.text(run.mean), percent(s["accuracy"]["worst10_mean"])]
+        cells = [run.label, run.score.text(run.mean), run.score.text(run.score.worst_tenth(s))]
+        cells += [each.text(each.mean(s)) if each.is_of(s) else NONE for each in others]
         cells += [f"{s['clusters']['found']}{true}", number(s["clusters"]["ari"])]
         cells += [traffic(s["bytes_up"] + s["bytes_down"]), duration(s["seconds"]["total"]), str(s["rounds"])]
         rows.append(cells)
-    what = " / ".join(dict.fromkeys(run.view.score.name for run in runs))
-    columns = ["run", what, "worst tenth", "clusters", "ARI", "traffic", "time", "rounds"]
+    columns = ["run", runs[0].score.label, "worst tenth", *(each.label for each in others)]
+    columns += ["clusters", "ARI", "traffic", "time", "rounds"]
     links = {run.label: link for run in runs if (link := _report_of(run, beside)) is not None}
     caption = "What each run came to; means over the clients."
     return Section("overview", "The runs", caption, open_tables=[Table("", columns, rows)], links=links)
@@ -143,14 +157,14 @@ def _legend(runs: Sequence[Compared]) -> list[LegendEntry]:
 
 
 def _scores(runs: Sequence[Compared]) -> Section | None:
-    score = _score(runs)
-    lines = _lines(runs, f"{score.name}_mean", f"{score.name} {score.hover()}")
+    score = runs[0].score
+    lines = _lines(runs, f"{score.name}_mean", f"{score.label} {score.hover()}")
     if not lines:
         return None
-    title = f"{score.name.capitalize()} over the rounds"
-    caption = f"Mean test {score.name} over all clients after each round."
+    title = f"{score.title} over the rounds"
+    caption = f"Mean test {score.label} over all clients after each round."
     picture = Picture(title, [Panel(lines, score.axis("mean test"))], _rounds_axis(runs), 400, _legend(runs))
-    return Section.of("accuracy", caption, picture, [_table(runs, f"{score.name}_mean", score.text, title)])
+    return Section.of("scores", caption, picture, [_table(runs, f"{score.name}_mean", score.text, title)])
 
 
 def _table(runs: Sequence[Compared], column: str, written: Callable[[float], str], title: str) -> Table:
@@ -159,7 +173,7 @@ def _table(runs: Sequence[Compared], column: str, written: Callable[[float], str
 
 def _clusters(runs: Sequence[Compared]) -> Section | None:
     """Return the number of clusters over the rounds and, where the truth is known, their ARI."""
-    if max(run.view.run.summary["clusters"]["found"] for run in runs) < 2:
+    if max(run.summary["clusters"]["found"] for run in runs) < 2:
         return None
     found = _lines(runs, "clusters", "%{y} clusters", steps=True)
     panels = [Panel(found, Axis("clusters", "whole", from_zero=True))]
@@ -176,7 +190,7 @@ def _clusters(runs: Sequence[Compared]) -> Section | None:
 
 def _traffic(runs: Sequence[Compared]) -> Section | None:
     """Return the score against the bytes that it took."""
-    score = _score(runs)
+    score = runs[0].score
     lines: list[Line] = []
     for run in runs:
         rows = run.view.run.metrics
@@ -203,27 +217,24 @@ def _traffic(runs: Sequence[Compared]) -> Section | None:
 
 
 def _spread(runs: Sequence[Compared]) -> Section:
-    """Return the clients' scores of each run in order: the share of clients that do no better."""
-    score = _score(runs)
+    """Return the clients' scores of each run in order: the share of clients that have at most each."""
+    score = runs[0].score
     x_axis = score.axis("test")
     if score.share:
-        scores = [score for run in runs for score in run.view.scores.values()]
+        scores = [each for run in runs for each in run.scores]
         x_axis = replace(x_axis, range=(min(scores) - 0.02, max(scores) + 0.02))
     panel = Panel([_curve(run) for run in runs], Axis("share of the clients", "share"))
     picture = Picture("How the clients fared", [panel], x_axis, 380, _legend(runs))
-    caption = f"How many of the clients have at most a given test {score.name} at the end."
+    caption = f"How many of the clients have at most a given test {score.label} at the end."
+    caption += "" if score.sign > 0 else " Lower is better: the further left a line, the better."
     quantiles = {"min": "least", "p10": "p10", "p50": "median", "p90": "p90", "max": "most"}
-    rows = [
-        [run.label, *(run.view.score.text(run.view.run.summary[score.name][key]) for key in quantiles)]
-        for run in runs
-        if score.name in run.view.run.summary
-    ]
+    rows = [[run.label, *(score.text(run.summary[score.name][key]) for key in quantiles)] for run in runs]
     table = Table("Quantiles over the clients", ["run", *quantiles.values()], rows)
     return Section.of("clients", caption, picture, [table])
 
 
 def _curve(run: Compared) -> Line:
-    scores = sorted(run.view.scores.values())
+    scores = run.scores
     return Line(
         x=scores,
         y=[(i + 1) / len(scores) for i in range(len(scores))],
@@ -231,7 +242,7 @@ def _curve(run: Compared) -> Line:
         dashed=run.entry.dashed,
         steps=True,
         name=run.label,
-        hover=f"{{name}}<br>%{{y:.0%}} of the clients have at most {run.view.score.hover('x')}",
+        hover=f"{{name}}<br>%{{y:.0%}} of the clients have at most {run.score.hover('x')}",
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fedclade.report import queries
-from fedclade.report.curves import accuracy_picture, norms_picture
+from fedclade.report.curves import norms_picture, score_picture
 from fedclade.report.formats import number
 from fedclade.report.page.plot import LONGEST
 from fedclade.report.page.section import Section, Table, table_by_round
@@ -16,12 +16,12 @@ LONGEST_TABLE = 30
 """So many clusters or rounds are listed in a table."""
 
 
-def accuracy_section(view: RunView) -> Section:
-    """Return the score of every cluster over the rounds, and the separation gap g(α); see `accuracy_picture`."""
-    picture, scores = accuracy_picture(view), queries.score_series(view.run)
+def scores_section(view: RunView) -> Section:
+    """Return the score of every cluster over the rounds, and the separation gap g(α); see `score_picture`."""
+    picture, scores = score_picture(view), queries.score_series(view.run)
     splits = list(picture.uprights)
     when = ", ".join(str(at) for at in splits[:8])
-    parts = [f"Mean test {view.score.name} of the clients in every cluster after each round."]
+    parts = [f"Mean test {view.score.label} of the clients in every cluster after each round."]
     if splits:
         parts.append(f"Dotted lines: clusters were split in round {when}{' …' if len(splits) > 8 else ''}.")
     if len(picture.panels) > 1 and view.outcome.truth is not None:
@@ -32,7 +32,7 @@ def accuracy_section(view: RunView) -> Section:
         parts.append("There are more clusters than colours: drawn are their mean, and where most of them lie.")
     if view.rounds > LONGEST:
         parts.append(f"Of {view.rounds:,} rounds, at most {LONGEST} are drawn for each line.")
-    return Section.of("accuracy", " ".join(parts), picture, [_score_table(view, scores)])
+    return Section.of("scores", " ".join(parts), picture, [_score_table(view, scores)])
 
 
 def norms_section(view: RunView) -> Section | None:
@@ -66,4 +66,4 @@ def _score_table(view: RunView, scores: Mapping[int, Series]) -> Table:
     shown = [node for node in scores if node not in leaves and view.run.tree.nodes[node].split_in][:4] + leaves
     columns = {str(node): dict(zip(scores[node].rounds, scores[node].values, strict=True)) for node in shown}
     more = f"{len(scores) - len(shown)} more clusters are not listed." if len(scores) > len(shown) else ""
-    return table_by_round(f"Mean {view.score.name} by cluster", columns, view.score.text, LONGEST_TABLE, more)
+    return table_by_round(f"Mean {view.score.label} by cluster", columns, view.score.text, LONGEST_TABLE, more)

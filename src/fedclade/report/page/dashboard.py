@@ -13,12 +13,12 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from fedclade.core import RunError
-from fedclade.report.formats import percent
 from fedclade.report.page.cards import run_cards
 from fedclade.report.page.document import cards_html, page_html, state_json
 from fedclade.report.page.one_run import run_page
 from fedclade.report.page.section import Page
 from fedclade.report.run_view import RunView
+from fedclade.report.score import Score
 from fedclade.runs import Run
 
 HOST = "127.0.0.1"
@@ -138,9 +138,10 @@ class Dashboard:
     def _head_of(self, run: Run, over: bool) -> dict[str, Any]:
         """Return the head of the page, which is written once for every round."""
         if self._head[0] is not run:
-            number, accuracy = run.summary["rounds"], percent(run.summary["accuracy"]["mean"])
+            number, score = run.summary["rounds"], Score.of_run(run)
+            mean = f"{score.label} {score.text(score.mean(run.summary))}"
             so_far = f"Finished after {number} rounds" if over else f"Round {number} of {self._rounds}"
-            head = {"round": number, "status": f"{so_far}, accuracy {accuracy}", "finished": over}
+            head = {"round": number, "status": f"{so_far}, {mean}", "finished": over}
             head |= {"latest": _version(number, over), "cards": cards_html(run_cards(RunView(run)))}
             self._head = run, head
         return self._head[1]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Sequence
 
 from fedclade.core import Joined, Left
 from fedclade.report.colours import series
@@ -11,8 +10,9 @@ from fedclade.report.formats import NONE, count, number, percent, shortened
 from fedclade.report.page.section import Section, Table
 from fedclade.report.picture import Axis, Dots, Panel, Picture
 from fedclade.report.run_view import RunView
-from fedclade.runs import events_of, score_columns
-from fedclade.tasks import OLD_METRIC
+from fedclade.report.score import Score
+from fedclade.runs import Row, events_of, score_columns
+from fedclade.tasks import OLD_METRIC, RIGHT
 
 MODELS = ("the model it got", "the root’s", "its own, trained alone", "the one it got, fine-tuned")
 """What the columns of scores are."""
@@ -32,17 +32,18 @@ def newcomers_section(view: RunView) -> Section | None:
     ]
     tables = [Table("Who came and went", ["round", "", "cluster", "clients"], rows)] if rows else []
     if view.newcomers is not None:
-        tables = [_table(view.newcomers), *tables]
-        return Section.of("newcomers", _caption(view.newcomers), _picture(view.newcomers), tables)
+        summary, rows = view.newcomers["summary"], view.newcomers["newcomers"]
+        score = Score.named(summary.get("metric", OLD_METRIC), view.run.summary)
+        tables = [_table(summary, rows, score), *tables]
+        return Section.of("newcomers", _caption(summary, score), _picture(rows[:DRAWN], score), tables)
     caption = "Clients that joined during the run, or a cluster that they had waited for, and clients that left."
     return Section("newcomers", "Newcomers", caption, tables=tables) if tables else None
 
 
-def _caption(newcomers: Mapping[str, Any]) -> str:
-    summary = newcomers["summary"]
-    text = f"Test accuracy of {count(summary['newcomers'], 'newcomer')} with four models. "
-    if summary["assignment_accuracy"] is not None:
-        text += f"{percent(summary['assignment_accuracy'], 0)} came into a cluster of their true one. "
+def _caption(summary: Row, score: Score) -> str:
+    text = f"Test {score.label} of {count(summary['newcomers'], 'newcomer')} with four models. "
+    if summary[RIGHT] is not None:
+        text += f"{percent(summary[RIGHT], 0)} came into a cluster of their true one. "
     if summary["fit_nowhere"]:
         only_fitting = summary.get("only_fitting")
         got = "the deepest model that still fits" if only_fitting else "that of the leaf that they came to"
@@ -50,12 +51,8 @@ def _caption(newcomers: Mapping[str, Any]) -> str:
     return text + (f"The first {DRAWN} are drawn." if summary["newcomers"] > DRAWN else "")
 
 
-def _columns(newcomers: Mapping[str, Any]) -> list[str]:
-    return score_columns(newcomers["summary"].get("metric", OLD_METRIC))
-
-
-def _picture(newcomers: Mapping[str, Any]) -> Picture:
-    rows, legend = newcomers["newcomers"][:DRAWN], series(MODELS)
+def _picture(rows: Sequence[Row], score: Score) -> Picture:
+    legend = series(MODELS)
     dots = [
         Dots(
             x=range(1, len(rows) + 1),
@@ -65,24 +62,24 @@ def _picture(newcomers: Mapping[str, Any]) -> Picture:
             size=9,
             symbol=symbol,
             name=entry.label,
-            hover="%{text}, {name}<br>accuracy %{y:.1%}",
+            hover=f"%{{text}}, {{name}}<br>{score.label} {score.hover()}",
         )
-        for column, entry, symbol in zip(_columns(newcomers), legend, SYMBOLS, strict=True)
+        for column, entry, symbol in zip(score_columns(score.name), legend, SYMBOLS, strict=True)
     ]
     x_axis = Axis("newcomers", "whole", range=(0, len(rows) + 1), grid=False)
-    return Picture("Newcomers", [Panel(dots, Axis("test accuracy", "share"))], x_axis, 340, legend)
+    return Picture("Newcomers", [Panel(dots, score.axis("test"))], x_axis, 340, legend)
 
 
-def _table(newcomers: Mapping[str, Any]) -> Table:
-    rows = [
+def _table(summary: Row, rows: Sequence[Row], score: Score) -> Table:
+    lines = [
         [
             row["name"],
             " › ".join(str(node) for node in row["path"]) + ("" if row["fits"] else " (fits nowhere)"),
             number(row["margin"]),
-            *(percent(row[column]) for column in _columns(newcomers)),
+            *(score.text(row[column]) for column in score_columns(score.name)),
         ]
-        for row in newcomers["newcomers"][:DRAWN]
+        for row in rows[:DRAWN]
     ]
-    mean = [percent(newcomers["summary"][column]) for column in _columns(newcomers)]
+    mean = [score.text(summary[column]) for column in score_columns(score.name)]
     columns = ["client", "path", "margin", "got", "root", "own", "tuned"]
-    return Table("Newcomers", columns, [*rows, ["mean", NONE, NONE, *mean]])
+    return Table("Newcomers", columns, [*lines, ["mean", NONE, NONE, *mean]])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fedclade.report.formats import count
 from fedclade.report.page.cards import run_cards
 from fedclade.report.page.checks import checks_section
-from fedclade.report.page.curves import accuracy_section, norms_section
+from fedclade.report.page.curves import norms_section, scores_section
 from fedclade.report.page.dendrogram import dendrogram_section
 from fedclade.report.page.faults import faults_section
 from fedclade.report.page.newcomers import newcomers_section
@@ -18,7 +18,7 @@ from fedclade.report.page.tree import tree_section
 from fedclade.report.run_view import RunView
 
 SECTIONS = (
-    *(accuracy_section, tree_section, similarity_section, dendrogram_section, sankey_section, spread_section),
+    *(scores_section, tree_section, similarity_section, dendrogram_section, sankey_section, spread_section),
     *(norms_section, checks_section, faults_section, newcomers_section, setting_section),
 )
 """In the order of the page. One that has nothing to show of a run returns None."""

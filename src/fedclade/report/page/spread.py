@@ -21,7 +21,7 @@ def spread_section(view: RunView) -> Section | None:
     """
     if not view.scores:
         return None
-    caption = f"Test {view.score.name} of each client at the end, the worst at the left, in the colour of its cluster."
+    caption = f"Test {view.score.label} of each client at the end, the worst at the left, in the colour of its cluster."
     tables = [_quantiles(view)]
     if view.before is not None:
         label, scores = view.before
@@ -54,7 +54,7 @@ def _picture(view: RunView) -> Picture:
             size=size,
             ring=True,
             name=label,
-            hover=f"%{{text}} with {{name}}<br>{view.score.name} {form}",
+            hover=f"%{{text}} with {{name}}<br>{view.score.label} {form}",
         )
         marks.append(rings)
         legend.append(LegendEntry("@muted", label, "ring"))
@@ -64,7 +64,7 @@ def _picture(view: RunView) -> Picture:
         texts=[f"{view.outcome.name(client)}, cluster {leaf_of.get(client, 0)}" for client in ordered],
         colour=[view.colours.of(leaf_of.get(client, 0)) for client in ordered],
         size=size,
-        hover=f"%{{text}}<br>{view.score.name} {form}",
+        hover=f"%{{text}}<br>{view.score.label} {form}",
     )
     x_axis = Axis("clients, worst first", "whole", range=(0, len(ordered) + 1), grid=False)
     return Picture("How the clients fared", [Panel([*marks, dots], view.score.axis("test"))], x_axis, 380, legend)
@@ -98,4 +98,4 @@ def _quantiles(view: RunView) -> Table:
     names = {"min": "least", "p10": "p10", "p25": "p25", "p50": "median", "p75": "p75", "p90": "p90", "max": "most"}
     known = [key for key in names if key in scores]
     rows = [[view.score.text(scores[key]) for key in known]]
-    return Table(f"Quantiles of the clients’ {view.score.name}", [names[key] for key in known], rows)
+    return Table(f"Quantiles of the clients’ {view.score.label}", [names[key] for key in known], rows)

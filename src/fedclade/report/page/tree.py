@@ -204,7 +204,7 @@ class _Layout:
         shown = [("clients", f"{len(node.members):,}"), ("rounds", lifetime)]
         if node.id in self.scores:
             when = "" if is_leaf else " before its split"
-            shown.append((f"{self.view.score.name}{when}", self.view.score.text(self.scores[node.id].values[-1])))
+            shown.append((f"{self.view.score.label}{when}", self.view.score.text(self.scores[node.id].values[-1])))
         truth = self.view.outcome.truth
         if truth is not None and (purity := outcome.purity(node.members, truth)) is not None:
             shown.append(("purity", percent(purity, 0)))
