@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedclade import CFL, ConfigError, LocalTraining, load_federation, simulate
+from fedclade import CFL, ConfigError, LocalTraining, RunSettings, Signature, load_federation, simulate
+from fedclade.algorithms import FLHC, FedGroup, ReplicatedCFL
 from fedclade.models import LoRA
 from fedclade.training import ENGINES
 
@@ -53,3 +54,28 @@ def test_every_engine_gives_the_same(federation, parts):
 def test_a_pattern_for_nothing_is_said_before_the_first_round(federation):
     with pytest.raises(ConfigError, match=r"model.freeze = 'body' matches no parameter of the model; did you mean '1"):
         simulate(CFL(), body_and_head, federation, freeze=["body"])
+
+
+@pytest.mark.parametrize("kind", ["full", "projected"])
+@pytest.mark.parametrize(
+    "algorithm",
+    [CFL(split_rounds=(1,)), FLHC(rounds_before=1, n_clusters=2), FedGroup(groups=2), ReplicatedCFL(check_every=1)],
+    ids=["cfl", "fl_hc", "fedgroup", "rcfl"],
+)
+def test_clients_are_compared_by_the_parameters_named(federation, algorithm, kind):
+    """With everything else frozen, what is found is what comparing all of it finds."""
+    settings = {"rounds": 2, "local": LocalTraining(epochs=1, lr=0.1), "engine": "stacked", "seed": 3}
+    apart = {"freeze": ["0.1.weight", "1.bias", "0.2"], **settings}
+    some = Signature(kind=kind, dim=30, of=["1.weight", "0.1.bias"])
+    here = simulate(algorithm, body_and_head(), federation, signature=some, **apart)
+    there = simulate(algorithm, body_and_head(), federation, signature=Signature(kind=kind, dim=30), **apart)
+    assert here.events == there.events
+    for mine, theirs in zip(here.tree.nodes, there.tree.nodes, strict=True):
+        assert torch.equal(mine.params, theirs.params)
+    assert here.config["signature"]["of"] == ("1.weight", "0.1.bias")
+
+
+def test_permuted_parameters_have_no_names():
+    text = r"signature.of should be left out where clients permute their updates: .*, got \['head'\]"
+    with pytest.raises(ConfigError, match=text):
+        RunSettings(signature=Signature(of="head"), permute=True)
