@@ -7,10 +7,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from fedclade import ConfigError, LocalTraining, Signature
 from fedclade.channel.middleware import Channel
 from fedclade.channel.signature import CountSketch, Permutation, Permuting, Sketching
+from fedclade.core.params import Layout
 from fedclade.core.queries import Round
 from tests.tiny import ScriptedClients, SpyClients
 
@@ -143,9 +145,53 @@ def test_the_runs_seed_the_length_and_dim_alone_decide_a_sketch():
     v = torch.randn(3000, generator=torch.Generator().manual_seed(0))
     assert torch.equal(CountSketch(1, 3000, 100).apply(v), CountSketch(1, 3000, 100).apply(v))
     assert not torch.equal(CountSketch(1, 3000, 100).apply(v), CountSketch(2, 3000, 100).apply(v))
-    again = Signature(kind="projected", dim=100).sketch(1, 3000)
+    layout = Layout.of(nn.Linear(3000, 1, bias=False))
+    again = Signature(kind="projected", dim=100).sketch(1, layout)
     assert torch.equal(again.apply(v), CountSketch(1, 3000, 100).apply(v))
-    assert Signature().sketch(1, 3000) is None
+    assert Signature().sketch(1, layout) is None
+
+
+def three_layers() -> Layout:
+    """A body of 6 entries, a BatchNorm of 4 and 5 buffer entries, and a head of 4, tied to a last layer's weight."""
+    module = nn.ModuleDict({"body": nn.Linear(2, 2), "norm": nn.BatchNorm1d(2), "head": nn.Linear(2, 2, bias=False)})
+    module["last"] = nn.Linear(2, 2, bias=False)
+    module["last"].weight = module["head"].weight
+    return Layout.of(module)
+
+
+@pytest.mark.parametrize(
+    ("of", "columns"),
+    [
+        ("head", [10, 11, 12, 13]),
+        ("last", [10, 11, 12, 13]),
+        (("head.*", "body.bias"), [4, 5, 10, 11, 12, 13]),
+        ("bias", [4, 5, 8, 9]),
+    ],
+)
+def test_some_parameters_alone_may_be_compared(of, columns):
+    vectors = torch.randn(3, 14, generator=torch.Generator().manual_seed(0))
+    full = Signature(of=of).sketch(1, three_layers())
+    assert full.dim == len(columns)
+    assert torch.equal(full.apply(vectors), vectors[:, columns])
+    projected = Signature(kind="projected", dim=3, of=of).sketch(1, three_layers())
+    assert torch.equal(projected.apply(vectors), CountSketch(1, len(columns), 3).apply(vectors[:, columns]))
+
+
+@pytest.mark.parametrize(("of", "nearest"), [("haed", "head.weight"), ("norm.running_mean", "norm.bias")])
+def test_what_is_no_shared_parameter_cannot_be_compared(of, nearest):
+    text = f"signature.of = '{of}' matches no shared parameter of the model; did you mean '{nearest}'"
+    with pytest.raises(ConfigError, match=re.escape(text)):
+        Signature(of=of).sketch(1, three_layers())
+
+
+def test_updates_are_compared_by_some_parameters_and_long_by_all():
+    deltas = torch.randn(3, 19, generator=torch.Generator().manual_seed(0))
+    clients = ScriptedClients(dict(enumerate(deltas.tolist())))
+    server = Channel(clients, Sketching(Signature(of="head").sketch(1, three_layers())))
+    updates = server.train([2, 0], torch.zeros(1, 19), [0, 0], Round(1, LocalTraining()))
+    assert torch.equal(updates.signatures, deltas[[2, 0], 10:14])
+    assert torch.equal(updates.deltas, deltas[[2, 0]])
+    torch.testing.assert_close(updates.norms, deltas[[2, 0]].double().norm(dim=1))
 
 
 @pytest.mark.parametrize(

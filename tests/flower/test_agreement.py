@@ -27,8 +27,10 @@ from fedclade.algorithms import (
     build_algorithm,
 )
 from fedclade.channel.signature import Permutation
+from fedclade.core.errors import ModelError
 from fedclade.core.params import Layout
 from fedclade.flower.secret import secret_model, seed_of
+from fedclade.models import LoRA
 from tests.tiny import FEATURES, LABELS, federation_of, perceptron
 
 from .grids import ALL_ALLOWED, LOCAL, federated, grid_of
@@ -58,7 +60,8 @@ def both(algorithm: Algorithm, model: Any = perceptron, **settings: Any) -> tupl
     """Run a simulation and the same over a grid."""
     settings = {"local": LOCAL, "rounds": 4, "signature": Signature(), **settings}
     federation = federation_of(TRUTH)
-    there = federated(grid_of(federation, model, ALL_ALLOWED), algorithm, model, **settings)
+    parts = {key: settings[key] for key in ("freeze", "personal", "adapter") if key in settings}
+    there = federated(grid_of(federation, model, ALL_ALLOWED, **parts), algorithm, model, **settings)
     return simulate(algorithm, model, federation, engine="loop", device="cpu", **settings), there
 
 
@@ -98,6 +101,33 @@ def test_so_do_projected_signatures_and_a_stream(name: str):
     here, there = both(ALGORITHMS[name], signature=Signature(kind="projected", dim=16), stream=True)
     same(here, there)
     assert there.config["stream"] is True
+
+
+@pytest.mark.parametrize("kind", ["full", "projected"])
+@pytest.mark.parametrize("name", ["cfl", "rcfl"])
+def test_so_do_signatures_of_some_parameters(name: str, kind: str):
+    here, there = both(ALGORITHMS[name], signature=Signature(kind=kind, dim=16, of=["3.*"]))
+    same(here, there)
+    output = sum(slot.stop - slot.start for slot in here.layout.parameters if slot.name.startswith("3."))
+    for node in here.tree.nodes[1:]:
+        assert node.cached.shape[1] == (16 if kind == "projected" else output)
+
+
+def test_a_frozen_part_is_sent_to_nobody():
+    here, there = both(FedAvg(), freeze=["1"])
+    same(here, there)
+    assert [slot.name for slot in there.layout.parameters] == ["3.weight", "3.bias"]
+
+
+def test_adapters_alone_travel():
+    here, there = both(ALGORITHMS["cfl"], adapter=LoRA(targets=("1",), rank=2), signature=Signature(of="lora_B"))
+    same(here, there)
+    assert [slot.name for slot in there.layout.parameters] == ["1.lora_A.weight", "1.lora_B.weight"]
+
+
+def test_clients_with_another_base_are_not_waited_for():
+    with pytest.raises(ModelError, match="its frozen parameters, which are not sent, have other values"):
+        both(FedAvg(), freeze=["1"], seed=5)  # which draws another base than the clients' seed 0
 
 
 def test_the_proximal_term_pulls_to_the_same_anchor():

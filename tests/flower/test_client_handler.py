@@ -18,7 +18,7 @@ from fedclade import LocalTraining
 from fedclade.channel.encoding import decode, encoded_bytes
 from fedclade.channel.ledger import Budget
 from fedclade.channel.privacy import DifferentialPrivacy
-from fedclade.channel.signature import CountSketch, Permutation
+from fedclade.channel.signature import CountSketch, Permutation, Signature
 from fedclade.core.errors import ConfigError, DataError, PrivacyError, UpdateError
 from fedclade.core.params import Layout
 from fedclade.core.queries import Round
@@ -95,6 +95,29 @@ def test_it_sends_the_signatures_of_all_replicates_in_one_answer(dim: int):
     assert there.values["encoding"] == "float32"
     assert there.values["size"] == 24
     assert there.values["loss"] == pytest.approx(float((halves[0].losses + halves[1].losses) / 2))
+
+
+@pytest.mark.parametrize("dim", [0, 5])
+def test_it_sends_the_signatures_of_those_parameters_that_it_is_asked_for(dim: int):
+    federation = federation_of(FOUR)
+    everything = ask(handler_of(2, federation), replicates=2)
+    sketch = Signature(kind="projected" if dim else "full", dim=max(dim, 1), of="3").sketch(3, LAYOUT)
+    halves = decode(everything.vector("update"), 2 * LAYOUT.n_parameters, "float32", 0).view(2, -1)
+    there = ask(handler_of(2, federation), replicates=2, dim=dim, of=["3"])
+    assert torch.equal(decode(there.vector("update"), 2 * sketch.dim, "float32", 0), sketch.apply(halves).flatten())
+
+
+@pytest.mark.parametrize(
+    ("of", "error", "text"),
+    [
+        ("3", UpdateError, "'of' should be a list of patterns, got '3'"),
+        ([3], UpdateError, r"'of' should be a list of patterns, got \[3\]"),
+        (["outptu"], ConfigError, "signature.of = 'outptu' matches no shared parameter"),
+    ],
+)
+def test_parameters_that_are_not_there_are_refused(of: object, error: type[Exception], text: str):
+    with pytest.raises(error, match=text):
+        ask(handler_of(2, federation_of(FOUR)), replicates=2, of=of)
 
 
 @pytest.mark.parametrize(("replicates", "dim"), [(0, 5), (25, 5), (2, -1)])

@@ -486,7 +486,7 @@ def test_a_saved_run_tells_how_to_project_what_a_newcomer_sends(tmp_path):
     root, node = run.tree.nodes[0], run.tree.nodes[2]
     this_round = Round(root.split_in, LocalTraining(**run.config["local"]), run.config["seed"])
     sent = clients.train([5], root.params[None], [0], this_round).required_deltas[0]
-    sketch = Signature(**run.config["signature"]).sketch(run.config["seed"], len(sent))
+    sketch = Signature(**run.config["signature"]).sketch(run.config["seed"], run.layout)
     torch.testing.assert_close(sketch.apply(sent), node.cached[node.members.index(5)], rtol=0, atol=1e-5)
 
 

@@ -12,7 +12,7 @@ from fedclade.channel.middleware import Channel, Middleware
 from fedclade.channel.privacy import DifferentialPrivacy, Privatizing, booked, keyed_noise, refusal
 from fedclade.channel.replicates import Replicating
 from fedclade.channel.retry import Retrying
-from fedclade.channel.signature import CountSketch, Permutation, Permuting, Signature, Sketching
+from fedclade.channel.signature import CountSketch, Permutation, Permuting, Selection, Signature, Sketch, Sketching
 from fedclade.channel.streaming import Streaming
 from fedclade.channel.traffic import Meter, Timing, Traffic
 
@@ -33,7 +33,9 @@ __all__ = [
     "Privatizing",
     "Replicating",
     "Retrying",
+    "Selection",
     "Signature",
+    "Sketch",
     "Sketching",
     "Streaming",
     "Timing",

@@ -6,12 +6,12 @@ from fedclade.channel.middleware import Middleware
 from fedclade.channel.privacy import Privatizing
 from fedclade.channel.replicates import Replicating
 from fedclade.channel.retry import Retrying
-from fedclade.channel.signature import CountSketch, Permutation, Permuting, Sketching
+from fedclade.channel.signature import Permutation, Permuting, Sketch, Sketching
 from fedclade.channel.streaming import Streaming
 
 
 def client_side(
-    privatizing: Privatizing | None = None, permutation: Permutation | None = None, sketch: CountSketch | None = None
+    privatizing: Privatizing | None = None, permutation: Permutation | None = None, sketch: Sketch | None = None
 ) -> list[Middleware]:
     """Return what an update passes before it leaves a client, in a simulation and on a real client alike."""
     private = [privatizing] if privatizing else []
@@ -20,7 +20,7 @@ def client_side(
 
 
 def server_side(
-    retrying: Retrying, sketch: CountSketch | None = None, streaming: Streaming | None = None
+    retrying: Retrying, sketch: Sketch | None = None, streaming: Streaming | None = None
 ) -> list[Middleware]:
     """Return what an update passes once it has arrived; without a sketch the server compares whole updates."""
     sketching = [Sketching(sketch)] if sketch else []

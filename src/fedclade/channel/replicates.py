@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedclade.channel.middleware import Middleware
-from fedclade.channel.signature import CountSketch
+from fedclade.channel.signature import Sketch
 from fedclade.core import Ask, UpdateQuery, Updates, row_norms
 
 
@@ -21,7 +21,7 @@ class Replicating(Middleware):
     all that is done to whole updates: privacy and permutation.
     """
 
-    sketch: CountSketch | None
+    sketch: Sketch | None
 
     def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
         """Return the updates; of m replicates these are ``[n, m·R]``."""

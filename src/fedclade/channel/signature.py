@@ -1,15 +1,27 @@
-"""What the server compares of an update: all of it, or a sketch; and updates that clients have shuffled before."""
+"""What the server compares of an update: all, some, or a sketch; and updates that clients have shuffled before."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from fedclade.channel.middleware import Middleware
-from fedclade.core import Ask, Evaluation, EvaluationQuery, UpdateQuery, Updates, checked, require, rng
+from fedclade.core import (
+    Ask,
+    Evaluation,
+    EvaluationQuery,
+    Layout,
+    UpdateQuery,
+    Updates,
+    checked,
+    matching,
+    require,
+    rng,
+)
 
 
 @checked()
@@ -21,6 +33,9 @@ class Signature:
     ----------
     kind
         ``full``: the parameters of the update, D numbers; ``projected``: a sketch of them.
+    of
+        Patterns over the names of shared parameters, such as ``head.*``, or one: only these are compared. All, if left
+        out. The norms of updates, by which some algorithms decide when to split, stay those of all parameters.
     dim
         Length R of a sketch. Where updates are spread over many parameters, the cosine similarity α of two clients is
         then off by (1 − α²)/√R (standard deviation): 0.03 at R = 1024 and α = 0. See :class:`CountSketch`.
@@ -33,20 +48,30 @@ class Signature:
 
     kind: Literal["full", "projected"] = "full"
     dim: int = 1024
+    of: tuple[str, ...] | str = ()
 
     def __post_init__(self) -> None:
+        if isinstance(self.of, str):
+            object.__setattr__(self, "of", (self.of,))
         require(
             ("signature.kind", self.kind, self.kind in ("full", "projected"), "'full' or 'projected'"),
             ("signature.dim", self.dim, self.dim >= 1, "at least 1"),
         )
 
-    def sketch(self, seed: int, n_parameters: int) -> CountSketch | None:
-        """Return the projection of a run with this seed and D parameters; None for full signatures.
+    def sketch(self, seed: int, layout: Layout) -> Sketch | None:
+        """Return what is compared of an update in a run with this seed and model; None for all of it.
 
         It depends on nothing else, so the update of a newcomer can be projected as those on the tree's edges were: as
         the server received them, which with permuted clients is P·Δθ_i.
+
+        Raises
+        ------
+        ConfigError
+            If a pattern matches no shared parameter.
         """
-        return CountSketch(seed, n_parameters, self.dim) if self.kind == "projected" else None
+        if self.of:
+            return Selection(layout, self.of, seed, self.dim if self.kind == "projected" else 0)
+        return CountSketch(seed, layout.n_parameters, self.dim) if self.kind == "projected" else None
 
 
 class CountSketch:
@@ -69,6 +94,11 @@ class CountSketch:
         self._signs = 2.0 * torch.randint(2, (size,), generator=draw) - 1.0
         self._places = torch.randint(self.dim, (-(-size // self.dim),), generator=draw).tolist()
 
+    @property
+    def described(self) -> dict[str, Any]:
+        """What a client has to be told to make the same sketch."""
+        return {"dim": self.dim}
+
     def apply(self, vectors: Tensor) -> Tensor:
         """Return the sketches ``[..., R]`` of vectors ``[..., D]``."""
         signs = self._signs.to(vectors)
@@ -79,11 +109,38 @@ class CountSketch:
         return first + second
 
 
+class Selection:
+    """The entries of those parameters that patterns match, or with ``dim`` above 0 a sketch of them."""
+
+    def __init__(self, layout: Layout, of: Sequence[str], seed: int, dim: int = 0) -> None:
+        places = {slot.name: slot for slot in layout.parameters}
+        places |= {name: places[place] for name, place in layout.tied if place in places}
+        chosen = {places[name] for name in matching(of, places, "signature.of", "shared parameter")}
+        self._slots = [slot for slot in layout.parameters if slot in chosen]
+        size = sum(slot.stop - slot.start for slot in self._slots)
+        self._of, self._sketch = tuple(of), CountSketch(seed, size, dim) if dim else None
+        self.dim = self._sketch.dim if self._sketch else size
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """What a client has to be told to make the same."""
+        return {"dim": self._sketch.dim if self._sketch else 0, "of": list(self._of)}
+
+    def apply(self, vectors: Tensor) -> Tensor:
+        """Return what is compared, ``[..., R]``, of vectors ``[..., D]``."""
+        chosen = torch.cat([vectors[..., slot.start : slot.stop] for slot in self._slots], -1)
+        return self._sketch.apply(chosen) if self._sketch else chosen
+
+
+Sketch = CountSketch | Selection
+"""What is compared of an update, where that is not all of it."""
+
+
 @dataclass(frozen=True)
 class Sketching(Middleware):
     """Projects updates as the server receives them; it compares the sketches."""
 
-    sketch: CountSketch
+    sketch: Sketch
 
     def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
         """Return the updates with their sketches; replicates are sketches already, and models of one's own stay."""

@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from fedclade.channel import (
     Budget,
     Channel,
-    CountSketch,
     DifferentialPrivacy,
     ErrorFeedback,
     Ledger,
     Permutation,
+    Signature,
+    Sketch,
     booked,
     check_encoding,
     client_side,
@@ -191,7 +192,7 @@ class ClientHandler:
         models = torch.stack([self._model(content, name) for name in sent or ["model"]])
         ids = [self._data.id]
         if kind == "train":
-            sketch = CountSketch(this_round.seed, self._layout.n_parameters, dim) if dim and replicates > 1 else None
+            sketch = self._sketch(content, this_round.seed) if replicates > 1 else None
             updates = self._clients(sketch).train(ids, models, [0], this_round, [len(sent) - 1], own=own)
         else:
             updates = self._clients().gradients(ids, models, [0], this_round)
@@ -231,7 +232,17 @@ class ClientHandler:
         found = self._clients().subspaces([self._data.id], vectors, per_label)
         return wire.record({}, {"subspaces": wire.raw_vector(found.flatten())})
 
-    def _clients(self, sketch: CountSketch | None = None) -> Channel:
+    def _sketch(self, content: Content, seed: int) -> Sketch | None:
+        """Return what is compared of each of several updates, as the server asks for it."""
+        dim, of = content.get("dim", int), content.values.get("of", [])
+        if not isinstance(of, list) or not all(isinstance(pattern, str) for pattern in of):
+            raise UpdateError(f"'of' should be a list of patterns, got {shown(of)}")
+        if of and self._permutation is not None:
+            raise UpdateError("asked for the updates of single parameters, which its permutation is there to hide")
+        kind = "projected" if dim else "full"
+        return Signature(kind=kind, dim=max(dim, 1), of=tuple(of)).sketch(seed, self._layout)
+
+    def _clients(self, sketch: Sketch | None = None) -> Channel:
         return Channel(self._workers, *self._client_side(sketch))
 
     def _encoded(self, update: Tensor, encoding: str, residual: str) -> Any:

@@ -183,7 +183,7 @@ def federate(
     settings, device, _ = checkpointer.resumed(settings, "cpu")
     budget = default_memory(torch.device(device)) if settings.memory is None else memory_bytes(settings.memory)
     streams = decide_stream(settings, algorithm, len(joined) * layout.size * initial.itemsize, budget)
-    sketch = settings.signature.sketch(settings.seed, layout.n_parameters)
+    sketch = settings.signature.sketch(settings.seed, layout)
     limits = UpdateLimits(network.largest_weight, network.largest_norm)
     grid_clients = GridClients(exchange, registry, layout, task, sketch, limits, network.wait)
     retrying = Retrying(tells_releases=settings.privacy is not None)

@@ -12,7 +12,7 @@ import torch
 from flwr.app import Array, MessageType, RecordDict
 from torch import Tensor
 
-from fedclade.channel import ENCODINGS, CountSketch, encoded_bytes
+from fedclade.channel import ENCODINGS, Sketch, encoded_bytes
 from fedclade.core import (
     DROPPED_OUT,
     TOO_LATE,
@@ -60,7 +60,7 @@ class GridClients(Workers):
     task
         By whose metrics clients are scored.
     sketch
-        The projection that the server compares clients by, if not by whole updates.
+        What the server compares clients by, if not by whole updates.
     limits
         How much an update may weigh, and how long it may be.
     wait
@@ -73,7 +73,7 @@ class GridClients(Workers):
         registry: NodeRegistry,
         layout: Layout,
         task: FittedTask,
-        sketch: CountSketch | None = None,
+        sketch: Sketch | None = None,
         limits: UpdateLimits | None = None,
         wait: float = 0.0,
     ) -> None:
@@ -130,7 +130,7 @@ class GridClients(Workers):
         values = {
             **repeated,
             **{"seed": this_round.seed, "spec": wire.to_json(this_round.spec)},
-            **{"replicates": this_round.replicates, "dim": self._sketch.dim if self._sketch else 0},
+            **{"replicates": this_round.replicates, "dim": 0, **(self._sketch.described if self._sketch else {})},
             **{"own": query.own, "alternate": list(this_round.alternate or (-1, -1))},
         }
         contents: dict[int, RecordDict] = {}

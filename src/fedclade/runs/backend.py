@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from fedclade.algorithms import Algorithm
 from fedclade.channel import (
     Channel,
-    CountSketch,
     FaultInjection,
     Faults,
     Meter,
     Permutation,
     Privatizing,
     Retrying,
+    Sketch,
     Streaming,
     Timing,
     Traffic,
@@ -72,7 +72,7 @@ class Backend:
     meter: Meter
     retrying: Retrying
     permutation: Permutation | None  #: the clients' secret P, where it is known: in a simulation, not in a network
-    sketch: CountSketch | None
+    sketch: Sketch | None
     streams: bool  #: whether the server keeps no updates
     device: str  #: ``cpu`` or ``cuda``
     memory: int  #: bytes that the data and the training of a round may take
@@ -115,7 +115,7 @@ class Backend:
                 "model without buffers, such as one with GroupNorm",
                 layout.size - layout.n_parameters,
             )
-        sketch = signature.sketch(seed, layout.n_parameters)
+        sketch = signature.sketch(seed, layout)
         bytes_each = layout.size * initial.itemsize
         streams = decide_stream(settings, algorithm, len(federation) * bytes_each, budget)
         at_once = updates_at_once(bytes_each, initial.device, budget)

@@ -98,6 +98,10 @@ class RunSettings:
             ("client_fraction", self.client_fraction, 0 < self.client_fraction <= 1, share),
             ("evaluate_every", self.evaluate_every, self.evaluate_every >= 1, "at least 1"),
             ("min_clients", self.min_clients, self.min_clients >= 1, "at least 1"),
+            (
+                *("signature.of", list(self.signature.of), not (self.permute and self.signature.of)),
+                "left out where clients permute their updates: the server cannot know which entries are whose",
+            ),
             ("stream", self.stream, self.stream in (True, False, "auto"), "true, false or 'auto'"),
             (
                 *("checkpoint_every", every),
