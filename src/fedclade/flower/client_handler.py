@@ -33,6 +33,7 @@ from fedclade.core import (
     Split,
     UpdateError,
     check_arguments,
+    importing_only,
     unknown,
 )
 from fedclade.data import Federation
@@ -82,6 +83,7 @@ class ClientHandler:
         self._make = _maker(model, federation, parts or Parts())
         self._number, self._encoding, self._folder, self._secret = number, encoding, folder, secret
         self._policy, self._usage_log = policy or Policy(), UsageLog(folder)
+        self._imports = {*self._policy.imports, *([model] if isinstance(model, str) else [])}
         fitted = (task or Task()).of(federation.pool.schema)
         self._workers = SimulatedClients(federation, self._make(seed), device, engine, task=fitted)
         self._layout = self._workers.layout
@@ -129,7 +131,8 @@ class ClientHandler:
         self._policy.check_kind(kind)
         cost = _cost(kind, content)
         self._policy.check_usage(self._usage_log.usage(state) + cost, len(self._data.train))
-        answer = answers[kind](content)
+        with importing_only(self._imports):  # a server's message names nothing else that is imported here
+            answer = answers[kind](content)
         if cost != Usage():
             self._usage_log.write(self._usage_log.usage(state) + cost, state)
         return answer
