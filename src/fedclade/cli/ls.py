@@ -19,6 +19,7 @@ from fedclade.core import ConfigError, installed, named, summary_of
 from fedclade.core import Kind as Group
 from fedclade.data import PARTITIONS, SHIFTS, SOURCES, partition_named, shift_named
 from fedclade.models import MODELS, model_factory
+from fedclade.tasks import SUMMARIES, build_task
 
 
 class Kind(StrEnum):
@@ -29,43 +30,59 @@ class Kind(StrEnum):
     PARTITIONS = "partitions"
     SHIFTS = "shifts"
     MODELS = "models"
+    TASKS = "tasks"
     CONFIGS = "configs"
 
 
 @dataclass(frozen=True)
 class Shelf:
-    """One kind of thing: fedclade's own, and how another of them is had by its name."""
+    """One kind of thing: the lines about fedclade's own, and where a package's come from."""
 
-    own: Mapping[str, object]
+    own: Mapping[str, str]
     group: Group
-    get: Callable[[str], object]  # raises a ConfigError
+    get: Callable[[str], object]  # by name; raises a ConfigError
+
+
+def _lines_about(things: Mapping[str, object]) -> Mapping[str, str]:
+    return {name: summary_of(thing) for name, thing in things.items()}
+
+
+def _task(name: str) -> object:
+    """Return what a package's task is made of, or the function that makes it."""
+    task, found = build_task(name), named("tasks", name, {}, "task")
+    return found if callable(found) else ", ".join(f"{key} {value}" for key, value in task.described.items() if value)
 
 
 SHELVES: Mapping[Kind, Shelf] = {
-    Kind.ALGORITHMS: Shelf(ALGORITHMS, "algorithms", algorithm_class),
-    Kind.DATASETS: Shelf(SOURCES, "data", lambda name: named("data", name, SOURCES, "dataset")),
-    Kind.PARTITIONS: Shelf(PARTITIONS, "partitions", partition_named),
-    Kind.SHIFTS: Shelf(SHIFTS, "shifts", shift_named),
-    Kind.MODELS: Shelf(MODELS, "models", model_factory),
+    Kind.ALGORITHMS: Shelf(_lines_about(ALGORITHMS), "algorithms", algorithm_class),
+    Kind.DATASETS: Shelf(_lines_about(SOURCES), "data", lambda name: named("data", name, {}, "dataset")),
+    Kind.PARTITIONS: Shelf(_lines_about(PARTITIONS), "partitions", partition_named),
+    Kind.SHIFTS: Shelf(_lines_about(SHIFTS), "shifts", shift_named),
+    Kind.MODELS: Shelf(_lines_about(MODELS), "models", model_factory),
+    Kind.TASKS: Shelf(SUMMARIES, "tasks", _task),
 }
 
 
 def list_known(kind: Annotated[Kind | None, typer.Argument(help="What to list; all if left out.")] = None) -> None:
     """List what there is by name, with a line about each: fedclade's own, and what installed packages add.
 
-    A package adds things by its entry points in the groups fedclade.algorithms, .data, .models, .tasks, .partitions and
-    .shifts. Your own need no package: where a config takes a name, it takes module:name too, such as
-    my_methods:KMeans in the my_methods.py of the folder where you stand.
+    A package adds to it by its entry points fedclade.algorithms, fedclade.models and so on.
+
+    Your own needs no package: where a config takes a name, it takes module:name too.
+
+    So an algorithm may be my_methods:KMeans, a class in the my_methods.py of this folder.
 
     Example: fedclade ls algorithms
     """
     console = new_console()
     for each in Kind if kind is None else [kind]:
-        table = Table(box=None, show_header=False, pad_edge=False, title=None if kind else each, title_justify="left")
+        if kind is None:
+            console.print(Text(f"\n{each}", style="underline"))
+        table = Table(box=None, show_header=False, pad_edge=False)
         table.add_column(style="bold", no_wrap=True)
         table.add_column()
-        for name, summary in _lines(each):
-            table.add_row(Text(name), Text(summary))
+        for name, line in _lines(each):
+            table.add_row(Text(name), Text(line))
         console.print(table)
 
 
@@ -75,16 +92,20 @@ def _lines(kind: Kind) -> Iterator[tuple[str, str]]:
         yield from ((file.stem, _first_comment(file)) for file in sorted(config_folder().glob("*.toml")))
         return
     shelf = SHELVES[kind]
-    yield from ((name, summary_of(thing)) for name, thing in shelf.own.items())
+    yield from shelf.own.items()
     for name, point in sorted(installed(shelf.group).items()):
         package = "" if point.dist is None else f" ({point.dist.name} {point.dist.version})"
-        try:
-            line = summary_of(shelf.get(name))
-        except ConfigError as error:
-            line = str(error)
-        if name in shelf.own:
-            line = f"hidden by fedclade's own of this name; write {point.value}"
-        yield name, line + package
+        yield name, _about(name, point.value, shelf) + package
+
+
+def _about(name: str, value: str, shelf: Shelf) -> str:
+    """Return a line about what a package adds, or why it cannot be had."""
+    if name in shelf.own:
+        return f"hidden by fedclade's own of this name: write {value}"
+    try:
+        return summary_of(shelf.get(name))
+    except ConfigError as error:
+        return str(error)
 
 
 def _first_comment(file: Path) -> str:
