@@ -19,6 +19,7 @@ from fedclade.channel.encoding import decode, encoded_bytes
 from fedclade.channel.ledger import Budget
 from fedclade.channel.privacy import DifferentialPrivacy
 from fedclade.channel.signature import CountSketch, Permutation, Signature
+from fedclade.core import imported
 from fedclade.core.errors import ConfigError, DataError, PrivacyError, UpdateError
 from fedclade.core.params import Layout
 from fedclade.core.queries import Round
@@ -373,3 +374,9 @@ def test_what_it_keeps_only_its_owner_reads(tmp_path: Path):
     modes = {path.name: oct(stat.S_IMODE(path.stat().st_mode)) for path in tmp_path.iterdir()}
     assert set(modes.values()) == {"0o600"}
     assert {name.partition("-")[0] for name in modes} == {"privacy.json", "policy.json", "residual"}
+
+
+def test_answering_imports_nothing_that_a_server_names(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(ClientHandler, "_register", lambda self, content: imported("os:getcwd", "loss")())
+    with pytest.raises(ConfigError, match=r"loss 'os:getcwd' is not imported here"):
+        ask(handler_of(policy=OPEN), "hello")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -202,7 +202,59 @@ def test_a_node_says_what_is_wrong_with_its_config():
         {"partition-id": 0, "epsilon": "much"}
     )
     assert "budget.epsilon should be greater than 0, got 0.0" in refusal_of({"partition-id": 0, "epsilon": 0})
-    assert "unknown algorithm" in refusal_of({"partition-id": 0}, {**RUN_CONFIG, "algorithm.name": "clf"})
+    assert "unknown model" in refusal_of({"partition-id": 0}, {**RUN_CONFIG, "model.name": "mpl"})
+
+
+OWN = """
+from dataclasses import dataclass
+from torch import nn
+import fedclade
+
+@dataclass(frozen=True, kw_only=True)
+class Mine(fedclade.FedAvg):
+    unused: int = 1
+
+def linear(input_shape, outputs):
+    return nn.Sequential(nn.Flatten(), nn.Linear(input_shape[-1] ** 2, outputs))
+"""
+
+
+@pytest.fixture
+def users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    (tmp_path / "users_app.py").write_text(OWN)
+    (tmp_path / "users_trap.py").write_text("raise SystemExit('a client ran what a server named')")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path
+    sys.modules.pop("users_app", None)
+
+
+def test_a_client_imports_nothing_that_a_run_names(users_own: Path):
+    trace = users_own / "was-here"
+    attack = {"model.name": "os:system", "model.command": f"touch {trace}"}
+    told = "[model] model 'os:system' is not imported here, since the run names it and not this client; to allow it, "
+    assert told in refusal_of({"partition-id": 0}, {**RUN_CONFIG, **attack})
+    assert not trace.exists()
+    for key in ("model.name", "data.partition", "data.shift"):
+        assert "is not imported here" in refusal_of({"partition-id": 0}, {**RUN_CONFIG, key: "users_trap:f"})
+
+
+def test_a_client_imports_what_its_node_config_or_its_app_names(users_own: Path):
+    run_config = {**RUN_CONFIG, "model.name": "users_app:linear"}
+    assert "is not imported here" in refusal_of({"partition-id": 0, "imports": "users_app:other"}, run_config)
+    node = LocalNode(client_app_from_config(), {"partition-id": 0, "imports": "users_app:linear"})
+    of_its_app = LocalNode(client_app_from_config(["users_app:linear"]), {"partition-id": 0})
+    for each in (node, of_its_app):
+        (reply,) = LocalGrid({5: each}, run_config).send_and_receive([hello_to(5)])
+        assert Content.of(reply.content).values["size"] == 60
+
+
+def test_the_algorithm_is_the_servers_affair(users_own: Path):
+    run_config = {**RUN_CONFIG, "algorithm.name": "users_app:Mine", "network.out": str(users_own / "run"), "rounds": 1}
+    without = {key: value for key, value in run_config.items() if not key.startswith("algorithm.")}
+    serve({**without, "algorithm.name": "users_app:Mine", "algorithm.unused": 3})
+    run = Run.load(users_own / "run")
+    assert run.summary["algorithm"] == "users_app:Mine"
+    assert run.config["algorithm"] == {"name": "users_app:Mine", "unused": 3}
 
 
 def test_what_only_a_simulation_can_draw_is_refused():

@@ -153,6 +153,7 @@ def test_a_policy_is_in_the_node_config():
     [
         ({"allow": "train steal"}, "unknown question in allow: 'steal'"),
         ({"allow": 3}, "allow in the node config should be names of questions, got 3"),
+        ({"imports": 3}, "imports in the node config should be names such as 'my_models:resnet', got 3"),
         ({"max-epoch": 3}, "unknown limit in the node config: 'max-epoch'; did you mean 'max-epochs'?"),
         ({"max-epochs": 3.0}, "max-epochs in the node config should be a whole number, got 3.0"),
         ({"max-epochs": True}, "max-epochs in the node config should be a whole number, got True"),

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from fedclade import __version__
-from fedclade.cli import assign, compare, look, run
+from fedclade.cli import assign, compare, look, ls, run
 from fedclade.cli.report import report
 from fedclade.cli.reproduce import reproduce
 
@@ -46,5 +46,5 @@ app.command()(report)
 app.command()(look.tree)
 app.command()(look.export)
 app.command()(look.validate)
-app.command("ls")(look.list_known)
+app.command("ls")(ls.list_known)
 app.command()(look.cite)

@@ -1,35 +1,17 @@
-"""Commands that look at something, or hand it out: ``tree``, ``export``, ``validate``, ``ls``, ``cite``."""
+"""Commands that look at something, or hand it out: ``tree``, ``export``, ``validate``, ``cite``."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
-from rich.text import Text
 
-from fedclade.algorithms import ALGORITHMS
 from fedclade.cli import options
 from fedclade.cli.console import new_console, say
-from fedclade.config import config_folder, find_config, is_scenario, known_scales, read_config, read_scenario
-from fedclade.data import PARTITIONS, SHIFTS, SOURCES
-from fedclade.models import MODELS
+from fedclade.config import find_config, is_scenario, known_scales, read_config, read_scenario
 from fedclade.report import cite_name, tree_view
 from fedclade.runs import Run, export_model
-
-
-class Kind(StrEnum):
-    """What can be listed."""
-
-    ALGORITHMS = "algorithms"
-    DATASETS = "datasets"
-    PARTITIONS = "partitions"
-    SHIFTS = "shifts"
-    MODELS = "models"
-    CONFIGS = "configs"
 
 
 def tree(folder: options.RunFolder) -> None:
@@ -69,39 +51,8 @@ def validate(config: options.ConfigFile) -> None:
     say(new_console(), f"{path} is fine")
 
 
-def list_known(kind: Annotated[Kind, typer.Argument(help="What to list.")]) -> None:
-    """List what there is, with a line about each."""
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column()
-    for name, summary in _known(kind).items():
-        table.add_row(Text(name), Text(summary))
-    new_console().print(table)
-
-
 def cite(
     name: Annotated[str, typer.Argument(help="An algorithm, a dataset, a partition, a model, or fedclade.")],
 ) -> None:
     """Print the BibTeX entry of what you have used."""
     typer.echo(cite_name(name))
-
-
-def _known(kind: Kind) -> Mapping[str, str]:
-    match kind:
-        case Kind.ALGORITHMS:
-            return {name: entry.summary for name, entry in ALGORITHMS.items()}
-        case Kind.DATASETS:
-            return {name: source.description for name, source in SOURCES.items()}
-        case Kind.PARTITIONS:
-            return {name: partition.description for name, partition in PARTITIONS.items()}
-        case Kind.SHIFTS:
-            return {name: shift.description for name, shift in SHIFTS.items()}
-        case Kind.MODELS:
-            return {name: model.summary for name, model in MODELS.items()}
-        case Kind.CONFIGS:
-            return {file.stem: _first_comment(file) for file in sorted(config_folder().glob("*.toml"))}
-
-
-def _first_comment(file: Path) -> str:
-    first = file.read_text(encoding="utf-8").partition("\n")[0]
-    return first.removeprefix("#").strip() if first.startswith("#") else ""

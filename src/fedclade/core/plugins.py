@@ -159,6 +159,8 @@ def check_function(found: Any, what: str, returns: str, takes: Collection[str] |
 
 def summary_of(thing: object) -> str:
     """Return the line about a thing for people: its ``summary`` or ``description``, or its docstring's first line."""
+    if isinstance(thing, str):
+        return thing
     for name in ("summary", "description"):
         if isinstance(line := getattr(thing, name, None), str) and line:
             return line

@@ -34,6 +34,7 @@ from fedclade.core import (
     Split,
     UpdateError,
     check_arguments,
+    importing_only,
     unknown,
 )
 from fedclade.data import Federation
@@ -84,6 +85,7 @@ class ClientHandler:
         self._make = _maker(model, federation, parts or Parts())
         self._number, self._encoding, self._folder, self._secret = number, encoding, folder, secret
         self._policy, self._usage_log = policy or Policy(), UsageLog(folder)
+        self._imports = {*self._policy.imports, *([model] if isinstance(model, str) else [])}
         fitted = (task or Task()).of(federation.pool.schema)
         module, parts = self._make(seed), parts or Parts()
         personal = parts.personal_names(module)
@@ -137,7 +139,8 @@ class ClientHandler:
         keeps = kind in ("train", "gradients", "evaluate") and (self._layout.personal or content.get("own", bool))
         if keeps:
             self._kept.open(content.get("run", str), state)
-        answer = answers[kind](content)
+        with importing_only(self._imports):  # a server's message names nothing else that is imported here
+            answer = answers[kind](content)
         if keeps and kind == "train":
             self._kept.close(state)
         if cost != Usage():

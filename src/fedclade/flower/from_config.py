@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,9 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedclade.channel import Budget, check_encoding
 from fedclade.config import Config, check_config
-from fedclade.core import ConfigError, DataError, check_arguments
+from fedclade.core import ConfigError, DataError, check_arguments, importing_only
 from fedclade.data import Federation
-from fedclade.flower.client_app import app_for, node_settings
+from fedclade.flower.client_app import NodeSettings, app_for, node_settings
 from fedclade.flower.client_handler import ClientHandler
 from fedclade.flower.federate import ModelFor, Network, federate
 from fedclade.flower.server_app import app_of, print_round
@@ -107,19 +107,29 @@ def server_app_from_config() -> ServerApp:
     return app_of(run)
 
 
-def client_app_from_config() -> ClientApp:
+def client_app_from_config(imports: Sequence[str] = ()) -> ClientApp:
     """Make a ClientApp with the settings of the run config; see :func:`fedclade.flower.client_app`.
 
     The data is the run config's, divided among its ``data.clients``; a node has the part of its ``partition-id``. Where
     the data is: ``data-dir`` in the node config, or the variable FEDCLADE_DATA_DIR of its environment. What a client
     with differential privacy may spend: ``epsilon`` and ``delta`` in the node config.
+
+    Whoever starts the run writes its config. So a client imports nothing that the config names by ``module:name``,
+    unless the app allows it in ``imports`` or the client itself in ``imports`` of its node config, and it does not look
+    at the algorithm.
     """
 
     def handler(context: Context) -> ClientHandler:
-        read = RunConfig.read(context.run_config)
-        folder = context.node_config.get("data-dir")
-        federation = _federation(tuple(context.run_config.items()), None if folder is None else str(folder))
         settings = node_settings(context)
+        settings["policy"] = replace(settings["policy"], imports=(*settings["policy"].imports, *imports))
+        with importing_only(settings["policy"].imports):
+            return built(context, settings)
+
+    def built(context: Context, settings: NodeSettings) -> ClientHandler:
+        run_config = {key: value for key, value in context.run_config.items() if not key.startswith("algorithm.")}
+        read = RunConfig.read(run_config)
+        folder = context.node_config.get("data-dir")
+        federation = _federation(tuple(run_config.items()), None if folder is None else str(folder))
         if (number := settings["number"]) is None:
             raise DataError("a node of this app needs partition-id in its node config, to know whose data it has")
         mine = federation.alone(number)

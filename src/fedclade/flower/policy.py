@@ -18,6 +18,8 @@ FORBIDS = "the client's policy forbids"
 
 EXAMPLES_A_PARTING = 4  # training examples for each time that a client parts its data: see :class:`Policy`
 
+_NAMES = {"allow": "names of questions", "imports": "names such as 'my_models:resnet'"}
+
 _IN_ALL = {
     "max_releases": "updates in all",
     "max_partings": "questions for replicates in all",
@@ -39,6 +41,7 @@ class Policy:
     """
 
     allow: tuple[str, ...] = ("train", "evaluate")  # kinds of queries that are answered, of QUERIES
+    imports: tuple[str, ...] = ()  # what a run may name by ``module:name``, and the client then imports
     max_epochs: int = 100  # of local training
     max_steps: int = 50_000  # of local training, all replicates together
     max_models: int = 64  # that one query asks to be scored, or drawn
@@ -53,7 +56,7 @@ class Policy:
         problems = [unknown("question in allow:", kind, QUERIES) for kind in self.allow if kind not in QUERIES]
         if problems:
             raise ConfigError("\n".join(problems))
-        limits = {name: value for name, value in asdict(self).items() if name != "allow" and value is not None}
+        limits = {name: value for name, value in asdict(self).items() if name not in _NAMES and value is not None}
         lowest = {name: 0 if name in _IN_ALL else 1 for name in limits}
         require(*((_key(n), value, value >= lowest[n], f"at least {lowest[n]}") for n, value in limits.items()))
 
@@ -68,17 +71,17 @@ class Policy:
         given: dict[str, Any] = {}
         problems: list[str] = []
         for key, value in node_config.items():
-            if key == "allow":
+            if key in _NAMES:
                 if isinstance(value, str):
-                    given["allow"] = tuple(value.replace(",", " ").split())
+                    given[key] = tuple(value.replace(",", " ").split())
                 else:
-                    problems.append(f"allow in the node config should be names of questions, got {shown(value)}")
+                    problems.append(f"{key} in the node config should be {_NAMES[key]}, got {shown(value)}")
             elif key in names and type(value) is int:
                 given[names[key]] = value
             elif key in names:
                 problems.append(f"{key} in the node config should be a whole number, got {shown(value)}")
             elif key.startswith(("max-", "min-")):
-                problems.append(unknown("limit in the node config:", key, names.keys() - {"allow"}))
+                problems.append(unknown("limit in the node config:", key, names.keys() - _NAMES.keys()))
         if problems:
             raise ConfigError("\n".join(problems))
         return cls(**given)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib.resources import files
+from textwrap import dedent
 
-from fedclade.core import ConfigError, unknown
+from fedclade.core import KINDS, ConfigError, imported, installed, loaded, unknown
 
 CITED: Mapping[str, str] = {
     "fedclade": "fedclade",
@@ -42,13 +43,26 @@ CITED: Mapping[str, str] = {
 def cite_name(name: str) -> str:
     """Return the BibTeX of an algorithm, data set, partition, shift or model.
 
+    What is not fedclade's own is asked for its ``citation``: what an installed package adds, or ``module:name``.
+
     Raises
     ------
     ConfigError
         If there is no entry of that name.
     """
     if name not in CITED:
-        raise ConfigError(unknown("name to cite", name, CITED))
+        return _of_others(name)
     text = files("fedclade.report").joinpath("citations.bib").read_text(encoding="utf-8")
     entries = {entry.split("{")[1].split(",")[0]: entry for entry in text.strip().split("\n\n")}
     return "\n\n".join(entries[key] for key in CITED[name].split())
+
+
+def _of_others(name: str) -> str:
+    added = {name: point for kind in KINDS for name, point in installed(kind).items()}
+    if name not in added and ":" not in name:
+        raise ConfigError(unknown("name to cite", name, {*CITED, *added}))
+    found = loaded(added[name], "what to cite,") if name in added else imported(name, "what to cite,")
+    citation = getattr(found, "citation", None)
+    if not isinstance(citation, str) or not citation:
+        raise ConfigError(f"{name} does not say how to cite it: it has no citation, which would be BibTeX")
+    return dedent(citation).strip()
