@@ -4,7 +4,7 @@ Runs, the network, configs and the papers import it; it imports :mod:`fedclade.c
 """
 
 from fedclade.data.arrays import Indices
-from fedclade.data.augment import augment_of
+from fedclade.data.augment import Augment, augment_of
 from fedclade.data.cache import cache_folder
 from fedclade.data.custom import one_client, pool_from_torch
 from fedclade.data.federation import ClientData, Federation
@@ -21,6 +21,7 @@ __all__ = [
     "PARTITIONS",
     "SHIFTS",
     "SOURCES",
+    "Augment",
     "ClientData",
     "Federation",
     "FilesSettings",

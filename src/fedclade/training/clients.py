@@ -29,6 +29,7 @@ from fedclade.core import (
 from fedclade.data import ClientData, Federation
 from fedclade.tasks import FittedTask, Task
 from fedclade.training import loop
+from fedclade.training.augmentation import augmented
 from fedclade.training.auto import build_engine
 from fedclade.training.data import ClientsData
 from fedclade.training.evaluation import Evaluator
@@ -90,7 +91,7 @@ class SimulatedClients(Workers):
     ) -> None:
         self._federation = federation
         self._device = torch.device(device)
-        self._module = module.to(self._device)
+        self._module = augmented(module.to(self._device), federation.augment)
         self.layout = Layout.of(module)
         pool = federation.pool
         logits_each = pool.outputs * (pool.y[0].numel() if len(pool.y) else 1)
