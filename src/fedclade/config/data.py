@@ -28,6 +28,7 @@ from fedclade.data import (
     FilesSettings,
     OwnSettings,
     Pool,
+    augment_of,
     federation,
     load_federation,
     matches,
@@ -174,7 +175,7 @@ def _federation_of(
     held_back = 0 if returned.newcomers is None else len(returned.newcomers)
     rule = f"{held_back}, as the Federation that {name!r} returns has"
     require(("newcomers.clients", from_config["newcomers"], from_config["newcomers"] in (0, held_back), rule))
-    return replace(returned, augment=left["augment"]) if left.get("augment") else returned
+    return replace(returned, augment=augment_of(left["augment"])) if "augment" in left else returned
 
 
 def _refuse(keys: Sequence[str], name: object, returned: str) -> None:
