@@ -35,7 +35,7 @@ def test_a_batch_goes_on_when_runs_of_it_fail(tmp_path, caplog):
             "suite: a seed 0",
             "suite: a seed 1",
         ],
-        "KeyError: 'partition'": ["suite: b seed 0", "suite: b seed 1"],
+        "KeyError: 'name'": ["suite: b seed 0", "suite: b seed 1"],
     }
     assert "suite: b seed 0 failed" in caplog.text
     assert "suite: a seed 0 failed" not in caplog.text

@@ -263,6 +263,14 @@ def test_what_only_a_simulation_can_draw_is_refused():
         RunConfig.read(config)
 
 
+def test_no_client_of_a_network_knows_the_others_means():
+    config = {"data.files": "hospitals/*.csv", "data.target": "back", "data.standardize": "federated"}
+    with pytest.raises(
+        ConfigError, match=r"standardize should be 'none' or 'client' over a network, .* got 'federated'"
+    ):
+        RunConfig.read(config)
+
+
 def test_an_app_does_not_need_the_parts_of_flower_that_the_local_grid_is_made_of():
     script = "import sys, fedclade.flower; assert 'fedclade.flower.local_grid' not in sys.modules"
     subprocess.run([sys.executable, "-c", script], check=True)

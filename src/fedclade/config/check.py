@@ -8,10 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from fedclade.algorithms import TRUTH, Algorithm, algorithm_class, build_algorithm, options_of
+from fedclade.config.data import check_own_data, is_own_data, with_files_found
 from fedclade.config.settings import FIXED, SECTIONS, Config, TopLevel, options
 from fedclade.config.toml_files import Section, apply_overrides, read_toml
 from fedclade.core import ConfigError, check_arguments, defaults, known_arguments, shown, unknown
-from fedclade.data import SOURCES, check_data_settings, check_newcomers, load_federation, partition_named, shift_named
+from fedclade.data import (
+    SOURCES,
+    augment_of,
+    check_data_settings,
+    check_newcomers,
+    load_federation,
+    partition_named,
+    shift_named,
+)
 from fedclade.models import FROM_DATA, PARTS, Parts, model_factory
 from fedclade.runs import RunSettings
 from fedclade.training import check_engine
@@ -21,6 +30,9 @@ _NOT_IN_DATA = (
     *("source_arguments", "partition_arguments", "shift_arguments"),
 )
 """Arguments of ``load_federation`` that are no keys of the ``[data]`` section."""
+
+MANY = 2**31
+"""A number of clients that is not known: any that is large will do."""
 
 WRITTEN_ONLY = ("versions", "network")
 """What a run folder's config has besides, so that it can be run again as it is: in a simulation, if it was not one."""
@@ -39,7 +51,7 @@ def read_config(path: Path, overrides: Sequence[str] = ()) -> Config:
         raise ConfigError(f"{path} is a scenario: it has several [algorithms]; run it with 'fedclade compare'")
     apply_overrides(raw, overrides)
     try:
-        return check_config(raw)
+        return check_config(with_files_found(raw, path.parent))
     except ConfigError as error:
         raise ConfigError("\n".join(f"{path}: {line}" for line in str(error).splitlines())) from error
 
@@ -75,12 +87,12 @@ def _check_together(
     """Check what sections say of each other, as far as each is right by itself; None is what is not."""
     top, newcomers, privacy = right["top"], right["newcomers"], right["privacy"]
     if newcomers is not None:
-        clients = 1 if data is None else data["clients"]  # any number will do where it is not known
+        clients = MANY if data is None else data.get("clients", MANY)
         problems.collect("", check_newcomers, newcomers.clients, newcomers.samples_per_client, clients)
         presence = problems.collect("", lambda: newcomers.presence)
         if presence is not None and top is not None and data is not None:
             problems.collect("", presence.check, newcomers.clients, clients or 0, top.rounds)
-    if algorithm is not None and data is not None and data["clients"] is not None:
+    if algorithm is not None and data is not None and data.get("clients") is not None:
         problems.collect("", algorithm.check_clients, data["clients"])
     if right["task"] is not None:
         problems.collect("task", lambda: right["task"].task)
@@ -147,10 +159,13 @@ def _target(section: Section, problems: _Problems) -> Section:
 
 def _data(section: Section, problems: _Problems) -> tuple[Section, bool]:
     """Return the data section, and if it is right; its keys are ``load_federation``'s, source's and partition's."""
-    name = problems.name("dataset in [data]", section.get("name", "digits"), SOURCES)
+    if is_own_data(section):
+        own = problems.collect("data", check_own_data, section)
+        return (section, False) if own is None else (own, True)
+    name = str(section.get("name", "digits"))
     partition = problems.collect("data", partition_named, section.get("partition", "iid"))
     shift = problems.collect("data", shift_named, section.get("shift", "none"))
-    if name is None or partition is None or shift is None:
+    if partition is None or shift is None:
         return section, False
     functions = (SOURCES[name].load, partition.split, shift.views, load_federation)
     fitted = problems.collect("data", check_arguments, "[data]", functions, options(section), _NOT_IN_DATA)
@@ -158,7 +173,7 @@ def _data(section: Section, problems: _Problems) -> tuple[Section, bool]:
         return section, False
     filled = {**defaults(functions, _NOT_IN_DATA), **fitted}
     fixed = {key: value for key, value in filled.items() if key in known_arguments(check_data_settings)}
-    holds = problems.collect("data", lambda: check_data_settings(**fixed) or True)
+    holds = problems.collect("data", lambda: check_data_settings(**fixed) or [augment_of(filled["augment"])])
     return {"name": name, **filled}, holds is not None
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedclade.config.check import check_config
+from fedclade.config.data import with_files_found
 from fedclade.config.settings import Config
 from fedclade.config.toml_files import apply_overrides, read_toml
 from fedclade.core import ConfigError, shown, unknown
@@ -62,6 +63,7 @@ def read_scenario(path: Path, overrides: Sequence[str] = (), scale: str | None =
     if not isinstance(seeds, int) or isinstance(seeds, bool) or seeds < 1:
         raise ConfigError(f"{path}: seeds should be a whole number of at least 1, got {shown(seeds)}")
     shared = {key: value for key, value in raw.items() if key not in ("algorithms", "scales", "seeds")}
+    shared = with_files_found(shared, path.parent)
     configs: dict[str, Config] = {}
     problems: dict[str, None] = {}  # a dict, since all algorithms share the problems of the other sections
     for label in algorithms:

@@ -11,9 +11,10 @@ from torch import nn
 
 from fedclade.algorithms import ALGORITHMS, Algorithm, build_algorithm
 from fedclade.channel import DifferentialPrivacy, Faults, Signature
+from fedclade.config.data import load_data
 from fedclade.config.toml_files import Section
-from fedclade.core import DataSpec, LocalTraining, known_arguments
-from fedclade.data import Federation, load_federation, partition_named, shift_named
+from fedclade.core import DataSpec, LocalTraining
+from fedclade.data import Federation
 from fedclade.models import PARTS, Parts
 from fedclade.runs import Churn, Every, Follow, OnRound, Run, RunSettings, Stream, module_for, simulate
 from fedclade.tasks import Task, build_task
@@ -148,21 +149,8 @@ class Config:
 
     def federation(self, data_dir: str | Path | None = None) -> Federation:
         """Load the data and share it out; raises what :func:`fedclade.load_federation` raises."""
-        settings = {key: value for key, value in self.data.items() if key in known_arguments(load_federation)}
-        extra = {key: value for key, value in options(self.data).items() if key not in settings}
-        partition = known_arguments(partition_named(self.data["partition"]).split)
-        shift = known_arguments(shift_named(self.data["shift"]).views).keys() - partition.keys()
-        return load_federation(
-            self.data["name"],
-            **settings,
-            newcomers=self.newcomers.clients,
-            newcomer_samples=self.newcomers.samples_per_client,
-            seed=self.top.seed,
-            data_dir=data_dir,
-            partition_arguments={key: value for key, value in extra.items() if key in partition},
-            shift_arguments={key: value for key, value in extra.items() if key in shift},
-            source_arguments={key: value for key, value in extra.items() if key not in {*partition, *shift}},
-        )
+        late = {"newcomers": self.newcomers.clients, "newcomer_samples": self.newcomers.samples_per_client}
+        return load_data(self.data, self.task.task.kind, data_dir, seed=self.top.seed, **late)
 
     def run(
         self,

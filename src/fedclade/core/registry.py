@@ -34,6 +34,7 @@ class ClientRegistry:
     names: dict[int, str] = field(default_factory=dict[int, str])
     sizes: dict[int, int] = field(default_factory=dict[int, int])  # training examples |D_i|
     true_clusters: Mapping[int, int] | None = None  # where they are known; for scoring only
+    columns: Mapping[str, object] = field(default_factory=dict[str, object])  # of a table, for people
 
     def __len__(self) -> int:
         return len(self.names)

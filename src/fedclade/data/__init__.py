@@ -4,12 +4,14 @@ Runs, the network, configs and the papers import it; it imports :mod:`fedclade.c
 """
 
 from fedclade.data.arrays import Indices
+from fedclade.data.augment import Augment, augment_of
 from fedclade.data.cache import cache_folder
 from fedclade.data.custom import one_client, pool_from_torch
 from fedclade.data.federation import ClientData, Federation
+from fedclade.data.files import FilesSettings, matches
 from fedclade.data.frames import federation_from_frame
 from fedclade.data.load import check_data_settings, check_newcomers, load_federation
-from fedclade.data.own import federation
+from fedclade.data.own import OwnSettings, federation
 from fedclade.data.partition import PARTITIONS, Partition, Parts, partition_named, partition_pool
 from fedclade.data.pool import Pool
 from fedclade.data.shift import SHIFTS, Shift, View, shift_named, shift_views
@@ -19,15 +21,19 @@ __all__ = [
     "PARTITIONS",
     "SHIFTS",
     "SOURCES",
+    "Augment",
     "ClientData",
     "Federation",
+    "FilesSettings",
     "Indices",
+    "OwnSettings",
     "Partition",
     "Parts",
     "Pool",
     "Shift",
     "Source",
     "View",
+    "augment_of",
     "cache_folder",
     "check_data_settings",
     "check_newcomers",
@@ -35,6 +41,7 @@ __all__ = [
     "federation_from_frame",
     "load_federation",
     "load_pool",
+    "matches",
     "one_client",
     "partition_named",
     "partition_pool",

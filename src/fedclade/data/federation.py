@@ -156,7 +156,8 @@ class Federation:
         """What a server knows of the clients."""
         names = {client.id: client.name for client in self.clients}
         sizes = {client.id: len(client.train) for client in self.clients}
-        return ClientRegistry(self.pool.schema, str(self), names, sizes, self.true_clusters)
+        columns = {} if self.pool.columns is None else self.pool.columns.described
+        return ClientRegistry(self.pool.schema, str(self), names, sizes, self.true_clusters, columns)
 
     def alone(self, client: int) -> Federation:
         """Return a federation of one client; raise a DataError if there is no such client."""

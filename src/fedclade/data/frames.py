@@ -80,6 +80,17 @@ class Chosen:
     text: str | None = None
     task: TaskKind | None = None
 
+    def __post_init__(self) -> None:
+        if self.task == "language":
+            raise ConfigError(
+                "the task of a table should be classification, binary, multilabel or regression, got language"
+            )
+        if self.text is not None and self.inputs is not None:
+            raise ConfigError(f"text = {self.text!r} is the only input; leave out inputs = {shown([*self.inputs])}")
+        apart = {*self.target, self.client}
+        if both := [column for column in self.inputs or () if column in apart]:
+            raise ConfigError(f"inputs should be other columns than target and client, got {both[0]!r}")
+
 
 def federation_from_sheets(
     sheets: Sequence[Sheet],
@@ -89,16 +100,8 @@ def federation_from_sheets(
     true_clusters: Mapping[str, int] | None = None,
 ) -> Federation:
     """Make a federation of the rows of tables with the same columns; see :func:`federation_from_frame`."""
-    if chosen.task == "language":
-        raise ConfigError(
-            "the task of a table should be classification, binary, multilabel or regression, got language"
-        )
-    if chosen.text is not None and chosen.inputs is not None:
-        raise ConfigError(f"text = {chosen.text!r} is the only input; leave out inputs = {shown([*chosen.inputs])}")
     rows = Rows(sheets)
     apart = [*chosen.target, *([] if chosen.client is None else [chosen.client])]
-    if both := [column for column in chosen.inputs or () if column in apart]:
-        raise ConfigError(f"inputs should be other columns than target and client, got {both[0]!r}")
     inputs = [chosen.text] if chosen.text is not None else chosen.inputs or rows.others(apart)
     y, task, labels = targets(rows, chosen.target, chosen.task)
     if chosen.client is None:

@@ -11,6 +11,7 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from fedclade.core import ConfigError, checked, known_arguments, require, unknown
+from fedclade.data.augment import Augment, augment_of
 from fedclade.data.custom import pool_from_torch
 from fedclade.data.federation import ClientData, Federation
 from fedclade.data.held_back import share_out
@@ -37,6 +38,7 @@ def load_federation(
     test_samples: int | None = None,
     test_fraction: float | None = None,
     scaling: Scaling = "source",
+    augment: Augment | str | None = None,
     newcomers: int = 0,
     newcomer_samples: int | None = None,
     seed: int = 0,
@@ -81,6 +83,9 @@ def load_federation(
         Of images: by mean and standard deviation of the ``source``; to the ``unit`` interval and no further, as FL+HC
         has MNIST, by its threshold; or by mean and deviation of each ``pixel`` over all images of the source, as Li et
         al. 2018 and FedGroup have it.
+    augment
+        A function that the inputs of every training batch go through, or its ``module:function``; see
+        :class:`Federation`.
     newcomers
         Number of further clients, held back from training: ``Federation.newcomers``, spread evenly over the true
         clusters. With ``samples_per_client`` they get what the others leave, whose data is the same as without them;
@@ -103,7 +108,7 @@ def load_federation(
     MissingExtraError
         If an optional package is needed and not installed.
     """
-    arguments = dict(partition_arguments or {})
+    arguments, augmented = dict(partition_arguments or {}), augment_of(augment)
     check_newcomers(newcomers, newcomer_samples, clients)
     check_data_settings(
         clients=clients,
@@ -151,7 +156,7 @@ def load_federation(
     def federation(members: tuple[ClientData, ...], newcomers: Federation | None = None) -> Federation:
         truth = {client.id: places[client.id] % len(views) for client in members} if clusters else None
         description = f"{pool.name}, {len(members)} clients, partition {partition}{shifted}{grouped}"
-        return Federation(pool, members, truth, description, newcomers)
+        return Federation(pool, members, truth, description, newcomers, augmented)
 
     return federation(members[:n], federation(members[n:]) if newcomers else None)
 

@@ -39,6 +39,12 @@ class Columns:
     mean: tuple[float, ...] | None = None  # of each input, before it was scaled; None if each client has its own
     std: tuple[float, ...] | None = None
 
+    @property
+    def described(self) -> dict[str, object]:
+        """What is known, as JSON has it."""
+        known = {"columns": self.inputs, "labels": self.labels, "mean": self.mean, "std": self.std}
+        return {name: list(value) for name, value in known.items() if value}
+
 
 @dataclass(frozen=True, eq=False)
 class Pool:

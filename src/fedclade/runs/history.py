@@ -101,7 +101,7 @@ class History:
             "format": FORMAT,
             "algorithm": config["algorithm"]["name"],
             "data": self.registry.description,
-            "inputs": _inputs(self.registry.schema),
+            "inputs": {**_inputs(self.registry.schema), **self.registry.columns},
             "model": config["model"]["name"],
             "seed": config["seed"],
             "rounds": len(self.metrics),

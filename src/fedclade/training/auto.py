@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedclade.core import ConfigError, EngineError, unknown
+from fedclade.training.augmentation import is_augmented
 from fedclade.training.autotune import fastest, forget
 from fedclade.training.channels_last import ChannelsLastLoop
 from fedclade.training.jobs import Engine, Workload
@@ -163,7 +164,8 @@ def _together(name: str, work: Workload) -> tuple[Engine | None, str | None]:
 
 def _replaying(work: Workload) -> dict[str, Engine]:
     """Return the stacked engine that records its steps, if this is a GPU, and nothing of them resists."""
-    if not can_record(work.models.device):
+    # What an augmentation draws or decides on the CPU would be the same in every launch of a recording.
+    if not can_record(work.models.device) or is_augmented(work.module):
         return {}
     engine = StackedEngine(Replay())
     # In the first round steps are met, in the second recorded, in the third only launched.

@@ -30,6 +30,7 @@ from fedclade.core import (
 from fedclade.data import ClientData, Federation
 from fedclade.tasks import FittedTask, Task
 from fedclade.training import loop
+from fedclade.training.augmentation import augmented
 from fedclade.training.auto import build_engine
 from fedclade.training.data import ClientsData
 from fedclade.training.evaluation import Evaluator
@@ -100,7 +101,7 @@ class SimulatedClients(Workers):
     ) -> None:
         self._federation = federation
         self._device = torch.device(device)
-        self._module = module.to(self._device)
+        self._module = augmented(module.to(self._device), federation.augment)
         self.layout = Layout.of(module, personal)
         self.store = ClientStore()
         self.whole = WholeModels(self.layout, self.layout.flatten_personal(module), self.store)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedclade.core import Layout, LocalTraining
+from fedclade.training.augmentation import remove_augmentation
 from fedclade.training.jobs import CannotTrainTogether, Engine, Workload
 from fedclade.training.loop import LoopEngine
 from fedclade.training.optimizer import LocalOptimizer
@@ -122,8 +123,9 @@ def _in_float64(work: Workload) -> Workload:
 
 
 def without_dropout(module: nn.Module) -> nn.Module:
-    """Return a copy of a module that drops nothing."""
+    """Return a copy of a module that drops nothing, and takes its inputs as they are."""
     calm = copy.deepcopy(module)
+    remove_augmentation(calm)
     for layer in calm.modules():
         if isinstance(layer, nn.modules.dropout._DropoutNd):  # pyright: ignore[reportPrivateUsage]
             layer.p = 0.0

@@ -119,6 +119,9 @@ def _facts(card: Card) -> Mapping[str, str]:
         facts["inputs"] = f"shape {data['shape']}, pixels as (x / 255 − {data['scaled'][0]}) / {data['scaled'][1]}"
     elif card["config"].get("data", {}).get("scaling") == "pixel":
         facts["inputs"] = f"shape {data['shape']}, each pixel standardised over the images of the source"
+    if columns := data.get("columns"):
+        scaled = zip(columns, data.get("mean", []), data.get("std", []), strict=False)
+        facts["columns"] = ", ".join([f"({name} − {mean:g}) / {std:g}" for name, mean, std in scaled] or columns)
     facts[card["metric"]["name"]] = _in_words(card[card["metric"]["name"]], card["metric"]["share"])
     facts["algorithm"] = _settings(card["algorithm"])
     facts["model"] = _settings(card["model"])

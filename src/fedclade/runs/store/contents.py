@@ -24,7 +24,7 @@ SUMMARY = {
     },
     **{"bytes_up": complex, "bytes_down": complex, "device": str},
     "seconds": dict.fromkeys(("total", "train", "evaluate", "server"), complex),
-    "inputs?": {"shape": [int], "scaled": object},
+    "inputs?": {"shape": [int], "scaled": object, **dict.fromkeys(("columns?", "labels?", "mean?", "std?"), object)},
     "privacy?": {"epsilon": (float, None), "delta": float, "releases": int},
     **{"engine?": str, "versions?": {...: str}},
 }

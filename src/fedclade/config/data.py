@@ -1,0 +1,191 @@
+"""The ``[data]`` section: loaded, and checked where clients have data of their own, in files or from a function."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch.utils.data import Dataset
+
+from fedclade.config.toml_files import Section
+from fedclade.core import (
+    ConfigError,
+    DataError,
+    FedcladeError,
+    TaskKind,
+    check_arguments,
+    defaults,
+    known_arguments,
+    named,
+    require,
+)
+from fedclade.data import (
+    SOURCES,
+    Federation,
+    FilesSettings,
+    OwnSettings,
+    Pool,
+    augment_of,
+    federation,
+    load_federation,
+    matches,
+    partition_named,
+    pool_from_torch,
+    shift_named,
+)
+
+FROM_CONFIG = ("seed", "newcomers", "newcomer_samples", "data_dir")
+"""Settings of data that other sections and the command line say."""
+
+_FOR_POOLS = ("source", "source_arguments", "partition_arguments", "shift_arguments", "pool")
+"""Arguments of what shares a pool out that are no keys of the section."""
+
+
+def is_own_data(section: Section) -> bool:
+    """Return whether clients have data of their own, rather than parts of one of fedclade's data sets."""
+    return "files" in section or section.get("name", "digits") not in [*SOURCES]  # which may be no string
+
+
+def with_files_found(raw: Section, folder: Path) -> Section:
+    """Return a config whose ``data.files`` can be found from anywhere, if they are here or in the config's folder."""
+    section = raw.get("data")
+    files = section.get("files") if isinstance(section, Mapping) else None
+    if not isinstance(files, str):
+        return raw
+    for place in (Path(), folder):
+        if matches(files, place):
+            return {**raw, "data": {**raw["data"], "files": str(Path(glob.escape(str(place.absolute())), files))}}
+    return raw
+
+
+def check_own_data(section: Section) -> Section:
+    """Return the section with its defaults.
+
+    Raises
+    ------
+    ConfigError
+        If a key is unknown, or a value of the wrong type or out of range; a line for each.
+    """
+    return _check_files(section) if "files" in section else _check_function(section)
+
+
+def load_data(section: Section, task: TaskKind | None, data_dir: str | Path | None, **from_config: Any) -> Federation:
+    """Make a federation of what a section names: one of fedclade's data sets, files, or what a function returns.
+
+    Raises
+    ------
+    ConfigError
+        If a setting makes no sense for what the function returns.
+    DataError
+        If data is missing or of no use, or the function fails.
+    """
+    if not is_own_data(section):
+        return _shared_out(section["name"], {**section, "data_dir": data_dir}, from_config)
+    if "files" not in section:
+        return _federation_of(section, task, data_dir, from_config)
+    of_files = _those_of(section, known_arguments(FilesSettings))
+    settings = OwnSettings(**_those_of(section, known_arguments(OwnSettings)), **from_config)
+    return FilesSettings(**of_files).federation(settings, task, data_dir)
+
+
+def _shared_out(source: str | Pool, section: Section, from_config: Mapping[str, Any]) -> Federation:
+    """Share a data set out; what options the section has besides those of sharing out are the source's."""
+    settings = _those_of(section, known_arguments(load_federation))
+    extra = {key: value for key, value in section.items() if key not in settings and key != "name"}
+    partition = known_arguments(partition_named(section.get("partition", "iid")).split)
+    shift = known_arguments(shift_named(section.get("shift", "none")).views).keys() - partition.keys()
+    return load_federation(
+        source,
+        **settings,
+        **from_config,
+        partition_arguments={key: value for key, value in extra.items() if key in partition},
+        shift_arguments={key: value for key, value in extra.items() if key in shift},
+        source_arguments={key: value for key, value in extra.items() if key not in {*partition, *shift}},
+    )
+
+
+def _check_files(section: Section) -> Section:
+    takers = FilesSettings, OwnSettings
+    known = [key for key in known_arguments(takers) if key not in FROM_CONFIG]
+    shared = [key for key in section if key not in known and key in known_arguments(load_federation)]
+    if shared:
+        raise ConfigError("\n".join(f"data.{key} makes no sense with files, {_WHY}; leave it out" for key in shared))
+    fitted = check_arguments("[data]", takers, section, FROM_CONFIG)
+    if "target" not in fitted:
+        raise ConfigError("data.target should name the column to predict, got none")
+    found = FilesSettings(**_those_of(fitted, known_arguments(FilesSettings)))
+    OwnSettings(**_those_of(fitted, known_arguments(OwnSettings)))
+    return {**defaults(takers, FROM_CONFIG), **fitted, "name": found.title}
+
+
+_WHY = "whose rows belong to clients already"
+
+
+def _check_function(section: Section) -> Section:
+    name = section["name"]
+    function = _function(name)
+    partition, shift = partition_named(section.get("partition", "iid")), shift_named(section.get("shift", "none"))
+    takers = partition.split, shift.views, function, OwnSettings, load_federation
+    besides = (*FROM_CONFIG, *_FOR_POOLS)
+    given = {key: value for key, value in section.items() if key != "name"}
+    fitted = check_arguments("[data]", takers, given, besides, positional=True)
+    OwnSettings(**_those_of(fitted, known_arguments(OwnSettings)))
+    return {"name": name, **defaults(function, FROM_CONFIG, positional=True), **fitted}
+
+
+def _function(name: object) -> Callable[..., Any]:
+    function = named("data", name, SOURCES, "dataset in [data]:")
+    if not callable(function):
+        raise ConfigError(f"data.name = {name!r} should name a function that returns clients' data, got {function!r}")
+    return function
+
+
+def _federation_of(
+    section: Section, task: TaskKind | None, data_dir: str | Path | None, from_config: Mapping[str, Any]
+) -> Federation:
+    """Call the function, and make a federation of what it returns."""
+    name, function = section["name"], _function(section["name"])
+    takes = known_arguments(function, positional=True)
+    there = {**section, "seed": from_config["seed"], "data_dir": data_dir}
+    try:
+        returned = function(**_those_of(there, takes))
+    except FedcladeError:
+        raise
+    except Exception as error:  # whatever a user's function does
+        raise DataError(f"data {name!r} failed: {type(error).__name__}: {error}") from error
+    title = str(name).rpartition(":")[2]
+    left = {key: value for key, value in section.items() if key not in takes and key != "name"}
+    if isinstance(returned, Pool | Dataset):
+        pool = (
+            returned if isinstance(returned, Pool) else pool_from_torch(returned, None, title, task or "classification")
+        )
+        return _shared_out(pool, {**_those_of(section, ("clients",)), **left}, from_config)
+    if isinstance(returned, Mapping):
+        _refuse([key for key in left if key not in known_arguments(OwnSettings)], name, "a mapping of clients")
+        return federation(returned, task, name=title, **left, **from_config)
+    if not isinstance(returned, Federation):
+        raise DataError(
+            f"data {name!r} should return a Federation, or a mapping of client names to (train, test), got "
+            f"{type(returned).__name__}"
+        )
+    _refuse([key for key in left if key != "augment"], name, "a Federation")
+    held_back = 0 if returned.newcomers is None else len(returned.newcomers)
+    rule = f"{held_back}, as the Federation that {name!r} returns has"
+    require(("newcomers.clients", from_config["newcomers"], from_config["newcomers"] in (0, held_back), rule))
+    return replace(returned, augment=augment_of(left["augment"])) if "augment" in left else returned
+
+
+def _refuse(keys: Sequence[str], name: object, returned: str) -> None:
+    if keys:
+        raise ConfigError(
+            "\n".join(
+                f"data.{key} makes no sense with {name!r}, which returns {returned}; leave it out" for key in keys
+            )
+        )
+
+
+def _those_of(section: Mapping[str, Any], names: Collection[str]) -> Section:
+    return {key: value for key, value in section.items() if key in names}

@@ -1,0 +1,107 @@
+"""CSV and Parquet files as a federation: one file for each client, or a column that says whose a row is."""
+
+from __future__ import annotations
+
+import glob
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedclade.core import ConfigError, DataError, TaskKind, shown
+from fedclade.data.federation import Federation
+from fedclade.data.frames import Chosen, federation_from_sheets
+from fedclade.data.own import OwnSettings
+from fedclade.data.sheets import Sheet, Table
+
+SEPARATORS = {".csv": ",", ".tsv": "\t"}
+PARQUET = ".parquet"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FilesSettings:
+    """Which files and columns to read; see :func:`federation_from_frame`.
+
+    Parameters
+    ----------
+    files
+        A file, or a pattern such as ``hospitals/*.csv``: relative to the working directory, or else to the data folder.
+    target
+        Column to predict, or several.
+    client
+        Column that says whose a row is; if left out, each file is a client, by the name of the file.
+    inputs, text
+        Columns to predict from; all others if left out, or one column of texts.
+    name
+        Of the data, for people; by default the folder's, or the file's.
+    """
+
+    files: str
+    target: str | tuple[str, ...]
+    client: str | None = None
+    inputs: tuple[str, ...] | None = None
+    text: str | None = None
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.client is None and not glob.has_magic(self.files):
+            raise ConfigError(
+                f"files = {self.files!r} is one file; say by client = ... which column says whose a row is"
+            )
+        self.chosen()
+
+    def federation(
+        self, settings: OwnSettings, task: TaskKind | None = None, data_dir: str | Path | None = None
+    ) -> Federation:
+        """Read the files; raises what :func:`federation_from_frame` raises, and a DataError if no file matches."""
+        paths = self._paths(data_dir)
+        if self.client is None and len({path.stem for path in paths}) < len(paths):
+            twice = next(path for path in paths if sum(path.stem == other.stem for other in paths) > 1)
+            raise DataError(
+                f"files = {self.files!r} matches several files called {twice.stem!r}; a client is called as its file, "
+                "so their names should differ"
+            )
+        sheets = [Sheet(_read(path), str(path), path.stem) for path in paths]
+        return federation_from_sheets(sheets, self.chosen(task), self.title, settings)
+
+    def chosen(self, task: TaskKind | None = None) -> Chosen:
+        """Return which columns are what."""
+        target = self.target if isinstance(self.target, tuple) else (self.target,)
+        return Chosen(target, self.client, self.inputs, self.text, task)
+
+    @property
+    def title(self) -> str:
+        """The name, or what the files say."""
+        path = Path(self.files)
+        return self.name or (path.parent.name if glob.has_magic(path.name) else path.stem) or "files"
+
+    def _paths(self, data_dir: str | Path | None) -> list[Path]:
+        place = data_dir or os.environ.get("FEDCLADE_DATA_DIR")
+        folders = [Path(), *([] if place is None else [Path(place).expanduser()])]
+        for folder in folders:
+            if found := matches(self.files, folder):
+                return found
+        where = " or ".join(str(folder.absolute()) for folder in folders)
+        raise DataError(f"files = {shown(self.files)} matches no file in {where}; check the path, or --data-dir")
+
+
+def matches(pattern: str, folder: Path) -> list[Path]:
+    """Return the files that a pattern matches, seen from a folder, in order."""
+    found = (folder / path for path in glob.glob(pattern, root_dir=folder, recursive=True))  # noqa: PTH207 -- of folders with brackets
+    return sorted(path for path in found if path.is_file())
+
+
+def _read(path: Path) -> Table:
+    import pyarrow as pa
+    import pyarrow.csv as csv
+    import pyarrow.parquet as pq
+
+    suffix = path.suffix.lower()
+    if suffix not in (*SEPARATORS, PARQUET):
+        raise DataError(f"{path} should end in {', '.join(SEPARATORS)} or {PARQUET}")
+    try:
+        if suffix == PARQUET:
+            with pq.ParquetFile(path) as parquet:
+                return parquet.read()
+        return csv.read_csv(path, parse_options=csv.ParseOptions(delimiter=SEPARATORS[suffix], newlines_in_values=True))
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"cannot read {path}: {error}") from error
