@@ -26,6 +26,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
+from torch.nn import functional
 
 from fedclade import ConfigError, LocalTraining
 from fedclade.core.params import Layout
@@ -42,6 +43,18 @@ WIDTH = 150
 
 Speed = Callable[[], float]
 """Trains, and returns samples/s."""
+
+
+class OwnMLP(nn.Module):
+    """The model ``mlp`` as a user may write it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.output = nn.Linear(784, 128), nn.Linear(128, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits of the labels."""
+        return self.output(functional.relu(self.hidden(x.flatten(1))))
 
 
 @dataclass(frozen=True)
@@ -64,6 +77,8 @@ class Subject:
 
     def module(self, name: str) -> nn.Module:
         """Build the model."""
+        if name == "own mlp":
+            return OwnMLP()
         return build_model(name, input_shape=self.shape, outputs=self.outputs, vocabulary_size=self.vocabulary)
 
     def examples(self, n: int, device: str) -> tuple[Tensor, Tensor]:
@@ -80,6 +95,7 @@ class Subject:
 SUBJECTS = {
     "mclr": Subject((1, 28, 28), 10, 30, 15),
     "mlp": Subject((1, 28, 28), 10, 30, 15),
+    "own mlp": Subject((1, 28, 28), 10, 30, 15),
     "cnn": Subject((1, 28, 28), 10, 20, 3),
     "cifar_cnn": Subject((3, 32, 32), 10, 20, 2),
     "lstm": Subject((25,), 2, 20, 2, vocabulary=10_000),

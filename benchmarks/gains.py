@@ -20,6 +20,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
+from torch.nn import functional
 
 from fedclade import LocalTraining
 from fedclade.core.params import Layout
@@ -36,6 +37,18 @@ VOCABULARY = 1000
 
 Way = tuple[Callable[[], Engine], Callable[[], AbstractContextManager[object]]]
 """An engine, and what is switched off while it is made and trains."""
+
+
+class OwnMLP(nn.Module):
+    """The model ``mlp`` as a user may write it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.output = nn.Linear(784, 128), nn.Linear(128, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits of the labels."""
+        return self.output(functional.relu(self.hidden(x.flatten(1))))
 
 
 class Transformer(nn.Module):
@@ -65,17 +78,15 @@ def paper(name: str, shape: tuple[int, ...], **arguments: int) -> Callable[[], n
 
 LOOP: Way = LoopEngine, nullcontext
 STACKED: Way = StackedEngine, nullcontext
-NO_FUSED_MLP: Way = (
-    StackedEngine,
-    lambda: patch("fedclade.training.stacking.fused_mlp.FusedMLP.of", lambda module: None),
-)
+NO_TAPE: Way = StackedEngine, lambda: patch("fedclade.training.stacking.tape.Tape.of", lambda module: None)
 NO_NUMPY: Way = StackedEngine, lambda: patch("fedclade.training.stacking.products.TINY", 0)
 NO_COLUMNS: Way = StackedEngine, lambda: patch("fedclade.training.stacking.loss.REGISTER", 0)
 CHANNELS_LAST: Way = ChannelsLastLoop, nullcontext
 
 SUBJECTS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], Way, Way]] = {
-    "fused MLP: mclr": (paper("mclr", IMAGE), IMAGE, STACKED, NO_FUSED_MLP),
-    "fused MLP: mlp": (paper("mlp", IMAGE), IMAGE, STACKED, NO_FUSED_MLP),
+    "tape: mclr": (paper("mclr", IMAGE), IMAGE, STACKED, NO_TAPE),
+    "tape: mlp": (paper("mlp", IMAGE), IMAGE, STACKED, NO_TAPE),
+    "tape: own mlp": (OwnMLP, IMAGE, STACKED, NO_TAPE),
     "NumPy's products: mclr": (paper("mclr", IMAGE), IMAGE, STACKED, NO_NUMPY),
     "NumPy's products: mlp": (paper("mlp", IMAGE), IMAGE, STACKED, NO_NUMPY),
     "loss by column: mclr": (paper("mclr", IMAGE), IMAGE, STACKED, NO_COLUMNS),
