@@ -109,6 +109,21 @@ def overwritten(net: Own, x: Tensor) -> Tensor:
     return net.third(x)
 
 
+SAME_FOR_ALL = torch.ones(5, 5).double()
+
+
+def same_for_all(net: Own, x: Tensor) -> Tensor:
+    x = functional.linear(net.first(x.flatten(1)), SAME_FOR_ALL)
+    return net.third(x)
+
+
+def used_before(net: Own, x: Tensor) -> Tensor:
+    x = net.first(x.flatten(1))
+    net.second(x)
+    x.relu_()
+    return net.third(x)
+
+
 def aside(net: Own, x: Tensor) -> Tensor:
     x = net.first(x.flatten(1))
     net.second(x)
@@ -174,6 +189,7 @@ BY_HAND: dict[str, Callable[[], nn.Module]] = {
     "view": reshaped(lambda x: x.view(x.size(0), -1)),
     "reshape": reshaped(lambda x: x.reshape((len(x), -1)).double()),
     "reshape by shape": reshaped(lambda x: torch.reshape(x, (x.shape[0], 6)) if x.dim() > 2 else x),
+    "a layer that is the same for all": lambda: Own(same_for_all),
     "a hook that looks": lambda: hooked(lambda layer, inputs, output: None),
     "a layer aside": lambda: Own(aside),
 }
@@ -190,6 +206,7 @@ BY_AUTOGRAD: dict[str, Callable[[], nn.Module]] = {
     "without gradients": lambda: Own(cut_off),
     "in place of an alias": lambda: Own(aliased),
     "what depends on data": written(lambda x: x.relu() if x.isfinite().all() else x.tanh()),
+    "in place of what was used": lambda: Own(used_before),
     "errors that are caught": lambda: Own(caught),
     "other axes": reshaped(lambda x: x.transpose(1, 2).reshape(len(x), -1)),
     "in other order": reshaped(lambda x: x.flatten(1).flip(1)),
@@ -200,7 +217,7 @@ def work_of(module: nn.Module, **spec: Any) -> Callable[[], Workload]:
     layout = Layout.of(module)
     models = layout.flatten(module)[None]
     shape = (3,) if isinstance(module, nn.Linear) else (2, 3)
-    data = [(torch.randn(n, *shape).double(), torch.randint(3, (n,))) for n in (7, 10, 4)]
+    data = [(torch.randn(n, *shape).double(), torch.randint(3, (n,))) for n in (9, 14, 8)]
 
     def work() -> Workload:
         jobs = [Job(k, 0, x, y, torch.Generator().manual_seed(k)) for k, (x, y) in enumerate(data)]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -28,6 +29,8 @@ Call = tuple[Any, tuple[Any, ...], Mapping[str, Any]]
 """A function, what it gets behind its first tensor, and by name."""
 
 KNOWN = StackedLinear, StackedDropout  # of the layers that are stacked
+
+DENSE = linear, functional.linear
 
 QUESTIONS = {
     *(getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "is_cuda")),
@@ -178,7 +181,7 @@ class Tape:
 
     def _entry(self, call: Call, x: Taped) -> _Entry:
         func, rest, options = call
-        if func is linear:
+        if func in DENSE and not options:
             return self._dense(call, x, *rest)
         if func in ACTIVATIONS and not rest:
             return self._activation(call, x, ACTIVATIONS[func])
@@ -186,20 +189,28 @@ class Tape:
             return self._view(call, x)
         raise NotOnTape
 
-    def _dense(self, call: Call, x: Taped, weight: StackedParameter, bias: StackedParameter | None) -> _Entry:
-        k, outputs, inputs = weight.state.shape
+    def _dense(self, call: Call, x: Taped, of_weight: Any, of_bias: Any = None) -> _Entry:
+        parameters = [p for p in (of_weight, of_bias) if isinstance(p, StackedParameter)]
+        if not parameters and (of_weight.requires_grad or (of_bias is not None and of_bias.requires_grad)):
+            raise NotOnTape
+        # What is frozen may be there once, for the rows of all clients: k is 1.
+        value = attrgetter("state") if parameters else partial(torch.unsqueeze, dim=0)
+        weight, bias = value(of_weight), None if of_bias is None else value(of_bias)
+        k, outputs, inputs = weight.shape
         rows, out = x.plain.view(k, -1, inputs), x.plain.new_empty((*x.plain.shape[:-1], outputs))
-        product = Product(rows, weight.state.mT, out.view(k, -1, outputs), None if bias is None else bias.state)
+        product = Product(rows, weight.mT, out.view(k, -1, outputs), bias)
 
         def backward(gradient: Tensor, onward: bool) -> tuple[Sequence[Operation], Tensor]:
-            of_out = gradient.view(k, -1, outputs)
-            handed_over = partial(hand_over, of_out, rows, weight, bias)
-            if not onward:
-                return [handed_over], gradient
-            of_x = torch.empty_like(x.plain)
-            return [Product(of_out, weight.state, of_x.view_as(rows)), handed_over], of_x  # before the weights change
+            of_out, of_x = gradient.view(k, -1, outputs), gradient
+            operations = list[Operation]()
+            if onward:
+                of_x = torch.empty_like(x.plain)
+                operations.append(Product(of_out, weight, of_x.view_as(rows)))  # before the weights change
+            if parameters:
+                operations.append(partial(hand_over, of_out, rows, of_weight, of_bias))
+            return operations, of_x
 
-        return _Entry(call, x, self._taped(out), product, backward, [p for p in (weight, bias) if p is not None])
+        return _Entry(call, x, self._taped(out), product, backward, parameters)
 
     def _activation(self, call: Call, x: Taped, activation: Activation) -> _Entry:
         func, _, options = call
@@ -207,8 +218,10 @@ class Tape:
         out = x
         if not (options.pop("inplace", False) or func.__name__.endswith("_")):
             out = self._taped(torch.empty_like(x.plain))
-        elif not (activation.from_result and self._at and self._entries[self._at - 1].parameters):
-            raise NotOnTape  # somebody may need what was there, or has it in another shape
+        else:
+            before = self._entries[self._at - 1] if self._at else None
+            if before is None or before.out is not x or before.call[0] not in DENSE or not activation.from_result:
+                raise NotOnTape  # what was there may be needed, or be known in another shape, too
         seen = out.plain if activation.from_result else x.plain
 
         def backward(gradient: Tensor, onward: bool) -> tuple[Sequence[Operation], Tensor]:
