@@ -3,7 +3,7 @@
 Each client trains on batches of 10, on made-up data of the right shape. ``loop`` is the plain loop with all threads;
 ``central`` is the same module on one heap of examples, in batches of 32, 128 or 512 (on a GPU also 1,000), whichever is
 fastest: the practical limit of the machine. All are timed by turns, in one process; the table has the medians. On a GPU
-``step by step`` is the stacked engine without CUDA graphs.
+``step by step`` is the stacked engine without CUDA graphs. ``own mlp`` is ``mlp`` as a user may write it.
 
     python benchmarks/engine.py --json engine.json
     python benchmarks/engine.py --quick
@@ -46,7 +46,7 @@ Speed = Callable[[], float]
 
 
 class OwnMLP(nn.Module):
-    """The model ``mlp`` as a user may write it."""
+    """The model ``mlp`` as a user may write it, with a forward of its own."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -17,10 +17,10 @@ from time import thread_time
 from unittest.mock import patch
 
 import torch
+from engine import OwnMLP
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
-from torch.nn import functional
 
 from fedclade import LocalTraining
 from fedclade.core.params import Layout
@@ -37,18 +37,6 @@ VOCABULARY = 1000
 
 Way = tuple[Callable[[], Engine], Callable[[], AbstractContextManager[object]]]
 """An engine, and what is switched off while it is made and trains."""
-
-
-class OwnMLP(nn.Module):
-    """The model ``mlp`` as a user may write it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.hidden, self.output = nn.Linear(784, 128), nn.Linear(128, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the logits of the labels."""
-        return self.output(functional.relu(self.hidden(x.flatten(1))))
 
 
 class Transformer(nn.Module):

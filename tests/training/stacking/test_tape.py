@@ -15,7 +15,7 @@ from fedclade import LocalTraining
 from fedclade.core.params import Layout
 from fedclade.training.jobs import Job, Workload
 from fedclade.training.loop import LoopEngine
-from fedclade.training.optimizer import SGD
+from fedclade.training.optimizer import LocalOptimizer
 from fedclade.training.stacked import StackedEngine
 from fedclade.training.stacking.stacked_module import StackedModule
 from fedclade.training.stacking.tape import NotOnTape, Tape
@@ -270,7 +270,7 @@ def test_forward_may_do_something_else_in_each_step(steps, monkeypatch):
     pair = [stacked(module, models, [0, 0]) for _ in "12"]
     monkeypatch.setattr(pair[1], "_tape", None)
     for fold in pair:
-        fold.begin(SGD(0.1), [1, 2], None)
+        fold.begin(LocalOptimizer(0.1), [1, 2], None, [0, 2])
     x, gradient = torch.randn(2 * 4, 2, 3).double(), torch.randn(2 * 4, 3).double()
     for mood in (torch.tanh, torch.relu, torch.tanh, torch.tanh, lambda x: x, torch.cos, torch.tanh):
         results = []
