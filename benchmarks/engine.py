@@ -3,7 +3,7 @@
 Each client trains on batches of 10, on made-up data of the right shape. ``loop`` is the plain loop with all threads;
 ``central`` is the same module on one heap of examples, in batches of 32, 128 or 512 (on a GPU also 1,000), whichever is
 fastest: the practical limit of the machine. All are timed by turns, in one process; the table has the medians. On a GPU
-``step by step`` is the stacked engine without CUDA graphs.
+``step by step`` is the stacked engine without CUDA graphs. ``own mlp`` is ``mlp`` as a user may write it.
 
     python benchmarks/engine.py --json engine.json
     python benchmarks/engine.py --quick
@@ -26,6 +26,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
+from torch.nn import functional
 
 from fedclade import ConfigError, LocalTraining
 from fedclade.core.params import Layout
@@ -42,6 +43,18 @@ WIDTH = 150
 
 Speed = Callable[[], float]
 """Trains, and returns samples/s."""
+
+
+class OwnMLP(nn.Module):
+    """The model ``mlp`` as a user may write it, with a forward of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.output = nn.Linear(784, 128), nn.Linear(128, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits of the labels."""
+        return self.output(functional.relu(self.hidden(x.flatten(1))))
 
 
 @dataclass(frozen=True)
@@ -64,6 +77,8 @@ class Subject:
 
     def module(self, name: str) -> nn.Module:
         """Build the model."""
+        if name == "own mlp":
+            return OwnMLP()
         return build_model(name, input_shape=self.shape, outputs=self.outputs, vocabulary_size=self.vocabulary)
 
     def examples(self, n: int, device: str) -> tuple[Tensor, Tensor]:
@@ -80,6 +95,7 @@ class Subject:
 SUBJECTS = {
     "mclr": Subject((1, 28, 28), 10, 30, 15),
     "mlp": Subject((1, 28, 28), 10, 30, 15),
+    "own mlp": Subject((1, 28, 28), 10, 30, 15),
     "cnn": Subject((1, 28, 28), 10, 20, 3),
     "cifar_cnn": Subject((3, 32, 32), 10, 20, 2),
     "lstm": Subject((25,), 2, 20, 2, vocabulary=10_000),

@@ -17,6 +17,7 @@ from time import thread_time
 from unittest.mock import patch
 
 import torch
+from engine import OwnMLP
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
@@ -65,17 +66,15 @@ def paper(name: str, shape: tuple[int, ...], **arguments: int) -> Callable[[], n
 
 LOOP: Way = LoopEngine, nullcontext
 STACKED: Way = StackedEngine, nullcontext
-NO_FUSED_MLP: Way = (
-    StackedEngine,
-    lambda: patch("fedclade.training.stacking.fused_mlp.FusedMLP.of", lambda module: None),
-)
+NO_TAPE: Way = StackedEngine, lambda: patch("fedclade.training.stacking.tape.Tape.of", lambda module: None)
 NO_NUMPY: Way = StackedEngine, lambda: patch("fedclade.training.stacking.products.TINY", 0)
 NO_COLUMNS: Way = StackedEngine, lambda: patch("fedclade.training.stacking.loss.REGISTER", 0)
 CHANNELS_LAST: Way = ChannelsLastLoop, nullcontext
 
 SUBJECTS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], Way, Way]] = {
-    "fused MLP: mclr": (paper("mclr", IMAGE), IMAGE, STACKED, NO_FUSED_MLP),
-    "fused MLP: mlp": (paper("mlp", IMAGE), IMAGE, STACKED, NO_FUSED_MLP),
+    "tape: mclr": (paper("mclr", IMAGE), IMAGE, STACKED, NO_TAPE),
+    "tape: mlp": (paper("mlp", IMAGE), IMAGE, STACKED, NO_TAPE),
+    "tape: own mlp": (OwnMLP, IMAGE, STACKED, NO_TAPE),
     "NumPy's products: mclr": (paper("mclr", IMAGE), IMAGE, STACKED, NO_NUMPY),
     "NumPy's products: mlp": (paper("mlp", IMAGE), IMAGE, STACKED, NO_NUMPY),
     "loss by column: mclr": (paper("mclr", IMAGE), IMAGE, STACKED, NO_COLUMNS),

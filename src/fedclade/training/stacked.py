@@ -91,7 +91,7 @@ class StackedEngine:
         if self._replay is not None and optimizer.is_plain:  # torch's own count their steps on the CPU
             run = self._replay.of_round(run, stacked, plan, (optimizer, batches.all_count))
         # What is not stacked and draws, draws from all of the clients' keys.
-        with rng.seeded_globally(sum(seeds) % 2**63, models.device), torch.set_grad_enabled(stacked.needs_autograd):
+        with rng.seeded_globally(sum(seeds) % 2**63, models.device), torch.enable_grad():
             for _ in range(spec.epochs or 1):
                 for step, x, y in batches.drawn():
                     losses.note(run(step, x, y))

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
+from torch.overrides import has_torch_function_unary
 
 from fedclade.training.stacking.products import Product
 from fedclade.training.stacking.stacked_parameter import StackedParameter, scaled
@@ -14,6 +15,8 @@ from fedclade.training.stacking.stacked_parameter import StackedParameter, scale
 
 def linear(x: Tensor, weight: StackedParameter, bias: StackedParameter | None) -> Tensor:
     """Apply each client's own dense layer to its rows of x ``[k·B, ..., inputs]``."""
+    if has_torch_function_unary(x):
+        return x.__torch_function__(linear, (type(x),), (x, weight, bias))
     return _Linear.apply(x, weight.use(), None if bias is None else bias.use(), weight, bias)
 
 

@@ -18,10 +18,10 @@ from fedclade.training.stacking.active import Active
 from fedclade.training.stacking.attention import StackedAttention
 from fedclade.training.stacking.bands import Bands
 from fedclade.training.stacking.buffer_pool import BufferPool
-from fedclade.training.stacking.fused_mlp import FusedMLP
 from fedclade.training.stacking.layers import Find, Refused, Stacked
 from fedclade.training.stacking.recurrent import StackedGRU, StackedLSTM
 from fedclade.training.stacking.stacked_parameter import StackedParameter
+from fedclade.training.stacking.tape import NotOnTape, Tape
 
 LAYERS: Mapping[type[nn.Module], Callable[[Any, Find, Active], Stacked]] = {
     nn.Linear: layers.StackedLinear,
@@ -88,12 +88,7 @@ class StackedModule:
         self._pool, self._clients, self._device = BufferPool(), 0, torch.device("cpu")
         self._optimizer = LocalOptimizer(0.0)
         self._bands: Bands | None = None
-        self._fused_mlp = FusedMLP.of(self.module)
-
-    @property
-    def needs_autograd(self) -> bool:
-        """Whether forward has to be recorded for backward."""
-        return self._fused_mlp is None
+        self._tape = Tape.of(self.module)
 
     def load(self, models: Tensor, rows: Sequence[int]) -> None:
         """Give each of n clients its model, a row of ``[K, S]``.
@@ -139,14 +134,19 @@ class StackedModule:
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits for the inputs ``[k·B, ...]`` of the clients that train."""
-        return self.module(x) if self._fused_mlp is None else self._fused_mlp.forward(x)
+        if self._tape is not None:
+            try:
+                return self._tape.forward(x)
+            except (NotOnTape, Exception):  # an error of the module's own comes again
+                self._tape = None
+        return self.module(x)
 
     def backward(self, logits: Tensor, gradient: Tensor) -> None:
         """Hand every parameter its gradient, from that of the logits."""
-        if self._fused_mlp is None:
+        if self._tape is None:
             torch.autograd.backward(logits, gradient)
         else:
-            self._fused_mlp.backward(gradient)
+            self._tape.backward(gradient)
 
     def step(self) -> None:
         """Finish a step of the optimizer."""
@@ -167,8 +167,8 @@ class StackedModule:
             self.active.start, self.active.stop = start, stop
             for p in self._parameters:
                 p.bind(start, stop)
-            if self._fused_mlp is not None:
-                self._fused_mlp.forget()
+            if self._tape is not None:
+                self._tape.forget()
 
     def updates(self, models: Tensor, rows: Sequence[int], out: Tensor, places: Sequence[int]) -> None:
         """Write how far each client is from its model into its place, a row of ``[N, S]``.
