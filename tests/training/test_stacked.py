@@ -17,11 +17,13 @@ from torch.nn import functional
 from fedclade import LocalTraining
 from fedclade.core import IGNORED, rng
 from fedclade.core.params import Layout
-from fedclade.models import MODELS, build_model
+from fedclade.models import MODELS, LoRA, Parts, build_model, freeze
 from fedclade.training.jobs import Job, Workload
 from fedclade.training.loop import LoopEngine
+from fedclade.training.optimizer import SGD
 from fedclade.training.stacked import CannotStack, StackedEngine
 from fedclade.training.stacking.batches import joined
+from fedclade.training.stacking.stacked_module import StackedModule
 from fedclade.training.stacking.stacked_parameter import FEW_ROWS
 from fedclade.training.trial import objection
 
@@ -98,6 +100,39 @@ def resting() -> nn.Module:
     return nn.Sequential(body.eval().requires_grad_(False), nn.Flatten(), nn.Linear(64, 5), nn.BatchNorm1d(5))
 
 
+class Backbone(nn.Module):
+    """What may rest in a backbone, layers that have no stacked form among it, and a head of which a part rests."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = nn.Parameter(torch.randn(1, 1, 6))
+        self.layers = nn.ModuleList([nn.Linear(4, 6), nn.LayerNorm(6), nn.MultiheadAttention(6, 2, batch_first=True)])
+        self.recurrent = nn.GRU(6, 5, bidirectional=True, batch_first=True)
+        self.norms = nn.ModuleList([nn.InstanceNorm1d(10, affine=True), nn.BatchNorm1d(10)])
+        self.twice = nn.Linear(10, 10)
+        self.head = nn.Linear(10, OUTPUTS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        linear, norm, attention = self.layers
+        x = torch.cat([self.token.expand(len(x), -1, -1), norm(linear(x))], 1)
+        x = self.recurrent(attention(x, x, x)[0])[0].transpose(1, 2)
+        for layer in self.norms:
+            x = layer(x)
+        return self.head(torch.tanh(self.twice(self.twice(x.mean(2)))))
+
+
+def backbone() -> nn.Module:
+    module = Backbone()
+    freeze(module, ["token", "layers", "recurrent", "norms.0", "norms.1.r*", "norms.1.n*", "twice.weight", "head.bias"])
+    return module
+
+
+def adapted() -> nn.Module:
+    attention = nn.TransformerEncoderLayer(4, 2, 6, batch_first=True, dropout=0.0)
+    module = nn.Sequential(attention, nn.Flatten(), nn.Dropout(0.2), nn.Linear(12, OUTPUTS))
+    return Parts(adapter=LoRA(targets=("linear*", "3"), rank=2, alpha=2.0)).applied(module)
+
+
 def images() -> nn.Module:
     return nn.Sequential(
         *(nn.Conv2d(2, 4, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(4), nn.ReLU(inplace=True)),
@@ -118,6 +153,8 @@ OWN: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "shared": (Shared, (4,)),
     "frozen": (frozen, (4,)),
     "resting": (resting, (2, 6, 6)),
+    "backbone": (backbone, (3, 4)),
+    "adapted": (adapted, (3, 4)),
     "images": (images, (2, 6, 6)),
     "signals": (signals, (2, 10)),
     "lstm, time first": (lambda: Sequences(nn.LSTM, batch_first=False), (5, 3)),
@@ -503,3 +540,19 @@ def test_a_token_out_of_range_is_an_error():
     given_jobs[0].inputs[0, 0] = WORDS
     with pytest.raises(RuntimeError, match="index out of range"):
         engine.train(Workload(module, layout, models, given_jobs, LocalTraining(), 0.1))
+
+
+@pytest.mark.parametrize("name", ["frozen", "resting", "backbone", "adapted"])
+def test_what_is_frozen_is_there_once_for_any_number_of_clients(name):
+    module, layout, models, _ = world(name, torch.float32)
+    stacked = StackedModule(module, layout)
+    frozen = {p.untyped_storage().data_ptr() for p in layout.frozen.values()}
+    assert {p.untyped_storage().data_ptr() for p in stacked.module.parameters()} <= frozen
+    taken = {}
+    for n in (2, 20):
+        stacked.load(models, [c % 2 for c in range(n)])
+        stacked.begin(SGD(0.1, momentum=0.9), [0] * n, None)
+        stacked.bind(0, n)
+        everyone = {p.everyone.untyped_storage() for p in stacked._parameters}
+        taken[n] = sum({s.data_ptr(): s.nbytes() for s in everyone if s.data_ptr() not in frozen}.values())
+    assert taken[20] - taken[2] == 18 * layout.size * 4

@@ -89,8 +89,9 @@ def keep_freed_memory() -> None:
 
 def hot_bytes(module: nn.Module, layout: Layout) -> int:
     """Return how many bytes of a client's parameters a step goes through; of embeddings it touches few rows."""
-    rows = sum(p.numel() for layer in module.modules() if isinstance(layer, nn.Embedding) for p in layer.parameters())
-    return (layout.n_parameters + _frozen(layout) - rows) * layout.dtype.itemsize
+    tables = [layer.weight for layer in module.modules() if isinstance(layer, nn.Embedding)]
+    rows = sum(table.numel() for table in tables if table.requires_grad)
+    return (layout.n_parameters - rows) * layout.dtype.itemsize
 
 
 def clients_in_cache(hot: int, threads: int) -> int:
@@ -118,9 +119,11 @@ def bytes_per_client(module: nn.Module, layout: Layout, batch: Tensor, spec: Loc
     since the backward pass makes as much again.
     """
     kept: dict[int, int] = {}
+    common = {p.untyped_storage().data_ptr() for p in layout.frozen.values()}  # there once, for all clients
 
     def keep(tensor: Tensor) -> Tensor:
-        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        if (place := tensor.untyped_storage().data_ptr()) not in common:
+            kept[place] = tensor.untyped_storage().nbytes()
         return tensor
 
     module.eval()
@@ -129,9 +132,4 @@ def bytes_per_client(module: nn.Module, layout: Layout, batch: Tensor, spec: Loc
     optimizer = LocalOptimizer.of(spec, 1.0)
     kept_by_it = 1 if optimizer.is_plain else len(optimizer.states)
     vectors = 3 + kept_by_it + (spec.mu > 0) + (spec.clip_norm is not None)
-    return (vectors * layout.size + _frozen(layout)) * layout.dtype.itemsize + 2 * sum(kept.values())
-
-
-def _frozen(layout: Layout) -> int:
-    """Return how many frozen entries there are, which layers that are stacked have once for each client, too."""
-    return sum(p.numel() for p in layout.frozen.values())
+    return vectors * layout.size * layout.dtype.itemsize + 2 * sum(kept.values())

@@ -97,7 +97,7 @@ class StackedBatchNorm(Stacked):
         """Return x, normalized."""
         if self.training and self._count is not None:
             self._count.state.add_(1)
-        mean, var = (None if p is None else p.state.view(-1) for p in (self._mean, self._var))
+        mean, var = (None if p is None else p.state.reshape(-1) for p in (self._mean, self._var))
         weight, bias = (None if p is None else delivered(p).flatten() for p in (self._weight, self._bias))
         k = self._active.count
         own = self.training or mean is None

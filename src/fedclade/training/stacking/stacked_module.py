@@ -58,6 +58,9 @@ class CannotStack(CannotTrainTogether):
 class StackedModule:
     """A module for all clients, and the memory of their parameters; the module that is given stays as it is.
 
+    What is frozen is there once, in the module's own memory: a layer that is frozen as a whole is the plain one, on the
+    rows of all clients.
+
     Raises
     ------
     CannotStack
@@ -68,7 +71,8 @@ class StackedModule:
         self.layout = layout
         self.active = Active()
         try:
-            copied = copy.deepcopy(module)
+            tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+            copied = copy.deepcopy(module, {id(tensors[name]): tensors[name] for name in layout.frozen})
         except Exception as error:  # whatever a user's module holds
             raise CannotStack.of("", module, f"cannot be copied: {error}") from error
         swap = _Swap(copied, layout, self.active)
@@ -109,7 +113,7 @@ class StackedModule:
                 p.allocate(memory[n * p.slot.start : n * p.slot.stop].view(n, *p.slot.shape))
             for p in self._frozen:
                 value = self.layout.frozen[p.slot.name].to(models)
-                p.allocate(value.repeat(n, *(1,) * value.dim()))
+                p.allocate(value.expand(n, *value.shape))
         for slot in self._shared:
             values = _of_clients(models, rows, slot)
             if not torch.equal(values, values[:1].expand_as(values)):
@@ -209,10 +213,12 @@ class _Swap:
         tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         frozen = (Slot(name, tuple(p.shape), p.dtype, 0) for name, p in layout.frozen.items())  # of no vector
         self._slots = {id(tensors[s.name]): s for s in (*layout.parameters, *layout.buffers, *frozen)}
+        self._frozen = {id(tensors[name]) for name in layout.frozen}
+        self._resting = set(layout.resting)
         done: dict[nn.Module, nn.Module] = {}
         inside: list[str] = []  # how names begin of what stacked layers have taken over: attention its projection
         for name, layer in [*module.named_modules(remove_duplicate=False)]:
-            if type(layer) in LAYERS:
+            if type(layer) in LAYERS and not self._is_common(name, layer):
                 done[layer] = done.get(layer) or self._stacked(name, layer)
                 parent, _, attribute = name.rpartition(".")
                 if name:
@@ -222,13 +228,22 @@ class _Swap:
                 inside.append(f"{name}." if name else "")
             self._refuse_rest(name, layer, stacked=layer in done or name.startswith(tuple(inside)))
 
+    def _is_common(self, name: str, layer: nn.Module) -> bool:
+        """Whether a layer does the same to the rows of all clients: it is frozen, and draws and keeps nothing."""
+        tensors = [*layer.parameters(), *(b for b in layer.buffers() if id(b) in self._slots)]
+        if not tensors or not self._frozen.issuperset(map(id, tensors)):
+            return False
+        own_statistics = isinstance(layer, nn.modules.batchnorm._NormBase) and layer.running_mean is None  # pyright: ignore[reportPrivateUsage]
+        draws = bool(getattr(layer, "dropout", 0)) and name not in self._resting
+        return not own_statistics and not draws and getattr(layer, "max_norm", None) is None
+
     def _refuse_rest(self, name: str, layer: nn.Module, stacked: bool) -> None:
         """Look for tensors that only this layer has: even one with a stacked form may have been given more of them."""
         own = dict[str, Tensor](layer.named_parameters(recurse=False))
         if stacked:  # other layers' buffers stay with them
             own |= {buffer: b for buffer, b in layer.named_buffers(recurse=False) if id(b) in self._slots}
         for tensor, value in own.items():
-            if not stacked or id(value) not in self.parameters:
+            if id(value) not in (self.parameters if stacked else self._frozen):
                 kind = "parameter" if isinstance(value, nn.Parameter) else "buffer"
                 raise CannotStack.of(name, layer, f"has a {kind} of its own, {tensor!r}, but no stacked form")
 

@@ -1,0 +1,55 @@
+"""Runs over models of which a part is frozen."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from fedclade import CFL, ConfigError, LocalTraining, load_federation, simulate
+from fedclade.models import LoRA
+from fedclade.training import ENGINES
+
+
+@pytest.fixture(scope="module")
+def federation():
+    return load_federation("digits", clients=4, partition="iid", samples_per_client=20)
+
+
+def body_and_head(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    body = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.BatchNorm1d(32), nn.ReLU())
+    return nn.Sequential(body, nn.Linear(32, 10))
+
+
+def test_what_is_frozen_stays_and_is_not_sent(federation):
+    model = body_and_head()
+    settings = {"rounds": 2, "local": LocalTraining(epochs=1, lr=0.1), "engine": "stacked"}
+    run = simulate(CFL(), model, federation, freeze=["0.*"], **settings)
+    assert run.layout.size == 32 * 10 + 10
+    assert run.metrics[0]["bytes_up"] < simulate(CFL(), model, federation, **settings).metrics[0]["bytes_up"] / 5
+    state = run.layout.state_dict(run.tree.nodes[0].params)
+    for name, value in model.state_dict().items():
+        assert torch.equal(state[name], value) == name.startswith("0.")
+    assert run.config["model"] == {"name": "Sequential", "freeze": ("0.*",)}
+
+
+@pytest.mark.parametrize("parts", [{"freeze": ["0.*"]}, {"adapter": LoRA(targets=("0.1", "1"), rank=2)}])
+def test_every_engine_gives_the_same(federation, parts):
+    def deltas(engine: str) -> torch.Tensor:
+        local = LocalTraining(epochs=1, lr=0.1)
+        return (
+            simulate(CFL(), body_and_head, federation, rounds=2, engine=engine, local=local, **parts)
+            .tree.nodes[0]
+            .params
+        )
+
+    expected = deltas("loop")
+    for engine in ENGINES:
+        if parts.get("freeze") or engine != "vmap":  # which does not map BatchNorm that learns
+            assert torch.allclose(deltas(engine), expected, atol=1e-5), engine
+
+
+def test_a_pattern_for_nothing_is_said_before_the_first_round(federation):
+    with pytest.raises(ConfigError, match=r"model.freeze = 'body' matches no parameter of the model; did you mean '1"):
+        simulate(CFL(), body_and_head, federation, freeze=["body"])
