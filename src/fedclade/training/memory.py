@@ -119,6 +119,7 @@ def bytes_per_client(module: nn.Module, layout: Layout, batch: Tensor, spec: Loc
     since the backward pass makes as much again.
     """
     kept: dict[int, int] = {}
+    common = {p.untyped_storage().data_ptr() for p in layout.frozen.values()}  # there once, for all clients
 
     common = {p.untyped_storage().data_ptr() for p in layout.frozen.values()}  # there once, for all clients
 
