@@ -7,7 +7,21 @@ import pytest
 import torch
 
 from fedclade import CFL, FLHC, ConfigError, FedAvg, FedGroup, Local, LocalTraining, Oracle
-from fedclade.algorithms import ALGORITHMS, IFCA, PACFL, Ditto, FeSEM, FineTune, ReplicatedCFL, State, build_algorithm
+from fedclade.algorithms import (
+    ALGORITHMS,
+    IFCA,
+    PACFL,
+    Ditto,
+    FedBN,
+    FedPer,
+    FedRep,
+    FeSEM,
+    FineTune,
+    LGFedAvg,
+    ReplicatedCFL,
+    State,
+    build_algorithm,
+)
 from fedclade.algorithms.base import sample
 from fedclade.algorithms.cluster_update import membership_events
 from fedclade.core.queries import Round
@@ -28,6 +42,10 @@ def test_every_algorithm_can_be_built_by_its_name():
         "fesem": FeSEM,
         "pacfl": PACFL,
         "ditto": Ditto,
+        "fedper": FedPer,
+        "fedrep": FedRep,
+        "lg_fedavg": LGFedAvg,
+        "fedbn": FedBN,
         "finetune": FineTune,
         "fl_hc": FLHC,
     }

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedclade import LocalTraining, Run, Signature, simulate
+from fedclade import LocalTraining, ModelError, Run, Signature, simulate
 from fedclade.algorithms import (
     CFL,
     FLHC,
@@ -20,6 +20,7 @@ from fedclade.algorithms import (
     Ditto,
     FedAvg,
     FedGroup,
+    FedRep,
     FeSEM,
     FineTune,
     Local,
@@ -27,7 +28,6 @@ from fedclade.algorithms import (
     build_algorithm,
 )
 from fedclade.channel.signature import Permutation
-from fedclade.core.errors import ModelError
 from fedclade.core.params import Layout
 from fedclade.flower.secret import secret_model, seed_of
 from fedclade.models import LoRA
@@ -128,6 +128,20 @@ def test_adapters_alone_travel():
 def test_clients_with_another_base_are_not_waited_for():
     with pytest.raises(ModelError, match="its frozen parameters, which are not sent, have other values"):
         both(FedAvg(), freeze=["1"], seed=5)  # which draws another base than the clients' seed 0
+
+
+@pytest.mark.parametrize("name", ["cfl", "cfl by gradients", "rcfl", "ifca", "ditto", "fedrep"])
+def test_what_is_personal_stays_with_the_clients(name: str):
+    algorithm = FedRep(head_epochs=2) if name == "fedrep" else ALGORITHMS[name]
+    here, there = both(algorithm, personal="head", client_fraction=0.5)
+    same(here, there)
+    assert there.kept == {}
+    assert here.kept.keys() == set(range(6))
+
+
+def test_another_personal_part_is_another_model():
+    with pytest.raises(ModelError, match="the server's model is not built like the clients'"):
+        federated(grid_of(federation_of(TRUTH), perceptron, personal="body"), FedAvg(), perceptron, personal="head")
 
 
 def test_the_proximal_term_pulls_to_the_same_anchor():

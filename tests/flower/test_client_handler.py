@@ -53,7 +53,7 @@ def ask(
         "replicates": 1,
         "dim": 0,
         "own": False,
-        "alternate": [-1, -1],
+        "personal_epochs": 0,
         "run": "here",
         "seed": 3,
         "spec": wire.to_json(LOCAL),

@@ -30,7 +30,7 @@ def asked(to: ClientHandler, number: int, what: str = "train", state: RecordDict
     layout = to._layout
     values = {
         **{"what": what, "round": number, "query": 0, "purpose": "train", "seed": 3, "replicates": 1, "dim": 0},
-        **{"own": False, "alternate": [-1, -1], "run": "a", "split": "test", "spec": wire.to_json(LOCAL)},
+        **{"own": False, "personal_epochs": 0, "run": "a", "split": "test", "spec": wire.to_json(LOCAL)},
         **{"layout": wire.layout_digest(layout), **more},
     }
     name = "model" if what == "train" else "0"

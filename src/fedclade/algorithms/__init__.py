@@ -22,6 +22,7 @@ from fedclade.algorithms.finetune import FineTune
 from fedclade.algorithms.fl_hc import FLHC
 from fedclade.algorithms.ifca import IFCA
 from fedclade.algorithms.pacfl import PACFL
+from fedclade.algorithms.personal import FedBN, FedPer, FedRep, LGFedAvg
 from fedclade.algorithms.replicated_cfl import ReplicatedCFL
 from fedclade.algorithms.state import State
 from fedclade.core import ConfigError, Event, FedcladeError, check_arguments, known_arguments, name_of, named, shown
@@ -40,8 +41,12 @@ __all__ = [
     "Event",
     "FeSEM",
     "FedAvg",
+    "FedBN",
     "FedGroup",
+    "FedPer",
+    "FedRep",
     "FineTune",
+    "LGFedAvg",
     "Local",
     "Oracle",
     "ReplicatedCFL",
@@ -80,6 +85,10 @@ ALGORITHMS: Mapping[str, Entry] = {
     "fesem": Entry(FeSEM, "k centres, every client goes to the nearest in parameter space (Xie et al. 2020)"),
     "pacfl": Entry(PACFL, "one-shot clusters by principal angles between the clients' data (Vahidian et al. 2023)"),
     "ditto": Entry(Ditto, "a personal model for each client, held near a global one (Li et al. 2021)"),
+    "fedper": Entry(FedPer, "FedAvg but for the head, which stays with each client (Arivazhagan et al. 2019)"),
+    "fedrep": Entry(FedRep, "FedPer whose clients fit their heads first, and then the rest (Collins et al. 2021)"),
+    "lg_fedavg": Entry(LGFedAvg, "FedAvg of the head alone, over representations of each client (Liang et al. 2020)"),
+    "fedbn": Entry(FedBN, "FedAvg but for normalisation layers, which stay with each client (Li et al. 2021)"),
     "finetune": Entry(FineTune, "FedAvg, and every client fine-tunes its own copy"),
 }
 

@@ -103,10 +103,12 @@ class IFCA(OneCohort[IFCAState]):
         if len(sets) > 1 and this_round.number > self.restart_rounds:
             events.insert(0, Restart(0, best, tuple(losses)))
             sets, best = [sets[best]], 0
-        moved = [self._moved(tree, cohort, clients, replace(this_round, communicates="updates")) for tree in sets]
+        moved = dict[int, tuple[ParameterTree, list[ClusterUpdate]]]()
+        for k in sorted(range(len(sets)), key=lambda k: k == best):  # the best last: clients keep what they train last
+            moved[k] = self._moved(sets[k], cohort, clients, replace(this_round, communicates="updates"))
         log = log_of(moved[best][1], events)
         log = log if self.average == "models" else replace(log, discrepancy=None)  # gradients are no models
-        return _packed([tree for tree, _ in moved], best, clients.ids), log
+        return _packed([moved[k][0] for k in range(len(sets))], best, clients.ids), log
 
     def serve(self, state: IFCAState, clients: Clients) -> Mapping[int, int]:
         """Return the node that each client is served with: the one it took, or would take now."""

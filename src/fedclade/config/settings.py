@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from fedclade.algorithms import ALGORITHMS, Algorithm, build_algorithm
+from fedclade.algorithms import Algorithm, algorithm_class, build_algorithm
 from fedclade.channel import DifferentialPrivacy, Faults, Signature
 from fedclade.config.data import load_data
 from fedclade.config.toml_files import Section
@@ -128,7 +128,7 @@ class Config:
     def parts(self) -> Parts:
         """Which parts the model has."""
         parts = Parts.of(self.model)
-        of_algorithm = ALGORITHMS[self.algorithm["name"]].algorithm.personal
+        of_algorithm = algorithm_class(self.algorithm["name"]).personal
         return parts if parts.personal or not of_algorithm else replace(parts, personal=of_algorithm)
 
     @property

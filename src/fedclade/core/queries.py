@@ -48,9 +48,9 @@ class Round:
     part
         ``(k, m)``: every client trains on the k-th of m parts of its training data alone, k from 0; None: on all of it.
         Parts are disjoint, of sizes that differ by at most one, and drawn anew in every round.
-    alternate
-        ``(k, m)``: clients train their personal parameters alone for k epochs, then the shared ones alone for m; None:
-        all together, for the epochs of the local training.
+    personal_epochs
+        Above 0, clients train their personal parameters alone for so many epochs, and then the shared ones alone, as
+        the local training has it. Otherwise they train all together.
     query
         Counts the round's queries from 0: it sets the faults of one apart from those of the next, and nothing else.
     """
@@ -65,7 +65,7 @@ class Round:
     require_all: bool = False
     replicates: int = 1
     part: tuple[int, int] | None = None
-    alternate: tuple[int, int] | None = None
+    personal_epochs: int = 0
     query: int = 0
 
     @property

@@ -179,8 +179,8 @@ class ClientHandler:
         if not (1 <= replicates <= examples and 0 <= dim <= LARGEST_SKETCH):
             raise UpdateError(f"asked for {replicates} replicates of length {dim} from {examples} training examples")
         spec = _spec(content.json("spec"))
-        own, alternate = content.get("own", bool), _alternate(content)
-        self._policy.check_training(spec, replicates, examples, alternate)
+        own, personal_epochs = content.get("own", bool), max(0, content.get("personal_epochs", int))
+        self._policy.check_training(spec, replicates, examples, personal_epochs)
         this_round = Round(
             number=content.get("round", int),
             spec=spec,
@@ -188,7 +188,7 @@ class ClientHandler:
             purpose=content.get("purpose", str),
             query=content.get("query", int),
             replicates=replicates,
-            alternate=alternate,
+            personal_epochs=personal_epochs,
             communicates="nothing" if own else "all",
         )
         sent = [name for name in ("model", "anchor") if name in content.vectors]
@@ -281,17 +281,6 @@ def _cost(kind: str, content: Content) -> Usage:
         replicates = content.get("replicates", int)
         return Usage(releases=replicates, partings=int(replicates > 1))
     return Usage(releases=int(kind == "subspaces"), evaluations=len(content.vectors) if kind == "evaluate" else 0)
-
-
-def _alternate(content: Content) -> tuple[int, int] | None:
-    """Return the epochs of personal and of shared parameters, where they are trained one after the other."""
-    match content.values.get("alternate"):
-        case [-1, -1]:
-            return None
-        case [int(personal), int(shared)] if personal >= 0 and shared >= 0 and personal + shared >= 1:
-            return personal, shared
-        case other:
-            raise UpdateError(f"'alternate' should be two numbers of epochs, got {shown(other)}")
 
 
 def _spec(kept: Mapping[str, Any]) -> LocalTraining:

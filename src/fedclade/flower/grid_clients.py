@@ -131,7 +131,7 @@ class GridClients(Workers):
             **repeated,
             **{"seed": this_round.seed, "spec": wire.to_json(this_round.spec)},
             **{"replicates": this_round.replicates, "dim": 0, **(self._sketch.described if self._sketch else {})},
-            **{"own": query.own, "alternate": list(this_round.alternate or (-1, -1))},
+            **{"own": query.own, "personal_epochs": this_round.personal_epochs},
         }
         contents: dict[int, RecordDict] = {}
         for (client, row), anchor in zip(rows.items(), anchors, strict=True):

@@ -92,20 +92,19 @@ class Policy:
             allowed = " ".join([*self.allow, kind])
             raise PolicyError(f'{FORBIDS} the question {kind!r}; to allow it, set allow="{allowed}" in its node config')
 
-    def check_training(
-        self, spec: LocalTraining, replicates: int, examples: int, alternate: tuple[int, int] | None = None
-    ) -> None:
+    def check_training(self, spec: LocalTraining, replicates: int, examples: int, personal_epochs: int = 0) -> None:
         """Check the local training of a client with so many training examples; see :class:`~fedclade.core.Round`."""
-        spec = spec if alternate is None else spec.in_epochs(sum(alternate))
         parts = [len(range(part, examples, replicates)) for part in range(min(replicates, examples))]
+        own = spec.in_epochs(max(1, personal_epochs))
+        before = sum(map(own.steps_with, parts)) if personal_epochs else 0
         self._check("replicates", replicates, "max_replicates")
         if replicates > 1 and examples // replicates < self.min_part:
             raise PolicyError(
                 f"{FORBIDS} {replicates} replicates from {examples} training examples, since each must be made from at "
                 f"least {self.min_part} (min-part in its node config)"
             )
-        self._check("epochs", max(map(spec.epochs_with, parts)), "max_epochs")
-        self._check("steps", sum(map(spec.steps_with, parts)), "max_steps")
+        self._check("epochs", max(map(spec.epochs_with, parts)) + personal_epochs, "max_epochs")
+        self._check("steps", sum(map(spec.steps_with, parts)) + before, "max_steps")
 
     def check_models(self, count: int) -> None:
         """Check how many models one query is about."""

@@ -182,22 +182,17 @@ class SimulatedClients(Workers):
     def _moved(self, ids: Sequence[int], start: Start, this_round: Round, out: Tensor | None) -> tuple[Tensor, Tensor]:
         """Train some clients; return what their whole models moved by, ``[k, F]``, and their losses."""
         block = list(zip(ids, start.rows, start.anchors, strict=True))
-        if this_round.alternate is None:
+        if this_round.personal_epochs == 0:
             return self._train_block(block, start.models, this_round, out=out)
-        k, losses = len(ids), torch.zeros(len(ids), dtype=torch.float64)
-        moved = start.models.new_zeros(k, start.models.shape[1])
-        own = {slot.name for slot in self.layout.personal}
-        fixed = {slot.name for slot in self.layout.full.parameters} - own, own
-        for epochs, rest, part in zip(this_round.alternate, map(frozenset, fixed), (PERSONAL, "shared"), strict=True):
-            if epochs == 0:
-                continue
-            # The second part is drawn as ever, so that without a first one it is what local training is.
-            purpose = f"{this_round.purpose} {part}" if part == PERSONAL else this_round.purpose
-            phase = replace(this_round, spec=replace(this_round.spec, epochs=epochs), purpose=purpose)
-            models = torch.cat([start.models[:k] + moved, start.models[k:]])
-            step, losses = self._train_block(block, models, phase, fixed=rest)
-            moved += self.whole.only(part, step)  # buffers of the other part have changed too
-        return moved, losses
+        own = frozenset(slot.name for slot in self.layout.personal)
+        shared = frozenset(slot.name for slot in self.layout.full.parameters) - own
+        spec = this_round.spec.in_epochs(this_round.personal_epochs)
+        first = replace(this_round, spec=spec, purpose=f"{this_round.purpose} personal")
+        moved, _ = self._train_block(block, start.models, first, shared)
+        moved = self.whole.only(PERSONAL, moved)  # buffers of the other part have changed too
+        models = torch.cat([start.models[: len(ids)] + moved, start.models[len(ids) :]])
+        then, losses = self._train_block(block, models, this_round, own)
+        return moved + self.whole.only("shared", then), losses
 
     def _gradients(self, query: UpdateQuery) -> Updates:
         model, each = (self._module, self.layout.full), zip(query.ids, query.assignment, strict=True)

@@ -73,17 +73,6 @@ def train(
     return layout.difference(module, model, torch.empty_like(model) if out is None else out), mean_loss
 
 
-def batches(
-    examples: int, spec: LocalTraining, generator: torch.Generator, device: torch.device | str = "cpu"
-) -> Iterator[Tensor]:
-    """Yield which examples each step of a client's local training is about, in an order drawn for every epoch."""
-    left = spec.steps_with(examples)
-    while left > 0:
-        of_epoch = torch.randperm(examples, generator=generator).to(device).split(spec.batch_size)[:left]
-        yield from of_epoch
-        left -= len(of_epoch)
-
-
 @contextmanager
 def without_gradients(parameters: Sequence[nn.Parameter]) -> Generator[None]:
     """Let parameters get no gradients meanwhile, so that whatever takes steps leaves them as they are."""
@@ -94,6 +83,17 @@ def without_gradients(parameters: Sequence[nn.Parameter]) -> Generator[None]:
     finally:
         for parameter in parameters:
             parameter.requires_grad_(True)
+
+
+def batches(
+    examples: int, spec: LocalTraining, generator: torch.Generator, device: torch.device | str = "cpu"
+) -> Iterator[Tensor]:
+    """Yield which examples each step of a client's local training is about, in an order drawn for every epoch."""
+    left = spec.steps_with(examples)
+    while left > 0:
+        of_epoch = torch.randperm(examples, generator=generator).to(device).split(spec.batch_size)[:left]
+        yield from of_epoch
+        left -= len(of_epoch)
 
 
 def gradient(

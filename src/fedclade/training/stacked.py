@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedclade.core import rng
-from fedclade.training.jobs import CannotTrainTogether, Job, Workload
+from fedclade.training.jobs import Job, Workload
 from fedclade.training.memory import clients_in_cache
 from fedclade.training.optimizer import LocalOptimizer
 from fedclade.training.stacking.batches import Batches
@@ -49,8 +49,6 @@ class StackedEngine:
         """
         if not LocalOptimizer.of(work.spec, work.lr).is_element_wise:
             raise CannotStack(f"optimizer {work.spec.optimizer} is not known to work element by element")
-        if work.fixed:
-            raise CannotTrainTogether("some parameters stay as they are")
         module, layout, models, jobs = work.module, work.layout, work.models, work.jobs
         stacked = self._stacked.get(module)
         if stacked is None or stacked.layout != layout:
@@ -77,7 +75,8 @@ class StackedEngine:
         losses = Losses(plan, work.task, batches.all_count)
         optimizer = LocalOptimizer.of(spec, work.lr)
         seeds = [job.generator.initial_seed() for job in jobs]
-        stacked.begin(optimizer, seeds, models[[job.anchor_row for job in jobs]] if spec.mu else None, plan.edges)
+        anchors = models[[job.anchor_row for job in jobs]] if spec.mu else None
+        stacked.begin(optimizer, seeds, anchors, plan.edges, work.fixed)
 
         def step_by_step(step: Step, x: Tensor, y: Tensor) -> Tensor:
             stacked.bind(step.start, step.stop)
@@ -89,7 +88,7 @@ class StackedEngine:
 
         run: Run = step_by_step
         if self._replay is not None and optimizer.is_plain:  # torch's own count their steps on the CPU
-            run = self._replay.of_round(run, stacked, plan, (optimizer, batches.all_count))
+            run = self._replay.of_round(run, stacked, plan, (optimizer, batches.all_count, work.fixed))
         # What is not stacked and draws, draws from all of the clients' keys.
         with rng.seeded_globally(sum(seeds) % 2**63, models.device), torch.enable_grad():
             for _ in range(spec.epochs or 1):

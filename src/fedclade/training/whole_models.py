@@ -33,7 +33,7 @@ class WholeModels:
         self._layout, self.initial, self._store = layout, initial, store
 
     def start(self, query: UpdateQuery, places: Sequence[int]) -> Start:
-        """Return where the clients at some places of a query start; see :attr:`Round.alternate` for its parts."""
+        """Return where the clients at some places of a query start."""
         rows = [query.assignment[place] for place in places]
         anchors = None if query.anchors is None else [query.anchors[place] for place in places]
         if not query.own and not self._layout.personal:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -118,18 +118,26 @@ class StackedModule:
             p.everyone.copy_(_rounded(_of_clients(models, rows, p.slot), p.slot).view(p.everyone.shape))
 
     def begin(
-        self, optimizer: LocalOptimizer, seeds: Sequence[int], anchors: Tensor | None, edges: Sequence[int]
+        self,
+        optimizer: LocalOptimizer,
+        seeds: Sequence[int],
+        anchors: Tensor | None,
+        edges: Sequence[int],
+        fixed: Collection[str] = (),
     ) -> None:
         """Start local training of the models that are loaded.
 
         The seeds are the clients' own, for dropout; anchors ``[n, S]`` are what the proximal term pulls each client
-        towards, if there is such a term; and clients between two of the edges take the same steps.
+        towards, if there is such a term; clients between two of the edges take the same steps; and parameters of
+        ``fixed`` names stay as they are.
         """
         self._optimizer = optimizer
         self.layout.set_training(self.module)
         self.active.seed(seeds, self._device)
-        self._bands = None if optimizer.is_plain else Bands(optimizer, self._trained, edges)
+        moving = [p for p in self._trained if p.slot.name not in fixed]
+        self._bands = None if optimizer.is_plain else Bands(optimizer, moving, edges)
         for p in self._trained:
+            p.held = p.slot.name in fixed
             p.begin(optimizer, None if anchors is None else anchors[:, p.slot.start : p.slot.stop])
 
     def forward(self, x: Tensor) -> Tensor:

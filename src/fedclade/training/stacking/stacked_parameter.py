@@ -28,6 +28,7 @@ class StackedParameter:
     def __init__(self, slot: Slot, trained: bool) -> None:
         self.slot = slot
         self.trained = trained
+        self.held = False  # whether it stays as it is in this training, though it is trained in others
         self.everyone = torch.empty(0)
         self.state = self.everyone
         self._value = self.everyone
@@ -74,6 +75,8 @@ class StackedParameter:
 
     def receive(self) -> tuple[Tensor, float, float]:
         """Return (target, β, α): the gradient g is to be taken in by target ← β·target + α·g."""
+        if self.held:
+            return self._gradient(), 0.0, 1.0  # which no step is taken with
         if self._fused:
             self._used = False
             return self.state, *self._optimizer.fused
