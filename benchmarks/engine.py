@@ -31,6 +31,7 @@ from torch.nn import functional
 from fedclade import ConfigError, LocalTraining
 from fedclade.core.params import Layout
 from fedclade.models import build_model
+from fedclade.tasks import FittedTask
 from fedclade.training import loop
 from fedclade.training.auto import ENGINES, build_engine
 from fedclade.training.jobs import Job, Workload
@@ -124,7 +125,7 @@ def contestants(name: str, clients: int, steps: int, device: str) -> tuple[dict[
 
     def plain(x: Tensor, y: Tensor, batch_size: int) -> None:
         settings = LocalTraining(batch_size=batch_size, lr=LR)
-        loop.train(module, layout, models[0], (x, y), settings, LR, torch.Generator().manual_seed(0))
+        loop.train(module, layout, models[0], (x, y), settings, LR, FittedTask(), torch.Generator().manual_seed(0))
 
     speeds: dict[str, Speed] = {}
     taken = "loop"

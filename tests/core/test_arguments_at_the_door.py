@@ -37,7 +37,7 @@ def run_of(**settings: Any) -> Run:
         ("rounds", 5.0, "rounds of simulate should be a whole number, got 5.0"),
         ("federation", "digits", "federation of simulate should be of type Federation, got 'digits'"),
         ("folder", 3, "folder of simulate should be a string or of type Path or left out, got 3"),
-        ("target", "0.9", "target of simulate should be a number or left out, got '0.9'"),
+        ("target", "0.9", "target of simulate should be a number or a table or left out, got '0.9'"),
         ("tf32", "yes", "tf32 of simulate should be true or false, got 'yes'"),
     ],
 )
