@@ -106,7 +106,7 @@ WRONG: dict[str, tuple[Change, str]] = {
         vectors(update=Array("float32", (LAYOUT.size,), "numpy.ndarray", bytes(4 * LAYOUT.size))),
         "array 'update' is of type 'numpy.ndarray', expected 'fedclade.raw'",
     ),
-    "another protocol": (worded(protocol=1), "version 1 of the protocol is spoken there, and 3 here"),
+    "another protocol": (worded(protocol=1), f"version 1 of the protocol is spoken there, and {wire.PROTOCOL} here"),
     "nothing": (lambda honest: RecordDict(), "a message of fedclade has the record 'fedclade', this one has []"),
     "records of other kinds": (
         lambda honest: RecordDict({"fedclade": MetricRecord({"size": 3}), "vectors": ConfigRecord()}),
