@@ -96,7 +96,7 @@ def run(config: Config, seed: int, way: Way, data_dir: Path | None) -> tuple[Run
         replace(world, clients=clients, retrying=retrying),
         Churn().among(clients, federation, seed),
         Checkpointer(None, config.as_dict(), 0, lambda: ""),
-        History(federation.roster),
+        History(federation.roster, world.task),
         replace(config.settings, target=None),
     )
     return found, encoding.bytes_up

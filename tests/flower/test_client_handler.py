@@ -144,7 +144,7 @@ def test_it_evaluates_all_models_that_it_is_sent():
     models = torch.stack([MODEL, -MODEL])
     here = clients.evaluate([1, 1], models, [0, 1], "validation")
     there = ask(handler_of(1, federation), "evaluate", {"0": models[0], "1": models[1]}, split="validation")
-    assert there.values["accuracies"] == here.scores[:, 0].tolist()
+    assert there.values["scores"] == here.scores[:, 0].tolist()
     assert there.values["losses"] == here.losses.tolist()
     assert there.values["examples"] == [10, 10]
 
@@ -214,7 +214,7 @@ def test_with_a_secret_all_vectors_travel_permuted():
     sent = update_of(ask(client, sent={"model": permutation.apply(MODEL)}))
     assert torch.equal(permutation.invert(sent), update_of(ask(plain)))
     scores = ask(client, "evaluate", {"0": permutation.apply(MODEL)}).values
-    assert scores["accuracies"] == ask(plain, "evaluate", {"0": MODEL}).values["accuracies"]
+    assert scores["scores"] == ask(plain, "evaluate", {"0": MODEL}).values["scores"]
 
 
 def test_initial_models_are_the_secrets():

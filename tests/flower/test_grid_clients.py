@@ -23,8 +23,9 @@ from fedclade.core.errors import UpdateError
 from fedclade.core.params import Layout
 from fedclade.core.updates import LARGEST_NORM
 from fedclade.flower import wire
-from fedclade.flower.replies import read_scores, read_update
+from fedclade.flower.replies import Scores, read_scores, read_update
 from fedclade.flower.wire import RAW, Content
+from fedclade.tasks import FittedTask
 from tests.flower.grids import (
     ALL_ALLOWED,
     CFL_OF_TWO,
@@ -92,9 +93,9 @@ WRONG: dict[str, tuple[Change, str]] = {
     ),
     "fewer examples than it joined with": (worded(size=23), "23 training examples, but the client joined with 24"),
     "a loss that is NaN": (worded(loss=math.nan), "loss nan"),
-    "a loss that is infinite": (worded(loss=math.inf), "loss inf, expected 0 to 1e+18"),
-    "a loss that sums would overflow": (worded(loss=1e300), "loss 1e+300, expected 0 to 1e+18"),
-    "a negative loss": (worded(loss=-1e9), "loss -1e+09, expected 0 to 1e+18"),
+    "a loss that is infinite": (worded(loss=math.inf), "loss inf, expected one of at most 1e+18"),
+    "a loss that sums would overflow": (worded(loss=1e300), "loss 1e+300, expected one of at most 1e+18"),
+    "a loss below all others": (worded(loss=-1e19), "loss -1e+19, expected one of at most 1e+18"),
     "vectors that nobody asked for": (
         vectors(update=Array("float32", (1,), RAW, bytes(100)), more=Array("float32", (1,), RAW, bytes(100))),
         "1 vectors that nobody asked for: ['more']",
@@ -105,7 +106,7 @@ WRONG: dict[str, tuple[Change, str]] = {
         vectors(update=Array("float32", (LAYOUT.size,), "numpy.ndarray", bytes(4 * LAYOUT.size))),
         "array 'update' is of type 'numpy.ndarray', expected 'fedclade.raw'",
     ),
-    "another protocol": (worded(protocol=1), "version 1 of the protocol is spoken there, and 3 here"),
+    "another protocol": (worded(protocol=1), f"version 1 of the protocol is spoken there, and {wire.PROTOCOL} here"),
     "nothing": (lambda honest: RecordDict(), "a message of fedclade has the record 'fedclade', this one has []"),
     "records of other kinds": (
         lambda honest: RecordDict({"fedclade": MetricRecord({"size": 3}), "vectors": ConfigRecord()}),
@@ -156,20 +157,21 @@ def test_an_update_that_is_too_large_is_refused_before_it_is_decoded(encoding: s
         read_update(content, LAYOUT.size, LAYOUT.n_parameters, LAYOUT.dtype, 3, {"what": "train"})
 
 
+NOT_LISTS = "expected scores by 1 metrics, losses and numbers of examples of 1 models, got "
 EVALUATIONS: dict[str, tuple[Change, str]] = {
-    "an accuracy above 1": (worded(accuracies=[1.5]), "accuracy 1.5 and loss"),
-    "a negative accuracy": (worded(accuracies=[-0.5]), "accuracy -0.5 and loss"),
-    "an accuracy that is NaN": (worded(accuracies=[math.nan]), "accuracy nan and loss"),
-    "a loss that is NaN": (worded(losses=[math.nan]), "and loss nan of 20 examples"),
-    "a negative loss": (worded(losses=[-1e9]), "and loss -1e+09 of 20 examples"),
+    "an accuracy above 1": (worded(scores=[1.5]), "accuracy 1.5, expected one in [0, 1]"),
+    "a negative accuracy": (worded(scores=[-0.5]), "accuracy -0.5, expected one in [0, 1]"),
+    "an accuracy that is NaN": (worded(scores=[math.nan]), "accuracy nan, expected one in [0, 1]"),
+    "a loss that is NaN": (worded(losses=[math.nan]), "loss nan of 20 examples"),
+    "a loss below all others": (worded(losses=[-1e19]), "loss -1e+19 of 20 examples"),
     "negative examples": (worded(examples=[-3]), "of -3 examples"),
-    "a loss that sums would overflow": (worded(losses=[1e300]), "and loss 1e+300 of 20 examples"),
+    "a loss that sums would overflow": (worded(losses=[1e300]), "loss 1e+300 of 20 examples"),
     "vectors that nobody asked for": (vectors(more=Array("float32", (1,), RAW, bytes(100))), "vectors of 100 bytes"),
     "more than can be counted": (worded(examples=[2**60]), "of 1152921504606846976 examples"),
-    "too many": (worded(accuracies=[0.5, 0.5]), "expected 1 accuracies, losses and numbers of examples, got [[0.5, 0"),
-    "none": (worded(examples=[]), "expected 1 accuracies, losses and numbers of examples"),
-    "no list": (worded(losses=0.3), "expected 1 accuracies, losses and numbers of examples"),
-    "of another type": (worded(accuracies=["0.5"]), "expected 1 accuracies, losses and numbers of examples"),
+    "too many": (worded(scores=[0.5, 0.5]), NOT_LISTS + "[[0.5, 0.5]"),
+    "none": (worded(examples=[]), NOT_LISTS),
+    "no list": (worded(losses=0.3), NOT_LISTS),
+    "of another type": (worded(scores=["0.5"]), NOT_LISTS),
 }
 
 
@@ -267,16 +269,16 @@ COLUMN = st.one_of(NUMBERS, st.lists(st.floats(-0.5, 1.5), max_size=3), st.lists
 
 
 @settings(max_examples=100)
-@given(accuracies=COLUMN, losses=COLUMN, examples=COLUMN, count=st.integers(1, 3))
-def test_whatever_scores_come_they_are_scores_or_none(accuracies: Any, losses: Any, examples: Any, count: int):
-    values = {"accuracies": accuracies, "losses": losses, "examples": examples}
-    why, scores = "", list[tuple[float, float, int]]()
+@given(scores=COLUMN, losses=COLUMN, examples=COLUMN, count=st.integers(1, 3))
+def test_whatever_scores_come_they_are_scores_or_none(scores: Any, losses: Any, examples: Any, count: int):
+    values = {"scores": scores, "losses": losses, "examples": examples}
+    why, found = "", list[Scores]()
     try:
-        scores = read_scores(Content.of(worded(**values)(wire.record({}))), count)
+        found = read_scores(Content.of(worded(**values)(wire.record({}))), count, FittedTask().metrics)
     except UpdateError as error:
         why = str(error)
-    assert len(scores) == (0 if why else count)
-    assert all(0 <= accuracy <= 1 and 0 <= loss < math.inf and n >= 1 for accuracy, loss, n in scores)
+    assert len(found) == (0 if why else count)
+    assert all(0 <= accuracy <= 1 and math.isfinite(loss) and n >= 1 for (accuracy,), loss, n in found)
     assert len(why) < 400
 
 

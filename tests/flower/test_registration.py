@@ -72,7 +72,7 @@ def test_what_it_keeps_to_itself_is_none():
         (with_schema(input_shape=[2**13, 2**13]), r"input_shape \(8192, 8192\), expected .* of product up to 2\*\*24"),
         (with_schema(outputs=10**12), "outputs .1000000000000,., expected numbers from 1, of product up to"),
         (with_schema(vocabulary_size=-1), "vocabulary_size .-1,., expected numbers from 0"),
-        (with_schema(task="mining"), "task 'mining', expected one of classification, language"),
+        (with_schema(task="mining"), "task 'mining', expected one of classification, binary, multilabel, regr"),
         (with_schema(scaled=[0.5]), "its schema is malformed: not enough values to unpack"),
         (with_schema(scaled=[math.nan, 1]), r"scaled \[nan, 1\], expected two finite numbers"),
         (with_schema(scaled=[10**400, 1]), "its schema is malformed: int too large to convert to float"),

@@ -21,6 +21,7 @@ from fedclade import LocalTraining
 from fedclade.core import rng
 from fedclade.core.params import Layout
 from fedclade.data.federation import ClientData, Federation
+from fedclade.tasks import FittedTask
 from fedclade.training import loop
 from tests.reference.bipartition import alpha_cross_max, bipartition
 
@@ -51,7 +52,7 @@ def sgd(
     model = torch.from_numpy(theta.astype(np.float32))
     examples = federation.examples(client.id, "train")
     draw = rng.torch_generator(seed, purpose, number, client.key)
-    delta, _ = loop.train(module, Layout.of(module), model, examples, spec, spec.lr_at(number), draw)
+    delta, _ = loop.train(module, Layout.of(module), model, examples, spec, spec.lr_at(number), FittedTask(), draw)
     return theta + delta.numpy().astype(np.float64)
 
 

@@ -10,6 +10,7 @@ from fedclade.algorithms import State
 from fedclade.core.tree import ParameterTree
 from fedclade.runs.checkpointer import TIMES_A_SAVE, CheckpointPolicy, TrainingState
 from fedclade.runs.history import History
+from fedclade.tasks import FittedTask
 from tests.tiny import federation_of, linear
 
 FEDERATION = federation_of([0, 1])
@@ -26,7 +27,9 @@ class Clock:
 
 
 def after(number: int, entries: int = 28) -> TrainingState:
-    return TrainingState(number, State(ParameterTree.root_only([0, 1], torch.zeros(entries))), History(FEDERATION))
+    return TrainingState(
+        number, State(ParameterTree.root_only([0, 1], torch.zeros(entries))), History(FEDERATION, FittedTask())
+    )
 
 
 @pytest.mark.parametrize(("every", "due"), [(1, [1, 2, 3, 4]), (2, [2, 4]), (5, []), (0, [])])

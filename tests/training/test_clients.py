@@ -14,6 +14,7 @@ from fedclade.core.params import Layout
 from fedclade.core.queries import Round
 from fedclade.core.updates import Updates
 from fedclade.data.federation import ClientData, Federation
+from fedclade.tasks import FittedTask
 from fedclade.training import SimulatedClients, auto, loop
 from fedclade.training import clients as clients_module
 from fedclade.training.device import choose_device
@@ -42,7 +43,14 @@ def test_every_client_trains_from_its_own_model_with_its_own_draws():
     for row, (client, model) in enumerate([(2, models[1]), (0, models[0])]):
         draw = rng.torch_generator(9, "again", 3, client)
         delta, loss = loop.train(
-            linear(), Layout.of(linear()), model, federation.examples(client, "train"), spec, 0.2 * 0.5**2, draw
+            linear(),
+            Layout.of(linear()),
+            model,
+            federation.examples(client, "train"),
+            spec,
+            0.2 * 0.5**2,
+            FittedTask(),
+            draw,
         )
         assert torch.equal(updates.deltas[row], delta)
         assert float(updates.losses[row]) == loss
@@ -59,7 +67,7 @@ def test_anchors_reach_every_client_in_every_block():
     for i, (client, row, anchor) in enumerate([(2, 0, 1), (0, 0, 0), (1, 1, 0)]):
         examples, draw = federation.examples(client, "train"), rng.torch_generator(9, "train", 1, client)
         delta, _ = loop.train(
-            linear(), Layout.of(linear()), models[row], examples, spec, 0.2, draw, anchor=models[anchor]
+            linear(), Layout.of(linear()), models[row], examples, spec, 0.2, FittedTask(), draw, anchor=models[anchor]
         )
         assert torch.equal(updates.deltas[i], delta)
 
@@ -206,7 +214,8 @@ def test_gradients_are_each_clients_own():
     models = two_models(params)
     updates = clients.gradients([1, 2], models, [1, 0], Round(1, LocalTraining()))
     for row, (client, model) in enumerate([(1, models[1]), (2, models[0])]):
-        expected, loss = loop.gradient(linear(), Layout.of(linear()), model, federation.examples(client, "train"), 100)
+        examples = federation.examples(client, "train")
+        expected, loss = loop.gradient(linear(), Layout.of(linear()), model, examples, FittedTask(), 100)
         torch.testing.assert_close(updates.deltas[row], expected)
         assert float(updates.losses[row]) == pytest.approx(loss)
 

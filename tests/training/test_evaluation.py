@@ -17,6 +17,7 @@ from fedclade.core import IGNORED
 from fedclade.core.queries import Evaluation, Round
 from fedclade.data.federation import ClientData, Federation, Pool
 from fedclade.models import build_model
+from fedclade.tasks import FittedTask
 from fedclade.training import SimulatedClients, evaluation, passes
 from fedclade.training.evaluation import score
 from tests.reference import evaluation as reference
@@ -101,7 +102,7 @@ def models_of(clients: SimulatedClients, module: nn.Module, n: int = 3) -> Tenso
 
 def agree(got: Evaluation, expected: list[tuple[float, float, int]]) -> None:
     accuracies, losses, counts = zip(*expected, strict=True)
-    assert got.scores[:, 0].tolist() == list(accuracies)
+    assert got.scores[:, -1].tolist() == list(accuracies)
     assert got.losses.tolist() == pytest.approx(losses, rel=1e-5)
     assert got.examples.tolist() == list(counts)
 
@@ -179,7 +180,7 @@ def test_the_size_of_passes_changes_nothing(world, entries, largest, examples, m
     monkeypatch.setattr(passes, "LARGEST_PASS", largest)
     monkeypatch.setattr(evaluation, "EXAMPLES_AT_A_TIME", examples)
     cut = SimulatedClients(federation, module).evaluate(IDS, models, rows, "test")
-    assert torch.equal(cut.scores[:, 0], whole.scores[:, 0])
+    assert torch.equal(cut.scores[:, -1], whole.scores[:, -1])
     torch.testing.assert_close(cut.losses, whole.losses, rtol=1e-6, atol=0)
 
 
@@ -340,7 +341,7 @@ def test_every_client_needs_a_model():
 def test_score_counts_right_answers_and_nats_of_each_example():
     """Logits (0, 1) predict label 1 at −log p = log(1 + 1/e), against log(1 + e) for label 0."""
     logits = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
-    right, nats, counted = score(logits, torch.tensor([0, 0, 1]), torch.tensor([1, 0, 1])).tolist()
+    right, nats, counted = score(FittedTask(), logits, torch.tensor([0, 0, 1]), torch.tensor([1, 0, 1])).tolist()
     hit, miss = math.log(1 + math.exp(-1)), math.log(1 + math.e)
     assert (right, counted) == ([1, 0, 0], [1, 1, 1])
     assert nats == pytest.approx([hit, miss, miss], rel=1e-6)
@@ -350,7 +351,7 @@ def test_padded_places_do_not_count():
     """Of the targets (0, 1, padding, padding), the first is predicted; logits are (1, 0, 0) everywhere."""
     logits = torch.tensor([1.0, 0.0, 0.0]).expand(1, 4, 3).contiguous()
     seen = torch.tensor([[0, 1, IGNORED, IGNORED]])
-    right, nats, counted = score(logits, torch.tensor([0]), seen).flatten().tolist()
+    right, nats, counted = score(FittedTask(), logits, torch.tensor([0]), seen).flatten().tolist()
     assert (right, counted) == (1, 2)
     assert nats == pytest.approx(2 * math.log(math.e + 2) - 1)
 

@@ -16,7 +16,7 @@ from fedclade.tasks import Metric
 
 MOST_EXAMPLES = 2**53  # that a client may say it has: beyond it float64, in which updates are weighted, cannot count
 LARGEST_SCORE = 1e308  # that a client may report: it has to be finite
-LARGEST_LOSS = 1e18  # that a client may report: sums of larger ones could overflow
+LARGEST_LOSS = 1e18  # that a client may report, either way: sums of larger ones could overflow
 Scores = tuple[list[float], float, int]  # by each metric, loss, examples
 
 
@@ -55,8 +55,8 @@ def read_update(
     if (reported := examples(content, "size")) != size:
         raise UpdateError(f"update from {reported} training examples, but the client joined with {size}")
     loss = content.get("loss", float) if "loss" in content.values else None
-    if loss is not None and not 0 <= loss <= LARGEST_LOSS:
-        raise UpdateError(f"loss {loss:g}, expected 0 to {LARGEST_LOSS:g}")
+    if loss is not None and not abs(loss) <= LARGEST_LOSS:  # NaN is not less than anything
+        raise UpdateError(f"loss {loss:g}, expected one of at most {LARGEST_LOSS:g}")
     content.has_only(("update",) if length else ())
     data = content.vector("update") if length else b""
     return UpdateReply(size, loss, decode(data, length, encoding, n_parameters).to(dtype))

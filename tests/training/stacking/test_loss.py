@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedclade.core import IGNORED
-from fedclade.training.loop import cross_entropy
+from fedclade.tasks import FittedTask
 from fedclade.training.stacking.loss import REGISTER, Losses
 from fedclade.training.stacking.plan import Plan
 
@@ -19,7 +19,7 @@ BATCH = 4
 def by_autograd(logits: Tensor, targets: Tensor, clients: int) -> tuple[Tensor, list[float]]:
     """Return the gradient of the sum of the clients' mean losses, and these."""
     logits = logits.clone().requires_grad_()
-    losses = [cross_entropy(x, y) for x, y in zip(logits.chunk(clients), targets.chunk(clients), strict=True)]
+    losses = [FittedTask().mean_loss(x, y) for x, y in zip(logits.chunk(clients), targets.chunk(clients), strict=True)]
     torch.stack(losses).sum().backward()
     assert logits.grad is not None
     return logits.grad, [float(loss.detach()) for loss in losses]
@@ -36,7 +36,7 @@ def test_gradients_and_losses_are_autograd_s(outputs: int, some_ignored: bool, p
     targets = torch.randint(outputs, (clients * BATCH, *places), generator=draw)
     if some_ignored:
         targets[1] = targets[BATCH + 1] = IGNORED
-    losses = Losses(plan, all_count=not some_ignored)
+    losses = Losses(plan, FittedTask(), all_count=not some_ignored)
     (step,) = plan.steps
     expected, each = by_autograd(logits, targets, clients)
     for _ in range(2):  # epochs, which are alike
@@ -52,7 +52,7 @@ def test_logits_may_lie_where_others_lay(outputs: int):
     draw = torch.Generator().manual_seed(0)
     memory = torch.empty(2 * BATCH, outputs)
     plan = Plan.of((3 * BATCH, BATCH), BATCH, True)
-    losses = Losses(plan, all_count=True)
+    losses = Losses(plan, FittedTask(), all_count=True)
     assert [step.rows for step in plan.steps] == [2 * BATCH, BATCH, BATCH]
     for step in plan.steps:
         logits = memory[: step.rows].normal_(generator=draw)
@@ -63,7 +63,7 @@ def test_logits_may_lie_where_others_lay(outputs: int):
 
 def test_a_row_of_great_logits_has_a_loss_without_overflow():
     plan = Plan.of((1,), 1, True)
-    losses = Losses(plan, all_count=True)
+    losses = Losses(plan, FittedTask(), all_count=True)
     (step,) = plan.steps
     seen, gradient = losses.of(step, torch.tensor([[2000.0, 0.0, -3000.0]]), torch.tensor([1]))
     losses.note(seen)
@@ -73,7 +73,7 @@ def test_a_row_of_great_logits_has_a_loss_without_overflow():
 
 def test_half_precision_has_losses_too():
     plan = Plan.of((2, 1), 2, True)
-    losses = Losses(plan, all_count=True)
+    losses = Losses(plan, FittedTask(), all_count=True)
     (step,) = plan.steps
     seen, gradient = losses.of(step, torch.zeros(4, 8, dtype=torch.bfloat16), torch.tensor([0, 1, 2, IGNORED]))
     losses.note(seen)
