@@ -107,7 +107,10 @@ def test_simulate_takes_what_it_is_given_or_refuses_it_in_its_own_words(name: st
             "clients of load_federation should be a whole number",
         ),
         (lambda: fedclade.Federation(1, ()), "pool of Federation should be of type Pool, got 1"),
-        (lambda: fedclade.one_client([], [], labels="2"), "labels of one_client should be a whole number or left out, got '2'"),
+        (
+            lambda: fedclade.one_client([], [], labels="2"),
+            "labels of one_client should be a whole number or left out, got '2'",
+        ),
         (lambda: fedclade.assign(1, 2), "run of assign should be of type Run, got 1"),
         (lambda: fedclade.export_model(1, 2), "run of export_model should be of type Run, got 1"),
         (lambda: Run.load(3), "folder of load should be a string or of type Path, got 3"),

@@ -139,6 +139,14 @@ def test_tables_that_cannot_be_used(changes: Any, given: Any, message: str, monk
     assert "\n" not in str(caught.value)
 
 
+def test_numbers_are_scaled_before_they_lose_digits() -> None:
+    seconds = pa.table(COLUMNS | {"days": [1.7e9 + day for day in range(8)]})
+    made = federation_from_frame(seconds, "hospital", "back", inputs=("days",), standardize="federated")
+    steps = made.pool.x[1:] - made.pool.x[:-1]
+    assert steps.min() > 0
+    torch.testing.assert_close(steps, steps[:1].expand_as(steps))
+
+
 def test_something_that_is_no_frame_is_refused() -> None:
     with pytest.raises(FedcladeError, match="the data frame should be one of pandas or polars, or Arrow's, got 7"):
         federation_from_frame(7, "hospital", "back")

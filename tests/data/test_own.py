@@ -182,7 +182,7 @@ def test_it_trains() -> None:
         (
             {"a": (["one", "two"], [0, 1])},
             {"standardize": "client"},
-            "should be 'none' for custom: only columns of numbers [N, F] are scaled, not [50], got 'client'",
+            "should be 'none' for inputs int64 [2, 50]: only columns of numbers [N, F] are scaled, got 'client'",
         ),
     ],
 )

@@ -52,6 +52,7 @@ def test_a_folder_of_files_needs_no_python(hospitals: Path, tmp_path: Path, monk
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
+    monkeypatch.setattr("fedclade.cli.run.add_figures", lambda *_: None)  # which takes most of the time
     assert fedclade(monkeypatch, "run", str(hospitals), "--out", "out", "--quiet", "--engine", "loop") == 0
     summary = json.loads(Path("out/summary.json").read_text())
     assert summary["inputs"]["columns"] == ["age", "bmi", "ward=icu", "ward=surgery"]
@@ -62,10 +63,17 @@ def test_a_folder_of_files_needs_no_python(hospitals: Path, tmp_path: Path, monk
     assert summary[metric]["mean"] > 0.8
     assert fedclade(monkeypatch, "export", "out", "--client", "0", "--out", "model.safetensors") == 0
     assert "| columns | (age − " in Path("model.md").read_text()
-    assert fedclade(monkeypatch, "report", "out") == 0
     monkeypatch.chdir(tmp_path.parent)
     again = read_config(elsewhere / "out" / "config.toml")  # a run's own config finds the files from anywhere
     assert again.federation().fingerprint == read_config(hospitals).federation().fingerprint
+
+
+@pytest.mark.slow
+def test_its_report_names_the_hospitals(hospitals: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = str(tmp_path / "out")
+    assert fedclade(monkeypatch, "run", str(hospitals), "--out", out, "--quiet") == 0
+    assert fedclade(monkeypatch, "report", out) == 0
+    assert "hospital-5" in Path(out, "report.html").read_text()
 
 
 def test_what_is_wrong_with_a_table_is_one_line(

@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from typing import Any, Unpack
 
 import numpy as np
-import torch
 
 from fedclade.core import ConfigError, TaskKind, checked, shown
-from fedclade.data.arrays import Indices
 from fedclade.data.federation import Federation
-from fedclade.data.own import Held, OwnOptions, OwnSettings, own_federation, tokens
-from fedclade.data.pool import Columns, Pool
+from fedclade.data.own import Held, OwnOptions, OwnSettings, own_federation
+from fedclade.data.pool import Columns
 from fedclade.data.reading import rows_of
 from fedclade.data.sheets import Rows, Sheet, arrow_table
 from fedclade.data.targets import targets
@@ -102,19 +100,15 @@ def federation_from_sheets(
     """Make a federation of the rows of tables with the same columns; see :func:`federation_from_frame`."""
     rows = Rows(sheets)
     apart = [*chosen.target, *([] if chosen.client is None else [chosen.client])]
-    inputs = [chosen.text] if chosen.text is not None else chosen.inputs or rows.others(apart)
     y, task, labels = targets(rows, chosen.target, chosen.task)
     if chosen.client is None:
         held = [Held(str(s.client), part) for s, part in zip(sheets, rows_of([*map(len, rows.tables)]), strict=True)]
     else:
         owners = rows.texts(chosen.client)
         held = [Held(owner, np.flatnonzero(owners == owner)) for owner in dict.fromkeys(owners.tolist())]
-    texts = None if chosen.text is None else rows.texts(chosen.text, empty=True).tolist()
-    encoded, names = (torch.empty(0), tuple(inputs)) if texts is not None else rows.encoded(inputs)
-
-    def pool(train: Indices, test: Indices) -> Pool:
-        x, words = (encoded, ()) if texts is None else tokens(texts, train, settings)
-        more: dict[str, Any] = {"task": task, "vocabulary": words, "columns": Columns(names, labels)}
-        return Pool.of_examples(name, x, y, train, test, **more)
-
-    return own_federation(held, pool, settings, true_clusters)
+    if chosen.text is None:
+        x, names = rows.encoded(chosen.inputs or rows.others(apart))
+    else:
+        x, names = rows.texts(chosen.text, empty=True).tolist(), (chosen.text,)
+    columns = Columns(names, labels)
+    return own_federation(held, x, y, settings, true_clusters, name=name, task=task, columns=columns)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict, Unpack, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,7 +15,7 @@ from fedclade.data.arrays import Indices
 from fedclade.data.augment import Augment, augment_of
 from fedclade.data.federation import ClientData, Federation
 from fedclade.data.holdout import set_aside
-from fedclade.data.pool import Pool
+from fedclade.data.pool import Columns, Pool
 from fedclade.data.reading import is_dataset, is_pair, read_parts
 from fedclade.data.standardize import Standardize, standardized
 from fedclade.data.words import SPECIALS, build_vocabulary, encode, pad, split_words
@@ -165,36 +166,33 @@ def federation(
         for client in parts
     ]
 
-    def pool(train: Indices, test: Indices) -> Pool:
-        x, vocabulary = (read.x, ()) if isinstance(read.x, Tensor) else tokens(read.x, train, settings)
-        more: dict[str, Any] = {"task": read.task, "vocabulary": vocabulary}
-        return Pool.of_examples(name, x, read.y, train, test, outputs=labels, **more)
-
-    return own_federation(held, pool, settings, true_clusters)
+    return own_federation(held, read.x, read.y, settings, true_clusters, name=name, task=read.task, outputs=labels)
 
 
 def own_federation(
     held: Sequence[Held],
-    pool_of: Callable[[Indices, Indices], Pool],
+    x: Tensor | list[str],
+    y: Tensor,
     settings: OwnSettings,
-    true_clusters: Mapping[str, int] | None = None,
+    true_clusters: Mapping[str, int] | None,
+    *,
+    name: str,
+    columns: Columns | None = None,
+    **more: Any,
 ) -> Federation:
-    """Set aside what clients bring no data for, hold newcomers back, and make the pool and the federation.
-
-    ``pool_of`` is called with the indices of the examples that the clients, newcomers apart, train on, and of those
-    that they do not.
-    """
+    """Set aside what clients bring no data for, hold newcomers back, and make the pool and the federation."""
     n = len(held) - settings.newcomers
     rule = f"below the number of clients ({len(held)})"
     require(("newcomers.clients", settings.newcomers, n >= 1, rule))
     late = set(rng.generator(settings.seed, "newcomers").permutation(len(held))[n:].tolist())
     places = [*(k for k in range(len(held)) if k not in late), *sorted(late)]
     members = [_client(i, k, held[k], settings, newcomer=i >= n) for i, k in enumerate(places)]
-    train = torch.cat([torch.from_numpy(client.train) for client in members[:n]]).numpy()
-    other = [i for c in members[:n] for i in (c.validation, c.test)]
-    other += [i for c in members[n:] for i in (c.train, c.validation, c.test)]
-    pool = pool_of(train, torch.cat([torch.from_numpy(indices) for indices in other]).numpy())
-    pool = standardized(pool, members[:n], members[n:], settings.standardize)
+    train = np.concatenate([client.train for client in members[:n]])
+    test = np.concatenate([client.test for client in members[:n]])
+    x, vocabulary = (x, ()) if isinstance(x, Tensor) else _tokens(x, train, settings)
+    if settings.standardize != "none":
+        x, columns = standardized(x, columns, members[:n], members[n:], settings.standardize)
+    pool = Pool.of_examples(name, x, y, train, test, vocabulary=vocabulary, columns=columns, **more)
     truth = None if true_clusters is None else _truth(members, true_clusters)
 
     def of(some: Sequence[ClientData], newcomers: Federation | None = None) -> Federation:
@@ -205,7 +203,7 @@ def own_federation(
     return of(members[:n], of(members[n:]) if late else None)
 
 
-def tokens(texts: Sequence[str], train: Indices, settings: OwnSettings) -> tuple[Tensor, tuple[str, ...]]:
+def _tokens(texts: Sequence[str], train: Indices, settings: OwnSettings) -> tuple[Tensor, tuple[str, ...]]:
     """Return texts as tokens ``[N, max_words]``, and their vocabulary, which is that of the training texts."""
     words = [split_words(text) for text in texts]
     vocabulary = build_vocabulary([words[row] for row in train], settings.vocabulary_size)

@@ -209,5 +209,6 @@ def _label(label: Any, row: int, what: str) -> int:
     array = np.asarray(label)
     whole = array.size == 1 and (array.dtype.kind in "iub" or (array.dtype.kind == "f" and array.item() % 1 == 0))
     if not whole or array.item() < 0:
-        raise DataError(f"labels of {what} should be whole numbers from 0 on, got {label!r} in example {row}")
+        hint = "; other numbers are targets of a regression" if array.dtype.kind == "f" else ""
+        raise DataError(f"labels of {what} should be whole numbers from 0 on, got {label!r} in example {row}{hint}")
     return int(array.item())

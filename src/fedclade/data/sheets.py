@@ -114,7 +114,7 @@ class Rows:
                 raise DataError(f"{sheet.where}: column {column!r} has {what} in row {first + 1}{more}; {fix}")
 
     def encoded(self, columns: Sequence[str]) -> tuple[Tensor, tuple[str, ...]]:
-        """Return input columns as float32 ``[N, F]``, and what each is called."""
+        """Return input columns as float64 ``[N, F]``, and what each is called."""
         parts: list[NDArray[Any]] = []
         names: list[str] = []
         for column in columns:
@@ -130,7 +130,7 @@ class Rows:
                 )
             parts += [place == number for number in range(len(values))]
             names += [f"{column}={value}" for value in values]
-        return torch.from_numpy(np.stack(parts, axis=1).astype(np.float32)), tuple(names)
+        return torch.from_numpy(np.stack(parts, axis=1).astype(np.float64)), tuple(names)
 
 
 def arrow_table(frame: Any) -> Table:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedclade.core import require
 from fedclade.data.federation import ClientData
-from fedclade.data.pool import Columns, Pool
+from fedclade.data.pool import Columns
 
 Standardize = Literal["none", "client", "federated"]
 """Whose training examples numbers are scaled by: nobody's, each client's own, or those of all together."""
+
+CONSTANT = 1e-12
+"""A column whose deviation is at most this part of its mean is constant."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,11 +31,11 @@ class Moments:
     squares: Tensor
 
     @classmethod
-    def of(cls, x: Tensor) -> Moments:
-        """Return those of inputs ``[n, F]``, as one client would."""
+    def of(cls, x: Tensor, is_number: Tensor) -> Moments:
+        """Return those of inputs ``[n, F]``, as one client would; mean 0 and deviation 1 of what is no number."""
         x = x.to(torch.float64)
-        mean = x.mean(0)
-        return cls(len(x), mean, (x - mean).square().sum(0))
+        mean = x.mean(0).where(is_number, 0.0)
+        return cls(len(x), mean, (x - mean).square().sum(0).where(is_number, float(len(x))))
 
     def plus(self, other: Moments) -> Moments:
         """Return those of both clients' examples together (Chan, Golub, LeVeque 1983), which no difference spoils."""
@@ -40,40 +45,35 @@ class Moments:
 
     @property
     def std(self) -> Tensor:
-        """The deviation of each column, 1 where it is constant."""
+        """The deviation of each column, 1 where it is constant but for rounding."""
         std = (self.squares / self.count).sqrt()
-        return std.where(std > 0, 1.0)
+        return std.where(std > CONSTANT * self.mean.abs(), 1.0)
 
 
-def standardized(pool: Pool, clients: Sequence[ClientData], newcomers: Sequence[ClientData], how: Standardize) -> Pool:
-    """Return a pool of examples that each belong to one client, with its numbers scaled.
+def standardized(
+    x: Tensor,
+    columns: Columns | None,
+    clients: Sequence[ClientData],
+    newcomers: Sequence[ClientData],
+    how: Literal["client", "federated"],
+) -> tuple[Tensor, Columns]:
+    """Return inputs that each belong to one client with their numbers scaled, and what that was by.
 
-    By category encoded columns, which are 0 or 1 everywhere, stay as they are. Newcomers do not count in what all
-    clients are scaled by.
+    Columns that are 0 or 1 everywhere, as those encoded by category are, stay as they are. Newcomers do not count in
+    what all clients are scaled by.
     """
-    if how == "none":
-        return pool
-    x, what = pool.x, list(pool.x.shape[1:])
-    fits = x.dim() == 2 and x.is_floating_point()
-    require(
-        ("standardize", how, fits, f"'none' for {pool.name}: only columns of numbers [N, F] are scaled, not {what}")
-    )
-    numbers = ~((x == 0) | (x == 1)).all(0)  # columns
+    fits, look = x.dim() == 2 and x.is_floating_point(), f"{str(x.dtype).removeprefix('torch.')} {list(x.shape)}"
+    require(("standardize", how, fits, f"'none' for inputs {look}: only columns of numbers [N, F] are scaled"))
+    is_number = ~((x == 0) | (x == 1)).all(0)
+    everyone = [*clients, *newcomers]
+    own = [Moments.of(x[torch.from_numpy(client.train)], is_number) for client in everyone]
+    together = reduce(Moments.plus, own[: len(clients)])
     scaled = x.clone()
-
-    def scale(rows: Tensor, by: Moments) -> None:
-        mean, std = by.mean.where(numbers, 0.0), by.std.where(numbers, 1.0)
-        scaled[rows] = ((x[rows] - mean) / std).to(x.dtype)
-
-    moments = [Moments.of(x[torch.from_numpy(client.train)]) for client in (*clients, *newcomers)]
-    together = moments[0]
-    for other in moments[1 : len(clients)]:
-        together = together.plus(other)
-    for client, own in zip((*clients, *newcomers), moments, strict=True):
-        for rows in (client.train, client.validation, client.test):
-            scale(torch.from_numpy(rows), own if how == "client" else together)
-    columns = pool.columns or Columns(tuple(f"x{place}" for place in range(x.shape[1])))
+    for client, moments in zip(everyone, own, strict=True):
+        rows = torch.from_numpy(np.concatenate([client.train, client.validation, client.test]))
+        by = moments if how == "client" else together
+        scaled[rows] = ((x[rows] - by.mean) / by.std).to(x.dtype)
+    columns = columns or Columns(tuple(f"x{place}" for place in range(x.shape[1])))
     if how == "federated":
-        mean, std = together.mean.where(numbers, 0.0).tolist(), together.std.where(numbers, 1.0).tolist()
-        columns = replace(columns, mean=tuple(mean), std=tuple(std))
-    return replace(pool, x=scaled, columns=columns)
+        columns = replace(columns, mean=tuple(together.mean.tolist()), std=tuple(together.std.tolist()))
+    return scaled, columns

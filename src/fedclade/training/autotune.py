@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from fedclade.data import cache_folder
+from fedclade.training.augmentation import is_augmented
 from fedclade.training.jobs import Engine, Workload
 from fedclade.training.optimizer import LocalOptimizer
 from fedclade.training.timing import MOST_CLIENTS, Measured, measure
@@ -136,6 +137,7 @@ def _key(engines: list[str], work: Workload) -> dict[str, object]:
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         **({} if optimizer.is_plain else {"optimizer": work.spec.optimizer, "options": {**work.spec.options}}),
+        **({"augmented": True} if is_augmented(work.module) else {}),
     }
 
 
