@@ -72,6 +72,11 @@ class Score:
         return 1 if self.metric.higher_is_better else -1
 
     @property
+    def remark(self) -> str:
+        """What to add to a caption: the direction, if it is the less usual one."""
+        return "" if self.metric.higher_is_better else " Lower is better."
+
+    @property
     def share(self) -> bool:
         """Whether it is written in per cent."""
         return self.metric.share
@@ -130,5 +135,5 @@ def in_common(summaries: Sequence[Mapping[str, Any]]) -> Score:
     score = compared_by(summaries)[0]
     if not score.is_of(*summaries):
         names = dict.fromkeys(", ".join(each.name for each in Score.all_of(summary)) for summary in summaries)
-        raise ConfigError(f"runs should have a metric in common to be drawn on one axis, got {' and '.join(names)}")
+        raise ConfigError(f"runs should have a metric in common to be compared, got {' against '.join(names)}")
     return score
