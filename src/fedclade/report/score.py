@@ -48,8 +48,9 @@ class Score:
 
     @property
     def label(self) -> str:
-        """Its name for people, such as ``accuracy``, ``MAE`` or ``average precision``."""
-        return " ".join(word.upper() if word.lower() in CAPITALS else word for word in self.name.split("_"))
+        """Its name for people, such as ``accuracy``, ``MAE`` or ``average precision``, without what could be markup."""
+        words = re.sub(r"[^\w .+@/()-]", "", self.name).split("_")
+        return " ".join(word.upper() if word.lower() in CAPITALS else word for word in words)
 
     @property
     def title(self) -> str:
