@@ -48,9 +48,8 @@ class Score:
 
     @property
     def label(self) -> str:
-        """Its name for people, such as ``accuracy``, ``MAE`` or ``average precision``, without what could be markup."""
-        words = re.sub(r"[^\w .+@/()-]", "", self.name).split("_")
-        return " ".join(word.upper() if word.lower() in CAPITALS else word for word in words)
+        """Its name for people; see :func:`label_of`."""
+        return label_of(self.name)
 
     @property
     def title(self) -> str:
@@ -123,6 +122,16 @@ class Score:
     def axis(self, what: str) -> Axis:
         """Return an axis of scores, such as of ``mean test`` ones."""
         return Axis(f"{what} {self.label}", "share" if self.share else "number", log=self.name == "perplexity")
+
+
+def label_of(metric: str) -> str:
+    """Return a metric's name for people, without what could be markup.
+
+    >>> label_of("mae"), label_of("average_precision"), label_of("binary_auroc")
+    ('MAE', 'average precision', 'binary AUROC')
+    """
+    words = re.sub(r"[^\w .+@/()-]", "", metric).split("_")
+    return " ".join(word.upper() if word.lower() in CAPITALS else word for word in words)
 
 
 def compared_by(summaries: Sequence[Mapping[str, Any]]) -> tuple[Score, ...]:
