@@ -121,3 +121,19 @@ def make_run() -> Callable[..., Run]:
         return replace(run, similarities=tuple(similarities.values()))
 
     return make
+
+
+def scored(run: Run, name: str, *, higher: bool, share: bool, target: float | None = None) -> Run:
+    """Return a run that is scored by another metric: its numbers are those that its accuracies were."""
+
+    def renamed(row: dict) -> dict:
+        return {
+            f"{name}{key.removeprefix('accuracy')}" if key.startswith("accuracy") else key: v for key, v in row.items()
+        }
+
+    final = [row["accuracy"] for row in run.clients if row["round"] == run.summary["rounds"]]
+    noted = {"metrics": [{"name": name, "higher_is_better": higher, "share": share}]}
+    noted |= {name: spread(final, lower_is_better=not higher)} if final else {}
+    noted["target"] = renamed(run.summary["target"]) | {name: target}
+    rows = {"clients": [*map(renamed, run.clients)], "metrics": [*map(renamed, run.metrics)]}
+    return replace(run, summary=renamed(run.summary) | noted, **rows)

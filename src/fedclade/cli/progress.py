@@ -9,6 +9,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from fedclade.core import ParameterTree
+from fedclade.report.formats import significant
+from fedclade.report.score import label_of
 from fedclade.runs import OnRound, Row, counting
 
 SHOWN = 12
@@ -45,7 +47,7 @@ class RunProgress:
 
         def on_round(row: Row, tree: ParameterTree) -> None:
             metric, score = counting(row)
-            state = "" if score is None else f"{metric} {score:.3f}  "
+            state = "" if score is None else f"{label_of(metric)} {significant(score)}  "
             self._bars.update(bar, completed=row["round"], state=f"{state}clusters {len(tree.leaves)}")
 
         return on_round

@@ -33,7 +33,7 @@ def significant(value: float | None, like: float | None = None) -> str:
     """
     if value is None or math.isnan(value):
         return NONE
-    size = abs(value if like is None else like)
+    size = float(f"{abs(value if like is None else like):.3g}")
     if size != 0 and not 1e-4 <= size < 1e7:
         return f"{value:.3g}".replace("-", "−", 1) if value < 0 else f"{value:.3g}"
     return number(value, max(0, 2 - math.floor(math.log10(size))) if size else 2)

@@ -48,8 +48,8 @@ class Score:
 
     @property
     def label(self) -> str:
-        """Its name for people, such as ``accuracy``, ``MAE`` or ``average precision``."""
-        return " ".join(word.upper() if word.lower() in CAPITALS else word for word in self.name.split("_"))
+        """Its name for people; see :func:`label_of`."""
+        return label_of(self.name)
 
     @property
     def title(self) -> str:
@@ -70,6 +70,11 @@ class Score:
     def sign(self) -> int:
         """1 if more is better, else -1."""
         return 1 if self.metric.higher_is_better else -1
+
+    @property
+    def remark(self) -> str:
+        """What to add to a caption: the direction, if it is the less usual one."""
+        return "" if self.metric.higher_is_better else " Lower is better."
 
     @property
     def share(self) -> bool:
@@ -119,6 +124,16 @@ class Score:
         return Axis(f"{what} {self.label}", "share" if self.share else "number", log=self.name == "perplexity")
 
 
+def label_of(metric: str) -> str:
+    """Return a metric's name for people, without what could be markup.
+
+    >>> label_of("mae"), label_of("average_precision"), label_of("binary_auroc")
+    ('MAE', 'average precision', 'binary AUROC')
+    """
+    words = re.sub(r"[^\w .+@/()-]", "", metric).split("_")
+    return " ".join(word.upper() if word.lower() in CAPITALS else word for word in words)
+
+
 def compared_by(summaries: Sequence[Mapping[str, Any]]) -> tuple[Score, ...]:
     """Return all metrics of some runs; in front those that all runs have, in the order of the first run."""
     found = list(dict.fromkeys(score for summary in summaries for score in Score.all_of(summary)))
@@ -130,5 +145,5 @@ def in_common(summaries: Sequence[Mapping[str, Any]]) -> Score:
     score = compared_by(summaries)[0]
     if not score.is_of(*summaries):
         names = dict.fromkeys(", ".join(each.name for each in Score.all_of(summary)) for summary in summaries)
-        raise ConfigError(f"runs should have a metric in common to be drawn on one axis, got {' and '.join(names)}")
+        raise ConfigError(f"runs should have a metric in common to be compared, got {' against '.join(names)}")
     return score

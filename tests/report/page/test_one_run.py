@@ -1,6 +1,7 @@
 """What the page of a run says, against runs whose numbers were put there by hand."""
 
 import json
+import tomllib
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +14,7 @@ from fedclade.report.page import Card, RunView
 from fedclade.report.page.curves import scores_section
 from fedclade.report.page.plot import LONGEST
 from fedclade.report.page.sankey import REST, STAGES, WIDEST
-from fedclade.report.page.setting import repeat_command
+from fedclade.report.page.setting import flat, repeat_command
 from fedclade.report.page.similarity import MATRICES, SIDE
 from fedclade.runs.store.similarities import SimilarityMatrix
 from fedclade.tasks.scores import spread
@@ -279,6 +280,23 @@ def test_a_run_of_a_config_names_the_command_that_repeats_it(make_run, section, 
     assert found.texts["Config, with every default filled in"].startswith("seed = 3\n")
     assert "versions" not in found.texts["Config, with every default filled in"]
     assert found.tables[0].rows == [["torch", "2"]]
+
+
+def test_parts_of_a_model_and_a_task_are_settings_like_others(make_run, section, page_of):
+    parts = {
+        "model": {"name": "mlp", "personal": ["3.*", "a, b"], "adapter": {"kind": "lora", "targets": ["1.*"]}},
+        "task": {"name": "regression", "metrics": ["mae"], "class_weights": []},
+        "algorithm": {"name": "ifca", "long": [0.123456] * 20},
+    }
+    text = section(page_of(replace(make_run(), config=parts)), "config").texts["Config, with every default filled in"]
+    for line in ('personal = ["3.*", "a, b"]', 'targets = ["1.*"]', 'metrics = ["mae"]', "class_weights = []"):
+        assert line in text.splitlines()
+    assert tomllib.loads(text) == parts
+    assert flat(parts) == {
+        **{"model.name": "mlp", "model.personal": "3.*, a, b", "model.adapter.kind": "lora"},
+        **{"model.adapter.targets": "1.*", "task.name": "regression", "task.metrics": "mae", "task.class_weights": "–"},
+        **{"algorithm.name": "ifca", "algorithm.long": ", ".join(["0.123456"] * 20)},
+    }
 
 
 def test_a_run_of_python_has_no_command(make_run, section, page_of):

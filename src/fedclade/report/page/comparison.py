@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
+from math import isfinite
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -54,8 +55,8 @@ class Compared:
 
     @cached_property
     def scores(self) -> list[float]:
-        """The last score of each client, ascending."""
-        return sorted(map(self.score.of, self.view.outcome.rows.values()))
+        """The last score of each client that has one, ascending."""
+        return sorted(filter(isfinite, map(self.score.of, self.view.outcome.rows.values())))
 
 
 def comparison_page(views: Sequence[RunView], beside: Path) -> Page:
@@ -162,7 +163,7 @@ def _scores(runs: Sequence[Compared]) -> Section | None:
     if not lines:
         return None
     title = f"{score.title} over the rounds"
-    caption = f"Mean test {score.label} over all clients after each round."
+    caption = f"Mean test {score.label} over all clients after each round.{score.remark}"
     picture = Picture(title, [Panel(lines, score.axis("mean test"))], _rounds_axis(runs), 400, _legend(runs))
     return Section.of("scores", caption, picture, [_table(runs, f"{score.name}_mean", score.text, title)])
 
@@ -220,13 +221,13 @@ def _spread(runs: Sequence[Compared]) -> Section:
     """Return the clients' scores of each run in order: the share of clients that have at most each."""
     score = runs[0].score
     x_axis = score.axis("test")
-    if score.share:
-        scores = [each for run in runs for each in run.scores]
-        x_axis = replace(x_axis, range=(min(scores) - 0.02, max(scores) + 0.02))
+    if not x_axis.log and (scores := [each for run in runs for each in run.scores]):
+        margin = 0.02 if score.share else 0.02 * (max(scores) - min(scores) or 1)
+        x_axis = replace(x_axis, range=(min(scores) - margin, max(scores) + margin))
     panel = Panel([_curve(run) for run in runs], Axis("share of the clients", "share"))
     picture = Picture("How the clients fared", [panel], x_axis, 380, _legend(runs))
     caption = f"How many of the clients have at most a given test {score.label} at the end."
-    caption += "" if score.sign > 0 else " Lower is better: the further left a line, the better."
+    caption += score.remark and f"{score.remark[:-1]}: the further left a line, the better."
     quantiles = {"min": "least", "p10": "p10", "p50": "median", "p90": "p90", "max": "most"}
     rows = [[run.label, *(score.text(run.summary[score.name][key]) for key in quantiles)] for run in runs]
     table = Table("Quantiles over the clients", ["run", *quantiles.values()], rows)

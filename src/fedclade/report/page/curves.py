@@ -21,7 +21,7 @@ def scores_section(view: RunView) -> Section:
     picture, scores = score_picture(view), queries.score_series(view.run)
     splits = list(picture.uprights)
     when = ", ".join(str(at) for at in splits[:8])
-    parts = [f"Mean test {view.score.label} of the clients in every cluster after each round."]
+    parts = [f"Mean test {view.score.label} of the clients in every cluster after each round.{view.score.remark}"]
     if splits:
         parts.append(f"Dotted lines: clusters were split in round {when}{' …' if len(splits) > 8 else ''}.")
     if len(picture.panels) > 1 and view.outcome.truth is not None:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import tomllib
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 import tomli_w
 
 from fedclade.config import WRITTEN_ONLY, check_config
 from fedclade.core import ConfigError
+from fedclade.report.formats import NONE
 from fedclade.report.page.section import Section, Table
 from fedclade.report.run_view import RunView
 from fedclade.runs import CONFIG, Run, without_none
+
+LONGEST_LIST = 80
+"""Letters of a list in one line."""
 
 
 def setting_section(view: RunView) -> Section:
@@ -22,7 +27,7 @@ def setting_section(view: RunView) -> Section:
     run = view.run
     versions = run.config.get("versions", {})
     tables = [Table("Versions", ["package", "version"], [[name, str(of)] for name, of in versions.items()])]
-    texts = {"Config, with every default filled in": _as_toml(run)}
+    texts = {"Config, with every default filled in": _SPREAD_LIST.sub(_in_one_line, _as_toml(run))}
     if (command := repeat_command(view)) is not None:
         texts = {"The command that repeats the run": command, **texts}
         caption = "Everything that the run was made from. The same seed gives the same run."
@@ -37,6 +42,17 @@ def repeat_command(view: RunView) -> str | None:
         return None
     config = CONFIG if view.folder is None else str(view.folder / CONFIG)
     return f"fedclade run {shlex.quote(config)}"
+
+
+_SPREAD_LIST = re.compile(r"\[\n((?: {4}[^\n]*[^\n\[{],\n)+)\]")
+"""A list as it is written with an entry a line, none of which has lines of its own."""
+
+
+def _in_one_line(found: re.Match[str]) -> str:
+    """Return a list in one line, if it is short."""
+    entries = [line.strip().removesuffix(",") for line in found[1].splitlines()]
+    line = f"[{', '.join(entries)}]"
+    return line if len(line) <= LONGEST_LIST else found[0]
 
 
 def _as_toml(run: Run) -> str:
@@ -58,9 +74,17 @@ def _is_config(toml: str) -> bool:
 def flat(config: Mapping[str, Any]) -> dict[str, str]:
     """Return the settings of a config as text, by section and key.
 
-    >>> flat({"seed": 1, "data": {"name": "digits"}})
-    {'seed': '1', 'data.name': 'digits'}
+    >>> flat({"seed": 1, "model": {"freeze": ["conv1.*", "conv2.*"], "adapter": {"rank": 8}}})
+    {'seed': '1', 'model.freeze': 'conv1.*, conv2.*', 'model.adapter.rank': '8'}
     """
-    kept = {key: value for key, value in config.items() if key not in WRITTEN_ONLY}
-    sections = {key: value if isinstance(value, Mapping) else {"": value} for key, value in kept.items()}
-    return {f"{key}.{k}".rstrip("."): str(v) for key, section in sections.items() for k, v in section.items()}
+    found: dict[str, str] = {}
+    for key, value in config.items():
+        if key in WRITTEN_ONLY:
+            continue
+        if isinstance(value, Mapping):
+            found |= {f"{key}.{name}": text for name, text in flat(cast("Mapping[str, Any]", value)).items()}
+        elif isinstance(value, list):
+            found[key] = ", ".join(map(str, cast("list[Any]", value))) or NONE
+        else:
+            found[key] = str(value)
+    return found
