@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -21,6 +22,13 @@ ADDED = {
     "shifts": "label_roll",
 }
 
+CALLS = """
+import json, sys
+from fedclade.cli import app
+for arguments in json.loads(sys.argv[1]):
+    app(arguments, standalone_mode=False)
+"""
+
 
 def test_everything_in_the_example_is_short():
     files = [path for path in EXAMPLE.rglob("*.py") if path.name != "__init__.py"]
@@ -37,20 +45,17 @@ def test_the_example_package_is_installed_listed_and_runs(tmp_path: Path):
     source = Path(fedclade.__file__).parents[1]
     environment = {**os.environ, "PYTHONPATH": f"{source}{os.pathsep}{site}", "COLUMNS": "200"}
 
-    def command(*arguments: str) -> str:
-        called = [sys.executable, "-m", "fedclade", *arguments]
-        done = subprocess.run(called, env=environment, cwd=tmp_path, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    lines = command("ls").splitlines()
-    for name in ADDED.values():
-        (line,) = (line for line in lines if line.split()[:1] == [name])
-        assert line.rstrip().endswith("(fedclade-example 0.1.0)")
-    command("run", str(EXAMPLE / "all.toml"), "--out", "run", "-q")
-    run = fedclade.Run.load(tmp_path / "run")
-    assert (run.summary["algorithm"], run.summary["rounds"]) == ("update_kmeans", 2)
-    assert len(run.tree.leaves) == 2
-    assert run.summary["ari"] == 1.0
-    command("report", "run")
-    assert "updatekmeans" in command("cite", "update_kmeans")
+    config, run = str(EXAMPLE / "all.toml"), str(tmp_path / "run")
+    calls = [["ls"], ["run", config, "--out", run, "-q"], ["report", run], ["cite", "update_kmeans"]]
+    called = [sys.executable, "-c", CALLS, json.dumps(calls)]
+    done = subprocess.run(called, env=environment, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    listed = [line.split()[0] for line in lines if line.rstrip().endswith("(fedclade-example 0.1.0)")]
+    assert sorted(listed) == sorted(ADDED.values())
+    found = fedclade.Run.load(tmp_path / "run")
+    assert (found.summary["algorithm"], found.summary["rounds"]) == ("update_kmeans", 2)
+    assert found.summary["clusters"]["ari"] == 1.0
+    assert [each["name"] for each in found.summary["metrics"]] == ["f1", "accuracy"]
+    assert (tmp_path / "run/report.html").is_file()
+    assert "@misc{updatekmeans" in lines[-1]

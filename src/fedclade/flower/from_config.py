@@ -136,6 +136,8 @@ def client_app_from_config(imports: Sequence[str] = ()) -> ClientApp:
         known = {*ALGORITHMS, *installed("algorithms"), *settings["policy"].imports}
         if run_config.get("algorithm.name") not in known:
             run_config = {key: value for key, value in run_config.items() if not key.startswith("algorithm.")}
+        if (files := Path(str(run_config.get("data.files", "")))).is_absolute() or ".." in files.parts:
+            raise ConfigError(f"data.files of a run should lie in the client's folder of data, got {str(files)!r}")
         read = RunConfig.read(run_config)
         folder = context.node_config.get("data-dir")
         federation = _federation(tuple(run_config.items()), None if folder is None else str(folder))
