@@ -76,7 +76,7 @@ def test_the_page_has_every_network_setting_with_its_default():
 def test_the_page_has_every_limit_of_a_client_with_its_default():
     told = {key.strip("`"): default.strip("`") for key, default, _ in table("a client's limits")}
     defaults = {field.name.replace("_", "-"): field.default for field in fields(Policy)}
-    shown = {"allow": '"train evaluate"', "max-partings": "a quarter of its training examples"}
+    shown = {"allow": '"train evaluate"', "imports": '""', "max-partings": "a quarter of its training examples"}
     assert told == {key: shown.get(key, str(default)) for key, default in defaults.items()}
 
 

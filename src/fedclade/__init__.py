@@ -67,6 +67,7 @@ from fedclade.core import (
 from fedclade.data import (
     Federation,
     Pool,
+    View,
     federation,
     federation_from_frame,
     load_federation,
@@ -126,6 +127,7 @@ __all__ = [
     "TreeError",
     "UpdateError",
     "Updates",
+    "View",
     "__version__",
     "assign",
     "export_model",

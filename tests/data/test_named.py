@@ -38,6 +38,9 @@ def nothing(pool, clients, seed):
 def words(pool, clients, seed):
     return [["a"], ["b"]]
 
+def fails(pool, clients, seed):
+    return {}["x"]
+
 def number(pool, clients, seed):
     return 3
 
@@ -98,6 +101,7 @@ def test_newcomers_to_a_partition_of_ones_own_are_drawn_from_among_all(own: None
         ("twice", 2, "partition 'users_data:twice' should give every example to one client alone, and gives"),
         ("nothing", 2, "partition 'users_data:nothing' should give every client examples, and gives client 1 none"),
         ("words", 2, "the indices of client 0 by partition 'users_data:words' should be whole numbers"),
+        ("fails", 2, "partition 'users_data:fails' failed: KeyError: 'x'"),
         ("number", 2, "partition 'users_data:number' should return the indices of each client's examples, got 3"),
     ],
 )
@@ -132,6 +136,7 @@ def test_a_shift_of_ones_own_has_options_and_may_give_plain_lists(own: None) -> 
     [
         ("one", "shift 'users_data:one' should return a View for each of 2 clusters, got [View("),
         ("number", "shift 'users_data:number' should return a View for each of 2 clusters, got 3"),
+        ("fails", "shift 'users_data:fails' failed: KeyError: 'x'"),
         ("short", "the label_map by shift 'users_data:short' should have a label for each of 10, got 1"),
         ("far", "the label_map by shift 'users_data:far' should lie in 0 .. 9, got 1 .. 10"),
     ],

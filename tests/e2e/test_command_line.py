@@ -516,6 +516,7 @@ def test_demo_configs_are_the_four_of_the_readme(fedclade: Callable[..., Outcome
         ("partitions", "dirichlet"),
         ("shifts", "label_permutation"),
         ("models", "cifar_cnn"),
+        ("tasks", "regression"),
         ("configs", "cfl-mnist-label-swap"),
     ],
 )

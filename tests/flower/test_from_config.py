@@ -238,6 +238,13 @@ def test_a_client_imports_nothing_that_a_run_names(users_own: Path):
         assert "is not imported here" in refusal_of({"partition-id": 0}, {**RUN_CONFIG, key: "users_trap:f"})
 
 
+@pytest.mark.parametrize("files", ["/etc/*.csv", "../*.csv", "mine/../../*.csv"])
+def test_a_client_reads_no_files_that_a_run_names_elsewhere(files: str):
+    run_config = {"data.files": files, "data.target": "y", "network.clients": 1}
+    told = f"data.files of a run should lie in the client's folder of data, got {files!r}"
+    assert refusal_of({"partition-id": 0}, run_config) == told
+
+
 def test_a_client_imports_what_its_node_config_or_its_app_names(users_own: Path):
     run_config = {**RUN_CONFIG, "model.name": "users_app:linear"}
     assert "is not imported here" in refusal_of({"partition-id": 0, "imports": "users_app:other"}, run_config)

@@ -14,8 +14,8 @@ from fedclade.config.toml_files import Section
 from fedclade.core import (
     ConfigError,
     DataError,
-    FedcladeError,
     TaskKind,
+    call_own,
     check_arguments,
     defaults,
     known_arguments,
@@ -150,12 +150,7 @@ def _federation_of(
     name, function = section["name"], _function(section["name"])
     takes = known_arguments(function, positional=True)
     there = {**section, "seed": from_config["seed"], "data_dir": data_dir}
-    try:
-        returned = function(**_those_of(there, takes))
-    except FedcladeError:
-        raise
-    except Exception as error:  # whatever a user's function does
-        raise DataError(f"data {name!r} failed: {type(error).__name__}: {error}") from error
+    returned = call_own(f"data {name!r}", function, **_those_of(there, takes))
     title = str(name).rpartition(":")[2]
     left = {key: value for key, value in section.items() if key not in takes and key != "name"}
     if isinstance(returned, Pool | Dataset):

@@ -65,6 +65,7 @@ from fedclade.core.patterns import matching
 from fedclade.core.plugins import (
     KINDS,
     Kind,
+    call_own,
     check_function,
     imported,
     importing_only,
@@ -157,6 +158,7 @@ __all__ = [
     "Workers",
     "appear",
     "bring_to_disk",
+    "call_own",
     "check_arguments",
     "check_function",
     "check_module",

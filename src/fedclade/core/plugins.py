@@ -12,7 +12,7 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Literal, TypeVar, get_args
 
-from fedclade.core.errors import ConfigError, nearest, shown, unknown
+from fedclade.core.errors import ConfigError, DataError, FedcladeError, nearest, shown, unknown
 
 T = TypeVar("T")
 
@@ -157,6 +157,16 @@ def check_function(found: Any, what: str, returns: str, takes: Collection[str] |
     return found
 
 
+def call_own(what: str, function: Callable[..., T], *arguments: Any, **options: Any) -> T:
+    """Call a user's own function; a DataError says what it failed of, in a line."""
+    try:
+        return function(*arguments, **options)
+    except FedcladeError:
+        raise
+    except Exception as error:  # whatever it does
+        raise DataError(f"{what} failed: {_in_a_line(error)}") from error
+
+
 def summary_of(thing: object) -> str:
     """Return the line about a thing for people: its ``summary`` or ``description``, or its docstring's first line."""
     if isinstance(thing, str):
@@ -175,6 +185,6 @@ def _attribute(owner: Any, name: str) -> Any:
 
 
 def _in_a_line(error: BaseException) -> str:
-    """Return what an error says; with its class, unless it says what could not be imported."""
+    """Return what an error of a user's own code says; with its class, unless it says what could not be imported."""
     text = " ".join(str(error).split())
     return text if isinstance(error, ImportError | AttributeError) else f"{type(error).__name__}: {text}"

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedclade.core import DataError, check_arguments, check_function, named, require, rng, shown, summary_of
+from fedclade.core import DataError, call_own, check_arguments, check_function, named, require, rng, shown, summary_of
 from fedclade.data.arrays import as_indices
 from fedclade.data.flower_partitions import dirichlet, pathological, shards
 from fedclade.data.own_partitions import iid, label_groups, natural, power_law, quantity_skew
@@ -58,9 +58,11 @@ def partition_pool(
                 f"{clients} clients with {samples_per_client or 1} training examples each need {needed}, but "
                 f"{pool.name} has {there}; ask for fewer clients or a smaller samples_per_client"
             )
-    parts = kind.split(pool, clients, seed, **arguments)
-    if name not in PARTITIONS:
-        parts = _checked(parts, pool, clients, name)
+    given = pool, clients, seed
+    if name in PARTITIONS:
+        parts = kind.split(*given, **arguments)
+    else:
+        parts = _checked(call_own(f"partition {name!r}", kind.split, *given, **arguments), pool, clients, name)
     limits = [other.get(client, samples_per_client) for client in range(len(parts.indices))]
     kept = list(parts.indices)
     for client, (indices, limit) in enumerate(zip(parts.indices, limits, strict=True)):

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedclade.core import DataError, check_arguments, check_function, named, require, rng, shown, summary_of
+from fedclade.core import DataError, call_own, check_arguments, check_function, named, require, rng, shown, summary_of
 from fedclade.data.arrays import as_indices, check_range
 from fedclade.data.pool import Pool
 
@@ -43,8 +43,10 @@ def shift_views(
     shift = shift_named(name)
     check_arguments(f"shift {name!r}", shift.views, arguments)
     require(("clusters", clusters, 1 <= clusters <= clients, f"from 1 to the number of clients ({clients})"))
-    views = shift.views(pool, clusters, seed, **arguments)
-    if name not in SHIFTS:
+    if name in SHIFTS:
+        views = shift.views(pool, clusters, seed, **arguments)
+    else:
+        views = call_own(f"shift {name!r}", shift.views, pool, clusters, seed, **arguments)
         views = _checked(views, pool, clusters, name)
     return views, tuple(client % clusters for client in range(clients))
 

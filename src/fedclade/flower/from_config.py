@@ -12,9 +12,10 @@ from flwr.app import Context
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
+from fedclade.algorithms import ALGORITHMS
 from fedclade.channel import Budget, check_encoding
 from fedclade.config import Config, check_config
-from fedclade.core import ConfigError, DataError, check_arguments, importing_only
+from fedclade.core import ConfigError, DataError, check_arguments, importing_only, installed
 from fedclade.data import Federation
 from fedclade.flower.client_app import NodeSettings, app_for, node_settings
 from fedclade.flower.client_handler import ClientHandler
@@ -120,8 +121,8 @@ def client_app_from_config(imports: Sequence[str] = ()) -> ClientApp:
     with differential privacy may spend: ``epsilon`` and ``delta`` in the node config.
 
     Whoever starts the run writes its config. So a client imports nothing that the config names by ``module:name``,
-    unless the app allows it in ``imports`` or the client itself in ``imports`` of its node config, and it does not look
-    at the algorithm.
+    unless the app allows it in ``imports`` or the client itself in ``imports`` of its node config. An algorithm that it
+    does not have is the server's affair.
     """
 
     def handler(context: Context) -> ClientHandler:
@@ -131,7 +132,12 @@ def client_app_from_config(imports: Sequence[str] = ()) -> ClientApp:
             return built(context, settings)
 
     def built(context: Context, settings: NodeSettings) -> ClientHandler:
-        run_config = {key: value for key, value in context.run_config.items() if not key.startswith("algorithm.")}
+        run_config = dict(context.run_config)
+        known = {*ALGORITHMS, *installed("algorithms"), *settings["policy"].imports}
+        if run_config.get("algorithm.name") not in known:
+            run_config = {key: value for key, value in run_config.items() if not key.startswith("algorithm.")}
+        if (files := Path(str(run_config.get("data.files", "")))).is_absolute() or ".." in files.parts:
+            raise ConfigError(f"data.files of a run should lie in the client's folder of data, got {str(files)!r}")
         read = RunConfig.read(run_config)
         folder = context.node_config.get("data-dir")
         federation = _federation(tuple(run_config.items()), None if folder is None else str(folder))

@@ -1,0 +1,1 @@
+"""One of each that fedclade takes from other packages; pyproject.toml gives them their names."""
