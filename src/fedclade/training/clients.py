@@ -183,7 +183,7 @@ class SimulatedClients(Workers):
         """Train some clients; return what their whole models moved by, ``[k, F]``, and their losses."""
         block = list(zip(ids, start.rows, start.anchors, strict=True))
         if this_round.alternate is None:
-            return self._train_block(block, start.models, this_round, out=out)
+            return self._train_block(block, start.models, this_round, start.optimizer, out=out)
         k, losses = len(ids), torch.zeros(len(ids), dtype=torch.float64)
         moved = start.models.new_zeros(k, start.models.shape[1])
         own = {slot.name for slot in self.layout.personal}
@@ -193,9 +193,9 @@ class SimulatedClients(Workers):
                 continue
             # The second part is drawn as ever, so that without a first one it is what local training is.
             purpose = f"{this_round.purpose} {part}" if part == PERSONAL else this_round.purpose
-            phase = replace(this_round, spec=replace(this_round.spec, epochs=epochs), purpose=purpose)
+            phase = replace(this_round, spec=this_round.spec.in_epochs(epochs), purpose=purpose)
             models = torch.cat([start.models[:k] + moved, start.models[k:]])
-            step, losses = self._train_block(block, models, phase, fixed=rest)
+            step, losses = self._train_block(block, models, phase, start.optimizer, fixed=rest)
             moved += self.whole.only(part, step)  # buffers of the other part have changed too
         return moved, losses
 
@@ -273,11 +273,18 @@ class SimulatedClients(Workers):
         block: Block,
         models: Tensor,
         this_round: Round,
+        optimizer: str | None,
         fixed: frozenset[str] = frozenset(),
         out: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         def trained_by(engine: Engine) -> tuple[Tensor, Tensor]:
-            return engine.train(replace(self._workload(block, models, this_round), fixed=fixed), out)
+            work = replace(self._workload(block, models, this_round), fixed=fixed)
+            if optimizer is None:  # what is trained for another purpose begins with a new one, and leaves nothing
+                return engine.train(replace(work, spec=replace(work.spec, keep_state=False)), out)
+            work = self.store.with_states(work, this_round.number, optimizer)
+            moved, losses = engine.train(work, out)
+            self.store.keep_states(work, this_round.number, optimizer, moved, losses)
+            return moved, losses
 
         try:
             try:

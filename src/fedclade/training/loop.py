@@ -82,6 +82,7 @@ def train(
             optimizer.step()
             losses.append(loss.detach() * len(batch))
     if state is not None:
+        state.clear()
         state.update(get_state(optimizer, trained))
     mean_loss = float(torch.stack(losses).sum()) / spec.passed(len(inputs))
     return layout.difference(module, model, torch.empty_like(model) if out is None else out), mean_loss
