@@ -84,7 +84,9 @@ class StackedEngine:
         losses = Losses(plan, work.task, batches.all_count)
         optimizer = LocalOptimizer.of(spec, work.lr)
         seeds = [job.generator.initial_seed() for job in jobs]
-        stacked.begin(optimizer, jobs, models[[job.anchor_row for job in jobs]] if spec.mu else None, plan.edges)
+        anchors = models[[job.anchor_row for job in jobs]] if spec.mu else None
+        states = [job.state or {} for job in jobs] if optimizer.keeps_state else ()
+        stacked.begin(optimizer, seeds, anchors, plan.edges, states)
 
         def step_by_step(step: Step, x: Tensor, y: Tensor) -> Tensor:
             stacked.bind(step.start, step.stop)

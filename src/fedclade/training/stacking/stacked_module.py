@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedclade.core import Layout, Slot
-from fedclade.training.jobs import CannotTrainTogether, Job
+from fedclade.training.jobs import CannotTrainTogether
 from fedclade.training.memory import hot_bytes
 from fedclade.training.optimizer import LocalOptimizer
 from fedclade.training.stacking import layers
@@ -118,18 +118,22 @@ class StackedModule:
             p.everyone.copy_(_rounded(_of_clients(models, rows, p.slot), p.slot).view(p.everyone.shape))
 
     def begin(
-        self, optimizer: LocalOptimizer, jobs: Sequence[Job], anchors: Tensor | None, edges: Sequence[int]
+        self,
+        optimizer: LocalOptimizer,
+        seeds: Sequence[int],
+        anchors: Tensor | None,
+        edges: Sequence[int],
+        states: Sequence[Mapping[str, Tensor]] = (),
     ) -> None:
         """Start local training of the models that are loaded.
 
-        The jobs have the clients' own seeds, for dropout, and the states of their optimizers; anchors ``[n, S]`` are
-        what the proximal term pulls each client towards, if there is such a term; and clients between two of the edges
-        take the same steps.
+        The seeds are the clients' own, for dropout; anchors ``[n, S]`` are what the proximal term pulls each client
+        towards, if there is such a term; clients between two of the edges take the same steps; and states are those of
+        their optimizers, if they are kept.
         """
         self._optimizer = optimizer
         self.layout.set_training(self.module)
-        self.active.seed([job.generator.initial_seed() for job in jobs], self._device)
-        states = [job.state or {} for job in jobs] if optimizer.keeps_state else ()
+        self.active.seed(seeds, self._device)
         self._bands = None if optimizer.is_plain else Bands(optimizer, self._trained, edges, states)
         for p in self._trained:
             p.begin(optimizer, None if anchors is None else anchors[:, p.slot.start : p.slot.stop])
