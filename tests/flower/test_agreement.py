@@ -148,6 +148,16 @@ def test_the_proximal_term_pulls_to_the_same_anchor():
     same(*both(FedAvg(), local=LocalTraining(epochs=2, batch_size=8, lr=0.1, mu=0.5)))
 
 
+@pytest.mark.parametrize("name", ["fedavg", "ditto"])
+def test_optimizers_go_on_where_they_were_in_the_rounds_before(name: str):
+    options = {"betas": (0.5, 0.9)}
+    local = LocalTraining(steps=5, batch_size=8, lr=0.05, optimizer="adam", options=options, keep_state=True)
+    here, there = both(ALGORITHMS[name], local=local)
+    same(here, there)
+    anew, _ = both(ALGORITHMS[name], local=replace(local, keep_state=False))
+    assert not torch.allclose(anew.tree.nodes[0].params, here.tree.nodes[0].params, atol=1e-3)
+
+
 class Normed(nn.Module):
     """A model with buffers, which travel but are not compared."""
 

@@ -35,6 +35,10 @@ WAYS = {
     "projected": {"signature": Signature(kind="projected", dim=16)},
     "faulty": {"faults": Faults(dropout=0.2, corrupt=0.05)},
     "private": {"privacy": DifferentialPrivacy(clip_norm=1.0, noise_multiplier=0.01), "client_fraction": 0.5},
+    "kept optimizers": {
+        "local": LocalTraining(batch_size=10, optimizer="adam", lr=0.05, keep_state=True),
+        "client_fraction": 0.5,
+    },
     "streamed": {"signature": Signature(kind="projected", dim=16), "stream": True},
 }
 

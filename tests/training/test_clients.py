@@ -374,3 +374,33 @@ def test_cuda_is_refused_where_there_is_none(monkeypatch):
 def test_auto_takes_cuda_where_there_is_one(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert [choose_device(device) for device in ("auto", "cpu", "cuda")] == ["cuda", "cpu", "cuda"]
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+def test_an_optimizer_goes_on_where_it_was_in_the_round_before(engine):
+    """Of full batches, three rounds of an epoch are one round of three."""
+    spec = LocalTraining(batch_size=100, optimizer="adam", keep_state=True)
+    federation = federation_of(TRUTH, SIZES)
+    clients, params = SimulatedClients(federation, linear(), engine=engine), Layout.of(linear()).flatten(linear())
+    expected = clients.train(TRUTH, params[None], [0, 0, 0], Round(1, spec.in_epochs(3), purpose="other")).deltas
+
+    models = params.repeat(3, 1)
+    for number in (1, 2, 3):
+        for purpose in ("train", "other", "train"):  # another leaves nothing; a round asked for again begins as before
+            updates = clients.train(TRUTH, models, TRUTH, Round(number, spec, purpose=purpose))
+        models = models + updates.deltas
+    torch.testing.assert_close(models - params, expected)
+    assert {name.partition("/")[0] for name in clients.store.latest(0)} == {"optimizer"}
+    assert float(clients.store.latest(0)["optimizer/1.weight.step"]) == 3
+    assert not torch.allclose(
+        clients.train(TRUTH, params[None], [0, 0, 0], Round(4, spec)).deltas,
+        clients.train(TRUTH, params[None], [0, 0, 0], Round(1, spec)).deltas,
+    )
+
+
+def test_the_optimizer_of_a_client_that_diverges_is_not_kept():
+    spec = LocalTraining(batch_size=4, momentum=0.9, lr=1e30, keep_state=True)
+    clients, params = simulated(federation_of(TRUTH, SIZES), linear())
+    updates = clients.train([0, 1], params[None], [0, 0], Round(1, spec))
+    assert set(updates.left_out) == {0, 1}
+    assert clients.store.tensors() == {}

@@ -1,21 +1,23 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from fedclade import LocalTraining
+from fedclade import ConfigError, LocalTraining
 from fedclade.core.params import Layout
 from fedclade.training.auto import build_engine
+from fedclade.training.jobs import CannotTrainTogether, Engine
 from fedclade.training.loop import LoopEngine
 from fedclade.training.memory import bytes_per_client
 from fedclade.training.optimizer import ELEMENT_WISE, LocalOptimizer, clipping, per_client
 from fedclade.training.stacked import CannotStack, StackedEngine
 from fedclade.training.stacking.plan import Plan
 from fedclade.training.vmap import CannotMapError, VmapEngine
+from fedclade.training.workers import WorkersEngine
 from tests.training.worlds import FEATURES, LABELS, SIZES, Tied, features, perceptron, task_of
 
 
@@ -166,3 +168,99 @@ def test_what_it_keeps_of_every_entry_is_counted_as_memory():
     layout = Layout.of(module)
     sgd, adam = (bytes_per_client(module, layout, batch, LocalTraining(optimizer=name)) for name in ("sgd", "adam"))
     assert adam - sgd == layout.size * 4
+
+
+def test_the_forward_pass_may_be_of_lower_precision():
+    spec = LocalTraining(batch_size=10, epochs=2, precision="bfloat16")
+    updates, losses = LoopEngine().train(task_of(perceptron(), features(), LABELS, spec))
+    whole, of_whole = LoopEngine().train(task_of(perceptron(), features(), LABELS, replace(spec, precision="float32")))
+    assert updates.dtype == torch.float32
+    errors = (updates - whole).norm(dim=1) / whole.norm(dim=1)
+    assert (errors > 1e-4).all()
+    assert (errors < 0.02).all()
+    torch.testing.assert_close(losses, of_whole, rtol=1e-2, atol=0)
+    mapped, _ = VmapEngine().train(task_of(perceptron(), features(), LABELS, spec))
+    torch.testing.assert_close(mapped, updates, rtol=0.1, atol=2e-3)
+    with pytest.raises(CannotStack, match="multiply in the type of their parameters, not in bfloat16"):
+        StackedEngine().train(task_of(perceptron(), features(), LABELS, spec))
+
+
+KEPT = {
+    **{name: rule for name, rule in RULES.items() if name != "rprop"},
+    "momentum": {"momentum": 0.9},
+    "momentum, clipped": {"momentum": 0.9, "clip_norm": 0.2},
+}
+
+
+def rounds(engines: Sequence[Engine], spec: LocalTraining, cohorts: Sequence[Sequence[int]]) -> list[Tensor]:
+    """Return the updates of some rounds, in each of which some clients train and keep what their optimizers did."""
+    states: dict[int, dict[str, Tensor]] = {}
+    updates: list[Tensor] = []
+    for engine, cohort in zip(engines, cohorts, strict=True):
+        work = task_of(perceptron().double(), features(dtype=torch.float64), LABELS, spec)
+        jobs = [replace(work.jobs[k], state=states.get(k)) for k in cohort]
+        work = replace(work, jobs=jobs)
+        updates.append(engine.train(work)[0])
+        states |= work.states
+    return updates
+
+
+COHORTS = [0, 1, 2, 3], [0, 2, 4], [0, 1, 2, 3, 4]
+"""Some have taken more steps than others when they come together again."""
+
+
+@pytest.mark.parametrize("rule", KEPT)
+def test_what_an_optimizer_keeps_comes_back_whichever_engine_had_it(rule):
+    spec = LocalTraining(**{"batch_size": 11, "lr": 0.02, "keep_state": True, **KEPT[rule]})
+    expected = rounds([LoopEngine()] * 3, spec, COHORTS)
+    for engines in ([StackedEngine()] * 3, [LoopEngine(), StackedEngine(), LoopEngine()]):
+        for got, one in zip(rounds(engines, spec, COHORTS), expected, strict=True):
+            torch.testing.assert_close(got, one, rtol=1e-6, atol=1e-9)
+    anew = rounds([LoopEngine()] * 3, replace(spec, keep_state=False), COHORTS)
+    assert torch.equal(anew[0], expected[0])
+    assert not torch.allclose(anew[2], expected[2], rtol=1e-3)
+
+
+def test_a_state_is_by_parameter_and_nobody_elses():
+    spec = LocalTraining(optimizer="adam", keep_state=True, batch_size=11)
+    for engine in (LoopEngine(), StackedEngine()):
+        work = task_of(perceptron(), features(), LABELS, spec)
+        engine.train(work)
+        assert set(work.states) == {0, 1, 2, 3, 4}
+        assert work.states[2]["0.weight.exp_avg"].shape == (8, FEATURES)
+        assert [float(work.states[k]["0.weight.step"]) for k in range(5)] == [3, 3, 1, 1, 4]
+        assert {name.rpartition(".")[0] for name in work.states[0]} == {"0.weight", "0.bias", "2.weight", "2.bias"}
+        before = {name: tensor.clone() for name, tensor in work.states[2].items()}
+        again = replace(work.redrawn(), jobs=[replace(work.jobs[2], state=work.states[2])])
+        engine.train(again)
+        assert all(torch.equal(work.states[2][name], tensor) for name, tensor in before.items())
+        assert float(again.states[2]["0.weight.step"]) == 2
+    plain = task_of(perceptron(), features(), LABELS, LocalTraining(keep_state=True))
+    StackedEngine().train(plain)
+    assert set(map(len, plain.states.values())) == {0}
+
+
+def test_worker_processes_keep_no_state():
+    work = task_of(perceptron(), features(), LABELS, LocalTraining(optimizer="adam", keep_state=True))
+    with pytest.raises(CannotTrainTogether, match="what optimizers keep does not come back from worker processes"):
+        WorkersEngine().train(work)
+    with pytest.raises(ConfigError, match="engine 'workers' cannot train this model: what optimizers keep"):
+        build_engine("workers").train(work)
+
+
+class Remembers(torch.optim.SGD):
+    """Keeps something else than tensors."""
+
+    def step(self, closure=None):
+        super().step(closure)
+        for group in self.param_groups:
+            for p in group["params"]:
+                self.state[p]["words"] = ["a"]
+
+
+def test_what_is_no_number_cannot_be_kept():
+    work = task_of(perceptron(), features(), LABELS, LocalTraining(optimizer=Remembers, lr=0.1, keep_state=True))
+    with pytest.raises(
+        ConfigError, match=r"Remembers keeps a list in its state \('words'\), .* local.keep_state = false"
+    ):
+        LoopEngine().train(work)

@@ -83,8 +83,12 @@ def checked_options(
     tuples = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
     fitted = check_arguments(f"the options of {name}", kind, tuples, NO_OPTIONS, positional=True)
     try:
-        kind([nn.Parameter(torch.zeros(1, 1))], **arguments, **fitted)
+        parameter = nn.Parameter(torch.zeros(1, 1))
+        parameter.grad = torch.zeros(1, 1)
+        kind([parameter], **arguments, **fitted).step()
     except Exception as error:  # whatever torch, or the user's own class, finds wrong
         first_line = str(error).partition("\n")[0]
-        raise ConfigError(f"{name} does not take local.options {shown(dict(options))}: {first_line}") from error
+        raise ConfigError(
+            f"optimizer {name} with local.options {shown(dict(options))} takes no step: {first_line}"
+        ) from error
     return fitted

@@ -137,6 +137,7 @@ class ClientHandler:
         cost = _cost(kind, content)
         self._policy.check_usage(self._usage_log.usage(state) + cost, len(self._data.train))
         keeps = kind in ("train", "gradients", "evaluate") and (self._layout.personal or content.get("own", bool))
+        keeps = keeps or (kind == "train" and content.json("spec").get("keep_state"))
         if keeps:
             self._kept.open(content.get("run", str), state)
         with importing_only(self._imports):  # a server's message names nothing else that is imported here

@@ -14,13 +14,12 @@ from fedclade.training.autotune import fastest, forget
 from fedclade.training.channels_last import ChannelsLastLoop
 from fedclade.training.jobs import Engine, Workload
 from fedclade.training.loop import LoopEngine
-from fedclade.training.processes import cannot_fork
 from fedclade.training.stacked import StackedEngine
 from fedclade.training.stacking.replay import Replay, can_record
 from fedclade.training.threads import using_threads
 from fedclade.training.trial import objection
 from fedclade.training.vmap import VmapEngine
-from fedclade.training.workers import WorkersEngine
+from fedclade.training.workers import WorkersEngine, cannot_work
 
 ENGINES: Mapping[str, str] = {
     "auto": "measures, chooses, remembers",
@@ -120,7 +119,7 @@ def _chosen(work: Workload) -> tuple[str, Engine]:
         objections.append(f"{name}: {reason}")
     if "stacked" in engines:
         engines |= _replaying(work)
-    if torch.get_num_threads() > 1 and len(work.jobs) > 1 and not cannot_fork(work.models.device):
+    if torch.get_num_threads() > 1 and len(work.jobs) > 1 and not cannot_work(work):
         engines |= _workers(work, stackable="stacked" in engines)
     engines["loop"] = LoopEngine()
     chosen = fastest(engines, work) if len(engines) > 1 else "loop"
@@ -138,7 +137,7 @@ def _by_name(name: str, work: Workload) -> tuple[str, Engine]:
         engine, reason = _together(name, work)
         if engine is not None:
             engines = {name: engine} | (_replaying(work) if name == "stacked" else {})
-    elif (reason := cannot_fork(work.models.device)) is None:
+    elif (reason := cannot_work(work)) is None:
         engines = _workers(work, stackable=_together("stacked", work)[0] is not None)
     if not engines:
         raise ConfigError(f"engine {name!r} cannot train this model: {reason}; use --engine auto")

@@ -136,6 +136,7 @@ def _key(engines: list[str], work: Workload) -> dict[str, object]:
         "device": torch.cuda.get_device_name() if cuda else f"{platform.machine()}, {os.cpu_count()} cores",
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
+        **({} if work.spec.precision == "float32" else {"precision": work.spec.precision}),
         **({} if optimizer.is_plain else {"optimizer": work.spec.optimizer, "options": {**work.spec.options}}),
         **({"augmented": True} if is_augmented(work.module) else {}),
     }

@@ -183,15 +183,15 @@ class SimulatedClients(Workers):
         """Train some clients; return what their whole models moved by, ``[k, F]``, and their losses."""
         block = list(zip(ids, start.rows, start.anchors, strict=True))
         if this_round.personal_epochs == 0:
-            return self._train_block(block, start.models, this_round, out=out)
+            return self._train_block(block, start.models, this_round, start.optimizer, out=out)
         own = frozenset(slot.name for slot in self.layout.personal)
         shared = frozenset(slot.name for slot in self.layout.full.parameters) - own
         spec = this_round.spec.in_epochs(this_round.personal_epochs)
         first = replace(this_round, spec=spec, purpose=f"{this_round.purpose} personal")
-        moved, _ = self._train_block(block, start.models, first, shared)
+        moved, _ = self._train_block(block, start.models, first, start.optimizer, shared)
         moved = self.whole.only(PERSONAL, moved)  # buffers of the other part have changed too
         models = torch.cat([start.models[: len(ids)] + moved, start.models[len(ids) :]])
-        then, losses = self._train_block(block, models, this_round, own)
+        then, losses = self._train_block(block, models, this_round, start.optimizer, own)
         return moved + self.whole.only("shared", then), losses
 
     def _gradients(self, query: UpdateQuery) -> Updates:
@@ -268,11 +268,18 @@ class SimulatedClients(Workers):
         block: Block,
         models: Tensor,
         this_round: Round,
+        optimizer: str | None,
         fixed: frozenset[str] = frozenset(),
         out: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         def trained_by(engine: Engine) -> tuple[Tensor, Tensor]:
-            return engine.train(replace(self._workload(block, models, this_round), fixed=fixed), out)
+            work = replace(self._workload(block, models, this_round), fixed=fixed)
+            if optimizer is None:  # what is trained for another purpose begins with a new one, and leaves nothing
+                return engine.train(replace(work, spec=replace(work.spec, keep_state=False)), out)
+            work = self.store.with_states(work, this_round.number, optimizer)
+            moved, losses = engine.train(work, out)
+            self.store.keep_states(work, this_round.number, optimizer, moved, losses)
+            return moved, losses
 
         try:
             try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -24,6 +24,8 @@ class Job:
     generator: torch.Generator
     """Orders its batches: one ``torch.randperm(n, generator=...)`` at the start of each epoch, in every engine."""
     anchor: int | None = None  #: which of the models the proximal term pulls it towards; ``row`` by default
+    state: Mapping[str, Tensor] | None = None
+    """Of its optimizer, as an earlier round left it in :attr:`Workload.states`; None or empty for a new one."""
 
     @property
     def size(self) -> int:
@@ -48,6 +50,11 @@ class Workload:
     lr: float  #: the step size of this round
     task: FittedTask = field(default_factory=FittedTask)  #: the loss
     fixed: frozenset[str] = frozenset()  #: names of the parameters that stay as they are
+    states: dict[int, dict[str, Tensor]] = field(default_factory=dict[int, dict[str, Tensor]])
+    """Where engines leave the state of each client's optimizer if it is kept, by the client's id.
+
+    Its tensors are named ``<parameter>.<what it is>``, such as ``0.weight.exp_avg``.
+    """
 
     @property
     def batch_size(self) -> int:
@@ -70,7 +77,7 @@ class Workload:
             replace(job, generator=torch.Generator().manual_seed(seed))
             for job, seed in zip(self.jobs, seeds, strict=True)
         ]
-        return replace(self, jobs=jobs)
+        return replace(self, jobs=jobs, states={})
 
 
 class CannotTrainTogether(Exception):  # noqa: N818  (not an error of the user's)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from fedclade.core import Layout, LocalTraining, rng
 from fedclade.tasks import FittedTask, counted
 from fedclade.training.jobs import Workload
-from fedclade.training.optimizer import LocalOptimizer
+from fedclade.training.optimizer import LocalOptimizer, get_state
 from fedclade.training.threads import threads_of_step, using_threads
 
 
@@ -22,11 +23,16 @@ class LoopEngine:
         """Train every client from its model; see :class:`~fedclade.training.jobs.Engine`."""
         module, models = work.module, work.models
         updates, losses = work.room(out), torch.empty(len(work.jobs), dtype=torch.float64)
+        states: dict[int, dict[str, Tensor]] = {}
         with using_threads(threads_of_step(module, work.jobs[0].inputs, work.batch_size)):
             for k, job in enumerate(work.jobs):
                 start, anchor, examples = models[job.row], models[job.anchor_row], (job.inputs, job.targets)
                 of_all = module, work.layout, start, examples, work.spec, work.lr, work.task
-                _, losses[k] = train(*of_all, job.generator, anchor, updates[k], work.fixed)
+                state = dict(job.state or {}) if work.spec.keep_state else None
+                _, losses[k] = train(*of_all, job.generator, anchor, updates[k], work.fixed, state)
+                if state is not None:
+                    states[job.client] = state
+        work.states.update(states)
         return updates, losses
 
 
@@ -42,13 +48,15 @@ def train(
     anchor: Tensor | None = None,
     out: Tensor | None = None,
     fixed: frozenset[str] = frozenset(),
+    state: dict[str, Tensor] | None = None,
 ) -> tuple[Tensor, float]:
     """Run SGD_n(θ, D_i) − θ (CFL eq. 1) for one client; return the update ``[S]`` and the mean training loss.
 
     In place of SGD there may be another optimizer. The module's state is overwritten. ``model`` is θ, ``[S]``, and
     ``anchor`` the model that the proximal term pulls towards, θ by default; ``examples`` are inputs and targets
-    ``[n, ...]``. The generator orders the batches and seeds dropout. ``out`` is memory ``[S]`` for the update.
-    Parameters of ``fixed`` names stay as they are.
+    ``[n, ...]``. The generator orders the batches and seeds dropout. ``out`` is memory ``[S]`` for the update, and
+    ``state`` that of the optimizer, which it begins with and leaves there. Parameters of ``fixed`` names stay as they
+    are.
     """
     layout.load(model, module)
     layout.set_training(module)
@@ -59,18 +67,35 @@ def train(
     anchors = [pulled_to[name] for name in trained] if spec.mu else []
     rule = LocalOptimizer.of(spec, lr)
     optimizer = rule.torch_optimizer(parameters)
+    if state is not None:
+        rule.set_state(optimizer, trained, state)
     inputs, targets = examples
     losses: list[Tensor] = []
     with rng.seeded_globally(generator.initial_seed(), inputs.device), without_gradients(held):
         for batch in batches(len(inputs), spec, generator, inputs.device):
             optimizer.zero_grad(set_to_none=True)
-            loss = task.mean_loss(module(inputs[batch]), targets[batch])
+            with precision(spec, inputs.device):
+                outputs = module(inputs[batch])
+            loss = task.mean_loss(full(outputs), targets[batch])
             loss.backward()
             rule.adjust(parameters, anchors)
             optimizer.step()
             losses.append(loss.detach() * len(batch))
+    if state is not None:
+        state.clear()
+        state.update(get_state(optimizer, trained))
     mean_loss = float(torch.stack(losses).sum()) / spec.passed(len(inputs))
     return layout.difference(module, model, torch.empty_like(model) if out is None else out), mean_loss
+
+
+def precision(spec: LocalTraining, device: torch.device) -> AbstractContextManager[Any]:
+    """Return what a forward pass has to be in, to be of the precision of local training."""
+    return nullcontext() if spec.precision == "float32" else torch.autocast(device.type, torch.bfloat16)
+
+
+def full(outputs: Tensor) -> Tensor:
+    """Return outputs as the loss takes them: in float32 if they are less."""
+    return outputs.float() if outputs.dtype == torch.bfloat16 else outputs
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn, optim
 
-from fedclade.core import LocalTraining, optimizer_class, own_defaults
+from fedclade.core import ConfigError, LocalTraining, optimizer_class, own_defaults
 
 ELEMENT_WISE = frozenset(
     {
@@ -25,6 +25,9 @@ ELEMENT_WISE = frozenset(
     }
 )
 """By exact type: what each entry of a parameter becomes depends on no other entry, of the gradient or the state."""
+
+FUSED = frozenset({optim.SGD, optim.Adam, optim.AdamW})
+"""Those that have a step in one kernel on any device, which goes through memory once."""
 
 
 @dataclass(frozen=True)
@@ -80,18 +83,42 @@ class LocalOptimizer:
     @cached_property
     def states(self) -> frozenset[str]:
         """The names of what it keeps of every entry of a parameter; what else it keeps is of a parameter as a whole."""
-        parameter = nn.Parameter(torch.zeros(2))
-        parameter.grad = torch.ones(2)
+        parameter = nn.Parameter(torch.zeros(2, 3))
+        parameter.grad = torch.ones(2, 3)
         optimizer = self.torch_optimizer([parameter])
         optimizer.step()
         state = optimizer.state[parameter]
-        return frozenset(name for name, value in state.items() if isinstance(value, Tensor) and value.shape == (2,))
+        return frozenset(name for name, value in state.items() if isinstance(value, Tensor) and value.shape == (2, 3))
 
-    def torch_optimizer(self, parameters: Sequence[nn.Parameter]) -> optim.Optimizer:
-        """Return torch's own, for the parameters of one client, or of several; :meth:`adjust` comes before its step."""
+    def torch_optimizer(self, parameters: Sequence[nn.Parameter], fused: bool = False) -> optim.Optimizer:
+        """Return torch's own, for the parameters of one client, or of several; :meth:`adjust` comes before its step.
+
+        With ``fused`` it takes a step in one kernel, if it has one and the options do not say how.
+        """
+        options = dict(self.options)
+        if fused and self.kind in FUSED and "foreach" not in options:
+            options.setdefault("fused", True)
         arguments = {"lr": self.lr, "momentum": self.momentum, "weight_decay": self.weight_decay}
         taken = {name: value for name, value in arguments.items() if name in own_defaults(self.kind)}
-        return self.kind(parameters, **taken, **self.options)  # pyright: ignore[reportCallIssue]
+        return self.kind(parameters, **taken, **options)  # pyright: ignore[reportCallIssue]
+
+    def apart(self, state: Mapping[str, Tensor]) -> tuple[tuple[str, float], ...]:
+        """Return what has to be the same in the states of clients that one optimizer takes the steps of."""
+        whole = ((name, value) for name, value in state.items() if not self.is_of_entries(name))
+        return (*((name, float(value)) for name, value in sorted(whole)), *((name, 0.0) for name in sorted(state)))
+
+    def is_of_entries(self, name: str) -> bool:
+        """Return whether a tensor of a state has a number for every entry of the parameter."""
+        return name.rpartition(".")[2] in self.states
+
+    def set_state(
+        self, optimizer: optim.Optimizer, parameters: Mapping[str, nn.Parameter], state: Mapping[str, Tensor]
+    ) -> None:
+        """Let torch's own go on from a state, whose tensors are copied; parameters are by name."""
+        for name, value in state.items():
+            parameter, _, key = name.rpartition(".")
+            if (own := parameters.get(parameter)) is not None:
+                optimizer.state[own][key] = value.to(own, copy=True) if self.is_of_entries(name) else value.clone()
 
     def adjust(self, parameters: Sequence[nn.Parameter], anchors: Sequence[Tensor]) -> None:
         """Add the gradient of μ/2·‖θ − θ_anchor‖² to one client's gradients, and clip them."""
@@ -132,6 +159,27 @@ class LocalOptimizer:
         if velocity is not None:
             gradient = velocity.copy_(self.momentum * velocity + gradient)
         return value - self.lr * gradient
+
+
+def get_state(optimizer: optim.Optimizer, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+    """Return the state of an optimizer, each tensor as ``<parameter>.<what it is>``.
+
+    Raises
+    ------
+    ConfigError
+        If there is something else in it than numbers.
+    """
+    found: dict[str, Tensor] = {}
+    for name, parameter in parameters.items():
+        for key, value in optimizer.state[parameter].items():
+            if not isinstance(value, Tensor | int | float | None):
+                raise ConfigError(
+                    f"{type(optimizer).__name__} keeps a {type(value).__name__} in its state ({key!r}), which cannot "
+                    "be kept from round to round; set local.keep_state = false"
+                )
+            if value is not None:
+                found[f"{name}.{key}"] = torch.as_tensor(value)
+    return found
 
 
 def clipping(gradients: Iterable[Tensor], largest: float) -> Tensor:

@@ -47,8 +47,11 @@ class StackedEngine:
             If the module, or the optimizer, cannot be stacked, which is found before any job's generator is drawn from;
             or if training changes a buffer that clients share.
         """
-        if not LocalOptimizer.of(work.spec, work.lr).is_element_wise:
+        optimizer = LocalOptimizer.of(work.spec, work.lr)
+        if not optimizer.is_element_wise:
             raise CannotStack(f"optimizer {work.spec.optimizer} is not known to work element by element")
+        if work.spec.precision != "float32":
+            raise CannotStack(f"stacked layers multiply in the type of their parameters, not in {work.spec.precision}")
         module, layout, models, jobs = work.module, work.layout, work.models, work.jobs
         stacked = self._stacked.get(module)
         if stacked is None or stacked.layout != layout:
@@ -56,7 +59,8 @@ class StackedEngine:
             self._stacked[module] = stacked
         updates = work.room(out)
         losses = np.empty(len(jobs))
-        blocks = _blocks(stacked, jobs, models.device)
+        states: dict[int, dict[str, Tensor]] = {}
+        blocks = _blocks(stacked, optimizer, jobs, models.device)
         together = work.batch_size, len(blocks[0]), WORTH_SHARING_STACKED
         with using_threads(threads_of_step(module, jobs[0].inputs, *together)):
             for places in blocks:
@@ -65,6 +69,9 @@ class StackedEngine:
                 stacked.load(models, rows)
                 losses[places] = self._train(stacked, block, work)
                 stacked.updates(models, rows, updates, places)
+                if optimizer.keeps_state:
+                    states |= zip((job.client for job in block), stacked.states(), strict=True)
+        work.states.update(states)
         return updates, torch.from_numpy(losses)
 
     def _train(self, stacked: StackedModule, jobs: Sequence[Job], work: Workload) -> Tensor:
@@ -76,7 +83,8 @@ class StackedEngine:
         optimizer = LocalOptimizer.of(spec, work.lr)
         seeds = [job.generator.initial_seed() for job in jobs]
         anchors = models[[job.anchor_row for job in jobs]] if spec.mu else None
-        stacked.begin(optimizer, seeds, anchors, plan.edges, work.fixed)
+        states = [job.state or {} for job in jobs] if optimizer.keeps_state else ()
+        stacked.begin(optimizer, seeds, anchors, plan.edges, work.fixed, states)
 
         def step_by_step(step: Step, x: Tensor, y: Tensor) -> Tensor:
             stacked.bind(step.start, step.stop)
@@ -97,15 +105,20 @@ class StackedEngine:
         return losses.of_clients()
 
 
-def _blocks(stacked: StackedModule, jobs: Sequence[Job], device: torch.device) -> list[list[int]]:
+def _blocks(
+    stacked: StackedModule, optimizer: LocalOptimizer, jobs: Sequence[Job], device: torch.device
+) -> list[list[int]]:
     """Return the places of the clients that train at the same time: on a CPU as many as its cache holds.
 
-    The largest clients come first, so that those who still train are always the first of their block.
+    The largest clients come first, so that those who still train are always the first of their block; and of one size,
+    those side by side whose optimizers have come equally far.
     """
-    largest_first = sorted(range(len(jobs)), key=lambda place: -jobs[place].size)
+    apart = [optimizer.apart(job.state) if optimizer.keeps_state and job.state else () for job in jobs]
+    largest_first = sorted(range(len(jobs)), key=lambda place: (-jobs[place].size, apart[place]))
     n, at_once = len(jobs), len(jobs)
     if device.type == "cpu":
-        at_once = clients_in_cache(stacked.hot_bytes, torch.get_num_threads())
+        more = 0 if optimizer.is_plain else len(optimizer.states)  # for each parameter and its gradient
+        at_once = clients_in_cache(stacked.hot_bytes * (2 + more) // 2, torch.get_num_threads())
     count = -(-n // at_once)
     edges = [k * n // count for k in range(count + 1)]
     return [largest_first[start:stop] for start, stop in pairwise(edges)]

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-PERSONAL, OWN_MODEL, OPTIMIZER = "personal", "model", "optimizer"
-"""Names of what is kept: personal parameters ``[P]``, a whole model ``[F]``, and how those of an optimizer begin."""
+from fedclade.core import LARGEST_NORM, row_norms
+from fedclade.training.jobs import Workload
+
+PERSONAL, OWN_MODEL = "personal", "model"
+"""Names of what is kept: personal parameters ``[P]``, and a whole model ``[F]``."""
+
+OPTIMIZER, OWN_OPTIMIZER = "optimizer", "optimizer of model"
+"""How the names of an optimizer's state begin, before ``/<parameter>.<what it is>``; a model of its own has another."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +50,25 @@ class ClientStore:
         of_round = kept[-1].tensors if kept and kept[-1].number == number else before.tensors
         new = {name: tensor.detach().clone() for name, tensor in tensors.items()}
         self._kept[client] = (before, Generation(number, {**of_round, **new}))
+
+    def with_states(self, work: Workload, number: int, name: str) -> Workload:
+        """Return the workload of a round with what the clients' optimizers kept before it under a name."""
+        jobs = [
+            replace(
+                job, state={key.removeprefix(f"{name}/"): t for key, t in kept.items() if key.startswith(f"{name}/")}
+            )
+            for job in work.jobs
+            for kept in [self.before(number, job.client)]
+        ]
+        return replace(work, jobs=jobs)
+
+    def keep_states(self, work: Workload, number: int, name: str, deltas: Tensor, losses: Tensor) -> None:
+        """Keep what the clients' optimizers had after a round, but for those that diverged."""
+        fine = (row_norms(deltas) <= LARGEST_NORM).cpu() & losses.isfinite()
+        for job, is_fine in zip(work.jobs, fine.tolist(), strict=True):
+            if is_fine:
+                state = {f"{name}/{key}": tensor for key, tensor in work.states[job.client].items()}
+                self.keep(number, job.client, state)
 
     def _before(self, number: int, client: int) -> Generation:
         kept = self._kept.get(client, ())

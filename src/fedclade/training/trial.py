@@ -67,8 +67,8 @@ def objection(engine: Engine, work: Workload, rounds: int = 1) -> str | None:
 
 
 def _by_sgd(work: Workload) -> dict[str, Any]:
-    """Return what makes plain SGD of the optimizer of a workload, if that is another."""
-    if LocalOptimizer.of(work.spec, work.lr).is_plain:
+    """Return what makes plain SGD in float32 of the local training of a workload, if that is another."""
+    if LocalOptimizer.of(work.spec, work.lr).is_plain and work.spec.precision == "float32":
         return {}
     return {"spec": LocalTraining(batch_size=work.spec.batch_size, mu=work.spec.mu), "lr": 0.1}
 

@@ -16,7 +16,7 @@ from torch.func import functional_call, grad_and_value, vmap
 
 from fedclade.core import Layout, LocalTraining
 from fedclade.training.jobs import CannotTrainTogether, Job, Workload
-from fedclade.training.loop import batches
+from fedclade.training.loop import batches, full, precision
 from fedclade.training.optimizer import LocalOptimizer
 from fedclade.training.stacking.batches import joined
 
@@ -116,7 +116,9 @@ class _Stacked:
         self._velocity = {name: torch.zeros_like(p) for name, p in self._trained.items()} if sgd.momentum else {}
 
         def loss(trained: Named, others: Named, inputs: Tensor, targets: Tensor) -> Tensor:
-            return task.mean_loss(functional_call(module, {**trained, **others}, (inputs,)), targets)
+            with precision(work.spec, inputs.device):
+                outputs = functional_call(module, {**trained, **others}, (inputs,))
+            return task.mean_loss(full(outputs), targets)
 
         self._gradients = cast("Callable[..., tuple[Named, Tensor]]", vmap(grad_and_value(loss)))
 

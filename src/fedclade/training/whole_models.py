@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedclade.core import LARGEST_NORM, EvaluationQuery, Layout, Round, UpdateQuery, row_norms
-from fedclade.training.store import OWN_MODEL, PERSONAL, ClientStore
+from fedclade.training.store import OPTIMIZER, OWN_MODEL, OWN_OPTIMIZER, PERSONAL, ClientStore
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,6 +20,7 @@ class Start:
     rows: Sequence[int]  #: of each client's own, ``[k]``
     anchors: Sequence[int | None]  #: of what its proximal term pulls it to, ``[k]``; None: where it starts
     personal: Tensor | None = None  #: personal parameters ``[k, P]``, where they are part of what is trained
+    optimizer: str | None = None  #: the name under which the states of the optimizers are kept, if they are
 
 
 class WholeModels:
@@ -36,8 +37,10 @@ class WholeModels:
         """Return where the clients at some places of a query start."""
         rows = [query.assignment[place] for place in places]
         anchors = None if query.anchors is None else [query.anchors[place] for place in places]
+        keeps = query.round.spec.keep_state and query.round.lasts
+        optimizer = (OWN_OPTIMIZER if query.own else OPTIMIZER) if keeps else None
         if not query.own and not self._layout.personal:
-            return Start(query.models, rows, anchors or [None] * len(rows))
+            return Start(query.models, rows, anchors or [None] * len(rows), optimizer=optimizer)
         ids, number = [query.ids[place] for place in places], query.round.number
         personal = self._personal([self._store.before(number, client).get(PERSONAL) for client in ids])
         models = self._layout.joined(query.models[rows], personal)
@@ -48,7 +51,7 @@ class WholeModels:
         if anchors is not None and query.round.spec.mu:
             models = torch.cat([models, self._layout.joined(query.models[anchors], personal)])
             pulled = [len(ids) + k for k in each]
-        return Start(models, each, pulled, None if query.own else personal)
+        return Start(models, each, pulled, None if query.own else personal, optimizer)
 
     def settle(self, query: UpdateQuery, places: Sequence[int], start: Start, deltas: Tensor, losses: Tensor) -> Tensor:
         """Let clients keep what is theirs of ``[k, F]`` that they moved by; return what they send, ``[k, S]``.

@@ -80,14 +80,15 @@ class WorkersEngine:
         Raises
         ------
         CannotTrainTogether
-            If this system or this process cannot fork; or if clients inside cannot be stacked.
+            If this system or this process cannot fork, or optimizers keep their state; or if clients inside cannot be
+            stacked.
         EngineError
             If a process cannot be started, or dies.
         RuntimeError
             If a client's training fails.
         """
-        jobs, models = work.jobs, work.models
-        if reason := cannot_fork(models.device):
+        jobs = work.jobs
+        if reason := cannot_work(work):
             raise CannotTrainTogether(reason)
         largest_first = sorted(range(len(jobs)), key=lambda i: -len(jobs[i].inputs))
         ordered = replace(work, jobs=[jobs[i] for i in largest_first])
@@ -231,6 +232,13 @@ class _WorkerPool:
     def _tensor(self, place: _Place) -> Tensor:
         number, offset, shape, stride = place
         return self._storages[number].as_strided(shape, stride, offset)
+
+
+def cannot_work(work: Workload) -> str | None:
+    """Return why worker processes cannot train these clients; None if they can, so far."""
+    if work.spec.keep_state:
+        return "what optimizers keep does not come back from worker processes"
+    return cannot_fork(work.models.device)
 
 
 INSIDE: Mapping[str, Callable[[], Engine]] = {

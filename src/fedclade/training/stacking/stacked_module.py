@@ -124,18 +124,19 @@ class StackedModule:
         anchors: Tensor | None,
         edges: Sequence[int],
         fixed: Collection[str] = (),
+        states: Sequence[Mapping[str, Tensor]] = (),
     ) -> None:
         """Start local training of the models that are loaded.
 
         The seeds are the clients' own, for dropout; anchors ``[n, S]`` are what the proximal term pulls each client
-        towards, if there is such a term; clients between two of the edges take the same steps; and parameters of
-        ``fixed`` names stay as they are.
+        towards, if there is such a term; clients between two of the edges take the same steps; parameters of ``fixed``
+        names stay as they are; and states are those of the clients' optimizers, if they are kept.
         """
         self._optimizer = optimizer
         self.layout.set_training(self.module)
         self.active.seed(seeds, self._device)
         moving = [p for p in self._trained if p.slot.name not in fixed]
-        self._bands = None if optimizer.is_plain else Bands(optimizer, moving, edges)
+        self._bands = None if optimizer.is_plain else Bands(optimizer, moving, edges, states)
         for p in self._trained:
             p.held = p.slot.name in fixed
             p.begin(optimizer, None if anchors is None else anchors[:, p.slot.start : p.slot.stop])
@@ -164,6 +165,10 @@ class StackedModule:
             return
         for p in self._trained:
             p.step(scales)
+
+    def states(self) -> list[dict[str, Tensor]]:
+        """Return the state of each client's optimizer, which plain SGD has none of."""
+        return [{} for _ in range(self._clients)] if self._bands is None else self._bands.states()
 
     def addresses(self) -> tuple[int, ...]:
         """Return where everything lies that a step reads or writes, but for its batch and the shared buffers."""
