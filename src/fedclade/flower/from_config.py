@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import glob
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
@@ -14,7 +16,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedclade.channel import Budget, check_encoding
 from fedclade.config import Config, check_config
-from fedclade.core import ConfigError, DataError, check_arguments, importing_only
+from fedclade.core import ConfigError, DataError, check_arguments, importing_only, shown
 from fedclade.data import Federation
 from fedclade.flower.client_app import NodeSettings, app_for, node_settings
 from fedclade.flower.client_handler import ClientHandler
@@ -120,8 +122,8 @@ def client_app_from_config(imports: Sequence[str] = ()) -> ClientApp:
     with differential privacy may spend: ``epsilon`` and ``delta`` in the node config.
 
     Whoever starts the run writes its config. So a client imports nothing that the config names by ``module:name``,
-    unless the app allows it in ``imports`` or the client itself in ``imports`` of its node config, and it does not look
-    at the algorithm.
+    unless the app allows it in ``imports`` or the client itself in ``imports`` of its node config, reads ``data.files``
+    in its own data folder alone, and does not look at the algorithm.
     """
 
     def handler(context: Context) -> ClientHandler:
@@ -132,9 +134,12 @@ def client_app_from_config(imports: Sequence[str] = ()) -> ClientApp:
 
     def built(context: Context, settings: NodeSettings) -> ClientHandler:
         run_config = {key: value for key, value in context.run_config.items() if not key.startswith("algorithm.")}
+        place = context.node_config.get("data-dir") or os.environ.get("FEDCLADE_DATA_DIR")
+        folder = None if place is None else str(place)
+        if "data.files" in run_config:
+            run_config["data.files"] = _files_in(folder, str(run_config["data.files"]))
         read = RunConfig.read(run_config)
-        folder = context.node_config.get("data-dir")
-        federation = _federation(tuple(run_config.items()), None if folder is None else str(folder))
+        federation = _federation(tuple(run_config.items()), folder)
         if (number := settings["number"]) is None:
             raise DataError("a node of this app needs partition-id in its node config, to know whose data it has")
         mine = federation.alone(number)
@@ -153,6 +158,16 @@ def client_app_from_config(imports: Sequence[str] = ()) -> ClientApp:
         )
 
     return app_for(handler)
+
+
+def _files_in(folder: str | None, files: str) -> str:
+    """Return where a node finds files: whoever wrote the run config names none outside the node's data folder."""
+    if folder is None or Path(files).is_absolute() or ".." in Path(files).parts:
+        raise DataError(
+            "data.files should be a pattern inside a node's data folder "
+            f"({folder or 'no data-dir in the node config'}), got {shown(files)}"
+        )
+    return str(Path(glob.escape(str(Path(folder).expanduser().absolute()))) / files)
 
 
 def budget_of(context: Context) -> Budget | None:
