@@ -68,7 +68,6 @@ def test_a_folder_of_files_needs_no_python(hospitals: Path, tmp_path: Path, monk
     assert again.federation().fingerprint == read_config(hospitals).federation().fingerprint
 
 
-@pytest.mark.slow
 def test_its_report_names_the_hospitals(hospitals: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = str(tmp_path / "out")
     assert fedclade(monkeypatch, "run", str(hospitals), "--out", out, "--quiet") == 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -190,9 +190,13 @@ def test_sections_have_defaults():
 
 
 def refusal_of(config: dict[str, Any], run_config: dict[str, Any] | None = None) -> str:
+    return reply_of(config, run_config)["refused"]
+
+
+def reply_of(config: dict[str, Any], run_config: dict[str, Any] | None = None) -> Mapping[str, Any]:
     grid = LocalGrid({5: LocalNode(client_app_from_config(), config)}, run_config or RUN_CONFIG)
     (reply,) = grid.send_and_receive([hello_to(5)])
-    return Content.of(reply.content).values["refused"]
+    return Content.of(reply.content).values
 
 
 def test_a_node_says_what_is_wrong_with_its_config():
@@ -268,6 +272,19 @@ def test_what_only_a_simulation_can_draw_is_refused():
     config = {**RUN_CONFIG, "faults.dropout": 0.1, "newcomers.clients": 2}
     with pytest.raises(ConfigError, match=r"(?s)\[faults\] is for simulations.*\[newcomers\] is for simulations"):
         RunConfig.read(config)
+
+
+def test_files_are_read_in_the_nodes_own_folder_alone(tmp_path: Path):
+    rows = "age,back\n" + "".join(f"{30 + k}.5,{'yes' if k % 3 else 'no'}\n" for k in range(10))
+    for name in "ab":
+        (tmp_path / f"{name}.csv").write_text(rows)
+    config = {"data.files": "*.csv", "data.target": "back", "data.standardize": "client", "model.name": "mclr"}
+    node = {"partition-id": 1, "data-dir": str(tmp_path)}
+    assert "refused" not in reply_of(node, config)
+    told = "data.files should be a pattern inside a node's data folder"
+    assert told in refusal_of(node, {**config, "data.files": f"{tmp_path}/*.csv"})
+    assert told in refusal_of(node, {**config, "data.files": "../*/*.csv"})
+    assert "no data-dir in the node config" in refusal_of({"partition-id": 1}, config)
 
 
 def test_no_client_of_a_network_knows_the_others_means():

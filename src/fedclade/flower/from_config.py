@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import glob
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
@@ -15,7 +17,7 @@ from flwr.serverapp import Grid, ServerApp
 from fedclade.algorithms import ALGORITHMS
 from fedclade.channel import Budget, check_encoding
 from fedclade.config import Config, check_config
-from fedclade.core import ConfigError, DataError, check_arguments, importing_only, installed
+from fedclade.core import ConfigError, DataError, check_arguments, importing_only, installed, shown
 from fedclade.data import Federation
 from fedclade.flower.client_app import NodeSettings, app_for, node_settings
 from fedclade.flower.client_handler import ClientHandler
@@ -121,8 +123,8 @@ def client_app_from_config(imports: Sequence[str] = ()) -> ClientApp:
     with differential privacy may spend: ``epsilon`` and ``delta`` in the node config.
 
     Whoever starts the run writes its config. So a client imports nothing that the config names by ``module:name``,
-    unless the app allows it in ``imports`` or the client itself in ``imports`` of its node config. An algorithm that it
-    does not have is the server's affair.
+    unless the app allows it in ``imports`` or the client itself in ``imports`` of its node config, and it reads
+    ``data.files`` in its own data folder alone. An algorithm that it does not have is the server's affair.
     """
 
     def handler(context: Context) -> ClientHandler:
@@ -136,11 +138,12 @@ def client_app_from_config(imports: Sequence[str] = ()) -> ClientApp:
         known = {*ALGORITHMS, *installed("algorithms"), *settings["policy"].imports}
         if run_config.get("algorithm.name") not in known:
             run_config = {key: value for key, value in run_config.items() if not key.startswith("algorithm.")}
-        if (files := Path(str(run_config.get("data.files", "")))).is_absolute() or ".." in files.parts:
-            raise ConfigError(f"data.files of a run should lie in the client's folder of data, got {str(files)!r}")
+        place = context.node_config.get("data-dir") or os.environ.get("FEDCLADE_DATA_DIR")
+        folder = None if place is None else str(place)
+        if "data.files" in run_config:
+            run_config["data.files"] = _files_in(folder, str(run_config["data.files"]))
         read = RunConfig.read(run_config)
-        folder = context.node_config.get("data-dir")
-        federation = _federation(tuple(run_config.items()), None if folder is None else str(folder))
+        federation = _federation(tuple(run_config.items()), folder)
         if (number := settings["number"]) is None:
             raise DataError("a node of this app needs partition-id in its node config, to know whose data it has")
         mine = federation.alone(number)
@@ -159,6 +162,16 @@ def client_app_from_config(imports: Sequence[str] = ()) -> ClientApp:
         )
 
     return app_for(handler)
+
+
+def _files_in(folder: str | None, files: str) -> str:
+    """Return where a node finds files: whoever wrote the run config names none outside the node's data folder."""
+    if folder is None or Path(files).is_absolute() or ".." in Path(files).parts:
+        raise DataError(
+            "data.files should be a pattern inside a node's data folder "
+            f"({folder or 'no data-dir in the node config'}), got {shown(files)}"
+        )
+    return str(Path(glob.escape(str(Path(folder).expanduser().absolute()))) / files)
 
 
 def budget_of(context: Context) -> Budget | None:
