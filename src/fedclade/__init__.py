@@ -74,7 +74,8 @@ from fedclade.data import (
     one_client,
     pool_from_torch,
 )
-from fedclade.runs import Newcomers, Run, RunSettings, assign, export_model, simulate, version_of
+from fedclade.models import LoRA, load_adapter
+from fedclade.runs import Newcomers, Run, RunSettings, assign, export_adapter, export_model, simulate, version_of
 
 __version__ = version_of("fedclade")
 
@@ -105,6 +106,7 @@ __all__ = [
     "Federation",
     "FineTune",
     "LGFedAvg",
+    "LoRA",
     "Local",
     "LocalTraining",
     "MissingExtraError",
@@ -130,10 +132,12 @@ __all__ = [
     "View",
     "__version__",
     "assign",
+    "export_adapter",
     "export_model",
     "federation",
     "federation_from_frame",
     "k_means",
+    "load_adapter",
     "load_federation",
     "log_of",
     "move_clusters",

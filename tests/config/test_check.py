@@ -217,3 +217,35 @@ def test_hyper_parameters_beyond_reason_are_refused_before_anything_is_loaded(al
 def test_a_model_that_no_options_can_be_given_is_refused(name):
     with pytest.raises(ConfigError, match=re.escape(f"model '{name}'")):
         check_config({"model": {"name": name}})
+
+
+def test_a_model_section_names_parts_besides_arguments():
+    adapter = {"targets": ["1"], "rank": 2}
+    config = check_config({"model": {"name": "mlp", "hidden": 8, "freeze": ["3.bias"], "adapter": adapter}})
+    assert config.model == {
+        **{"name": "mlp", "hidden": 8, "freeze": ("3.bias",)},
+        "adapter": {"targets": ("1",), "rank": 2, "alpha": 16.0, "train": (), "kind": "lora"},
+    }
+    assert (config.settings.freeze, config.settings.adapter.rank) == (("3.bias",), 2)
+    assert check_config(config.as_dict()) == config
+    run = config.run(config.federation())
+    assert [slot.name for slot in run.layout.parameters] == ["1.lora_A.weight", "1.lora_B.weight"]
+
+
+def test_what_is_wrong_with_parts_is_said_with_the_rest():
+    raw = {"model": {"name": "mlp", "hiden": 8, "freeze": "3", "adapter": {"rank": 2}}, "signature": {"of": 3}}
+    with pytest.raises(ConfigError) as error:
+        check_config(raw)
+    for text in (
+        "freeze of [model] should be a list, each of it a string, got '3'",
+        "unknown key of [model]: 'hiden'",
+        "of of [signature] should be a list, each of it a string or a string, got 3",
+    ):
+        assert text in str(error.value)
+
+
+def test_an_adapter_without_targets_is_refused():
+    with pytest.raises(
+        ConfigError, match=r"model.adapter.targets should be at least one pattern, such as 'fc\*', got \(\)"
+    ):
+        check_config({"model": {"name": "mlp", "adapter": {"rank": 2}}})

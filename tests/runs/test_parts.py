@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
 from fedclade import CFL, ConfigError, LocalTraining, RunSettings, Signature, load_federation, simulate
-from fedclade.algorithms import FLHC, FedGroup, ReplicatedCFL
+from fedclade.algorithms import FLHC, IFCA, FedGroup, ReplicatedCFL
 from fedclade.models import LoRA
 from fedclade.training import ENGINES
 
@@ -79,3 +81,11 @@ def test_permuted_parameters_have_no_names():
     text = r"signature.of should be left out where clients permute their updates: .*, got \['head'\]"
     with pytest.raises(ConfigError, match=text):
         RunSettings(signature=Signature(of="head"), permute=True)
+
+
+def test_adapters_are_no_different_models_to_start_from(federation):
+    adapter = LoRA(targets=("1",))
+    with pytest.raises(ConfigError, match="IFCA starts from 2 different models, and adapters all begin as the base"):
+        simulate(IFCA(clusters=2), body_and_head, federation, adapter=adapter)
+    run = simulate(IFCA(clusters=2), body_and_head, federation, adapter=replace(adapter, train=("0.1",)), rounds=1)
+    assert not torch.equal(run.tree.nodes[1].params, run.tree.nodes[2].params)

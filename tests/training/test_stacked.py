@@ -20,7 +20,6 @@ from fedclade.core.params import Layout
 from fedclade.models import MODELS, LoRA, Parts, build_model, freeze
 from fedclade.training.jobs import Job, Workload
 from fedclade.training.loop import LoopEngine
-from fedclade.training.optimizer import LocalOptimizer
 from fedclade.training.stacked import CannotStack, StackedEngine
 from fedclade.training.stacking.batches import joined
 from fedclade.training.stacking.stacked_module import StackedModule
@@ -551,7 +550,6 @@ def test_what_is_frozen_is_there_once_for_any_number_of_clients(name):
     taken = {}
     for n in (2, 20):
         stacked.load(models, [c % 2 for c in range(n)])
-        stacked.begin(LocalOptimizer(0.1, momentum=0.9), [0] * n, None, [0, n])
         stacked.bind(0, n)
         everyone = {p.everyone.untyped_storage() for p in stacked._parameters}
         taken[n] = sum({s.data_ptr(): s.nbytes() for s in everyone if s.data_ptr() not in frozen}.values())

@@ -22,7 +22,7 @@ class LoRA:
     Parameters
     ----------
     targets
-        Patterns over the names of dense layers (``nn.Linear``).
+        Patterns over the names of dense layers (``nn.Linear``); at least one.
     rank, alpha
         r and α.
     train
@@ -36,7 +36,7 @@ class LoRA:
         If a value is out of range.
     """
 
-    targets: tuple[str, ...]
+    targets: tuple[str, ...] = ()
     rank: int = 8
     alpha: float = 16.0
     train: tuple[str, ...] = ()

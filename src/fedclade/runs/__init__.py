@@ -12,7 +12,7 @@ from fedclade.runs.newcomers import Newcomers, assign
 from fedclade.runs.rounds import Follow, OnRound, run_rounds
 from fedclade.runs.settings import Every, RunOptions, RunSettings, Stream, settings_from, target_of
 from fedclade.runs.simulation import simulate
-from fedclade.runs.store import Run, export_model
+from fedclade.runs.store import Run, export_adapter, export_model
 from fedclade.runs.store.events import events_of
 from fedclade.runs.store.newcomers import read_newcomers, score_columns
 from fedclade.runs.store.run import CONFIG, Row, check_free, is_finished, is_unfinished, read_run_config, without_none
@@ -41,6 +41,7 @@ __all__ = [
     "counting",
     "decide_stream",
     "events_of",
+    "export_adapter",
     "export_model",
     "initial_models",
     "is_finished",

@@ -198,6 +198,11 @@ def initial_models(
             f"{type(algorithm).__name__} starts from {algorithm.initial_models} different models, and a module is only "
             "one; give the model's name, or a function that makes a module from a seed"
         )
+    if parts.adapter is not None and not parts.adapter.train:
+        raise ConfigError(
+            f"{type(algorithm).__name__} starts from {algorithm.initial_models} different models, and adapters all "
+            "begin as the base, since B is zero; name what is trained besides, such as a head, in model.adapter.train"
+        )
     if budget is not None and (needed := algorithm.initial_models * first.numel() * first.itemsize) > budget:
         raise ConfigError(
             f"{type(algorithm).__name__} starts from {algorithm.initial_models} models, which take "

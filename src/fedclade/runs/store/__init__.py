@@ -1,9 +1,9 @@
 """What a run leaves behind, in memory and on disk."""
 
 from fedclade.runs.store.checkpoint import Checkpoint
-from fedclade.runs.store.export import export_model
+from fedclade.runs.store.export import export_adapter, export_model
 from fedclade.runs.store.folder import RunFolder
 from fedclade.runs.store.run import Run
 from fedclade.runs.store.similarities import SimilarityMatrix
 
-__all__ = ["Checkpoint", "Run", "RunFolder", "SimilarityMatrix", "export_model"]
+__all__ = ["Checkpoint", "Run", "RunFolder", "SimilarityMatrix", "export_adapter", "export_model"]

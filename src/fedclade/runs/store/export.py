@@ -9,7 +9,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from fedclade.core import ConfigError, Node, RunError, TreeError, appear, checked, remove, write_tensors
+from fedclade.core import ConfigError, Layout, Node, RunError, TreeError, appear, checked, remove, write_tensors
+from fedclade.models import save_adapter
 from fedclade.runs.store.card import Card, as_markdown, model_card
 from fedclade.runs.store.run import Run
 
@@ -49,6 +50,68 @@ def export_model(
     """
     run.check_readable()
     target = _target(out)
+    chosen, layout = _node_and_layout(run, client, node, level)
+    kept = {} if client is None else run.kept.get(client, {})
+    if own := "model" in kept and level is None:
+        tensors = layout.full.state_dict(kept["model"])
+    else:
+        if client is not None:
+            run.personal(client)  # which is there, or nobody here could put the client's model together
+        tensors = layout.state_dict(chosen.params, kept.get("personal"))
+    _write(model_card(run, chosen, layout if client is None else layout.full, client, own=own), tensors, target)
+    return target
+
+
+@checked()
+def export_adapter(
+    run: Run,
+    out: str | Path,
+    *,
+    client: int | None = None,
+    node: int | None = None,
+    level: int | None = None,
+    alpha: float | None = None,
+) -> Path:
+    """Write the adapter of one model of a run as a folder in peft's format, see :func:`fedclade.models.save_adapter`.
+
+    Parameters
+    ----------
+    run, client, node, level
+        See :func:`export_model`.
+    out
+        The folder to make.
+    alpha
+        α of the low-rank pairs, where the run's config does not say it, as with a model that came with its own.
+
+    Raises
+    ------
+    ConfigError
+        If not just one of client and node is given, or a level with a node, or nobody says α.
+    TreeError
+        If the tree has no such client, node or level.
+    ModelError
+        If what the run trained is no adapter.
+    RunError
+        If the run cannot be read, or the folder exists already or cannot be written.
+    """
+    chosen, layout = _node_and_layout(run, client, node, level)
+    target = Path(out)
+    if target.exists():
+        raise RunError(f"{target} exists already; name another folder with --out, or remove it")
+    alpha = run.config["model"].get("adapter", {}).get("alpha") if alpha is None else alpha
+    if alpha is None:
+        raise ConfigError("the run's config has no model.adapter; say what α its adapters have: export_adapter(alpha=)")
+    card = json.dumps(model_card(run, chosen, layout, client))
+    tensors = {**layout.unflatten(chosen.params), **({} if client is None else run.personal(client))}
+    try:
+        return save_adapter(target, tensors, float(alpha), {"fedclade": card})
+    except OSError as error:
+        raise RunError(f"cannot write {target}: {error}") from error
+
+
+def _node_and_layout(run: Run, client: int | None, node: int | None, level: int | None) -> tuple[Node, Layout]:
+    """Return a model of a run, and what its entries are."""
+    run.check_readable()
     chosen = _chosen(run, client, node, level)
     if run.layout is None:
         raise RunError(
@@ -60,15 +123,7 @@ def export_model(
             f"the run is damaged: its layout has {run.layout.size} entries, the model of node {chosen.id} "
             f"{len(chosen.params)}"
         )
-    kept = {} if client is None else run.kept.get(client, {})
-    if own := "model" in kept and level is None:
-        tensors = run.layout.full.state_dict(kept["model"])
-    else:
-        if client is not None:
-            run.personal(client)  # which is there, or nobody here could put the client's model together
-        tensors = run.layout.state_dict(chosen.params, kept.get("personal"))
-    _write(model_card(run, chosen, run.layout if client is None else run.layout.full, client, own=own), tensors, target)
-    return target
+    return chosen, run.layout
 
 
 def _target(out: str | Path) -> Path:

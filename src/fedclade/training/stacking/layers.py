@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -28,11 +28,19 @@ class Stacked(nn.Module):
     """Whether a row's result depends on how many other rows there are."""
 
 
+class Described(NamedTuple):
+    """What forward passes ask of a weight, as peft's do; whoever computes with it fails, and is not stacked."""
+
+    dtype: torch.dtype
+    device: torch.device
+
+
 class StackedLinear(Stacked):
     """Linear, by batched matrix products."""
 
     def __init__(self, layer: nn.Linear, find: Find, active: Active) -> None:
         super().__init__()
+        self.weight = Described(layer.weight.dtype, layer.weight.device)
         self.weight_and_bias = cast(StackedParameter, find(layer.weight)), find(layer.bias)
 
     def forward(self, x: Tensor) -> Tensor:
