@@ -74,8 +74,9 @@ from fedclade.data import (
     one_client,
     pool_from_torch,
 )
-from fedclade.models import LoRA, load_adapter
+from fedclade.models import LoRA, build_model, load_adapter
 from fedclade.runs import Newcomers, Run, RunSettings, assign, export_adapter, export_model, simulate, version_of
+from fedclade.tasks import Metric, Task
 
 __version__ = version_of("fedclade")
 
@@ -109,6 +110,7 @@ __all__ = [
     "LoRA",
     "Local",
     "LocalTraining",
+    "Metric",
     "MissingExtraError",
     "ModelError",
     "Newcomers",
@@ -126,12 +128,14 @@ __all__ = [
     "RunSettings",
     "Signature",
     "State",
+    "Task",
     "TreeError",
     "UpdateError",
     "Updates",
     "View",
     "__version__",
     "assign",
+    "build_model",
     "export_adapter",
     "export_model",
     "federation",
