@@ -264,3 +264,18 @@ def test_what_is_no_number_cannot_be_kept():
         ConfigError, match=r"Remembers keeps a list in its state \('words'\), .* local.keep_state = false"
     ):
         LoopEngine().train(work)
+
+
+def test_the_state_of_what_stays_fixed_is_left_out():
+    """Where parts train in turn, each leaves its own."""
+    spec, fixed = LocalTraining(optimizer="adam", batch_size=11, keep_state=True), frozenset({"0.weight", "0.bias"})
+    updates: list[Tensor] = []
+    for engine in (LoopEngine(), StackedEngine()):
+        work = task_of(perceptron().double(), features(dtype=torch.float64), LABELS, spec)
+        engine.train(work)
+        jobs = [replace(job, state=work.states[job.client]) for job in work.redrawn().jobs]
+        head = replace(work, jobs=jobs, fixed=fixed, states={})
+        updates.append(engine.train(head)[0])
+        assert {name.rpartition(".")[0] for name in head.states[0]} == {"2.weight", "2.bias"}
+        assert float(head.states[0]["2.weight.step"]) == 6
+    torch.testing.assert_close(updates[1], updates[0], rtol=1e-6, atol=1e-9)
