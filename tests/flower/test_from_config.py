@@ -245,8 +245,8 @@ def test_a_client_imports_nothing_that_a_run_names(users_own: Path):
 @pytest.mark.parametrize("files", ["/etc/*.csv", "../*.csv", "mine/../../*.csv"])
 def test_a_client_reads_no_files_that_a_run_names_elsewhere(files: str):
     run_config = {"data.files": files, "data.target": "y", "network.clients": 1}
-    told = f"data.files of a run should lie in the client's folder of data, got {files!r}"
-    assert refusal_of({"partition-id": 0}, run_config) == told
+    told = f"data.files should be a pattern inside a node's data folder (mine), got {files!r}"
+    assert refusal_of({"partition-id": 0, "data-dir": "mine"}, run_config) == told
 
 
 def test_a_client_imports_what_its_node_config_or_its_app_names(users_own: Path):
@@ -281,9 +281,6 @@ def test_files_are_read_in_the_nodes_own_folder_alone(tmp_path: Path):
     config = {"data.files": "*.csv", "data.target": "back", "data.standardize": "client", "model.name": "mclr"}
     node = {"partition-id": 1, "data-dir": str(tmp_path)}
     assert "refused" not in reply_of(node, config)
-    told = "data.files should be a pattern inside a node's data folder"
-    assert told in refusal_of(node, {**config, "data.files": f"{tmp_path}/*.csv"})
-    assert told in refusal_of(node, {**config, "data.files": "../*/*.csv"})
     assert "no data-dir in the node config" in refusal_of({"partition-id": 1}, config)
 
 
