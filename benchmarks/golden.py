@@ -66,6 +66,8 @@ CASES: Mapping[str, Settings] = {
     "algorithm ifca": {"algorithm.name": "ifca", "algorithm.clusters": 2, "algorithm.restarts": 2},
     "algorithm fesem": {"algorithm.name": "fesem", "algorithm.clusters": 2},
     "algorithm ditto": {"algorithm.name": "ditto"},
+    **{f"algorithm {name}": {"algorithm.name": name, **MLP} for name in ("fedper", "fedrep", "lg_fedavg")},
+    "personal heads of cfl": {**CFL, **MLP, "model.personal": "head"},
     # every engine
     **{f"engine {name}": {**CFL, **MLP, "engine": name} for name in ("loop", "vmap", "stacked", "workers")},
     "engine stacked with momentum": {**MLP, "engine": "stacked", "local.momentum": 0.9, "local.clip_norm": 1.0},
@@ -94,6 +96,8 @@ NETWORK: Mapping[str, Settings] = {
     "network cfl": CFL,
     "network rcfl": RCFL,
     "network ifca": {"algorithm.name": "ifca", "algorithm.clusters": 2},
+    "network ditto": {"algorithm.name": "ditto"},
+    "network fedrep": {"algorithm.name": "fedrep", **MLP},
     "network int8": {**CFL, "network.encoding": "int8"},
     "network streamed": {**CFL, **SKETCHED, "stream": True},
 }
@@ -148,6 +152,9 @@ def digest_of(run: Run) -> str:
                 found.update(vector.cpu().contiguous().numpy().tobytes())
     for matrix in run.similarities:
         found.update(matrix.alpha.tobytes())
+    for client, kept in sorted(run.kept.items()):
+        for name, vector in sorted(kept.items()):
+            found.update(f"{client}/{name}".encode() + vector.cpu().numpy().tobytes())
     return found.hexdigest()[:16]
 
 

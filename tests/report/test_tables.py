@@ -6,8 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 from rich.console import Console
+from torch import nn
 
 import fedclade
+from fedclade.core.params import Layout
 from fedclade.core.tree import ParameterTree
 from fedclade.report.decisions import check_table, decision_tables, event_table
 from fedclade.report.tables import cluster_table, run_table, tree_view
@@ -42,6 +44,13 @@ def test_run_table_shows_every_number_of_the_summary(summary_run):
     assert "reached by the mean after 12 rounds and 3.2 MB; 40 % of the clients at the end" in text
     assert "43.4 MB up, 2.0 kB down" in text
     assert "1 min 01 s: train 1 min 00 s, evaluate 0.5 s, server 0.5 s" in text
+
+
+def test_run_table_says_what_stays_with_clients(summary_run):
+    module = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
+    run = replace(summary_run(), layout=Layout.of(module, ["1.*"]))
+    assert "personal  1.weight, 1.bias: 6 of 14 numbers of each client's model stay there" in lines(run_table(run))
+    assert not [line for line in lines(run_table(summary_run())) if line.startswith("personal")]
 
 
 def test_run_table_counts_answers_that_were_left_out(summary_run):

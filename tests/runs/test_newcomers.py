@@ -10,6 +10,7 @@ from functools import cache
 
 import pytest
 import torch
+from torch import nn
 
 import fedclade
 from fedclade import CFL, ConfigError, LocalTraining, Run, RunError, Signature
@@ -33,12 +34,22 @@ def run_of(name: str) -> Run:
     federation = digits()
     options = {"fl_hc": {"rounds_before": 3, "n_clusters": 2, "metric": "l2"}, **OPTIONS}.get(name, {})
     algorithm = fedclade.algorithms.build_algorithm(name, options, federation.true_clusters)
-    return fedclade.simulate(algorithm, "mclr", federation, local=SPEC, rounds=8, evaluate_every=8)
+    return fedclade.simulate(algorithm, model_of(name) or "mclr", federation, local=SPEC, rounds=8, evaluate_every=8)
+
+
+def model_of(name: str):
+    """Return a model with a head, a body and normalisation for methods that keep one of them; None for others."""
+    return parted if ALGORITHMS[name].algorithm.personal else None
+
+
+def parted(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.LayerNorm(16), nn.ReLU(), nn.Linear(16, 10))
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_newcomers_to_a_run_of_every_algorithm_get_a_model(name):
-    found = fedclade.assign(run_of(name), digits().newcomers)
+    found = fedclade.assign(run_of(name), digits().newcomers, model=model_of(name))
     assert [row["client"] for row in found.rows] == [8, 9, 10, 11]
     assert found.rounds_alone == 8
     for row in found.rows:
@@ -51,6 +62,13 @@ def test_newcomers_to_a_run_of_every_algorithm_get_a_model(name):
         assert found.summary["accuracy"] > found.summary["accuracy_root"]
     elif name not in CLUSTERED:
         assert {row["node"] for row in found.rows} == {0}
+
+
+def test_newcomers_fit_their_personal_part_to_the_model_that_they_get():
+    summary = fedclade.assign(run_of("fedper"), digits().newcomers, model=parted).summary
+    assert summary["accuracy"] == summary["accuracy_root"] > 0.6
+    initial = fedclade.simulate("fedper", parted, digits().newcomers, local=LocalTraining(lr=1e-9), rounds=1)
+    assert summary["accuracy"] > 0.2 + initial.summary["accuracy"]["mean"]
 
 
 def test_the_clustered_methods_of_these_tests_find_the_clusters():

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from fedclade.core import Node, ParameterTree
+from fedclade.report.formats import shortened
 from fedclade.report.score import Score
 from fedclade.runs import Run
 
@@ -23,6 +24,14 @@ class Series:
 def heading(run: Run) -> str:
     """Return what a run is, in one line: ``cfl on digits, 20 clients, shift label_swap, 4 clusters, seed 0``."""
     return f"{run.summary['algorithm']} on {run.summary['data']}, seed {run.summary['seed']}"
+
+
+def personal_part(run: Run) -> tuple[str, str] | None:
+    """Return the names of what stays with each client, and how much of a model that is; None if nothing does."""
+    if run.layout is None or not run.layout.personal:
+        return None
+    names = shortened([slot.name for slot in run.layout.personal])
+    return names, f"{run.layout.personal_size:,} of {run.layout.full.size:,} numbers of each client's model"
 
 
 def leaves_in_tree_order(tree: ParameterTree) -> tuple[Node, ...]:

@@ -89,6 +89,8 @@ def _facts(run: Run) -> Iterator[tuple[str, str]]:
     s = run.summary
     clusters, seconds = s["clusters"], s["seconds"]
     yield "model", f"{s['model']}, {count(s['rounds'], 'round')} on {s['device']}"
+    if personal := queries.personal_part(run):
+        yield "personal", f"{personal[0]}: {personal[1]} stay there"
     for score in Score.all_of(s):
         spread = s[score.name]
         yield score.label, f"mean {score.text(spread['mean'])}, std {score.text(spread['std'])} over the clients"

@@ -93,7 +93,9 @@ def assign(
     """Give every newcomer one of a run's models, and measure what that is worth to it.
 
     Newcomers train as the run's clients did: local training, signatures and permutation are the run's. Each also trains
-    a model of its own, alone, for as many rounds as the run had; and the model that it got for one epoch.
+    a model of its own, alone, for as many rounds as the run had; and the model that it got for one epoch. Where a part
+    of the model is personal, newcomers find their place with that of the initial model, and then fit theirs to the
+    model that they got, alone, for as many epochs as a client of the run trained.
 
     Parameters
     ----------
@@ -203,20 +205,43 @@ class Arrival:
         return list(self.algorithm.assign(self.tree, self.backend.clients.ids, self.backend.clients, self.last))
 
     def scores(self, assignments: Sequence[Assignment], nodes: Sequence[int]) -> dict[str, list[float]]:
-        """Return the columns of :func:`score_columns`, for newcomers that get the models of some nodes."""
+        """Return the columns of :func:`score_columns`, for newcomers that get the models of some nodes.
+
+        Personal parameters, where there are any, are fitted to a model before it is scored.
+        """
         clients, ids = self.backend.clients, [each.client for each in assignments]
-        models, rows = self.tree.models(nodes)
+        (models, rows), root = self.tree.models(nodes), self.tree.nodes[0].params[None]
+        each_its_own, to_root = list(range(len(ids))), [0] * len(ids)
+        self._fit_personal(ids, models, rows)
+        got = self._score(ids, models, rows)
         tuning = replace(self.last, spec=self.last.spec.in_epochs(1), purpose="finetune", communicates="nothing")
+        tuning = replace(tuning, number=self.last.number + self._is_parted)  # after they were fitted
         tuned = models[rows] + all_of(ids, clients.train(ids, models, rows, tuning)).required_deltas
-        each_its_own = list(range(len(ids)))
-        cases = [
-            (models, rows),
-            (self.tree.nodes[0].params[None], [0] * len(ids)),
-            (self._trained_alone(ids), each_its_own),
-            (tuned, each_its_own),
-        ]
-        found = [clients.evaluate(ids, *case, "test").scores[:, 0].tolist() for case in cases]
-        return dict(zip(score_columns(self.metric), found, strict=True))
+        fine_tuned = self._score(ids, tuned, each_its_own)
+        self._fit_personal(ids, root, to_root)
+        of_root = self._score(ids, root, to_root)
+        self._forget()
+        alone = self._score(ids, self._trained_alone(ids), each_its_own)
+        return dict(zip(score_columns(self.metric), (got, of_root, alone, fine_tuned), strict=True))
+
+    @property
+    def _is_parted(self) -> bool:
+        return bool(self.backend.workers.layout.personal)
+
+    def _score(self, ids: Sequence[int], models: Tensor, rows: Sequence[int]) -> list[float]:
+        return self.backend.clients.evaluate(ids, models, rows, "test").scores[:, 0].tolist()
+
+    def _forget(self) -> None:
+        if self.backend.store is not None:
+            self.backend.store.clear()
+
+    def _fit_personal(self, ids: Sequence[int], models: Tensor, rows: Sequence[int]) -> None:
+        """Let clients fit their personal parameters alone to their models, for as many epochs as the run had."""
+        if self._is_parted:
+            self._forget()
+            epochs = self.last.number * (self.last.spec.epochs or 1)
+            fitting = replace(self.last, personal_epochs=epochs, communicates="nothing")
+            self.backend.clients.train(ids, models, rows, fitting)
 
     def _trained_alone(self, ids: Sequence[int]) -> Tensor:
         """Return the models ``[n, S]`` that clients get on their own, in as many rounds as the run had."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from fedclade import CFL, ConfigError, FineTune, LocalTraining, Oracle, Run, RunError, TreeError, export_model, simulate
@@ -251,3 +251,43 @@ def test_a_layout_of_another_model_is_refused(run, tmp_path):
     other = replace(run, layout=Layout.of(perceptron()))
     with pytest.raises(RunError, match="the run is damaged: its layout has 92 entries, the model of node 3 28"):
         export_model(other, tmp_path / "model.safetensors", node=3)
+
+
+@pytest.mark.parametrize("algorithm", ["fedper", "ditto"])
+def test_a_client_gets_the_whole_model_that_it_is_served_with(algorithm, tmp_path):
+    federation = federation_of([0, 1, 2, 3] * 2)
+    run = Run.load(ran(algorithm, perceptron()).save(tmp_path / "run"))
+    for client in (1, 2):
+        module = perceptron(seed=9)
+        out = export_model(run, tmp_path / f"{client}.safetensors", client=client)
+        module.load_state_dict(load_file(out))
+        x, y = federation.examples(client, "test")
+        (row,) = [row for row in run.clients if (row["round"], row["client"]) == (4, client)]
+        assert float((module(x).argmax(1) == y).float().mean()) == pytest.approx(row["accuracy"])
+        card = card_of(out)
+        assert card["exported_for"].get("own", False) is (algorithm == "ditto")
+        assert card["accuracy"]["clients"] == 1
+        assert card["accuracy"]["mean"] == pytest.approx(row["accuracy"])
+    assert not torch.equal(*(load_file(tmp_path / f"{client}.safetensors")["3.weight"] for client in (1, 2)))
+
+
+def test_a_level_of_the_path_is_the_tree_s_and_a_node_has_what_is_shared(tmp_path):
+    ditto, fedper = ran("ditto", perceptron()), ran("fedper", perceptron())
+    root = load_file(export_model(ditto, tmp_path / "root.safetensors", client=1, level=0))
+    assert torch.equal(root["1.weight"], ditto.layout.unflatten(ditto.tree.nodes[0].params)["1.weight"])
+    assert load_file(export_model(fedper, tmp_path / "node.safetensors", node=0)).keys() == {"1.weight", "1.bias"}
+
+
+def test_what_only_a_client_of_a_network_has_is_not_exported(tmp_path):
+    run = replace(ran("fedper", perceptron()), kept={})
+    with pytest.raises(RunError, match="no personal parameters of client 1: over a network they stay with it"):
+        export_model(run, tmp_path / "model.safetensors", client=1)
+
+
+@pytest.mark.parametrize("shape", [(3,), (36, 1)])
+def test_personal_parameters_of_another_shape_are_damaged(shape, tmp_path):
+    run = ran("fedper", perceptron())
+    folder = run.save(tmp_path / "run")
+    save_file({"1/personal": torch.zeros(shape)}, folder / "personal.safetensors")
+    with pytest.raises(RunError, match=r"1/personal in personal.safetensors should be of shape \[36\], got"):
+        Run.load(resealed(folder))

@@ -8,6 +8,7 @@ from typing import Any
 from fedclade.report.formats import count, duration, number, traffic
 from fedclade.report.outcome import Outcome
 from fedclade.report.page.section import Card
+from fedclade.report.queries import personal_part
 from fedclade.report.run_view import RunView
 from fedclade.report.score import Score
 
@@ -26,6 +27,8 @@ def run_cards(view: RunView) -> list[Card]:
     cards.append(Card("Clusters", f"{clusters['found']:,}", ", ".join(filter(None, [known, each]))))
     if clusters["ari"] is not None:
         cards.append(Card("ARI", number(clusters["ari"]), f"NMI {number(clusters['nmi'])}; 1 is the truth"))
+    if personal := personal_part(view.run):
+        cards.append(Card("Stays with clients", *personal))
     both = f"{traffic(s['bytes_up'])} up, {traffic(s['bytes_down'])} down"
     cards.append(Card("Traffic", traffic(s["bytes_up"] + s["bytes_down"]), both))
     cards.append(Card("Time", duration(seconds["total"]), f"{duration(seconds['train'])} training, on {s['device']}"))
