@@ -123,7 +123,12 @@ class Fake(Clients):
 
 def own(query: UpdateQuery | EvaluationQuery) -> dict[str, bool]:
     """Return the argument that only queries about clients' own models need."""
-    return {"own": True} if query.own else {}
+    return of_own(query.own)
+
+
+def of_own(own: bool) -> dict[str, bool]:
+    """Return the argument that says so, if they are."""
+    return {"own": True} if own else {}
 
 
 class Around(Fake):
@@ -187,7 +192,7 @@ class SpyClients(Fake):
         *,
         own: bool = False,
     ) -> Updates:
-        answer = self.clients.train(ids, models, assignment, this_round, anchors, own=own)
+        answer = self.clients.train(ids, models, assignment, this_round, anchors, **of_own(own))
         self._note("train", ids, models, assignment, this_round.number, answer=answer, anchors=anchors, own=own)
         return answer
 
@@ -200,7 +205,7 @@ class SpyClients(Fake):
         self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], split: Split, *, own: bool = False
     ) -> Evaluation:
         self._note("evaluate", ids, models, assignment, 0, split, own=own)
-        return self.clients.evaluate(ids, models, assignment, split, own=own)
+        return self.clients.evaluate(ids, models, assignment, split, **of_own(own))
 
     def subspaces(self, ids: Sequence[int], n_vectors: int, per_label: bool) -> Tensor:
         self.calls.append(Asked("subspaces", tuple(ids), {}, 0))

@@ -75,6 +75,7 @@ from fedclade.data import (
     pool_from_torch,
 )
 from fedclade.runs import Newcomers, Run, RunSettings, assign, export_model, simulate, version_of
+from fedclade.tasks import Metric, Task
 
 __version__ = version_of("fedclade")
 
@@ -107,6 +108,7 @@ __all__ = [
     "LGFedAvg",
     "Local",
     "LocalTraining",
+    "Metric",
     "MissingExtraError",
     "ModelError",
     "Newcomers",
@@ -124,6 +126,7 @@ __all__ = [
     "RunSettings",
     "Signature",
     "State",
+    "Task",
     "TreeError",
     "UpdateError",
     "Updates",

@@ -29,6 +29,9 @@ from fedclade.training import choose_device
 SIMULATED = ("faults", "newcomers")
 """Sections of a config that a network does not need: there clients fail, come and go by themselves."""
 
+LISTS = ("data.inputs", "task.metrics", "task.class_weights", "model.freeze", "model.personal", "signature.of")
+"""Lists of a config, which a run config has as strings with commas, as it holds no lists."""
+
 UserConfig = Mapping[str, bool | float | int | str]  # Flower's: values by section.key
 
 
@@ -59,7 +62,7 @@ class RunConfig:
             *sections, name = key.split(".")
             if len(sections) > 1:
                 raise ConfigError(f"the run config takes section.key, got {key!r}")
-            (raw.setdefault(sections[0], {}) if sections else raw)[name] = value
+            (raw.setdefault(sections[0], {}) if sections else raw)[name] = _listed(key, value)
         section = raw.pop("network", {})
         problems: list[str] = []
         found: list[Any] = []
@@ -83,6 +86,19 @@ class RunConfig:
     def as_dict(self) -> dict[str, Any]:
         """Return the config with every default filled in, as a run folder has it."""
         return {**self.config.as_dict(), "network": {**asdict(self.network), **asdict(self.apps)}}
+
+
+def _listed(key: str, value: object) -> object:
+    """Return the list that a string with commas stands for, where a config has one; numbers for class weights."""
+    if key not in LISTS or not isinstance(value, str) or value == "balanced":
+        return value
+    entries = [entry.strip() for entry in value.split(",") if entry.strip()]
+    if key != "task.class_weights":
+        return entries
+    try:
+        return [float(entry) for entry in entries]
+    except ValueError:
+        return value
 
 
 def _network(section: Mapping[str, Any]) -> tuple[Network, AppSettings]:

@@ -130,7 +130,7 @@ SUMMARIES: Mapping[str, str] = {
 
 
 def build_task(
-    name: str | None = None,
+    name: str | Task | None = None,
     loss: str | None = None,
     metrics: Sequence[str] = (),
     class_weights: str | Sequence[float] | None = None,
@@ -141,7 +141,7 @@ def build_task(
     ----------
     name
         One of :data:`TASKS`, that of an installed package, or ``module:factory`` of a :class:`Task` or of a function
-        that returns one; None: the data's own.
+        that returns one; a task itself stays; None: the data's own.
     loss, metrics, class_weights
         In place of the task's own; see :class:`Task`.
 
@@ -150,7 +150,7 @@ def build_task(
     ConfigError
         If the name is unknown, or what it names is no task.
     """
-    found = Task() if name is None else named("tasks", name, TASKS, "task:")
+    found = named("tasks", name, TASKS, "task:") if isinstance(name, str) else name or Task()
     task = found if isinstance(found, Task) else found() if callable(found) else found
     if not isinstance(task, Task):
         raise ConfigError(
@@ -162,7 +162,7 @@ def build_task(
     if isinstance(weights, str) and weights != "balanced":
         raise ConfigError(f"task.class_weights should be 'balanced' or a list of numbers, got {weights!r}")
     given = {"loss": loss or task.loss, "metrics": tuple(metrics) or task.metrics, "class_weights": weights}
-    return replace(task, **given, name=name or task.name)
+    return replace(task, **given, name=name if isinstance(name, str) else task.name)
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,6 +173,18 @@ class FittedTask:
     loss: Loss = cross_entropy
     metrics: tuple[Metric, ...] = (metric("accuracy", "classification", 0),)
     weights: Tensor | None = None  # of labels, [outputs], or of 0 and 1
+
+    @cached_property
+    def described(self) -> str:
+        """What clients and server must have in common: the kind, the loss, the metrics, the weights."""
+        own = getattr(self.loss, "__qualname__", type(self.loss).__qualname__)
+        loss = next((name for name, loss in LOSSES.items() if loss is self.loss), own)
+        weights = (
+            ""
+            if self.weights is None
+            else f" weighted by {', '.join(f'{weight:g}' for weight in self.weights.tolist())}"
+        )
+        return f"{self.kind}: {loss}{weights}; {', '.join(metric.name for metric in self.metrics)}"
 
     @property
     def is_plain(self) -> bool:
