@@ -23,6 +23,7 @@ from fedclade.core import (
     R,
     Round,
     Split,
+    TaskKind,
     UpdateQuery,
 )
 from fedclade.core.clients import Clients
@@ -55,6 +56,28 @@ def federation_of(
         clients.append(ClientData(i, f"c{i}", i, train, held_out, tested, None if view is None else torch.tensor(view)))
     everything = np.arange(n)
     pool = Pool("tiny", torch.from_numpy(x), torch.from_numpy(y), y, everything, everything[:0], LABELS)
+    return Federation(pool, tuple(clients), dict(enumerate(truth)), "tiny")
+
+
+def task_federation(
+    task: TaskKind, truth: Sequence[int], sizes: Sequence[int] | None = None, outputs: int = 0, seed: int = 0
+) -> Federation:
+    """Return a client for each entry of ``truth``, whose targets are linear in its inputs, as in its true cluster.
+
+    They are numbers (with a little noise), or 0 or 1 by their signs; ``outputs`` of them, or one without a dimension.
+    """
+    sizes, draw = sizes or [24] * len(truth), np.random.default_rng(seed)
+    weights = draw.normal(size=(max(truth) + 1, FEATURES, max(outputs, 1)))
+    x, y, clients = list[Any](), list[Any](), list[ClientData]()
+    for i, (cluster, size) in enumerate(zip(truth, sizes, strict=True)):
+        start = sum(map(len, x))
+        x.append(draw.normal(size=(size + 30, FEATURES)).astype(np.float32))
+        y.append(x[-1] @ weights[cluster] + 0.1 * draw.normal(size=(size + 30, max(outputs, 1))))
+        clients.append(ClientData(i, f"c{i}", i, *np.split(np.arange(start, start + size + 30), [size, size + 10])))
+    targets = np.concatenate(y) if outputs else np.concatenate(y)[:, 0]
+    targets = torch.from_numpy(targets if task == "regression" else targets > 0).float()
+    everything = np.arange(len(targets))
+    pool = Pool.of_examples("tiny", torch.from_numpy(np.concatenate(x)), targets, everything, everything[:0], task=task)
     return Federation(pool, tuple(clients), dict(enumerate(truth)), "tiny")
 
 

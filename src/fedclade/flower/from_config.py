@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from flwr.app import Context
 from flwr.clientapp import ClientApp
@@ -23,6 +23,7 @@ from fedclade.flower.client_app import NodeSettings, app_for, node_settings
 from fedclade.flower.client_handler import ClientHandler
 from fedclade.flower.federate import ModelFor, Network, federate
 from fedclade.flower.server_app import app_of, print_round
+from fedclade.models import Preset
 from fedclade.runs import Run
 from fedclade.training import choose_device
 
@@ -90,7 +91,7 @@ class RunConfig:
 
 def _listed(key: str, value: object) -> object:
     """Return the list that a string with commas stands for, where a config has one; numbers for class weights."""
-    if key not in LISTS or not isinstance(value, str) or value == "balanced":
+    if key not in LISTS or not isinstance(value, str) or value in ("balanced", *get_args(Preset)):
         return value
     entries = [entry.strip() for entry in value.split(",") if entry.strip()]
     if key != "task.class_weights":

@@ -84,7 +84,7 @@ class Task:
     @property
     def described(self) -> dict[str, Any]:
         """The task as a config has it; functions and objects by their names."""
-        loss = self.loss if isinstance(self.loss, str | None) else f"{self.loss.__module__}:{self.loss.__qualname__}"
+        loss = self.loss if isinstance(self.loss, str | None) else _name(self.loss)
         metrics = [
             each if isinstance(each, str) else str(getattr(each, "name", type(each).__name__)) for each in self.metrics
         ]
@@ -177,8 +177,7 @@ class FittedTask:
     @cached_property
     def described(self) -> str:
         """What clients and server must have in common: the kind, the loss, the metrics, the weights."""
-        own = getattr(self.loss, "__qualname__", type(self.loss).__qualname__)
-        loss = next((name for name, loss in LOSSES.items() if loss is self.loss), own)
+        loss = next((name for name, loss in LOSSES.items() if loss is self.loss), _name(self.loss))
         weights = (
             ""
             if self.weights is None
@@ -217,6 +216,11 @@ class FittedTask:
             flat = outputs.flatten(0, -2), targets.flatten()
             return functional.cross_entropy(*flat, ignore_index=IGNORED, reduction="sum")
         return (self.losses(outputs, targets) * counted(targets)).sum()
+
+
+def _name(loss: Loss) -> str:
+    of = loss if hasattr(loss, "__qualname__") else type(loss)
+    return f"{of.__module__}:{of.__qualname__}"
 
 
 def _loss(loss: str | Loss, kind: TaskKind) -> Loss:
