@@ -37,7 +37,6 @@ class RunSettings:
         What to reach of the metric that counts, such as 0.9; or of another, by its name. The run reports when it was.
     task
         The loss and the metrics, by default the data's own; as an option of a function it may be a task's name.
-        Accuracy in (0, 1]; the run reports when it was reached.
     freeze, personal
         Patterns over the names of a model's parameters and buffers, such as ``head.*``: what is the same everywhere and
         never sent, and what stays with each client; that may also be one word, ``head``, ``body`` or ``norm``, and if

@@ -79,7 +79,7 @@ class Task:
         metrics = tuple(metric(each, kind, spec.outputs) for each in self.metrics or METRICS_OF[kind])
         names = [each.name for each in metrics]
         require(("task.metrics", names, len(set(names)) == len(names), "different metrics"))
-        return FittedTask(kind, loss, metrics, _weights(self.class_weights, kind, spec.outputs, label_counts))
+        return FittedTask(kind, loss, metrics, _weights(self.class_weights, spec, label_counts))
 
     @property
     def described(self) -> dict[str, Any]:
@@ -239,12 +239,11 @@ def _loss(loss: str | Loss, kind: TaskKind) -> Loss:
     raise ConfigError(f"task.loss = {loss!r} should name a function of outputs and targets, got {shown(found)}")
 
 
-def _weights(weights: Weights | None, kind: TaskKind, outputs: int, counts: Tensor | None) -> Tensor | None:
+def _weights(weights: Weights | None, spec: DataSpec, counts: Tensor | None) -> Tensor | None:
     if weights is None:
         return None
-    labels = {"classification": outputs, "binary": 2}.get(kind)
-    if labels is None:
-        raise ConfigError(f"task.class_weights are for classification and binary tasks, not for {kind}")
+    if (labels := spec.labels) is None:
+        raise ConfigError(f"task.class_weights are for classification and binary tasks, not for {spec.task}")
     if not isinstance(weights, str):
         right = len(weights) == labels and all(weight >= 0 for weight in weights)
         require(("task.class_weights", [*weights], right, f"{labels} numbers of at least 0, one for each label"))
