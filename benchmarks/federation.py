@@ -40,6 +40,7 @@ from fedclade.flower.keys import key_of
 from fedclade.flower.signing import signed
 from fedclade.flower.wire import Content
 from fedclade.models import build_model
+from fedclade.tasks import FittedTask
 
 CLIENTS, CLUSTERS, ROUNDS = 200, 4, 5
 HIDDEN = 503
@@ -104,7 +105,7 @@ class ScriptedClients:
 
     def _hello(self, content: Content, client: int) -> RecordDict:
         named = {"number": client, "name": f"c{client}", "size": 100, "description": "scripted", "secret": ""}
-        truth = {"true_cluster": client % CLUSTERS, "layout": self._structure}
+        truth = {"true_cluster": client % CLUSTERS, "layout": self._structure, "task": FittedTask().described}
         return wire.record({**named, **truth, "schema": json.dumps(asdict(SCHEMA))})
 
     def _train(self, content: Content, client: int) -> RecordDict:

@@ -6,7 +6,6 @@ at night. ``rcfl`` finds them from the model updates.
 python examples/households.py [FOLDER]
 """
 
-
 import numpy as np
 from torch import nn
 

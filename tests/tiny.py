@@ -23,6 +23,7 @@ from fedclade.core import (
     R,
     Round,
     Split,
+    TaskKind,
     UpdateQuery,
 )
 from fedclade.core.clients import Clients
@@ -55,6 +56,28 @@ def federation_of(
         clients.append(ClientData(i, f"c{i}", i, train, held_out, tested, None if view is None else torch.tensor(view)))
     everything = np.arange(n)
     pool = Pool("tiny", torch.from_numpy(x), torch.from_numpy(y), y, everything, everything[:0], LABELS)
+    return Federation(pool, tuple(clients), dict(enumerate(truth)), "tiny")
+
+
+def task_federation(
+    task: TaskKind, truth: Sequence[int], sizes: Sequence[int] | None = None, outputs: int = 0, seed: int = 0
+) -> Federation:
+    """Return a client for each entry of ``truth``, whose targets are linear in its inputs, as in its true cluster.
+
+    They are numbers (with a little noise), or 0 or 1 by their signs; ``outputs`` of them, or one without a dimension.
+    """
+    sizes, draw = sizes or [24] * len(truth), np.random.default_rng(seed)
+    weights = draw.normal(size=(max(truth) + 1, FEATURES, max(outputs, 1)))
+    x, y, clients = list[Any](), list[Any](), list[ClientData]()
+    for i, (cluster, size) in enumerate(zip(truth, sizes, strict=True)):
+        start = sum(map(len, x))
+        x.append(draw.normal(size=(size + 30, FEATURES)).astype(np.float32))
+        y.append(x[-1] @ weights[cluster] + 0.1 * draw.normal(size=(size + 30, max(outputs, 1))))
+        clients.append(ClientData(i, f"c{i}", i, *np.split(np.arange(start, start + size + 30), [size, size + 10])))
+    targets = np.concatenate(y) if outputs else np.concatenate(y)[:, 0]
+    targets = torch.from_numpy(targets if task == "regression" else targets > 0).float()
+    everything = np.arange(len(targets))
+    pool = Pool.of_examples("tiny", torch.from_numpy(np.concatenate(x)), targets, everything, everything[:0], task=task)
     return Federation(pool, tuple(clients), dict(enumerate(truth)), "tiny")
 
 
@@ -123,7 +146,12 @@ class Fake(Clients):
 
 def own(query: UpdateQuery | EvaluationQuery) -> dict[str, bool]:
     """Return the argument that only queries about clients' own models need."""
-    return {"own": True} if query.own else {}
+    return of_own(query.own)
+
+
+def of_own(own: bool) -> dict[str, bool]:
+    """Return the argument that says so, if they are."""
+    return {"own": True} if own else {}
 
 
 class Around(Fake):
@@ -187,7 +215,7 @@ class SpyClients(Fake):
         *,
         own: bool = False,
     ) -> Updates:
-        answer = self.clients.train(ids, models, assignment, this_round, anchors, own=own)
+        answer = self.clients.train(ids, models, assignment, this_round, anchors, **of_own(own))
         self._note("train", ids, models, assignment, this_round.number, answer=answer, anchors=anchors, own=own)
         return answer
 
@@ -200,7 +228,7 @@ class SpyClients(Fake):
         self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], split: Split, *, own: bool = False
     ) -> Evaluation:
         self._note("evaluate", ids, models, assignment, 0, split, own=own)
-        return self.clients.evaluate(ids, models, assignment, split, own=own)
+        return self.clients.evaluate(ids, models, assignment, split, **of_own(own))
 
     def subspaces(self, ids: Sequence[int], n_vectors: int, per_label: bool) -> Tensor:
         self.calls.append(Asked("subspaces", tuple(ids), {}, 0))

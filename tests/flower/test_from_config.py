@@ -295,3 +295,23 @@ def test_no_client_of_a_network_knows_the_others_means():
 def test_an_app_does_not_need_the_parts_of_flower_that_the_local_grid_is_made_of():
     script = "import sys, fedclade.flower; assert 'fedclade.flower.local_grid' not in sys.modules"
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_lists_of_a_config_are_strings_with_commas():
+    given = {"task.metrics": "balanced_accuracy, f1", "task.class_weights": "1,2,0.5", "signature.of": "*.weight"}
+    config = RunConfig.read({**RUN_CONFIG, **given, "model.freeze": "a.*,b"}).config
+    assert config.task.metrics == ("balanced_accuracy", "f1")
+    assert config.task.class_weights == (1.0, 2.0, 0.5)
+    assert config.parts.freeze == ("a.*", "b")
+    assert config.signature.of == ("*.weight",)
+
+
+@pytest.mark.parametrize(("key", "word"), [("task.class_weights", "balanced"), ("model.personal", "head")])
+def test_words_that_stand_for_lists_stay_words(key: str, word: str):
+    section, name = key.split(".")
+    assert RunConfig.read({**RUN_CONFIG, key: word}).as_dict()[section][name] == word
+
+
+def test_class_weights_that_are_no_numbers_are_refused():
+    with pytest.raises(ConfigError, match=r"task.class_weights should be 'balanced' or a list of numbers, got '1,x'"):
+        RunConfig.read({**RUN_CONFIG, "task.class_weights": "1,x"})

@@ -36,7 +36,8 @@ def test_a_client_says_who_it_is_and_what_its_examples_look_like():
     assert one.schema == DataSpec("tiny", (6,), 4)
     assert one.shape == ((6,), 4, "classification", 0)
     assert one.secret == ""
-    assert one.kind == (one.layout, one.shape, "")
+    assert one.task == "classification: cross_entropy; accuracy"
+    assert one.kind == (one.layout, one.shape, "", one.task)
 
 
 def test_what_it_keeps_to_itself_is_none():
@@ -56,6 +57,8 @@ def test_what_it_keeps_to_itself_is_none():
         ({"true_cluster": 2**62}, "true_cluster 4611686018427387904, expected at most 2147483647"),
         ({"true_cluster": 0.5}, "'true_cluster' should be of type int, got 0.5"),
         ({"name": 7}, "'name' should be of type str, got 7"),
+        ({"task": 7}, "'task' should be of type str, got 7"),
+        ({"task": None}, "'task' should be of type str, got None"),
         ({"name": None}, "'name' should be of type str, got None"),
         ({"layout": "mine"}, "'layout' should be a digest in hexadecimal, got 'mine'"),
         ({"secret": "ab" * 500}, "'secret' should be a digest in hexadecimal, got 'ababab"),

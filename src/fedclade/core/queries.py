@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 from fedclade.core import rng
+from fedclade.core.errors import ConfigError
 from fedclade.core.local import LocalTraining
+from fedclade.core.registry import DataSpec
 from fedclade.core.updates import Updates
 
 Split = Literal["train", "validation", "test"]
@@ -216,6 +218,15 @@ class SubspaceQuery(Query[Tensor]):
 
     n_vectors: int  # p: those of the largest singular values
     per_label: bool  # whether the inputs of each label are decomposed by themselves
+
+    def matrices(self, spec: DataSpec) -> int:
+        """Return L for some data; a ConfigError if it should be by labels, and examples have none or several."""
+        if self.per_label and spec.labels is None:
+            raise ConfigError(
+                f"each label's data cannot be compared by itself in a {spec.task} task, whose examples do not have one "
+                "label each; set algorithm.per_label = false"
+            )
+        return (spec.labels or 1) if self.per_label else 1
 
     def handled(self, handlers: Handlers) -> Tensor:
         """Return the singular vectors."""

@@ -24,6 +24,11 @@ class DataSpec:
     vocabulary_size: int = 0  # 0 for data that is not text
     scaled: tuple[float, float] | None = None  # mean and deviation that scale pixels in [0, 1]; None: inputs are as is
 
+    @property
+    def labels(self) -> int | None:
+        """How many labels there are, of which each example has one; None where examples have none or several."""
+        return {"classification": self.outputs, "binary": 2}.get(self.task)
+
 
 @dataclass(eq=False)
 class ClientRegistry:

@@ -23,7 +23,7 @@ from fedclade.flower.signing import signed, unsigned
 from fedclade.flower.wire import Content, refusal
 from fedclade.models import LoRA, Parts, Preset
 from fedclade.runs import Maker
-from fedclade.tasks import Task
+from fedclade.tasks import Task, build_task
 from fedclade.training import choose_device
 
 MOST_READY = 256  # clients that one process keeps ready; in a simulation it may be many in turn
@@ -53,7 +53,7 @@ def client_app(
     encoding: str = "float32",
     privacy: DifferentialPrivacy | None = None,
     budget: Budget | None = None,
-    task: Task | None = None,
+    task: Task | str | None = None,
     freeze: tuple[str, ...] = (),
     personal: tuple[str, ...] | Preset = (),
     adapter: LoRA | None = None,
@@ -83,7 +83,7 @@ def client_app(
     budget
         What a client may spend in its life.
     task
-        The loss and the metrics, the same as the server's; by default the data's own.
+        The loss and the metrics, or a task's name, the same as the server's; by default the data's own.
     freeze, personal, adapter
         Which parts the model has, as the server's :class:`~fedclade.RunSettings` say.
     seed
@@ -103,7 +103,7 @@ def client_app(
             encoding=encoding,
             privacy=privacy,
             budget=budget,
-            task=task,
+            task=build_task(task),
             parts=Parts(freeze=freeze, personal=personal, adapter=adapter),
             seed=seed,
             **node_settings(context),

@@ -86,10 +86,10 @@ class ClientHandler:
         self._number, self._encoding, self._folder, self._secret = number, encoding, folder, secret
         self._policy, self._usage_log = policy or Policy(), UsageLog(folder)
         self._imports = {*self._policy.imports, *([model] if isinstance(model, str) else [])}
-        fitted = (task or Task()).of(federation.pool.schema)
+        self._task = (task or Task()).of(federation.pool.schema)
         module, parts = self._make(seed), parts or Parts()
         personal = parts.personal_names(module)
-        self._workers = SimulatedClients(federation, module, device, engine, task=fitted, personal=personal)
+        self._workers = SimulatedClients(federation, module, device, engine, task=self._task, personal=personal)
         self._layout = self._workers.layout
         self._permutation = None
         if secret is not None:
@@ -158,6 +158,7 @@ class ClientHandler:
                 "schema": wire.to_json(self._federation.pool.schema),
                 "description": str(self._federation),
                 "layout": wire.layout_digest(self._layout),
+                "task": self._task.described,
                 "true_cluster": -1 if truth is None else truth[self._data.id],
                 "secret": "" if self._secret is None else secret_digest(self._secret),
             }

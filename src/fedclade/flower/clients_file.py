@@ -29,7 +29,7 @@ class SavedClients:
             "connected": sorted(self.connected),
             "run": self.run,
             "schema": asdict(self.common.schema),
-            **{name: getattr(self.common, name) for name in ("description", "layout", "secret")},
+            **{name: getattr(self.common, name) for name in ("description", "layout", "secret", "task")},
         }
         text, path = json.dumps(kept, indent=2), folder / CLIENTS
         try:
@@ -50,6 +50,7 @@ class SavedClients:
                 client=next(iter(clients.values())),
                 schema=read_schema(kept["schema"]),
                 **{name: str(kept[name]) for name in ("description", "layout", "secret")},
+                task=str(kept.get("task", "")),
             )
             return cls(clients, set[int](kept["connected"]) & set(clients), common, str(kept.get("run", "")))
         except FileNotFoundError:

@@ -168,6 +168,7 @@ def federate(
     settings = settings.completed(algorithm)
     settings.check_algorithm(algorithm)
     task = settings.task.of(joined.schema)
+    registry.check_task(task.described)
     target = target_of(settings, task)
     name, model = _known(model, joined.schema, settings.seed)
     module, initial = initial_models(model, joined.schema, settings.seed, algorithm, parts=settings.parts)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from flwr.app import Context
 from flwr.clientapp import ClientApp
@@ -23,11 +23,15 @@ from fedclade.flower.client_app import NodeSettings, app_for, node_settings
 from fedclade.flower.client_handler import ClientHandler
 from fedclade.flower.federate import ModelFor, Network, federate
 from fedclade.flower.server_app import app_of, print_round
+from fedclade.models import Preset
 from fedclade.runs import Run
 from fedclade.training import choose_device
 
 SIMULATED = ("faults", "newcomers")
 """Sections of a config that a network does not need: there clients fail, come and go by themselves."""
+
+LISTS = ("data.inputs", "task.metrics", "task.class_weights", "model.freeze", "model.personal", "signature.of")
+"""Lists of a config, which a run config has as strings with commas, as it holds no lists."""
 
 UserConfig = Mapping[str, bool | float | int | str]  # Flower's: values by section.key
 
@@ -59,7 +63,7 @@ class RunConfig:
             *sections, name = key.split(".")
             if len(sections) > 1:
                 raise ConfigError(f"the run config takes section.key, got {key!r}")
-            (raw.setdefault(sections[0], {}) if sections else raw)[name] = value
+            (raw.setdefault(sections[0], {}) if sections else raw)[name] = _listed(key, value)
         section = raw.pop("network", {})
         problems: list[str] = []
         found: list[Any] = []
@@ -83,6 +87,19 @@ class RunConfig:
     def as_dict(self) -> dict[str, Any]:
         """Return the config with every default filled in, as a run folder has it."""
         return {**self.config.as_dict(), "network": {**asdict(self.network), **asdict(self.apps)}}
+
+
+def _listed(key: str, value: object) -> object:
+    """Return the list that a string with commas stands for, where a config has one; numbers for class weights."""
+    if key not in LISTS or not isinstance(value, str) or value in ("balanced", *get_args(Preset)):
+        return value
+    entries = [entry.strip() for entry in value.split(",") if entry.strip()]
+    if key != "task.class_weights":
+        return entries
+    try:
+        return [float(entry) for entry in entries]
+    except ValueError:
+        return value
 
 
 def _network(section: Mapping[str, Any]) -> tuple[Network, AppSettings]:

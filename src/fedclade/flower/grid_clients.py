@@ -187,7 +187,7 @@ class GridClients(Workers):
     def handle_subspaces(self, query: SubspaceQuery) -> Tensor:
         """Let each client decompose its training inputs; those of a client that does not answer are all zeros."""
         ids, schema = query.ids, self._registry.clients.schema
-        shape = (schema.outputs if query.per_label else 1, math.prod(schema.input_shape), query.n_vectors)
+        shape = (query.matrices(schema), math.prod(schema.input_shape), query.n_vectors)
         content = self.content("subspaces", {"vectors": query.n_vectors, "per_label": query.per_label})
         found = torch.zeros(len(ids), *shape)
         place_of = {client: place for place, client in enumerate(ids)}

@@ -11,14 +11,14 @@ from pathlib import Path
 
 from flwr.app import MessageType
 
-from fedclade.core import ClientRegistry, ModelError, UpdateError
+from fedclade.core import ClientRegistry, ConfigError, ModelError, UpdateError
 from fedclade.flower import wire
 from fedclade.flower.admission import Admission, Identity
 from fedclade.flower.clients_file import SavedClients
 from fedclade.flower.exchange import Exchange
 from fedclade.flower.registration import RegisteredClient, Registration
 from fedclade.flower.signing import Request
-from fedclade.flower.wire import Content, untrusted
+from fedclade.flower.wire import Content, clean, untrusted
 
 REGISTRATION_SECONDS = 600.0
 """How long a node may take to register. The run does not wait for it: it takes part from the next round."""
@@ -110,6 +110,14 @@ class NodeRegistry:
                 "the server's model is not built like the clients': its tensors have other names, shapes or types, or "
                 "its frozen parameters, which are not sent, have other values; give server_app and client_app the same "
                 "model, with frozen parameters from a file or a seed of their own"
+            )
+
+    def check_task(self, task: str) -> None:
+        """Check that the server's task is the clients'; a ConfigError if it is not."""
+        theirs = task if self._common is None else self._common.task or task
+        if clean(task) != theirs:
+            raise ConfigError(
+                f"the server's task is {task!r}, and the clients' is {theirs!r}; give federate and client_app the same"
             )
 
     def node(self, client: int) -> int | None:

@@ -41,6 +41,7 @@ class Registration:
     description: str
     layout: str  # digest of its model's structure
     secret: str  # digest of the secret that clients share; empty for none
+    task: str  # its loss and its metrics, for people and to be compared; empty in folders of earlier versions
 
     @classmethod
     def read(cls, content: Content, node: int) -> Registration:
@@ -68,12 +69,13 @@ class Registration:
             description=clean(content.get("description", str), LONGEST_DESCRIPTION),
             layout=_digest(content, "layout"),
             secret=_digest(content, "secret") if content.values.get("secret") != "" else "",
+            task=clean(content.get("task", str)),
         )
 
     @property
     def kind(self) -> tuple[object, ...]:
         """What all clients of a run have in common."""
-        return self.layout, self.shape, self.secret
+        return self.layout, self.shape, self.secret, self.task
 
     @property
     def shape(self) -> tuple[object, ...]:

@@ -161,8 +161,7 @@ class Backend:
 def label_counts(federation: Federation) -> Tensor | None:
     """Return how many training examples all clients have of each label, as they see them; None for other targets."""
     pool = federation.pool
-    labels = {"classification": pool.outputs, "binary": 2}.get(pool.task)
-    if labels is None:
+    if (labels := pool.schema.labels) is None:
         return None
     seen = torch.cat([client.labels(pool.y[torch.from_numpy(client.train)]) for client in federation.clients]).long()
     return torch.bincount(seen[seen != IGNORED], minlength=labels)

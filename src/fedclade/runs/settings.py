@@ -10,7 +10,7 @@ from fedclade.algorithms import Algorithm, describe
 from fedclade.channel import DifferentialPrivacy, Signature, refusal
 from fedclade.core import ConfigError, LocalTraining, checked, require, unknown
 from fedclade.models import LoRA, Parts, Preset
-from fedclade.tasks import FittedTask, Task
+from fedclade.tasks import FittedTask, Task, build_task
 
 Stream = bool | Literal["auto"]
 Every = int | Literal["auto"]
@@ -36,8 +36,7 @@ class RunSettings:
     target
         What to reach of the metric that counts, such as 0.9; or of another, by its name. The run reports when it was.
     task
-        The loss and the metrics, by default the data's own.
-        Accuracy in (0, 1]; the run reports when it was reached.
+        The loss and the metrics, by default the data's own; as an option of a function it may be a task's name.
     freeze, personal
         Patterns over the names of a model's parameters and buffers, such as ``head.*``: what is the same everywhere and
         never sent, and what stays with each client; that may also be one word, ``head``, ``body`` or ``norm``, and if
@@ -176,7 +175,7 @@ class RunOptions(TypedDict, total=False):
     client_fraction: float
     evaluate_every: int
     target: float | Mapping[str, float] | None
-    task: Task | None
+    task: Task | str | None
     freeze: tuple[str, ...]
     personal: tuple[str, ...] | Preset
     adapter: LoRA | None
@@ -209,4 +208,7 @@ def target_of(settings: RunSettings, task: FittedTask) -> tuple[str, float] | No
 
 def settings_from(settings: RunSettings | None, options: RunOptions) -> RunSettings:
     """Return settings with what was given besides as options, which come first."""
-    return replace(settings or RunSettings(), **{key: value for key, value in options.items() if value is not None})
+    given: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
+    if "task" in given:
+        given["task"] = build_task(given["task"])
+    return replace(settings or RunSettings(), **given)

@@ -79,12 +79,12 @@ class Task:
         metrics = tuple(metric(each, kind, spec.outputs) for each in self.metrics or METRICS_OF[kind])
         names = [each.name for each in metrics]
         require(("task.metrics", names, len(set(names)) == len(names), "different metrics"))
-        return FittedTask(kind, loss, metrics, _weights(self.class_weights, kind, spec.outputs, label_counts))
+        return FittedTask(kind, loss, metrics, _weights(self.class_weights, spec, label_counts))
 
     @property
     def described(self) -> dict[str, Any]:
         """The task as a config has it; functions and objects by their names."""
-        loss = self.loss if isinstance(self.loss, str | None) else f"{self.loss.__module__}:{self.loss.__qualname__}"
+        loss = self.loss if isinstance(self.loss, str | None) else _name(self.loss)
         metrics = [
             each if isinstance(each, str) else str(getattr(each, "name", type(each).__name__)) for each in self.metrics
         ]
@@ -130,7 +130,7 @@ SUMMARIES: Mapping[str, str] = {
 
 
 def build_task(
-    name: str | None = None,
+    name: str | Task | None = None,
     loss: str | None = None,
     metrics: Sequence[str] = (),
     class_weights: str | Sequence[float] | None = None,
@@ -141,7 +141,7 @@ def build_task(
     ----------
     name
         One of :data:`TASKS`, that of an installed package, or ``module:factory`` of a :class:`Task` or of a function
-        that returns one; None: the data's own.
+        that returns one; a task itself stays; None: the data's own.
     loss, metrics, class_weights
         In place of the task's own; see :class:`Task`.
 
@@ -150,7 +150,7 @@ def build_task(
     ConfigError
         If the name is unknown, or what it names is no task.
     """
-    found = Task() if name is None else named("tasks", name, TASKS, "task:")
+    found = named("tasks", name, TASKS, "task:") if isinstance(name, str) else name or Task()
     task = found if isinstance(found, Task) else found() if callable(found) else found
     if not isinstance(task, Task):
         raise ConfigError(
@@ -162,7 +162,7 @@ def build_task(
     if isinstance(weights, str) and weights != "balanced":
         raise ConfigError(f"task.class_weights should be 'balanced' or a list of numbers, got {weights!r}")
     given = {"loss": loss or task.loss, "metrics": tuple(metrics) or task.metrics, "class_weights": weights}
-    return replace(task, **given, name=name or task.name)
+    return replace(task, **given, name=name if isinstance(name, str) else task.name)
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,6 +173,17 @@ class FittedTask:
     loss: Loss = cross_entropy
     metrics: tuple[Metric, ...] = (metric("accuracy", "classification", 0),)
     weights: Tensor | None = None  # of labels, [outputs], or of 0 and 1
+
+    @cached_property
+    def described(self) -> str:
+        """What clients and server must have in common: the kind, the loss, the metrics, the weights."""
+        loss = next((name for name, loss in LOSSES.items() if loss is self.loss), _name(self.loss))
+        weights = (
+            ""
+            if self.weights is None
+            else f" weighted by {', '.join(f'{weight:g}' for weight in self.weights.tolist())}"
+        )
+        return f"{self.kind}: {loss}{weights}; {', '.join(metric.name for metric in self.metrics)}"
 
     @property
     def is_plain(self) -> bool:
@@ -207,6 +218,11 @@ class FittedTask:
         return (self.losses(outputs, targets) * counted(targets)).sum()
 
 
+def _name(loss: Loss) -> str:
+    of = loss if hasattr(loss, "__qualname__") else type(loss)
+    return f"{of.__module__}:{of.__qualname__}"
+
+
 def _loss(loss: str | Loss, kind: TaskKind) -> Loss:
     if not isinstance(loss, str):
         return loss
@@ -223,12 +239,11 @@ def _loss(loss: str | Loss, kind: TaskKind) -> Loss:
     raise ConfigError(f"task.loss = {loss!r} should name a function of outputs and targets, got {shown(found)}")
 
 
-def _weights(weights: Weights | None, kind: TaskKind, outputs: int, counts: Tensor | None) -> Tensor | None:
+def _weights(weights: Weights | None, spec: DataSpec, counts: Tensor | None) -> Tensor | None:
     if weights is None:
         return None
-    labels = {"classification": outputs, "binary": 2}.get(kind)
-    if labels is None:
-        raise ConfigError(f"task.class_weights are for classification and binary tasks, not for {kind}")
+    if (labels := spec.labels) is None:
+        raise ConfigError(f"task.class_weights are for classification and binary tasks, not for {spec.task}")
     if not isinstance(weights, str):
         right = len(weights) == labels and all(weight >= 0 for weight in weights)
         require(("task.class_weights", [*weights], right, f"{labels} numbers of at least 0, one for each label"))

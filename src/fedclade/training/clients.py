@@ -234,7 +234,7 @@ class SimulatedClients(Workers):
         DataError
             If the data is text.
         ConfigError
-            If there are not as many directions as vectors.
+            If there are not as many directions as vectors, or it should be by labels that there are not.
         """
         pool = self._federation.pool
         if not pool.x.is_floating_point() and pool.x.dtype != torch.uint8:
@@ -245,9 +245,8 @@ class SimulatedClients(Workers):
         entries = math.prod(pool.input_shape)
         rule = f"at most {entries}, as an input of {pool.name} has no more entries"
         require(("algorithm.vectors", query.n_vectors, query.n_vectors <= entries, rule))
-        return torch.stack(
-            [left_singular_vectors(pool, self._client(i), query.n_vectors, query.per_label) for i in query.ids]
-        )
+        labels = query.matrices(pool.schema) if query.per_label else None
+        return torch.stack([left_singular_vectors(pool, self._client(i), query.n_vectors, labels) for i in query.ids])
 
     def _blocks(self, ids: Sequence[int], spec: LocalTraining) -> Sequence[Sequence[int]]:
         """Cut the places of the queried clients into blocks that fit the memory; clients of one size side by side."""

@@ -1,0 +1,154 @@
+"""A task is a value: what it is for which data, and what does not fit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedclade import ConfigError, Task
+from fedclade.core import DataSpec
+from fedclade.tasks import LOSSES, TASKS, FittedTask, build_task
+
+SPEC = DataSpec("tiny", (6,), 3)
+OF = {
+    "classification": SPEC,
+    "binary": replace(SPEC, outputs=1, task="binary"),
+    "multilabel": replace(SPEC, task="multilabel"),
+    "regression": replace(SPEC, outputs=1, task="regression"),
+    "language": replace(SPEC, task="language", vocabulary_size=3),
+}
+
+
+def squared(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs.view(targets.shape) - targets) ** 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "described"),
+    [
+        ("classification", "classification: cross_entropy; accuracy"),
+        ("binary", "binary: bce; accuracy"),
+        ("multilabel", "multilabel: bce; accuracy"),
+        ("regression", "regression: mse; mae"),
+        ("language", "language: cross_entropy; perplexity, accuracy"),
+    ],
+)
+def test_data_has_a_task_of_its_own(kind: str, described: str):
+    assert Task().of(OF[kind]).described == TASKS[kind].of(OF[kind]).described == described
+
+
+def test_only_cross_entropy_without_weights_is_known_by_heart():
+    assert Task().of(SPEC).is_plain
+    assert FittedTask().is_plain
+    assert not Task(class_weights=[1, 2, 3]).of(SPEC).is_plain
+    assert not Task().of(OF["regression"]).is_plain
+
+
+@pytest.mark.parametrize("loss", ["tests.tasks.test_task:squared", squared])
+def test_a_loss_of_ones_own(loss: object):
+    task = Task("regression", loss=loss).of(OF["regression"])  # pyright: ignore[reportArgumentType]
+    outputs, targets = torch.tensor([[1.0], [3.0]]), torch.tensor([0.0, 1.0])
+    assert task.losses(outputs, targets).tolist() == [1, 4]
+    assert float(task.mean_loss(outputs, targets)) == 2.5
+    assert task.described == "regression: tests.tasks.test_task:squared; mae"
+
+
+def test_a_loss_may_be_an_object():
+    task = Task("regression", loss=nn.MSELoss(reduction="none"))
+    assert task.described["loss"] == "torch.nn.modules.loss:MSELoss"
+    fitted = task.of(OF["regression"])
+    assert fitted.losses(torch.tensor([1.0, 3.0]), torch.zeros(2)).tolist() == [1, 9]
+
+
+def test_a_loss_should_be_of_each_example():
+    task = Task("regression", loss=nn.MSELoss()).of(OF["regression"])
+    with pytest.raises(ConfigError, match=r"should give one number for each of 2 examples, got shape \(\)"):
+        task.losses(torch.zeros(2), torch.zeros(2))
+
+
+def test_class_weights_multiply_an_examples_loss():
+    """By hand: the batch's mean divides by examples, not by weights."""
+    task = Task(class_weights=[1, 2, 0]).of(SPEC)
+    logits, labels = torch.zeros(3, 3), torch.tensor([0, 1, 2])
+    log3 = torch.tensor(3.0).log()
+    torch.testing.assert_close(task.losses(logits, labels), log3 * torch.tensor([1.0, 2.0, 0.0]))
+    torch.testing.assert_close(task.mean_loss(logits, labels), log3)
+
+
+def test_balanced_weights_are_by_the_counts_of_all_clients():
+    """8 examples of 2 labels that there are, 6 and 2: 8 / (2 · 6) and 8 / (2 · 2); they weigh 1 in the mean."""
+    task = Task(class_weights="balanced").of(SPEC, torch.tensor([6, 0, 2]))
+    assert task.weights is not None
+    torch.testing.assert_close(task.weights, torch.tensor([8 / 12, 0.0, 2.0]))
+    assert float(task.weights @ torch.tensor([6.0, 0.0, 2.0])) == pytest.approx(8)
+
+
+@pytest.mark.parametrize(
+    ("task", "kind", "told"),
+    [
+        (Task(loss="mee"), "regression", "unknown loss in [task]: 'mee'; did you mean"),
+        (Task(loss="huber"), "binary", "task.loss = 'huber' does not fit a binary task; choose from bce"),
+        (Task(loss="math:pi"), "regression", "task.loss = 'math:pi' should name a function of outputs and targets"),
+        (Task("binary"), "regression", "task = 'binary' does not fit the data (tiny), whose targets are of kind 'reg"),
+        (Task(metrics=["mae", "mae"]), "regression", "task.metrics should be different metrics"),
+        (Task(class_weights=[1, 2]), "classification", "task.class_weights should be 3 numbers of at least 0, one for"),
+        (Task(class_weights=[1, -2]), "binary", "task.class_weights should be 2 numbers of at least 0"),
+        (Task(class_weights=[1]), "regression", "task.class_weights are for classification and binary tasks, not for"),
+        (
+            Task(class_weights="balanced"),
+            "binary",
+            "'balanced' needs to know how many examples there are of each label",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_one_line(task: Task, kind: str, told: str):
+    with pytest.raises(ConfigError) as caught:
+        task.of(OF[kind])
+    assert told in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_task_is_built_from_a_section():
+    task = build_task("regression", "huber", ["rmse", "r2"])
+    assert task.described == {
+        **{"name": "regression", "loss": "huber", "metrics": ["rmse", "r2"]},
+        "class_weights": None,
+    }
+    assert build_task(task) == task
+    assert build_task() == Task()
+    assert build_task("tests.tasks.test_task:made").loss is squared
+
+
+def made() -> Task:
+    return Task("regression", loss=squared)
+
+
+@pytest.mark.parametrize(
+    ("section", "told"),
+    [
+        ({"name": "regresion"}, "did you mean 'regression'?"),
+        ({"loss": "meh"}, "unknown loss in [task]: 'meh'"),
+        ({"class_weights": "even"}, "task.class_weights should be 'balanced' or a list of numbers, got 'even'"),
+        ({"name": "math:pi"}, "task 'math:pi' should be a fedclade.Task, or a function that returns one, got 3.14"),
+    ],
+)
+def test_a_section_that_is_wrong(section: dict[str, str], told: str):
+    with pytest.raises(ConfigError) as caught:
+        build_task(**section)  # pyright: ignore[reportArgumentType]
+    assert told in str(caught.value)
+
+
+def test_every_loss_fits_some_task():
+    for name in LOSSES:
+        assert any(_fits(name, kind) for kind in OF), name
+
+
+def _fits(name: str, kind: str) -> bool:
+    try:
+        Task(loss=name).of(OF[kind])
+    except ConfigError:
+        return False
+    return True
