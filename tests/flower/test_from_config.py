@@ -79,6 +79,21 @@ def test_one_config_gives_the_same_run_over_a_grid_and_in_a_simulation(folder: P
     assert (folder / "figures").is_dir()
 
 
+def test_lists_and_tables_are_given_as_text(tmp_path: Path):
+    parts = {
+        "model.name": "mlp",
+        "model.freeze": '["3.bias"]',
+        "model.adapter": '{targets = ["1"], rank = 2, train = ["3"]}',
+        "signature.of": '["lora_B", "3.weight"]',
+    }
+    serve({**RUN_CONFIG, **parts, "network.out": str(tmp_path / "run")})
+    run = Run.load(tmp_path / "run")
+    assert [slot.name for slot in run.layout.parameters] == ["1.lora_A.weight", "1.lora_B.weight", "3.weight"]
+    assert {node.cached.shape[1] for node in run.tree.nodes[1:]} == {128 * 2 + 10 * 128}
+    with pytest.raises(ConfigError, match=r"freeze of \[model\] should be a list, each of it a string, got '\[3'"):
+        RunConfig.read({"model.freeze": "[3"})
+
+
 def test_its_rounds_and_tables_are_told(capsys: pytest.CaptureFixture[str], folder: Path):
     serve({**RUN_CONFIG, "network.out": str(folder), "rounds": 4})  # one round more
     told = capsys.readouterr().out

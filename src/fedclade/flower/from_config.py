@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
@@ -63,7 +64,7 @@ class RunConfig:
             *sections, name = key.split(".")
             if len(sections) > 1:
                 raise ConfigError(f"the run config takes section.key, got {key!r}")
-            (raw.setdefault(sections[0], {}) if sections else raw)[name] = _listed(key, value)
+            (raw.setdefault(sections[0], {}) if sections else raw)[name] = _listed(key, _unpacked(value))
         section = raw.pop("network", {})
         problems: list[str] = []
         found: list[Any] = []
@@ -100,6 +101,16 @@ def _listed(key: str, value: object) -> object:
         return [float(entry) for entry in entries]
     except ValueError:
         return value
+
+
+def _unpacked(value: bool | float | int | str) -> Any:
+    """Return a list or a table that is given as text, such as ``'["head.*"]'``: Flower's run config has neither."""
+    if not isinstance(value, str) or not value.startswith(("[", "{")):
+        return value
+    try:
+        return tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return value  # for the check of what it should be
 
 
 def _network(section: Mapping[str, Any]) -> tuple[Network, AppSettings]:
