@@ -129,7 +129,7 @@ def test_one_class_cannot_be_ranked(name: str):
 @pytest.mark.parametrize(
     ("name", "kind", "told"),
     [
-        ("acuracy", "classification", "unknown metric in task.metrics: 'acuracy'; did you mean 'accuracy'?"),
+        ("acuracy", "classification", "unknown metric in [task]: 'acuracy'; did you mean 'accuracy'?"),
         ("auroc", "regression", "'auroc' does not fit a regression task, it is for classification and binary and"),
         ("mae", "binary", "task.metrics: 'mae' does not fit a binary task, it is for regression; choose from accu"),
         ("f1", "language", "'f1' does not fit a language task"),

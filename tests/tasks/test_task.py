@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -131,13 +132,23 @@ def made() -> Task:
     [
         ({"name": "regresion"}, "did you mean 'regression'?"),
         ({"loss": "meh"}, "unknown loss in [task]: 'meh'"),
+        ({"name": "binary", "loss": "mae"}, "task.loss = 'mae' does not fit a binary task; choose from bce"),
+        (
+            {"name": "binary", "metrics": ["mae"]},
+            "task.metrics: 'mae' does not fit a binary task, it is for regression",
+        ),
+        ({"metrics": ["aurok"]}, "unknown metric in [task]: 'aurok'; did you mean 'auroc'?"),
+        (
+            {"class_weights": [1, -1]},
+            "task.class_weights should be numbers of at least 0, one for each label, got [1, ",
+        ),
         ({"class_weights": "even"}, "task.class_weights should be 'balanced' or a list of numbers, got 'even'"),
         ({"name": "math:pi"}, "task 'math:pi' should be a fedclade.Task, or a function that returns one, got 3.14"),
     ],
 )
-def test_a_section_that_is_wrong(section: dict[str, str], told: str):
+def test_a_section_that_is_wrong(section: dict[str, Any], told: str):
     with pytest.raises(ConfigError) as caught:
-        build_task(**section)  # pyright: ignore[reportArgumentType]
+        build_task(**section)
     assert told in str(caught.value)
 
 

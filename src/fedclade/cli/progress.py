@@ -9,8 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from fedclade.core import ParameterTree
-from fedclade.report.formats import significant
-from fedclade.report.score import label_of
+from fedclade.report import label_of, significant
 from fedclade.runs import OnRound, Row, counting
 
 SHOWN = 12

@@ -9,8 +9,9 @@ from fedclade.report.comparison import Comparison
 from fedclade.report.decisions import check_table, decision_tables, event_table
 from fedclade.report.estimates import ComparisonRow, Estimate
 from fedclade.report.figures import dendrogram_figure, norms_figure, save_figures, score_figure, similarity_figure
-from fedclade.report.formats import NONE, count, duration, percent, shortened
+from fedclade.report.formats import NONE, count, duration, percent, shortened, significant
 from fedclade.report.newcomers import newcomer_table
+from fedclade.report.score import label_of
 from fedclade.report.show import add_figures, show_run, without_figures_if_need_be
 from fedclade.report.suite import SuiteComparison
 from fedclade.report.tables import cluster_table, run_table, tree_view
@@ -34,6 +35,7 @@ __all__ = [
     "dendrogram_figure",
     "duration",
     "event_table",
+    "label_of",
     "newcomer_table",
     "norms_figure",
     "percent",
@@ -42,6 +44,7 @@ __all__ = [
     "score_figure",
     "shortened",
     "show_run",
+    "significant",
     "similarity_figure",
     "tree_view",
     "without_figures_if_need_be",

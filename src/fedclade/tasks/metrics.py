@@ -78,18 +78,22 @@ def metric(name: object, kind: TaskKind, outputs: int) -> Metric:
         return name
     if not isinstance(name, str):
         return _of_object(name, kind)
-    if name in OWN[kind]:
-        return OWN[kind][name]
-    if name in TORCHMETRICS[kind]:
-        return _of_torchmetrics(name, kind, outputs)
-    known = [*OWN[kind], *TORCHMETRICS[kind]]
+    check_metric(name, kind)
+    return OWN[kind][name] if name in OWN[kind] else _of_torchmetrics(name, kind, outputs)
+
+
+def check_metric(name: str, kind: TaskKind | None) -> None:
+    """Check that a metric is known, and fits a kind if there is one; a ConfigError if not."""
     elsewhere = [each for each in OWN if name in OWN[each] or name in TORCHMETRICS[each]]
+    if kind in elsewhere or (kind is None and elsewhere):
+        return
+    known = dict.fromkeys(name for each in OWN if kind in (each, None) for name in (*OWN[each], *TORCHMETRICS[each]))
     if elsewhere:
         raise ConfigError(
             f"task.metrics: {name!r} does not fit a {kind} task, it is for {' and '.join(elsewhere)}; choose from "
             f"{', '.join(sorted(known))}"
         )
-    raise ConfigError(unknown("metric in task.metrics:", name, known))
+    raise ConfigError(unknown("metric in [task]:", name, known))
 
 
 def _label(outputs: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal, cast
 
 import torch
@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from fedclade.core import IGNORED, ConfigError, DataSpec, TaskKind, imported, named, require, shown, unknown
 from fedclade.tasks.losses import KINDS, LOSSES, Loss, counted, cross_entropy
-from fedclade.tasks.metrics import Metric, metric
+from fedclade.tasks.metrics import Metric, check_metric, metric
 
 Weights = Literal["balanced"] | Sequence[float]
 
@@ -148,7 +148,8 @@ def build_task(
     Raises
     ------
     ConfigError
-        If the name is unknown, or what it names is no task.
+        If the name is unknown or what it names is no task, and if a loss, a metric or weights cannot be right, as far
+        as that is known without data: a line for each.
     """
     found = named("tasks", name, TASKS, "task:") if isinstance(name, str) else name or Task()
     task = found if isinstance(found, Task) else found() if callable(found) else found
@@ -156,11 +157,20 @@ def build_task(
         raise ConfigError(
             f"task {shown(name)} should be a fedclade.Task, or a function that returns one, got {shown(task)}"
         )
-    if isinstance(loss, str) and ":" not in loss and loss not in LOSSES:
-        raise ConfigError(unknown("loss in [task]:", loss, LOSSES) + "; your own is given as 'module:function'")
     weights = task.class_weights if class_weights is None else class_weights
-    if isinstance(weights, str) and weights != "balanced":
-        raise ConfigError(f"task.class_weights should be 'balanced' or a list of numbers, got {weights!r}")
+    problems: list[str] = []
+    checks = [partial(_check_loss, loss, task.kind)] if isinstance(loss, str) else []
+    for check in (
+        *checks,
+        *(partial(check_metric, name, task.kind) for name in metrics),
+        partial(_check_weights, weights),
+    ):
+        try:
+            check()
+        except ConfigError as error:
+            problems.append(str(error))
+    if problems:
+        raise ConfigError("\n".join(problems))
     given = {"loss": loss or task.loss, "metrics": tuple(metrics) or task.metrics, "class_weights": weights}
     return replace(task, **given, name=name if isinstance(name, str) else task.name)
 
@@ -178,12 +188,9 @@ class FittedTask:
     def described(self) -> str:
         """What clients and server must have in common: the kind, the loss, the metrics, the weights."""
         loss = next((name for name, loss in LOSSES.items() if loss is self.loss), _name(self.loss))
-        weights = (
-            ""
-            if self.weights is None
-            else f" weighted by {', '.join(f'{weight:g}' for weight in self.weights.tolist())}"
-        )
-        return f"{self.kind}: {loss}{weights}; {', '.join(metric.name for metric in self.metrics)}"
+        weights = [] if self.weights is None else [f"{weight:g}" for weight in self.weights.tolist()]
+        weighted = f" weighted by {', '.join(weights)}" if weights else ""
+        return f"{self.kind}: {loss}{weighted}; {', '.join(metric.name for metric in self.metrics)}"
 
     @property
     def is_plain(self) -> bool:
@@ -226,17 +233,30 @@ def _name(loss: Loss) -> str:
 def _loss(loss: str | Loss, kind: TaskKind) -> Loss:
     if not isinstance(loss, str):
         return loss
+    _check_loss(loss, kind)
     if loss in LOSSES:
-        if kind not in KINDS[loss]:
-            fits = [name for name, kinds in KINDS.items() if kind in kinds]
-            raise ConfigError(f"task.loss = {loss!r} does not fit a {kind} task; choose from {', '.join(fits)}")
         return LOSSES[loss]
-    if ":" not in loss:
-        raise ConfigError(unknown("loss in [task]:", loss, LOSSES) + "; your own is given as 'module:function'")
     found: Any = imported(loss, "loss")
     if callable(found):
         return cast("Loss", found)
     raise ConfigError(f"task.loss = {loss!r} should name a function of outputs and targets, got {shown(found)}")
+
+
+def _check_loss(loss: str, kind: TaskKind | None) -> None:
+    """Check that the name of a loss is known, and fits a kind if there is one; others are references."""
+    if loss in LOSSES and kind is not None and kind not in KINDS[loss]:
+        fits = [name for name, kinds in KINDS.items() if kind in kinds]
+        raise ConfigError(f"task.loss = {loss!r} does not fit a {kind} task; choose from {', '.join(fits)}")
+    if loss not in LOSSES and ":" not in loss:
+        raise ConfigError(unknown("loss in [task]:", loss, LOSSES) + "; your own is given as 'module:function'")
+
+
+def _check_weights(weights: str | Sequence[float] | None) -> None:
+    if isinstance(weights, str) and weights != "balanced":
+        raise ConfigError(f"task.class_weights should be 'balanced' or a list of numbers, got {weights!r}")
+    if not isinstance(weights, str | None):
+        right = all(weight >= 0 for weight in weights)
+        require(("task.class_weights", [*weights], right, "numbers of at least 0, one for each label"))
 
 
 def _weights(weights: Weights | None, spec: DataSpec, counts: Tensor | None) -> Tensor | None:
