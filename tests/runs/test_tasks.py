@@ -52,7 +52,7 @@ def test_a_run_goes_on_with_its_task(tmp_path: Path):
 
 def test_another_task_is_another_run(tmp_path: Path):
     ran(tmp_path / "run")
-    with pytest.raises(RunError, match="its task.loss is 'huber', not None"):
+    with pytest.raises(RunError, match=r"its task\.loss is 'huber', not None"):
         ran(tmp_path / "run", task=Task("regression"))
 
 
