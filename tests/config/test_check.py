@@ -15,7 +15,7 @@ def test_signature_and_stream_have_their_defaults():
     config = check_config({})
     assert config.signature == Signature(kind="full", dim=1024)
     assert config.top.stream == "auto"
-    assert config.as_dict()["signature"] == {"kind": "full", "dim": 1024}
+    assert config.as_dict()["signature"] == {"kind": "full", "dim": 1024, "of": ()}
 
 
 def test_signature_and_stream_are_read():

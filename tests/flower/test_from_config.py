@@ -253,7 +253,7 @@ def test_a_client_imports_nothing_that_a_run_names(users_own: Path):
     told = "[model] model 'os:system' is not imported here, since the run names it and not this client; to allow it, "
     assert told in refusal_of({"partition-id": 0}, {**RUN_CONFIG, **attack})
     assert not trace.exists()
-    for key in ("model.name", "data.partition", "data.shift"):
+    for key in ("model.name", "data.partition", "data.shift", "task.name", "task.loss"):
         assert "is not imported here" in refusal_of({"partition-id": 0}, {**RUN_CONFIG, key: "users_trap:f"})
 
 
@@ -289,7 +289,8 @@ def test_what_only_a_simulation_can_draw_is_refused():
         RunConfig.read(config)
 
 
-def test_files_are_read_in_the_nodes_own_folder_alone(tmp_path: Path):
+def test_files_are_read_in_the_nodes_own_folder_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("FEDCLADE_DATA_DIR", raising=False)
     rows = "age,back\n" + "".join(f"{30 + k}.5,{'yes' if k % 3 else 'no'}\n" for k in range(10))
     for name in "ab":
         (tmp_path / f"{name}.csv").write_text(rows)
