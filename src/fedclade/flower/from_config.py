@@ -92,7 +92,9 @@ class RunConfig:
 
 def _listed(key: str, value: object) -> object:
     """Return the list that a string with commas stands for, where a config has one; numbers for class weights."""
-    if key not in LISTS or not isinstance(value, str) or value in ("balanced", *get_args(Preset)):
+    if key not in LISTS or not isinstance(value, str) or value.startswith("["):
+        return value
+    if value in ("balanced", *get_args(Preset)):  # words that stand for lists
         return value
     entries = [entry.strip() for entry in value.split(",") if entry.strip()]
     if key != "task.class_weights":
