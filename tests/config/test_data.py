@@ -133,6 +133,7 @@ def test_files_are_looked_for_beside_the_config_and_in_the_data_folder(tmp_path:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "my.toml").write_text(text)
+    monkeypatch.delenv("FEDCLADE_DATA_DIR", raising=False)
     monkeypatch.chdir(elsewhere)
     config = read_config(tmp_path / "my.toml")
     assert config.data["files"] == str(tmp_path / "hospitals/*.csv")  # so that the run's config finds them
