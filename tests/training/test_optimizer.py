@@ -63,7 +63,9 @@ RULES = {
     "dampening": {"momentum": 0.9, "weight_decay": 0.1, "options": {"dampening": 0.5}},
     "amsgrad": {"optimizer": "adam", "weight_decay": 0.1, "options": {"amsgrad": True, "betas": (0.8, 0.9)}},
     "centered": {"optimizer": "rmsprop", "momentum": 0.5, "options": {"centered": True}},
-    **{kind.__name__.lower(): {"optimizer": kind} for kind in ELEMENT_WISE - {torch.optim.SGD}},
+    **{
+        name: {"optimizer": name} for name in sorted(kind.__name__.lower() for kind in ELEMENT_WISE - {torch.optim.SGD})
+    },
     "asgd": {"optimizer": "asgd", "options": {"lambd": 1.0}},
     "rprop": {"optimizer": "rprop", "weight_decay": None},
 }
