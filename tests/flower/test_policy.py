@@ -187,7 +187,7 @@ def test_what_it_refuses_it_logs(caplog: pytest.LogCaptureFixture):
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if name not in ("pacfl", "fedbn")])
 def test_the_defaults_let_every_algorithm_run_with_its_defaults(name: str):
     federation = federation_of(FOUR, sizes=[40] * 4)
-    grid = grid_of(federation)
+    grid = grid_of(federation, personal=ALGORITHMS[name].algorithm.personal or ())
     truth = federation.true_clusters
     run = federated(
         grid, lambda told: build_algorithm(name, true_clusters=truth), rounds=8, local=LocalTraining(lr=0.3)

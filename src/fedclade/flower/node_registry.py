@@ -107,9 +107,10 @@ class NodeRegistry:
         """Check that the server's model is built like the clients'; a ModelError if it is not."""
         if self._common is not None and layout != self._common.layout:
             raise ModelError(
-                "the server's model is not built like the clients': its tensors have other names, shapes or types, or "
-                "its frozen parameters, which are not sent, have other values; give server_app and client_app the same "
-                "model, with frozen parameters from a file or a seed of their own"
+                "the server's model is not built like the clients': its tensors have other names, shapes or types, "
+                "other ones are personal, or its frozen parameters, which are not sent, have other values; give "
+                "server_app and client_app the same model and the same personal part (that of fedper is 'head'), with "
+                "frozen parameters from a file or a seed of their own"
             )
 
     def check_task(self, task: str) -> None:
