@@ -42,7 +42,7 @@ from fedclade.flower import wire
 from fedclade.flower.node_store import NodeStore
 from fedclade.flower.policy import Policy
 from fedclade.flower.secret import secret_digest, secret_model, seed_of
-from fedclade.flower.usage import Usage, UsageLog
+from fedclade.flower.usage import Usage, UsageLog, cost_of
 from fedclade.flower.wire import Content, shown
 from fedclade.models import Parts
 from fedclade.runs import Maker, module_for
@@ -134,7 +134,7 @@ class ClientHandler:
         if kind != "hello" and (theirs := content.get("layout", str)) != mine:
             raise UpdateError(f"asked about a model of structure {theirs}, and has one of structure {mine}")
         self._policy.check_kind(kind)
-        cost = _cost(kind, content)
+        cost = cost_of(kind, content)
         self._policy.check_usage(self._usage_log.usage(state) + cost, len(self._data.train))
         keeps = kind in ("train", "gradients", "evaluate") and (self._layout.personal or content.get("own", bool))
         keeps = keeps or (kind == "train" and content.json("spec").get("keep_state"))
@@ -273,16 +273,6 @@ class ClientHandler:
 
     def _model(self, content: Content, name: str) -> Tensor:
         return wire.read_vector(content.vector(name), (self._layout.size,), self._layout.dtype, f"model {name!r}")
-
-
-def _cost(kind: str, content: Content) -> Usage:
-    """Return what the answer to a query adds to the client's usage."""
-    if kind in ("train", "gradients"):
-        if content.get("own", bool):  # nothing leaves
-            return Usage()
-        replicates = content.get("replicates", int)
-        return Usage(releases=replicates, partings=int(replicates > 1))
-    return Usage(releases=int(kind == "subspaces"), evaluations=len(content.vectors) if kind == "evaluate" else 0)
 
 
 def _spec(kept: Mapping[str, Any]) -> LocalTraining:

@@ -31,7 +31,7 @@ from fedclade.flower.backoff import Backoff
 from fedclade.flower.exchange import AT_ONCE, Exchange
 from fedclade.flower.limits import StartModel, UpdateLimits
 from fedclade.flower.node_registry import NodeRegistry
-from fedclade.flower.policy import FORBIDS
+from fedclade.flower.policy import check_allowed
 from fedclade.flower.replies import Scores, UpdateReply, read_scores, read_update
 from fedclade.flower.update_buffer import UpdateBuffer
 from fedclade.flower.wire import Content
@@ -120,7 +120,7 @@ class GridClients(Workers):
             )
         rows = dict(zip(ids, query.assignment, strict=True))
         anchors = query.anchors if query.anchors is not None and this_round.spec.mu else query.assignment
-        arrays = _arrays(models, [*query.assignment, *anchors])
+        arrays = wire.raw_vectors(models, [*query.assignment, *anchors])
         names = {row: wire.digest(array.data) for row, array in arrays.items()}
         start = {row: StartModel.of(names[row], models[row], self.layout.n_parameters) for row in set(rows.values())}
         if not query.own:
@@ -148,7 +148,7 @@ class GridClients(Workers):
 
         replies = self.request(contents, MessageType.TRAIN, str(this_round.number), read, left_out, largest)
         updates = self._collected(query, replies, left_out)
-        self._check_allowed(kind, ids, left_out)
+        check_allowed(kind, ids, left_out, len(self._registry.connected))
         return updates
 
     def handle_evaluation(self, query: EvaluationQuery) -> Evaluation:
@@ -157,7 +157,7 @@ class GridClients(Workers):
         rows: dict[int, list[int]] = {}
         for client, row in zip(ids, query.assignment, strict=True):
             rows.setdefault(client, []).append(row)
-        arrays = _arrays(query.models, query.assignment)
+        arrays = wire.raw_vectors(query.models, query.assignment)
         asked = {"split": split, "own": query.own}
         contents = {
             client: self.content("evaluate", asked, {str(k): arrays[row] for k, row in enumerate(mine)})
@@ -201,7 +201,7 @@ class GridClients(Workers):
         for client, vectors in self.request(contents, MessageType.QUERY, "subspaces", read, left_out, largest):
             if bool(torch.isfinite(vectors).all()):
                 found[place_of[client]] = vectors
-        self._check_allowed("subspaces", ids, left_out)
+        check_allowed("subspaces", ids, left_out, len(self._registry.connected))
         return found
 
     def content(
@@ -292,19 +292,3 @@ class GridClients(Workers):
         if split == "train" and self._task.kind != "language":
             return self._registry.clients.sizes[client]
         return self._scored.get((client, split))
-
-    def _check_allowed(self, kind: str, ids: Sequence[int], left_out: Mapping[int, str]) -> None:
-        """End a run whose queries clients do not allow: to put them again would change nothing.
-
-        Most of those that are connected must have said so, or a few could end the run.
-        """
-        forbidding = [client for client in ids if left_out.get(client, "").startswith(FORBIDS)]
-        if len(forbidding) == len(ids) and 2 * len(ids) > len(self._registry.connected):
-            raise UpdateError(
-                f"none of {len(ids)} clients answers the question {kind!r}; client {ids[0]} says: {left_out[ids[0]]}"
-            )
-
-
-def _arrays(models: Tensor, rows: Sequence[int]) -> dict[int, Array]:
-    """Return each model that is sent, once for all clients that it is sent to."""
-    return {row: wire.raw_vector(models[row]) for row in dict.fromkeys(rows)}

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from fedclade.core import ConfigError, LocalTraining, PolicyError, require, unknown
+from fedclade.core import ConfigError, LocalTraining, PolicyError, UpdateError, require, unknown
 from fedclade.flower.usage import Usage
 from fedclade.flower.wire import shown
 
@@ -124,6 +124,18 @@ class Policy:
         most = getattr(self, limit)
         if value > most:
             raise PolicyError(f"{FORBIDS} {shown(value)} {what}, at most {most} ({_key(limit)} in its node config)")
+
+
+def check_allowed(kind: str, ids: Sequence[int], left_out: Mapping[int, str], connected: int) -> None:
+    """End a run whose queries clients do not allow, given why they are left out: to put them again changes nothing.
+
+    Most of those that are connected must have said so, or a few could end the run.
+    """
+    forbidding = [client for client in ids if left_out.get(client, "").startswith(FORBIDS)]
+    if len(forbidding) == len(ids) and 2 * len(ids) > connected:
+        raise UpdateError(
+            f"none of {len(ids)} clients answers the question {kind!r}; client {ids[0]} says: {left_out[ids[0]]}"
+        )
 
 
 def _key(name: str) -> str:

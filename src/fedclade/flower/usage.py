@@ -11,7 +11,7 @@ from typing import Any
 from flwr.app import ConfigRecord, RecordDict
 
 from fedclade.core import PolicyError, appear
-from fedclade.flower.wire import shown
+from fedclade.flower.wire import Content, shown
 
 FILE = "policy.json"  # in the client's folder
 
@@ -60,6 +60,16 @@ class UsageLog:
             appear(self._path, lambda beside: beside.write_text(text), private=True)
         elif state is not None:
             state[_STATE] = ConfigRecord(asdict(usage))
+
+
+def cost_of(kind: str, content: Content) -> Usage:
+    """Return what the answer to a query adds to the client's usage."""
+    if kind in ("train", "gradients"):
+        if content.get("own", bool):  # nothing leaves
+            return Usage()
+        replicates = content.get("replicates", int)
+        return Usage(releases=replicates, partings=int(replicates > 1))
+    return Usage(releases=int(kind == "subspaces"), evaluations=len(content.vectors) if kind == "evaluate" else 0)
 
 
 def _read(path: Path) -> Usage:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Collection, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from reprlib import repr as shown
@@ -147,6 +147,11 @@ def raw_vector(vector: Tensor) -> Array:
     """Return a vector as it is, of float32 or float64."""
     array = vector.detach().cpu().numpy()
     return raw(array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes(), array.dtype.name, len(array))
+
+
+def raw_vectors(models: Tensor, rows: Iterable[int]) -> dict[int, Array]:
+    """Return the models of some rows, each once."""
+    return {row: raw_vector(models[row]) for row in dict.fromkeys(rows)}
 
 
 def read_vector(data: bytes, shape: tuple[int, ...], dtype: torch.dtype, name: str) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -13,7 +12,6 @@ from torch import Tensor, nn
 
 from fedclade.core import (
     ConfigError,
-    DataError,
     Evaluation,
     EvaluationQuery,
     Layout,
@@ -24,7 +22,6 @@ from fedclade.core import (
     UpdateQuery,
     Updates,
     Workers,
-    require,
     rng,
 )
 from fedclade.data import ClientData, Federation
@@ -37,8 +34,9 @@ from fedclade.training.evaluation import Evaluator
 from fedclade.training.jobs import CannotTrainTogether, Engine, Job, Workload
 from fedclade.training.loop import LoopEngine
 from fedclade.training.memory import bytes_per_client, default_memory
-from fedclade.training.store import OWN_MODEL, PERSONAL, ClientStore
-from fedclade.training.subspaces import left_singular_vectors
+from fedclade.training.model_check import check_model_fits
+from fedclade.training.store import PERSONAL, ClientStore
+from fedclade.training.subspaces import subspaces
 from fedclade.training.whole_models import Start, WholeModels
 
 Block = Sequence[tuple[int, int, int | None]]
@@ -108,7 +106,7 @@ class SimulatedClients(Workers):
         pool = federation.pool
         logits_each = pool.outputs * (pool.y[0].numel() if len(pool.y) else 1)
         self._chunk = max(1, min(1024, LOGITS_AT_A_TIME // logits_each))
-        _check_model(module, federation, self._device)
+        check_model_fits(module, federation, self._device)
         self._engine = build_engine(engine, resolved)
         self._memory = default_memory(self._device) if memory is None else memory
         self._data = ClientsData(federation, self._device, self._memory // 2)
@@ -145,13 +143,7 @@ class SimulatedClients(Workers):
     @property
     def kept(self) -> dict[int, dict[str, Tensor]]:
         """The personal parameters ``[P]`` and models ``[F]`` that clients keep now, by client and name."""
-        start = {PERSONAL: self.whole.initial} if self.layout.personal else {}
-        each = {client: {**start, **self.store.latest(client)} for client in self.ids}
-        return {
-            client: {name: mine[name] for name in (PERSONAL, OWN_MODEL) if name in mine}
-            for client, mine in each.items()
-            if PERSONAL in mine or OWN_MODEL in mine
-        }
+        return self.whole.kept(self.ids)
 
     def handle_updates(self, query: UpdateQuery) -> Updates:
         """Let each client train from its model, or take the gradient at it; return the updates that do not diverge.
@@ -195,17 +187,11 @@ class SimulatedClients(Workers):
         return moved + self.whole.only("shared", then), losses
 
     def _gradients(self, query: UpdateQuery) -> Updates:
-        model, each = (self._module, self.layout.full), zip(query.ids, query.assignment, strict=True)
-        answers = [
-            loop.gradient(
-                *model,
-                self.whole.of(query.round, client, query.models[row]),
-                self._examples(client, query.round),
-                self._task,
-                self._chunk,
-            )
-            for client, row in each
-        ]
+        answers: list[tuple[Tensor, float]] = []
+        for client, row in zip(query.ids, query.assignment, strict=True):
+            whole = self.whole.of(query.round, client, query.models[row])
+            examples = self._examples(client, query.round)
+            answers.append(loop.gradient(self._module, self.layout.full, whole, examples, self._task, self._chunk))
         deltas, _ = self.layout.parted(torch.stack([delta for delta, _ in answers]))
         losses = torch.tensor([loss for _, loss in answers], dtype=torch.float64)
         return self._received(query.ids, deltas, losses, query.round)
@@ -219,34 +205,13 @@ class SimulatedClients(Workers):
             If a client has no examples in the split.
         """
         at_once = self._memory // (MODELS_AT_A_TIME * self.layout.full.size * self.layout.dtype.itemsize)
-        return Evaluation.concat(
-            [
-                self._evaluator.evaluate(query.ids[part], models, rows, query.split)
-                for part, models, rows in self.whole.evaluated(query, max(1, at_once))
-            ]
-        )
+        parts = self.whole.evaluated(query, max(1, at_once))
+        scores = [self._evaluator.evaluate(query.ids[part], models, rows, query.split) for part, models, rows in parts]
+        return Evaluation.concat(scores)
 
     def handle_subspaces(self, query: SubspaceQuery) -> Tensor:
-        """Let each client decompose its training inputs; return their left singular vectors ``[n, L, d, p]``.
-
-        Raises
-        ------
-        DataError
-            If the data is text.
-        ConfigError
-            If there are not as many directions as vectors, or it should be by labels that there are not.
-        """
-        pool = self._federation.pool
-        if not pool.x.is_floating_point() and pool.x.dtype != torch.uint8:
-            raise DataError(
-                f"the inputs of {pool.name} are tokens of text, which span no subspaces; take images or features, or "
-                "an algorithm that compares updates"
-            )
-        entries = math.prod(pool.input_shape)
-        rule = f"at most {entries}, as an input of {pool.name} has no more entries"
-        require(("algorithm.vectors", query.n_vectors, query.n_vectors <= entries, rule))
-        labels = query.matrices(pool.schema) if query.per_label else None
-        return torch.stack([left_singular_vectors(pool, self._client(i), query.n_vectors, labels) for i in query.ids])
+        """Let each client decompose its training inputs, see :func:`~fedclade.training.subspaces.subspaces`."""
+        return subspaces(self._federation, query)
 
     def _blocks(self, ids: Sequence[int], spec: LocalTraining) -> Sequence[Sequence[int]]:
         """Cut the places of the queried clients into blocks that fit the memory; clients of one size side by side."""
@@ -333,23 +298,3 @@ class SimulatedClients(Workers):
         sizes = [len(this_round.examples(len(each.train), each.key)) for each in data]
         n_parameters = min(deltas.shape[1], self.layout.n_parameters)  # none of models that clients keep
         return Updates.received(ids, sizes, deltas, n_parameters, losses, this_round.number)
-
-
-def _check_model(module: nn.Module, federation: Federation, device: torch.device) -> None:
-    """Run two examples through the model and compare its outputs with the targets; a ModelError if they differ."""
-    pool = federation.pool
-    inputs = pool.inputs(federation.clients[0].train[:2])
-    module.eval()
-    try:
-        with torch.inference_mode():
-            outputs = module(inputs.to(device))
-    except Exception as error:
-        raise ModelError(f"the model cannot take inputs of shape {pool.input_shape} ({pool.name}): {error}") from error
-    got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
-    if pool.task in ("classification", "language"):
-        expected, of_what = (len(inputs), *pool.y.shape[1:], pool.outputs), f"{pool.outputs} labels"
-    else:
-        expected, of_what = (len(inputs), pool.outputs), f"the targets of a {pool.task} task"
-        got = (*got, 1) if got == (len(inputs),) and pool.outputs == 1 else got
-    if got != expected:
-        raise ModelError(f"the model should give {expected} outputs for {of_what} of {pool.name}, got {got}")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
-from fedclade.data import ClientData, Pool
+from fedclade.core import DataError, SubspaceQuery, require
+from fedclade.data import ClientData, Federation, Pool
 
 
 def left_singular_vectors(pool: Pool, client: ClientData, n_vectors: int, per_label: int | None) -> Tensor:
@@ -28,3 +31,26 @@ def left_singular_vectors(pool: Pool, client: ClientData, n_vectors: int, per_la
             leading = torch.linalg.svd(group, full_matrices=False)[2][:n_vectors]  # right ones, as inputs are rows here
             found[:, : len(leading)] = leading.T
     return vectors
+
+
+def subspaces(federation: Federation, query: SubspaceQuery) -> Tensor:
+    """Return the left singular vectors of some clients' training inputs, ``[n, L, d, p]``.
+
+    Raises
+    ------
+    DataError
+        If the data is text.
+    ConfigError
+        If there are not as many directions as vectors, or it should be by labels that there are not.
+    """
+    pool = federation.pool
+    if not pool.x.is_floating_point() and pool.x.dtype != torch.uint8:
+        raise DataError(
+            f"the inputs of {pool.name} are tokens of text, which span no subspaces; take images or features, or an "
+            "algorithm that compares updates"
+        )
+    entries = math.prod(pool.input_shape)
+    rule = f"at most {entries}, as an input of {pool.name} has no more entries"
+    require(("algorithm.vectors", query.n_vectors, query.n_vectors <= entries, rule))
+    labels = query.matrices(pool.schema) if query.per_label else None
+    return torch.stack([left_singular_vectors(pool, federation.by_id[i], query.n_vectors, labels) for i in query.ids])

@@ -104,5 +104,12 @@ class WholeModels:
             model, self._personal([self._store.before(this_round.number, client).get(PERSONAL)])[0]
         )
 
+    def kept(self, ids: Sequence[int]) -> dict[int, dict[str, Tensor]]:
+        """Return the personal parameters ``[P]`` and models ``[F]`` that clients keep now, by client and name."""
+        start = {PERSONAL: self.initial} if self._layout.personal else {}
+        each = {client: {**start, **self._store.latest(client)} for client in ids}
+        found = {c: {name: mine[name] for name in (PERSONAL, OWN_MODEL) if name in mine} for c, mine in each.items()}
+        return {client: mine for client, mine in found.items() if mine}
+
     def _personal(self, kept: Sequence[Tensor | None]) -> Tensor:
         return torch.stack([self.initial if each is None else each for each in kept])

@@ -116,6 +116,14 @@ def read_rows(path: Path, summary: Row, nodes: int) -> list[Row]:
     return rows
 
 
+def write_rows(path: Path, rows: Sequence[Row]) -> None:
+    """Write one table into a new file."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.Table.from_pylist(list(rows)), path)
+
+
 def check_node(node: int, nodes: int, where: str) -> None:
     """Check that there is a node of this number; raises ValueError."""
     if not 0 <= node < nodes:

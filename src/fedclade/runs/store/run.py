@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedclade.core import Layout, ParameterTree, RunError, appear, bring_to_disk, checked, remove, take_place
 from fedclade.runs.store.contents import CONFIG as CONFIG_SHAPE
-from fedclade.runs.store.contents import FINISHED, TABLES, Row, read_json, read_rows, read_summary
+from fedclade.runs.store.contents import FINISHED, TABLES, Row, read_json, read_rows, read_summary, write_rows
 from fedclade.runs.store.events import read_events
 from fedclade.runs.store.kept import KEPT, read_kept, write_kept
 from fedclade.runs.store.manifest import check_manifest, write_manifest
@@ -195,7 +195,7 @@ class Run:
         (folder / _SUMMARY).write_text(json.dumps(self.summary, indent=2) + "\n")
         (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in self.events))
         for name in TABLES:
-            _write_rows(folder / f"{name}.parquet", getattr(self, name))
+            write_rows(folder / f"{name}.parquet", getattr(self, name))
         write_tree(self.tree, folder / "tree", self.layout, is_private(self.config))
         write_kept(folder / KEPT, self.kept, is_private(self.config))
         write_similarities(folder / "similarities.npz", self.similarities)
@@ -297,10 +297,3 @@ def without_none(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return [without_none(entry) for entry in value]
     return value
-
-
-def _write_rows(path: Path, rows: Sequence[Row]) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    pq.write_table(pa.Table.from_pylist(list(rows)), path)
