@@ -6,6 +6,7 @@ runs it is ``hospitals.toml``, which would run real files as well: fedclade run 
 python examples/hospitals.py [FOLDER]
 """
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 CONFIG = """
-rounds = 20
+rounds = 15
 algorithm.name = "rcfl"
 model.name = "mlp"
 local = { optimizer = "adam", lr = 0.01, batch_size = 16, epochs = 2 }
@@ -45,6 +46,7 @@ def write_hospitals(folder: Path, hospitals: int = 12, patients: int = 200, seed
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else "hospitals-example")
+    shutil.rmtree(folder, ignore_errors=True)  # of the last time
     config = write_hospitals(folder)
     for command in (["run", str(config), "--out", str(folder / "run")], ["report", str(folder / "run")]):
         subprocess.run([sys.executable, "-m", "fedclade", *command], check=True)

@@ -3,7 +3,7 @@
 Homes follow one of three daily patterns, which nobody tells the server: people at work, people at home, an electric car
 at night. ``rcfl`` finds them from the model updates.
 
-python examples/households.py [FOLDER]
+python examples/households.py
 """
 
 import numpy as np

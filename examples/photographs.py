@@ -54,6 +54,6 @@ if __name__ == "__main__":
     federation = fedclade.load_federation("digits", clients=12, shift="label_permutation", clusters=3, augment=moved)
     parts = {"freeze": ["backbone.*"], "personal": ["*.bn*"]}
     local = fedclade.LocalTraining(epochs=2, lr=0.1)
-    run = fedclade.simulate("rcfl", resnet, federation, local=local, **parts)
+    run = fedclade.simulate("rcfl", resnet, federation, rounds=15, local=local, **parts)
     print(f"{run.metrics[-1]['clusters']} clusters, accuracy {100 * run.summary['accuracy']['mean']:.1f} %")
     print("report:", write_report(run, "photographs.html"))

@@ -34,12 +34,12 @@ def shops(count: int = 12, seed: int = 0) -> fedclade.Federation:
     draw, names = random.Random(seed), [f"shop-{i}" for i in range(count)]
     truth = {name: i % 2 for i, name in enumerate(names)}
     ways = ["complaint", "question"]
-    clients = {name: (shop(ways[truth[name]], 60, draw), shop(ways[truth[name]], 40, draw)) for name in names}
+    clients = {name: (shop(ways[truth[name]], 40, draw), shop(ways[truth[name]], 40, draw)) for name in names}
     return fedclade.federation(clients, "classification", name="shops", true_clusters=truth, max_words=12)
 
 
 if __name__ == "__main__":
-    local = fedclade.LocalTraining(optimizer="adam", lr=0.01, epochs=2)
-    run = fedclade.simulate("rcfl", "lstm", shops(), rounds=15, local=local)
+    local = fedclade.LocalTraining(optimizer="adam", lr=0.01)
+    run = fedclade.simulate("rcfl", "lstm", shops(), rounds=10, local=local)
     print(f"{run.metrics[-1]['clusters']} clusters, accuracy {100 * run.summary['accuracy']['mean']:.1f} %")
     print("report:", write_report(run, "reviews.html"))
