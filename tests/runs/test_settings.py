@@ -12,7 +12,7 @@ from tests.tiny import federation_of, linear
 
 
 def test_options_are_the_fields_of_the_settings():
-    """Of the same types; what has a default that is an object may also be None, as if left out; a task may be a name."""
+    """Of the same types; what has a default that is an object may also be None; a task may be a name."""
     hints, options = get_type_hints(RunSettings), get_type_hints(RunOptions)
     hints["task"] |= str
     assert list(options) == [field.name for field in fields(RunSettings)]

@@ -23,6 +23,7 @@ from fedclade.data import (
 )
 from fedclade.models import FROM_DATA, PARTS, Parts, model_factory
 from fedclade.runs import RunSettings
+from fedclade.tasks import is_share
 from fedclade.training import check_engine
 
 _NOT_IN_DATA = (
@@ -154,6 +155,8 @@ def _target(section: Section, problems: _Problems) -> Section:
     for name, value in section.items():
         if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
             problems.add(f"{name} of [target] should be a number, got {shown(value)}")
+        elif is_share(name) and not 0 < value <= 1:
+            problems.add(f"target.{name} should be greater than 0 and at most 1, got {value}")
     return section
 
 

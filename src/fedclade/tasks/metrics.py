@@ -66,6 +66,12 @@ def noted_metrics(summary: Mapping[str, Any]) -> tuple[Metric, ...]:
     return tuple(OWN["language" if "perplexity" in summary else "classification"].values())
 
 
+def is_share(name: str) -> bool:
+    """Return whether a metric of this name lies in [0, 1], whatever the task."""
+    own = any(name in metrics and metrics[name].share for metrics in OWN.values())
+    return own or (name in TORCHMETRICS["classification"] and name not in _SIGNED)
+
+
 def metric(name: object, kind: TaskKind, outputs: int) -> Metric:
     """Return a metric by its name, or around an object of torchmetrics, for targets of a kind.
 
@@ -143,6 +149,9 @@ _OF_LABELS = {
     "calibration_error": "CalibrationError",
 }
 
+_SIGNED = ("cohen_kappa", "mcc")
+"""Those of them that may be negative."""
+
 TORCHMETRICS: Mapping[TaskKind, Mapping[str, str]] = {
     "classification": {**_OF_LABELS, "balanced_accuracy": "Accuracy"},
     "language": {},
@@ -177,7 +186,7 @@ def _of_torchmetrics(name: str, kind: TaskKind, outputs: int) -> Metric:
         options = {"num_outputs": outputs} if name in ("pearson", "spearman") else {}
     made = getattr(package, TORCHMETRICS[kind][name])(**options)
     higher = True if made.higher_is_better is None else made.higher_is_better
-    share = kind != "regression" and name not in ("cohen_kappa", "mcc")
+    share = kind != "regression" and name not in _SIGNED
     return Metric(name, higher, share, whole=_computed(made, kind, name))
 
 
