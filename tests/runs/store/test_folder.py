@@ -229,7 +229,7 @@ def test_a_disk_that_fills_up_leaves_the_checkpoints_before(unfinished, tmp_path
 
 def test_results_that_cannot_be_written_leave_a_run_that_resumes(unfinished, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(run_module, "_write_rows", full)
+        patch.setattr(run_module, "write_rows", full)
         text = f"cannot write the results of the run to {unfinished}: [Errno 28] No space left on device"
         with pytest.raises(RunError, match=re.escape(text)):
             run_in(unfinished)

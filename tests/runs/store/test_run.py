@@ -88,7 +88,7 @@ def test_a_folder_that_is_free_is_returned_as_a_path(tmp_path):
     assert check_free(str(tmp_path / "new")) == tmp_path / "new"
 
 
-@pytest.mark.parametrize("writer", ["write_tree", "_write_rows", "write_similarities"])
+@pytest.mark.parametrize("writer", ["write_tree", "write_rows", "write_similarities"])
 def test_a_disk_that_fills_up_leaves_nothing_half_written(finished, tmp_path, monkeypatch, writer):
     def full(*_):
         raise OSError(28, "No space left on device")
