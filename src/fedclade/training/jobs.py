@@ -38,6 +38,10 @@ class Job:
         return self.row if self.anchor is None else self.anchor
 
 
+CLASSIFICATION = FittedTask()
+"""One for all workloads that name none: worker processes are kept as long as it is the same task."""
+
+
 @dataclass(frozen=True, eq=False)
 class Workload:
     """The local training of n clients in one round."""
@@ -48,7 +52,7 @@ class Workload:
     jobs: Sequence[Job]
     spec: LocalTraining
     lr: float  #: the step size of this round
-    task: FittedTask = field(default_factory=FittedTask)  #: the loss
+    task: FittedTask = CLASSIFICATION  #: the loss
     fixed: frozenset[str] = frozenset()  #: names of the parameters that stay as they are
     states: dict[int, dict[str, Tensor]] = field(default_factory=dict[int, dict[str, Tensor]])
     """Where engines leave the state of each client's optimizer if it is kept, by the client's id.
