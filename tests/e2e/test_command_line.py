@@ -350,6 +350,7 @@ def test_report_and_tree_read_a_run_folder(fedclade: Callable[..., Outcome], sma
     assert "4 clients" in tree.out
 
 
+@pytest.mark.slow
 def test_compare_puts_configs_and_seeds_in_one_table(fedclade: Callable[..., Outcome], small: str, tmp_path: Path):
     for name in ("fedavg", "oracle"):
         (tmp_path / f"{name}.toml").write_text(SMALL.replace('name = "cfl"\neps2 = 0.4', f'name = "{name}"'))
@@ -360,6 +361,7 @@ def test_compare_puts_configs_and_seeds_in_one_table(fedclade: Callable[..., Out
     assert {"comparison.md", "comparison.csv", "comparison.json", "oracle/seed-1/summary.json"} <= written
 
 
+@pytest.mark.slow
 def test_compare_runs_the_algorithms_of_scenarios_at_a_scale(fedclade: Callable[..., Outcome], tmp_path: Path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "swap.toml").write_text(SWAP)
@@ -464,6 +466,7 @@ def test_compare_keeps_what_finished_when_a_run_fails(
     assert not (tmp_path / "nothing").exists()
 
 
+@pytest.mark.slow
 def test_fedgroup_runs_reports_and_compares(fedclade: Callable[..., Outcome], tmp_path: Path):
     """With clients in no group yet, who are served with the global model; there are no splits to list."""
     fedgroup = 'name = "fedgroup"\ngroups = 2\npretrain_scale = 1\ncold_start = "sampled"'

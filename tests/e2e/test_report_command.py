@@ -177,6 +177,7 @@ def test_a_port_that_is_taken_is_told_before_anything_is_run(fedclade):
     assert not Path("result").exists()
 
 
+@pytest.mark.slow
 def test_a_browser_sees_new_rounds_as_they_end(runs: dict[str, Run], tmp_path: Path):
     from fedclade.report.page.dashboard import Dashboard
 

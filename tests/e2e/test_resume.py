@@ -121,6 +121,7 @@ def killing_itself(folder: Path, at: int) -> None:
     tiny_run(folder)
 
 
+@pytest.mark.slow
 def test_a_run_killed_at_any_file_it_touches_resumes_to_the_same_bytes(tmp_path):
     """From the making of the folder over every file of a checkpoint to the last file of the results."""
     tiny_run(tmp_path / "whole")
@@ -159,9 +160,10 @@ def test_files_that_the_system_refuses_are_one_clear_error_and_the_run_resumes(t
     assert bytes_of(tmp_path / "run") == bytes_of(tmp_path / "whole")
 
 
-SIGNALS = [signal.SIGINT, *(pytest.param(each, marks=pytest.mark.slow) for each in (signal.SIGTERM, signal.SIGHUP))]
+SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sent", SIGNALS)
 def test_the_command_line_saves_on_an_interrupt_and_resumes(digits, tmp_path, sent):
     _, _, whole = digits

@@ -31,6 +31,7 @@ def answer(result: Result, part: str) -> bool | None:
     return claim.holds
 
 
+@pytest.mark.slow
 def test_one_linear_model_does_not_fit_xor_and_cfl_does(smoke: Smoke):
     result = smoke("cfl-fig1-xor")
     assert row_of(result, "federated XOR, linear model · one model").ours < 80
@@ -41,6 +42,7 @@ def test_one_linear_model_does_not_fit_xor_and_cfl_does(smoke: Smoke):
     assert all(claim.holds for claim in result.outcome.claims)
 
 
+@pytest.mark.slow
 def test_paths_end_where_gradients_are_opposite_or_gone(smoke: Smoke):
     result = smoke("cfl-fig2-paths")
     assert result.outcome.rows[0].ours == pytest.approx(-1, abs=1e-3)
@@ -60,6 +62,7 @@ def test_the_bounds_of_theorem_1_hold_and_their_area_is_always_right(smoke: Smok
     assert row_of(result, "P[g(α) > 0], k = 12").ours > 90
 
 
+@pytest.mark.slow
 def test_more_data_widens_the_gap(smoke: Smoke):
     result = smoke("cfl-fig5-data")
     points = [row.ours for row in result.outcome.rows if "weight updates" in row.what]

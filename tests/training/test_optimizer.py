@@ -86,12 +86,13 @@ def both(spec: LocalTraining, module: Callable[[], nn.Module] = perceptron) -> t
     return got, expected
 
 
-@pytest.mark.parametrize("module", MODULES)
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(
+    ("rule", "module"),
+    # A bias before BatchNorm has a gradient of rounding alone, of which Rprop takes the sign.
+    [(r, m) for r in RULES for m in MODULES if not (r == "rprop" and "BatchNorm" in m)],
+)
 def test_stacked_steps_are_those_of_the_loop(rule, module):
     """Clients of 3, 4, 1 and 4 batches, so that they have taken different numbers of steps after the first epoch."""
-    if rule == "rprop" and "BatchNorm" in module:
-        pytest.skip("a bias before BatchNorm has a gradient of rounding alone, of which Rprop takes the sign")
     spec = LocalTraining(**{"epochs": 3, "batch_size": 11, "lr": 0.02, "weight_decay": 0.1, **RULES[rule]})
     got, expected = both(spec, MODULES[module])
     torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-9)
