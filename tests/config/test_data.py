@@ -90,8 +90,9 @@ def test_each_file_is_a_client(tmp_path: Path) -> None:
 
 
 def test_a_column_says_whose_a_row_is(tmp_path: Path) -> None:
-    pq = pytest.importorskip("pyarrow.parquet")
-    csv = pytest.importorskip("pyarrow.csv")
+    from pyarrow import csv
+    from pyarrow import parquet as pq
+
     files(tmp_path, "a")
     pq.write_table(csv.read_csv(tmp_path / "a.csv"), tmp_path / "all.parquet")
     built = made({"files": str(tmp_path / "all.parquet"), "client": "ward", "target": "back", "inputs": ["age"]})

@@ -61,7 +61,8 @@ def test_the_target_or_the_user_says_the_task(target: Any, task: Any, y: list[An
 
 
 def test_frames_of_pandas_are_read_as_arrows_are() -> None:
-    pandas = pytest.importorskip("pandas")
+    import pandas
+
     frame = pandas.DataFrame(COLUMNS).astype({"ward": "category"})
     assert federation_from_frame(frame, "hospital", "back").fingerprint == (
         federation_from_frame(TABLE, "hospital", "back").fingerprint

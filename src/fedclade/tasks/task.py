@@ -110,13 +110,7 @@ METRICS_OF: Mapping[TaskKind, Sequence[str]] = {
 }
 """Its metrics."""
 
-TASKS: Mapping[str, Task] = {
-    "classification": Task("classification", name="classification"),
-    "binary": Task("binary", name="binary"),
-    "multilabel": Task("multilabel", name="multilabel"),
-    "regression": Task("regression", name="regression"),
-    "language": Task("language", name="language"),
-}
+TASKS: Mapping[str, Task] = {kind: Task(kind, name=kind) for kind in LOSS_OF}
 """Tasks by name."""
 
 SUMMARIES: Mapping[str, str] = {
@@ -196,11 +190,6 @@ class FittedTask:
     def is_plain(self) -> bool:
         """Whether the loss is cross-entropy without weights, which engines know by heart."""
         return self.loss is cross_entropy and self.weights is None
-
-    @cached_property
-    def higher_is_better(self) -> bool:
-        """Whether more of the metric that counts is better."""
-        return self.metrics[0].higher_is_better
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the loss of each example, ``[B]``."""
