@@ -282,3 +282,20 @@ def test_the_state_of_what_stays_fixed_is_left_out():
         assert {name.rpartition(".")[0] for name in head.states[0]} == {"2.weight", "2.bias"}
         assert float(head.states[0]["2.weight.step"]) == 6
     torch.testing.assert_close(updates[1], updates[0], rtol=1e-6, atol=1e-9)
+
+
+def test_clients_of_many_sizes_have_one_optimizer(monkeypatch):
+    """Calling one for each size takes longer than its step, with small models."""
+    made: list[int] = []
+    make = LocalOptimizer.torch_optimizer
+
+    def counted(self: LocalOptimizer, parameters: Sequence[nn.Parameter], fused: bool = False) -> torch.optim.Optimizer:
+        made.append(len(parameters))
+        return make(self, parameters, fused)
+
+    monkeypatch.setattr(LocalOptimizer, "torch_optimizer", counted)
+    sizes, spec = (50, 40, 30, 20), LocalTraining(optimizer="adagrad", batch_size=10, epochs=2)
+    assert len(LocalOptimizer.of(spec, 0.1).states) == 1
+    made.clear()
+    StackedEngine().train(task_of(perceptron(), features(sizes), LABELS, spec, sizes))
+    assert made == [4 * len(sizes)]

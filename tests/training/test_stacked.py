@@ -230,11 +230,21 @@ def test_every_model_of_the_library_is_tried():
     assert {name.partition(" ")[0] for name in BUILT} == set(MODELS)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize(
+    ("spec", "dtype"),
+    [("plain", torch.float32), ("all but clipped", torch.float64), ("all", torch.float64)],
+    ids=["plain", "all but clipped", "all"],
+)
 @pytest.mark.parametrize("name", [*BUILT, *OWN])
 def test_updates_are_those_of_the_loop(name, spec, dtype):
     assert_as_the_loop(name, dtype, **SPECS[spec])
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("name", ["mlp", "images", "lstm language", "everything", "backbone"])
+def test_so_are_those_of_any_local_training(name, spec):
+    """Models with every kind of parameter: of dense layers, convolutions, embeddings, normalisation, frozen ones."""
+    assert_as_the_loop(name, torch.float64, **SPECS[spec])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])

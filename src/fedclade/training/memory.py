@@ -121,8 +121,6 @@ def bytes_per_client(module: nn.Module, layout: Layout, batch: Tensor, spec: Loc
     kept: dict[int, int] = {}
     common = {p.untyped_storage().data_ptr() for p in layout.frozen.values()}  # there once, for all clients
 
-    common = {p.untyped_storage().data_ptr() for p in layout.frozen.values()}  # there once, for all clients
-
     def keep(tensor: Tensor) -> Tensor:
         if (place := tensor.untyped_storage().data_ptr()) not in common:
             kept[place] = tensor.untyped_storage().nbytes()

@@ -9,8 +9,8 @@ classes, unchanged; those of :data:`ELEMENT_WISE` take the steps of k clients as
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -26,8 +26,8 @@ ELEMENT_WISE = frozenset(
 )
 """By exact type: what each entry of a parameter becomes depends on no other entry, of the gradient or the state."""
 
-FUSED = frozenset({optim.SGD, optim.Adam, optim.AdamW})
-"""Those that have a step in one kernel on any device, which goes through memory once."""
+FUSED = frozenset({optim.SGD, optim.Adam, optim.AdamW, optim.Adagrad})
+"""Those that have a step in one kernel on any device."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,11 @@ class LocalOptimizer:
         return self.kind in ELEMENT_WISE
 
     @property
+    def has_kernel(self) -> bool:
+        """Whether a step may be one kernel, which goes through memory once."""
+        return self.kind in FUSED and not {"foreach", "fused"}.intersection(self.options)
+
+    @property
     def can_fuse(self) -> bool:
         """Whether a step is θ ← β·θ + α·g and no more, so that no gradient need be kept."""
         return self.is_plain and self.momentum == 0 and self.mu == 0 and self.clip_norm is None
@@ -80,24 +85,22 @@ class LocalOptimizer:
         """Whether momentum has a buffer of its own: a gradient to be clipped is not summed up in that of momentum."""
         return self.is_plain and bool(self.momentum) and self.clip_norm is not None
 
-    @cached_property
+    @property
     def states(self) -> frozenset[str]:
         """The names of what it keeps of every entry of a parameter; what else it keeps is of a parameter as a whole."""
-        parameter = nn.Parameter(torch.zeros(2, 3))
-        parameter.grad = torch.ones(2, 3)
-        optimizer = self.torch_optimizer([parameter])
-        optimizer.step()
-        state = optimizer.state[parameter]
-        return frozenset(name for name, value in state.items() if isinstance(value, Tensor) and value.shape == (2, 3))
+        return _states(replace(self, lr=1.0))
 
-    def torch_optimizer(self, parameters: Sequence[nn.Parameter], fused: bool = False) -> optim.Optimizer:
+    def torch_optimizer(
+        self, parameters: Sequence[nn.Parameter] | Sequence[dict[str, Any]], fused: bool = False
+    ) -> optim.Optimizer:
         """Return torch's own, for the parameters of one client, or of several; :meth:`adjust` comes before its step.
 
-        With ``fused`` it takes a step in one kernel, if it has one and the options do not say how.
+        Parameters may be in groups. With ``fused`` it takes a step in one kernel, if it has one and the options say
+        nothing else.
         """
         options = dict(self.options)
-        if fused and self.kind in FUSED and "foreach" not in options:
-            options.setdefault("fused", True)
+        if fused and self.has_kernel:
+            options["fused"] = True
         arguments = {"lr": self.lr, "momentum": self.momentum, "weight_decay": self.weight_decay}
         taken = {name: value for name, value in arguments.items() if name in own_defaults(self.kind)}
         return self.kind(parameters, **taken, **options)  # pyright: ignore[reportCallIssue]
@@ -159,6 +162,16 @@ class LocalOptimizer:
         if velocity is not None:
             gradient = velocity.copy_(self.momentum * velocity + gradient)
         return value - self.lr * gradient
+
+
+@lru_cache(maxsize=16)
+def _states(rule: LocalOptimizer) -> frozenset[str]:
+    parameter = nn.Parameter(torch.zeros(2, 3))
+    parameter.grad = torch.ones(2, 3)
+    optimizer = rule.torch_optimizer([parameter])
+    optimizer.step()
+    state = optimizer.state[parameter]
+    return frozenset(name for name, value in state.items() if isinstance(value, Tensor) and value.shape == (2, 3))
 
 
 def get_state(optimizer: optim.Optimizer, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:

@@ -117,8 +117,9 @@ def _blocks(
     largest_first = sorted(range(len(jobs)), key=lambda place: (-jobs[place].size, apart[place]))
     n, at_once = len(jobs), len(jobs)
     if device.type == "cpu":
-        more = 0 if optimizer.is_plain else len(optimizer.states)  # for each parameter and its gradient
-        at_once = clients_in_cache(stacked.hot_bytes * (2 + more) // 2, torch.get_num_threads())
+        # A step goes through parameters and gradients twice; once through a state, or what comes of several passes.
+        once = 0 if optimizer.is_plain else len(optimizer.states) + (not optimizer.has_kernel)
+        at_once = clients_in_cache(stacked.hot_bytes * (4 + once) // 4, torch.get_num_threads())
     count = -(-n // at_once)
     edges = [k * n // count for k in range(count + 1)]
     return [largest_first[start:stop] for start, stop in pairwise(edges)]
