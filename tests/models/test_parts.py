@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from torch import nn
@@ -114,12 +116,37 @@ def test_adapters_depend_on_the_seed_alone():
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_a_target_that_is_no_dense_layer_is_refused():
-    module = nn.ModuleDict({"conv": nn.Conv2d(1, 1, 1), "fc": nn.Linear(1, 1)})
-    with pytest.raises(
-        ConfigError, match=r"model.adapter.targets = 'conv' matches no dense layer of the model; did you"
-    ):
-        Parts(adapter=LoRA(targets=("conv",))).applied(module)
+@pytest.mark.parametrize(
+    ("target", "told"),
+    [
+        ("conv", "names 'body.conv', which is of type Conv2d"),
+        ("body.conv", "names 'body.conv', which is of type Conv2d"),
+        ("word*", "names 'words', which is of type Embedding"),
+        ("norm", "names 'norm', which is of type LayerNorm"),
+        ("attention", "names 'attention', which is of type MultiheadAttention"),
+    ],
+)
+def test_a_target_that_names_another_layer_is_refused(target: str, told: str):
+    layers = {
+        **{"words": nn.Embedding(3, 4), "body": nn.ModuleDict({"conv": nn.Conv2d(1, 1, 1), "fc": nn.Linear(1, 1)})},
+        **{"norm": nn.LayerNorm(4), "attention": nn.MultiheadAttention(4, 1)},
+    }
+    whole = f"targets = {target!r} {told}, and adapters go around nn.Linear alone; the model has 'body.fc'"
+    with pytest.raises(ConfigError, match=f"{re.escape(whole)}$"):
+        Parts(adapter=LoRA(targets=("fc", target))).applied(nn.ModuleDict(layers))
+    with pytest.raises(ConfigError, match=r"nn\.Linear alone; the model has none$"):
+        Parts(adapter=LoRA(targets=("0",))).applied(nn.Sequential(nn.Conv2d(1, 1, 1)))
+
+
+def test_a_target_that_names_layers_of_several_kinds_means_the_dense_ones():
+    module = nn.Sequential(nn.Conv2d(1, 1, 1), nn.Linear(1, 1), nn.Linear(1, 1))
+    adapted = Parts(adapter=LoRA(targets=("[01]",))).applied(module)
+    assert [type(layer).__name__ for layer in adapted] == ["Conv2d", "LoRALinear", "Linear"]
+
+
+def test_a_target_that_names_nothing_is_refused():
+    with pytest.raises(ConfigError, match=r"model\.adapter\.targets = 'fx' matches no dense layer of the model; did"):
+        Parts(adapter=LoRA(targets=("fx",))).applied(nn.ModuleDict({"fc": nn.Linear(1, 1)}))
 
 
 def test_a_transformer_of_torch_sees_its_adapters_in_evaluation_too():

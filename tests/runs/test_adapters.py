@@ -137,3 +137,10 @@ def test_a_clients_adapter_goes_around_the_base_again(run, pretrained, tmp_path)
     layout = Layout.of(module)
     assert torch.equal(layout.flatten(module), run.tree.node_for(3).params)
     assert module.blocks[0].q.scaling == 8 / 4
+
+
+def test_so_does_one_that_the_client_keeps(pretrained, federation, tmp_path):
+    run = simulate("finetune", pretrained, federation, rounds=1, engine="stacked", **SETTINGS)
+    module = load_adapter(export_adapter(run, tmp_path / "adapter", client=3), pretrained)
+    assert torch.equal(Layout.of(module).flatten(module), run.kept[3]["model"])
+    assert not torch.equal(run.kept[3]["model"], run.tree.nodes[0].params)

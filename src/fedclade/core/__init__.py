@@ -27,6 +27,7 @@ from fedclade.core.errors import (
     unknown,
 )
 from fedclade.core.events import (
+    Check,
     Checked,
     Clustered,
     ClusterSplit,
@@ -45,6 +46,7 @@ from fedclade.core.events import (
     Restart,
     Retried,
     Stationary,
+    Tested,
     TooFew,
 )
 from fedclade.core.files import (
@@ -59,14 +61,16 @@ from fedclade.core.files import (
     write_text,
 )
 from fedclade.core.local import LARGEST, LocalTraining
+from fedclade.core.node import VECTORS, Node
 from fedclade.core.optimizers import OF_TORCH, optimizer_class, own_defaults
 from fedclade.core.params import Layout, Slot, check_module
-from fedclade.core.patterns import matching
+from fedclade.core.patterns import fitting, matching
 from fedclade.core.plugins import (
     KINDS,
     Kind,
     call_own,
     check_function,
+    function_named,
     imported,
     importing_only,
     installed,
@@ -76,6 +80,7 @@ from fedclade.core.plugins import (
     summary_of,
 )
 from fedclade.core.queries import (
+    OWN,
     Ask,
     Evaluation,
     EvaluationQuery,
@@ -84,23 +89,31 @@ from fedclade.core.queries import (
     R,
     Round,
     Split,
+    StatisticsQuery,
     SubspaceQuery,
     UpdateQuery,
 )
 from fedclade.core.registry import IGNORED, ClientRegistry, DataSpec, TaskKind
-from fedclade.core.tree import Group, Node, ParameterTree
-from fedclade.core.updates import DROPPED_OUT, LARGEST_NORM, NOT_ASKED, TOO_LATE, Sums, Updates, row_norms
+from fedclade.core.rng import BESIDE
+from fedclade.core.statistics import Statistics
+from fedclade.core.tree import Group, ParameterTree
+from fedclade.core.updates import DROPPED_OUT, KEEPS_NONE, LARGEST_NORM, NOT_ASKED, TOO_LATE, Sums, Updates, row_norms
 
 __all__ = [
+    "BESIDE",
     "DROPPED_OUT",
     "IGNORED",
+    "KEEPS_NONE",
     "KINDS",
     "LARGEST",
     "LARGEST_NORM",
     "NOT_ASKED",
     "OF_TORCH",
+    "OWN",
     "TOO_LATE",
+    "VECTORS",
     "Ask",
+    "Check",
     "Checked",
     "CheckpointError",
     "ClientRegistry",
@@ -147,9 +160,12 @@ __all__ = [
     "Slot",
     "Split",
     "Stationary",
+    "Statistics",
+    "StatisticsQuery",
     "SubspaceQuery",
     "Sums",
     "TaskKind",
+    "Tested",
     "TooFew",
     "TreeError",
     "UpdateError",
@@ -164,6 +180,8 @@ __all__ = [
     "check_module",
     "checked",
     "defaults",
+    "fitting",
+    "function_named",
     "import_extra",
     "imported",
     "importing_only",

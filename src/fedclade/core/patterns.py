@@ -33,15 +33,18 @@ def matching(patterns: Sequence[str], names: Collection[str], setting: str, what
     """
     found: set[str] = set()
     for pattern in patterns:
-        fitting = [name for name in names if _begins(pattern, name)] or [
-            name for name in names if _holds(pattern, name)
-        ]
-        if not fitting:
+        fits = fitting(pattern, names)
+        if not fits:
             near = get_close_matches(pattern.removesuffix(".*"), names, 1, 0.0)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise ConfigError(f"{setting} = {shown(pattern)} matches no {what} of the model{hint}")
-        found.update(fitting)
+        found.update(fits)
     return tuple(name for name in names if name in found)
+
+
+def fitting(pattern: str, names: Collection[str]) -> list[str]:
+    """Return those names that a single pattern matches, maybe none; see :func:`matching`."""
+    return [name for name in names if _begins(pattern, name)] or [name for name in names if _holds(pattern, name)]
 
 
 def _begins(pattern: str, name: str) -> bool:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from torch import Tensor, nn
 
-from fedclade.core import checked, matching, require
+from fedclade.core import ConfigError, checked, fitting, matching, require, shown
 
 
 @checked()
@@ -22,7 +23,8 @@ class LoRA:
     Parameters
     ----------
     targets
-        Patterns over the names of dense layers (``nn.Linear``); at least one.
+        Patterns over the names of dense layers, at least one. Only an ``nn.Linear`` takes an adapter: a convolution or
+        an embedding is named in ``train``, or rests.
     rank, alpha
         r and α.
     train
@@ -58,9 +60,10 @@ class LoRA:
         Raises
         ------
         ConfigError
-            If a pattern matches nothing.
+            If a pattern matches nothing, or layers of another kind alone.
         """
         dense = [name for name, layer in module.named_modules() if name and type(layer) is nn.Linear]
+        self._check_kinds(module, dense)
         names = matching(self.targets, dense, "model.adapter.targets", "dense layer")
         parameters = dict(module.named_parameters(remove_duplicate=False))
         trained = {id(parameters[name]) for name in matching(self.train, parameters, "model.adapter.train")}
@@ -72,6 +75,17 @@ class LoRA:
             setattr(place, attribute, LoRALinear(module.get_submodule(name), self.rank, self.alpha))
             if isinstance(place, nn.TransformerEncoderLayer):
                 place.activation_relu_or_gelu = 0  # no fast path: it reads the weights, and would miss the adapters
+
+    def _check_kinds(self, module: nn.Module, dense: Sequence[str]) -> None:
+        """Check that no target names only layers that are not dense: they would be left without adapters."""
+        layers = {name: type(layer).__name__ for name, layer in module.named_modules() if [*layer.parameters(False)]}
+        for target in self.targets:
+            if not fitting(target, dense) and (others := fitting(target, layers)):
+                raise ConfigError(
+                    f"model.adapter.targets = {shown(target)} names {others[0]!r}, which is of type "
+                    f"{layers[others[0]]}, and adapters go around nn.Linear alone; the model has "
+                    f"{', '.join(map(repr, dense[:5])) or 'none'}{', ...' if len(dense) > 5 else ''}"
+                )
 
 
 class LoRALinear(nn.Module):
