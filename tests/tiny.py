@@ -12,25 +12,13 @@ from torch import Tensor, nn
 
 from fedclade import LocalTraining
 from fedclade.algorithms import Algorithm, RoundLog, State
-from fedclade.channel import Channel, Meter, Replicating, Retrying, Streaming, Timing, Traffic
-from fedclade.core import (
-    ClusterSplit,
-    Evaluation,
-    EvaluationQuery,
-    Event,
-    Handlers,
-    Query,
-    R,
-    Round,
-    Split,
-    TaskKind,
-    UpdateQuery,
-)
+from fedclade.channel import Channel, Meter, Replicating, Retrying, Streaming, Timing, Traffic, Unpacking
+from fedclade.core import OWN, ClusterSplit, Evaluation, Event, Handlers, Query, R, Round, Split, TaskKind
 from fedclade.core.clients import Clients
 from fedclade.core.updates import Updates
 from fedclade.data.federation import ClientData, Federation, Pool
 from fedclade.models import build_model
-from fedclade.training import SimulatedClients
+from fedclade.training import OWN_MODEL, SimulatedClients
 
 FEATURES, LABELS = 6, 4
 
@@ -109,6 +97,8 @@ class Asked:
     anchors: dict[int, Tensor] = field(default_factory=dict)
     """The models that the proximal term pulls to, where that was asked for."""
     own: bool = False
+    round: Round | None = None
+    """Of training."""
 
 
 class Fake(Clients):
@@ -122,12 +112,13 @@ class Fake(Clients):
         return query.handled(
             Handlers(
                 lambda q: (
-                    self.train(q.ids, q.models, q.assignment, q.round, q.anchors, **own(q))
+                    self.train(q.ids, q.models, q.assignment, q.round, q.anchors, **of_own(q.own))
                     if q.kind == "train"
                     else self.gradients(q.ids, q.models, q.assignment, q.round)
                 ),
-                lambda q: self.evaluate(q.ids, q.models, q.assignment, q.split, **own(q)),
+                lambda q: self.evaluate(q.ids, q.models, q.assignment, q.split),
                 lambda q: self.subspaces(q.ids, q.n_vectors, q.per_label),
+                lambda q: self.clients.ask(q),
             )
         )
 
@@ -144,13 +135,8 @@ class Fake(Clients):
         return self.clients.subspaces(*args)
 
 
-def own(query: UpdateQuery | EvaluationQuery) -> dict[str, bool]:
-    """Return the argument that only queries about clients' own models need."""
-    return of_own(query.own)
-
-
 def of_own(own: bool) -> dict[str, bool]:
-    """Return the argument that says so, if they are."""
+    """Return the argument that only training of clients' own models needs."""
     return {"own": True} if own else {}
 
 
@@ -217,6 +203,7 @@ class SpyClients(Fake):
     ) -> Updates:
         answer = self.clients.train(ids, models, assignment, this_round, anchors, **of_own(own))
         self._note("train", ids, models, assignment, this_round.number, answer=answer, anchors=anchors, own=own)
+        self.calls[-1].round = this_round
         return answer
 
     def gradients(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], this_round: Round) -> Updates:
@@ -224,11 +211,9 @@ class SpyClients(Fake):
         self._note("gradients", ids, models, assignment, this_round.number, answer=answer)
         return answer
 
-    def evaluate(
-        self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], split: Split, *, own: bool = False
-    ) -> Evaluation:
-        self._note("evaluate", ids, models, assignment, 0, split, own=own)
-        return self.clients.evaluate(ids, models, assignment, split, **of_own(own))
+    def evaluate(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], split: Split) -> Evaluation:
+        self._note("evaluate", ids, models, assignment, 0, split)
+        return self.clients.evaluate(ids, models, assignment, split)
 
     def subspaces(self, ids: Sequence[int], n_vectors: int, per_label: bool) -> Tensor:
         self.calls.append(Asked("subspaces", tuple(ids), {}, 0))
@@ -239,7 +224,7 @@ class SpyClients(Fake):
 
     def _note(self, what, ids, models, assignment, number, split="", answer=None, anchors=None, own=False) -> None:
         def of_each(rows):
-            return {client: models[row].clone() for client, row in zip(ids, rows, strict=True)}
+            return {client: models[row].clone() for client, row in zip(ids, rows, strict=True) if row != OWN}
 
         pulled = {} if anchors is None else of_each(anchors)
         self.calls.append(Asked(what, tuple(ids), of_each(assignment), number, split, answer, pulled, own))
@@ -277,12 +262,11 @@ class ScriptedClients(Fake):
 
     gradients = train
 
-    def evaluate(
-        self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], split: Split, *, own: bool = False
-    ) -> Evaluation:
+    def evaluate(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], split: Split) -> Evaluation:
         rows = zip(ids, assignment, strict=True)
         accuracies = torch.tensor([self.right(client, float(models[row, 0])) for client, row in rows])
-        return Evaluation(tuple(ids), accuracies[:, None], torch.zeros(len(ids)), torch.ones(len(ids)))
+        examples = torch.tensor([self.sizes[client] for client in ids])
+        return Evaluation(tuple(ids), accuracies[:, None], torch.zeros(len(ids)), examples)
 
 
 def details(event: Event) -> dict[str, Any]:
@@ -336,7 +320,13 @@ def simulated(federation: Federation, module: nn.Module, engine: str = "loop") -
     return clients, clients.layout.flatten(module)
 
 
+def own_models(played: Played) -> dict[int, Tensor]:
+    """Return the model of its own of each client that keeps one."""
+    store = played.clients.clients.store
+    return {client: kept[OWN_MODEL] for client in played.clients.ids if OWN_MODEL in (kept := store.latest(client))}
+
+
 def replicating(federation: Federation, module: nn.Module) -> tuple[Channel, Tensor]:
     """Return the same, of whom several updates can be asked at once."""
     clients, params = simulated(federation, module)
-    return Channel(clients, Replicating(None)), params
+    return Channel(clients, Replicating(None), Unpacking()), params

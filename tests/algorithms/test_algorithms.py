@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -24,9 +25,10 @@ from fedclade.algorithms import (
 )
 from fedclade.algorithms.base import sample
 from fedclade.algorithms.cluster_update import membership_events
+from fedclade.core import KEEPS_NONE
 from fedclade.core.queries import Round
 from fedclade.core.tree import ParameterTree
-from tests.tiny import ScriptedClients, details, play
+from tests.tiny import Metered, ScriptedClients, details, play
 
 
 def test_every_algorithm_can_be_built_by_its_name():
@@ -133,7 +135,7 @@ def test_clusters_never_change_but_each_is_a_federation_of_its_own():
     start = torch.tensor([100.0])
     ends = {
         name: play(build_algorithm(name, true_clusters={0: 4, 1: 4, 2: 8}), clients, start, 2).states[-1].tree
-        for name in ("fedavg", "local", "oracle")
+        for name in ("fedavg", "oracle")
     }
     models = {
         name: {client: float(tree.nodes[leaf].params) for client, leaf in sorted(tree.leaf_of.items())}
@@ -141,18 +143,39 @@ def test_clusters_never_change_but_each_is_a_federation_of_its_own():
     }
     everybody, pair = (1 * 1 + 3 * 5 + 1 * 9) / 5, (1 * 1 + 3 * 5) / 4
     assert models["fedavg"] == dict.fromkeys(range(3), 100 + 2 * everybody)
-    assert models["local"] == {0: 100 + 2 * 1, 1: 100 + 2 * 5, 2: 100 + 2 * 9}
     assert models["oracle"] == {0: 100 + 2 * pair, 1: 100 + 2 * pair, 2: 100 + 2 * 9}
 
 
 def test_a_cluster_without_an_answer_keeps_its_model():
     clients = ScriptedClients({0: [1], 1: [5]})
-    algorithm = Local()
+    algorithm = Oracle({0: 0, 1: 1})
     state = algorithm.init(torch.zeros(1), clients)
     state, log = algorithm.step(state, [1], clients, Round(1, LocalTraining()))
     assert [float(leaf.params) for leaf in state.tree.leaves] == [0, 5]
     assert list(log.criteria) == [2]
     assert log.losses == {1: 0.0}
+
+
+class Forgetful(ScriptedClients):
+    """Clients of whom the first, in the second round, has lost its model."""
+
+    def train(self, ids, models, assignment, this_round, anchors=None, *, own=False):
+        updates = super().train(ids, models, assignment, this_round, own=own)
+        if this_round.number != 2:
+            return updates
+        return replace(updates.select(list(ids)[1:]), left_out={ids[0]: f"{KEEPS_NONE}: it was lost"})
+
+
+def test_alone_each_is_sent_the_initial_model_once_and_again_if_it_has_lost_its_own():
+    algorithm, start = Local(), torch.tensor([7.0])
+    played = play(algorithm, Metered(Forgetful({0: [1], 1: [5], 2: [9]})), start, 4, fraction=0.3)
+    sent = [played.clients.asked("train", number)[0].models for number in (1, 2, 3, 4)]
+    assert sent == [dict.fromkeys((0, 1, 2), start), {}, {0: start}, {}]
+    assert [algorithm.keepers(state) for state in played.states] == [(), (0, 1, 2), (1, 2), (0, 1, 2), (0, 1, 2)]
+    assert [list(log.losses) for log in played.logs] == [[0, 1, 2], [1, 2], [0, 1, 2], [0, 1, 2]]
+    readings = played.clients.clients.meter.readings()
+    assert (readings["bytes_up"], readings["bytes_down"]) == (0, (3 + 1) * 4)
+    assert len(played.states[-1].tree.nodes) == 1
 
 
 @pytest.mark.parametrize(("fraction", "count"), [(1.0, 10), (0.5, 5), (0.1, 1), (0.01, 1), (0.34, 3)])

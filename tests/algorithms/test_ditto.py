@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from fedclade import ConfigError, Ditto, FedAvg, Local, LocalTraining
-from fedclade.core.queries import Round
+from fedclade.core.queries import OWN, Round
 from fedclade.training import OWN_MODEL
 from tests.reference.ditto import ditto
 from tests.reference.fedavg import as_numpy
-from tests.tiny import Metered, ScriptedClients, federation_of, perceptron, play, simulated
+from tests.tiny import Metered, ScriptedClients, federation_of, own_models, perceptron, play, simulated
 
 SPEC = LocalTraining(epochs=2, batch_size=10, lr=0.2, lr_decay=0.9)
 SIZES = [20, 26, 31, 5]
@@ -21,12 +21,6 @@ SIZES = [20, 26, 31, 5]
 
 def world():
     return federation_of([0, 1, 0, 1], SIZES, seed=2)
-
-
-def own_models(played):
-    """Return the personal model of each client that has one."""
-    store = played.clients.clients.store
-    return {client: kept[OWN_MODEL] for client in played.clients.ids if (kept := store.latest(client))}
 
 
 @pytest.mark.parametrize("lam", [0.0, 0.5, 2.0])
@@ -55,11 +49,11 @@ def test_the_global_model_is_fedavgs():
 
 
 def test_without_the_proximal_term_personal_models_are_those_of_local_training():
-    clients, params = simulated(world(), perceptron())
-    local = play(Local(), clients, params, 4, spec=SPEC).states[-1].tree
-    ours = own_models(play(Ditto(lam=0.0), clients, params, 4, spec=SPEC))
-    for leaf in local.leaves:
-        assert torch.equal(ours[leaf.members[0]], leaf.params)
+    ours, local = (
+        own_models(play(each, *simulated(world(), perceptron()), 4, spec=SPEC)) for each in (Ditto(lam=0.0), Local())
+    )
+    assert ours.keys() == local.keys() == {0, 1, 2, 3}
+    assert all(torch.equal(ours[client], model) for client, model in local.items())
 
 
 def test_the_larger_lambda_the_nearer_to_the_global_model():
@@ -78,6 +72,7 @@ def test_personal_models_are_pulled_to_the_global_model_as_it_was_before_the_rou
         before = played.states[number - 1].tree
         global_call, personal_call = played.clients.asked("train", number)
         assert (global_call.own, personal_call.own) == (False, True)
+        assert personal_call.models.keys() == ({0, 1, 2, 3} if number == 1 else set()), "then they have their own"
         assert all(torch.equal(model, before.nodes[0].params) for model in global_call.models.values())
         assert all(torch.equal(anchor, before.nodes[0].params) for anchor in personal_call.anchors.values())
 
@@ -105,11 +100,11 @@ def test_who_has_not_trained_yet_starts_from_the_initial_model_and_is_served_wit
     state, log = algorithm.step(state, [3, 1], clients, Round(1, SPEC))
     assert (state.untrained, list(log.criteria)) == ((0, 2), [0])
     w = state.tree.nodes[0].params[None]
-    ours, of_all = (clients.evaluate([1, 2], w, [0, 0], "test", own=own) for own in (True, False))
-    assert ours.losses[1] == of_all.losses[1]
-    assert ours.losses[0] != of_all.losses[0]
+    assert algorithm.keepers(state) == (1, 3)
+    ours, of_all = (clients.evaluate([1], w, [row], "test").losses for row in (OWN, 0))
+    assert ours != of_all
     state, _ = algorithm.step(state, [0, 2], clients, Round(2, SPEC))
-    assert (state.untrained, state.initial) == ((), None)
+    assert (state.untrained, state.initial, algorithm.keepers(state)) == ((), None, (0, 1, 2, 3))
     alone, _ = simulated(world(), perceptron())
     delta = alone.train([2], params[None], [0], Round(2, SPEC)).required_deltas[0]
     assert torch.equal(clients.store.latest(2)[OWN_MODEL], params + delta)

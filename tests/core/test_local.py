@@ -11,7 +11,7 @@ import torch
 
 from fedclade import ConfigError, LocalTraining
 from fedclade.config import check_config
-from fedclade.runs.store.run import without_none
+from fedclade.runs.store.contents import without_unset
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_what_an_optimizer_does_not_take_is_refused(settings, message):
 
 def test_it_comes_back_from_a_config_and_from_json():
     spec = LocalTraining(steps=7, optimizer="adam", options={"betas": (0.9, 0.99)}, precision="bfloat16")
-    as_toml = tomllib.loads(tomli_w.dumps(without_none({"local": asdict(spec)})))
+    as_toml = tomllib.loads(tomli_w.dumps(without_unset({"local": asdict(spec)})))
     assert check_config(as_toml).local == spec
     assert LocalTraining(**json.loads(json.dumps(asdict(spec)))) == spec
     assert len({spec, replace(spec), replace(spec, steps=8)}) == 2

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow
 def test_mnist_label_swap() -> None:
     federation = load_federation("mnist", shift="label_swap", samples_per_client=300, data_dir=REAL_DATA)
     assert federation.pool.x.shape == (70_000, 1, 28, 28)
@@ -27,6 +28,7 @@ def test_mnist_label_swap() -> None:
     assert (float(inputs.mean()), float(inputs.std())) == pytest.approx((0, 1), abs=1e-3)
 
 
+@pytest.mark.slow
 def test_cifar10() -> None:
     pool = load_pool("cifar10", data_dir=REAL_DATA)
     assert pool.x.shape == (60_000, 3, 32, 32)

@@ -59,7 +59,7 @@ ALGORITHMS: dict[str, Algorithm] = {
 def both(algorithm: Algorithm, model: Any = perceptron, **settings: Any) -> tuple[Run, Run]:
     """Run a simulation and the same over a grid."""
     settings = {"local": LOCAL, "rounds": 4, "signature": Signature(), **settings}
-    federation = federation_of(TRUTH)
+    federation = federation_of(TRUTH, [60] * len(TRUTH))
     parts = {key: settings[key] for key in ("freeze", "personal", "adapter") if key in settings}
     there = federated(grid_of(federation, model, ALL_ALLOWED, **parts), algorithm, model, **settings)
     return simulate(algorithm, model, federation, engine="loop", device="cpu", **settings), there
@@ -72,6 +72,7 @@ def same(here: Run, there: Run) -> None:
     ]
     for ours, theirs in zip(here.tree.nodes, there.tree.nodes, strict=True):
         torch.testing.assert_close(theirs.params, ours.params, rtol=0, atol=1e-6)
+        torch.testing.assert_close(theirs.model, ours.model, rtol=0, atol=1e-6)
     assert there.events == _numbers(here.events)
     assert there.summary["accuracy"] == here.summary["accuracy"]
 

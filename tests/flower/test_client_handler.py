@@ -24,9 +24,10 @@ from fedclade.core.errors import ConfigError, DataError, PrivacyError, UpdateErr
 from fedclade.core.params import Layout
 from fedclade.core.queries import Round
 from fedclade.flower import wire
-from fedclade.flower.client_handler import MOST_RESIDUALS, ClientHandler
+from fedclade.flower.client_handler import ClientHandler
 from fedclade.flower.policy import QUERIES, Policy
 from fedclade.flower.replies import read_update
+from fedclade.flower.residuals import MOST_RESIDUALS
 from fedclade.flower.secret import read_secret, secret_model, seed_of
 from fedclade.flower.wire import Content
 from tests.flower.grids import FOUR, LOCAL, handler_of
@@ -51,6 +52,7 @@ def ask(
         "query": 0,
         "purpose": "train",
         "replicates": 1,
+        "part_size": 0,
         "dim": 0,
         "own": False,
         "personal_epochs": 0,
@@ -84,17 +86,20 @@ def test_it_trains_as_a_simulated_client_does(what: str):
     assert told["model"] == wire.digest(wire.raw_vector(MODEL).data)
 
 
-@pytest.mark.parametrize("dim", [0, 5])
-def test_it_sends_the_signatures_of_all_replicates_in_one_answer(dim: int):
+@pytest.mark.parametrize(("dim", "part_size"), [(0, 0), (5, 0), (5, 10)])
+def test_it_sends_the_mean_of_all_replicates_and_their_signatures_in_one_answer(dim: int, part_size: int):
     federation = federation_of(FOUR)
     clients, _ = simulated(federation, perceptron())
     sketch = CountSketch(3, LAYOUT.n_parameters, dim) if dim else None
-    halves = [clients.train([2], MODEL[None], [0], Round(2, LOCAL, 3, "train " + k, part=(int(k), 2))) for k in "01"]
-    expected = torch.cat([sketch.apply(half.signatures[0]) if sketch else half.signatures[0] for half in halves])
-    there = ask(handler_of(2, federation, encoding="int8"), replicates=2, dim=dim)
-    assert torch.equal(decode(there.vector("update"), len(expected), "float32", 0), expected)
+    asked = Round(2, LOCAL, 3, replicates=2, part_size=part_size)
+    halves = [clients.train([2], MODEL[None], [0], asked.of_part(k)) for k in (0, 1)]
+    signatures = [sketch.apply(half.signatures[0]) if sketch else half.signatures[0] for half in halves]
+    there = ask(handler_of(2, federation, encoding="int8"), replicates=2, dim=dim, part_size=part_size)
+    received = decode(there.vector("update"), LAYOUT.size + 2 * (dim or LAYOUT.n_parameters), "float32", 0)
+    torch.testing.assert_close(received[: LAYOUT.size], (halves[0].deltas[0] + halves[1].deltas[0]) / 2)
+    assert torch.equal(received[LAYOUT.size :], torch.cat(signatures))
     assert there.values["encoding"] == "float32"
-    assert there.values["size"] == 24
+    assert there.values["size"] == (20 if part_size else 24)
     assert there.values["loss"] == pytest.approx(float((halves[0].losses + halves[1].losses) / 2))
 
 
@@ -103,9 +108,11 @@ def test_it_sends_the_signatures_of_those_parameters_that_it_is_asked_for(dim: i
     federation = federation_of(FOUR)
     everything = ask(handler_of(2, federation), replicates=2)
     sketch = Signature(kind="projected" if dim else "full", dim=max(dim, 1), of="3").sketch(3, LAYOUT)
-    halves = decode(everything.vector("update"), 2 * LAYOUT.n_parameters, "float32", 0).view(2, -1)
+    length = LAYOUT.size + 2 * LAYOUT.n_parameters
+    halves = decode(everything.vector("update"), length, "float32", 0)[LAYOUT.size :].view(2, -1)
     there = ask(handler_of(2, federation), replicates=2, dim=dim, of=["3"])
-    assert torch.equal(decode(there.vector("update"), 2 * sketch.dim, "float32", 0), sketch.apply(halves).flatten())
+    received = decode(there.vector("update"), LAYOUT.size + 2 * sketch.dim, "float32", 0)
+    assert torch.equal(received[LAYOUT.size :], sketch.apply(halves).flatten())
 
 
 @pytest.mark.parametrize(
@@ -121,11 +128,19 @@ def test_parameters_that_are_not_there_are_refused(of: object, error: type[Excep
         ask(handler_of(2, federation_of(FOUR)), replicates=2, of=of)
 
 
-@pytest.mark.parametrize(("replicates", "dim"), [(0, 5), (25, 5), (2, -1)])
-def test_replicates_that_cannot_be_made_are_refused(replicates: int, dim: int):
-    why = f"asked for {replicates} replicates of length {dim} from 24 training examples"
-    with pytest.raises(UpdateError, match=why):
-        ask(handler_of(2, federation_of(FOUR)), replicates=replicates, dim=dim)
+@pytest.mark.parametrize(
+    ("replicates", "dim", "part_size", "parts"),
+    [
+        (0, 5, 0, "0 parts"),
+        (25, 5, 0, "25 parts"),
+        (2, -1, 0, "2 parts"),
+        (3, 5, 9, "3 parts of 9"),
+        (2, 5, -1, "2 parts of -1"),
+    ],
+)
+def test_replicates_that_cannot_be_made_are_refused(replicates: int, dim: int, part_size: int, parts: str):
+    with pytest.raises(UpdateError, match=f"asked for {parts} of 24 training examples, compared by {dim} numbers"):
+        ask(handler_of(2, federation_of(FOUR)), replicates=replicates, dim=dim, part_size=part_size)
 
 
 def test_it_is_pulled_to_the_anchor_that_it_is_sent():
@@ -180,7 +195,10 @@ def test_it_evaluates_all_models_that_it_is_sent():
             "asked for local training .* epochs .* should be a whole number or left out, got 1.5",
         ),
         ({"spec": '{"lr": 1' + 400 * "0" + "}"}, "asked for local training .*: lr .* more than 64 bits"),
-        ({"replicates": 2, "dim": 2**40}, "asked for 2 replicates of length 1099511627776 from 24 training examples"),
+        (
+            {"replicates": 2, "dim": 2**40},
+            "asked for 2 parts of 24 training examples, compared by 1099511627776 numbers each",
+        ),
         ({"spec": '{"epochs": 0}'}, "local.epochs should be at least 1, got 0"),
         (
             {"what": "evaluate", "split": "secrets"},
@@ -343,7 +361,7 @@ def test_a_release_is_booked_before_the_update_leaves(tmp_path: Path, monkeypatc
         raise KeyboardInterrupt
 
     client = handler_of(privacy=privacy, budget=UNBOUNDED, folder=tmp_path)
-    monkeypatch.setattr(client, "_encoded", crash)
+    monkeypatch.setattr(client._residuals, "encoded", crash)
     with pytest.raises(KeyboardInterrupt):
         ask(client)
     (entry,) = json.loads((tmp_path / "privacy.json").read_text())["entries"]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from flwr.app import Context, RecordDict
 
 from fedclade.cli import main
@@ -17,7 +18,7 @@ from fedclade.flower import LocalGrid, LocalNode, Network, client_app_from_confi
 from fedclade.flower.from_config import AppSettings, RunConfig
 from fedclade.flower.wire import Content
 from fedclade.runs.store import Run
-from fedclade.runs.store.run import without_none
+from fedclade.runs.store.contents import without_unset
 from tests.flower.grids import hello_to
 
 RUN_CONFIG: dict[str, bool | float | int | str] = {
@@ -75,7 +76,7 @@ def test_one_config_gives_the_same_run_over_a_grid_and_in_a_simulation(folder: P
         "out": str(folder),
         "encoding": "float32",
     }
-    assert there.config["algorithm"] == without_none(here.config["algorithm"])
+    assert there.config["algorithm"] == without_unset(here.config["algorithm"])
     assert (folder / "figures").is_dir()
 
 
@@ -300,12 +301,20 @@ def test_files_are_read_in_the_nodes_own_folder_alone(tmp_path: Path, monkeypatc
     assert "no data-dir in the node config" in refusal_of({"partition-id": 1}, config)
 
 
-def test_no_client_of_a_network_knows_the_others_means():
-    config = {"data.files": "hospitals/*.csv", "data.target": "back", "data.standardize": "federated"}
-    with pytest.raises(
-        ConfigError, match=r"standardize should be 'none' or 'client' over a network, .* got 'federated'"
-    ):
-        RunConfig.read(config)
+def test_clients_are_scaled_and_weighed_by_the_examples_of_all(tmp_path: Path):
+    for k, name in enumerate("abcd"):
+        rows = (f"{30 * k + row}.5,{'icu' if row % 4 else 'surgery'},{'yes' if row % 3 else 'no'}" for row in range(20))
+        (tmp_path / f"{name}.csv").write_text("age,ward,back\n" + "\n".join(rows) + "\n")
+    run_config = {
+        **{"data.files": "*.csv", "data.target": "back", "data.standardize": "federated", "task.name": "binary"},
+        **{"task.class_weights": "balanced", "model.name": "mclr", "rounds": 2, "network.clients": 4},
+    }
+    serve({**run_config, "network.out": str(tmp_path / "run")}, {"data-dir": str(tmp_path)})
+    there, config = Run.load(tmp_path / "run"), RunConfig.read(run_config).config
+    here = config.run(config.federation(tmp_path), device="cpu")
+    torch.testing.assert_close(there.tree.nodes[0].params, here.tree.nodes[0].params, rtol=0, atol=1e-6)
+    assert there.summary["inputs"]["mean"] == pytest.approx(here.summary["inputs"]["mean"])
+    assert (there.config["data"]["standardize"], there.config["task"]["class_weights"]) == ("federated", "balanced")
 
 
 def test_an_app_does_not_need_the_parts_of_flower_that_the_local_grid_is_made_of():

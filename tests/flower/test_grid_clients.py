@@ -17,14 +17,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedclade import Signature
-from fedclade.algorithms import IFCA, PACFL, Ditto, FedAvg, FineTune
+from fedclade.algorithms import IFCA, PACFL, Ditto, FedAvg, FineTune, Local
 from fedclade.channel.encoding import ENCODINGS, encoded_bytes
-from fedclade.core.errors import UpdateError
+from fedclade.core import KEEPS_NONE, ParameterTree, UpdateError
 from fedclade.core.params import Layout
 from fedclade.core.updates import LARGEST_NORM
 from fedclade.flower import wire
+from fedclade.flower.node_store import FILE
 from fedclade.flower.replies import Scores, read_scores, read_update
 from fedclade.flower.wire import RAW, Content
+from fedclade.runs.store.contents import Row
 from fedclade.tasks import FittedTask
 from tests.flower.grids import (
     ALL_ALLOWED,
@@ -33,6 +35,7 @@ from tests.flower.grids import (
     app_of,
     federated,
     grid_of,
+    housed,
     node_of,
     reasons,
     spoil,
@@ -380,21 +383,28 @@ def test_who_draws_another_initial_model_is_named(tmp_path: Path, caplog: pytest
     assert told.startswith("3 of 4 clients draw the same initial model, which is taken; clients 1 draw another")
 
 
-def test_a_server_that_keeps_its_clients_models_says_so(caplog: pytest.LogCaptureFixture):
-    with caplog.at_level(logging.WARNING, "fedclade"):
-        federated(grid_of(federation_of(FOUR)), FineTune(), rounds=2)
-    assert [message for message in caplog.messages if "kept by the server" in message] == [
-        "this algorithm lets clients keep models of their own: in a simulation these do not travel, over a "
-        "network they are kept by the server, which sends and receives them"
-    ]
+def test_models_that_clients_keep_are_never_sent():
+    """Down goes what is scored in FedAvg, fine-tuned, or pulls Ditto's, which begin from the initial model besides."""
+    methods = (Local(), FedAvg(), FineTune(), Ditto())
+    runs = [federated(grid_of(federation_of(FOUR)), each, rounds=2) for each in methods]
+    all_once = 4 * LAYOUT.size * 4
+    assert [run.summary["bytes_up"] // all_once for run in runs] == [0, 2, 2, 2]
+    assert [run.summary["bytes_down"] // all_once for run in runs] == [1, 2 + 2, 2 + 2, 2 + 2 + 1]
+    assert {(len(run.tree.nodes), len(run.kept)) for run in runs} == {(1, 0)}
 
 
-def test_models_that_clients_keep_are_never_sent(caplog: pytest.LogCaptureFixture):
-    with caplog.at_level(logging.WARNING, "fedclade"):
-        ditto, fedavg = (federated(grid_of(federation_of(FOUR)), each, rounds=2) for each in (Ditto(), FedAvg()))
-    assert not [message for message in caplog.messages if "kept by the server" in message]
-    assert ditto.summary["bytes_up"] == fedavg.summary["bytes_up"]
-    assert (len(ditto.tree.nodes), ditto.kept) == (1, {})
+def test_who_has_lost_its_model_is_sent_the_initial_one_again(tmp_path: Path):
+    grid = housed(grid_of(federation := federation_of(FOUR)), tmp_path)
+
+    def lose(row: Row, _: ParameterTree) -> None:
+        if row["round"] == 2:
+            (tmp_path / str(node_of(BAD)) / FILE).unlink()
+            grid.nodes[node_of(BAD)].app = app_of(federation)
+
+    run = federated(grid, Local(), rounds=4, on_round=lose, evaluate_every=4)
+    assert reasons(run) == {BAD: f"{KEEPS_NONE}: client {BAD} has trained none, or has lost it"}
+    assert [row["clients_trained"] for row in run.metrics] == [4, 4, 3, 4]
+    assert [row["bytes_down"] // (LAYOUT.size * 4) for row in run.metrics] == [4, 0, 0, 1]
 
 
 def test_a_stream_leaves_out_whom_it_must_too():

@@ -110,11 +110,11 @@ def test_an_update_that_is_far_too_long_is_left_out(change: Change, told: str, s
     assert {event["round"] for event in run.events if event["kind"] == "left_out"} == {1, 2, 3}
 
 
-def test_the_halves_that_clusters_are_found_by_are_measured_too():
+def test_the_parts_that_clusters_are_found_by_are_measured_too():
     grid = lying_grid(scaled(1000.0))
-    run = federated(grid, ReplicatedCFL(check_every=1), rounds=1)
+    run = federated(grid, ReplicatedCFL(), rounds=1)
     queries = {event["query"] for event in run.events if event["kind"] == "left_out"}
-    assert queries == {"replicate", "train"}
+    assert queries == {"train"}
 
 
 def test_who_is_asked_again_alone_is_measured_by_the_others():

@@ -9,7 +9,7 @@ import pytest
 import torch
 from flwr.app import RecordDict
 
-from fedclade.core.errors import CheckpointError
+from fedclade.core import KEEPS_NONE, CheckpointError, UpdateError
 from fedclade.flower import wire
 from fedclade.flower.client_handler import ClientHandler
 from fedclade.flower.node_store import FILE
@@ -26,15 +26,19 @@ def client(folder: Path | None = None, parts: Parts | None = None) -> ClientHand
     return ClientHandler(federation_of(FOUR).alone(2), perceptron, folder=folder, parts=parts)
 
 
-def asked(to: ClientHandler, number: int, what: str = "train", state: RecordDict | None = None, **more) -> Content:
+def asked(
+    to: ClientHandler, number: int, what: str = "train", state: RecordDict | None = None, carries: str = "", **more
+) -> Content:
     layout = to._layout
     values = {
         **{"what": what, "round": number, "query": 0, "purpose": "train", "seed": 3, "replicates": 1, "dim": 0},
+        "part_size": 0,
         **{"own": False, "personal_epochs": 0, "run": "a", "split": "test", "spec": wire.to_json(LOCAL)},
         **{"layout": wire.layout_digest(layout), **more},
     }
-    name = "model" if what == "train" else "0"
-    vectors = {name: wire.raw_vector(layout.flatten(perceptron(1)))}
+    name = carries or ("model" if what == "train" else "0")
+    goes_on = values["own"] and (what == "evaluate" or number > 1)
+    vectors = {} if goes_on else {name: wire.raw_vector(layout.flatten(perceptron(1)))}
     return Content.of(to.answer(Content.of(wire.record(values, vectors)), state))
 
 
@@ -52,7 +56,7 @@ def test_it_goes_on_after_a_restart_and_answers_a_round_again_as_before(tmp_path
         again = asked(client(tmp_path, parts), number, own=own)
     assert again.vectors == expected.vectors
     assert again.vectors.keys() == (set() if own else {"update"})
-    assert loss(client(tmp_path, parts), own=own) == loss(whole, own=own) != loss(client(None, parts), own=own)
+    assert loss(client(tmp_path, parts), own=own) == loss(whole, own=own) != loss(client(None, parts))
     assert stat.S_IMODE((tmp_path / FILE).stat().st_mode) == 0o600
 
 
@@ -88,9 +92,25 @@ def test_what_is_not_personal_needs_no_store(tmp_path: Path):
     assert not (tmp_path / FILE).exists()
 
 
-def test_a_model_of_its_own_is_no_release(tmp_path: Path):
-    asked(client(tmp_path), 1, own=True)
-    assert UsageLog(tmp_path).usage() == Usage()
+def test_a_model_of_its_own_is_no_release_but_counts_as_scored(tmp_path: Path):
+    """Its training loss leaves, and later its scores."""
+    answer = asked(client(tmp_path), 1, own=True)
+    assert (answer.vectors, "loss" in answer.values) == ({}, True)
+    assert UsageLog(tmp_path).usage() == Usage(evaluations=1)
+    loss(client(tmp_path), own=True)
+    assert UsageLog(tmp_path).usage() == Usage(evaluations=2)
+
+
+def test_only_its_own_goes_on_without_a_model():
+    """An anchor is none."""
+    with pytest.raises(UpdateError, match=r"there is no vector 'model', only \['anchor'\]"):
+        asked(client(), 1, carries="anchor")
+
+
+@pytest.mark.parametrize(("what", "number"), [("train", 2), ("evaluate", 0)])
+def test_who_has_lost_its_model_says_so(what: str, number: int):
+    with pytest.raises(UpdateError, match=f"^{KEEPS_NONE}: client 2 has trained none, or has lost it"):
+        asked(client(), number, what, own=True)
 
 
 def test_a_damaged_store_is_said_and_stays(tmp_path: Path):
@@ -101,5 +121,7 @@ def test_a_damaged_store_is_said_and_stays(tmp_path: Path):
 
 
 def test_personal_parameters_start_from_the_runs_seed():
-    start = ClientHandler(federation_of(FOUR).alone(2), perceptron, parts=PERSONAL, seed=5)._workers.whole.initial
+    start = ClientHandler(
+        federation_of(FOUR).alone(2), perceptron, parts=PERSONAL, seed=5
+    )._trainer.workers.whole.initial
     assert torch.equal(start, PERSONAL.layout(perceptron(5)).flatten_personal(perceptron(5)))

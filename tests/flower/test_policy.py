@@ -35,10 +35,13 @@ EXAMPLES = 24
 @pytest.mark.parametrize(
     ("question", "why"),
     [
-        ({"replicates": EXAMPLES}, "24 replicates, at most 4 .max-replicates in its node config"),
+        ({"replicates": EXAMPLES}, "24 replicates, at most 8 .max-replicates in its node config"),
         ({"replicates": 3}, "3 replicates from 24 training examples, since each must be made from at least 10"),
         ({"spec": wire.to_json(LocalTraining(epochs=101))}, "101 epochs, at most 100 .max-epochs in its node config"),
-        ({"what": "gradients"}, """the question 'gradients'; to allow it, set allow="train evaluate gradients" in"""),
+        (
+            {"what": "gradients"},
+            "the question 'gradients'; to allow it, set allow=.train evaluate statistics gradients. in",
+        ),
         ({"what": "subspaces", "vectors": 3, "per_label": True}, "the question 'subspaces'; to allow it, set allow="),
         (
             {"what": "evaluate", "sent": {str(k): MODEL for k in range(65)}},
@@ -122,7 +125,7 @@ def test_it_counts_before_an_answer_leaves_and_not_what_it_refused(tmp_path: Pat
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(UpdateError):
         ask(client, spec=wire.to_json(LocalTraining(lr=1e30, epochs=5)))  # diverges
-    with pytest.raises(UpdateError, match="asked for -9 replicates"):
+    with pytest.raises(UpdateError, match="asked for -9 parts"):
         ask(client, replicates=-9)
     assert list(tmp_path.iterdir()) == []
     ask(client)
@@ -208,7 +211,7 @@ def test_what_nobody_allows_ends_the_run_with_one_clear_error_on_both_sides(
     algorithm: Any, question: str, caplog: pytest.LogCaptureFixture
 ):
     federation = federation_of(FOUR)
-    allow = f"train evaluate {question}"
+    allow = f"train evaluate statistics {question}"
     why = f'{FORBIDS} the question {question!r}; to allow it, set allow="{allow}" in its node config'
     with caplog.at_level(logging.WARNING, "fedclade.flower"), pytest.raises(UpdateError) as error:
         federated(grid_of(federation), algorithm)
@@ -238,6 +241,7 @@ def test_a_server_that_wants_single_examples_gets_none():
         {
             **{"what": "train", "round": 1, "query": 0, "purpose": "train", "seed": 0, "dim": 0},
             **{"replicates": EXAMPLES, "spec": wire.to_json(LOCAL), "own": False, "personal_epochs": 0},
+            "part_size": 0,
             "layout": Content.of(_hello(grid)).values["layout"],
         },
         {"model": wire.raw_vector(MODEL)},

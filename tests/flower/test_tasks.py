@@ -15,7 +15,7 @@ from fedclade.core.errors import DataError
 from fedclade.flower import LocalGrid
 from fedclade.flower.client_handler import ClientHandler
 from tests.flower.grids import CFL_OF_TWO, FOUR, LOCAL, federated, grid_of, network_of, node_of, reasons, spoil, worded
-from tests.tiny import FEATURES, federation_of, task_federation
+from tests.tiny import FEATURES, task_federation
 
 HUBER = Task(loss="huber", metrics=["mae", "r2"])
 
@@ -66,18 +66,6 @@ def test_a_client_of_another_task_is_refused():
     refused = [event for event in run.events if "refused" in event["kind"]]
     assert "its task is 'regression: mse; mae', and the others' is 'regression: huber; mae, r2'" in str(refused)
     assert sorted(row["client"] for row in run.clients) == [0, 1, 3]
-
-
-@pytest.mark.parametrize("kind", ["binary", "classification"])
-def test_balanced_weights_are_refused_on_both_sides(kind: Any):
-    """Neither a server nor a single client knows how rare a label is among all."""
-    federation = federation_of(FOUR) if kind == "classification" else task_federation(kind, FOUR)
-    balanced, told = Task(class_weights="balanced"), "'balanced' needs to know how many examples there are of each"
-    with pytest.raises(ConfigError, match=told):
-        ClientHandler(federation.alone(0), network, task=balanced)
-    model = "mclr" if kind == "classification" else network
-    with pytest.raises(ConfigError, match=told):
-        federated(grid_of(federation, model), "fedavg", model, task=balanced)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from fedclade.runs.store.newcomers import score_columns
 
 SPEC = LocalTraining(epochs=2, lr=0.2)
 OPTIONS = {"cfl": {"eps1": 0.3, "eps2": 0.4}, "ifca": {"clusters": 2}, "fedgroup": {"groups": 2}}
-CLUSTERED = ("cfl", "fl_hc", "fedgroup", "ifca", "fesem", "pacfl", "oracle")
+CLUSTERED = ("cfl", "rcfl", "fl_hc", "fedgroup", "ifca", "fesem", "pacfl", "oracle")
 
 
 @cache
@@ -73,7 +73,7 @@ def test_newcomers_fit_their_personal_part_to_the_model_that_they_get():
 
 def test_the_clustered_methods_of_these_tests_find_the_clusters():
     found = {name for name in CLUSTERED if run_of(name).summary["clusters"]["ari"] == 1}
-    assert {"cfl", "fl_hc", "fedgroup", "oracle", "pacfl"} <= found
+    assert {"cfl", "rcfl", "fl_hc", "fedgroup", "oracle", "pacfl"} <= found
 
 
 def test_accuracies_are_those_of_the_models_that_the_columns_name():
@@ -133,9 +133,31 @@ def test_models_without_a_name_are_given():
         return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
 
     run = fedclade.simulate("fedavg", made, digits(), rounds=1)
-    with pytest.raises(ConfigError, match=r"unknown model 'Sequential'"):
+    with pytest.raises(
+        ConfigError, match=r"give fedclade\.assign the model of the run, as model=\.\.\.: unknown model "
+    ):
         fedclade.assign(run, digits().newcomers)
     assert fedclade.assign(run, digits().newcomers, model=made).summary["newcomers"] == 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Renamed(Local):
+    """A method of a script."""
+
+
+def test_so_is_an_algorithm_and_local_training():
+    run = run_of("fedavg")
+    for what, section, told in (
+        ("algorithm", {"name": "Renamed"}, "unknown algorithm 'Renamed'"),
+        ("local", {**run.config["local"], "optimizer": "script:Mine"}, "optimizer 'script:Mine' cannot be imported"),
+    ):
+        noted = dataclasses.replace(run, config={**run.config, what: section})
+        with pytest.raises(
+            ConfigError, match=rf"give fedclade\.assign the {what} of the run, as {what}=\.\.\.: {told}"
+        ):
+            fedclade.assign(noted, digits().newcomers)
+        given = {"algorithm": Renamed()} if what == "algorithm" else {"local": SPEC}
+        assert fedclade.assign(noted, digits().newcomers, **given).summary["fit_nowhere"] == 0
 
 
 def test_newcomers_with_other_inputs_are_refused():

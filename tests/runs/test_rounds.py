@@ -198,9 +198,9 @@ def test_a_split_round_pays_for_the_absent_members_too():
     assert [row["clusters"] for row in run.metrics] == [1, 2, 2]
 
 
-def test_of_local_training_nothing_travels():
+def test_of_local_training_the_initial_model_alone_travels():
     run = run_of(Local())
-    assert [(row["bytes_up"], row["bytes_down"]) for row in run.metrics] == [(0, 0)] * 3
+    assert [(row["bytes_up"], row["bytes_down"]) for row in run.metrics] == [(0, 4 * SIZE * 4), (0, 0), (0, 0)]
 
 
 def test_target_numbers_are_of_the_first_round_whose_mean_reaches_it():
@@ -308,9 +308,9 @@ def test_events_are_kept_with_their_round():
 
 def test_on_round_is_called_after_every_round():
     seen = []
-    run = run_of("local", on_round=lambda row, tree: seen.append((row["round"], len(tree.leaves))))
-    assert seen == [(1, 4), (2, 4), (3, 4)]
-    assert len(run.tree.leaves) == 4
+    run = run_of("oracle", on_round=lambda row, tree: seen.append((row["round"], len(tree.leaves))))
+    assert seen == [(1, 2), (2, 2), (3, 2)]
+    assert len(run.tree.leaves) == 2
 
 
 def test_an_on_round_that_fails_costs_one_warning_and_not_the_run(caplog):
@@ -338,13 +338,13 @@ def test_an_on_round_may_end_the_run_by_an_error_of_fedclades_own():
 @pytest.mark.parametrize("thing", ["run", "tree", "federation", "pool"])
 def test_what_a_run_is_made_of_looks_like_one_line(thing):
     federation = federation_of(TRUTH)
-    run = run_of("local", federation)
+    run = run_of("oracle", federation)
     things = {"run": run, "tree": run.tree, "federation": federation, "pool": federation.pool}
     assert (
         repr(things[thing])
         == {
-            "run": "Run(algorithm='local', data='tiny', model='Sequential', seed=0, rounds=3)",
-            "tree": "ParameterTree(nodes=5, clusters=4, clients=4)",
+            "run": "Run(algorithm='oracle', data='tiny', model='Sequential', seed=0, rounds=3)",
+            "tree": "ParameterTree(nodes=3, clusters=2, clients=4)",
             "federation": "Federation('tiny')",
             "pool": "Pool('tiny', torch.float32 [216, 6], outputs=4, task='classification')",
         }[thing]

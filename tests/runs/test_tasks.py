@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torchmetrics import MeanAbsoluteError
 
 from fedclade import (
     CFL,
@@ -85,6 +86,24 @@ def test_newcomers_are_scored_by_it(tmp_path: Path):
     found = assign(run, newcomers, model=network, engine="loop")
     assert sum(row["right"] for row in found.rows) == 4
     assert all(row["rmse"] > 0 for row in found.rows)
+
+
+def test_newcomers_to_a_run_whose_task_is_objects_are_given_it(tmp_path: Path):
+    def absolute(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return (outputs.view(targets.shape) - targets).abs()
+
+    task = Task(loss=absolute, metrics=[MeanAbsoluteError()])
+    ran(tmp_path / "run", task=task)
+    run, newcomers = Run.load(tmp_path / "run"), renamed(task_federation("regression", [0, 1]), {0: 10, 1: 11})
+    with pytest.raises(ConfigError, match=r"give fedclade\.assign the task of the run, as task=\.\.\.: unknown metric"):
+        assign(run, newcomers, model=network)
+    with pytest.raises(ConfigError, match=r"whose metrics are \['mean_absolute_error'\], got \['mae'\]"):
+        assign(run, newcomers, model=network, task="regression")
+    found = assign(run, newcomers, model=network, task=task)
+    assert [row["right"] for row in found.rows] == [True, True]
+    assert found.metric == "mean_absolute_error"
+    by_name = assign(ran(tmp_path / "named", task=Task(loss="mae", metrics=["mae"])), newcomers, model=network)
+    assert [row["mean_absolute_error"] for row in found.rows] == pytest.approx([row["mae"] for row in by_name.rows])
 
 
 def test_the_card_of_a_model_names_it(tmp_path: Path):

@@ -85,6 +85,12 @@ def test_balanced_weights_are_by_the_counts_of_all_clients():
     assert task.weights is not None
     torch.testing.assert_close(task.weights, torch.tensor([8 / 12, 0.0, 2.0]))
     assert float(task.weights @ torch.tensor([6.0, 0.0, 2.0])) == pytest.approx(8)
+    assert task.described == Task(class_weights="balanced").of(SPEC).described
+
+
+def test_a_task_of_balanced_weights_has_no_losses_before_labels_are_counted():
+    with pytest.raises(ConfigError, match="'balanced' needs to know how many examples there are of each label, and no"):
+        Task(class_weights="balanced").of(SPEC).mean_loss(torch.zeros(2, 3), torch.tensor([0, 1]))
 
 
 @pytest.mark.parametrize(
@@ -98,11 +104,6 @@ def test_balanced_weights_are_by_the_counts_of_all_clients():
         (Task(class_weights=[1, 2]), "classification", "task.class_weights should be 3 numbers of at least 0, one for"),
         (Task(class_weights=[1, -2]), "binary", "task.class_weights should be 2 numbers of at least 0"),
         (Task(class_weights=[1]), "regression", "task.class_weights are for classification and binary tasks, not for"),
-        (
-            Task(class_weights="balanced"),
-            "binary",
-            "'balanced' needs to know how many examples there are of each label",
-        ),
     ],
 )
 def test_what_does_not_fit_is_one_line(task: Task, kind: str, told: str):

@@ -34,8 +34,9 @@ def batched_is_fastest(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", ENGINES)
-@pytest.mark.parametrize("spec", SPECS)
-@pytest.mark.parametrize("module", [perceptron, Tied])
+@pytest.mark.parametrize(
+    ("module", "spec"), [*((perceptron, spec) for spec in SPECS), (Tied, "plain"), (Tied, "everything")]
+)
 def test_every_engine_gives_the_same_updates(name, spec, module):
     expected, losses = LoopEngine().train(task(module(), spec))
     got, mean_losses = build_engine(name).train(task(module(), spec))

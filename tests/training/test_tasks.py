@@ -8,8 +8,10 @@ import torchmetrics
 from torch import Tensor, nn
 
 from fedclade import DataError, Federation, LocalTraining, Task, simulate
-from fedclade.core import Layout, Round
-from fedclade.runs.backend import label_counts
+from fedclade.core import Layout, Round, StatisticsQuery
+from fedclade.data import statistics
+from fedclade.runs import RunSettings
+from fedclade.runs.backend import fitted_task
 from fedclade.tasks import FittedTask
 from fedclade.training import SimulatedClients, evaluation
 from tests.tiny import FEATURES, federation_of, linear, task_federation
@@ -46,7 +48,7 @@ def world(name: str, engine: str) -> tuple[SimulatedClients, Federation, FittedT
         federation, module = federation_of(TRUTH, SIZES), linear()
     else:
         federation, module = task_federation(kind, TRUTH, SIZES, outputs), network(outputs or 1)
-    fitted = task.of(federation.pool.schema, label_counts(federation))
+    fitted = fitted_task(RunSettings(task=task), federation)
     return SimulatedClients(federation, module, engine=engine, task=fitted), federation, fitted
 
 
@@ -158,8 +160,9 @@ def test_balanced_weights_count_the_examples_of_all_clients_as_they_see_them():
     counts = torch.zeros(4)
     for client in federation.ids:
         counts += torch.bincount(federation.examples(client, "train")[1], minlength=4)
-    assert label_counts(federation) is not None
-    assert torch.equal(label_counts(federation), counts.long())  # pyright: ignore[reportArgumentType]
+    found = statistics(federation, StatisticsQuery(federation.ids, labels=4))
+    assert torch.equal(found.labels, counts.long())
+    assert found.count == 36
 
 
 def test_a_run_of_a_task_names_its_metrics():

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Generic, Literal
 import numpy as np
 from torch import Tensor
 
-from fedclade.algorithms.state import S, State
+from fedclade.algorithms.state import OwnS, OwnState, S, State
 from fedclade.clustering import Assignment, SplitCriteria, route, to_root, walk_down
 from fedclade.core import Clients, Event, Joined, ParameterTree, Round, require
 
@@ -44,8 +44,6 @@ class Algorithm(ABC, Generic[S]):
     asks_for
         What else of their data clients must report besides updates and scores, in words; differential privacy does not
         cover it.
-    own_models
-        Whether clients are served with models of their own, which they keep, in place of their cluster's.
     personal
         Which part of a model stays with each client where a run does not say: ``head``, ``body`` or ``norm``, see
         :class:`~fedclade.models.Parts`.
@@ -64,7 +62,6 @@ class Algorithm(ABC, Generic[S]):
 
     state_type: ClassVar[type[State]] = State
     asks_for: ClassVar[str] = ""
-    own_models: ClassVar[bool] = False
     personal: ClassVar[Literal["", "head", "body", "norm"]] = ""
     clusters_from: ClassVar[str] = ""
     summary: ClassVar[str] = ""
@@ -126,6 +123,10 @@ class Algorithm(ABC, Generic[S]):
         """Return the node whose model each client is served with: its cluster's."""
         return state.tree.leaf_of
 
+    def keepers(self, state: S) -> Sequence[int]:
+        """Return the clients that keep a model of their own, and are served with that in place of a node's."""
+        return ()
+
     def join(self, state: S, ids: Sequence[int], clients: Clients, this_round: Round) -> tuple[S, list[Event]]:
         """Take newcomers in before a round; return the next state and what happened.
 
@@ -165,13 +166,19 @@ class Algorithm(ABC, Generic[S]):
         return route(tree, ids, clients, this_round)
 
 
-class OwnModels(Algorithm[S]):
-    """An algorithm that gives every client a model of its own, in a leaf of the root."""
+class OwnModels(Algorithm[OwnS]):
+    """An algorithm whose clients each keep a model of their own, which nobody else sees; the tree is the root alone."""
 
-    def join(self, state: S, ids: Sequence[int], clients: Clients, this_round: Round) -> tuple[S, list[Event]]:
-        """Give each newcomer a leaf, with the root's model."""
-        tree = state.tree.with_leaves([[client] for client in ids], this_round.number - 1)
-        return replace(state, tree=tree), [Joined(0, tuple(ids))]
+    state_type = OwnState
+
+    @property
+    def needs_updates(self) -> bool:
+        """Whether a step works on the updates of single clients."""
+        return False
+
+    def keepers(self, state: OwnS) -> Sequence[int]:
+        """Return the clients that have a model of their own so far; all others are served with the root's."""
+        return state.keepers
 
     def assign(
         self, tree: ParameterTree, ids: Sequence[int], clients: Clients, this_round: Round

@@ -23,14 +23,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedclade.algorithms.base import OneCohort, RoundLog
+from fedclade.algorithms.base import OneCohort, OwnModels, RoundLog
 from fedclade.algorithms.cluster_update import log_of, move_clusters, train_root
-from fedclade.algorithms.state import State
+from fedclade.algorithms.state import OwnState
 from fedclade.core import LARGEST, Clients, ParameterTree, Round, checked, require
 
 
 @dataclass(frozen=True, eq=False)
-class DittoState(State):
+class DittoState(OwnState):
     """The initial model, ``[S]``, and which clients start from it, until they all have."""
 
     initial: Tensor | None = None
@@ -39,7 +39,7 @@ class DittoState(State):
 
 @checked()
 @dataclass(frozen=True, kw_only=True)
-class Ditto(OneCohort[DittoState]):
+class Ditto(OwnModels[DittoState], OneCohort[DittoState]):
     """Ditto (Li et al. 2021): a personal model of each client beside the global one; the tree is w's alone.
 
     Parameters
@@ -52,7 +52,6 @@ class Ditto(OneCohort[DittoState]):
     """
 
     state_type = DittoState
-    own_models = True
 
     lam: float = 1.0
     epochs: int | None = None
@@ -64,14 +63,9 @@ class Ditto(OneCohort[DittoState]):
             ("algorithm.epochs", self.epochs, self.epochs is None or self.epochs >= 1, "at least 1, or left out"),
         )
 
-    @property
-    def needs_updates(self) -> bool:
-        """Whether a step works on the updates of single clients."""
-        return False
-
     def init(self, params: Tensor, clients: Clients) -> DittoState:
         """Put all clients under the global model; no personal model has been trained."""
-        return DittoState(ParameterTree.root_only(clients.ids, params), params, tuple(clients.ids))
+        return DittoState(ParameterTree.root_only(clients.ids, params), (), params, tuple(clients.ids))
 
     def step(
         self, state: DittoState, cohort: Sequence[int], clients: Clients, this_round: Round
@@ -82,12 +76,10 @@ class Ditto(OneCohort[DittoState]):
         spec = replace(spec, mu=self.lam)
         at_home = replace(this_round, spec=spec, communicates="nothing")
         w = state.tree.nodes[0].params
-        first = [0] * len(cohort)  # of a client that has no personal model yet, which model that starts from
-        models = w[None]
-        if state.initial is not None:
-            models = torch.stack([w, state.initial])
-            first = [int(client in state.untrained) for client in cohort]
+        models = torch.stack([w] if state.initial is None else [w, state.initial])
+        first = [1 if c in state.untrained else row for c, row in zip(cohort, state.rows(cohort), strict=True)]
         updates = clients.train(cohort, models, first, at_home, anchors=[0] * len(cohort), own=True)
         untrained = tuple(client for client in state.untrained if client not in updates.ids)
         initial = state.initial if untrained else None
-        return DittoState(move_clusters(state.tree, [part]), initial, untrained), log_of([part])
+        tree, keepers = move_clusters(state.tree, [part]), state.keepers_after(updates)
+        return DittoState(tree, keepers, initial, untrained), log_of([part])

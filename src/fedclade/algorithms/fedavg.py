@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 from torch import Tensor
 
 from fedclade.algorithms.base import Algorithm, OwnModels, RoundLog
 from fedclade.algorithms.cluster_update import log_of, membership_events, move_clusters, train_clusters
-from fedclade.algorithms.state import S, State
+from fedclade.algorithms.state import OwnState, S, State
 from fedclade.core import Clients, ConfigError, Event, ParameterTree, Round, checked
 
 
@@ -40,19 +41,28 @@ class FedAvg(_FixedClusters[State]):
 
 
 @dataclass(frozen=True)
-class Local(OwnModels[State], _FixedClusters[State]):
+class Local(OwnModels[OwnState]):
     """No federation: every client trains a model of its own, for as many rounds and epochs as the others.
 
-    Nothing travels: the models stay with the clients.
+    The models stay with the clients, who are sent the initial one, which the root has, before they first train.
     """
 
-    def init(self, params: Tensor, clients: Clients) -> State:
-        """Put every client in a cluster of its own."""
-        return State(ParameterTree.star([[client] for client in clients.ids], params))
+    def init(self, params: Tensor, clients: Clients) -> OwnState:
+        """Put all clients under the initial model."""
+        return OwnState(ParameterTree.root_only(clients.ids, params), keepers=())
 
-    def step(self, state: State, cohort: Sequence[int], clients: Clients, this_round: Round) -> tuple[State, RoundLog]:
+    def cohort(self, state: OwnState, fraction: float, draw: np.random.Generator) -> tuple[int, ...]:
+        """Return all clients: none waits for another, whatever the fraction."""
+        return state.tree.nodes[0].members
+
+    def step(
+        self, state: OwnState, cohort: Sequence[int], clients: Clients, this_round: Round
+    ) -> tuple[OwnState, RoundLog]:
         """Train every client for one round, at home."""
-        return super().step(state, cohort, clients, replace(this_round, communicates="nothing"))
+        at_home, initial = replace(this_round, communicates="models"), state.tree.nodes[0].params[None]
+        updates = clients.train(cohort, initial, state.rows(cohort), at_home, own=True)
+        losses = dict(zip(updates.ids, updates.losses.tolist(), strict=True))
+        return replace(state, keepers=state.keepers_after(updates)), RoundLog({}, losses, discrepancy=0.0)
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from types import UnionType
 from typing import Any, Self, get_args, get_origin, get_type_hints
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from typing_extensions import TypeVar
 
-from fedclade.core import CheckpointError, ParameterTree
+from fedclade.core import KEEPS_NONE, OWN, CheckpointError, ParameterTree, Updates
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,8 +53,28 @@ class State:
         return cls(tree, **{name: _value_of(hints[name], tensor) for name, tensor in tensors.items()})
 
 
+@dataclass(frozen=True, eq=False)
+class OwnState(State):
+    """Of a method whose clients each keep a model of their own: which do, in ascending order."""
+
+    keepers: tuple[int, ...]
+
+    def rows(self, clients: Sequence[int]) -> list[int]:
+        """Return what clients go on from: those without a model of their own from the first that they are sent."""
+        keepers = set(self.keepers)
+        return [OWN if client in keepers else 0 for client in clients]
+
+    def keepers_after(self, updates: Updates) -> tuple[int, ...]:
+        """Return who keeps a model after some were trained, without those who say that they have lost it."""
+        lost = {client for client, why in updates.left_out.items() if why.startswith(KEEPS_NONE)}
+        return tuple(sorted({*self.keepers, *updates.ids} - lost))
+
+
 S = TypeVar("S", bound=State, default=Any)
 """The state of an algorithm."""
+
+OwnS = TypeVar("OwnS", bound=OwnState, default=OwnState)
+"""That of one whose clients keep models of their own."""
 
 
 def _tensor_of(value: Any) -> Tensor:

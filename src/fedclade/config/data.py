@@ -17,6 +17,7 @@ from fedclade.core import (
     TaskKind,
     call_own,
     check_arguments,
+    check_function,
     defaults,
     known_arguments,
     named,
@@ -137,10 +138,8 @@ def _check_function(section: Section) -> Section:
 
 
 def _function(name: object) -> Callable[..., Any]:
-    function = named("data", name, SOURCES, "dataset in [data]:")
-    if not callable(function):
-        raise ConfigError(f"data.name = {name!r} should name a function that returns clients' data, got {function!r}")
-    return function
+    found = named("data", name, SOURCES, "dataset in [data]:")
+    return check_function(found, f"data.name = {name!r}", "clients' data")
 
 
 def _federation_of(

@@ -16,9 +16,11 @@ from fedclade.core.queries import (
     R,
     Round,
     Split,
+    StatisticsQuery,
     SubspaceQuery,
     UpdateQuery,
 )
+from fedclade.core.statistics import Statistics
 from fedclade.core.updates import Updates
 
 
@@ -56,11 +58,9 @@ class Clients(ABC):
         """Let each client take the negative gradient at its model; see :class:`UpdateQuery`."""
         return self.ask(UpdateQuery(ids, "gradients", models, assignment, this_round))
 
-    def evaluate(
-        self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], split: Split, *, own: bool = False
-    ) -> Evaluation:
+    def evaluate(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], split: Split) -> Evaluation:
         """Let each client evaluate its model on a split of its own data; see :class:`EvaluationQuery`."""
-        return self.ask(EvaluationQuery(ids, models, assignment, split, own))
+        return self.ask(EvaluationQuery(ids, models, assignment, split))
 
     def subspaces(self, ids: Sequence[int], n_vectors: int, per_label: bool) -> Tensor:
         """Let each client decompose its training inputs; see :class:`SubspaceQuery`."""
@@ -85,7 +85,8 @@ class Workers(Clients):
 
     def ask(self, query: Query[R], /) -> R:
         """Put a query; return the reply."""
-        return query.handled(Handlers(self.handle_updates, self.handle_evaluation, self.handle_subspaces))
+        handlers = self.handle_updates, self.handle_evaluation, self.handle_subspaces, self.handle_statistics
+        return query.handled(Handlers(*handlers))
 
     @abstractmethod
     def handle_updates(self, query: UpdateQuery) -> Updates:
@@ -98,3 +99,7 @@ class Workers(Clients):
     @abstractmethod
     def handle_subspaces(self, query: SubspaceQuery) -> Tensor:
         """Return singular vectors, ``[n, L, d, p]``."""
+
+    @abstractmethod
+    def handle_statistics(self, query: StatisticsQuery) -> Statistics:
+        """Return what the training examples of all clients come to."""

@@ -221,7 +221,9 @@ class Clustered(Event):
 
 
 @dataclass(frozen=True)
-class _Check(Event):
+class Check(Event):
+    """What replicated clustering found, and how sure it is: the base of three events."""
+
     p_value: float
     gain: float
     gain_before: float
@@ -231,14 +233,21 @@ class _Check(Event):
 
 
 @dataclass(frozen=True)
-class Checked(_Check):
+class Tested(Check):
+    """Replicated clustering found these clusters in one of the first rounds, after which the run goes on as before."""
+
+    kind = "tested"
+
+
+@dataclass(frozen=True)
+class Checked(Check):
     """Replicated clustering found the clusters that there are."""
 
     kind = "checked"
 
 
 @dataclass(frozen=True)
-class Regrouped(_Check):
+class Regrouped(Check):
     """Replicated clustering found other clusters, and the run goes on with them."""
 
     kind = "regrouped"

@@ -53,6 +53,21 @@ def named(kind: Kind, name: object, builtin: Mapping[str, T], what: str) -> T | 
     raise ConfigError(unknown(what, name, known) + "; your own is given as 'module:name'")
 
 
+def function_named(
+    kind: Kind, name: object, builtin: Mapping[str, T], wrapper: Callable[..., T], returns: str, takes: Collection[str]
+) -> T:
+    """Return what a name stands for, where fedclade's own are records of a function and a line about it.
+
+    A user's own may be a plain function: it is checked for what it ``takes``, see :func:`check_function`, and wrapped.
+    """
+    what = kind.removesuffix("s")
+    found = named(kind, name, builtin, what)
+    if isinstance(found, type(next(iter(builtin.values())))):
+        return found
+    function = check_function(found, f"{what} {shown(name)}", returns, takes)
+    return wrapper(function, summary_of(function))
+
+
 def imported(reference: str, what: str) -> Any:
     """Return the object that ``module:name`` names, such as ``my_models:resnet``.
 

@@ -15,9 +15,13 @@ from fedclade.core import rng
 from fedclade.core.errors import ConfigError
 from fedclade.core.local import LocalTraining
 from fedclade.core.registry import DataSpec
+from fedclade.core.statistics import Statistics
 from fedclade.core.updates import Updates
 
 Split = Literal["train", "validation", "test"]
+
+OWN = -1
+"""In place of the row of a client's model: the model of its own that it keeps, so that it is sent none."""
 
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
@@ -39,17 +43,19 @@ class Round:
         Whether clients are evaluated after it; what they are served with only then need not be made in other rounds.
     communicates
         What its training sends: models down and updates up (``all``), ``updates`` alone if the models were sent
-        before, or ``nothing`` where clients keep what they train.
+        before, ``models`` alone where clients keep what they train, or ``nothing``.
     min_clients
         A cluster with fewer answers keeps its model, and takes no decision.
     require_all
         Whether clients that do not answer are queried again, since all are needed.
     replicates
-        Above 1, clients make so many updates, each from a part of their training data, and reply with the signatures
-        of all of them (:class:`~fedclade.channel.Replicating`).
+        Above 1, clients make so many updates, each from a part of their training data, and reply with their mean and
+        the signatures of all of them (:class:`~fedclade.channel.Replicating`).
     part
         ``(k, m)``: every client trains on the k-th of m parts of its training data alone, k from 0; None: on all of it.
         Parts are disjoint, of sizes that differ by at most one, and drawn anew in every round.
+    part_size
+        Above 0, every part has so many examples, what is left over is in none, and parts are the same in all rounds.
     personal_epochs
         Above 0, clients train their personal parameters alone for so many epochs, and then the shared ones alone, as
         the local training has it. Otherwise they train all together.
@@ -62,11 +68,12 @@ class Round:
     seed: int = 0
     purpose: str = "train"
     evaluated: bool = True
-    communicates: Literal["all", "updates", "nothing"] = "all"
+    communicates: Literal["all", "updates", "models", "nothing"] = "all"
     min_clients: int = 1
     require_all: bool = False
     replicates: int = 1
     part: tuple[int, int] | None = None
+    part_size: int = 0
     personal_epochs: int = 0
     query: int = 0
 
@@ -76,19 +83,30 @@ class Round:
         return self.spec.lr_at(self.number)
 
     @property
+    def sends_updates(self) -> bool:
+        """Whether clients send what they train."""
+        return self.communicates in ("all", "updates")
+
+    @property
     def lasts(self) -> bool:
         """Whether clients keep what they train for themselves: not from a part of the data, or for another purpose."""
         return self.purpose == "train" and self.part is None
 
     def of_part(self, place: int) -> Round:
         """Return the round of the replicate that is made from one part of the data."""
-        return replace(self, replicates=1, part=(place, self.replicates), purpose=f"{self.purpose} {place}")
+        steps = self.spec.steps
+        spec = replace(self.spec, steps=-(-steps // self.replicates)) if steps else self.spec  # its share of them
+        part = place, self.replicates
+        return replace(self, spec=spec, replicates=1, part=part, purpose=f"{self.purpose} {place}")
 
     def examples(self, count: int, key: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         """Return which of ``count`` training examples the client of a key trains on, ascending."""
         if self.part is None:
             return np.arange(count)
         place, parts = self.part
+        if size := self.part_size:
+            order = rng.generator(self.seed, "equal parts", key).permutation(count)
+            return np.sort(order[place * size : (place + 1) * size])
         order = rng.generator(self.seed, "parts", self.number, key).permutation(count)
         return np.sort(order[place::parts])
 
@@ -162,8 +180,8 @@ class UpdateQuery(Query[Updates]):
     eq. 50). The proximal term, of weight :attr:`LocalTraining.mu <fedclade.core.LocalTraining>`, pulls each client
     towards its anchor: the model that it starts from (FedProx), or in Ditto (Li et al. 2021, eq. 1) the global model.
 
-    With ``own``, each client trains a model of its own that it keeps, from where it stood before the round; one that
-    has none yet starts from the model that it is sent. Its update is empty, ``[0]``: nothing is sent back.
+    With ``own``, each client keeps the model that it trains as its own, and its update is empty, ``[0]``. It starts
+    from the model that it is sent, or where its row is :data:`OWN` from its own as that stood before the round.
 
     Clients that reply one by one may hand a few updates to the ``sink`` as they arrive, and reply with the rest.
     """
@@ -173,7 +191,7 @@ class UpdateQuery(Query[Updates]):
     assignment: Sequence[int]  # the row of each client, [n]
     round: Round
     anchors: Sequence[int] | None = None  # the row of each client's anchor, [n]; None: where it starts
-    own: bool = False  # whether each client trains the model that it keeps
+    own: bool = False  # whether each client keeps the model that it trains
     sink: Callable[[Updates], None] | None = None  # takes some updates early, which then need not be kept
 
     def handled(self, handlers: Handlers) -> Updates:
@@ -194,14 +212,13 @@ class UpdateQuery(Query[Updates]):
 class EvaluationQuery(Query[Evaluation]):
     """Evaluate models, each on a split of a client's own data.
 
-    A client with several models is named once for each, and replies for all of them or for none. With ``own``, a client
-    that keeps a model of its own evaluates that in place of the one that it is sent.
+    A client with several models is named once for each, and replies for all of them or for none. One whose row is
+    :data:`OWN` evaluates the model of its own.
     """
 
     models: Tensor  # [K, S]
     assignment: Sequence[int]  # the row of each client, [n]
     split: Split
-    own: bool = False
 
     def handled(self, handlers: Handlers) -> Evaluation:
         """Return the scores."""
@@ -233,6 +250,18 @@ class SubspaceQuery(Query[Tensor]):
         return handlers.subspaces(self)
 
 
+@dataclass(frozen=True, eq=False)
+class StatisticsQuery(Query[Statistics]):
+    """Count training examples and add their inputs up, and reply with what all clients' come to together."""
+
+    inputs: bool = False  # whether those of columns of numbers are asked for, as they were before they were scaled
+    labels: int = 0  # how many labels are counted; 0: none
+
+    def handled(self, handlers: Handlers) -> Statistics:
+        """Return the sums."""
+        return handlers.statistics(self)
+
+
 @dataclass(frozen=True)
 class Handlers:
     """What replies to each kind of query."""
@@ -240,6 +269,7 @@ class Handlers:
     updates: Callable[[UpdateQuery], Updates]
     evaluation: Callable[[EvaluationQuery], Evaluation]
     subspaces: Callable[[SubspaceQuery], Tensor]
+    statistics: Callable[[StatisticsQuery], Statistics]
 
 
 class Ask(Protocol):

@@ -13,6 +13,9 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
+BESIDE = "beside"
+"""Purpose of training one more model in a round: clients draw what they draw in the regular training."""
+
 
 def generator(seed: int, purpose: str, *numbers: int) -> np.random.Generator:
     """Return the NumPy generator of a key: seed, purpose (``"cohort"``, ``"partition"``, ...), round, client key, ...

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import SupportsIndex
 
@@ -11,44 +11,7 @@ import torch
 from torch import Tensor
 
 from fedclade.core.errors import TreeError
-
-
-@dataclass(frozen=True, eq=False)
-class Node:
-    """One cluster.
-
-    Parameters
-    ----------
-    id, parent
-        Its place in the tree's list of nodes, and that of the node it was split from; the root is 0, its parent None.
-    members
-        Its clients c_v, in ascending order.
-    params
-        Its model ``[S]``: the current one of a leaf; of an inner node the θ*_v at which the updates before the split
-        were made, so that eq. 47 holds for the cached updates to the letter.
-    born
-        Round after which it came into being; 0 is the start of the run.
-    split_in
-        Round in which it was split; None for a leaf, and for a root that goes on beside its leaves.
-    criteria
-        The numbers by which its split was decided.
-    cached
-        The signatures of the members' updates at the parent's model before the split, Δ_e of eq. 47, ``[n, R]`` in the
-        order of members. None for the root, and where no split made the node.
-    trained_from
-        The model ``[S]`` from which its last own training began, so that ``params - trained_from`` is its latest update
-        (Δw_t^(g) of FedGroup's eq. 10). None where no algorithm needs it.
-    """
-
-    id: int
-    parent: int | None
-    members: tuple[int, ...]
-    params: Tensor
-    born: int = 0
-    split_in: int | None = None
-    criteria: Mapping[str, float] = field(default_factory=dict[str, float])
-    cached: Tensor | None = None
-    trained_from: Tensor | None = None
+from fedclade.core.node import VECTORS, Node
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,17 +45,15 @@ class ParameterTree:
         return cls((Node(0, None, tuple(sorted(members)), params),))
 
     @classmethod
-    def star(
-        cls, clusters: Sequence[Sequence[int]], params: Tensor, unassigned: Sequence[int] = (), split_in: int | None = 0
-    ) -> ParameterTree:
+    def star(cls, clusters: Sequence[Sequence[int]], params: Tensor, unassigned: Sequence[int] = ()) -> ParameterTree:
         """Return a root with one leaf for each cluster, which may be empty.
 
         The leaves start from one model ``[S]``, or from one each ``[K, S]``; the root has the first. ``unassigned``
-        clients are the root's alone. ``split_in`` is None if the root goes on beside its leaves.
+        clients are the root's alone.
         """
         members = [*(client for cluster in clusters for client in cluster), *unassigned]
         models = params.expand(len(clusters), -1)
-        root = replace(cls.root_only(members, models[0]).nodes[0], split_in=split_in)
+        root = replace(cls.root_only(members, models[0]).nodes[0], split_in=0)
         pairs = enumerate(zip(clusters, models, strict=True), start=1)
         return cls((root, *(Node(i, 0, tuple(sorted(cluster)), model) for i, (cluster, model) in pairs)))
 
@@ -161,14 +122,19 @@ class ParameterTree:
         """Return the model ``[S]`` of a node on a client's path: the more specific, the higher the level.
 
         CFL, section V-C; levels and errors as in :meth:`node_for`. The root has in CFL the model of plain federated
-        learning. The models of inner nodes are those at which they were split, and were trained no further.
+        learning. The models of inner nodes are those at which they were split, and were trained no further, but for
+        that of a root which went on training (:attr:`Node.continued`).
         """
-        return self.node_for(client, level).params
+        return self.node_for(client, level).model
 
-    def models(self, nodes: Sequence[int]) -> tuple[Tensor, list[int]]:
-        """Return the distinct models of some nodes, ``[K, S]``, and for each of the nodes its row."""
+    def models(self, nodes: Sequence[int], *, served: bool = False) -> tuple[Tensor, list[int]]:
+        """Return the distinct models of some nodes, ``[K, S]``, and for each of the nodes its row.
+
+        They are those that clients train from, or if ``served`` those that they are served with.
+        """
         rows = {node: row for row, node in enumerate(dict.fromkeys(nodes))}
-        return torch.stack([self.nodes[node].params for node in rows]), [rows[node] for node in nodes]
+        models = [self.nodes[node].model if served else self.nodes[node].params for node in rows]
+        return torch.stack(models), [rows[node] for node in nodes]
 
     def moved(self, node: int, delta: Tensor) -> ParameterTree:
         """Return the tree after one node's model took a step (CFL Algorithm 2, line 7)."""
@@ -182,6 +148,10 @@ class ParameterTree:
         """Return the tree after one node's model took a step of its own, with the model that it began from."""
         began = self.nodes[node].params
         return self._with(replace(self.nodes[node], params=began + delta, trained_from=began))
+
+    def continued(self, model: Tensor) -> ParameterTree:
+        """Return the tree after the root's model went on to ``model [S]``; the root keeps what it was split at."""
+        return self._with(replace(self.nodes[0], continued=model))
 
     def reassigned(self, leaf_of: Mapping[int, int]) -> ParameterTree:
         """Return the tree after some clients changed their leaf.
@@ -263,13 +233,6 @@ class ParameterTree:
         root = self.nodes[0]
         return self._with(replace(root, members=tuple(sorted({*root.members, *clients}))))
 
-    def with_leaves(self, clusters: Sequence[Sequence[int]], born: int) -> ParameterTree:
-        """Return the tree after newcomers came that make clusters of their own: leaves of the root, with its model."""
-        tree = self.with_newcomers([client for members in clusters for client in members])
-        new = enumerate(clusters, start=len(tree.nodes))
-        leaves = [Node(i, 0, tuple(sorted(members)), tree.nodes[0].params, born) for i, members in new]
-        return ParameterTree((*tree.nodes, *leaves))
-
     def without(self, clients: Sequence[int]) -> ParameterTree:
         """Return the tree after clients left: no node has them as members, and no updates of theirs are cached.
 
@@ -288,9 +251,9 @@ class ParameterTree:
         """Return the tree with every model ``[S]`` mapped, and all cached signatures ``[n, R]`` if so wanted."""
 
         def mapped(node: Node) -> Node:
-            began = None if node.trained_from is None else models(node.trained_from)
+            vectors = {name: models(vector) for name in VECTORS if (vector := getattr(node, name)) is not None}
             cached = node.cached if signatures is None or node.cached is None else signatures(node.cached)
-            return replace(node, params=models(node.params), trained_from=began, cached=cached)
+            return replace(node, **vectors, cached=cached)
 
         return ParameterTree(tuple(map(mapped, self.nodes)))
 

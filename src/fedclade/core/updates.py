@@ -20,6 +20,9 @@ DROPPED_OUT = "dropped out"
 TOO_LATE = "too late"
 """Why a client is left out that was not waited for."""
 
+KEEPS_NONE = "keeps no model of its own"
+"""How the reason begins why a client is left out that should go on with its own model, and has lost it."""
+
 NOT_ASKED = "not asked"
 """How the reason begins why a client is left out that was sent nothing."""
 
@@ -64,6 +67,9 @@ class Updates:
         Sums of weight updates, one for each model that was sent out.
     sketches
         What clients are compared by, ``[n, R]``, where it is not the update itself; always there in a stream.
+    parts
+        Where clients trained on m parts of their data one by one, what these are compared by, ``[n, m, R]``; ``deltas``
+        are the means of their updates then.
     left_out
         Why each client that was queried, and is not among ``ids``, is left out.
     """
@@ -76,6 +82,7 @@ class Updates:
     deltas: Tensor | None = None
     sums: Sums | None = None
     sketches: Tensor | None = None
+    parts: Tensor | None = None
     left_out: Mapping[int, str] = field(default_factory=dict[int, str])
 
     @classmethod
@@ -179,6 +186,7 @@ class Updates:
             deltas=None if self.deltas is None else self.deltas[rows],
             sums=sums,
             sketches=None if self.sketches is None else self.sketches[rows],
+            parts=None if self.parts is None else self.parts[rows],
             left_out=left_out,
         )
 
@@ -207,6 +215,7 @@ class Updates:
             deltas=None if sums is not None else torch.cat([self.required_deltas, other.required_deltas]),
             sums=sums,
             sketches=None if self.sketches is None else torch.cat([self.sketches, other.signatures]),
+            parts=None if self.parts is None or other.parts is None else torch.cat([self.parts, other.parts]),
             left_out=left_out,
         )
 

@@ -16,6 +16,7 @@ from fedclade.data.partition import PARTITIONS, Partition, Parts, partition_name
 from fedclade.data.pool import Pool
 from fedclade.data.shift import SHIFTS, Shift, View, shift_named, shift_views
 from fedclade.data.sources import SOURCES, Source, load_pool
+from fedclade.data.standardize import rescaled, statistics
 
 __all__ = [
     "PARTITIONS",
@@ -46,6 +47,8 @@ __all__ = [
     "partition_named",
     "partition_pool",
     "pool_from_torch",
+    "rescaled",
     "shift_named",
     "shift_views",
+    "statistics",
 ]

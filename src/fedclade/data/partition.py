@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from fedclade.core import DataError, call_own, check_arguments, check_function, named, require, rng, shown, summary_of
+from fedclade.core import DataError, call_own, check_arguments, function_named, require, rng, shown
 from fedclade.data.arrays import as_indices
 from fedclade.data.flower_partitions import dirichlet, pathological, shards
 from fedclade.data.own_partitions import iid, label_groups, natural, power_law, quantity_skew
@@ -110,12 +111,8 @@ def partition_named(name: object) -> Partition:
     ConfigError
         If the name is unknown, cannot be imported, or stands for something else.
     """
-    found = named("partitions", name, PARTITIONS, "partition")
-    if isinstance(found, Partition):
-        return found
-    takes = ("pool", "clients", "seed")
-    split = check_function(found, f"partition {shown(name)}", "the indices of each client's examples", takes)
-    return Partition(split, summary_of(split), by_place=True)
+    given = "the indices of each client's examples", ("pool", "clients", "seed")
+    return function_named("partitions", name, PARTITIONS, partial(Partition, by_place=True), *given)
 
 
 def _checked(parts: Any, pool: Pool, clients: int | None, name: str) -> Parts:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedclade.core import DataError, call_own, check_arguments, check_function, named, require, rng, shown, summary_of
+from fedclade.core import DataError, call_own, check_arguments, function_named, require, rng, shown
 from fedclade.data.arrays import as_indices, check_range
 from fedclade.data.pool import Pool
 
@@ -131,11 +131,7 @@ def shift_named(name: object) -> Shift:
     ConfigError
         If the name is unknown, cannot be imported, or stands for something else.
     """
-    found = named("shifts", name, SHIFTS, "shift")
-    if isinstance(found, Shift):
-        return found
-    views = check_function(found, f"shift {shown(name)}", "a View for each cluster", ("pool", "clusters", "seed"))
-    return Shift(views, summary_of(views))
+    return function_named("shifts", name, SHIFTS, Shift, "a View for each cluster", ("pool", "clusters", "seed"))
 
 
 def _checked(views: Any, pool: Pool, clusters: int, name: str) -> list[View]:

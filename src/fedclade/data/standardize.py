@@ -1,9 +1,9 @@
-"""Columns of numbers, scaled to mean 0 and deviation 1 over training examples."""
+"""What training examples come to, and columns of numbers, scaled by it to mean 0 and deviation 1."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import reduce
 from typing import Literal
 
@@ -11,43 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedclade.core import require
-from fedclade.data.federation import ClientData
+from fedclade.core import IGNORED, Statistics, StatisticsQuery, require
+from fedclade.data.federation import ClientData, Federation
 from fedclade.data.pool import Columns
 
 Standardize = Literal["none", "client", "federated"]
 """Whose training examples numbers are scaled by: nobody's, each client's own, or those of all together."""
-
-CONSTANT = 1e-12
-"""A column whose deviation is at most this part of its mean is constant."""
-
-
-@dataclass(frozen=True, eq=False)
-class Moments:
-    """How many examples, the mean of each column, and the sum of squared differences from it; float64 ``[F]``."""
-
-    count: int
-    mean: Tensor
-    squares: Tensor
-
-    @classmethod
-    def of(cls, x: Tensor, is_number: Tensor) -> Moments:
-        """Return those of inputs ``[n, F]``, as one client would; mean 0 and deviation 1 of what is no number."""
-        x = x.to(torch.float64)
-        mean = x.mean(0).where(is_number, 0.0)
-        return cls(len(x), mean, (x - mean).square().sum(0).where(is_number, float(len(x))))
-
-    def plus(self, other: Moments) -> Moments:
-        """Return those of both clients' examples together (Chan, Golub, LeVeque 1983), which no difference spoils."""
-        count, apart = self.count + other.count, other.mean - self.mean
-        mean = self.mean + apart * (other.count / count)
-        return Moments(count, mean, self.squares + other.squares + apart.square() * (self.count * other.count / count))
-
-    @property
-    def std(self) -> Tensor:
-        """The deviation of each column, 1 where it is constant but for rounding."""
-        std = (self.squares / self.count).sqrt()
-        return std.where(std > CONSTANT * self.mean.abs(), 1.0)
 
 
 def standardized(
@@ -64,16 +33,60 @@ def standardized(
     """
     fits, look = x.dim() == 2 and x.is_floating_point(), f"{str(x.dtype).removeprefix('torch.')} {list(x.shape)}"
     require(("standardize", how, fits, f"'none' for inputs {look}: only columns of numbers [N, F] are scaled"))
-    is_number = ~((x == 0) | (x == 1)).all(0)
     everyone = [*clients, *newcomers]
-    own = [Moments.of(x[torch.from_numpy(client.train)], is_number) for client in everyone]
-    together = reduce(Moments.plus, own[: len(clients)])
+    own = [_of_inputs(x[_rows(client)], len(client.train)) for client in everyone]
+    numbers = torch.stack([each.numbers for each in own]).any(0)
+    together = replace(reduce(Statistics.plus, own[: len(clients)]), numbers=numbers)
     scaled = x.clone()
-    for client, moments in zip(everyone, own, strict=True):
-        rows = torch.from_numpy(np.concatenate([client.train, client.validation, client.test]))
-        by = moments if how == "client" else together
+    for client, mine in zip(everyone, own, strict=True):
+        by = replace(mine, numbers=numbers) if how == "client" else together
+        rows = _rows(client)
         scaled[rows] = ((x[rows] - by.mean) / by.std).to(x.dtype)
     columns = columns or Columns(tuple(f"x{place}" for place in range(x.shape[1])))
-    if how == "federated":
-        columns = replace(columns, mean=tuple(together.mean.tolist()), std=tuple(together.std.tolist()))
-    return scaled, columns
+    return scaled, _scaled_by(columns, together) if how == "federated" else columns
+
+
+def statistics(federation: Federation, query: StatisticsQuery) -> Statistics:
+    """Return what the training examples of the queried clients come to, with inputs as they were before scaling."""
+    pool = federation.pool
+
+    def of(data: ClientData) -> Statistics:
+        found = Statistics(len(data.train))
+        if query.inputs:
+            found = _of_inputs(_unscaled(pool.x[_rows(data)], pool.columns), len(data.train))
+        if query.labels:
+            seen = data.labels(pool.y[torch.from_numpy(data.train)]).long()
+            found = replace(found, labels=torch.bincount(seen[seen != IGNORED], minlength=query.labels))
+        return found
+
+    return reduce(Statistics.plus, (of(federation.by_id[client]) for client in query.ids))
+
+
+def rescaled(federation: Federation, by: Statistics) -> Federation:
+    """Return a federation that was standardized by its own examples, standardized by those of more clients."""
+    pool = federation.pool
+    assert pool.columns is not None
+    x = ((_unscaled(pool.x, pool.columns) - by.mean) / by.std).to(pool.x.dtype)
+    return replace(federation, pool=replace(pool, x=x, columns=_scaled_by(pool.columns, by)))
+
+
+def _of_inputs(x: Tensor, count: int) -> Statistics:
+    """Return those of a client's inputs ``[n, F]``, of which the first ``count`` are for training."""
+    numbers, x = ~((x == 0) | (x == 1)).all(0), x[:count].to(torch.float64)
+    mean = x.mean(0)
+    return Statistics(count, mean, (x - mean).square().sum(0), numbers)
+
+
+def _rows(client: ClientData) -> Tensor:
+    return torch.from_numpy(np.concatenate([client.train, client.validation, client.test]))
+
+
+def _unscaled(x: Tensor, columns: Columns | None) -> Tensor:
+    if columns is None or columns.mean is None or columns.std is None:
+        return x
+    mean, std = (torch.tensor(each, dtype=torch.float64) for each in (columns.mean, columns.std))
+    return x.double() * std + mean
+
+
+def _scaled_by(columns: Columns, by: Statistics) -> Columns:
+    return replace(columns, mean=tuple(by.mean.tolist()), std=tuple(by.std.tolist()))

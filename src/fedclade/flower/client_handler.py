@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
@@ -15,7 +15,6 @@ from fedclade.channel import (
     Budget,
     Channel,
     DifferentialPrivacy,
-    ErrorFeedback,
     Ledger,
     Permutation,
     Signature,
@@ -23,10 +22,10 @@ from fedclade.channel import (
     booked,
     check_encoding,
     client_side,
-    encode,
 )
 from fedclade.core import (
     OF_TORCH,
+    OWN,
     ConfigError,
     DataError,
     LocalTraining,
@@ -41,16 +40,18 @@ from fedclade.data import Federation
 from fedclade.flower import wire
 from fedclade.flower.node_store import NodeStore
 from fedclade.flower.policy import Policy
+from fedclade.flower.residuals import Residuals
 from fedclade.flower.secret import secret_digest, secret_model, seed_of
+from fedclade.flower.statistics import as_values
+from fedclade.flower.trainer import Trainer
 from fedclade.flower.usage import Usage, UsageLog, cost_of
 from fedclade.flower.wire import Content, shown
 from fedclade.models import Parts
 from fedclade.runs import Maker, module_for
-from fedclade.tasks import Task
+from fedclade.tasks import FittedTask, Task
 from fedclade.training import SimulatedClients
 
 LARGEST_SKETCH = 2**20  # entries that a signature may be asked to have: memory is allocated for them
-MOST_RESIDUALS = 16  # kinds of answers of which a client keeps what encoding lost; no algorithm queries as many
 
 
 class ClientHandler:
@@ -83,14 +84,17 @@ class ClientHandler:
         check_encoding(encoding)
         self._federation, self._data = federation, federation.clients[0]
         self._make = _maker(model, federation, parts or Parts())
-        self._number, self._encoding, self._folder, self._secret = number, encoding, folder, secret
+        self._number, self._folder, self._secret = number, folder, secret
         self._policy, self._usage_log = policy or Policy(), UsageLog(folder)
         self._imports = {*self._policy.imports, *([model] if isinstance(model, str) else [])}
-        self._task = (task or Task()).of(federation.pool.schema)
         module, parts = self._make(seed), parts or Parts()
         personal = parts.personal_names(module)
-        self._workers = SimulatedClients(federation, module, device, engine, task=self._task, personal=personal)
-        self._layout = self._workers.layout
+
+        def workers(federation: Federation, task: FittedTask) -> SimulatedClients:
+            return SimulatedClients(federation, module, device, engine, task=task, personal=personal)
+
+        self._trainer = Trainer(federation, task or Task(), workers)
+        self._layout = self._trainer.workers.layout
         self._permutation = None
         if secret is not None:
             self._permutation = Permutation(seed_of(secret), self._layout.size, self._layout.n_parameters)
@@ -109,9 +113,10 @@ class ClientHandler:
                     "config, or epsilon=inf for no bound"
                 )
             privatizing = booked(privacy, Ledger(folder / "privacy.json", budget), "network")
-        self._kept = NodeStore(folder, self._workers.store)
         self._client_side = partial(client_side, privatizing, self._permutation)
-        self._residuals: dict[str, ErrorFeedback] = {}
+        self._residuals, self._exact = (Residuals(folder, each, self._layout) for each in (encoding, "float32"))
+        self._sums = self._clients().ask(self._trainer.needs) if self._trainer.needs_all else None
+        self._kept = NodeStore(folder)
 
     def answer(self, content: Content, state: RecordDict | None = None) -> RecordDict:
         """Return the answer to a query, which is counted before it leaves.
@@ -126,6 +131,7 @@ class ClientHandler:
             "gradients": self._train,
             "evaluate": self._evaluate,
             "subspaces": self._subspaces,
+            "statistics": self._statistics,
         }
         kind = content.get("what", str)
         if kind not in answers:
@@ -134,12 +140,14 @@ class ClientHandler:
         if kind != "hello" and (theirs := content.get("layout", str)) != mine:
             raise UpdateError(f"asked about a model of structure {theirs}, and has one of structure {mine}")
         self._policy.check_kind(kind)
+        if self._trainer.needs_all and kind in ("train", "gradients", "evaluate", "subspaces"):
+            self._trainer.take(content.values)
         cost = cost_of(kind, content)
         self._policy.check_usage(self._usage_log.usage(state) + cost, len(self._data.train))
         keeps = kind in ("train", "gradients", "evaluate") and (self._layout.personal or content.get("own", bool))
         keeps = keeps or (kind == "train" and content.json("spec").get("keep_state"))
         if keeps:
-            self._kept.open(content.get("run", str), state)
+            self._kept.open(self._trainer.workers.store, content.get("run", str), state)
         with importing_only(self._imports):  # a server's message names nothing else that is imported here
             answer = answers[kind](content)
         if keeps and kind == "train":
@@ -158,7 +166,8 @@ class ClientHandler:
                 "schema": wire.to_json(self._federation.pool.schema),
                 "description": str(self._federation),
                 "layout": wire.layout_digest(self._layout),
-                "task": self._task.described,
+                "task": self._trainer.task.described,
+                "scaled": self._trainer.needs.inputs,
                 "true_cluster": -1 if truth is None else truth[self._data.id],
                 "secret": "" if self._secret is None else secret_digest(self._secret),
             }
@@ -175,14 +184,22 @@ class ClientHandler:
         digest = wire.digest(b"".join(vector.data for vector in vectors.values()))
         return wire.record({"digest": digest}, {} if content.get("digest", bool) else vectors)
 
+    def _statistics(self, content: Content) -> RecordDict:
+        """Tell what its own examples come to, where it needs to know the same of all."""
+        if self._sums is None:
+            raise UpdateError("asked for sums of its examples, and neither its inputs nor its task need those of all")
+        self._policy.check_sum(len(self._data.train))
+        return wire.record(as_values(self._sums))
+
     def _train(self, content: Content) -> RecordDict:
-        kind, replicates, dim = content.get("what", str), content.get("replicates", int), content.get("dim", int)
-        examples = len(self._data.train)
-        if not (1 <= replicates <= examples and 0 <= dim <= LARGEST_SKETCH):
-            raise UpdateError(f"asked for {replicates} replicates of length {dim} from {examples} training examples")
+        kind, dim, examples = content.get("what", str), content.get("dim", int), len(self._data.train)
+        replicates, part_size = content.get("replicates", int), content.get("part_size", int)
+        if not (1 <= replicates <= examples and 0 <= replicates * part_size <= examples and 0 <= dim <= LARGEST_SKETCH):
+            parts = f"{replicates} parts" + (f" of {part_size}" if part_size else "")
+            raise UpdateError(f"asked for {parts} of {examples} training examples, compared by {dim} numbers each")
         spec = _spec(content.json("spec"))
         own, personal_epochs = content.get("own", bool), max(0, content.get("personal_epochs", int))
-        self._policy.check_training(spec, replicates, examples, personal_epochs)
+        self._policy.check_training(spec, replicates, replicates * part_size or examples, personal_epochs)
         this_round = Round(
             number=content.get("round", int),
             spec=spec,
@@ -190,44 +207,45 @@ class ClientHandler:
             purpose=content.get("purpose", str),
             query=content.get("query", int),
             replicates=replicates,
+            part_size=part_size,
             personal_epochs=personal_epochs,
             communicates="nothing" if own else "all",
         )
-        sent = [name for name in ("model", "anchor") if name in content.vectors]
-        models = torch.stack([self._model(content, name) for name in sent or ["model"]])
-        ids = [self._data.id]
+        goes_on = own and kind == "train" and "model" not in content.vectors
+        sent = [*([] if goes_on else ["model"]), *(["anchor"] if "anchor" in content.vectors else [])]
+        models = self._models(content, sent)
+        ids, rows = [self._data.id], [OWN if goes_on else 0]
         if kind == "train":
             sketch = self._sketch(content, this_round.seed) if replicates > 1 else None
-            updates = self._clients(sketch).train(ids, models, [0], this_round, [len(sent) - 1], own=own)
+            anchors = [len(sent) - 1] if sent else None
+            updates = self._clients(sketch).train(ids, models, rows, this_round, anchors, own=own)
         else:
             updates = self._clients().gradients(ids, models, [0], this_round)
         if updates.left_out:
             raise UpdateError(updates.left_out[self._data.id])
-        loss = float("nan") if own else float(updates.losses[0])
-        encoding = self._encoding if replicates == 1 else "float32"  # signatures are short already
-        # The server chooses the purpose, which must not name a file: so its digest does.
-        residual = wire.digest(f"{kind} {this_round.purpose}".encode())
+        loss = float(updates.losses[0])
+        residuals = self._residuals if replicates == 1 else self._exact  # with signatures behind it
         return wire.record(
             {
                 **{name: content.values[name] for name in ("what", "round", "query", "purpose")},
-                "model": wire.digest(content.vector("model")),
+                "model": wire.digest(content.vectors.get("model", b"")),
                 "size": int(updates.sizes[0]),
-                "encoding": encoding,
+                "encoding": residuals.encoding,
                 **({} if loss != loss else {"loss": loss}),  # NaN: it is withheld from the server
             },
-            {} if own else {"update": self._encoded(updates.required_deltas[0], encoding, residual)},
+            {} if own else {"update": residuals.encoded(updates.required_deltas[0], f"{kind} {this_round.purpose}")},
         )
 
     def _evaluate(self, content: Content) -> RecordDict:
         split = content.get("split", str)
         if split not in get_args(Split):
             raise UpdateError(f"asked for the scores on {split!r} data, which is none of {', '.join(get_args(Split))}")
-        if (count := len(content.vectors)) == 0:
+        rows = [OWN] if content.get("own", bool) else list(range(len(content.vectors)))
+        if not rows:
             raise UpdateError("asked for the scores of no model")
-        self._policy.check_models(count)
-        models = torch.stack([self._model(content, str(k)) for k in range(count)])
-        ids, rows, own = [self._data.id] * count, list(range(count)), content.get("own", bool)
-        scores = self._clients().evaluate(ids, models, rows, split, own=own)  # pyright: ignore[reportArgumentType]  (checked)
+        self._policy.check_models(len(rows))
+        models = self._models(content, [str(row) for row in rows if row != OWN])
+        scores = self._clients().evaluate([self._data.id] * len(rows), models, rows, split)  # pyright: ignore[reportArgumentType]  (checked)
         lists = {"scores": scores.scores.flatten(), "losses": scores.losses, "examples": scores.examples}
         return wire.record({name: values.tolist() for name, values in lists.items()})
 
@@ -248,31 +266,12 @@ class ClientHandler:
         return Signature(kind=kind, dim=max(dim, 1), of=tuple(of)).sketch(seed, self._layout)
 
     def _clients(self, sketch: Sketch | None = None) -> Channel:
-        return Channel(self._workers, *self._client_side(sketch))
+        return Channel(self._trainer.workers, *self._client_side(sketch))
 
-    def _encoded(self, update: Tensor, encoding: str, residual: str) -> Any:
-        exact = encoding == "float32"
-        data = encode(update, encoding, len(update)) if exact else self._with_feedback(update, residual)
-        return wire.raw(data, encoding, len(update))
-
-    def _with_feedback(self, update: Tensor, residual: str) -> bytes:
-        """Encode an update with what earlier ones of its kind lost; with a folder, that lasts."""
-        size, n_parameters = self._layout.size, self._layout.n_parameters
-        path = None if self._folder is None else self._folder / f"residual-{residual}.safetensors"
-        kept = self._residuals if self._folder is None else list(self._folder.glob("residual-*.safetensors"))
-        new = residual not in self._residuals if path is None else not path.exists()
-        if new and len(kept) >= MOST_RESIDUALS:
-            return encode(update, self._encoding, n_parameters)
-        if path is None:
-            feedback = self._residuals.setdefault(residual, ErrorFeedback(self._encoding, size, n_parameters))
-            return feedback.encode(update)
-        feedback = ErrorFeedback.load(path, self._encoding, size, n_parameters)
-        data = feedback.encode(update)
-        feedback.save(path)
-        return data
-
-    def _model(self, content: Content, name: str) -> Tensor:
-        return wire.read_vector(content.vector(name), (self._layout.size,), self._layout.dtype, f"model {name!r}")
+    def _models(self, content: Content, names: Sequence[str]) -> Tensor:
+        size, dtype = self._layout.size, self._layout.dtype
+        models = [wire.read_vector(content.vector(name), (size,), dtype, f"model {name!r}") for name in names]
+        return torch.stack(models) if models else torch.empty(0, size, dtype=dtype)
 
 
 def _spec(kept: Mapping[str, Any]) -> LocalTraining:

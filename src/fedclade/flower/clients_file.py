@@ -7,8 +7,9 @@ from collections.abc import Mapping, Set
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from fedclade.core import RunError, appear
+from fedclade.core import RunError, Statistics, UpdateError, appear
 from fedclade.flower.registration import RegisteredClient, Registration, read_client, read_schema
+from fedclade.flower.statistics import as_values, read_statistics
 
 CLIENTS = "clients.json"
 
@@ -21,6 +22,7 @@ class SavedClients:
     connected: Set[int]
     common: Registration
     run: str = ""  # its name to clients, which keep what they have for one run
+    statistics: Statistics | None = None  # what all clients' examples come to, where they need to know
 
     def save(self, folder: Path) -> None:
         """Write them, if anything has changed; a RunError if that fails."""
@@ -29,7 +31,8 @@ class SavedClients:
             "connected": sorted(self.connected),
             "run": self.run,
             "schema": asdict(self.common.schema),
-            **{name: getattr(self.common, name) for name in ("description", "layout", "secret", "task")},
+            **{name: getattr(self.common, name) for name in ("description", "layout", "secret", "task", "scaled")},
+            **({} if self.statistics is None else {"statistics": as_values(self.statistics)}),
         }
         text, path = json.dumps(kept, indent=2), folder / CLIENTS
         try:
@@ -51,10 +54,14 @@ class SavedClients:
                 schema=read_schema(kept["schema"]),
                 **{name: str(kept[name]) for name in ("description", "layout", "secret")},
                 task=str(kept.get("task", "")),
+                scaled=bool(kept.get("scaled", False)),
             )
-            return cls(clients, set[int](kept["connected"]) & set(clients), common, str(kept.get("run", "")))
+            connected, found = set[int](kept["connected"]) & set(clients), kept.get("statistics")
+            lengths = [len((found or {}).get(name, [])) for name in ("means", "labels")]
+            statistics = None if found is None else read_statistics(found, *lengths)
+            return cls(clients, connected, common, str(kept.get("run", "")), statistics)
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, LookupError, TypeError, AttributeError, StopIteration) as error:
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, StopIteration, UpdateError) as error:
             why = f"{type(error).__name__}: {error}"
             raise RunError(f"{path} is damaged ({why}); restore it, or name another run folder") from error

@@ -14,7 +14,7 @@ from torch import nn
 
 from fedclade.algorithms import Algorithm, build_algorithm
 from fedclade.channel import Channel, Meter, Retrying, Streaming, Timing, server_side
-from fedclade.core import DataSpec, Layout, checked, owner_only, require
+from fedclade.core import DataSpec, Layout, StatisticsQuery, checked, owner_only, require
 from fedclade.flower import wire
 from fedclade.flower.admission import Identity
 from fedclade.flower.connected import ConnectedClients
@@ -185,8 +185,16 @@ def federate(
     budget = default_memory(torch.device(device)) if settings.memory is None else memory_bytes(settings.memory)
     streams = decide_stream(settings, algorithm, len(joined) * layout.size * initial.itemsize, budget)
     sketch = settings.signature.sketch(settings.seed, layout)
+    parted_by = settings.signature.sketch_of_parts(settings.seed, layout)
     limits = UpdateLimits(network.largest_weight, network.largest_norm)
-    grid_clients = GridClients(exchange, registry, layout, task, sketch, limits, network.wait)
+    grid_clients = GridClients(exchange, registry, layout, task, parted_by, limits, network.wait)
+    labels = (joined.schema.labels or 0) if task.balanced else 0
+    if registry.statistics is None and (registry.scaled or labels):
+        query = StatisticsQuery(registry.connected, inputs=registry.scaled, labels=labels)
+        registry.statistics = grid_clients.ask(query)
+    if registry.statistics is not None and labels:
+        task = settings.task.of(joined.schema, registry.statistics.labels)
+    joined.columns = registry.scales
     retrying = Retrying(tells_releases=settings.privacy is not None)
     middleware = [Timing(meter), *server_side(retrying, sketch, Streaming() if streams else None)]
     if registry.secret:

@@ -76,11 +76,6 @@ class RunConfig:
         problems += [
             f"[{name}] is for simulations, where clients only act; leave it out" for name in SIMULATED if name in raw
         ]
-        if raw.get("data", {}).get("standardize") == "federated":
-            problems.append(
-                "data.standardize should be 'none' or 'client' over a network, where a client knows its own examples "
-                "alone, got 'federated'"
-            )
         if problems:
             raise ConfigError("\n".join(problems))
         return cls(found[0], *found[1])

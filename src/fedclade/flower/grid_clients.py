@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -15,11 +14,14 @@ from torch import Tensor
 from fedclade.channel import ENCODINGS, Sketch, encoded_bytes
 from fedclade.core import (
     DROPPED_OUT,
+    OWN,
     TOO_LATE,
     Evaluation,
     EvaluationQuery,
     Layout,
     Split,
+    Statistics,
+    StatisticsQuery,
     SubspaceQuery,
     UpdateError,
     UpdateQuery,
@@ -33,13 +35,12 @@ from fedclade.flower.limits import StartModel, UpdateLimits
 from fedclade.flower.node_registry import NodeRegistry
 from fedclade.flower.policy import check_allowed
 from fedclade.flower.replies import Scores, UpdateReply, read_scores, read_update
+from fedclade.flower.statistics import summed
 from fedclade.flower.update_buffer import UpdateBuffer
 from fedclade.flower.wire import Content
 from fedclade.tasks import FittedTask
 
 T = TypeVar("T")
-
-_log = logging.getLogger(__name__)
 
 
 class GridClients(Workers):
@@ -60,7 +61,7 @@ class GridClients(Workers):
     task
         By whose metrics clients are scored.
     sketch
-        What the server compares clients by, if not by whole updates.
+        What the updates of parts of a client's data are compared by.
     limits
         How much an update may weigh, and how long it may be.
     wait
@@ -77,15 +78,11 @@ class GridClients(Workers):
         limits: UpdateLimits | None = None,
         wait: float = 0.0,
     ) -> None:
-        self._exchange = exchange
-        self._registry = registry
+        self._exchange, self._registry, self._wait = exchange, registry, wait
         self.layout, self._task = layout, task
         self._structure = wire.layout_digest(layout)
-        self._sketch = sketch
-        self._limits = limits or UpdateLimits(math.inf, math.inf)
-        self._wait = wait
+        self._sketch, self._limits = sketch, limits or UpdateLimits(math.inf, math.inf)
         self._backoff = Backoff()
-        self._warned = False
         self._scored: dict[tuple[int, Split], int] = {}
         """Number of examples of a client's scores, on each split: it is always the same."""
 
@@ -112,31 +109,31 @@ class GridClients(Workers):
     def handle_updates(self, query: UpdateQuery) -> Updates:
         """Let each client train from its model, or take the gradient at it; return the updates of those that answer."""
         kind, ids, models, this_round = query.kind, query.ids, query.models, query.round
-        if kind == "train" and this_round.communicates == "nothing" and not query.own and not self._warned:
-            self._warned = True
-            _log.warning(
-                "this algorithm lets clients keep models of their own: in a simulation these do not travel, over a "
-                "network they are kept by the server, which sends and receives them"
-            )
         rows = dict(zip(ids, query.assignment, strict=True))
         anchors = query.anchors if query.anchors is not None and this_round.spec.mu else query.assignment
         arrays = wire.raw_vectors(models, [*query.assignment, *anchors])
-        names = {row: wire.digest(array.data) for row, array in arrays.items()}
-        start = {row: StartModel.of(names[row], models[row], self.layout.n_parameters) for row in set(rows.values())}
+        names = {row: wire.digest(array.data) for row, array in arrays.items()} | {OWN: wire.digest(b"")}
         if not query.own:
+            start = {row: StartModel.of(names[row], models[row], self.layout.n_parameters) for row in {*rows.values()}}
             start_of = {client: start[row] for client, row in rows.items()}
             self._limits.begin((kind, this_round.purpose, this_round.number), start_of)
         repeated = {"round": this_round.number, "query": this_round.query, "purpose": this_round.purpose}
         values = {
             **repeated,
             **{"seed": this_round.seed, "spec": wire.to_json(this_round.spec)},
-            **{"replicates": this_round.replicates, "dim": 0, **(self._sketch.described if self._sketch else {})},
+            **{
+                "replicates": this_round.replicates,
+                "part_size": this_round.part_size,
+                "dim": 0,
+                **(self._sketch.described if self._sketch else {}),
+            },
             **{"own": query.own, "personal_epochs": this_round.personal_epochs},
         }
         contents: dict[int, RecordDict] = {}
         for (client, row), anchor in zip(rows.items(), anchors, strict=True):
-            vectors = {"model": arrays[row]} | ({"anchor": arrays[anchor]} if anchor != row else {})
-            contents[client] = self.content(kind, values, vectors)
+            vectors = {"model": row, **({"anchor": anchor} if anchor != row else {})}
+            sent = {name: arrays[place] for name, place in vectors.items() if place != OWN}
+            contents[client] = self.content(kind, values, sent)
         expected = {client: {"what": kind, **repeated, "model": names[row]} for client, row in rows.items()}
         length, n_parameters = self._shape(query)
         largest = max(encoded_bytes(length, encoding, n_parameters) for encoding in ENCODINGS)
@@ -158,11 +155,10 @@ class GridClients(Workers):
         for client, row in zip(ids, query.assignment, strict=True):
             rows.setdefault(client, []).append(row)
         arrays = wire.raw_vectors(query.models, query.assignment)
-        asked = {"split": split, "own": query.own}
-        contents = {
-            client: self.content("evaluate", asked, {str(k): arrays[row] for k, row in enumerate(mine)})
-            for client, mine in rows.items()
-        }
+        contents: dict[int, RecordDict] = {}
+        for client, mine in rows.items():
+            sent = {str(k): arrays[row] for k, row in enumerate(mine) if row != OWN}
+            contents[client] = self.content("evaluate", {"split": split, "own": OWN in mine}, sent)
         scores: dict[int, list[Scores]] = {}
         left_out: dict[int, str] = {}
 
@@ -204,11 +200,17 @@ class GridClients(Workers):
         check_allowed("subspaces", ids, left_out, len(self._registry.connected))
         return found
 
+    def handle_statistics(self, query: StatisticsQuery) -> Statistics:
+        """Let each client add up its training examples; an UpdateError unless all do."""
+        clients, content = self._registry.clients, self.content("statistics", {})
+        return summed(query, clients.sizes, math.prod(clients.schema.input_shape), content, self.request)
+
     def content(
         self, kind: str, values: Mapping[str, str | int | bool | list[int]], vectors: Mapping[str, Array] | None = None
     ) -> RecordDict:
         """Return the content of a request of a kind about this model."""
-        return wire.record({"what": kind, **values, "layout": self._structure, "run": self._registry.run}, vectors)
+        values = {"what": kind, **values, "layout": self._structure, **self._registry.of_all}
+        return wire.record(values, vectors)
 
     def request(
         self,
@@ -275,8 +277,7 @@ class GridClients(Workers):
         sizes = self.sizes
         weights = torch.tensor([sizes[client] for client in updates.ids], dtype=updates.sizes.dtype)
         updates = replace(updates, sizes=weights, left_out={**left_out, **updates.left_out})
-        # What a client keeps for itself affects no other.
-        return updates if query.round.communicates == "nothing" else self._limits.admit(updates)
+        return updates if query.own else self._limits.admit(updates)  # what a client keeps affects no other
 
     def _shape(self, query: UpdateQuery) -> tuple[int, int]:
         """Return how long an update is, and how much of it is compared."""
@@ -284,8 +285,8 @@ class GridClients(Workers):
             return 0, 0
         if query.round.replicates == 1:
             return self.layout.size, self.layout.n_parameters
-        length = query.round.replicates * (self._sketch.dim if self._sketch else self.layout.n_parameters)
-        return length, length
+        sketches = query.round.replicates * (self._sketch.dim if self._sketch else self.layout.n_parameters)
+        return self.layout.size + sketches, self.layout.n_parameters
 
     def _examples(self, client: int, split: Split) -> int | None:
         """Return how many examples a client is scored on, if that is known."""

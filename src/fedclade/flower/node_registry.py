@@ -8,16 +8,18 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from flwr.app import MessageType
 
-from fedclade.core import ClientRegistry, ConfigError, ModelError, UpdateError
+from fedclade.core import ClientRegistry, ConfigError, ModelError, Statistics, UpdateError
 from fedclade.flower import wire
 from fedclade.flower.admission import Admission, Identity
 from fedclade.flower.clients_file import SavedClients
 from fedclade.flower.exchange import Exchange
 from fedclade.flower.registration import RegisteredClient, Registration
 from fedclade.flower.signing import Request
+from fedclade.flower.statistics import as_values
 from fedclade.flower.wire import Content, clean, untrusted
 
 REGISTRATION_SECONDS = 600.0
@@ -80,6 +82,7 @@ class NodeRegistry:
         self._new_refusals: dict[int, str] = {}
         self._connected_before, self._registered_before = set[int](), set[int]()  # clients at the last changes()
         self._common: Registration | None = None
+        self.statistics: Statistics | None = None  # what all clients' examples come to, where they need to know
         self._refreshed = exchange.clock()
         exchange.between_polls = self._refresh_if_due
 
@@ -97,6 +100,22 @@ class NodeRegistry:
     def secret(self) -> str:
         """Digest of the secret that clients share; empty if they have none."""
         return "" if self._common is None else self._common.secret
+
+    @property
+    def of_all(self) -> Mapping[str, Any]:
+        """What every query about a model says of the run: its name, and what all clients' examples come to."""
+        return {"run": self.run, **({} if self.statistics is None else as_values(self.statistics))}
+
+    @property
+    def scaled(self) -> bool:
+        """Whether clients scale their inputs by what those of all come to."""
+        return self._common is not None and self._common.scaled
+
+    @property
+    def scales(self) -> Mapping[str, object]:
+        """The mean and deviation that they are scaled by, for who uses a model of it."""
+        known = self.statistics if self.scaled else None
+        return {} if known is None else {"mean": known.mean.tolist(), "std": known.std.tolist()}
 
     @property
     def connected(self) -> list[int]:
@@ -209,7 +228,7 @@ class NodeRegistry:
     def save(self, folder: Path) -> None:
         """Write which client is behind which node; a RunError if that fails."""
         assert self._common is not None  # clients have joined before anything is saved
-        SavedClients(self._registered, self._connected_before, self._common, self.run).save(folder)
+        SavedClients(self._registered, self._connected_before, self._common, self.run, self.statistics).save(folder)
 
     def load(self, folder: Path) -> None:
         """Go on with the clients of an earlier run of this server, if there was one; a RunError if they are damaged."""
@@ -217,7 +236,7 @@ class NodeRegistry:
         if saved is None:
             return
         self._settle(saved.common)
-        self.run = saved.run or self.run
+        self.run, self.statistics = saved.run or self.run, saved.statistics
         for client, one in saved.clients.items():
             self._add(client, one)
         self._connected_before, self._registered_before = set(saved.connected), set(saved.clients)

@@ -23,13 +23,13 @@ class NodeStore:
     It is of one run, named by its server: another run begins with nothing. A file that is damaged is not replaced.
     """
 
-    def __init__(self, folder: Path | None, store: ClientStore) -> None:
+    def __init__(self, folder: Path | None) -> None:
         self._path = None if folder is None else folder / FILE
-        self._store, self._run = store, ""
+        self._store, self._run = ClientStore(), ""
 
-    def open(self, run: str, state: RecordDict | None = None) -> None:
-        """Bring what was kept for a run into the store; a CheckpointError if it is damaged."""
-        data = self._read(state)
+    def open(self, store: ClientStore, run: str, state: RecordDict | None = None) -> None:
+        """Bring what was kept for a run into a store; a CheckpointError if it is damaged."""
+        self._store, data = store, self._read(state)
         if data is None and run != self._run:
             self._store.clear()
         self._run = run

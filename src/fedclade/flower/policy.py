@@ -10,7 +10,7 @@ from fedclade.core import ConfigError, LocalTraining, PolicyError, UpdateError, 
 from fedclade.flower.usage import Usage
 from fedclade.flower.wire import shown
 
-QUERIES = ("train", "evaluate", "gradients", "subspaces")
+QUERIES = ("train", "evaluate", "statistics", "gradients", "subspaces")
 """Kinds of queries that are about a client's data, and need its permission."""
 
 FORBIDS = "the client's policy forbids"
@@ -40,17 +40,17 @@ class Policy:
     A value out of range is a ConfigError, with a line for each.
     """
 
-    allow: tuple[str, ...] = ("train", "evaluate")  # kinds of queries that are answered, of QUERIES
+    allow: tuple[str, ...] = ("train", "evaluate", "statistics")  # kinds of queries that are answered, of QUERIES
     imports: tuple[str, ...] = ()  # what a run may name by ``module:name``, and the client then imports
     max_epochs: int = 100  # of local training
     max_steps: int = 50_000  # of local training, all replicates together
     max_models: int = 64  # that one query asks to be scored, or drawn
-    max_replicates: int = 4  # that one query asks for
-    min_part: int = 10  # fewest training examples that a replicate may be made from
+    max_replicates: int = 8  # that one query asks for
+    min_part: int = 10  # fewest training examples that a replicate or a sum may be made from
     max_partings: int | None = None  # queries for replicates in all; None: one to every EXAMPLES_A_PARTING examples
     max_vectors: int = 5  # of a subspace
     max_releases: int = 5_000  # updates that leave, in all
-    max_evaluations: int = 50_000  # models that are scored, in all
+    max_evaluations: int = 50_000  # models that are scored, or trained for the client itself, in all
 
     def __post_init__(self) -> None:
         problems = [unknown("question in allow:", kind, QUERIES) for kind in self.allow if kind not in QUERIES]
@@ -105,6 +105,14 @@ class Policy:
             )
         self._check("epochs", max(map(spec.epochs_with, parts)) + personal_epochs, "max_epochs")
         self._check("steps", sum(map(spec.steps_with, parts)) + before, "max_steps")
+
+    def check_sum(self, examples: int) -> None:
+        """Check that a client has enough training examples to tell what they come to."""
+        if examples < self.min_part:
+            raise PolicyError(
+                f"{FORBIDS} sums of {examples} training examples, of which there must be at least {self.min_part} "
+                "(min-part in its node config)"
+            )
 
     def check_models(self, count: int) -> None:
         """Check how many models one query is about."""

@@ -42,6 +42,7 @@ class Registration:
     layout: str  # digest of its model's structure
     secret: str  # digest of the secret that clients share; empty for none
     task: str  # its loss and its metrics, for people and to be compared; empty in folders of earlier versions
+    scaled: bool = False  # whether inputs are scaled by what those of all clients come to
 
     @classmethod
     def read(cls, content: Content, node: int) -> Registration:
@@ -70,6 +71,7 @@ class Registration:
             layout=_digest(content, "layout"),
             secret=_digest(content, "secret") if content.values.get("secret") != "" else "",
             task=clean(content.get("task", str)),
+            scaled=content.get("scaled", bool),
         )
 
     @property
@@ -81,7 +83,8 @@ class Registration:
     def shape(self) -> tuple[object, ...]:
         """What a model must know of the examples."""
         schema = self.schema
-        return schema.input_shape, schema.outputs, schema.task, schema.vocabulary_size
+        scaled = ("scaled",) if self.scaled else ()
+        return schema.input_shape, schema.outputs, schema.task, schema.vocabulary_size, *scaled
 
 
 def read_client(kept: Mapping[str, Any]) -> RegisteredClient:

@@ -21,9 +21,9 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
-from fedclade.core import Layout, UpdateError
+from fedclade.core import OWN, Layout, UpdateError
 
-PROTOCOL = 4  # version of these messages; both sides must use the same
+PROTOCOL = 5  # version of these messages; both sides must use the same
 RAW = "fedclade.raw"  # Flower's stype of an array that is raw little-endian bytes, in place of NumPy's own format
 LONGEST_JSON = 10_000  # characters of a value that is JSON; a data spec and a local training take a few hundred
 LARGEST_VALUES = 2**20  # bytes of all of a message besides its vectors; lists of scores take some ten for each model
@@ -150,8 +150,8 @@ def raw_vector(vector: Tensor) -> Array:
 
 
 def raw_vectors(models: Tensor, rows: Iterable[int]) -> dict[int, Array]:
-    """Return the models of some rows, each once."""
-    return {row: raw_vector(models[row]) for row in dict.fromkeys(rows)}
+    """Return the models of some rows, each once; those of clients' own are in none."""
+    return {row: raw_vector(models[row]) for row in dict.fromkeys(rows) if row != OWN}
 
 
 def read_vector(data: bytes, shape: tuple[int, ...], dtype: torch.dtype, name: str) -> Tensor:

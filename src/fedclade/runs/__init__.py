@@ -13,9 +13,10 @@ from fedclade.runs.rounds import Follow, OnRound, run_rounds
 from fedclade.runs.settings import Every, RunOptions, RunSettings, Stream, settings_from, target_of
 from fedclade.runs.simulation import simulate
 from fedclade.runs.store import Run, export_adapter, export_model
+from fedclade.runs.store.contents import without_unset
 from fedclade.runs.store.events import events_of
 from fedclade.runs.store.newcomers import read_newcomers, score_columns
-from fedclade.runs.store.run import CONFIG, Row, check_free, is_finished, is_unfinished, read_run_config, without_none
+from fedclade.runs.store.run import CONFIG, Row, check_free, is_finished, is_unfinished, read_run_config
 from fedclade.runs.store.similarities import SimilarityMatrix
 
 __all__ = [
@@ -57,5 +58,5 @@ __all__ = [
     "target_of",
     "version_of",
     "versions",
-    "without_none",
+    "without_unset",
 ]

@@ -29,18 +29,18 @@ from fedclade.channel import (
     server_side,
 )
 from fedclade.core import (
-    IGNORED,
     Clients,
     ConfigError,
     DataSpec,
     FedcladeError,
     ModelError,
     ParameterTree,
+    StatisticsQuery,
     Workers,
     check_module,
     rng,
 )
-from fedclade.data import Federation
+from fedclade.data import Federation, statistics
 from fedclade.models import Parts, build_model
 from fedclade.runs.settings import RunOptions, RunSettings, settings_from
 from fedclade.tasks import FittedTask
@@ -101,7 +101,7 @@ class Backend:
         seed, signature, privacy = settings.seed, settings.signature, settings.privacy
         device = choose_device(device)
         budget = default_memory(torch.device(device)) if settings.memory is None else memory_bytes(settings.memory)
-        task = settings.task.of(federation.pool.schema, label_counts(federation))
+        task = fitted_task(settings, federation)
         module, initial = initial_models(model, federation.pool.schema, seed, algorithm, budget, settings.parts)
         personal = settings.parts.personal_names(module)
         simulated = SimulatedClients(federation, module, device, engine, budget, taken, task, personal)
@@ -120,9 +120,10 @@ class Backend:
         streams = decide_stream(settings, algorithm, len(federation) * bytes_each, budget)
         at_once = updates_at_once(bytes_each, initial.device, budget)
         retrying = Retrying(tells_releases=privacy is not None)
+        private = Privatizing(privacy, keyed_noise(keys)) if privacy else None
         clients = Channel(
             simulated,
-            *client_side(Privatizing(privacy, keyed_noise(keys)) if privacy else None, permutation, sketch),
+            *client_side(private, permutation, signature.sketch_of_parts(seed, layout)),
             *([FaultInjection(faults, keys, layout.n_parameters)] if faults else []),
             *(Timing(meter := Meter()), Traffic(meter)),
             *server_side(retrying, sketch, Streaming(simulated.sizes, at_once) if streams else None),
@@ -158,13 +159,12 @@ class Backend:
         return tree.map_vectors(self.permutation.apply, None if self.sketch else self.permutation.apply)
 
 
-def label_counts(federation: Federation) -> Tensor | None:
-    """Return how many training examples all clients have of each label, as they see them; None for other targets."""
-    pool = federation.pool
-    if (labels := pool.schema.labels) is None:
-        return None
-    seen = torch.cat([client.labels(pool.y[torch.from_numpy(client.train)]) for client in federation.clients]).long()
-    return torch.bincount(seen[seen != IGNORED], minlength=labels)
+def fitted_task(settings: RunSettings, federation: Federation) -> FittedTask:
+    """Return the task of a run for the data of all clients."""
+    schema, counts = federation.pool.schema, None
+    if settings.task.class_weights == "balanced":
+        counts = statistics(federation, StatisticsQuery(federation.ids, labels=schema.labels or 0)).labels
+    return settings.task.of(schema, counts)
 
 
 def model_name(model: nn.Module | str | Maker, seed: int) -> str:

@@ -18,8 +18,7 @@ from fedclade.runs.backend import Backend
 from fedclade.runs.history import History, versions
 from fedclade.runs.settings import Every, RunSettings
 from fedclade.runs.store import Checkpoint, Run, RunFolder
-from fedclade.runs.store.contents import TO_NOTE
-from fedclade.runs.store.run import plain
+from fedclade.runs.store.contents import TO_NOTE, plain
 from fedclade.runs.store.shape import check_shape
 
 TIMES_A_SAVE = 60

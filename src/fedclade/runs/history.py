@@ -15,7 +15,8 @@ from fedclade.algorithms import RoundLog, State
 from fedclade.channel import DifferentialPrivacy
 from fedclade.clustering import SplitCriteria, separation_gap
 from fedclade.core import ClientRegistry, DataSpec, Evaluation, Layout, ParameterTree
-from fedclade.runs.store.run import FORMAT, Row, Run, plain
+from fedclade.runs.store.contents import plain
+from fedclade.runs.store.run import FORMAT, Row, Run
 from fedclade.runs.store.similarities import LARGEST_KEPT, SimilarityMatrix
 from fedclade.tasks import SPREAD, FittedTask, cluster_scores, spread
 
@@ -134,6 +135,8 @@ class History:
             "engine": config["engine"],
             "versions": versions(),
         }
+        if self.task.balanced and self.task.weights is not None:  # by which newcomers weigh too
+            summary["class_weights"] = self.task.weights.tolist()
         if privacy := DifferentialPrivacy.of(config.get("privacy", {})):
             summary["privacy"] = privacy.spent(self._most_releases())
         return summary

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import methodcaller
 from pathlib import Path
 from statistics import fmean
+from typing import Any, TypeVar
 
-import torch
 from torch import Tensor, nn
 
 from fedclade.algorithms import Algorithm, Local, build_algorithm
 from fedclade.channel import DifferentialPrivacy, Signature
 from fedclade.clustering import Assignment, all_of
-from fedclade.core import LocalTraining, ParameterTree, Round, RunError, checked
+from fedclade.core import ConfigError, LocalTraining, ParameterTree, Round, RunError, checked
 from fedclade.data import Federation
 from fedclade.models import PARTS, Parts
 from fedclade.runs.backend import Backend, Maker, module_for
 from fedclade.runs.store import Run
 from fedclade.runs.store.contents import Row
 from fedclade.runs.store.newcomers import score_columns, write_newcomers
-from fedclade.tasks import OLD_METRIC, RIGHT, build_task
+from fedclade.tasks import OLD_METRIC, RIGHT, Task, build_task, noted_metrics
 from fedclade.training import float32_products
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,6 +88,8 @@ def assign(
     *,
     algorithm: Algorithm | None = None,
     model: nn.Module | str | Maker | None = None,
+    task: Task | str | None = None,
+    local: LocalTraining | None = None,
     device: str = "auto",
     engine: str | None = None,
     memory: int | str | None = None,
@@ -104,8 +109,9 @@ def assign(
     newcomers
         Such as ``Federation.newcomers`` of the run's federation. Their true clusters, where known, must be numbered as
         in the run; they are looked at for scoring only.
-    algorithm, model
-        Those of the run, where they have no name that the run could note.
+    algorithm, model, task, local
+        Those of the run, where its config cannot name them: a model or a metric that is an object, a loss or an
+        optimizer of the script that ran.
     device, memory
         See :func:`fedclade.simulate`.
     engine
@@ -117,13 +123,14 @@ def assign(
     Raises
     ------
     ConfigError
-        If the run's algorithm or model must be given, or a name or a value is unknown.
+        If the run's algorithm, model, task or local training must be given, the task's metrics are not those of the
+        run, or a name or a value is unknown.
     RunError
         If the run's models do not fit the newcomers' data, or are permuted by a secret of a network's clients.
     UpdateError
         If a newcomer's training diverges.
     """
-    arrival = Arrival.of(run, newcomers, algorithm, model, device=device, engine=engine, memory=memory)
+    arrival = Arrival.of(run, newcomers, algorithm, model, task, local, device=device, engine=engine, memory=memory)
     with float32_products(run.config.get("tf32", False)):
         assignments = arrival.assignments()
         paths = [each.fitting if only_fitting else each.path for each in assignments]
@@ -152,6 +159,8 @@ class Arrival:
         newcomers: Federation,
         algorithm: Algorithm | None = None,
         model: nn.Module | str | Maker | None = None,
+        task: Task | str | None = None,
+        local: LocalTraining | None = None,
         *,
         device: str = "auto",
         engine: str | None = None,
@@ -159,14 +168,16 @@ class Arrival:
     ) -> Arrival:
         """Build the backend for newcomers to a run."""
         run.check_readable()
-        config, seed = run.config, run.summary["seed"]
-        named = dict(config["algorithm"])
-        algorithm = algorithm or build_algorithm(named.pop("name"), named, {})  # to assign, the oracle needs no truth
+        config, seed, name = run.config, run.summary["seed"], run.config["model"]["name"]
+        named = dict(config["algorithm"])  # to assign, the oracle needs no truth
+        algorithm = algorithm or _noted("algorithm", build_algorithm, named.pop("name"), named, {})
+        task = build_task(task) if task else _noted("task", build_task, **config.get("task", {}))
+        local = local or _noted("local", LocalTraining, **config["local"])
         parts = Parts.of(config["model"])
         arguments = {key: value for key, value in config["model"].items() if key not in ("name", *PARTS)}
         backend = Backend.simulated_by(
             newcomers,
-            model or (lambda seed: module_for(config["model"]["name"], newcomers.pool.schema, seed, arguments)),
+            model or (lambda seed: _noted("model", module_for, name, newcomers.pool.schema, seed, arguments)),
             algorithm,
             device=device,
             engine=engine or config.get("engine", "auto"),
@@ -178,22 +189,21 @@ class Arrival:
             adapter=parts.adapter,
             signature=Signature(**config.get("signature", {})),
             stream=False,
-            task=build_task(**config.get("task", {})),
+            task=task.as_noted(run.summary),
             memory=memory,
         )
         entries, theirs = run.tree.nodes[0].params.numel(), backend.initial.shape[-1]
         if entries != theirs:
             raise RunError(
-                f"the run's models have {entries:,} entries, but a {config['model']['name']} for the newcomers' data "
-                f"({newcomers}) has {theirs:,}; newcomers need inputs and labels like those of the run: "
-                f"{run.summary['data']}"
+                f"the run's models have {entries:,} entries, but a {name} for the newcomers' data ({newcomers}) has "
+                f"{theirs:,}; newcomers need inputs and labels like those of the run: {run.summary['data']}"
             )
-
-        def here(vectors: Tensor) -> Tensor:
-            return vectors.to(backend.initial)
-
+        metrics, own = ([metric.name for metric in of] for of in (backend.task.metrics, noted_metrics(run.summary)))
+        if metrics != own:
+            raise ConfigError(f"task should be that of the run, whose metrics are {own}, got {metrics}")
+        here = methodcaller("to", backend.initial)
         tree = backend.closed(run.tree.map_vectors(here, here))
-        return cls(tree, algorithm, backend, Round(run.summary["rounds"], LocalTraining(**config["local"]), seed))
+        return cls(tree, algorithm, backend, Round(run.summary["rounds"], local, seed))
 
     @property
     def metric(self) -> str:
@@ -210,7 +220,7 @@ class Arrival:
         Personal parameters, where there are any, are fitted to a model before it is scored.
         """
         clients, ids = self.backend.clients, [each.client for each in assignments]
-        (models, rows), root = self.tree.models(nodes), self.tree.nodes[0].params[None]
+        (models, rows), root = self.tree.models(nodes, served=True), self.tree.nodes[0].model[None]
         each_its_own, to_root = list(range(len(ids))), [0] * len(ids)
         self._fit_personal(ids, models, rows)
         got = self._score(ids, models, rows)
@@ -221,7 +231,7 @@ class Arrival:
         self._fit_personal(ids, root, to_root)
         of_root = self._score(ids, root, to_root)
         self._forget()
-        alone = self._score(ids, self._trained_alone(ids), each_its_own)
+        alone = self._trained_alone(ids)
         return dict(zip(score_columns(self.metric), (got, of_root, alone, fine_tuned), strict=True))
 
     @property
@@ -243,13 +253,22 @@ class Arrival:
             fitting = replace(self.last, personal_epochs=epochs, communicates="nothing")
             self.backend.clients.train(ids, models, rows, fitting)
 
-    def _trained_alone(self, ids: Sequence[int]) -> Tensor:
-        """Return the models ``[n, S]`` that clients get on their own, in as many rounds as the run had."""
-        method, initial, clients = Local(), self.backend.initial, self.backend.clients
-        state = method.init(initial.view(-1, initial.shape[-1])[0], clients)
+    def _trained_alone(self, ids: Sequence[int]) -> list[float]:
+        """Return the scores of the models that clients get on their own, in as many rounds as the run had."""
+        method, clients = Local(), self.backend.clients
+        initial = self.backend.initial.view(-1, self.backend.initial.shape[-1])[:1]
+        state = method.init(initial[0], clients)
         for number in range(1, self.last.number + 1):
             state, _ = method.step(state, ids, clients, replace(self.last, number=number))
-        return torch.stack([state.tree.nodes[state.tree.leaf_of[client]].params for client in ids])
+        return self._score(ids, initial, state.rows(ids))
+
+
+def _noted(what: str, build: Callable[..., T], *values: Any, **options: Any) -> T:
+    """Build what a run's config names; a ConfigError says how to give what it cannot name."""
+    try:
+        return build(*values, **options)
+    except ConfigError as error:
+        raise ConfigError(f"give fedclade.assign the {what} of the run, as {what}=...: {error}") from error
 
 
 def _true_clusters_of_leaves(run: Run) -> Mapping[int, int]:

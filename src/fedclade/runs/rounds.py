@@ -9,6 +9,7 @@ from time import perf_counter
 
 from fedclade.algorithms import Algorithm
 from fedclade.core import (
+    OWN,
     CheckpointError,
     Evaluation,
     FedcladeError,
@@ -109,8 +110,10 @@ def run_round(
     evaluation, served = None, dict[int, int]()
     if evaluated or algorithm.finished(state):
         served = dict(algorithm.serve(state, clients))
-        models, rows = state.tree.models([served[client] for client in clients.ids])
-        answered = clients.evaluate(clients.ids, models, rows, "test", own=algorithm.own_models)
+        models, rows = state.tree.models([served[client] for client in clients.ids], served=True)
+        own = set(algorithm.keepers(state))
+        rows = [OWN if client in own else row for client, row in zip(clients.ids, rows, strict=True)]
+        answered = clients.evaluate(clients.ids, models, rows, "test")
         evaluation = answered if answered.ids else None
         _warn_of_losses(number, answered)
     log = replace(log, events=(*events, *backend.retrying.told()))
@@ -126,11 +129,11 @@ def check_models(number: int, before: ParameterTree, after: ParameterTree) -> No
     Single updates that are not were left out where they came in; what is left is what the algorithm does with them.
     """
     for node in after.nodes:
-        if node.id < len(before.nodes) and before.nodes[node.id].params is node.params:
+        if node.id < len(before.nodes) and before.nodes[node.id].model is node.model:
             continue
-        if bad := int((~node.params.isfinite()).sum()):
+        if bad := int((~node.model.isfinite()).sum()):
             raise RunError(
-                f"round {number}: the model of cluster {node.id} has diverged: {bad} of its {len(node.params)} entries "
+                f"round {number}: the model of cluster {node.id} has diverged: {bad} of its {len(node.model)} entries "
                 f"are NaN or infinite; its clients are {shown(list(node.members))}; lower the step size local.lr, or "
                 "algorithm.eta_g where there is one"
             )

@@ -13,7 +13,7 @@ from fedclade.algorithms import Algorithm, build_algorithm
 from fedclade.channel import Faults
 from fedclade.core import checked
 from fedclade.data import Federation
-from fedclade.runs.backend import Backend, Maker, label_counts, model_name
+from fedclade.runs.backend import Backend, Maker, fitted_task, model_name
 from fedclade.runs.checkpointer import Checkpointer
 from fedclade.runs.churn import Churn
 from fedclade.runs.history import History
@@ -118,7 +118,7 @@ def simulate(
     algorithm.check_clients(len(federation))
     settings = settings.completed(algorithm)
     settings.check_algorithm(algorithm)
-    task = settings.task.of(federation.pool.schema, label_counts(federation))
+    task = fitted_task(settings, federation)
     target = target_of(settings, task)
     config = config or settings.as_config(
         algorithm,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedclade.core import IGNORED, ConfigError, DataSpec, TaskKind, imported, named, require, shown, unknown
+from fedclade.core import IGNORED, ConfigError, DataSpec, RunError, TaskKind, imported, named, require, shown, unknown
 from fedclade.tasks.losses import KINDS, LOSSES, Loss, counted, cross_entropy
 from fedclade.tasks.metrics import Metric, check_metric, metric
 
@@ -62,8 +62,8 @@ class Task:
         spec
             What the examples look like.
         label_counts
-            How many training examples all clients have of each label, ``[outputs]``, or of 0 and 1; for balanced
-            weights.
+            How many training examples all clients have of each label, ``[outputs]``, or of 0 and 1; without them a
+            task of balanced weights has no losses.
 
         Raises
         ------
@@ -79,7 +79,25 @@ class Task:
         metrics = tuple(metric(each, kind, spec.outputs) for each in self.metrics or METRICS_OF[kind])
         names = [each.name for each in metrics]
         require(("task.metrics", names, len(set(names)) == len(names), "different metrics"))
-        return FittedTask(kind, loss, metrics, _weights(self.class_weights, spec, label_counts))
+        balanced = isinstance(self.class_weights, str)
+        return FittedTask(kind, loss, metrics, _weights(self.class_weights, spec, label_counts), balanced)
+
+    def as_noted(self, summary: Mapping[str, Any]) -> Task:
+        """Return the task with the weights that a run noted in its summary, if they are balanced: not by other clients.
+
+        Raises
+        ------
+        RunError
+            If it noted none.
+        """
+        if not isinstance(self.class_weights, str):
+            return self
+        if "class_weights" not in summary:
+            raise RunError(
+                "this run was written before balanced weights were kept, and its clients' labels are not known here; "
+                "give fedclade.assign a task=... whose class_weights are numbers, or run its config.toml again"
+            )
+        return replace(self, class_weights=summary["class_weights"])
 
     @property
     def described(self) -> dict[str, Any]:
@@ -177,19 +195,25 @@ class FittedTask:
     loss: Loss = cross_entropy
     metrics: tuple[Metric, ...] = (metric("accuracy", "classification", 0),)
     weights: Tensor | None = None  # of labels, [outputs], or of 0 and 1
+    balanced: bool = False  # whether the weights are those of the labels' counts; None until these are known
 
     @cached_property
     def described(self) -> str:
         """What clients and server must have in common: the kind, the loss, the metrics, the weights."""
         loss = next((name for name, loss in LOSSES.items() if loss is self.loss), _name(self.loss))
         weights = [] if self.weights is None else [f"{weight:g}" for weight in self.weights.tolist()]
-        weighted = f" weighted by {', '.join(weights)}" if weights else ""
+        weighted = f" weighted by {'rarity' if self.balanced else ', '.join(weights)}" if self.is_weighted else ""
         return f"{self.kind}: {loss}{weighted}; {', '.join(metric.name for metric in self.metrics)}"
 
     @property
     def is_plain(self) -> bool:
         """Whether the loss is cross-entropy without weights, which engines know by heart."""
-        return self.loss is cross_entropy and self.weights is None
+        return self.loss is cross_entropy and not self.is_weighted
+
+    @property
+    def is_weighted(self) -> bool:
+        """Whether examples count by their labels."""
+        return self.balanced or self.weights is not None
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the loss of each example, ``[B]``."""
@@ -198,7 +222,14 @@ class FittedTask:
             raise ConfigError(
                 f"the loss should give one number for each of {len(targets)} examples, got shape {tuple(losses.shape)}"
             )
-        return losses if self.weights is None else losses * self.weights.to(losses)[targets.long().clamp(min=0)]
+        if not self.is_weighted:
+            return losses
+        if self.weights is None:
+            raise ConfigError(
+                "task.class_weights = 'balanced' needs to know how many examples there are of each label, and nobody "
+                "has counted them; give Task.of the counts, or a list of numbers as class_weights"
+            )
+        return losses * self.weights.to(losses)[targets.long().clamp(min=0)]
 
     def mean_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the mean over the targets of a batch that count, which is what it trains on."""
@@ -258,8 +289,5 @@ def _weights(weights: Weights | None, spec: DataSpec, counts: Tensor | None) -> 
         require(("task.class_weights", [*weights], right, f"{labels} numbers of at least 0, one for each label"))
         return torch.tensor([*weights], dtype=torch.float32)
     if counts is None:
-        raise ConfigError(
-            "task.class_weights = 'balanced' needs to know how many examples there are of each label, which a server "
-            "of a network does not; give a list of numbers"
-        )
+        return None
     return torch.where(counts > 0, counts.sum() / (int((counts > 0).sum()) * counts.clamp(min=1)), 0.0).float()

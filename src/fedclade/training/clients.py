@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedclade.core import (
+    BESIDE,
     ConfigError,
     Evaluation,
     EvaluationQuery,
@@ -18,13 +19,15 @@ from fedclade.core import (
     LocalTraining,
     ModelError,
     Round,
+    Statistics,
+    StatisticsQuery,
     SubspaceQuery,
     UpdateQuery,
     Updates,
     Workers,
     rng,
 )
-from fedclade.data import ClientData, Federation
+from fedclade.data import ClientData, Federation, statistics
 from fedclade.tasks import FittedTask, Task
 from fedclade.training import loop
 from fedclade.training.augmentation import augmented
@@ -213,6 +216,10 @@ class SimulatedClients(Workers):
         """Let each client decompose its training inputs, see :func:`~fedclade.training.subspaces.subspaces`."""
         return subspaces(self._federation, query)
 
+    def handle_statistics(self, query: StatisticsQuery) -> Statistics:
+        """Let each client add up its training examples, see :class:`~fedclade.core.Statistics`."""
+        return statistics(self._federation, query)
+
     def _blocks(self, ids: Sequence[int], spec: LocalTraining) -> Sequence[Sequence[int]]:
         """Cut the places of the queried clients into blocks that fit the memory; clients of one size side by side."""
         sizes = [len(self._client(client).train) for client in ids]
@@ -260,7 +267,8 @@ class SimulatedClients(Workers):
             raise self._model_error(error, block, models, this_round) from error
 
     def _workload(self, block: Block, models: Tensor, this_round: Round) -> Workload:
-        keyed = this_round.seed, this_round.purpose, this_round.number
+        purpose = "train" if this_round.purpose == BESIDE else this_round.purpose
+        keyed = this_round.seed, purpose, this_round.number
         jobs: list[Job] = []
         for client, row, anchor in block:
             generator = rng.torch_generator(*keyed, self._client(client).key)

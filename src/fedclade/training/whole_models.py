@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fedclade.core import LARGEST_NORM, EvaluationQuery, Layout, Round, UpdateQuery, row_norms
+from fedclade.core import (
+    KEEPS_NONE,
+    LARGEST_NORM,
+    OWN,
+    EvaluationQuery,
+    Layout,
+    Round,
+    UpdateError,
+    UpdateQuery,
+    row_norms,
+)
 from fedclade.training.store import OPTIMIZER, OWN_MODEL, OWN_OPTIMIZER, PERSONAL, ClientStore
 
 
@@ -42,11 +52,12 @@ class WholeModels:
         if not query.own and not self._layout.personal:
             return Start(query.models, rows, anchors or [None] * len(rows), optimizer=optimizer)
         ids, number = [query.ids[place] for place in places], query.round.number
-        personal = self._personal([self._store.before(number, client).get(PERSONAL) for client in ids])
-        models = self._layout.joined(query.models[rows], personal)
-        if query.own:
-            own = (self._store.before(number, client).get(OWN_MODEL) for client in ids)
-            models = torch.stack([start if mine is None else mine for start, mine in zip(models, own, strict=True)])
+        if query.own and not query.round.lasts:
+            number += 1  # of its own for another purpose: from what the round's training has left
+        kept = [self._store.before(number, client) for client in ids]
+        personal = self._personal([mine.get(PERSONAL) for mine in kept])
+        starts = zip(ids, rows, kept, personal, strict=True)
+        models = torch.stack([self._whole(client, query.models, row, mine, own) for client, row, mine, own in starts])
         each, pulled = range(len(ids)), list[int | None]([None] * len(ids))
         if anchors is not None and query.round.spec.mu:
             models = torch.cat([models, self._layout.joined(query.models[anchors], personal)])
@@ -67,7 +78,7 @@ class WholeModels:
         else:
             sent, moved = self._layout.parted(deltas)
             name, now = PERSONAL, start.personal + moved
-        if query.round.lasts:
+        if query.own or query.round.lasts:
             for place, kept, bad in zip(places, now, (diverged | ~losses.isfinite()).tolist(), strict=True):
                 if not bad:
                     self._store.keep(query.round.number, query.ids[place], {name: kept})
@@ -75,7 +86,7 @@ class WholeModels:
 
     def evaluated(self, query: EvaluationQuery, at_once: int) -> Iterator[tuple[slice, Tensor, Sequence[int]]]:
         """Cut a query into parts of at most so many models; yield those ``[m, F]``, and the row of each client."""
-        if not query.own and not self._layout.personal:
+        if not self._layout.personal and OWN not in query.assignment:
             yield slice(None), query.models, query.assignment
             return
         for first in range(0, len(query.ids), at_once):
@@ -84,11 +95,10 @@ class WholeModels:
             keys: list[tuple[int, int | None]] = []
             for client, row in zip(query.ids[part], query.assignment[part], strict=True):
                 kept = self._store.latest(client)
-                mine = kept.get(OWN_MODEL) if query.own else None
-                keys.append((-1 if mine is not None else row, client if kept else None))
+                keys.append((row, client if kept else None))
                 if keys[-1] not in models:
-                    of_client = self._personal([kept.get(PERSONAL)])[0]
-                    models[keys[-1]] = self._layout.joined(query.models[row], of_client) if mine is None else mine
+                    personal = self._personal([kept.get(PERSONAL)])[0]
+                    models[keys[-1]] = self._whole(client, query.models, row, kept, personal)
             row_of = {key: row for row, key in enumerate(models)}
             yield part, torch.stack([*models.values()]), [row_of[key] for key in keys]
 
@@ -110,6 +120,14 @@ class WholeModels:
         each = {client: {**start, **self._store.latest(client)} for client in ids}
         found = {c: {name: mine[name] for name in (PERSONAL, OWN_MODEL) if name in mine} for c, mine in each.items()}
         return {client: mine for client, mine in found.items() if mine}
+
+    def _whole(self, client: int, models: Tensor, row: int, kept: Mapping[str, Tensor], personal: Tensor) -> Tensor:
+        """Return a client's whole model ``[F]``: of that in a row, or its own."""
+        if row != OWN:
+            return self._layout.joined(models[row], personal)
+        if OWN_MODEL not in kept:
+            raise UpdateError(f"{KEEPS_NONE}: client {client} has trained none, or has lost it")
+        return kept[OWN_MODEL]
 
     def _personal(self, kept: Sequence[Tensor | None]) -> Tensor:
         return torch.stack([self.initial if each is None else each for each in kept])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,19 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from fedclade import CFL, ConfigError, FineTune, LocalTraining, Oracle, Run, RunError, TreeError, export_model, simulate
+from fedclade import (
+    CFL,
+    ConfigError,
+    FineTune,
+    LocalTraining,
+    Oracle,
+    Run,
+    RunError,
+    TreeError,
+    export_adapter,
+    export_model,
+    simulate,
+)
 from fedclade.config import check_config
 from fedclade.core import files
 from fedclade.core.params import Layout
@@ -126,7 +139,7 @@ def test_the_accuracy_of_an_inner_node_is_that_of_the_model_it_keeps(run, tmp_pa
 
 
 def test_a_node_that_nobody_was_served_with_has_no_accuracy(tmp_path):
-    """The global model of fine-tuning, which was trained to the end all the same."""
+    """The global model of fine-tuning, which was trained to the end all the same; clients have their copies."""
     path = export_model(ran(FineTune()), tmp_path / "root.safetensors", node=0)
     assert card_of(path)["accuracy"] is None
     assert card_of(path)["rounds"]["trained_until"] == 4
@@ -253,7 +266,7 @@ def test_a_layout_of_another_model_is_refused(run, tmp_path):
         export_model(other, tmp_path / "model.safetensors", node=3)
 
 
-@pytest.mark.parametrize("algorithm", ["fedper", "ditto"])
+@pytest.mark.parametrize("algorithm", ["fedper", "ditto", "local", "finetune"])
 def test_a_client_gets_the_whole_model_that_it_is_served_with(algorithm, tmp_path):
     federation = federation_of([0, 1, 2, 3] * 2)
     run = Run.load(ran(algorithm, perceptron()).save(tmp_path / "run"))
@@ -265,7 +278,7 @@ def test_a_client_gets_the_whole_model_that_it_is_served_with(algorithm, tmp_pat
         (row,) = [row for row in run.clients if (row["round"], row["client"]) == (4, client)]
         assert float((module(x).argmax(1) == y).float().mean()) == pytest.approx(row["accuracy"])
         card = card_of(out)
-        assert card["exported_for"].get("own", False) is (algorithm == "ditto")
+        assert card["exported_for"].get("own", False) is (algorithm != "fedper")
         assert card["accuracy"]["clients"] == 1
         assert card["accuracy"]["mean"] == pytest.approx(row["accuracy"])
     assert not torch.equal(*(load_file(tmp_path / f"{client}.safetensors")["3.weight"] for client in (1, 2)))
@@ -282,6 +295,11 @@ def test_what_only_a_client_of_a_network_has_is_not_exported(tmp_path):
     run = replace(ran("fedper", perceptron()), kept={})
     with pytest.raises(RunError, match="no personal parameters of client 1: over a network they stay with it"):
         export_model(run, tmp_path / "model.safetensors", client=1)
+    local = ran("local", perceptron())
+    local = replace(local, kept={}, config={**local.config, "network": {}})
+    for export in (export_model, partial(export_adapter, alpha=1.0)):
+        with pytest.raises(RunError, match="no model of client 1: over a network it stays with it; export the server"):
+            export(local, tmp_path / "model.safetensors", client=1)
 
 
 @pytest.mark.parametrize("shape", [(3,), (36, 1)])

@@ -138,6 +138,14 @@ def test_what_was_left_to_auto_can_stay_so(was, now):
     assert first_difference({"rounds": 1, "engine": was}, {"rounds": 1, "engine": now}) is None
 
 
+def test_what_nobody_has_set_and_earlier_versions_noted_is_no_other_config():
+    now = {"rounds": 1, "local": {"lr": 0.1}, "signature": {}, "algorithm": {"name": "cfl", "split_rounds": []}}
+    then = {**now, "local": {"lr": 0.1, "options": {}}, "signature": {"of": []}}
+    assert first_difference(then, now) is None
+    assert first_difference(now, {**now, "signature": {"of": ["head.*"]}}) == "its signature.of is None, not ['head.*']"
+    assert first_difference(now, {**now, "algorithm": {"name": "cfl"}}) == "its algorithm.split_rounds is [], not None"
+
+
 def test_how_often_to_save_and_how_long_to_run_may_change(unfinished):
     assert run_in(unfinished, rounds=6, checkpoint_every=0).summary["rounds"] == 6
 

@@ -46,6 +46,8 @@ def test_a_saved_run_reads_back_the_same(finished, tmp_path):
     assert len(again.events) == 1
     assert again.config["algorithm"]["split_rounds"] == [2]
     assert "accuracy" not in again.config["target"], "TOML has no null"
+    assert "options" not in again.config["local"], "which nobody has set"
+    assert again.config["signature"] == {"kind": "full", "dim": 1024}
     assert_same_tree(again.tree, finished.tree)
     assert len(again.similarities) == 3
     for ours, theirs in zip(finished.similarities, again.similarities, strict=True):
@@ -179,12 +181,15 @@ def test_a_tree_reads_back_the_same(finished, tmp_path):
 
 def test_a_tree_with_an_empty_leaf_and_clients_in_none_reads_back_the_same(tmp_path):
     tree = ParameterTree.star([(2,), ()], torch.ones(3), unassigned=[0, 1]).trained(1, torch.arange(3.0))
+    tree = tree.continued(torch.full((3,), 5.0))
     write_tree(tree, tmp_path / "tree")
     again = read_tree(tmp_path / "tree")
     assert_same_tree(again, tree)
     assert again.leaf_of == {0: 0, 1: 0, 2: 1}
     assert again.nodes[1].trained_from.tolist() == [1, 1, 1]
     assert again.nodes[2].trained_from is None
+    assert again.nodes[0].params.tolist() == [1, 1, 1]
+    assert again.nodes[0].model.tolist() == [5, 5, 5]
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from fedclade.algorithms import ALGORITHMS, OwnModels
 from fedclade.core import Layout, Node
 from fedclade.runs.store.run import Row, Run
 from fedclade.tasks import noted_metrics, spread
@@ -49,13 +50,20 @@ def model_card(run: Run, node: Node, layout: Layout, client: int | None = None, 
     }
 
 
+def serves_own(run: Run) -> bool:
+    """Whether clients were served with models of their own, which are none of the tree's."""
+    entry = ALGORITHMS.get(run.config["algorithm"]["name"])
+    return entry is not None and issubclass(entry.algorithm, OwnModels)
+
+
 def _trained_until(run: Run, node: Node) -> int | None:
     """Return the round after which the model was as it is: a split leaves its node that of the round before.
 
+    A root that goes on beside its clusters is trained to the end.
     None for the root of a star that there was from the start: what it holds, if anything but an initial model, is the
     algorithm's own affair.
     """
-    if node.split_in is None:
+    if node.split_in is None or node.continued is not None:
         return run.summary["rounds"]
     return node.split_in - 1 if node.split_in else None
 
@@ -67,7 +75,7 @@ def _score(run: Run, node: Node, metric: str, client: int | None = None) -> Card
     the model of an earlier round, and ``round`` tells which.
     """
     served = [row for row in run.clients if row["served_by"] == node.id and client in (None, row["client"])]
-    if not served:
+    if not served or (client is None and node.id == 0 and serves_own(run)):
         return None
     number = max(row["round"] for row in served)
     scores = spread([row[metric] for row in served if row["round"] == number])

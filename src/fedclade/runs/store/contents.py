@@ -1,4 +1,4 @@
-"""What there must be in the files of a run folder for everything that reads them: reports, exports, newcomers."""
+"""What there must be in the files of a run folder for everything that reads them, and how values are put there."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from torch import Tensor
 
 from fedclade.runs.store.shape import check_shape
 from fedclade.tasks import noted_metrics
@@ -26,7 +29,7 @@ SUMMARY = {
     "seconds": dict.fromkeys(("total", "train", "evaluate", "server"), complex),
     "inputs?": {"shape": [int], "scaled": object, **dict.fromkeys(("columns?", "labels?", "mean?", "std?"), object)},
     "privacy?": {"epsilon": (float, None), "delta": float, "releases": int},
-    **{"engine?": str, "versions?": {...: str}},
+    **{"engine?": str, "versions?": {...: str}, "class_weights?": [complex]},
 }
 """The shape of ``summary.json``, see :func:`fedclade.runs.store.shape.check_shape`."""
 
@@ -135,3 +138,29 @@ def check_ids(ids: Iterable[int], where: str) -> None:
     found = list(ids)
     if any(each < 0 for each in found) or len(set(found)) < len(found):
         raise ValueError(f"{where} should be different clients, numbered from 0")
+
+
+def plain(value: Any) -> Any:
+    """Return a setting, or a detail of an event, as files can hold it: no numbers of NumPy, no tensors, no objects."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(entry) for key, entry in value.items()}
+    if isinstance(value, tuple | list):
+        entries = [plain(entry) for entry in value]
+        return tuple(entries) if isinstance(value, tuple) else entries
+    if isinstance(value, np.generic | np.ndarray | Tensor):
+        return value.tolist()
+    return value if isinstance(value, bool | int | float | str | None) else str(value)
+
+
+EMPTY = {("local", "options"), ("signature", "of"), ("task", "metrics")}
+"""Settings that are empty where nobody has set them; earlier versions wrote that down."""
+
+
+def without_unset(value: Any, path: tuple[str, ...] = ()) -> Any:
+    """Leave out what is not set: what is None, since TOML has no null, and what is empty by default."""
+    if isinstance(value, Mapping):
+        kept = {key: each for key, each in value.items() if each or (each is not None and (*path, key) not in EMPTY)}
+        return {key: without_unset(each, (*path, key)) for key, each in kept.items()}
+    if isinstance(value, tuple | list):
+        return [without_unset(entry, path) for entry in value]
+    return value

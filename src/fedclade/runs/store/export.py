@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedclade.core import ConfigError, Layout, Node, RunError, TreeError, appear, checked, remove, write_tensors
 from fedclade.models import save_adapter
-from fedclade.runs.store.card import Card, as_markdown, model_card
+from fedclade.runs.store.card import Card, as_markdown, model_card, serves_own
 from fedclade.runs.store.run import Run
 
 SUFFIX = ".safetensors"
@@ -24,8 +24,8 @@ def export_model(
     """Write one model of a run as a state dict, with its card beside it: ``.json`` for programs, ``.md`` for people.
 
     The card is in the header of the file too, under ``fedclade``. A client's model is whole: with its personal
-    parameters, and where it keeps a model of its own (Ditto) it is that, unless a level is given. A node's has what is
-    shared.
+    parameters, and where it keeps a model of its own (Ditto, local training, fine-tuning) it is that, unless a level is
+    given. A node's has what is shared.
 
     Parameters
     ----------
@@ -51,14 +51,14 @@ def export_model(
     run.check_readable()
     target = _target(out)
     chosen, layout = _node_and_layout(run, client, node, level)
-    kept = {} if client is None else run.kept.get(client, {})
-    if own := "model" in kept and level is None:
-        tensors = layout.full.state_dict(kept["model"])
+    if (own := _own_model(run, client, level)) is not None:
+        tensors = layout.full.state_dict(own)
     else:
         if client is not None:
             run.personal(client)  # which is there, or nobody here could put the client's model together
-        tensors = layout.state_dict(chosen.params, kept.get("personal"))
-    _write(model_card(run, chosen, layout if client is None else layout.full, client, own=own), tensors, target)
+        tensors = layout.state_dict(chosen.model, None if client is None else run.kept.get(client, {}).get("personal"))
+    layout = layout if client is None else layout.full
+    _write(model_card(run, chosen, layout, client, own=own is not None), tensors, target)
     return target
 
 
@@ -101,12 +101,29 @@ def export_adapter(
     alpha = run.config["model"].get("adapter", {}).get("alpha") if alpha is None else alpha
     if alpha is None:
         raise ConfigError("the run's config has no model.adapter; say what α its adapters have: export_adapter(alpha=)")
-    card = json.dumps(model_card(run, chosen, layout, client))
-    tensors = {**layout.unflatten(chosen.params), **({} if client is None else run.personal(client))}
+    own = _own_model(run, client, level)
+    card = json.dumps(model_card(run, chosen, layout, client, own=own is not None))
+    if own is not None:
+        tensors = layout.full.unflatten(own)
+    else:
+        tensors = {**layout.unflatten(chosen.model), **({} if client is None else run.personal(client))}
     try:
         return save_adapter(target, tensors, float(alpha), {"fedclade": card})
     except OSError as error:
         raise RunError(f"cannot write {target}: {error}") from error
+
+
+def _own_model(run: Run, client: int | None, level: int | None) -> Tensor | None:
+    """Return the model ``[F]`` of its own that a client was served with, unless a node's is asked for."""
+    if client is None or level is not None:
+        return None
+    own = run.kept.get(client, {}).get("model")
+    if own is None and "network" in run.config and serves_own(run):
+        raise RunError(
+            f"this run has no model of client {client}: over a network it stays with it; export the server's with "
+            "--node 0"
+        )
+    return own
 
 
 def _node_and_layout(run: Run, client: int | None, node: int | None, level: int | None) -> tuple[Node, Layout]:
@@ -118,10 +135,10 @@ def _node_and_layout(run: Run, client: int | None, node: int | None, level: int 
             "this run folder was written before the layout of the model was kept, and its models cannot be taken "
             "apart; run its config.toml again"
         )
-    if run.layout.size != len(chosen.params):
+    if run.layout.size != len(chosen.model):
         raise RunError(
             f"the run is damaged: its layout has {run.layout.size} entries, the model of node {chosen.id} "
-            f"{len(chosen.params)}"
+            f"{len(chosen.model)}"
         )
     return chosen, run.layout
 

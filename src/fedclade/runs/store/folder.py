@@ -13,16 +13,9 @@ from typing import Any
 
 from fedclade.core import CheckpointError, RunError, appear, make_folder, remove
 from fedclade.runs.store.checkpoint import Checkpoint
+from fedclade.runs.store.contents import without_unset
 from fedclade.runs.store.lock import LOCK, Lock
-from fedclade.runs.store.run import (
-    CONFIG,
-    is_finished,
-    is_unfinished,
-    read_run_config,
-    reopen,
-    without_none,
-    write_config,
-)
+from fedclade.runs.store.run import CONFIG, is_finished, is_unfinished, read_run_config, reopen, write_config
 
 KEPT = 2
 """Checkpoints: should the last one be damaged, there is the one before."""
@@ -193,7 +186,7 @@ def _check_origin(folder: Path, checkpoint: Checkpoint, config: Mapping[str, Any
 
 def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a config by section and key, as JSON has them; what is not set is left out."""
-    plain = json.loads(json.dumps(without_none(config), default=str))
+    plain = json.loads(json.dumps(without_unset(config), default=str))
     flat: dict[str, Any] = {}
     for name, value in plain.items():
         flat |= {f"{name}.{key}": entry for key, entry in value.items()} if isinstance(value, dict) else {name: value}

@@ -10,12 +10,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
 from fedclade.core import Layout, ParameterTree, RunError, appear, bring_to_disk, checked, remove, take_place
 from fedclade.runs.store.contents import CONFIG as CONFIG_SHAPE
-from fedclade.runs.store.contents import FINISHED, TABLES, Row, read_json, read_rows, read_summary, write_rows
+from fedclade.runs.store.contents import (
+    FINISHED,
+    TABLES,
+    Row,
+    read_json,
+    read_rows,
+    read_summary,
+    without_unset,
+    write_rows,
+)
 from fedclade.runs.store.events import read_events
 from fedclade.runs.store.kept import KEPT, read_kept, write_kept
 from fedclade.runs.store.manifest import check_manifest, write_manifest
@@ -270,30 +278,9 @@ def write_config(path: Path, config: Mapping[str, Any]) -> None:
     """Write a config as TOML."""
     import tomli_w  # not needed to simulate, only to save
 
-    text = tomli_w.dumps(without_none(config))
+    text = tomli_w.dumps(without_unset(config))
     path.write_text(f"{text}{_SUM}{_sha256(text)}\n", encoding="utf-8")
 
 
 def _sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def plain(value: Any) -> Any:
-    """Return a setting, or a detail of an event, as files can hold it: no numbers of NumPy, no tensors, no objects."""
-    if isinstance(value, Mapping):
-        return {str(key): plain(entry) for key, entry in value.items()}
-    if isinstance(value, tuple | list):
-        entries = [plain(entry) for entry in value]
-        return tuple(entries) if isinstance(value, tuple) else entries
-    if isinstance(value, np.generic | np.ndarray | Tensor):
-        return value.tolist()
-    return value if isinstance(value, bool | int | float | str | None) else str(value)
-
-
-def without_none(value: Any) -> Any:
-    """TOML has no null: a setting that is not set is left out."""
-    if isinstance(value, Mapping):
-        return {key: without_none(entry) for key, entry in value.items() if entry is not None}
-    if isinstance(value, tuple | list):
-        return [without_none(entry) for entry in value]
-    return value

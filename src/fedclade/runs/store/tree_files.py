@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from fedclade.core import Layout, Node, ParameterTree, RunError, Slot, write_tensors
+from fedclade.core import VECTORS, Layout, Node, ParameterTree, RunError, Slot, write_tensors
 from fedclade.runs.store.shape import check_shape
 
 DAMAGES = (
@@ -31,7 +31,7 @@ _NODE = {
     "criteria": {...: (float, None)},
 }
 """What ``tree.json`` has of a node; its tensors are in the other file, each if there is one."""
-_TENSORS = ("params", "cached", "trained_from")
+_TENSORS = (*VECTORS, "cached")
 _DTYPES = (
     *("float16", "bfloat16", "float32", "float64", "complex64", "complex128", "bool"),
     *("uint8", "int8", "int16", "int32", "int64"),
@@ -103,7 +103,8 @@ def _check_tree(tree: ParameterTree) -> None:
             raise ValueError(f"the parent of node {place} should be a node before it, got {node.parent}")
         if list(node.members) != sorted(set(node.members)):
             raise ValueError(f"the members of node {place} should be different and in order")
-        for name, tensor in (("params", node.params), ("trained_from", node.trained_from)):
+        for name in VECTORS:
+            tensor: Tensor | None = getattr(node, name)
             if tensor is not None and (tensor.dim() != 1 or tensor.shape != size or not tensor.is_floating_point()):
                 raise ValueError(f"{name} of node {place} should be of shape {list(size)}, got {list(tensor.shape)}")
         if node.cached is not None and (node.cached.dim() != 2 or len(node.cached) != len(node.members)):

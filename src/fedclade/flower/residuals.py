@@ -1,0 +1,43 @@
+"""What is lost of a client's updates when they are encoded, and added to its next ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from flwr.app import Array
+from torch import Tensor
+
+from fedclade.channel import ErrorFeedback, encode
+from fedclade.core import Layout
+from fedclade.flower import wire
+
+MOST_RESIDUALS = 16  # kinds of answers of which a client keeps what encoding lost; no algorithm queries as many
+
+
+class Residuals:
+    """Encodes a client's updates with what earlier ones of their kind lost; with a folder, that lasts."""
+
+    def __init__(self, folder: Path | None, encoding: str, layout: Layout) -> None:
+        self._folder, self.encoding = folder, encoding
+        self._sizes = layout.size, layout.n_parameters
+        self._kept: dict[str, ErrorFeedback] = {}
+
+    def encoded(self, update: Tensor, kind: str) -> Array:
+        """Return an update of a kind of answer as it travels."""
+        exact = self.encoding == "float32"
+        data = encode(update, "float32", len(update)) if exact else self._with_feedback(update, kind)
+        return wire.raw(data, self.encoding, len(update))
+
+    def _with_feedback(self, update: Tensor, kind: str) -> bytes:
+        name = wire.digest(kind.encode())  # the server chooses it, and it must not name a file
+        path = None if self._folder is None else self._folder / f"residual-{name}.safetensors"
+        kept = self._kept if self._folder is None else list(self._folder.glob("residual-*.safetensors"))
+        new = name not in self._kept if path is None else not path.exists()
+        if new and len(kept) >= MOST_RESIDUALS:
+            return encode(update, self.encoding, self._sizes[1])
+        if path is None:
+            return self._kept.setdefault(name, ErrorFeedback(self.encoding, *self._sizes)).encode(update)
+        feedback = ErrorFeedback.load(path, self.encoding, *self._sizes)
+        data = feedback.encode(update)
+        feedback.save(path)
+        return data
