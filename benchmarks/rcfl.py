@@ -108,7 +108,7 @@ def _run(
         "checks": [
             {key: event[key] for key in ("round", "p_value", "gain", "gain_before", "gamma")}
             for event in run.events
-            if event["kind"] in ("checked", "regrouped")
+            if event["kind"] in ("tested", "checked", "regrouped")
         ],
     }
 
@@ -214,7 +214,7 @@ def cost(seed: int, data_dir: Path | None, done: set[tuple[str, ...]], wanted: t
             **{"part": "cost", "task": "label_swap 300", "method": name, "seed": seed},
             "bytes": run.summary["bytes_up"] + run.summary["bytes_down"],
             "seconds": run.summary["seconds"],
-            "checks": sum(event["kind"] in ("checked", "regrouped") for event in run.events),
+            "checks": sum(event["kind"] in ("tested", "checked", "regrouped") for event in run.events),
         }
 
 

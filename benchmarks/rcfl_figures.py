@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from fedclade import FedAvg, LocalTraining, ReplicatedCFL, load_federation
+from fedclade.algorithms.replicated_checks import signatures_of_parts
 from fedclade.clustering.split_half import Replicates, find_clusters, same_partition
 from fedclade.core.queries import Round
 from fedclade.runs.backend import Backend
@@ -46,7 +47,7 @@ def replicates_of(settings: dict[str, object], data_dir: Path | None) -> Replica
     model, rows = state.tree.nodes[0].params[None], [0] * len(federation)
     this_round = Round(ROUND, LOCAL)
     asked = replace(this_round, replicates=2, purpose="replicate")
-    return Replicates(*world.clients.train(federation.ids, model, rows, asked).required_deltas.chunk(2, dim=1))
+    return Replicates(*signatures_of_parts(world.clients.train(federation.ids, model, rows, asked)).unbind(1))
 
 
 def draw_gains(data_dir: Path | None, path: Path) -> None:

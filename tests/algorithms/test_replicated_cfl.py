@@ -23,7 +23,11 @@ from tests.tiny import (
 )
 
 SPEC = LocalTraining(epochs=2, batch_size=8, lr=0.3)
-CHECKS = (3, 6, 9)
+EARLY = 3
+"""Rounds in parts; clients go apart after the last."""
+
+CHECKS = (6, 9, 12)
+"""With ``check_every = 3``: of halves, of the parts of the first round, of halves."""
 
 
 def clusters_of(state) -> set[frozenset[int]]:
@@ -47,21 +51,27 @@ class Groups(ScriptedClients):
     """By the round from which it holds: the group of each client."""
     silent: tuple[int, ...] = ()
     noise: float = 0.4
+    today: int = 0
+    """The latest round in which clients were asked: data are those of today, whatever round draws are those of."""
 
-    def group(self, client: int, number: int) -> int:
-        return self.groups[max(start for start in self.groups if start <= number)][client]
+    def group(self, client: int) -> int:
+        return self.groups[max(start for start in self.groups if start <= self.today)][client]
 
     def train(self, ids, models, assignment, this_round, anchors=None):
-        parts = (-1,) if this_round.replicates == 1 else range(this_round.replicates)
-        answering = [client for client in ids if len(parts) == 1 or client not in self.silent]
-        made = [torch.stack([self.delta(client, this_round.number, part) for client in answering]) for part in parts]
-        deltas = torch.cat(made, dim=1)
-        sizes = [1] * len(answering)
-        return Updates.received(answering, sizes, deltas, 40, torch.zeros(len(answering)), this_round.number)
+        self.today = max(self.today, this_round.number)
+        if this_round.replicates == 1:
+            deltas = torch.stack([self.delta(client, this_round.number, -1) for client in ids])
+            return Updates.received(ids, [1] * len(ids), deltas, 40, torch.zeros(len(ids)), this_round.number)
+        ids, parts = [client for client in ids if client not in self.silent], range(this_round.replicates)
+        made = [torch.stack([self.delta(client, this_round.number, part) for part in parts]) for client in ids]
+        parts = torch.stack(made) if made else torch.zeros(0, 2, 40)
+        sizes = [1] * len(ids)
+        mean = Updates.received(ids, sizes, parts.mean(1), 40, torch.zeros(len(ids)), this_round.number)
+        return replace(mean, parts=parts)
 
     def delta(self, client: int, number: int, part: int) -> torch.Tensor:
         draw = torch.Generator().manual_seed(1000 * number + 10 * client + part + 1)
-        return torch.eye(40)[self.group(client, number)] * 4 + self.noise * torch.randn(40, generator=draw)
+        return torch.eye(40)[self.group(client)] * 4 + self.noise * torch.randn(40, generator=draw)
 
 
 def groups(*changes: tuple[int, str], silent=()) -> Groups:
@@ -78,119 +88,199 @@ def played(clients, rounds, **options):
 TWO = "0000000011111111"
 
 
-def test_checks_come_at_their_rounds_and_ask_everybody_once():
-    run = played(groups((1, "0" * 16)), CHECKS[1], fraction=0.25)
-    asked = [len(run.clients.asked("train", number)) for number in range(1, CHECKS[1] + 1)]
-    assert [number for number, calls in enumerate(asked, start=1) if calls == 2] == [*CHECKS[:2]]
-    assert all(calls == 1 for number, calls in enumerate(asked, start=1) if number not in CHECKS)
-    check, training = run.clients.asked("train", CHECKS[0])
-    assert set(check.ids) == set(range(16))
-    assert len(training.ids) == 4
+def test_at_first_everybody_trains_in_parts_and_later_on_checks_ask_everybody_besides():
+    run = played(groups((1, "0" * 16)), CHECKS[1])
+    for number in range(2, CHECKS[1]):
+        *besides, training = run.clients.asked("train", number)
+        assert len(besides) == (number == CHECKS[0])
+        assert (training.round.replicates > 1) == (number <= EARLY)
+        assert set(training.ids) == set(range(16))
+    in_parts, again = [call.round for call in run.clients.asked("train", 1)]
+    assert in_parts == again  # that of the second check, at the same model and with the same draws
+    assert (in_parts.replicates, in_parts.part_size) == (2, 4)
+    (halves, _) = run.clients.asked("train", CHECKS[0])
+    assert (halves.round.replicates, halves.round.part_size, halves.round.purpose) == (2, 0, "replicate")
 
 
-def test_on_one_distribution_it_is_fedavg():
+def test_with_a_part_of_the_clients_all_are_asked_in_the_first_round_and_then_as_often_as_adds_little():
+    run = played(groups((1, TWO)), 30, fraction=0.25)
+    (first,) = run.clients.asked("train", 1)[:1]
+    assert set(first.ids) == set(range(16))
+    assert clusters_of(run.states[1]) == {frozenset(range(8)), frozenset(range(8, 16))}
+    checked = [number for number, _ in told(run, "checked")]
+    assert checked == [21]  # 12 + 16 clients asked besides are 0.35 of 4 · 20 that trained
+    assert run.states[-1].asked == 12 + 16
+    assert run.states[-1].trained == 4 * 30
+
+
+def test_on_one_distribution_it_is_fedavg_after_the_rounds_in_parts():
     clients, params = replicating(federation_of([0] * 6, [30] * 6), perceptron())
-    ours, fedavg = (
-        play(each, clients, params, 12, spec=SPEC).states[-1].tree for each in (ReplicatedCFL(check_every=3), FedAvg())
-    )
-    assert torch.equal(ours.nodes[0].params, fedavg.nodes[0].params)
-    assert len(ours.nodes) == 1
+    ours = play(ReplicatedCFL(check_every=3), clients, params, 12, spec=SPEC).states
+    assert len(ours[-1].tree.nodes) == 1
+    fedavg, state = FedAvg(), ours[EARLY]
+    for number in range(EARLY + 1, 13):
+        state, _ = fedavg.step(state, clients.ids, clients, Round(number, SPEC))
+    assert torch.equal(ours[-1].tree.nodes[0].params, state.tree.nodes[0].params)
 
 
-def test_clusters_are_found_at_the_first_check():
+def test_the_model_moves_by_the_mean_of_all_parts_alike():
+    federation = federation_of([0] * 4, [30, 44, 60, 30])
+    clients, params = replicating(federation, linear())
+    state = play(ReplicatedCFL(), clients, params, 1, spec=SPEC).states[1]
+    asked = Round(1, SPEC, replicates=state.parts, part_size=state.part_size)
+    assert (state.parts, state.part_size) == (3, 10)
+    made = [clients.train(range(4), params[None], [0] * 4, asked.of_part(k)).required_deltas for k in range(3)]
+    torch.testing.assert_close(state.tree.nodes[0].params, params + torch.stack(made).mean((0, 1)))
+
+
+def test_clusters_are_found_in_the_first_rounds():
     truth = [0, 1, 2, 3] * 4
     clients, params = replicating(federation_of(truth, [60] * 16), linear())
-    run = play(ReplicatedCFL(check_every=3), clients, params, CHECKS[0], spec=SPEC)
+    run = play(ReplicatedCFL(check_every=3), clients, params, EARLY, spec=SPEC)
     assert clusters_of(run.states[-1]) == {frozenset(range(k, 16, 4)) for k in range(4)}
     ((number, event),) = told(run, "regrouped")
-    assert number == CHECKS[0]
-    assert event["p_value"] <= event["level"] == pytest.approx(0.01 / 2)
+    assert number == EARLY
+    assert event["p_value"] <= event["level"] == pytest.approx(0.01 / 2 / 3)
     assert event["gain"] > 0 == event["gain_before"]
     assert 0 < event["gamma"] < 2
     assert sorted(map(sorted, event["clusters"])) == [list(range(k, 16, 4)) for k in range(4)]
 
 
-def test_new_clusters_start_from_the_joint_model_at_which_they_were_found():
-    run = played(groups((1, TWO)), CHECKS[0])
+@pytest.mark.parametrize("truth", [(0, 1), (0, 0, 1, 1), (0, 0, 0, 0, 0, 1), (0, 0, 1, 1, 2, 2, 3, 3)], ids=str)
+def test_few_clients_and_single_clients_are_told_apart(truth):
+    clients, params = replicating(federation_of(truth, [90] * len(truth)), linear())
+    state = play(ReplicatedCFL(), clients, params, EARLY, spec=SPEC).states[-1]
+    assert clusters_of(state) == {frozenset(i for i, k in enumerate(truth) if k == label) for label in truth}
+
+
+def test_new_clusters_go_on_from_the_joint_model_and_keep_the_updates_that_they_were_found_by():
+    run = played(groups((1, TWO)), EARLY)
     before, tree = run.states[-2].tree.nodes[0].params, run.states[-1].tree
     assert torch.equal(tree.nodes[0].params, before)
+    deltas = torch.stack(
+        [
+            torch.stack([run.clients.clients.delta(client, EARLY, part) for part in (0, 1)]).mean(0)
+            for client in range(16)
+        ]
+    )
     for leaf in tree.leaves:
-        deltas = torch.stack([run.clients.clients.delta(client, CHECKS[0], -1) for client in leaf.members])
         torch.testing.assert_close(leaf.params, before + deltas.mean(0))
-        assert leaf.cached.shape == (8, 40)
+        torch.testing.assert_close(leaf.cached, deltas[list(leaf.members)])
 
 
 def test_clusters_stay_as_long_as_nothing_changes():
     run = played(groups((1, TWO)), CHECKS[2])
-    assert [number for number, _ in told(run, "regrouped")] == [CHECKS[0]]
-    assert [number for number, _ in told(run, "checked")] == [*CHECKS[1:]]
+    assert [number for number, _ in told(run, "regrouped")] == [EARLY]
+    assert [number for number, _ in told(run, "tested")] == [1, 2]
+    assert [number for number, _ in told(run, "checked")] == [*CHECKS]
     assert [leaf.id for leaf in run.states[-1].tree.leaves] == [1, 2]
 
 
-def test_levels_add_up_to_the_level():
+def test_only_tests_take_of_the_level_and_their_shares_add_up_to_it():
     run = played(groups((1, "0" * 16)), CHECKS[2])
-    levels = [event["level"] for _, event in told(run, "checked")]
-    assert levels == pytest.approx([0.01 / 2, 0.01 / 6, 0.01 / 12])
+    levels = [event["level"] for kind in ("tested", "checked") for _, event in told(run, kind)]
+    # Halves take of their quarter in every check; parts that are as they were take nothing of theirs.
+    assert levels == pytest.approx([0.01 / 6] * 3 + [0.01 / 8, 0.01 / 8, 0.01 / 24])
+    algorithm = ReplicatedCFL(level=0.02)
+    assert sum(algorithm._share(j) for j in range(1, 10_000)) == pytest.approx(0.02 / 4, rel=1e-3)
+    run = played(groups((1, TWO), (5, "0011001100110011")), CHECKS[1])
+    assert [(state.halves, state.changes) for state in run.states[EARLY::3]] == [(0, 0), (1, 0), (1, 1)]
+
+
+def test_a_change_of_few_clients_is_found_when_parts_are_asked_for_again():
+    """Two and two: shuffling four clients has three outcomes; as often as nothing has changed nothing is tested."""
+    few = groups((1, "0011" + "0" * 12), (8, "0101" + "0" * 12))
+    clients = Groups(dict.fromkeys(range(4), [0.0] * 40), dict.fromkeys(range(4), 90), groups=few.groups)
+    run = played(clients, CHECKS[1])
+    assert clusters_of(run.states[CHECKS[0]]) == {frozenset({0, 1}), frozenset({2, 3})}
+    assert clusters_of(run.states[CHECKS[1]]) == {frozenset({0, 2}), frozenset({1, 3})}
+    assert [run.states[number].changes for number in (EARLY, CHECKS[0], CHECKS[1])] == [0, 0, 1]
+    ((_, quiet),) = [each for each in told(run, "checked") if each[0] == CHECKS[0]]
+    assert quiet["p_value"] == 1.0
+    assert quiet["gain"] == quiet["gain_before"] > 0
+
+
+def test_a_level_that_cannot_be_reached_is_said(caplog):
+    clients, params = replicating(federation_of([0, 1], [4, 4]), linear())
+    ReplicatedCFL().init(params, clients)
+    assert "rcfl finds no clusters at algorithm.level = 0.01 in the first rounds: from 2 parts" in caplog.text
+    assert "no p-value is below 0.33, and 0.0017 is needed" in caplog.text
 
 
 def test_a_client_that_changes_moves():
-    run = played(groups((1, TWO), (5, "1" + TWO[1:])), CHECKS[1])
+    run = played(groups((1, TWO), (5, "1" + TWO[1:])), CHECKS[0])
     assert clusters_of(run.states[-1]) == {frozenset(range(1, 8)), frozenset({0, *range(8, 16)})}
     assert [leaf.id for leaf in run.states[-1].tree.leaves] == [1, 2]
 
 
 def test_clusters_that_differ_no_more_become_one_and_share_a_model():
-    run = played(groups((1, TWO), (5, "0" * 16)), CHECKS[1])
+    run = played(groups((1, TWO), (5, "0" * 16)), CHECKS[0])
     assert clusters_of(run.states[-1]) == {frozenset(range(16))}
     before = run.states[-2].tree
     joint = torch.stack([leaf.params for leaf in before.leaves]).mean(0)
-    deltas = torch.stack([run.clients.clients.delta(client, CHECKS[1], -1) for client in range(16)])
+    deltas = torch.stack([run.clients.clients.delta(client, CHECKS[0], -1) for client in range(16)])
     (leaf,) = (leaf for leaf in run.states[-1].tree.leaves if leaf.members)
     torch.testing.assert_close(leaf.params, joint + deltas.mean(0))
 
 
 def test_a_cluster_whose_members_come_to_differ_is_split_again():
-    run = played(groups((1, TWO), (5, "0000000011112222")), CHECKS[1])
+    run = played(groups((1, TWO), (5, "0000000011112222")), CHECKS[0])
     assert clusters_of(run.states[-1]) == {frozenset(range(8)), frozenset(range(8, 12)), frozenset(range(12, 16))}
     tree = run.states[-1].tree
     assert {node.parent for node in tree.nodes[1:]} == {0}
-    assert tree.nodes[-1].born == CHECKS[1] - 1  # it trains in the round of the check
+    assert tree.nodes[-1].born == CHECKS[0] - 1  # it trains in the round of the check
 
 
-def test_who_does_not_answer_a_check_waits_and_joins_with_its_next_update():
+def test_who_does_not_answer_waits_and_joins_with_its_next_update():
     clients = groups((1, TWO), silent=(0, 15))
-    algorithm = ReplicatedCFL(check_every=3)
-    state = played(clients, CHECKS[0] - 1).states[-1]
-    state, _ = algorithm.step(state, range(1, 15), clients, Round(CHECKS[0], SPEC))
-    assert state.tree.stragglers == {0: (0, 15)}
-    state, log = algorithm.step(state, range(16), clients, Round(CHECKS[0] + 1, SPEC))
-    assert clusters_of(state) == {frozenset(range(8)), frozenset(range(8, 16))}
-    assert [sorted(details(event)["clients"]) for event in log.events] == [[0], [15]]
+    run = played(clients, EARLY + 1)
+    assert run.states[EARLY].tree.stragglers == {0: (0, 15)}
+    assert clusters_of(run.states[-1]) == {frozenset(range(8)), frozenset(range(8, 16))}
+    assert sorted(event["clients"] for _, event in told(run, "joined")) == [[0], [15]]
 
 
-def test_a_client_with_one_example_is_not_asked_for_halves():
+def test_a_client_with_one_example_is_in_no_part_and_joins_later():
     clients, params = replicating(federation_of([0, 1] * 6, [60] * 11 + [1]), linear())
-    run = play(ReplicatedCFL(check_every=3), clients, params, CHECKS[0], spec=SPEC)
-    assert run.clients.asked("train", CHECKS[0])[0].ids == tuple(range(11))
+    run = play(ReplicatedCFL(check_every=3), clients, params, EARLY + 1, spec=SPEC)
+    in_parts, alone = run.clients.asked("train", 1)
+    assert in_parts.ids == tuple(range(11))
+    assert (alone.ids, alone.round.replicates) == ((11,), 1)
+    assert run.states[EARLY].tree.stragglers == {0: (11,)}
     assert {frozenset(range(0, 12, 2)), frozenset(range(1, 11, 2))} == {c - {11} for c in clusters_of(run.states[-1])}
     assert run.states[-1].tree.stragglers == {}
 
 
-def test_clients_of_one_example_each_are_left_together():
+def test_clients_of_one_example_each_are_left_together(caplog):
     clients, params = replicating(federation_of([0, 1, 0], [1, 1, 1]), linear())
     run = play(ReplicatedCFL(check_every=3), clients, params, CHECKS[0], spec=SPEC)
-    assert told(run, "postponed") == [(CHECKS[0], {"clients": 0, "needed": 2})]
+    assert told(run, "postponed") == [(number, {"clients": 0, "needed": 2}) for number in (3, CHECKS[0])]
     assert len(run.states[-1].tree.nodes) == 1
+    assert "rcfl cannot part the data of these clients: fewer than two have two training examples" in caplog.text
 
 
-def test_with_too_few_answers_a_check_is_left_out():
+def test_with_too_few_answers_nothing_is_decided():
     clients = groups((1, TWO), silent=tuple(range(15)))
     run = played(clients, CHECKS[0])
-    assert told(run, "postponed") == [(CHECKS[0], {"clients": 1, "needed": 2})]
+    assert told(run, "postponed") == [(number, {"clients": 1, "needed": 2}) for number in (1, 2, 3, CHECKS[0])]
     algorithm, state = ReplicatedCFL(check_every=3), run.states[CHECKS[0] - 1]
     clients.silent = tuple(range(10))
     _, log = algorithm.step(state, range(16), clients, Round(CHECKS[0], SPEC, min_clients=8))
     assert details(log.events[0]) == {"clients": 6, "needed": 8}
+
+
+@pytest.mark.parametrize("silent", [(0, 1, 2, 3), (2, 3)])
+def test_who_could_not_go_apart_after_the_first_rounds_does_at_the_next_check(silent):
+    by_round = {1: (0, 0, 1, 1)}
+    clients = Groups(dict.fromkeys(range(4), [0.0] * 40), dict.fromkeys(range(4), 90), groups=by_round)
+    algorithm = ReplicatedCFL(check_every=3)
+    state = played(clients, EARLY - 1).states[-1]
+    clients.silent = silent
+    state, _ = algorithm.step(state, range(4), clients, Round(EARLY, SPEC))
+    assert len(state.tree.nodes) == 1
+    clients.silent = ()
+    for number in (4, 5, CHECKS[0]):
+        state, _ = algorithm.step(state, range(4), clients, Round(number, SPEC))
+    assert clusters_of(state) == {frozenset({0, 1}), frozenset({2, 3})}
 
 
 def test_renaming_clients_changes_nothing_but_names():
@@ -199,7 +289,7 @@ def test_renaming_clients_changes_nothing_but_names():
     trees = []
     for each in (federation, renamed(federation, new_ids)):
         clients, params = replicating(each, linear())
-        trees.append(play(ReplicatedCFL(check_every=3), clients, params, CHECKS[0] + 1, spec=SPEC).states[-1])
+        trees.append(play(ReplicatedCFL(check_every=3), clients, params, EARLY + 1, spec=SPEC).states[-1])
     assert clusters_of(trees[1]) == {frozenset(new_ids[i] for i in cluster) for cluster in clusters_of(trees[0])}
     assert len(clusters_of(trees[0])) == 2
 
@@ -238,7 +328,6 @@ def test_parts_are_disjoint_cover_everything_and_are_drawn_anew():
     assert parts[0] != Round(1, SPEC, seed=1, part=(0, 3)).examples(10, key=8).tolist()
 
 
-def test_a_run_too_short_for_a_check_is_told_what_to_lower(caplog):
-    simulate(ReplicatedCFL(check_every=3), linear(), federation_of([0, 1]), rounds=2, engine="loop")
-    assert "ReplicatedCFL needs 3 rounds until it has clustered the clients, and this run has 2" in caplog.text
-    assert "set more rounds, or a smaller algorithm.check_every\n" in caplog.text
+def test_a_run_too_short_to_go_apart_is_told_so(caplog):
+    simulate(ReplicatedCFL(), linear(), federation_of([0, 1]), rounds=2, engine="loop")
+    assert "ReplicatedCFL lets clients go apart after 3 rounds, and this run has 2" in caplog.text

@@ -10,7 +10,7 @@ import torch
 from fedclade import LocalTraining
 from fedclade.channel.faults import FaultInjection, Faults
 from fedclade.channel.middleware import Channel
-from fedclade.channel.replicates import Replicating
+from fedclade.channel.replicates import Replicating, Unpacking
 from fedclade.channel.signature import CountSketch, Sketching
 from fedclade.core.queries import Round
 from fedclade.core.updates import DROPPED_OUT, Updates
@@ -24,23 +24,28 @@ IDS, ROWS = [2, 0, 3], [0, 1, 0]
 def world(sketch: CountSketch | None = None):
     clients, params = simulated(federation_of([0, 1, 0, 1], SIZES), perceptron())
     models = torch.stack([params, params + 0.1])
-    return clients, Channel(clients, Replicating(sketch)), models
+    return clients, Channel(clients, Replicating(sketch), Unpacking()), models
 
 
 @pytest.mark.parametrize("dim", [None, 7])
-def test_an_answer_is_the_signatures_of_updates_from_disjoint_parts(dim):
+@pytest.mark.parametrize("part_size", [0, 5])
+def test_an_answer_is_the_mean_update_of_disjoint_parts_and_all_signatures(dim, part_size):
     clients, _, models = world()
-    sketch = CountSketch(5, 92, dim) if dim else None
+    sketch, asked = CountSketch(5, 92, dim) if dim else None, replace(ASKED, part_size=part_size)
     parts = [
-        clients.train(IDS, models, ROWS, replace(ASKED, replicates=1, part=(k, 3), purpose=f"replicate {k}"))
+        clients.train(IDS, models, ROWS, replace(asked, replicates=1, part=(k, 3), purpose=f"replicate {k}"))
         for k in range(3)
     ]
     expected = [sketch.apply(part.signatures) if sketch else part.signatures for part in parts]
-    updates = world(sketch)[1].train(IDS, models, ROWS, ASKED)
+    updates = world(sketch)[1].train(IDS, models, ROWS, asked)
     assert updates.ids == tuple(IDS)
-    assert torch.equal(updates.required_deltas, torch.cat(expected, dim=1))
-    assert updates.n_parameters == updates.required_deltas.shape[1] == 3 * (dim or 92)
-    assert updates.sizes.tolist() == [SIZES[client] for client in IDS]
+    assert torch.equal(updates.parts, torch.stack(expected, dim=1))
+    mean = (
+        sum(part.sizes[:, None] * part.required_deltas for part in parts) / sum(part.sizes for part in parts)[:, None]
+    )
+    torch.testing.assert_close(updates.required_deltas, mean.float())
+    assert updates.n_parameters == 92
+    assert updates.sizes.tolist() == [15.0 if part_size else SIZES[client] for client in IDS]
     torch.testing.assert_close(updates.losses, sum(part.losses for part in parts) / 3)
     torch.testing.assert_close(updates.norms, updates.required_deltas.double().norm(dim=1))
 
@@ -66,32 +71,38 @@ class Absent(Around):
 
 def test_who_lacks_one_replicate_is_left_out():
     clients, _, models = world()
-    updates = Channel(Absent(clients), Replicating(None)).train(IDS, models, ROWS, ASKED)
+    updates = Channel(Absent(clients), Replicating(None), Unpacking()).train(IDS, models, ROWS, ASKED)
     assert (updates.ids, updates.left_out) == ((2, 3), {0: "loss nan"})
-    assert updates.required_deltas.shape == (2, 3 * 92)
+    assert updates.required_deltas.shape == (2, 92)
+    assert updates.parts.shape == (2, 3, 92)
 
 
-def test_what_stands_behind_it_takes_short_answers():
-    """The meter counts their bytes; nothing is projected again; a run that streams keeps them one by one."""
+def test_a_run_that_streams_sums_the_means_and_keeps_the_signatures():
     clients, _, models = world()
     metered = Metered(Channel(clients, Replicating(sketch := CountSketch(5, 92, 7))))
-    updates = streamed(Channel(metered, Sketching(sketch)), 1).train(IDS, models, ROWS, ASKED)
-    assert torch.equal(updates.required_deltas, world(sketch)[1].train(IDS, models, ROWS, ASKED).required_deltas)
+    updates = streamed(Channel(metered, Unpacking(), Sketching(sketch)), 1).train(IDS, models, ROWS, ASKED)
+    whole = world(sketch)[1].train(IDS, models, ROWS, ASKED)
+    assert torch.equal(updates.parts, whole.parts)
+    assert torch.equal(updates.signatures, sketch.apply(whole.signatures))
+    assert updates.deltas is None
+    weighted = whole.sizes[:, None].float() * whole.required_deltas
+    torch.testing.assert_close(updates.sums.groups, torch.stack([weighted[0] + weighted[2], weighted[1]]))
     assert updates.ids == tuple(IDS)
-    assert metered.meter.bytes_up == len(IDS) * 3 * 7 * 4
+    assert metered.meter.bytes_up == len(IDS) * (92 + 3 * 7) * 4
     assert metered.meter.bytes_down == len(IDS) * models[0].nbytes
 
 
 def test_faults_meet_answers_not_replicates_and_each_replicate_is_a_release():
     """Of those who drop out nothing comes, be they all; who is asked again sends again."""
     clients, _, models = world()
-    faulty = Channel(clients, Replicating(None), FaultInjection(Faults(dropout=0.5), dict(enumerate(range(4))), 92))
+    faults = FaultInjection(Faults(dropout=0.5), dict(enumerate(range(4))), 92)
+    faulty = Channel(clients, Replicating(None), faults, Unpacking())
     attended = Attended(faulty, tells_releases=True)
     updates = attended.train(IDS, models, ROWS, replace(ASKED, require_all=True, seed=3))
     events = {event.kind: details(event) for event in attended.told()}
     assert events["retried"]["clients"] >= 1
     assert set(updates.ids) | set(updates.left_out) == set(IDS)
-    assert updates.required_deltas.shape[1] == 3 * 92
+    assert updates.parts.shape[1:] == (3, 92)
     assert events["released"]["clients"] == {str(client): 3 for client in sorted(updates.ids)}
 
 
@@ -101,3 +112,17 @@ def test_answers_of_nobody_are_joined_with_those_of_others():
     for joined in (nobody.concat(answer), answer.concat(nobody)):
         assert (joined.ids, joined.left_out) == (tuple(IDS), {1: DROPPED_OUT})
         assert torch.equal(joined.required_deltas, answer.required_deltas)
+        assert torch.equal(joined.parts, answer.parts)
+
+
+def test_equal_parts_stay_the_same_and_leave_the_rest_out():
+    rounds = [replace(ASKED, number=number, part=(k, 3), part_size=4) for number in (1, 2) for k in range(3)]
+    parts = [each.examples(14, key=7).tolist() for each in rounds]
+    assert [len(part) for part in parts] == [4] * 6
+    assert len({i for part in parts[:3] for i in part}) == 12
+    assert parts[:3] == parts[3:]
+
+
+def test_a_part_takes_its_share_of_the_steps():
+    asked = replace(ASKED, spec=LocalTraining(steps=10, batch_size=5, lr=0.1))
+    assert asked.of_part(0).spec.steps == 4

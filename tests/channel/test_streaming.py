@@ -103,7 +103,7 @@ ALGORITHMS = [
     Local(),
     Oracle(dict(enumerate(TRUTH))),
     CFL(eps1=0.3, eps2=0.6),
-    ReplicatedCFL(check_every=3),
+    ReplicatedCFL(level=0.2, check_every=3),
     CFL(eps2=0.3, split_rounds=(3, 6), similarity="gradients"),
 ]
 

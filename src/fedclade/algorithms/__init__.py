@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from inspect import isclass
 from typing import Any
 
-from fedclade.algorithms.base import Algorithm, RoundLog
+from fedclade.algorithms.base import Algorithm, OwnModels, RoundLog
 from fedclade.algorithms.cfl import CFL, CFLState
 from fedclade.algorithms.cluster_update import ClusterUpdate, log_of, move_clusters, train_clusters, train_root
 from fedclade.algorithms.ditto import Ditto
@@ -49,6 +49,7 @@ __all__ = [
     "LGFedAvg",
     "Local",
     "Oracle",
+    "OwnModels",
     "ReplicatedCFL",
     "RoundLog",
     "State",

@@ -1,13 +1,20 @@
 """Replicated clustering: clustered federated learning without thresholds.
 
-Now and then every client makes two updates at one model, each from half of its data. Clusters are what is found in one
-half and holds in the other (:mod:`fedclade.clustering.split_half`): each partition is judged on updates that had no
-part in finding it, for whether it is real (a permutation test) and whether it is worth it (its gain). The tree is a
-star, since a check looks at all clients at once: it splits clusters, merges them, and moves single clients.
+Clients make several updates at one model, each from a part of their data; from what the parts have in common the server
+knows which clusters there are, and whether they are real. The tree is a star, since all clients are looked at at once:
+a check splits clusters, merges them, and moves single clients.
 
-- A check asks everybody at one model: the mean of the clusters' models, by their training examples.
-- The j-th check tests at level/(j(j + 1)); these add up to the level. So the chance that clients of one distribution
-  are ever parted is at most the level, however long the run.
+- In the first three rounds everybody trains on equal parts of its data, and the model moves by the mean of the parts'
+  updates. These are tested as they come (:mod:`fedclade.clustering.part_test`), which costs nothing more. After the
+  third, the clients go apart into the clusters that were told most clearly. If not all clients take part in a round,
+  all are asked in the first, and go apart then.
+- Later on, every now and then, a check asks everybody: in turn for updates from two halves of the data, at the mean of
+  the clusters' models (:mod:`fedclade.clustering.split_half`), and for those of the same equal parts at the initial
+  model. These are the same as in the first round unless some client's data changed; then they are tested again.
+- Half of the level is for the first rounds, a quarter for halves, and a quarter for parts that have changed: the j-th
+  test of a kind has 1/(j(j + 1)) of it, which add up to all of it. So the chance that clients of one distribution are
+  ever parted is at most the level, however long the run. Parts that have not changed are not tested, and take nothing
+  of it. Inside clusters that were found, each test has the whole level.
 - Clusters that there are already stay unless others gain more; if they gain nothing any more, they become one again.
 - A new cluster goes on from the models of the clusters most of whose members it has, by the number of these; if there
   is none, from that of the cluster that most of its members come from.
@@ -15,43 +22,79 @@ star, since a check looks at all clients at once: it splits clusters, merges the
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from fedclade.algorithms.base import Algorithm, RoundLog, never_clusters
-from fedclade.algorithms.cluster_update import log_of, move_clusters, place_stragglers, train_clusters
+from fedclade.algorithms.base import Algorithm, RoundLog
+from fedclade.algorithms.cluster_update import ClusterUpdate, log_of, move_clusters, place_stragglers, train_clusters
+from fedclade.algorithms.regrouping import clusters_of, joint_model, regrouped
+from fedclade.algorithms.replicated_checks import Verdict, by_halves, by_parts, cosines_of
+from fedclade.algorithms.rounds_in_parts import HALVES, Parting
 from fedclade.algorithms.state import State
-from fedclade.clustering import Finding, Labels, Replicates, find_clusters, gain, same_partition
-from fedclade.core import Checked, Clients, Event, Group, ParameterTree, Postponed, Regrouped, Round, checked, require
+from fedclade.clustering import lowest_p_value, same_partition
+from fedclade.core import (
+    Check,
+    Checked,
+    Clients,
+    Event,
+    ParameterTree,
+    Postponed,
+    Regrouped,
+    Round,
+    Tested,
+    Updates,
+    checked,
+    require,
+)
 
-FOR_PEOPLE = 0.01
-"""Level at which p-values are resolved that decide nothing."""
+EARLY_ROUNDS = 3
+"""In parts: at the initial model some clusters are told best, such as rotations, and others once labels were learnt."""
+
+FEW_CLIENTS = 12
+"""With fewer than so many, shuffling clients has too few outcomes, and all checks are by parts."""
+
+MOST_EXTRA = 0.15
+"""Share of the training so far that checks may add to it, where only some clients take part in a round."""
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
 class ReplicatedState(State):
-    """How many checks there were."""
+    """What was checked so far, and at what cost."""
 
-    checks: int = 0
+    checks: int = 0  # after the first rounds
+    halves: int = 0  # checks of halves
+    changes: int = 0  # tests of parts that had changed
+    trained: int = 0  # clients that trained, over all rounds
+    asked: int = 0  # clients that were asked besides
+    parts: int = 0  # of the data of each client; 0 if they cannot be parted
+    part_size: int = 0  # examples of each part
+    initial: Tensor | None = None  # the model [S] at which parts are asked for again
+    tested: tuple[int, ...] = ()  # clients, of whose parts at that model these are the cosines
+    cosines: Tensor | None = None
+    found: tuple[int, ...] = ()  # clients, and the cluster of each that the first rounds told most clearly
+    labels: tuple[int, ...] = ()
+    told_by: tuple[float, ...] = ()  # its strength, p-value and gain
 
 
 @checked()
 @dataclass(frozen=True, kw_only=True)
 class ReplicatedCFL(Algorithm[ReplicatedState]):
-    """Clustered federated learning whose clusters are found on one half of the data and hold on the other.
+    """Clustered federated learning whose clusters are found by updates from parts of the clients' data.
 
     Parameters
     ----------
     level
         The chance of parting clients that all have one distribution, over the whole run.
     check_every
-        Rounds between checks, each of which costs every client the training of a round: by default they add a seventh.
-        Nothing else hangs on it but how soon clusters are found, and a change of them.
+        Rounds between later checks, each of which costs every client the training of a round: by default they add a
+        seventh. Where only some clients take part in a round, those that would add more than 15 % are left out.
+        Nothing else hangs on it but how soon a change of the clusters is found.
     """
 
     state_type = ReplicatedState
@@ -71,90 +114,142 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
         return False
 
     def too_short(self, rounds: int) -> str:
-        """Return what a run of so few rounds misses: the first check."""
-        return never_clusters(self, self.check_every, rounds, "check_every")
+        """Return what a run of so few rounds misses: to go apart."""
+        if rounds >= EARLY_ROUNDS:
+            return ""
+        return (
+            f"ReplicatedCFL lets clients go apart after {EARLY_ROUNDS} rounds, and this run has {rounds}: it will be "
+            "federated averaging; set more rounds"
+        )
 
     def init(self, params: Tensor, clients: Clients) -> ReplicatedState:
-        """Put all clients in one cluster."""
-        return ReplicatedState(ParameterTree.root_only(clients.ids, params))
+        """Put all clients in one cluster, and choose the parts of their data."""
+        state = ReplicatedState(ParameterTree.root_only(clients.ids, params))
+        parting, alpha = Parting.of(clients.sizes, self.level), self.level / 2 / EARLY_ROUNDS
+        if parting is None:
+            _log.warning("rcfl cannot part the data of these clients: fewer than two have two training examples")
+            return state
+        able = parting.able(clients.sizes, clients.ids)
+        if (lowest := lowest_p_value(len(able), parting.parts)) > alpha:
+            _log.warning(
+                "rcfl finds no clusters at algorithm.level = %g in the first rounds: from %d parts of the data of %d "
+                "clients no p-value is below %.2g, and %.2g is needed; raise the level, or take more clients or data",
+                *(self.level, parting.parts, len(able), lowest, alpha),
+            )
+        return replace(state, parts=parting.parts, part_size=parting.size, initial=params.clone())
 
     def step(
         self, state: ReplicatedState, cohort: Sequence[int], clients: Clients, this_round: Round
     ) -> tuple[ReplicatedState, RoundLog]:
-        """Run a round of federated learning in every cluster, after a check if it is time for one."""
+        """Run a round of federated learning in every cluster: at first in parts, and now and then after a check."""
+        number, together = this_round.number, len(state.tree.nodes) == 1
+        state = replace(state, trained=state.trained + len(cohort))
+        early = EARLY_ROUNDS if len(cohort) == len(state.tree.leaf_of) else 1
+        if number <= early and state.parts and together:
+            return self._round_in_parts(state, cohort, clients, this_round, early)
         events: list[Event] = []
-        if this_round.number % self.check_every == 0:
-            state, events = self._check(state, clients, this_round)
+        if number % self.check_every == 0 and self._affordable(state):
+            state, events = self._check(replace(state, checks=state.checks + 1), clients, this_round)
         parts = train_clusters(state, cohort, clients, this_round)
         if events:  # criteria are for people: nothing is decided by them
             parts = [part.compared() for part in parts]
         tree, joined = place_stragglers(move_clusters(state.tree, parts), parts)
-        phase = "check" if events else "train"
-        return replace(state, tree=tree), log_of(parts, [*events, *joined], phase)
+        return replace(state, tree=tree), log_of(parts, [*events, *joined], "check" if events else "train")
+
+    def _share(self, test: int) -> float:
+        """Return the level of the j-th test of a kind, from 1; those of all tests add up to a quarter of the level."""
+        return self.level / 4 / (test * (test + 1))
+
+    def _affordable(self, state: ReplicatedState) -> bool:
+        extra = max(MOST_EXTRA, 1.05 / self.check_every)  # 1.05: so that full rounds are checked as often as is said
+        return state.asked + len(state.tree.leaf_of) <= extra * state.trained
+
+    def _round_in_parts(
+        self, state: ReplicatedState, cohort: Sequence[int], clients: Clients, this_round: Round, early: int
+    ) -> tuple[ReplicatedState, RoundLog]:
+        """Let everybody train on equal parts of its data, test these, and go apart after the last such round."""
+        tree, parting = state.tree, Parting(state.parts, state.part_size)
+        model, able = tree.nodes[0].params, parting.able(clients.sizes, tree.leaf_of)
+        in_parts = parting.ask(clients, able, model, this_round)
+        updates = in_parts
+        if others := sorted(set(cohort).difference(able)):
+            alone = replace(this_round, purpose="train the smallest")
+            updates = updates.concat(clients.train(others, model[None], [0] * len(others), alone))
+            updates = updates.select(sorted([*able, *others]))
+        cluster = ClusterUpdate.of(0, updates, this_round).compared()
+        tree = move_clusters(tree, [cluster])
+        state = replace(state, tree=tree, asked=state.asked + len(set(able).difference(cohort)))
+        if len(in_parts.ids) < (needed := max(2, this_round.min_clients)):
+            return state, log_of([cluster], [Postponed(0, len(in_parts.ids), needed)], "check")
+        level, cosines, draw = self.level / 2 / early, cosines_of(in_parts), this_round.generator("shuffles")
+        together = np.zeros(len(in_parts.ids), dtype=np.int64)
+        verdict = by_parts(cosines, state.parts, together, level, draw, level_inside=self.level)
+        if this_round.number == 1:
+            state = replace(state, tested=in_parts.ids, cosines=cosines)
+        if verdict.labels.any() and verdict.strength > (*state.told_by, 0.0)[0]:
+            told_by = verdict.strength, verdict.p_value, verdict.gain
+            state = replace(state, found=in_parts.ids, labels=tuple(verdict.labels.tolist()), told_by=told_by)
+        if this_round.number < early or not state.found:
+            return state, log_of([cluster], [_event(Tested, verdict, in_parts.ids, level)], "check")
+        label_of, (_, p_value, gained) = dict(zip(state.found, state.labels, strict=True)), state.told_by
+        ids = [client for client in in_parts.ids if client in label_of]
+        labels = np.array([label_of[client] for client in ids])
+        verdict = replace(verdict, labels=labels, p_value=p_value, gain=gained)
+        state, events = _decided(state, verdict, ids, in_parts, model, level, this_round)
+        return state, log_of([cluster], events, "check")
 
     def _check(
         self, state: ReplicatedState, clients: Clients, this_round: Round
     ) -> tuple[ReplicatedState, list[Event]]:
-        """Let everybody make two updates, and cluster by them."""
-        tree, checks = state.tree, state.checks + 1
-        model = _joint_model(tree, clients.sizes)
-        answered, halves = _halves(model, tree, clients, this_round)
-        if len(answered) < (needed := max(2, this_round.min_clients)):
-            return state, [Postponed(0, len(answered), needed)]
-        replicates = Replicates(*halves.chunk(2, dim=1))
-        before = np.array([tree.leaf_of[client] for client in answered])
-        level, draw = self.level / (checks * (checks + 1)), this_round.generator("shuffles")
-        labels, numbers = _decided(find_clusters(replicates), np.unique(before, return_inverse=True)[1], level, draw)
-        members = (np.flatnonzero(labels == k).tolist() for k in range(labels.max() + 1))
-        clusters = tuple(tuple(answered[i] for i in mine) for mine in members)
-        gamma = float(np.median(replicates.gammas))
-        state, happened = replace(state, checks=checks), Checked if same_partition(before, labels) else Regrouped
-        event = happened(0, **numbers, level=level, gamma=gamma if np.isfinite(gamma) else None, clusters=clusters)
-        if happened is Checked:
-            return state, [event]
-        signatures = dict(zip(answered, replicates.first + replicates.second, strict=True))
-        groups = [Group(c, *_origin(tree, c), torch.stack([signatures[i] for i in c])) for c in clusters]
-        tree = tree.regrouped(groups, params=model, round_number=this_round.number, criteria=numbers)
-        return replace(state, tree=tree), [event]
+        """Ask everybody for updates of parts, and cluster by them: of halves, in turn with those of the first round."""
+        tree, draw = state.tree, this_round.generator("shuffles")
+        initial, needed = state.initial, max(2, this_round.min_clients)
+        again = initial is not None and (len(state.tested) < FEW_CLIENTS or state.checks % 2 == 0)
+        parting = Parting(state.parts, state.part_size) if again else HALVES
+        ids = parting.able(clients.sizes, tree.leaf_of)
+        if len(ids) < needed:
+            return state, [Postponed(0, len(ids), needed)]
+        if again and initial is not None:
+            model, asked = initial, replace(this_round, number=1)  # the draws of the first round
+        else:  # the model of a single cluster is sent anyway
+            model, travels = joint_model(tree, clients.sizes), "updates" if len(tree.leaves) == 1 else "all"
+            asked = replace(this_round, purpose="replicate", communicates=travels)
+        updates = parting.ask(clients, ids, model, asked)
+        state = replace(state, asked=state.asked + len(ids))
+        if len(updates.ids) < needed:
+            return state, [Postponed(0, len(updates.ids), needed)]
+        now = np.unique([tree.leaf_of[client] for client in updates.ids], return_inverse=True)[1]
+        level = self._share((state.changes if again else state.halves) + 1)
+        if again:
+            cosines, same = cosines_of(updates), updates.ids == state.tested
+            missed = bool(state.found) and len(tree.nodes) == 1  # who was to go apart did not answer in the last round
+            known = state.cosines if same and not missed else None
+            verdict = by_parts(cosines, state.parts, now, level, draw, level_inside=self.level, known=known)
+            state = replace(state, tested=updates.ids, cosines=cosines, changes=state.changes + verdict.tested)
+        else:
+            verdict = by_halves(updates, now, level, draw)
+            state = replace(state, halves=state.halves + 1)  # whether it comes to a test depends on what it would say
+        return _decided(state, verdict, updates.ids, updates, model, level, this_round)
 
 
-def _halves(model: Tensor, tree: ParameterTree, clients: Clients, this_round: Round) -> tuple[Sequence[int], Tensor]:
-    """Return the clients that make an update from each half of their data, and both signatures, ``[n, 2R]``."""
-    ids = [client for client in sorted(tree.leaf_of) if clients.sizes[client] > 1]  # one example has no halves
-    if not ids:
-        return (), model[None, :0]
-    travels = "updates" if len(tree.leaves) == 1 else "all"  # the model of a single cluster is sent anyway
-    training = replace(this_round, replicates=2, purpose="replicate", require_all=True, communicates=travels)
-    updates = clients.train(ids, model[None], [0] * len(ids), training).select(ids)
-    return updates.ids, updates.required_deltas
+def _decided(
+    state: ReplicatedState,
+    verdict: Verdict,
+    ids: Sequence[int],
+    made: Updates,
+    model: Tensor,
+    level: float,
+    this_round: Round,
+) -> tuple[ReplicatedState, list[Event]]:
+    """Go on with the clusters of a verdict about some clients, found by updates that these made at a model."""
+    before = np.array([state.tree.leaf_of[client] for client in ids])
+    if same_partition(before, verdict.labels):
+        return state, [_event(Checked, verdict, ids, level)]
+    clusters, number = clusters_of(ids, verdict.labels), this_round.number
+    tree = regrouped(state.tree, clusters, made, model, round_number=number, criteria=verdict.criteria)
+    return replace(state, tree=tree), [_event(Regrouped, verdict, ids, level)]
 
 
-def _decided(found: Finding, now: Labels, level: float, draw: np.random.Generator) -> tuple[Labels, dict[str, float]]:
-    """Return the clusters to go on with, ``[n]``, and the numbers that they were decided by."""
-    kept = gain(found.similarity, now, found.noise)
-    changes = found.gain > max(kept, 0.0) and not same_partition(found.labels, now)
-    # Where nothing depends on it, the p-value is for people, and may be less exact.
-    p_value = found.p_value(level if changes else max(level, FOR_PEOPLE), draw)
-    numbers = {"p_value": p_value, "gain": found.gain, "gain_before": kept}
-    if changes and p_value <= level:
-        return found.labels, numbers
-    return (now if kept > 0 else np.zeros_like(now)), numbers
-
-
-def _joint_model(tree: ParameterTree, sizes: Mapping[int, int]) -> Tensor:
-    """Return the mean of the clusters' models, by the training examples of their members."""
-    leaves = [leaf for leaf in tree.leaves if leaf.members]
-    weights = torch.tensor([float(sum(sizes[client] for client in leaf.members)) for leaf in leaves])
-    models = torch.stack([leaf.params for leaf in leaves])
-    return (weights / weights.sum()).to(models) @ models
-
-
-def _origin(tree: ParameterTree, cluster: Sequence[int]) -> tuple[int, Tensor]:
-    """Return the leaf that a new cluster goes on with, 0 for none, and the model that it goes on from."""
-    come_from = Counter(tree.leaf_of[client] for client in cluster)
-    taken_over = {leaf: n for leaf, n in come_from.items() if leaf and 2 * n > len(tree.nodes[leaf].members)}
-    if not taken_over:
-        return 0, tree.nodes[come_from.most_common(1)[0][0]].params
-    weights = torch.tensor([float(n) for n in taken_over.values()])
-    models = torch.stack([tree.nodes[leaf].params for leaf in taken_over])
-    return max(taken_over, key=lambda leaf: taken_over[leaf]), (weights / weights.sum()).to(models) @ models
+def _event(kind: type[Check], verdict: Verdict, ids: Sequence[int], level: float) -> Event:
+    clusters = clusters_of(ids, verdict.labels)
+    return kind(0, **verdict.criteria, level=level, gamma=verdict.gamma, clusters=clusters)

@@ -10,7 +10,7 @@ from fedclade.channel.faults import FaultInjection, Faults
 from fedclade.channel.ledger import Budget, Ledger
 from fedclade.channel.middleware import Channel, Middleware
 from fedclade.channel.privacy import DifferentialPrivacy, Privatizing, booked, keyed_noise, refusal
-from fedclade.channel.replicates import Replicating
+from fedclade.channel.replicates import Replicating, Unpacking
 from fedclade.channel.retry import Retrying
 from fedclade.channel.signature import CountSketch, Permutation, Permuting, Selection, Signature, Sketch, Sketching
 from fedclade.channel.streaming import Streaming
@@ -40,6 +40,7 @@ __all__ = [
     "Streaming",
     "Timing",
     "Traffic",
+    "Unpacking",
     "booked",
     "check_encoding",
     "client_side",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fedclade.channel.middleware import Middleware
 from fedclade.channel.privacy import Privatizing
-from fedclade.channel.replicates import Replicating
+from fedclade.channel.replicates import Replicating, Unpacking
 from fedclade.channel.retry import Retrying
 from fedclade.channel.signature import Permutation, Permuting, Sketch, Sketching
 from fedclade.channel.streaming import Streaming
@@ -13,7 +13,10 @@ from fedclade.channel.streaming import Streaming
 def client_side(
     privatizing: Privatizing | None = None, permutation: Permutation | None = None, sketch: Sketch | None = None
 ) -> list[Middleware]:
-    """Return what an update passes before it leaves a client, in a simulation and on a real client alike."""
+    """Return what an update passes before it leaves a client, in a simulation and on a real client alike.
+
+    The sketch is that of the updates of parts; without one they are sent whole.
+    """
     private = [privatizing] if privatizing else []
     permuting = [Permuting(permutation)] if permutation else []
     return [*private, *permuting, Replicating(sketch)]
@@ -24,4 +27,4 @@ def server_side(
 ) -> list[Middleware]:
     """Return what an update passes once it has arrived; without a sketch the server compares whole updates."""
     sketching = [Sketching(sketch)] if sketch else []
-    return [*sketching, *([streaming] if streaming else []), retrying]
+    return [Unpacking(), *sketching, *([streaming] if streaming else []), retrying]

@@ -68,7 +68,7 @@ class FaultInjection(Middleware):
     """Lets clients fail now and then when they are asked to train or for gradients.
 
     A fault belongs to seed, round, query and the client's key. So it depends neither on which others are asked, nor on
-    the block in which a client trains. What clients keep (a round in which nothing travels) cannot arrive corrupt.
+    the block in which a client trains. What clients keep (a round in which no updates travel) cannot arrive corrupt.
     Subspaces, which belong to no round, always come. Updates are spoilt as they travel, so after their permutation.
     """
 
@@ -86,7 +86,7 @@ class FaultInjection(Middleware):
             return Updates.of_nobody(absent, query.models, self.n_parameters)
         updates = ask(query.select(there))
         corrupt = {client: (wrong[client], draws[client]) for client in updates.ids if client in wrong}
-        if corrupt and query.round.communicates != "nothing":
+        if corrupt and query.round.sends_updates:
             updates = _spoilt(updates, corrupt, query.round.number)
         return replace(updates, left_out={**absent, **updates.left_out})
 

@@ -16,6 +16,8 @@ from fedclade.core import (
     Handlers,
     Query,
     R,
+    Statistics,
+    StatisticsQuery,
     SubspaceQuery,
     UpdateQuery,
     Updates,
@@ -28,7 +30,8 @@ class Middleware:
     def __call__(self, query: Query[R], ask: Ask) -> R:
         """Put a query; return the reply."""
         updates, evaluation = partial(self.updates, ask=ask), partial(self.evaluation, ask=ask)
-        return query.handled(Handlers(updates, evaluation, partial(self.subspaces, ask=ask)))
+        subspaces, statistics = partial(self.subspaces, ask=ask), partial(self.statistics, ask=ask)
+        return query.handled(Handlers(updates, evaluation, subspaces, statistics))
 
     def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
         """Return the updates of the clients that reply."""
@@ -40,6 +43,10 @@ class Middleware:
 
     def subspaces(self, query: SubspaceQuery, ask: Ask) -> Tensor:
         """Return singular vectors, ``[n, L, d, p]``."""
+        return ask(query)
+
+    def statistics(self, query: StatisticsQuery, ask: Ask) -> Statistics:
+        """Return what the training examples of all clients come to."""
         return ask(query)
 
 

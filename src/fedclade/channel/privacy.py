@@ -5,7 +5,7 @@ a client: were it any other data, all that the server sees of its *updates* woul
 the relation of replacing a client's data. Adding or removing a client, the usual relation where a trusted server adds
 the noise, would have half the sensitivity, but means nothing here, since the server knows who takes part. It is not
 covered: how many examples a client has (|D_i| weighs its update), its scores on validation and test data, and whether
-it answers. Training losses and subspaces would tell of the data as well, so they are withheld or refused.
+it answers. Training losses, subspaces and sums of the data would tell of it as well, so they are withheld or refused.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from fedclade.core import (
     Evaluation,
     EvaluationQuery,
     Round,
+    Statistics,
+    StatisticsQuery,
     SubspaceQuery,
     UpdateError,
     UpdateQuery,
@@ -114,9 +116,9 @@ class DifferentialPrivacy:
 
 @dataclass(frozen=True)
 class Privatizing(Middleware):
-    """Lets clients send clipped and noisy updates and gradients only, and neither training losses nor subspaces.
+    """Lets clients send clipped and noisy updates and gradients only, and neither training losses, subspaces nor sums.
 
-    Their training losses are NaN: withheld. What they keep (a round in which nothing travels) stays as it is. Noise is
+    Their training losses are NaN: withheld. What they keep (no updates travel) stays as it is. Noise is
     that of :func:`keyed_noise` in a simulation, and of :func:`system_noise` on a real client.
     """
 
@@ -127,8 +129,8 @@ class Privatizing(Middleware):
     def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
         """Return updates, clipped and with noise."""
         updates, this_round = ask(query), query.round
-        if query.kind == "train" and this_round.communicates == "nothing":
-            return updates
+        if query.kind == "train" and not this_round.sends_updates:
+            return replace(updates, losses=torch.full_like(updates.losses, math.nan))
         what = "updates" if query.kind == "train" else "gradients"
         sent = torch.empty_like(updates.required_deltas)
         for row, client, update in zip(sent, updates.ids, updates.required_deltas, strict=True):
@@ -150,6 +152,10 @@ class Privatizing(Middleware):
     def subspaces(self, query: SubspaceQuery, ask: Ask) -> Tensor:
         """Raise a ConfigError: these are directions of the data."""
         raise refusal("subspaces of their data")
+
+    def statistics(self, query: StatisticsQuery, ask: Ask) -> Statistics:
+        """Raise a ConfigError: they are exact."""
+        raise refusal("sums of their data (standardize = 'federated', class_weights = 'balanced')")
 
 
 def keyed_noise(keys: Mapping[int, int]) -> Noise:

@@ -57,7 +57,7 @@ class Retrying(Middleware):
             updates = updates.concat(more).select(query.ids)
         if updates.left_out:
             self._events.append(_left_out(what, updates.left_out))
-        self._count(updates, travels=query.round.communicates != "nothing")
+        self._count(updates, travels=query.round.sends_updates)
         return updates
 
     def evaluation(self, query: EvaluationQuery, ask: Ask) -> Evaluation:
@@ -120,7 +120,7 @@ class Retrying(Middleware):
         """Put one query; clients that neither answer nor are said to be left out have dropped out."""
         updates = ask(replace(query, round=replace(query.round, query=self._queries)))
         self._queries += 1
-        if query.round.communicates != "nothing":
+        if query.round.sends_updates:
             self._sent.update(updates.senders * query.round.replicates)
         known = {*updates.ids, *updates.left_out}
         silent = {client: DROPPED_OUT for client in query.ids if client not in known}

@@ -23,6 +23,9 @@ from fedclade.core import (
     rng,
 )
 
+PARTS_DIM = 4096
+"""Numbers that the update of a part of the data is compared by, unless the run says how many."""
+
 
 @checked()
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +75,13 @@ class Signature:
         if self.of:
             return Selection(layout, self.of, seed, self.dim if self.kind == "projected" else 0)
         return CountSketch(seed, layout.n_parameters, self.dim) if self.kind == "projected" else None
+
+    def sketch_of_parts(self, seed: int, layout: Layout) -> Sketch:
+        """Return what is compared of the updates of parts of the data: they are many, so always a sketch."""
+        dim = self.dim if self.kind == "projected" else PARTS_DIM
+        sketch = replace(self, kind="projected", dim=dim).sketch(seed, layout)
+        assert sketch is not None  # as it is projected
+        return sketch
 
 
 class CountSketch:
@@ -143,8 +153,8 @@ class Sketching(Middleware):
     sketch: Sketch
 
     def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
-        """Return the updates with their sketches; replicates are sketches already, and models of one's own stay."""
-        if query.own or (query.kind == "train" and query.round.replicates > 1):
+        """Return the updates with their sketches; models of one's own stay."""
+        if query.own:
             return ask(query)
         if (sink := query.sink) is not None:
             query = replace(query, sink=lambda updates: sink(self._sketched(updates)))

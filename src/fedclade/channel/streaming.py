@@ -30,7 +30,7 @@ class Streaming(Middleware):
 
     def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
         """Return sums of the updates."""
-        if query.own or (query.kind == "train" and query.round.replicates > 1):  # the replies are short, and kept
+        if query.own:  # the replies are empty
             return reduce(Updates.concat, map(ask, self._slices(query))).select(query.ids)
         tally = Tally(query)
         for some in self._slices(query):
@@ -61,7 +61,7 @@ class Tally:
         self._kept = self._kept or self._room_like(updates)
         self._left_out |= updates.left_out
         places = [self._place_of[client] for client in updates.ids]
-        for name in ("sizes", "losses", "norms", "signatures"):
+        for name in ("sizes", "losses", "norms", "signatures", *(["parts"] if updates.parts is not None else [])):
             whole: Tensor = getattr(self._kept, name)
             whole[places] = getattr(updates, name).to(whole)
         members: dict[int, list[int]] = defaultdict(list)
@@ -95,4 +95,5 @@ class Tally:
             n_parameters=some.n_parameters,
             sums=self._sums,
             sketches=sketches,
+            parts=None if some.parts is None else some.parts.new_zeros(len(self._ids), *some.parts.shape[1:]),
         )

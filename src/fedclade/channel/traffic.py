@@ -9,7 +9,7 @@ from time import perf_counter
 from torch import Tensor
 
 from fedclade.channel.middleware import Middleware
-from fedclade.core import Ask, Evaluation, EvaluationQuery, Query, R, SubspaceQuery, UpdateQuery, Updates
+from fedclade.core import OWN, Ask, Evaluation, EvaluationQuery, Query, R, SubspaceQuery, UpdateQuery, Updates
 
 
 @dataclass
@@ -65,12 +65,13 @@ class Traffic(Middleware):
 
     def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
         """Count models down and updates up."""
-        updates, models, travels = ask(query), query.models, query.round.communicates
-        if query.kind == "train" and travels == "all":
+        updates, models = ask(query), query.models
+        if query.kind == "train" and query.round.communicates in ("all", "models"):
             pulled_to = query.anchors if query.anchors is not None and query.round.spec.mu else query.assignment
-            sent = len(query.ids) + sum(a != row for a, row in zip(pulled_to, query.assignment, strict=True))
+            rows = query.assignment
+            sent = sum((row != OWN) + (a != row) for a, row in zip(pulled_to, rows, strict=True))
             self.meter.bytes_down += sent * models[0].nbytes
-        if query.kind == "gradients" or travels != "nothing":
+        if query.kind == "gradients" or query.round.sends_updates:
             self.meter.bytes_up += len(updates.senders) * updates.required_deltas.shape[1] * models.itemsize
         return updates
 

@@ -117,6 +117,7 @@ class Finding:
     noise: float  # σ²
     similarity: Similarity  # [n, n], the mean of both halves'
     across: Across  # what the test shuffles
+    own: NDArray[np.float64] | None = None  # similarity of each client's two updates [n]
 
     def p_value(self, level: float, draw: np.random.Generator) -> float:
         """Return the p-value of there being one distribution only; 1 where one cluster is best.
@@ -134,17 +135,27 @@ class Finding:
 def find_clusters(replicates: Replicates) -> Finding:
     """Find the clusters that gain most."""
     halves = [cosine_similarity(half) for half in (replicates.first, replicates.second)]
-    noise = max(0.0, 1 - float(replicates.agreement.mean())) / 2
+    own = replicates.agreement
+    noise = max(0.0, 1 - float(own.mean())) / 2
     across = Across(halves, [_cuts(similarity) for similarity in halves], noise)
     gains = across.gains(np.arange(len(halves[0]))[None])[0]
     best, both = int(gains.argmax()), (halves[0] + halves[1]) / 2
-    return Finding(_cuts(both)[best], float(gains[best]), noise, both, across)
+    return Finding(_cuts(both)[best], float(gains[best]), noise, both, across, own)
 
 
-def gain(similarity: Similarity, labels: Labels, noise: float) -> float:
-    """Return G of a partition ``[n]`` that these similarities ``[n, n]`` had no part in finding."""
+def gain(similarity: Similarity, labels: Labels, noise: float, own: NDArray[np.float64] | None = None) -> float:
+    """Return G of a partition ``[n]`` that these similarities ``[n, n]`` had no part in finding.
+
+    If it is known how similar the two updates of each client are, ``own [n]``, a client by itself has a gain as well.
+    """
     weights, costs = _weights(labels[None], noise)
-    return float((weights[0] * similarity).sum() - costs[0])
+    gained = float((weights[0] * similarity).sum() - costs[0])
+    if own is None:
+        return gained
+    n = len(labels)
+    alone = np.bincount(labels, minlength=1)[labels] == 1
+    of_all = (similarity.sum() - np.trace(similarity)) / max(n * (n - 1), 1)
+    return gained + float((own[alone] - of_all).sum()) / n
 
 
 def _cuts(similarity: Similarity) -> Labels:

@@ -1,0 +1,160 @@
+"""How often replicated clustering (rcfl) parts clients of one distribution: p-values on MNIST, dealt out at random.
+
+Each simulation deals images anew to n clients and makes the rounds in parts, and in some cases also those until a check
+of halves. Every simulation is one line of a JSON file, so that an interrupted call goes on where it stopped.
+
+    python benchmarks/rcfl_level.py --data-dir DIR --out level.jsonl            # 1,000 simulations of each case
+    python benchmarks/rcfl_level.py --out level.jsonl --table                   # the table alone
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rcfl import LOCAL, as_table
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+from fedclade import LocalTraining, ReplicatedCFL, load_federation
+from fedclade.core import Check
+from fedclade.core.queries import Round
+from fedclade.data import Federation
+from fedclade.runs.backend import Backend
+
+Line = dict[str, Any]
+
+LEVELS = (0.05, 0.01)
+
+
+@dataclass(frozen=True)
+class Case:
+    """Clients, images of each, and what else is out of the ordinary."""
+
+    clients: int
+    images: int
+    local: LocalTraining = LOCAL
+    model: str = "mlp"
+    spread: float = 0.0  # of the logarithm of their numbers of images
+    rounds: int = 3
+
+
+def batch_norm(seed: int) -> nn.Module:
+    """Return a perceptron with BatchNorm."""
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Flatten(), nn.Linear(784, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 10))
+
+
+CASES: Mapping[str, Case] = {
+    **{f"{n} clients, {images} images": Case(n, images) for images in (40, 300) for n in (2, 4, 6, 10, 20)},
+    "10 clients, 40 images, BatchNorm": Case(10, 40, model="batch_norm"),
+    "10 clients, 40 images, momentum 0.9": Case(10, 40, replace(LOCAL, momentum=0.9, lr=0.02)),
+    "10 clients, 40 images, 10 epochs": Case(10, 40, replace(LOCAL, epochs=10)),
+    "10 clients, 20 to 1,000 images": Case(10, 150, spread=1.0),
+    "14 clients, 40 images, check in round 7": Case(14, 40, rounds=7),
+    "14 clients, 40 images, check in round 21": Case(14, 40, rounds=21),
+}
+
+
+@cache
+def _all_images(data_dir: Path | None) -> Federation:
+    return load_federation("mnist", clients=20, test_samples=10, seed=0, data_dir=data_dir)
+
+
+def dealt(case: Case, seed: int, data_dir: Path | None) -> Federation:
+    """Deal images at random, each to one client."""
+    draw, everything = np.random.default_rng([seed, case.clients, case.images]), _all_images(data_dir)
+    images = np.concatenate([np.asarray(client.train) for client in everything.clients])
+    sizes = case.images * np.exp(case.spread * draw.normal(size=case.clients))
+    ends = np.cumsum(np.clip(sizes.round(), min(20, case.images), 1000).astype(int))
+    hands = np.split(draw.permutation(images), ends)[: case.clients]
+    clients = zip(everything.clients[: case.clients], hands, strict=True)
+    return replace(everything, clients=tuple(replace(client, train=np.sort(hand)) for client, hand in clients))
+
+
+def simulation(case: Case, seed: int, data_dir: Path | None) -> Line:
+    """Run the rounds; return p-values by round, and whether clients were parted."""
+    algorithm, federation = ReplicatedCFL(), dealt(case, seed, data_dir)
+    model = batch_norm if case.model == "batch_norm" else case.model
+    engine = "stacked" if case.model == "mlp" else "loop"
+    world = Backend.simulated_by(federation, model, algorithm, seed=seed, engine=engine)
+    state, p_values = algorithm.init(world.initial, world.clients), dict[int, float]()
+    for number in range(1, case.rounds + 1):
+        state, log = algorithm.step(state, world.clients.ids, world.clients, Round(number, case.local, seed))
+        checks = [event for event in log.events if isinstance(event, Check)]
+        if checks:
+            p_values[number] = checks[0].p_value
+    return {"p": p_values, "parted": sum(bool(leaf.members) for leaf in state.tree.leaves) > 1}
+
+
+def work(job: tuple[str, int, Path | None, Path]) -> None:
+    """Run one simulation, and write its line."""
+    name, seed, data_dir, out = job
+    torch.set_num_threads(1)
+    line = {"case": name, "seed": seed, **simulation(CASES[name], seed, data_dir)}
+    with out.open("a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def read(out: Path) -> list[Line]:
+    """Return what has been run."""
+    return [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
+
+
+def table(lines: Sequence[Line]) -> Table:
+    """Return a row for each case: how often p is at most a level in each round, and how often clients were parted."""
+    by_case: dict[str, list[Line]] = defaultdict(list)
+    for line in lines:
+        by_case[line["case"]].append(line)
+    rows = [(name, *_cells(by_case[name])) for name in CASES if name in by_case]
+    rows.append(("all", *_cells(lines)))
+    shares = (f"p ≤ {level:g} in rounds {rounds}" for level in LEVELS for rounds in ("1, 2, 3", "7, 14, 21"))
+    return as_table("clients of one distribution", ("case", "simulations", *shares, "parted"), rows)
+
+
+def _cells(found: Sequence[Line]) -> Iterator[str]:
+    yield str(len(found))
+    for level in LEVELS:
+        for rounds in (("1", "2", "3"), ("7", "14", "21")):
+            p = [np.array([line["p"][number] for line in found if number in line["p"]]) for number in rounds]
+            yield ", ".join(f"{(each <= level).mean():.1%}" for each in p if len(each))
+    yield str(sum(line["parted"] for line in found))
+
+
+def main() -> None:
+    """Run what is missing, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data-dir", type=Path, help="where MNIST is")
+    parser.add_argument("--out", type=Path, default=Path("level.jsonl"), help="one line for each simulation")
+    parser.add_argument("--simulations", type=int, default=1000)
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--table", action="store_true", help="run nothing")
+    given = parser.parse_args()
+    console = Console(width=160)
+    if not given.table:
+        done = {(line["case"], line["seed"]) for line in read(given.out)}
+        jobs = [
+            (name, seed, given.data_dir, given.out)
+            for seed in range(given.simulations)
+            for name in CASES
+            if (name, seed) not in done
+        ]
+        with multiprocessing.get_context("spawn").Pool(given.processes) as pool:
+            for count, _ in enumerate(pool.imap_unordered(work, jobs), 1):
+                if count % 100 == 0:
+                    console.print(f"{count} of {len(jobs)} simulations")
+    console.print(table(read(given.out)))
+
+
+if __name__ == "__main__":
+    main()

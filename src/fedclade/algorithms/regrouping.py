@@ -1,0 +1,51 @@
+"""Clients that are clustered anew, and the models that their new clusters go on from."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedclade.clustering import Labels
+from fedclade.core import Group, ParameterTree, Updates
+
+
+def clusters_of(ids: Sequence[int], labels: Labels) -> tuple[tuple[int, ...], ...]:
+    """Return the clients of each cluster, by labels ``[n]``."""
+    return tuple(tuple(ids[i] for i in np.flatnonzero(labels == k).tolist()) for k in np.unique(labels))
+
+
+def regrouped(
+    tree: ParameterTree,
+    clusters: Sequence[tuple[int, ...]],
+    made: Updates,
+    at: Tensor,
+    *,
+    round_number: int,
+    criteria: Mapping[str, float],
+) -> ParameterTree:
+    """Return the tree with these clusters, found by updates that their members made at a model ``[S]``."""
+    groups = [Group(cluster, *_origin(tree, cluster), made.signatures_of(cluster)) for cluster in clusters]
+    return tree.regrouped(groups, params=at, round_number=round_number, criteria=criteria)
+
+
+def joint_model(tree: ParameterTree, sizes: Mapping[int, int]) -> Tensor:
+    """Return the mean of the clusters' models, by the training examples of their members."""
+    leaves = [leaf for leaf in tree.leaves if leaf.members]
+    weights = torch.tensor([float(sum(sizes[client] for client in leaf.members)) for leaf in leaves])
+    models = torch.stack([leaf.params for leaf in leaves])
+    return (weights / weights.sum()).to(models) @ models
+
+
+def _origin(tree: ParameterTree, cluster: Sequence[int]) -> tuple[int, Tensor]:
+    """Return the leaf that a new cluster goes on with, 0 for none, and the model that it goes on from."""
+    come_from = Counter(tree.leaf_of[client] for client in cluster)
+    taken_over = {leaf: n for leaf, n in come_from.items() if leaf and 2 * n > len(tree.nodes[leaf].members)}
+    if not taken_over:
+        return 0, tree.nodes[come_from.most_common(1)[0][0]].params
+    weights = torch.tensor([float(n) for n in taken_over.values()])
+    models = torch.stack([tree.nodes[leaf].params for leaf in taken_over])
+    return max(taken_over, key=lambda leaf: taken_over[leaf]), (weights / weights.sum()).to(models) @ models

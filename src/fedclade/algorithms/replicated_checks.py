@@ -1,0 +1,100 @@
+"""What a check of replicated clustering finds in the updates of parts, and whether the clusters change by it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedclade.clustering import (
+    Labels,
+    Replicates,
+    client_similarity,
+    find_by_parts,
+    find_clusters,
+    gain,
+    gain_by_parts,
+    gammas_of,
+    noise_of,
+    part_similarity,
+    same_partition,
+)
+from fedclade.core import Updates
+
+CHANGED = 0.01
+"""Cosines of parts that differ by more than this are those of other data: rounding changes them by less."""
+
+FOR_PEOPLE = 0.01
+"""Level at which p-values are resolved that decide nothing."""
+
+
+@dataclass(frozen=True, eq=False)
+class Verdict:
+    """The clusters to go on with, and what that was decided by."""
+
+    labels: Labels  # [n]
+    p_value: float  # 1 where there was nothing to test
+    gain: float  # of the clusters found, per client
+    gain_before: float  # of those that there were
+    gamma: float | None  # median of γ_i (CFL eq. 39); None if it is infinite
+    tested: bool = True  # False where parts are as they were
+    strength: float = 0.0  # of a test by parts: Λ over what it must exceed
+
+    @property
+    def criteria(self) -> dict[str, float]:
+        """The numbers, as the tree keeps them and events tell them."""
+        return {"p_value": self.p_value, "gain": self.gain, "gain_before": self.gain_before}
+
+
+def signatures_of_parts(updates: Updates) -> Tensor:
+    """Return the signatures of all parts, ``[n, m, R]``."""
+    assert updates.parts is not None  # they were asked for
+    return updates.parts
+
+
+def cosines_of(updates: Updates) -> Tensor:
+    """Return the cosines of all parts, ``[n·m, n·m]``, as a checkpoint keeps them."""
+    return torch.from_numpy(part_similarity(signatures_of_parts(updates))).float()
+
+
+def by_parts(
+    cosines: Tensor,
+    parts: int,
+    now: Labels,
+    level: float,
+    draw: np.random.Generator,
+    *,
+    level_inside: float,
+    known: Tensor | None = None,
+) -> Verdict:
+    """Cluster by equal parts; if they are as known already, whatever they tell was decided before."""
+    of_parts = cosines.double().numpy()
+    similarity = client_similarity(of_parts, parts)
+    noise = noise_of(similarity, parts)
+    kept, gamma = gain_by_parts(similarity, now, noise), _median(gammas_of(similarity, parts))
+    if known is not None and known.shape == cosines.shape and bool((known - cosines).abs().max() <= CHANGED):
+        return Verdict(now, 1.0, kept, kept, gamma, tested=False)
+    found = find_by_parts(of_parts, parts, level, draw, noise, level_inside)
+    gained = gain_by_parts(similarity, found.labels, noise)
+    labels = found.labels if gained > kept else now if kept > 0 else np.zeros_like(now)
+    return Verdict(labels, found.p_value, gained, kept, gamma, strength=found.strength)
+
+
+def by_halves(updates: Updates, now: Labels, level: float, draw: np.random.Generator) -> Verdict:
+    """Cluster by two halves of the data of each client."""
+    replicates = Replicates(*signatures_of_parts(updates).unbind(1))
+    found = find_clusters(replicates)
+    kept = gain(found.similarity, now, found.noise, found.own)
+    changes = found.gain > max(kept, 0.0) and not same_partition(found.labels, now)
+    # Where nothing depends on it, the p-value is for people, and may be less exact.
+    p_value = found.p_value(level if changes else max(level, FOR_PEOPLE), draw)
+    labels = found.labels if changes and p_value <= level else now if kept > 0 else np.zeros_like(now)
+    return Verdict(labels, p_value, found.gain, kept, _median(replicates.gammas))
+
+
+def _median(gammas: NDArray[np.float64]) -> float | None:
+    gamma = float(np.median(gammas))
+    return gamma if np.isfinite(gamma) else None

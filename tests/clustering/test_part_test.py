@@ -1,0 +1,170 @@
+"""Clusters by the updates of parts: against its reference, its level, and what it finds with few clients."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from fedclade.clustering import (
+    client_similarity,
+    dendrograms,
+    find_by_parts,
+    gain_by_parts,
+    gammas_of,
+    lowest_p_value,
+    noise_of,
+    part_similarity,
+    parts_for,
+    same_partition,
+)
+from fedclade.clustering.dendrograms import Dendrograms
+from tests.reference import part_test as written_out
+
+
+def parts_of(truth: list[int], parts: int, noise: float, seed: int, heavy: bool = False) -> torch.Tensor:
+    """Return signatures [n, r, 30]: the mean of a client's cluster, and noise of its own in each part."""
+    draw = np.random.default_rng(seed)
+    means = np.random.default_rng(1000 + seed).normal(size=(max(truth) + 1, 30))
+    shape = len(truth), parts, 30
+    drawn = draw.standard_t(2, shape) if heavy else draw.normal(size=shape)
+    return torch.from_numpy(means[truth][:, None] + noise * drawn)
+
+
+def found(signatures: torch.Tensor, level: float, seed: int = 0, least: float | None = None):
+    """Find clusters as rcfl does: each must gain its noise, unless it is said how much."""
+    draw, cosines, parts = np.random.default_rng(seed), part_similarity(signatures), signatures.shape[1]
+    noise = noise_of(client_similarity(cosines, parts), parts)
+    return find_by_parts(cosines, parts, level, draw, noise if least is None else least, max(level, 0.01))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_similarity_prunings_and_statistic_are_as_written_out(seed):
+    cosines = part_similarity(parts_of([0, 0, 0, 1, 1, 2], 3, 2.0, seed))
+    similar = client_similarity(cosines, 3)
+    np.testing.assert_allclose(similar, written_out.similarity(cosines, 3), atol=1e-12)
+    trees = Dendrograms(np.stack([similar, similar[::-1, ::-1]]))
+    np.testing.assert_allclose(trees.steepest(), written_out.steepest(similar), atol=1e-9)
+    one = written_out.worth(similar, [list(range(6))])
+    for cost in (0.0, 0.05, 0.3, 2.0):
+        labels = trees.labels(cost)
+        gained = gain_by_parts(similar, labels, cost) * 6 + one - cost  # of k clusters at k costs
+        assert gained == pytest.approx(written_out.best(similar, cost))
+
+
+def test_dendrograms_made_together_are_those_made_one_by_one(monkeypatch):
+    similar = np.stack([client_similarity(part_similarity(parts_of([0] * 9, 2, 1.0, seed)), 2) for seed in range(20)])
+    together = Dendrograms(similar)
+    monkeypatch.setattr(dendrograms, "MERGED_TOGETHER", 0)
+    one_by_one = Dendrograms(similar)
+    np.testing.assert_allclose(together.steepest(), one_by_one.steepest(), atol=1e-12)
+    assert same_partition(together.labels(0.3), one_by_one.labels(0.3))
+
+
+def test_cosines_are_of_unit_vectors_without_those_of_a_part_with_itself():
+    signatures = parts_of([0, 1], 2, 1.0, 0)
+    flat = torch.nn.functional.normalize(signatures.flatten(0, 1), dim=1)
+    expected = (flat @ flat.T).fill_diagonal_(0).numpy()
+    np.testing.assert_allclose(part_similarity(signatures), expected, atol=1e-12)
+    assert (part_similarity(torch.zeros(3, 2, 4)) == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("truth", "parts"),
+    [
+        ([0, 1], 8),
+        ([0, 0, 1, 1], 5),
+        ([0, 0, 0, 1, 1, 1], 4),
+        ([0, 0, 1, 1, 2, 2, 3, 3], 4),
+        ([0] * 9 + [1], 4),
+        ([0] * 14 + [1, 1, 2, 2, 3, 3], 3),
+        ([0, 1, 2, 3, 4] * 4, 3),
+    ],
+    ids=str,
+)
+def test_clusters_of_few_clients_and_single_clients_are_found(truth, parts):
+    findings = [found(parts_of(truth, parts, 0.8, seed), 0.0017) for seed in range(5)]
+    assert all(finding.p_value <= 0.0017 and finding.strength > 1 for finding in findings)
+    # Inside of clusters that were found, one test in a hundred parts clients for nothing.
+    assert sum(same_partition(finding.labels, np.array(truth)) for finding in findings) >= 4
+
+
+@pytest.mark.parametrize(
+    ("clients", "parts", "noise", "heavy"),
+    [(2, 7, 1.0, False), (4, 5, 3.0, False), (6, 4, 0.3, True), (10, 3, 1.0, True)],
+)
+def test_clients_of_one_distribution_are_parted_no_more_often_than_the_level(clients, parts, noise, heavy):
+    """Type-I error: of 100 federations 10 may be parted at level 0.1, and 20 are with probability 0.002."""
+    parted = [found(parts_of([0] * clients, parts, noise, seed, heavy), 0.1, seed, least=0.0) for seed in range(100)]
+    assert 2 <= sum(finding.p_value <= 0.1 for finding in parted) < 20  # exact: 10 are expected, not none
+    assert all(finding.p_value <= 0.1 for finding in parted if finding.labels.any())
+
+
+def test_power_falls_as_noise_grows():
+    truth = [0, 0, 0, 1, 1, 1]
+    power = [
+        np.mean(
+            [
+                same_partition(found(parts_of(truth, 4, noise, seed), 0.002).labels, np.array(truth))
+                for seed in range(1, 7)
+            ]
+        )
+        for noise in (0.5, 3.0, 20.0)
+    ]
+    assert power[0] >= 0.8
+    assert power[-1] <= 0.1
+    assert power == sorted(power, reverse=True)
+
+
+def test_who_gains_less_than_the_least_stays():
+    signatures = parts_of([0, 0, 0, 1, 1, 1], 4, 0.8, 0)
+    assert found(signatures, 0.01).labels.any()
+    assert not found(signatures, 0.01, least=100.0).labels.any()
+
+
+def test_of_many_clients_some_are_tested_and_the_others_join_them(monkeypatch):
+    monkeypatch.setattr("fedclade.clustering.part_test.LARGEST_TESTED", 16)
+    truth = [0, 1, 2] * 20
+    assert same_partition(found(parts_of(truth, 2, 0.6, 0), 0.01).labels, np.array(truth))
+
+
+def test_the_order_of_clients_changes_nothing_but_the_order():
+    signatures, order = parts_of([0, 0, 0, 1, 1, 1, 2, 2], 3, 0.8, 1), [5, 2, 7, 0, 1, 6, 3, 4]
+    one, other = found(signatures, 0.01), found(signatures[order], 0.01)
+    assert same_partition(one.labels[order], other.labels)
+
+
+@pytest.mark.parametrize(
+    ("clients", "examples", "parts"),
+    [
+        (2, 300, 7),
+        (4, 300, 5),
+        (6, 300, 4),
+        (10, 300, 4),
+        (20, 300, 3),
+        (100, 300, 3),
+        (1000, 300, 2),
+        (20, 20, 2),
+        (2, 5, 2),
+    ],
+)
+def test_parts_are_the_fewest_that_tell_one_client(clients, examples, parts):
+    assert parts_for(clients, examples, 0.01, 10) == parts
+
+
+def test_the_lowest_p_value_is_one_over_the_ways_to_part_equally():
+    assert lowest_p_value(2, 2) == pytest.approx(2 / math.comb(4, 2))
+    assert lowest_p_value(3, 2) == pytest.approx(1 / math.comb(6, 2))
+
+
+def test_noise_and_gamma_are_those_of_whole_updates():
+    """Of r parts, whose cosine is 1/(1 + r·γ²), the mean has an r-th of the noise."""
+    mean = torch.zeros(40, 4, 3000, dtype=torch.float64)
+    mean[..., 0] = 1
+    draw = torch.Generator().manual_seed(0)
+    signatures = mean + math.sqrt(4 * 0.25 / 3000) * torch.randn(mean.shape, generator=draw, dtype=torch.float64)
+    similarity = client_similarity(part_similarity(signatures), 4)
+    assert np.median(gammas_of(similarity, 4)) == pytest.approx(0.5, rel=0.05)
+    assert noise_of(similarity, 4) == pytest.approx((1 - 1 / 2) / 4, rel=0.05)
