@@ -12,11 +12,12 @@ Where the paper leaves a choice, this file makes it:
 - With a client fraction below 1 the criteria are first looked at on the cohort. If they call for a split, the absent
   members are asked for their updates at the same model, and the updates of all members decide. No similarity is made
   up: members that do not answer even then wait at the node, and join a child when they do (Algorithm 4).
+- "It is always possible to fall back to the Federated Learning solution" (section II-A) takes that to have converged
+  when it is split. With thresholds it has not, so with ``fallback`` it goes on training.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -26,6 +27,7 @@ from torch import Tensor
 
 from fedclade.algorithms.base import Algorithm, RoundLog
 from fedclade.algorithms.cluster_update import ClusterUpdate, log_of, move_clusters, place_stragglers, train_clusters
+from fedclade.algorithms.fallback import best_on_validation, train_beside
 from fedclade.algorithms.state import State
 from fedclade.clustering import SplitCriteria, cosine_similarity
 from fedclade.core import (
@@ -79,8 +81,11 @@ class CFL(Algorithm[CFLState]):
         End the run when every cluster is near a stationary point (eq. 32, the end of Algorithm 2) and is not to be
         split (eq. 34, or eq. 39: the end of Algorithm 3); with ``split_rounds`` not before the last of them.
     fallback
-        Serve each client with that model on its path from the root that does best on its validation data (end of
-        section II-A), so that nobody fares worse than with plain federated learning.
+        After the first split train the root's model on beside the clusters', as plain federated learning does, and
+        serve each client with that model on its path that validation data speaks for
+        (:mod:`fedclade.algorithms.fallback`), so that clients fare at least about as well as with FedAvg (end of
+        section II-A). From the first split on it takes twice the training and the bytes, and of private clients twice
+        the releases.
     """
 
     state_type = CFLState
@@ -130,6 +135,10 @@ class CFL(Algorithm[CFLState]):
             if self._calls_for_split(node, part, peaks, this_round) and part.criteria.bipartition:  # line 14
                 tree, event = self._split(tree, node, part, this_round.number)  # lines 15 to 19
                 events.append(event)
+        if self.fallback and len(state.tree.nodes) > 1:
+            tree = tree.continued(train_beside(state.tree, cohort, clients, this_round, weighted=self.weighted))
+        elif self.fallback and len(tree.nodes) > 1:  # in the round of its split the root was trained already
+            tree = tree.continued(tree.nodes[1].params)
         phase = "split" if any(isinstance(event, ClusterSplit) for event in events) else "train"
         may_end = self.stop_when_stationary and this_round.number >= max(self.split_rounds, default=0)
         stationary = may_end and phase == "train" and self._all_stationary(state.tree, parts, peaks)
@@ -221,20 +230,3 @@ def _inherited(peaks: Tensor, tree: ParameterTree) -> Tensor:
     """Hand every new node its parent's largest norm: a lineage begins at the root."""
     new = [peaks[node.parent or 0] for node in tree.nodes[len(peaks) :]]
     return torch.cat([peaks, torch.tensor(new, dtype=peaks.dtype)])
-
-
-def best_on_validation(tree: ParameterTree, clients: Clients) -> dict[int, int]:
-    """Return for each client the node on its path with the best validation score; of equals the deepest.
-
-    So nobody fares worse than with an ancestor's model, as far as validation data can tell (CFL, end of section II-A).
-    """
-    paths = {client: tree.path(client) for client in clients.ids}
-    best = {client: (-math.inf, path[-1].id) for client, path in paths.items()}
-    for depth in range(max(map(len, paths.values()))):
-        at = {client: path[depth].id for client, path in paths.items() if depth < len(path)}
-        models, rows = tree.models(list(at.values()))
-        evaluation = clients.evaluate(list(at), models, rows, "validation")
-        for client, merit in zip(evaluation.ids, evaluation.merit.tolist(), strict=True):
-            if merit >= best[client][0]:
-                best[client] = (merit, at[client])
-    return {client: node for client, (_, node) in best.items()}
