@@ -217,6 +217,12 @@ def test_tree_view_in_the_middle_of_a_run_shows_what_the_tree_knows(make_run):
     assert lines(tree_view(make_run([(2, 0)]).tree))[3:5] == ["├── 1  2 clients · since round 3", "│   0, 1"]
 
 
+def test_tree_view_says_that_the_model_of_a_split_root_goes_on(make_run):
+    tree = make_run([(1, 0), (3, 2)]).tree
+    tree = tree.continued(tree.nodes[0].params)
+    assert lines(tree_view(tree))[0] == "0  4 clients · round 1 · its model goes on beside them"
+
+
 def test_tree_view_of_a_star_says_that_its_root_never_trained(make_run):
     run = make_run(star=True)
     assert lines(tree_view(run.tree, run))[0] == "0  4 clients · never trained"

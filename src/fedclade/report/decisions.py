@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.markup import escape
 from rich.table import Table
 
-from fedclade.core import Checked, Clustered, ClusterSplit, Regrouped, Rejected
+from fedclade.core import Check, Checked, Clustered, ClusterSplit, Regrouped, Rejected, Tested
 from fedclade.report.formats import count, number
 from fedclade.report.terminal import new_table
 from fedclade.runs import Run, events_of
@@ -24,7 +24,7 @@ CHECK_COLUMNS = ("round", "clusters", "p", "needed", "gain", "gain before", "med
 def decision_tables(run: Run) -> list[Table]:
     """Return the tables of what was decided in a run about clusters: splits, checks; none where there was nothing."""
     tables = [event_table(run)] if events_of(run.events, ClusterSplit, Rejected) else []
-    return [*tables, check_table(run)] if events_of(run.events, Checked, Regrouped) else tables
+    return [*tables, check_table(run)] if events_of(run.events, Tested, Checked, Regrouped) else tables
 
 
 def event_table(run: Run) -> Table:
@@ -47,23 +47,28 @@ def event_table(run: Run) -> Table:
 
 
 def check_table(run: Run) -> Table:
-    """Return the checks of replicated clustering: what was found on halves of the data, and what was made of it."""
+    """Return the checks of replicated clustering: what was found on parts of the data, and what was made of it."""
     table = new_table("Checks")
     for column in CHECK_COLUMNS:
         table.add_column(column, justify="left" if column == "clusters" else "right", no_wrap=True)
-    for at, check in events_of(run.events, Checked, Regrouped):
+    for at, check in events_of(run.events, Tested, Checked, Regrouped):
         table.add_row(*check_cells(at, check))
     return table
 
 
-def check_cells(at: int, check: Checked | Regrouped) -> list[str]:
+def check_cells(at: int, check: Check) -> list[str]:
     """Return what a table says of the check of a round."""
-    clusters = f"{'now' if isinstance(check, Regrouped) else 'still'} {cluster_sizes(check)}"
     numbers = [f"{value:.2g}" for value in (check.p_value, check.level, check.gain, check.gain_before)]
-    return [str(at), clusters, *numbers, "∞" if check.gamma is None else number(check.gamma)]
+    return [str(at), clusters_text(check), *numbers, "∞" if check.gamma is None else number(check.gamma)]
 
 
-def cluster_sizes(event: ClusterSplit | Checked | Regrouped, limit: int = 12) -> str:
+def clusters_text(check: Check) -> str:
+    """Return the sizes of a check's clusters, and what became of them."""
+    word = "now" if isinstance(check, Regrouped) else "found" if isinstance(check, Tested) else "still"
+    return f"{word} {cluster_sizes(check)}"
+
+
+def cluster_sizes(event: ClusterSplit | Check, limit: int = 12) -> str:
     """Return how many clients the clusters of an event have; beyond a limit, only how many more there are."""
     sizes = [str(len(cluster)) for cluster in event.clusters[:limit]]
     more = len(event.clusters) - limit

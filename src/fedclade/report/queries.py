@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
 from fedclade.core import Node, ParameterTree
-from fedclade.report.formats import shortened
 from fedclade.report.score import Score
 from fedclade.runs import Run
 
@@ -26,12 +26,20 @@ def heading(run: Run) -> str:
     return f"{run.summary['algorithm']} on {run.summary['data']}, seed {run.summary['seed']}"
 
 
-def personal_part(run: Run) -> tuple[str, str] | None:
-    """Return the names of what stays with each client, and how much of a model that is; None if nothing does."""
+class Personal(NamedTuple):
+    """What stays with each client: its share of a model, how many numbers that is, and their names."""
+
+    share: float
+    numbers: str
+    names: tuple[str, ...]
+
+
+def personal_part(run: Run) -> Personal | None:
+    """Return what stays with each client; None if nothing does."""
     if run.layout is None or not run.layout.personal:
         return None
-    names = shortened([slot.name for slot in run.layout.personal])
-    return names, f"{run.layout.personal_size:,} of {run.layout.full.size:,} numbers of each client's model"
+    own, whole = run.layout.personal_size, run.layout.full.size
+    return Personal(own / whole, f"{own:,} of {whole:,} numbers", tuple(slot.name for slot in run.layout.personal))
 
 
 def leaves_in_tree_order(tree: ParameterTree) -> tuple[Node, ...]:

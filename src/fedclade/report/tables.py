@@ -90,7 +90,7 @@ def _facts(run: Run) -> Iterator[tuple[str, str]]:
     clusters, seconds = s["clusters"], s["seconds"]
     yield "model", f"{s['model']}, {count(s['rounds'], 'round')} on {s['device']}"
     if personal := queries.personal_part(run):
-        yield "personal", f"{personal[0]}: {personal[1]} stay there"
+        yield "personal", f"{shortened(personal.names)}: {personal.numbers} of each client's model stay there"
     for score in Score.all_of(s):
         spread = s[score.name]
         yield score.label, f"mean {score.text(spread['mean'])}, std {score.text(spread['std'])} over the clients"
@@ -154,6 +154,8 @@ def _node_text(node: Node, tree: ParameterTree, last_round: int | None, outcome:
     text = Text(str(node.id), style="bold green" if is_leaf else "bold")
     last = last_round if node.split_in is None else node.split_in
     parts = [count(len(node.members), "client"), _lifetime(node, last)]
+    if node.continued is not None:
+        parts.append("its model goes on beside them")
     members = _members(node, outcome)
     if outcome is not None:
         if is_leaf:

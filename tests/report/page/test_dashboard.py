@@ -30,6 +30,11 @@ def rounds() -> list[Run]:
     return seen
 
 
+@pytest.fixture(autouse=True)
+def nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dashboard_module, "PATIENCE", 0.0)
+
+
 def ask(dashboard: Dashboard, path: str, **headers: str) -> tuple[int, str, dict[str, str]]:
     connection = http.client.HTTPConnection(HOST, dashboard.port, timeout=10)
     connection.request("GET", path, headers=headers)
@@ -138,7 +143,7 @@ def test_a_page_that_cannot_be_drawn_does_not_end_the_run(
 def test_the_end_waits_for_a_browser_that_is_there_and_for_nobody_else(
     rounds: list[Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(dashboard_module, "PATIENCE", 2.0)
+    monkeypatch.setattr(dashboard_module, "PATIENCE", 1.0)
 
     def seconds(*, watched: bool, told: bool) -> float:
         with Dashboard("mine", 3, tmp_path, 0) as dashboard:
@@ -151,6 +156,6 @@ def test_the_end_waits_for_a_browser_that_is_there_and_for_nobody_else(
             start = time.perf_counter()
         return time.perf_counter() - start
 
-    assert seconds(watched=True, told=False) >= 2.0
-    assert seconds(watched=True, told=True) < 2.0
-    assert seconds(watched=False, told=False) < 2.0
+    assert seconds(watched=True, told=False) >= 1.0
+    assert seconds(watched=True, told=True) < 1.0
+    assert seconds(watched=False, told=False) < 1.0

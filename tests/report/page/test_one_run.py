@@ -7,8 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from fedclade.config import check_config
+from fedclade.core.params import Layout
 from fedclade.core.tree import ParameterTree
 from fedclade.report.page import Card, RunView
 from fedclade.report.page.curves import scores_section
@@ -48,6 +50,12 @@ def test_cards_tell_scores_clusters_bytes_and_time(make_run, page_of):
         Card("Time", "1 min 01 s", "1 min 00 s training, on cpu"),
         Card("Privacy", "ε = 2.5", "at δ = 1e-05, worst client"),
     ]
+
+
+def test_what_stays_with_clients_is_told_in_a_few_words(make_run, page_of):
+    layout = Layout.of(nn.Sequential(*(nn.Linear(2, 2) for _ in range(4))), ["1.*", "2.*", "3.*"])
+    (card,) = [each for each in page_of(replace(make_run(), layout=layout)).cards if each.label == "Stays with clients"]
+    assert (card.value, card.note) == ("75.0 %", "18 of 24 numbers of a model: 1.weight, 1.bias … 4 more")
 
 
 @pytest.mark.parametrize(
@@ -228,6 +236,10 @@ def test_checks_tell_p_value_level_and_gain(make_run, section, page_of, table):
     level, p_values, before, gains = found.figures[""]["data"]
     assert (level["y"], p_values["y"], before["y"], gains["y"]) == ([0.01] * 2, [0.001, 0.2], [0.1] * 2, [0.5] * 2)
     assert "In 1 of 2 checks the clients were regrouped" in found.caption
+    axis = found.figures[""]["layout"]["yaxis"]
+    assert (axis["type"], axis["tickformat"]) == ("log", "~g"), "0.005 is no small 5"
+    alone = section(page_of(replace(make_run(), events=events[:1])), "checks")
+    assert alone.figures[""]["data"][0]["mode"] == "lines+markers", "a line of one point is not seen"
     assert table(found, "Checks").rows == [
         ["2", "now 2 + 2", "0.001", "0.01", "0.5", "0.1", "∞"],
         ["4", "still 2 + 2", "0.2", "0.01", "0.5", "0.1", "1.50"],

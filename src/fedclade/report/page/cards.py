@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedclade.report.formats import count, duration, number, traffic
+from fedclade.report.formats import count, duration, number, percent, shortened, traffic
 from fedclade.report.outcome import Outcome
 from fedclade.report.page.section import Card
 from fedclade.report.queries import personal_part
@@ -28,7 +28,8 @@ def run_cards(view: RunView) -> list[Card]:
     if clusters["ari"] is not None:
         cards.append(Card("ARI", number(clusters["ari"]), f"NMI {number(clusters['nmi'])}; 1 is the truth"))
     if personal := personal_part(view.run):
-        cards.append(Card("Stays with clients", *personal))
+        what = f"{personal.numbers} of a model: {shortened(personal.names, limit=3)}"
+        cards.append(Card("Stays with clients", percent(personal.share), what))
     both = f"{traffic(s['bytes_up'])} up, {traffic(s['bytes_down'])} down"
     cards.append(Card("Traffic", traffic(s["bytes_up"] + s["bytes_down"]), both))
     cards.append(Card("Time", duration(seconds["total"]), f"{duration(seconds['train'])} training, on {s['device']}"))

@@ -114,7 +114,8 @@ def _axis(axis: Axis) -> Figure:
     if axis.from_zero:
         drawn["rangemode"] = "tozero"
     if axis.log:
-        drawn |= {"type": "log", "dtick": "D2"}
+        # Without a format Plotly writes 0.005 as a small 5; with more ticks it writes all of 1, 2, ... 9.
+        drawn |= {"tickformat": "~g"} | drawn | {"type": "log", "nticks": 3}
     if axis.ticks is not None:
         names = [escaped(name) for name in axis.ticks.values()]
         drawn |= {"tickvals": list(axis.ticks), "ticktext": names, "tickangle": -90 if len(names) > 12 else 0}

@@ -16,7 +16,7 @@ from fedclade.core import ConfigError
 from fedclade.report.formats import NONE
 from fedclade.report.page.section import Section, Table
 from fedclade.report.run_view import RunView
-from fedclade.runs import CONFIG, Run, without_none
+from fedclade.runs import CONFIG, Run, without_unset
 
 LONGEST_LIST = 80
 """Letters of a list in one line."""
@@ -58,7 +58,7 @@ def _in_one_line(found: re.Match[str]) -> str:
 def _as_toml(run: Run) -> str:
     """Return a run's config without what only a run folder has."""
     config = {key: value for key, value in run.config.items() if key not in WRITTEN_ONLY}
-    return tomli_w.dumps(without_none(config)).strip()
+    return tomli_w.dumps(without_unset(config)).strip()
 
 
 @lru_cache
