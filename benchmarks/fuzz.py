@@ -44,7 +44,8 @@ from fedclade.config.toml_files import config_folder, find_config, read_toml
 from fedclade.core.errors import FedcladeError
 from fedclade.data import PARTITIONS, SHIFTS
 from fedclade.models import MODELS
-from fedclade.runs.store.run import is_unfinished, without_none
+from fedclade.runs.store.contents import without_unset
+from fedclade.runs.store.run import is_unfinished
 from fedclade.training.auto import ENGINES
 from fedclade.training.memory import memory_bytes
 
@@ -126,7 +127,7 @@ def small_config(algorithm: str) -> Config:
         "algorithm": {"name": algorithm},
         "newcomers": {"clients": 2},
     }
-    return without_none(check_config(raw).as_dict())
+    return without_unset(check_config(raw).as_dict())
 
 
 class Mutator:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
-from fedclade import CFL, Ditto, LocalTraining, Run
+from fedclade import CFL, Ditto, LocalTraining, Run, Task
 from fedclade.flower import LocalGrid, LocalNode, Network, client_app_from_config, federate
 from fedclade.flower.from_config import AppSettings, RunConfig
 from fedclade.flower.policy import Policy
@@ -76,7 +76,11 @@ def test_the_page_has_every_network_setting_with_its_default():
 def test_the_page_has_every_limit_of_a_client_with_its_default():
     told = {key.strip("`"): default.strip("`") for key, default, _ in table("a client's limits")}
     defaults = {field.name.replace("_", "-"): field.default for field in fields(Policy)}
-    shown = {"allow": '"train evaluate"', "imports": '""', "max-partings": "a quarter of its training examples"}
+    shown = {
+        "allow": '"train evaluate statistics"',
+        "imports": '""',
+        "max-partings": "a quarter of its training examples",
+    }
     assert told == {key: shown.get(key, str(default)) for key, default in defaults.items()}
 
 
@@ -99,7 +103,7 @@ class Overheard:
 
 
 def test_messages_have_what_the_page_says(tmp_path: Path):
-    """With everything that can be asked: gradients, several models at once, subspaces, a shared secret, an anchor."""
+    """With everything that can be asked: gradients, several models at once, subspaces, a secret, an anchor, sums."""
     secret = tmp_path / "secret"
     secret.write_text("0123456789abcdef" * 2)
     app = Overheard(client_app_from_config())
@@ -115,11 +119,19 @@ def test_messages_have_what_the_page_says(tmp_path: Path):
         grid = LocalGrid(nodes, DATA)
         local = LocalTraining(epochs=1)
         federate(grid, algorithm, "mclr", rounds=1, local=local, network=Network(clients=4), permute=shares)
+    of_all = {"count", "means", "squares", "numbers", "labels"}
+    (tmp_path / "all.csv").write_text("who,x,y\n" + "".join(f"{k % 2},{k}.5,{k % 3 % 2}\n" for k in range(60)))
+    table_of_two = {"data.files": "all.csv", "data.client": "who", "data.target": "y", "data.standardize": "federated"}
+    nodes = {10 + k: LocalNode(app, {"partition-id": k, "data-dir": str(tmp_path)}) for k in range(2)}
+    grid = LocalGrid(nodes, {**table_of_two, "model.name": "mclr", "task.class_weights": "balanced"})
+    weighed = Task(class_weights="balanced")
+    federate(grid, "fedavg", "mclr", rounds=1, local=local, network=Network(clients=2), task=weighed)
     told = {row[0].split()[0]: [names(cell) for cell in row[1:]] for row in table("question")}
     assert set(app.heard) == set(told)
     for question, (says, carries, answers, gives) in told.items():
         heard = app.heard[question]
-        assert heard[0] == says | {"protocol"}, question
+        assert heard[0] - of_all == says | {"protocol"}, question
+        assert (of_all <= heard[0]) == (question in ("train", "evaluate")), question
         assert heard[2] == answers | {"protocol"}, question
         assert {name for name in heard[1] if not name.isdigit()} == {name for name in carries if not name.isdigit()}
         assert {name for name in heard[3] if not name.isdigit()} == {name for name in gives if not name.isdigit()}
