@@ -1,7 +1,7 @@
-"""Whether CFL with its fall-back does as well as FedAvg, and as CFL without it.
+"""Whether CFL, or replicated clustering, with a fall-back does as well as FedAvg, and as without it.
 
 Each run is one line of a JSON file, so that an interrupted call goes on where it stopped. CFL runs with its defaults,
-and eagerly: with thresholds that split what should stay together. Its leaves are those of a run without the fall-back,
+and eagerly: with thresholds that split what should stay together. The leaves are those of a run without the fall-back,
 which changes nothing in their training. "One by one" serves each client with what does best on its own validation data.
 
     python benchmarks/fallback.py --data-dir DIR --out fallback.jsonl --seeds 5
@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedclade import CFL, FedAvg, Federation, LocalTraining, Oracle, Run, load_federation, simulate
+from fedclade import CFL, FedAvg, Federation, LocalTraining, Oracle, ReplicatedCFL, Run, load_federation, simulate
 from fedclade.algorithms import Algorithm
 from fedclade.core import Split
 from fedclade.runs.backend import module_for
@@ -34,10 +34,16 @@ from fedclade.training import SimulatedClients
 Line = dict[str, Any]
 
 LOCAL, ROUNDS = LocalTraining(epochs=3, batch_size=20, lr=0.1), 40
-WAYS: Mapping[str, CFL] = {"as it is": CFL(fallback=True), "eager": CFL(eps1=0.4, eps2=0.6, fallback=True)}
+WAYS: Mapping[str, Algorithm] = {
+    "cfl": CFL(fallback=True),
+    "eager cfl": CFL(eps1=0.4, eps2=0.6, fallback=True),
+    "rcfl": ReplicatedCFL(fallback=True),
+}
 SWAPS = {"shift": "label_swap", "clusters": 4}
 TASKS: Mapping[str, Mapping[str, Any]] = {
     "iid": {},
+    "Dirichlet(0.1)": {"partition": "dirichlet", "partition_arguments": {"alpha": 0.1}},
+    "Dirichlet(0.5)": {"partition": "dirichlet", "partition_arguments": {"alpha": 0.5}},
     "Dirichlet(5)": {"partition": "dirichlet", "partition_arguments": {"alpha": 5.0}},
     "Dirichlet(5), half of the clients in a round": {"partition": "dirichlet", "partition_arguments": {"alpha": 5.0}},
     "sizes from a power law": {"samples_per_client": 1000},
@@ -45,7 +51,7 @@ TASKS: Mapping[str, Mapping[str, Any]] = {
     "4 label swaps, 100 images": {**SWAPS, "samples_per_client": 100},
     "2 label permutations": {"shift": "label_permutation", "clusters": 2},
 }
-COLUMNS = ("fedavg", "cfl", "one by one", "fallback", "oracle")
+COLUMNS = ("fedavg", "leaves", "one by one", "fallback", "oracle")
 SLACK = 0.3
 """Points that the fall-back may be below another method."""
 FIRST_SEED = 3
@@ -67,9 +73,9 @@ def federation_of(task: str, seed: int, data_dir: Path | None) -> Federation:
     return replace(federation, clients=tuple(kept))
 
 
-def lines_of(task: str, seed: int, data_dir: Path | None, done: set[tuple[str, str, int]]) -> Iterator[Line]:
-    """Run what of a task and seed is not done yet."""
-    if all((task, way, seed) in done for way in WAYS):
+def lines_of(task: str, seed: int, data_dir: Path | None, missing: Sequence[str]) -> Iterator[Line]:
+    """Run a task and seed in the ways that are missing."""
+    if not missing:
         return
     federation = federation_of(task, seed, data_dir)
     truth = federation.true_clusters
@@ -81,15 +87,13 @@ def lines_of(task: str, seed: int, data_dir: Path | None, done: set[tuple[str, s
 
     fedavg = run_of(FedAvg())
     oracle = run_of(Oracle(truth)) if truth else None
-    for way, algorithm in WAYS.items():
-        if (task, way, seed) in done:
-            continue
-        run = run_of(algorithm)
+    for way in missing:
+        run = run_of(WAYS[way])
         leaf, own = by_leaf_and_one_by_one(run, federation, seed)
         yield {
             **{"task": task, "way": way, "seed": seed},
             "fedavg": fedavg.summary["accuracy"]["mean"],
-            "cfl": leaf,
+            "leaves": leaf,
             "one by one": own,
             "fallback": run.summary["accuracy"]["mean"],
             "oracle": None if oracle is None else oracle.summary["accuracy"]["mean"],
@@ -129,16 +133,16 @@ def table(lines: Sequence[Line]) -> str:
     rows: dict[tuple[str, str], list[Line]] = defaultdict(list)
     for line in lines:
         rows[line["task"], line["way"]].append(line)
-    head = ["task", "cfl is", "runs", "clusters", *COLUMNS, "worst − fedavg", "worst − cfl", "bytes"]
+    head = ["task", "method", "runs", "clusters", *COLUMNS, "worst − fedavg", "worst − leaves", "bytes"]
     text = [f"| {' | '.join(head)} |", "| :-- | :-- |" + " --: |" * (len(head) - 2)]
     for (task, way), found in rows.items():
         cells = [task, way, str(len(found)), f"{mean(line['clusters'] for line in found):.1f}"]
         cells += [_estimate([line[name] for line in found]) for name in COLUMNS]
-        worst = [min(line["fallback"] - line[than] for line in found) for than in ("fedavg", "cfl")]
+        worst = [min(line["fallback"] - line[than] for line in found) for than in ("fedavg", "leaves")]
         cells += [f"{round(100 * each, 1) + 0.0:.1f}" for each in worst]  # not -0.0
         cells.append(f"{mean(line['bytes'] for line in found):.1f} ×")
         text.append(f"| {' | '.join(cells)} |")
-    for than in ("fedavg", "cfl", "oracle"):
+    for than in ("fedavg", "leaves", "oracle"):
         known = [line for line in lines if line[than] is not None]
         below = sum(100 * (line["fallback"] - line[than]) < -SLACK for line in known)
         own = sum(100 * (line["one by one"] - line[than]) < -SLACK for line in known)
@@ -159,13 +163,15 @@ def main() -> None:
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--out", type=Path, default=Path("fallback.jsonl"))
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=list(WAYS))
     parser.add_argument("--table", action="store_true", help="print the table of what has been run, and run nothing")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     for seed in range(FIRST_SEED, FIRST_SEED + (0 if arguments.table else arguments.seeds)):
         for task in TASKS:
             done = {(line["task"], line["way"], line["seed"]) for line in read(arguments.out)}
-            for line in lines_of(task, seed, arguments.data_dir, done):
+            missing = [way for way in arguments.ways if (task, way, seed) not in done]
+            for line in lines_of(task, seed, arguments.data_dir, missing):
                 with arguments.out.open("a") as file:
                     file.write(json.dumps(line) + "\n")
     print(table(read(arguments.out)))

@@ -9,12 +9,22 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedclade import CFL, FedAvg, LocalTraining, assign, export_model, simulate
+from fedclade import CFL, FedAvg, LocalTraining, ReplicatedCFL, assign, export_model, simulate
 from fedclade.algorithms.fallback import best_on_validation, train_beside
 from fedclade.channel import DifferentialPrivacy
 from fedclade.core import Group, ParameterTree, Round, RunError
 from fedclade.runs.rounds import check_models
-from tests.tiny import Around, ScriptedClients, federation_of, linear, perceptron, play, simulated, streamed
+from tests.tiny import (
+    Around,
+    ScriptedClients,
+    federation_of,
+    linear,
+    perceptron,
+    play,
+    replicating,
+    simulated,
+    streamed,
+)
 
 SPEC = LocalTraining(epochs=2, batch_size=10, lr=0.2)
 TRUTH, SIZES = [0, 1, 2, 3, 0, 1, 2, 3], [20, 26, 31, 24, 40, 22, 28, 35]
@@ -54,6 +64,25 @@ def test_nothing_else_changes():
             assert node.cached is other.cached is None or torch.equal(node.cached, other.cached)
             assert other.continued is None
             assert (node.continued is not None) == (node.id == 0 and len(state.tree.nodes) > 1)
+
+
+def test_the_root_of_rcfl_goes_on_after_the_rounds_in_parts_and_nothing_else_changes():
+    clients, params = replicating(federation_of([0, 0, 0, 1, 1, 1], [90] * 6), linear())
+    plain, ours = (play(ReplicatedCFL(fallback=each), clients, params, 9, spec=SPEC).states for each in (False, True))
+    assert [len(state.tree.nodes) for state in ours] == [1, 1, 1, 3, 3, 3, 3, 3, 3, 3]
+    for state, expected in zip(ours, plain, strict=True):
+        for node, other in zip(state.tree.nodes, expected.tree.nodes, strict=True):
+            assert torch.equal(node.params, other.params)
+            assert other.continued is None
+    fedavg = FedAvg()
+    together = fedavg.init(ours[3].tree.nodes[0].model, clients)
+    assert torch.equal(together.tree.nodes[0].params, ours[3].tree.nodes[1].params)
+    for number in range(4, 10):
+        together, _ = fedavg.step(together, clients.ids, clients, Round(number, SPEC))
+        assert torch.equal(ours[number].tree.nodes[0].model, together.tree.nodes[0].params)
+    served = ReplicatedCFL(fallback=True).serve(ours[-1], clients)
+    assert served == best_on_validation(ours[-1].tree, clients)
+    assert set(served) == set(range(6))
 
 
 def test_with_some_of_the_clients_the_root_goes_on_with_these():

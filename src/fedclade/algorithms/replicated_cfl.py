@@ -23,7 +23,7 @@ a check splits clusters, merges them, and moves single clients.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -31,6 +31,7 @@ from torch import Tensor
 
 from fedclade.algorithms.base import Algorithm, RoundLog
 from fedclade.algorithms.cluster_update import ClusterUpdate, log_of, move_clusters, place_stragglers, train_clusters
+from fedclade.algorithms.fallback import best_on_validation, train_beside
 from fedclade.algorithms.regrouping import clusters_of, joint_model, regrouped
 from fedclade.algorithms.replicated_checks import Verdict, by_halves, by_parts, cosines_of
 from fedclade.algorithms.rounds_in_parts import HALVES, Parting
@@ -95,12 +96,18 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
         Rounds between later checks, each of which costs every client the training of a round: by default they add a
         seventh. Where only some clients take part in a round, those that would add more than 15 % are left out.
         Nothing else hangs on it but how soon a change of the clusters is found.
+    fallback
+        Once there are clusters train a model for all beside theirs, and serve each client with that which validation
+        data speaks for (:mod:`fedclade.algorithms.fallback`), so that clients fare at least about as well as with
+        FedAvg where clusters that differ are better off together. From the first split on it takes twice the training
+        and the bytes, and of private clients twice the releases.
     """
 
     state_type = ReplicatedState
 
     level: float = 0.01
     check_every: int = 7
+    fallback: bool = False
 
     def __post_init__(self) -> None:
         require(
@@ -151,10 +158,16 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
         if number % self.check_every == 0 and self._affordable(state):
             state, events = self._check(replace(state, checks=state.checks + 1), clients, this_round)
         parts = train_clusters(state, cohort, clients, this_round)
+        if self.fallback and len(state.tree.nodes) > 1:
+            state = replace(state, tree=state.tree.continued(train_beside(state.tree, cohort, clients, this_round)))
         if events:  # criteria are for people: nothing is decided by them
             parts = [part.compared() for part in parts]
         tree, joined = place_stragglers(move_clusters(state.tree, parts), parts)
         return replace(state, tree=tree), log_of(parts, [*events, *joined], "check" if events else "train")
+
+    def serve(self, state: ReplicatedState, clients: Clients) -> Mapping[int, int]:
+        """Return the node whose model each client is served with."""
+        return best_on_validation(state.tree, clients) if self.fallback else super().serve(state, clients)
 
     def _share(self, test: int) -> float:
         """Return the level of the j-th test of a kind, from 1; those of all tests add up to a quarter of the level."""
@@ -195,7 +208,7 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
         ids = [client for client in in_parts.ids if client in label_of]
         labels = np.array([label_of[client] for client in ids])
         verdict = replace(verdict, labels=labels, p_value=p_value, gain=gained)
-        state, events = _decided(state, verdict, ids, in_parts, model, level, this_round)
+        state, events = self._decided(state, verdict, ids, in_parts, model, level, this_round)
         return state, log_of([cluster], events, "check")
 
     def _check(
@@ -229,25 +242,27 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
         else:
             verdict = by_halves(updates, now, level, draw)
             state = replace(state, halves=state.halves + 1)  # whether it comes to a test depends on what it would say
-        return _decided(state, verdict, updates.ids, updates, model, level, this_round)
+        return self._decided(state, verdict, updates.ids, updates, model, level, this_round)
 
-
-def _decided(
-    state: ReplicatedState,
-    verdict: Verdict,
-    ids: Sequence[int],
-    made: Updates,
-    model: Tensor,
-    level: float,
-    this_round: Round,
-) -> tuple[ReplicatedState, list[Event]]:
-    """Go on with the clusters of a verdict about some clients, found by updates that these made at a model."""
-    before = np.array([state.tree.leaf_of[client] for client in ids])
-    if same_partition(before, verdict.labels):
-        return state, [_event(Checked, verdict, ids, level)]
-    clusters, number = clusters_of(ids, verdict.labels), this_round.number
-    tree = regrouped(state.tree, clusters, made, model, round_number=number, criteria=verdict.criteria)
-    return replace(state, tree=tree), [_event(Regrouped, verdict, ids, level)]
+    def _decided(
+        self,
+        state: ReplicatedState,
+        verdict: Verdict,
+        ids: Sequence[int],
+        made: Updates,
+        model: Tensor,
+        level: float,
+        this_round: Round,
+    ) -> tuple[ReplicatedState, list[Event]]:
+        """Go on with the clusters of a verdict about some clients, found by updates that these made at a model."""
+        before = np.array([state.tree.leaf_of[client] for client in ids])
+        if same_partition(before, verdict.labels):
+            return state, [_event(Checked, verdict, ids, level)]
+        clusters, number = clusters_of(ids, verdict.labels), this_round.number
+        tree = regrouped(state.tree, clusters, made, model, round_number=number, criteria=verdict.criteria)
+        if self.fallback and len(state.tree.nodes) == 1:  # what all have trained goes on as the root's, too
+            tree = tree.continued(tree.nodes[1].params)
+        return replace(state, tree=tree), [_event(Regrouped, verdict, ids, level)]
 
 
 def _event(kind: type[Check], verdict: Verdict, ids: Sequence[int], level: float) -> Event:
