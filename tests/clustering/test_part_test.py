@@ -159,6 +159,13 @@ def test_the_lowest_p_value_is_one_over_the_ways_to_part_equally():
     assert lowest_p_value(3, 2) == pytest.approx(1 / math.comb(6, 2))
 
 
+def test_a_level_that_no_shuffles_resolve_is_reached_by_nothing_and_takes_no_time():
+    assert lowest_p_value(40, 4) == pytest.approx(1e-6)
+    signatures = parts_of([0, 0, 0, 1, 1, 1], 4, 0.5, seed=0)
+    assert found(signatures, 0.001).labels.any()
+    assert not found(signatures, 1e-12).labels.any()
+
+
 def test_noise_and_gamma_are_those_of_whole_updates():
     """Of r parts, whose cosine is 1/(1 + r·γ²), the mean has an r-th of the noise."""
     mean = torch.zeros(40, 4, 3000, dtype=torch.float64)

@@ -44,6 +44,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     "oracle": build_algorithm("oracle", true_clusters=dict(enumerate(TRUTH))),
     "cfl": CFL(split_rounds=(2, 3), eps2=1e-6),
     "cfl by gradients": CFL(split_rounds=(2,), eps2=1e-6, similarity="gradients", fallback=True),
+    "cfl by a test": CFL(criterion="replicated", level=0.5),
     "rcfl": ReplicatedCFL(level=0.5, check_every=3),
     "fl_hc": FLHC(rounds_before=2, n_clusters=2),
     "fedgroup": FedGroup(groups=2),

@@ -40,6 +40,7 @@ ALGORITHMS = [
     Local(),
     Oracle(dict(enumerate(TRUTH))),
     CFL(eps2=0.3, split_rounds=(2, 4)),
+    CFL(criterion="replicated"),
     ReplicatedCFL(check_every=3),
     CFL(eps2=0.3, split_rounds=(2, 4), similarity="gradients"),
     FLHC(rounds_before=2, metric="l2", linkage="ward", n_clusters=4),

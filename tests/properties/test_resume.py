@@ -91,6 +91,11 @@ def test_a_run_that_splits_resumes_to_the_same_bytes_in_every_way(way, tmp_path)
     assert b'"kind": "split"' in whole["events.jsonl"]
 
 
+def test_a_run_that_splits_by_a_test_resumes_to_the_same_bytes(tmp_path):
+    whole = assert_same_end(CFL(criterion="replicated", level=0.5, fallback=True), tmp_path, local=LocalTraining(lr=0.3))
+    assert b'"kind": "split"' in whole["events.jsonl"]
+
+
 @pytest.mark.parametrize("engine", ["loop", "stacked", "workers"])
 def test_a_module_that_draws_and_has_buffers_resumes_to_the_same_bytes(engine, tmp_path):
     """There is no random state in a checkpoint: dropout draws by round and client, too."""

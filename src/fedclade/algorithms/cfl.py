@@ -12,6 +12,9 @@ Where the paper leaves a choice, this file makes it:
 - With a client fraction below 1 the criteria are first looked at on the cohort. If they call for a split, the absent
   members are asked for their updates at the same model, and the updates of all members decide. No similarity is made
   up: members that do not answer even then wait at the node, and join a child when they do (Algorithm 4).
+- Thresholds can be left to a test: with ``criterion = "replicated"`` a cluster is split when updates from parts of its
+  members' data say that there is more than one distribution (:mod:`fedclade.algorithms.replicated_splits`), whatever
+  its norms are. The tree is grown and used as ever.
 - "It is always possible to fall back to the Federated Learning solution" (section II-A) takes that to have converged
   when it is split. With thresholds it has not, so with ``fallback`` it goes on training.
 """
@@ -28,6 +31,8 @@ from torch import Tensor
 from fedclade.algorithms.base import Algorithm, RoundLog
 from fedclade.algorithms.cluster_update import ClusterUpdate, log_of, move_clusters, place_stragglers, train_clusters
 from fedclade.algorithms.fallback import best_on_validation, train_beside
+from fedclade.algorithms.replicated_splits import SplitTest, train_and_test
+from fedclade.algorithms.rounds_in_parts import Parting
 from fedclade.algorithms.state import State
 from fedclade.clustering import SplitCriteria, cosine_similarity
 from fedclade.core import (
@@ -39,18 +44,27 @@ from fedclade.core import (
     Rejected,
     Round,
     Stationary,
+    Updates,
     checked,
     mean,
     require,
 )
 
+BY_THRESHOLDS = ("eps1", "eps2", "gamma_max", "similarity", "split_rounds", "stop_when_stationary")
+"""Settings of what a test decides without them."""
+
 
 @dataclass(frozen=True, eq=False)
 class CFLState(State):
-    """The largest norm of a mean update in each node's lineage, ``[nodes]``, and whether every cluster is done."""
+    """The largest norm of a mean update in each node's lineage, ``[nodes]``, and whether every cluster is done.
+
+    Where a test decides, also how clients part their data for it: into so many parts of so many examples.
+    """
 
     peaks: Tensor
     stationary: bool = False
+    parts: int = 0
+    part_size: int = 0
 
 
 @checked()
@@ -86,6 +100,11 @@ class CFL(Algorithm[CFLState]):
         (:mod:`fedclade.algorithms.fallback`), so that clients fare at least about as well as with FedAvg (end of
         section II-A). From the first split on it takes twice the training and the bytes, and of private clients twice
         the releases.
+    criterion
+        What decides when to split, and into what: the paper's ``thresholds``, or ``replicated``: a test, as in
+        :class:`ReplicatedCFL`, which needs none of eps1, eps2 and gamma_max.
+    level
+        With ``replicated``, the chance of ever splitting a cluster whose members all have one distribution.
     """
 
     state_type = CFLState
@@ -99,10 +118,12 @@ class CFL(Algorithm[CFLState]):
     weighted: bool = True
     stop_when_stationary: bool = False
     fallback: bool = False
+    criterion: Literal["thresholds", "replicated"] = "thresholds"
+    level: float = 0.01
 
     def __post_init__(self) -> None:
         eps1_holds = self.eps1 == "auto" if isinstance(self.eps1, str) else self.eps1 > 0
-        known = ("updates", "gradients")
+        known, criteria = ("updates", "gradients"), ("thresholds", "replicated")
         require(
             ("algorithm.eps1", self.eps1, eps1_holds, "greater than 0, or 'auto'"),
             ("algorithm.eps2", self.eps2, self.eps2 > 0, "greater than 0"),
@@ -110,7 +131,13 @@ class CFL(Algorithm[CFLState]):
             ("algorithm.similarity", self.similarity, self.similarity in known, "'updates' or 'gradients'"),
             ("algorithm.split_rounds", self.split_rounds, all(r >= 1 for r in self.split_rounds), "rounds from 1 on"),
             ("algorithm.min_cluster_size", self.min_cluster_size, self.min_cluster_size >= 1, "at least 1"),
+            ("algorithm.criterion", self.criterion, self.criterion in criteria, "'thresholds' or 'replicated'"),
+            ("algorithm.level", self.level, 0 < self.level < 1, "greater than 0 and less than 1"),
         )
+        if self.criterion == "replicated":
+            unused = "left out: criterion = 'replicated' splits by a test, not by thresholds"
+            given = ((name, getattr(self, name)) for name in BY_THRESHOLDS)
+            require(*((f"algorithm.{name}", value, value == getattr(CFL, name), unused) for name, value in given))
 
     @property
     def needs_updates(self) -> bool:
@@ -119,21 +146,39 @@ class CFL(Algorithm[CFLState]):
 
     def init(self, params: Tensor, clients: Clients) -> CFLState:
         """Put all clients in one cluster (line 3)."""
-        return CFLState(ParameterTree.root_only(clients.ids, params), torch.zeros(1, dtype=torch.float64))
+        state = CFLState(ParameterTree.root_only(clients.ids, params), torch.zeros(1, dtype=torch.float64))
+        if self.criterion == "thresholds":
+            return state
+        parting = Parting.to_test("cfl", clients, self.level, tests=1)
+        return replace(state, parts=parting.parts, part_size=parting.size) if parting else state
 
     def step(
         self, state: CFLState, cohort: Sequence[int], clients: Clients, this_round: Round
     ) -> tuple[CFLState, RoundLog]:
         """Run one round of Algorithm 5 (lines 5 to 23)."""
-        parts = train_clusters(state, cohort, clients, this_round, weighted=self.weighted)  # lines 5 to 9
-        parts = [self._completed(part, state, clients, this_round) for part in parts]
+        tests: Mapping[int, SplitTest] = {}
+        if self.criterion == "replicated":
+            parting = Parting(state.parts, state.part_size) if state.parts else None
+            parts, tests = train_and_test(
+                state, parting, cohort, clients, this_round, self.level, weighted=self.weighted
+            )
+        else:
+            parts = train_clusters(state, cohort, clients, this_round, weighted=self.weighted)  # lines 5 to 9
+            parts = [self._completed(part, state, clients, this_round) for part in parts]
         peaks = _raised(state.peaks, parts)
         tree = move_clusters(state.tree, parts)  # line 13; line 7 of the next round
         tree, events = place_stragglers(tree, parts)
-        for part in parts:
-            node = state.tree.nodes[part.node]
-            if self._calls_for_split(node, part, peaks, this_round) and part.criteria.bipartition:  # line 14
-                tree, event = self._split(tree, node, part, this_round.number)  # lines 15 to 19
+        for part in parts if self.criterion == "thresholds" else ():
+            node, two = state.tree.nodes[part.node], part.criteria.bipartition
+            if self._calls_for_split(node, part, peaks, this_round) and two:  # line 14
+                clusters, numbers = (two.first, two.second), part.criteria.numbers
+                tree, event = self._split(tree, node, part.updates, clusters, numbers, this_round)  # lines 15 to 19
+                events.append(event)
+        for number, test in tests.items():
+            events.append(test.event)
+            if test.updates:
+                node = state.tree.nodes[number]
+                tree, event = self._split(tree, node, test.updates, test.clusters, test.criteria, this_round)
                 events.append(event)
         if self.fallback and len(state.tree.nodes) > 1:
             tree = tree.continued(train_beside(state.tree, cohort, clients, this_round, weighted=self.weighted))
@@ -144,7 +189,8 @@ class CFL(Algorithm[CFLState]):
         stationary = may_end and phase == "train" and self._all_stationary(state.tree, parts, peaks)
         if stationary:
             events.append(Stationary(0, len(state.tree.leaves)))
-        return CFLState(tree, _inherited(peaks, tree), stationary), log_of(parts, events, phase)
+        state = replace(state, tree=tree, peaks=_inherited(peaks, tree), stationary=stationary)
+        return state, log_of(parts, events, phase)
 
     def finished(self, state: CFLState) -> bool:
         """Whether every cluster is at its end, and the run is to end with them."""
@@ -192,30 +238,32 @@ class CFL(Algorithm[CFLState]):
         return replace(part, updates=updates, mean=moved, criteria=criteria)
 
     def _split(
-        self, tree: ParameterTree, before: Node, part: ClusterUpdate, number: int
+        self,
+        tree: ParameterTree,
+        before: Node,
+        made: Updates,
+        clusters: Sequence[tuple[int, ...]],
+        criteria: Mapping[str, float],
+        this_round: Round,
     ) -> tuple[ParameterTree, Event]:
         """Split a cluster in two, unless the noise that γ_max allows for could explain it (eq. 39)."""
-        bipartition = part.criteria.bipartition
-        assert bipartition is not None  # or step would not have come here
-        clusters = (bipartition.first, bipartition.second)
-        criteria = part.criteria.numbers
-        because = ""
-        if criteria["gamma_bound"] <= self.gamma_max:  # line 18
+        because, smallest = "", min(map(len, clusters))
+        if "gamma_bound" in criteria and criteria["gamma_bound"] <= self.gamma_max:  # line 18
             because = f"gamma_bound <= {self.gamma_max}"
-        elif len(bipartition.second) < self.min_cluster_size:
+        elif smallest < self.min_cluster_size:
             because = f"fewer than {self.min_cluster_size} members"
         if because:
-            return tree, Rejected(part.node, **criteria, clusters=clusters, because=because)
+            return tree, Rejected(before.id, **criteria, clusters=tuple(clusters), because=because)
         tree = tree.split(
-            part.node,
+            before.id,
             clusters,
             params=before.params,
-            cached=[part.updates.signatures_of(cluster) for cluster in clusters],
-            round_number=number,
+            cached=[made.signatures_of(cluster) for cluster in clusters],
+            round_number=this_round.number,
             criteria=criteria,
         )
-        children = tuple(child.id for child in tree.children(part.node))
-        return tree, ClusterSplit(part.node, **criteria, clusters=clusters, children=children)
+        children = tuple(child.id for child in tree.children(before.id))
+        return tree, ClusterSplit(before.id, **criteria, clusters=tuple(clusters), children=children)
 
 
 def _raised(peaks: Tensor, parts: Sequence[ClusterUpdate]) -> Tensor:

@@ -22,7 +22,6 @@ a check splits clusters, merges them, and moves single clients.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -36,7 +35,7 @@ from fedclade.algorithms.regrouping import clusters_of, joint_model, regrouped
 from fedclade.algorithms.replicated_checks import Verdict, by_halves, by_parts, cosines_of
 from fedclade.algorithms.rounds_in_parts import HALVES, Parting
 from fedclade.algorithms.state import State
-from fedclade.clustering import lowest_p_value, same_partition
+from fedclade.clustering import same_partition
 from fedclade.core import (
     Check,
     Checked,
@@ -60,8 +59,6 @@ FEW_CLIENTS = 12
 
 MOST_EXTRA = 0.15
 """Share of the training so far that checks may add to it, where only some clients take part in a round."""
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,17 +129,9 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
     def init(self, params: Tensor, clients: Clients) -> ReplicatedState:
         """Put all clients in one cluster, and choose the parts of their data."""
         state = ReplicatedState(ParameterTree.root_only(clients.ids, params))
-        parting, alpha = Parting.of(clients.sizes, self.level), self.level / 2 / EARLY_ROUNDS
+        parting = Parting.to_test("rcfl", clients, self.level, tests=EARLY_ROUNDS)
         if parting is None:
-            _log.warning("rcfl cannot part the data of these clients: fewer than two have two training examples")
             return state
-        able = parting.able(clients.sizes, clients.ids)
-        if (lowest := lowest_p_value(len(able), parting.parts)) > alpha:
-            _log.warning(
-                "rcfl finds no clusters at algorithm.level = %g in the first rounds: from %d parts of the data of %d "
-                "clients no p-value is below %.2g, and %.2g is needed; raise the level, or take more clients or data",
-                *(self.level, parting.parts, len(able), lowest, alpha),
-            )
         return replace(state, parts=parting.parts, part_size=parting.size, initial=params.clone())
 
     def step(
@@ -183,12 +172,7 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
         """Let everybody train on equal parts of its data, test these, and go apart after the last such round."""
         tree, parting = state.tree, Parting(state.parts, state.part_size)
         model, able = tree.nodes[0].params, parting.able(clients.sizes, tree.leaf_of)
-        in_parts = parting.ask(clients, able, model, this_round)
-        updates = in_parts
-        if others := sorted(set(cohort).difference(able)):
-            alone = replace(this_round, purpose="train the smallest")
-            updates = updates.concat(clients.train(others, model[None], [0] * len(others), alone))
-            updates = updates.select(sorted([*able, *others]))
+        updates, in_parts = parting.train(tree.leaf_of, cohort, clients, model, this_round)
         cluster = ClusterUpdate.of(0, updates, this_round).compared()
         tree = move_clusters(tree, [cluster])
         state = replace(state, tree=tree, asked=state.asked + len(set(able).difference(cohort)))

@@ -8,17 +8,20 @@ common: there the test would part clients of one distribution.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 from torch import Tensor
 
-from fedclade.clustering import parts_for
+from fedclade.clustering import lowest_p_value, parts_for
 from fedclade.core import Clients, Round, Updates
 
 SMALLEST_PART = 10
 """Examples that a part should have, where a client has enough for two."""
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,22 @@ class Parting:
         parts = parts_for(len(most), min(most), level, SMALLEST_PART)
         return cls(parts, min(most) // parts)
 
+    @classmethod
+    def to_test(cls, method: str, clients: Clients, level: float, *, tests: int) -> Parting | None:
+        """Choose r and s; say in the log if so many tests, which share half of the level, cannot find anything."""
+        parting, needed = cls.of(clients.sizes, level), level / 2 / tests
+        if parting is None:
+            _log.warning("%s cannot part the data of these clients: fewer than two have two training examples", method)
+            return None
+        able = parting.able(clients.sizes, clients.ids)
+        if (lowest := lowest_p_value(len(able), parting.parts)) > needed:
+            _log.warning(
+                "%s finds no clusters at algorithm.level = %g in the first rounds: from %d parts of the data of %d "
+                "clients no p-value is below %.2g, and %.2g is needed; raise the level, or take more clients or data",
+                *(method, level, parting.parts, len(able), lowest, needed),
+            )
+        return parting
+
     @property
     def examples(self) -> int:
         """How many a client needs."""
@@ -57,6 +76,21 @@ class Parting:
         """Let clients train on their parts from one model."""
         in_parts = replace(this_round, replicates=self.parts, part_size=self.size, require_all=True)
         return clients.train(ids, model[None], [0] * len(ids), in_parts).select(ids)
+
+    def train(
+        self, members: Iterable[int], cohort: Iterable[int], clients: Clients, model: Tensor, this_round: Round
+    ) -> tuple[Updates, Updates]:
+        """Train a cluster's model in parts; return the updates by which it moves, and those of them made in parts.
+
+        All members that are able to are asked. Of the others those of the cohort train on all that they have.
+        """
+        able = self.able(clients.sizes, members)
+        in_parts = updates = self.ask(clients, able, model, this_round)
+        if others := sorted(set(cohort).difference(able)):
+            alone = replace(this_round, purpose="train the smallest")
+            updates = updates.concat(clients.train(others, model[None], [0] * len(others), alone))
+            updates = updates.select(sorted([*able, *others]))
+        return updates, in_parts
 
 
 HALVES = Parting(2, 0)

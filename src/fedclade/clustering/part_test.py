@@ -40,6 +40,9 @@ DRAWS_TO_RESOLVE = 4
 FEWEST_DRAWS = 400
 """Shuffles that the cost at the cut is read off."""
 
+MOST_DRAWS = 4_000_000
+"""Of a sample. A level that needs more is reached by nothing, and few shuffles show that as well."""
+
 ENOUGH = 100
 """Shuffles that part as well: whatever more would be drawn, the p-value is not small (Besag and Clifford 1991)."""
 
@@ -75,10 +78,13 @@ def parts_for(clients: int, examples: int, level: float, smallest: int) -> int:
 
 
 def lowest_p_value(clients: int, parts: int) -> float:
-    """Return the p-value that cannot be fallen below, for two clusters that are as large as they can be."""
+    """Return the p-value that cannot be fallen below, for two clusters that are as large as they can be.
+
+    It is no smaller than what shuffles can resolve.
+    """
     half = clients // 2 * parts
     ways = math.comb(clients * parts, half)
-    return 2 / ways if clients % 2 == 0 else 1 / ways
+    return max(2 / ways if clients % 2 == 0 else 1 / ways, DRAWS_TO_RESOLVE / MOST_DRAWS)
 
 
 def part_similarity(signatures: Tensor) -> Matrix:
@@ -191,6 +197,7 @@ def _shuffled(
     """Return Λ of as many shuffles as the level needs, and in how many it is as large as the true one."""
     size = len(cosines)
     draws = max(FEWEST_DRAWS, math.ceil(DRAWS_TO_RESOLVE / level))
+    draws = draws if draws <= MOST_DRAWS else FEWEST_DRAWS
     most, found, at_least, drawn = max(1, ENTRIES_AT_ONCE // size**2), list[Matrix](), 0, 0
     while drawn < draws and at_least < ENOUGH:
         at_once = min(most, max(drawn, ENOUGH), draws - drawn)  # few at first: as a rule they are enough

@@ -149,12 +149,14 @@ class _Bipartition(Event):
     max_norm: float | None = None
     alpha_cross_max: float | None = None
     gamma_bound: float | None = None
+    p_value: float | None = None
+    gain: float | None = None
     clusters: Clusters
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterSplit(_Bipartition):
-    """A cluster was split; its criteria are missing where they were not computed."""
+    """A cluster was split; criteria are missing where they were not computed, or did not decide."""
 
     kind = "split"
 
@@ -234,7 +236,7 @@ class Check(Event):
 
 @dataclass(frozen=True)
 class Tested(Check):
-    """Replicated clustering found these clusters in one of the first rounds, after which the run goes on as before."""
+    """A test found these clusters: of rcfl in its first rounds, or of CFL. What is made of them, other events say."""
 
     kind = "tested"
 

@@ -18,6 +18,9 @@ CRITERIA = {
 }
 """The numbers that a split is decided by, and what to call them."""
 
+OF_TESTS = {"p_value": "p", "gain": "gain"}
+"""The same where a test decides."""
+
 CHECK_COLUMNS = ("round", "clusters", "p", "needed", "gain", "gain before", "median γ")
 
 
@@ -29,13 +32,15 @@ def decision_tables(run: Run) -> list[Table]:
 
 def event_table(run: Run) -> Table:
     """Return the splits of a run, and the criteria by which they were decided (CFL eqs. 25, 32, 33 and 39)."""
-    table = new_table("Splits")
-    for column in ("round", "node", "into", "sizes", *CRITERIA.values()):
+    splits, table = events_of(run.events, ClusterSplit), new_table("Splits")
+    decided_by = OF_TESTS if any(split.p_value is not None for _, split in splits) else CRITERIA
+    for column in ("round", "node", "into", "sizes", *decided_by.values()):
         table.add_column(column, justify="left" if column in ("into", "sizes") else "right", no_wrap=True)
-    splits = events_of(run.events, ClusterSplit)
     for at, split in splits:
         into = " + ".join(str(child) for child in split.children)
-        criteria = (number(getattr(split, key)) for key in CRITERIA)  # of very many clients no similarities are kept
+        criteria = (
+            criterion_text((key, getattr(split, key)))[1] for key in decided_by
+        )  # of very many clients no similarities are kept
         table.add_row(str(at), str(split.node), into, cluster_sizes(split), *criteria)
     lines = [] if splits else ["No cluster was split."]
     lines += [_clustering(at, step) for at, step in events_of(run.events, Clustered)]
@@ -65,7 +70,8 @@ def check_cells(at: int, check: Check) -> list[str]:
 def clusters_text(check: Check) -> str:
     """Return the sizes of a check's clusters, and what became of them."""
     word = "now" if isinstance(check, Regrouped) else "found" if isinstance(check, Tested) else "still"
-    return f"{word} {cluster_sizes(check)}"
+    where = f" in node {check.node}" if check.node else ""
+    return f"{word} {cluster_sizes(check)}{where}"
 
 
 def cluster_sizes(event: ClusterSplit | Check, limit: int = 12) -> str:

@@ -101,11 +101,13 @@ def criterion_series(run: Run, column: str) -> dict[int, Series]:
 
 
 def norm_thresholds(run: Run) -> tuple[float | None, float | dict[int, Series] | None]:
-    """Return CFL's ε₂ (eq. 33) and ε₁ (eq. 32), each None for another algorithm, ε₁ also where splits have dates.
+    """Return CFL's ε₂ (eq. 33) and ε₁ (eq. 32), each None where they decide nothing, ε₁ also where splits have dates.
 
     With ``eps1 = "auto"`` that is a tenth of the largest mean norm in a cluster's lineage so far, by node.
     """
     settings = run.config.get("algorithm", {})
+    if settings.get("criterion") == "replicated":
+        return None, None
     eps2, eps1 = (settings.get(name) for name in ("eps2", "eps1"))
     eps1 = None if settings.get("split_rounds") else eps1
     if eps1 != "auto":

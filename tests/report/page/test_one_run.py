@@ -12,6 +12,7 @@ from torch import nn
 from fedclade.config import check_config
 from fedclade.core.params import Layout
 from fedclade.core.tree import ParameterTree
+from fedclade.report.decisions import event_table
 from fedclade.report.page import Card, RunView
 from fedclade.report.page.curves import scores_section
 from fedclade.report.page.plot import LONGEST
@@ -235,7 +236,7 @@ def test_checks_tell_p_value_level_and_gain(make_run, section, page_of, table):
     found = section(page_of(replace(make_run(), events=events)), "checks")
     level, p_values, before, gains = found.figures[""]["data"]
     assert (level["y"], p_values["y"], before["y"], gains["y"]) == ([0.01] * 2, [0.001, 0.2], [0.1] * 2, [0.5] * 2)
-    assert "In 1 of 2 checks the clients were regrouped" in found.caption
+    assert "After 1 of 2 checks the clients were regrouped" in found.caption
     axis = found.figures[""]["layout"]["yaxis"]
     assert (axis["type"], axis["tickformat"]) == ("log", "~g"), "0.005 is no small 5"
     alone = section(page_of(replace(make_run(), events=events[:1])), "checks")
@@ -244,6 +245,20 @@ def test_checks_tell_p_value_level_and_gain(make_run, section, page_of, table):
         ["2", "now 2 + 2", "0.001", "0.01", "0.5", "0.1", "∞"],
         ["4", "still 2 + 2", "0.2", "0.01", "0.5", "0.1", "1.50"],
     ]
+
+
+def test_tests_of_cfl_show_which_cluster_was_split(make_run, section, page_of, table):
+    split = {"round": 2, "kind": "split", "node": 0, "children": [1, 2], "clusters": [[0, 1], [2, 3]], "p_value": 0.001}
+    tests = [checked("tested", 2, 0.001), {**checked("tested", 4, 0.2), "node": 1, "clusters": [[0, 1]]}]
+    run = replace(make_run(), events=[tests[0], split, tests[1]])
+    found = section(page_of(run), "checks")
+    assert "After 1 of 2 checks a cluster was split" in found.caption
+    _, p_values, *_ = found.figures[""]["data"]
+    sizes = p_values["marker"]["size"]
+    assert sizes[0] > sizes[1]
+    assert [row[1] for row in table(found, "Checks").rows] == ["found 2 + 2", "found 2 in node 1"]
+    *_, p, gain = event_table(run).columns
+    assert [(column.header, *column.cells) for column in (p, gain)] == [("p", "0.001"), ("gain", "–")]
 
 
 def test_answers_left_out_are_counted_by_round_reason_and_client(make_run, section, page_of, table):

@@ -1,0 +1,139 @@
+"""When to split a cluster in two without thresholds: the tests of replicated clustering in a tree that CFL grows.
+
+- A cluster trains in equal parts (:mod:`fedclade.algorithms.rounds_in_parts`) in its first three rounds, and in the
+  third the parts are tested. If not all clients take part in a round, all members are asked in its first round, and are
+  tested then. So is a child of a cluster that was split by such a test. One whose model has learnt examples by heart,
+  since its parent trained on whole data, is left to the next.
+- Every seventh round of a cluster all members are asked for updates from two halves of their data besides; if only some
+  train in a round, as much less often.
+- The test by parts has half of the level, and the j-th one of halves 1/(j(j + 1)) of the other half. So the chance that
+  a cluster of one distribution is ever split is at most the level.
+- What is found are often more than two clusters. CFL splits in two; so those that are most alike stay together (average
+  linkage of their mean similarities), and are told apart further down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+import numpy as np
+from scipy.spatial.distance import squareform
+
+from fedclade.algorithms.cluster_update import ClusterUpdate, train_clusters
+from fedclade.algorithms.regrouping import clusters_of
+from fedclade.algorithms.replicated_checks import Verdict, by_halves, by_parts, cosines_of
+from fedclade.algorithms.rounds_in_parts import HALVES, Parting
+from fedclade.algorithms.state import State
+from fedclade.clustering import Labels, Similarity, agglomerate, cosine_similarity, cut
+from fedclade.core import Clients, Event, Node, ParameterTree, Postponed, Round, Tested, Updates
+
+IN_PARTS = 3
+"""Rounds of a cluster."""
+
+HALVES_EVERY = 7
+"""Rounds of a cluster."""
+
+
+@dataclass(frozen=True, eq=False)
+class SplitTest:
+    """What was found about one cluster, by updates that its members made at its model."""
+
+    event: Event
+    updates: Updates | None = None
+    clusters: tuple[tuple[int, ...], ...] = ()  # two, if it is to be split
+    criteria: Mapping[str, float] = field(default_factory=dict[str, float])  # by which it is
+
+    @classmethod
+    def of(cls, node: Node, verdict: Verdict, updates: Updates, level: float) -> SplitTest:
+        """Take down a verdict about a cluster."""
+        found = clusters_of(updates.ids, verdict.labels)
+        event = Tested(node.id, **verdict.criteria, level=level, gamma=verdict.gamma, clusters=found)
+        if len(found) == 1:
+            return cls(event)
+        labels = in_two(verdict.labels, cosine_similarity(updates.signatures))
+        criteria = {"p_value": verdict.p_value, "gain": verdict.gain}
+        return cls(event, updates, clusters_of(updates.ids, labels), criteria)
+
+
+def train_and_test(
+    state: State,
+    parting: Parting | None,
+    cohort: Sequence[int],
+    clients: Clients,
+    this_round: Round,
+    level: float,
+    *,
+    weighted: bool = True,
+) -> tuple[list[ClusterUpdate], dict[int, SplitTest]]:
+    """Train all clusters, in parts or not; return them, and what was found about those that were tested, by node."""
+    tree, everybody = state.tree, len(cohort) == len(state.tree.leaf_of)
+    last = IN_PARTS if everybody else 1
+    parts, tests, whole = list[ClusterUpdate](), dict[int, SplitTest](), set(cohort)
+    for leaf in tree.leaves:
+        age, mine = this_round.number - leaf.born, sorted(whole.intersection(leaf.members))
+        if not leaf.members:
+            continue
+        if parting and age <= last and _only_in_parts(tree, leaf):
+            updates, made = parting.train(leaf.members, mine, clients, leaf.params, this_round)
+            parts.append(ClusterUpdate.of(leaf.id, updates, this_round, weighted=weighted).compared())
+            whole.difference_update(leaf.members)
+            if age == last and len(leaf.members) > 1:
+                tests[leaf.id] = _by_parts(leaf, parting, made, this_round, level)
+        elif len(leaf.members) > 1 and (test := _halves_due(age, len(leaf.members), len(mine))):
+            share = level / 2 / (test * (test + 1))
+            sent = len(mine) == len(leaf.members)  # its model, for training
+            tests[leaf.id] = _by_halves(leaf, clients, this_round, share, sent=sent)
+    if whole:
+        parts += train_clusters(state, sorted(whole), clients, this_round, weighted=weighted)
+    return sorted(parts, key=lambda part: part.node), tests
+
+
+def in_two(labels: Labels, similarity: Similarity) -> Labels:
+    """Return a partition ``[n]`` into two, in which clusters of ``labels [n]`` that are most alike are together."""
+    members = np.eye(labels.max() + 1)[labels]  # [n, k]
+    between = members.T @ similarity @ members / np.outer(members.sum(0), members.sum(0))
+    np.fill_diagonal(between, 1.0)
+    return cut(agglomerate(squareform(1 - between, checks=False), "average"), 2)[labels]
+
+
+def _only_in_parts(tree: ParameterTree, leaf: Node) -> bool:
+    """Whether a cluster's model comes from rounds in parts alone, and so owes no part more than another."""
+    path = tree.above(leaf.id)
+    return all(child.born - node.born <= IN_PARTS for node, child in pairwise(path))
+
+
+def _halves_due(age: int, members: int, training: int) -> int:
+    """Return the how many-th test of halves of a cluster is due at an age; 0 for none."""
+    test, rest = divmod(age, HALVES_EVERY)
+    return test if rest == 0 and training and test % -(-members // training) == 0 else 0
+
+
+def _by_parts(leaf: Node, parting: Parting, made: Updates, this_round: Round, level: float) -> SplitTest:
+    if postponed := _too_few(leaf, made.ids, this_round):
+        return postponed
+    draw = this_round.generator(f"shuffles {leaf.id}")
+    verdict = by_parts(cosines_of(made), parting.parts, _together(made), level / 2, draw, level_inside=level)
+    return SplitTest.of(leaf, verdict, made, level / 2)
+
+
+def _by_halves(leaf: Node, clients: Clients, this_round: Round, level: float, *, sent: bool) -> SplitTest:
+    ids = HALVES.able(clients.sizes, leaf.members)
+    if postponed := _too_few(leaf, ids, this_round):
+        return postponed
+    asked = replace(this_round, purpose="replicate", communicates="updates" if sent else "all")
+    made = HALVES.ask(clients, ids, leaf.params, asked)
+    if postponed := _too_few(leaf, made.ids, this_round):
+        return postponed
+    verdict = by_halves(made, _together(made), level, this_round.generator(f"shuffles {leaf.id}"))
+    return SplitTest.of(leaf, verdict, made, level)
+
+
+def _together(made: Updates) -> Labels:
+    return np.zeros(len(made.ids), dtype=np.int64)
+
+
+def _too_few(leaf: Node, ids: Sequence[int], this_round: Round) -> SplitTest | None:
+    needed = max(2, this_round.min_clients)
+    return SplitTest(Postponed(leaf.id, len(ids), needed)) if len(ids) < needed else None

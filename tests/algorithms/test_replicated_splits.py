@@ -1,0 +1,147 @@
+"""CFL that splits by the test of replicated clustering: the paper's tree, and no thresholds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from fedclade import CFL, ConfigError, FedAvg, LocalTraining, simulate
+from fedclade.algorithms.replicated_splits import in_two
+from fedclade.core import Round
+from tests.tiny import details, federation_of, linear, perceptron, play, replicating
+
+SPEC = LocalTraining(epochs=2, batch_size=8, lr=0.3)
+TESTED = CFL(criterion="replicated")
+
+
+def played(truth, rounds, *, algorithm=TESTED, size=90, **options):
+    clients, params = replicating(federation_of(truth, [size] * len(truth)), linear())
+    return play(algorithm, clients, params, rounds, spec=SPEC, **options)
+
+
+def told(run, *kinds):
+    return [(n, event) for n, log in enumerate(run.logs, start=1) for event in log.events if event.kind in kinds]
+
+
+def test_four_clusters_are_parted_two_by_two():
+    run = played([0, 1, 2, 3] * 3, 9)
+    tree = run.states[-1].tree
+    assert {leaf.members for leaf in tree.leaves} == {tuple(range(k, 12, 4)) for k in range(4)}
+    assert len(tree.nodes) == 7
+    assert [len(tree.children(node.id)) for node in tree.nodes if node.split_in] == [2, 2, 2]
+    for number, split in told(run, "split"):
+        node, before = tree.nodes[split.node], run.states[number - 1].tree.nodes[split.node]
+        assert number - node.born == 3
+        assert split.p_value <= 0.005
+        assert split.gain > 0
+        assert node.criteria == {"p_value": split.p_value, "gain": split.gain}
+        assert torch.equal(node.params, before.params), "that at which the updates were made (eq. 47)"
+        first, second = tree.children(node.id)
+        moved = run.states[number].tree.nodes[first.id].params
+        assert torch.equal(moved, run.states[number].tree.nodes[second.id].params)
+        assert not torch.equal(moved, node.params), "they go on from θ + Δθ"
+        assert [len(child.cached) for child in (first, second)] == [len(first.members), len(second.members)]
+
+
+def test_every_cluster_trains_in_parts_at_first_and_is_asked_for_halves_every_seventh_round():
+    run = played([0] * 4 + [1] * 4, 17)
+    asked = {
+        number: {(call.round.part_size > 0, call.round.replicates > 1) for call in run.clients.asked("train", number)}
+        for number in range(1, 18)
+    }
+    in_parts, whole, halves = (True, True), (False, False), (False, True)
+    expected = {number: {in_parts} if number < 7 else {whole} for number in range(1, 18)}
+    assert asked == {**expected, 10: {whole, halves}, 17: {whole, halves}}
+    tests = [(number, event.node, event.level) for number, event in told(run, "tested")]
+    by_node = [
+        (number, node, share) for number, share in ((6, 0.005), (10, 0.0025), (17, 0.005 / 6)) for node in (1, 2)
+    ]
+    expected = [(3, 0, 0.005), *by_node]
+    assert [test[:2] for test in tests] == [each[:2] for each in expected]
+    assert [test[2] for test in tests] == pytest.approx([each[2] for each in expected])
+
+
+def test_clients_of_one_distribution_stay_together_and_train_as_fedavg_after_the_rounds_in_parts():
+    clients, params = replicating(federation_of([0] * 6, [30] * 6), perceptron())
+    ours = play(TESTED, clients, params, 9, spec=SPEC).states
+    assert len(ours[-1].tree.nodes) == 1
+    fedavg = FedAvg()
+    state = fedavg.init(ours[3].tree.nodes[0].params, clients)
+    for number in range(4, 10):
+        state, _ = fedavg.step(state, clients.ids, clients, Round(number, SPEC))
+    assert torch.equal(ours[-1].tree.nodes[0].params, state.tree.nodes[0].params)
+
+
+def test_with_some_of_the_clients_all_members_are_asked_once_and_halves_as_much_less_often():
+    run = played([0] * 4 + [1] * 4, 32, fraction=0.5)
+    (first,) = run.clients.asked("train", 1)
+    assert list(first.ids) == list(range(8))
+    assert [(number, event.node) for number, event in told(run, "split")] == [(1, 0)]
+    assert {leaf.members for leaf in run.states[1].tree.leaves} == {(0, 1, 2, 3), (4, 5, 6, 7)}
+    tested = sorted({number for number, event in told(run, "tested") if event.node})
+    assert tested == [2, 15, 29], "in parts at age 1, then at ages 14 and 28, as half of the members train in a round"
+
+
+def test_a_split_by_halves_leaves_its_children_to_halves():
+    """Their parent has learnt examples by heart, so that parts of one client would be alike for that."""
+    clients, params = replicating(federation_of([0] * 8 + [1] * 8, [90] * 16), linear())
+    run = play(FedAvg(), clients, params, 5, spec=SPEC)
+    state, asked = TESTED.init(run.states[-1].tree.nodes[0].params, clients), list[int]()
+    for number in range(6, 11):
+        state, log = TESTED.step(state, clients.ids, run.clients, Round(number, SPEC))
+        asked += [call.round.part_size for call in run.clients.asked("train", number)]
+        if number == 7:
+            assert [event.kind for event in log.events] == ["tested", "split"]
+    assert {leaf.members for leaf in state.tree.leaves} == {tuple(range(8)), tuple(range(8, 16))}
+    assert set(asked) == {0}
+
+
+def test_small_clusters_are_rejected_where_they_are_not_wanted():
+    run = played([0] * 7 + [1], 3, algorithm=CFL(criterion="replicated", min_cluster_size=2))
+    ((number, rejected),) = told(run, "rejected")
+    assert (number, rejected.because) == (3, "fewer than 2 members")
+    assert sorted(map(len, rejected.clusters)) == [1, 7]
+    assert len(run.states[-1].tree.nodes) == 1
+
+
+def test_clusters_that_are_most_alike_stay_together():
+    labels = np.array([0, 1, 2, 0, 1, 2])
+    similarity = np.full((6, 6), 0.1)
+    similarity[np.ix_([1, 4], [2, 5])] = similarity[np.ix_([2, 5], [1, 4])] = 0.5
+    two = in_two(labels, similarity)
+    assert two.tolist() == [1, 0, 0, 1, 0, 0], "the larger is the first"
+
+
+def test_who_cannot_be_tested_stays(caplog):
+    """Of two clients with one example each neither parts nor halves can be made."""
+    run = played([0, 1], 8, size=1)
+    assert "cfl cannot part the data of these clients" in caplog.text
+    assert len(run.states[-1].tree.nodes) == 1
+    ((number, event),) = told(run, "postponed")
+    assert (number, details(event)) == (7, {"clients": 0, "needed": 2})
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [{"eps1": 0.1}, {"eps2": 2.0}, {"gamma_max": 0.1}, {"split_rounds": (3,)}, {"similarity": "gradients"}],
+    ids=str,
+)
+def test_thresholds_of_the_other_criterion_are_refused(setting):
+    (name,) = setting
+    with pytest.raises(ConfigError, match=rf"algorithm\.{name} .*left out: criterion = 'replicated'"):
+        CFL(criterion="replicated", **setting)
+
+
+def test_another_criterion_is_refused():
+    with pytest.raises(ConfigError, match=r"algorithm\.criterion should be 'thresholds' or 'replicated', got 'norms'"):
+        CFL(criterion="norms")
+
+
+def test_a_run_of_it_falls_back_and_tells_what_it_found():
+    federation = federation_of([0, 0, 0, 1, 1, 1], [90] * 6)
+    run = simulate(
+        CFL(criterion="replicated", fallback=True), linear(), federation, local=SPEC, rounds=4, engine="loop"
+    )
+    assert run.tree.nodes[0].continued is not None
+    assert [event["kind"] for event in run.events] == ["tested", "split"]
