@@ -56,7 +56,11 @@ TASKS: Mapping[str, Mapping[str, Any]] = {
 
 def methods(task: str, truth: Mapping[int, int] | None) -> dict[str, Algorithm]:
     """Return what runs at a task."""
-    found: dict[str, Algorithm] = {"rcfl": ReplicatedCFL(), "fedavg": FedAvg()}
+    found: dict[str, Algorithm] = {
+        "rcfl": ReplicatedCFL(),
+        "tested cfl": CFL(criterion="replicated"),
+        "fedavg": FedAvg(),
+    }
     if task.endswith((" 40", " 100")):  # where there is most noise already
         found |= dict.fromkeys(SIGNATURES, ReplicatedCFL())
     if truth is not None:

@@ -1,5 +1,7 @@
 """Replicated clustering (rcfl) with few clients, small clusters, few data, and clusters that appear late.
 
+Beside it is CFL that splits by the same test (``criterion = "replicated"``).
+
 Every run is one line of a JSON file, so that an interrupted call goes on where it stopped; the table is made of them.
 
     python benchmarks/rcfl_few.py --data-dir DIR --out few.jsonl            # 10 seeds
@@ -24,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from fedclade import FedAvg, Oracle, ReplicatedCFL, load_federation, simulate
+from fedclade import CFL, FedAvg, Oracle, ReplicatedCFL, load_federation, simulate
 from fedclade.algorithms import Algorithm
 from fedclade.core.queries import Round
 from fedclade.data import Federation
@@ -33,7 +35,7 @@ from fedclade.tasks.scores import cluster_scores, mean_and_interval
 
 Line = dict[str, Any]
 
-METHODS = ("rcfl", "fedavg", "oracle")
+METHODS = ("rcfl", "fedavg", "oracle", "cfl")
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,7 @@ def run(case: Case, method: str, seed: int, data_dir: Path | None) -> Line:
         "rcfl": ReplicatedCFL(check_every=1 if case.begins > 1 else 7),
         "fedavg": FedAvg(),
         "oracle": Oracle(federation.true_clusters or {}),
+        "cfl": CFL(criterion="replicated"),
     }
     if case.begins > 1:
         return _appearing(case, make[method], seed, federation)
@@ -191,6 +194,8 @@ def table(lines: Sequence[Line]) -> Table:
         "FedAvg",
         "oracle",
         "rcfl less oracle (or FedAvg)",
+        "CFL by the test",
+        "all right",
     )
     return as_table("few clients, small clusters, few data", columns, rows)
 
@@ -199,19 +204,25 @@ def _cells(found: Mapping[str, list[Line]]) -> Iterator[str]:
     rcfl = found["rcfl"]
     yield str(len(rcfl))
     yield _accuracy(rcfl)
-    if rcfl and rcfl[0]["ari"] is not None:
-        yield f"{mean(line['ari'] for line in rcfl):.2f}"
-        yield f"{mean(line['ari'] == 1 for line in rcfl):.0%}"
-        yield f"{mean(line['ari_3'] == 1 for line in rcfl):.0%}"
-    else:
-        alone = mean(line["clusters"] == 1 for line in rcfl) if rcfl and not CASES[rcfl[0]["task"]].alpha else None
-        yield from ("", "" if alone is None else f"{alone:.0%}", "")
+    knows = bool(rcfl) and rcfl[0]["ari"] is not None
+    yield f"{mean(line['ari'] for line in rcfl):.2f}" if knows else ""
+    yield _right(rcfl)
+    yield f"{mean(line['ari_3'] == 1 for line in rcfl):.0%}" if knows else ""
     yield _accuracy(found["fedavg"])
     yield _accuracy(found["oracle"])
     other = {line["seed"]: line["accuracy"] for line in found["oracle"] or found["fedavg"]}
     ahead = [100 * (line["accuracy"] - other[line["seed"]]) for line in rcfl if line["seed"] in other]
     middle, interval = mean_and_interval(ahead) if ahead else (0.0, None)
     yield f"{middle:+.1f}" + (f" ± {interval:.1f}" if interval is not None else "")
+    yield _accuracy(found["cfl"])
+    yield _right(found["cfl"])
+
+
+def _right(lines: Sequence[Line]) -> str:
+    """Return how often the clusters were the true ones, or where there are none one for all."""
+    if not lines or CASES[lines[0]["task"]].alpha:
+        return ""
+    return f"{mean(line['ari'] == 1 if line['ari'] is not None else line['clusters'] == 1 for line in lines):.0%}"
 
 
 def _accuracy(lines: Sequence[Line]) -> str:
