@@ -92,7 +92,9 @@ def test_a_run_that_splits_resumes_to_the_same_bytes_in_every_way(way, tmp_path)
 
 
 def test_a_run_that_splits_by_a_test_resumes_to_the_same_bytes(tmp_path):
-    whole = assert_same_end(CFL(criterion="replicated", level=0.5, fallback=True), tmp_path, local=LocalTraining(lr=0.3))
+    whole = assert_same_end(
+        CFL(criterion="replicated", level=0.5, fallback=True), tmp_path, local=LocalTraining(lr=0.3)
+    )
     assert b'"kind": "split"' in whole["events.jsonl"]
 
 
