@@ -31,6 +31,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 from rcfl import as_table
+from rcfl_level import read
 from rich.console import Console
 from rich.table import Table
 from torch import nn
@@ -181,11 +182,6 @@ def run(method: str, federation: Federation, fold: int) -> Line:
     found = done.summary["clusters"]
     clusters = {"clusters": found["found"], "true": len(set(truth.values())), "ari": found["ari"]}
     return {"accuracy": done.summary["accuracy"]["mean"], **clusters, "ari_3": done.metrics[2]["ari"]}
-
-
-def read(out: Path) -> list[Line]:
-    """Return what has been run."""
-    return [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
 
 
 def table(lines: Sequence[Line]) -> Table:

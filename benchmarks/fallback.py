@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from rcfl_level import read
 
 from fedclade import CFL, FedAvg, Federation, LocalTraining, Oracle, ReplicatedCFL, Run, load_federation, simulate
 from fedclade.algorithms import Algorithm
@@ -121,11 +122,6 @@ def by_leaf_and_one_by_one(run: Run, federation: Federation, seed: int) -> tuple
 
 def _bytes(run: Run) -> int:
     return run.summary["bytes_up"] + run.summary["bytes_down"]
-
-
-def read(out: Path) -> list[Line]:
-    """Return what has been run."""
-    return [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
 
 
 def table(lines: Sequence[Line]) -> str:

@@ -38,9 +38,8 @@ def event_table(run: Run) -> Table:
         table.add_column(column, justify="left" if column in ("into", "sizes") else "right", no_wrap=True)
     for at, split in splits:
         into = " + ".join(str(child) for child in split.children)
-        criteria = (
-            criterion_text((key, getattr(split, key)))[1] for key in decided_by
-        )  # of very many clients no similarities are kept
+        # Of very many clients no similarities are kept, and their criteria are missing.
+        criteria = (criterion_text((key, getattr(split, key)))[1] for key in decided_by)
         table.add_row(str(at), str(split.node), into, cluster_sizes(split), *criteria)
     lines = [] if splits else ["No cluster was split."]
     lines += [_clustering(at, step) for at, step in events_of(run.events, Clustered)]
