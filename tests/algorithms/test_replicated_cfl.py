@@ -140,7 +140,7 @@ def test_clusters_are_found_in_the_first_rounds():
     assert clusters_of(run.states[-1]) == {frozenset(range(k, 16, 4)) for k in range(4)}
     ((number, event),) = told(run, "regrouped")
     assert number == EARLY
-    assert event["p_value"] <= event["level"] == pytest.approx(0.01 / 2 / 3)
+    assert event["p_value"] <= event["level"] == pytest.approx(0.01 / 2)
     assert event["gain"] > 0 == event["gain_before"]
     assert 0 < event["gamma"] < 2
     assert sorted(map(sorted, event["clusters"])) == [list(range(k, 16, 4)) for k in range(4)]
@@ -171,7 +171,7 @@ def test_new_clusters_go_on_from_the_joint_model_and_keep_the_updates_that_they_
 def test_clusters_stay_as_long_as_nothing_changes():
     run = played(groups((1, TWO)), CHECKS[2])
     assert [number for number, _ in told(run, "regrouped")] == [EARLY]
-    assert [number for number, _ in told(run, "tested")] == [1, 2]
+    assert told(run, "tested") == []
     assert [number for number, _ in told(run, "checked")] == [*CHECKS]
     assert [leaf.id for leaf in run.states[-1].tree.leaves] == [1, 2]
 
@@ -180,7 +180,7 @@ def test_only_tests_take_of_the_level_and_their_shares_add_up_to_it():
     run = played(groups((1, "0" * 16)), CHECKS[2])
     levels = [event["level"] for kind in ("tested", "checked") for _, event in told(run, kind)]
     # Halves take of their quarter in every check; parts that are as they were take nothing of theirs.
-    assert levels == pytest.approx([0.01 / 6] * 3 + [0.01 / 8, 0.01 / 8, 0.01 / 24])
+    assert levels == pytest.approx([0.01 / 2, 0.01 / 8, 0.01 / 8, 0.01 / 24])
     algorithm = ReplicatedCFL(level=0.02)
     assert sum(algorithm._share(j) for j in range(1, 10_000)) == pytest.approx(0.02 / 4, rel=1e-3)
     run = played(groups((1, TWO), (5, "0011001100110011")), CHECKS[1])
@@ -204,7 +204,7 @@ def test_a_level_that_cannot_be_reached_is_said(caplog):
     clients, params = replicating(federation_of([0, 1], [4, 4]), linear())
     ReplicatedCFL().init(params, clients)
     assert "rcfl finds no clusters at algorithm.level = 0.01 in the first rounds: from 2 parts" in caplog.text
-    assert "no p-value is below 0.33, and 0.0017 is needed" in caplog.text
+    assert "no p-value is below 0.33, and 0.0025 is needed" in caplog.text
 
 
 def test_a_client_that_changes_moves():
@@ -261,7 +261,7 @@ def test_clients_of_one_example_each_are_left_together(caplog):
 def test_with_too_few_answers_nothing_is_decided():
     clients = groups((1, TWO), silent=tuple(range(15)))
     run = played(clients, CHECKS[0])
-    assert told(run, "postponed") == [(number, {"clients": 1, "needed": 2}) for number in (1, 2, 3, CHECKS[0])]
+    assert told(run, "postponed") == [(number, {"clients": 1, "needed": 2}) for number in (EARLY, CHECKS[0])]
     algorithm, state = ReplicatedCFL(check_every=3), run.states[CHECKS[0] - 1]
     clients.silent = tuple(range(10))
     _, log = algorithm.step(state, range(16), clients, Round(CHECKS[0], SPEC, min_clients=8))

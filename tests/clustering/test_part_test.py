@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from fedclade.clustering import (
+    PartFinding,
     client_similarity,
     dendrograms,
     find_by_parts,
@@ -19,6 +20,7 @@ from fedclade.clustering import (
     part_similarity,
     parts_for,
     same_partition,
+    views_of,
 )
 from fedclade.clustering.dendrograms import Dendrograms
 from tests.reference import part_test as written_out
@@ -33,11 +35,10 @@ def parts_of(truth: list[int], parts: int, noise: float, seed: int, heavy: bool 
     return torch.from_numpy(means[truth][:, None] + noise * drawn)
 
 
-def found(signatures: torch.Tensor, level: float, seed: int = 0, least: float | None = None):
-    """Find clusters as rcfl does: each must gain its noise, unless it is said how much."""
+def found(signatures: torch.Tensor, level: float, seed: int = 0) -> PartFinding:
+    """Find clusters as rcfl does."""
     draw, cosines, parts = np.random.default_rng(seed), part_similarity(signatures), signatures.shape[1]
-    noise = noise_of(client_similarity(cosines, parts), parts)
-    return find_by_parts(cosines, parts, level, draw, noise if least is None else least, max(level, 0.01))
+    return find_by_parts(cosines, parts, level, draw, max(level, 0.01))
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -71,6 +72,55 @@ def test_cosines_are_of_unit_vectors_without_those_of_a_part_with_itself():
     assert (part_similarity(torch.zeros(3, 2, 4)) == 0).all()
 
 
+def test_the_second_view_scales_principal_coordinates_as_written_out():
+    signatures = parts_of([0, 0, 1, 1, 2], 3, 2.0, 0)
+    plain, evened = views_of(part_similarity(signatures))
+    np.testing.assert_allclose(evened, written_out.evened(signatures.flatten(0, 1).numpy()), atol=1e-9)
+    unit = torch.nn.functional.normalize(signatures.flatten(0, 1), dim=1)
+    apart = torch.nn.functional.normalize(unit - unit.mean(0), dim=1)
+    np.testing.assert_allclose(plain, (apart @ apart.T).fill_diagonal_(0).numpy(), atol=1e-12)
+
+
+def test_views_do_not_hang_on_whose_a_part_is():
+    cosines, order = part_similarity(parts_of([0, 0, 1, 1], 4, 1.0, 0)), np.random.default_rng(0).permutation(16)
+    for view, shuffled in zip(views_of(cosines), views_of(cosines[np.ix_(order, order)]), strict=True):
+        np.testing.assert_allclose(shuffled, view[np.ix_(order, order)], atol=1e-9)
+
+
+def test_parts_beside_those_that_the_views_are_made_from_are_seen_alike():
+    cosines = part_similarity(parts_of([0, 0, 1, 1], 4, 1.0, 0))
+    for view, rows in zip(views_of(cosines), views_of(cosines, (cosines + np.eye(16))[:3]), strict=True):
+        scale = rows[:, 5:] / view[:3, 5:]
+        np.testing.assert_allclose(scale, np.repeat(scale[:, :1], 11, axis=1), rtol=1e-6)
+
+
+def test_parts_that_are_all_alike_or_nothing_are_one_cluster():
+    for signatures in (torch.ones(4, 3, 30), torch.zeros(4, 3, 30)):
+        assert not found(signatures, 0.01).labels.any()
+
+
+def test_clusters_that_strong_noise_in_a_few_directions_hides_are_found():
+    """Such as how many examples of each label a part has; by cosines alone little is to be seen."""
+    truth, directions = [0, 0, 0, 0, 1, 1, 1, 1], np.random.default_rng(0).normal(size=(2, 200))
+    right = []
+    for seed in range(5):
+        draw = np.random.default_rng(seed)
+        means, noise = 0.8 * draw.normal(size=(2, 200)), draw.normal(size=(8, 6, 200))
+        shared = draw.normal(size=(8, 6, 2)) @ directions
+        finding = found(torch.from_numpy(means[truth][:, None] + noise + shared), 0.005)
+        right.append(finding.view == 1 and same_partition(finding.labels, np.array(truth)))
+    assert sum(right) >= 3
+
+
+def test_clusters_that_gain_less_than_noise_are_left_together(monkeypatch):
+    signatures = parts_of([0, 0, 0, 1, 1, 1], 4, 0.8, 0)
+    assert found(signatures, 0.01).labels.any()
+    monkeypatch.setattr("fedclade.clustering.part_test.noise_of", lambda similarity, parts: 100.0)
+    finding = found(signatures, 0.01)
+    assert finding.p_value <= 0.01
+    assert not finding.labels.any()
+
+
 @pytest.mark.parametrize(
     ("truth", "parts"),
     [
@@ -97,7 +147,7 @@ def test_clusters_of_few_clients_and_single_clients_are_found(truth, parts):
 )
 def test_clients_of_one_distribution_are_parted_no_more_often_than_the_level(clients, parts, noise, heavy):
     """Type-I error: of 100 federations 10 may be parted at level 0.1, and 20 are with probability 0.002."""
-    parted = [found(parts_of([0] * clients, parts, noise, seed, heavy), 0.1, seed, least=0.0) for seed in range(100)]
+    parted = [found(parts_of([0] * clients, parts, noise, seed, heavy), 0.1, seed) for seed in range(100)]
     assert 2 <= sum(finding.p_value <= 0.1 for finding in parted) < 20  # exact: 10 are expected, not none
     assert all(finding.p_value <= 0.1 for finding in parted if finding.labels.any())
 
@@ -116,12 +166,6 @@ def test_power_falls_as_noise_grows():
     assert power[0] >= 0.8
     assert power[-1] <= 0.1
     assert power == sorted(power, reverse=True)
-
-
-def test_who_gains_less_than_the_least_stays():
-    signatures = parts_of([0, 0, 0, 1, 1, 1], 4, 0.8, 0)
-    assert found(signatures, 0.01).labels.any()
-    assert not found(signatures, 0.01, least=100.0).labels.any()
 
 
 def test_of_many_clients_some_are_tested_and_the_others_join_them(monkeypatch):
@@ -148,9 +192,14 @@ def test_the_order_of_clients_changes_nothing_but_the_order():
         (1000, 300, 2),
         (20, 20, 2),
         (2, 5, 2),
+        (10, 600, 4),
+        (10, 1200, 8),
+        (10, 4800, 8),
+        (40, 4800, 4),
+        (100, 4800, 3),
     ],
 )
-def test_parts_are_the_fewest_that_tell_one_client(clients, examples, parts):
+def test_parts_are_the_fewest_that_tell_one_client_and_more_where_data_are_plenty(clients, examples, parts):
     assert parts_for(clients, examples, 0.01, 10) == parts
 
 

@@ -58,3 +58,19 @@ def steepest(similar: np.ndarray) -> float:
 def best(similar: np.ndarray, cost: float) -> float:
     """Return the largest worth less costs."""
     return max(worth(similar, each) - cost * len(each) for each in prunings(similar))
+
+
+def evened(signatures: np.ndarray) -> np.ndarray:
+    """Return the cosines of parts ``[N, R]`` whose principal coordinates of variance v are divided by √(v + 10·median).
+
+    Of parts that are as long as each other, less their mean.
+    """
+    unit = signatures / np.linalg.norm(signatures, axis=1, keepdims=True)
+    _, lengths, axes = np.linalg.svd(unit - unit.mean(0), full_matrices=False)
+    kept = lengths > 1e-6 * lengths[0]
+    variances, axes = lengths[kept] ** 2, axes[kept]
+    scaled = (unit - unit.mean(0)) @ axes.T / np.sqrt(variances + 10 * np.median(variances))
+    scaled /= np.linalg.norm(scaled, axis=1, keepdims=True)
+    found = scaled @ scaled.T
+    np.fill_diagonal(found, 0)
+    return found

@@ -149,7 +149,7 @@ class CFL(Algorithm[CFLState]):
         state = CFLState(ParameterTree.root_only(clients.ids, params), torch.zeros(1, dtype=torch.float64))
         if self.criterion == "thresholds":
             return state
-        parting = Parting.to_test("cfl", clients, self.level, tests=1)
+        parting = Parting.to_test("cfl", clients, self.level)
         return replace(state, parts=parting.parts, part_size=parting.size) if parting else state
 
     def step(

@@ -5,9 +5,9 @@ knows which clusters there are, and whether they are real. The tree is a star, s
 a check splits clusters, merges them, and moves single clients.
 
 - In the first three rounds everybody trains on equal parts of its data, and the model moves by the mean of the parts'
-  updates. These are tested as they come (:mod:`fedclade.clustering.part_test`), which costs nothing more. After the
-  third, the clients go apart into the clusters that were told most clearly. If not all clients take part in a round,
-  all are asked in the first, and go apart then.
+  updates. Those of the third are tested (:mod:`fedclade.clustering.part_test`), which costs nothing more, and the
+  clients go apart into the clusters found. If not all clients take part in a round, all are asked in the first, which
+  is tested then.
 - Later on, every now and then, a check asks everybody: in turn for updates from two halves of the data, at the mean of
   the clusters' models (:mod:`fedclade.clustering.split_half`), and for those of the same equal parts at the initial
   model. These are the same as in the first round unless some client's data changed; then they are tested again.
@@ -52,7 +52,7 @@ from fedclade.core import (
 )
 
 EARLY_ROUNDS = 3
-"""In parts: at the initial model some clusters are told best, such as rotations, and others once labels were learnt."""
+"""In parts: some clusters, such as swapped labels, are told once labels were learnt."""
 
 FEW_CLIENTS = 12
 """With fewer than so many, shuffling clients has too few outcomes, and all checks are by parts."""
@@ -75,9 +75,6 @@ class ReplicatedState(State):
     initial: Tensor | None = None  # the model [S] at which parts are asked for again
     tested: tuple[int, ...] = ()  # clients, of whose parts at that model these are the cosines
     cosines: Tensor | None = None
-    found: tuple[int, ...] = ()  # clients, and the cluster of each that the first rounds told most clearly
-    labels: tuple[int, ...] = ()
-    told_by: tuple[float, ...] = ()  # its strength, p-value and gain
 
 
 @checked()
@@ -129,7 +126,7 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
     def init(self, params: Tensor, clients: Clients) -> ReplicatedState:
         """Put all clients in one cluster, and choose the parts of their data."""
         state = ReplicatedState(ParameterTree.root_only(clients.ids, params))
-        parting = Parting.to_test("rcfl", clients, self.level, tests=EARLY_ROUNDS)
+        parting = Parting.to_test("rcfl", clients, self.level)
         if parting is None:
             return state
         return replace(state, parts=parting.parts, part_size=parting.size, initial=params.clone())
@@ -173,26 +170,23 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
         tree, parting = state.tree, Parting(state.parts, state.part_size)
         model, able = tree.nodes[0].params, parting.able(clients.sizes, tree.leaf_of)
         updates, in_parts = parting.train(tree.leaf_of, cohort, clients, model, this_round)
-        cluster = ClusterUpdate.of(0, updates, this_round).compared()
-        tree = move_clusters(tree, [cluster])
-        state = replace(state, tree=tree, asked=state.asked + len(set(able).difference(cohort)))
-        if len(in_parts.ids) < (needed := max(2, this_round.min_clients)):
-            return state, log_of([cluster], [Postponed(0, len(in_parts.ids), needed)], "check")
-        level, cosines, draw = self.level / 2 / early, cosines_of(in_parts), this_round.generator("shuffles")
-        together = np.zeros(len(in_parts.ids), dtype=np.int64)
-        verdict = by_parts(cosines, state.parts, together, level, draw, level_inside=self.level)
+        cluster, answered = ClusterUpdate.of(0, updates, this_round).compared(), in_parts.ids
+        asked = state.asked + len(set(able).difference(cohort))
+        state = replace(state, tree=move_clusters(tree, [cluster]), asked=asked)
         if this_round.number == 1:
-            state = replace(state, tested=in_parts.ids, cosines=cosines)
-        if verdict.labels.any() and verdict.strength > (*state.told_by, 0.0)[0]:
-            told_by = verdict.strength, verdict.p_value, verdict.gain
-            state = replace(state, found=in_parts.ids, labels=tuple(verdict.labels.tolist()), told_by=told_by)
-        if this_round.number < early or not state.found:
-            return state, log_of([cluster], [_event(Tested, verdict, in_parts.ids, level)], "check")
-        label_of, (_, p_value, gained) = dict(zip(state.found, state.labels, strict=True)), state.told_by
-        ids = [client for client in in_parts.ids if client in label_of]
-        labels = np.array([label_of[client] for client in ids])
-        verdict = replace(verdict, labels=labels, p_value=p_value, gain=gained)
-        state, events = self._decided(state, verdict, ids, in_parts, model, level, this_round)
+            state = replace(state, tested=answered, cosines=cosines_of(in_parts))
+        if this_round.number < early:
+            return state, log_of([cluster], [], "train")
+        if answered != state.tested:  # the next check of parts tests them, though they are as they were
+            state = replace(state, tested=(), cosines=None)
+        if len(answered) < (needed := max(2, this_round.min_clients)):
+            return state, log_of([cluster], [Postponed(0, len(answered), needed)], "check")
+        level, draw = self.level / 2, this_round.generator("shuffles")
+        together = np.zeros(len(answered), dtype=np.int64)
+        verdict = by_parts(cosines_of(in_parts), state.parts, together, level, draw, level_inside=self.level)
+        if not verdict.labels.any():
+            return state, log_of([cluster], [_event(Tested, verdict, answered, level)], "check")
+        state, events = self._decided(state, verdict, answered, in_parts, model, level, this_round)
         return state, log_of([cluster], events, "check")
 
     def _check(
@@ -219,8 +213,7 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
         level = self._share((state.changes if again else state.halves) + 1)
         if again:
             cosines, same = cosines_of(updates), updates.ids == state.tested
-            missed = bool(state.found) and len(tree.nodes) == 1  # who was to go apart did not answer in the last round
-            known = state.cosines if same and not missed else None
+            known = state.cosines if same else None
             verdict = by_parts(cosines, state.parts, now, level, draw, level_inside=self.level, known=known)
             state = replace(state, tested=updates.ids, cosines=cosines, changes=state.changes + verdict.tested)
         else:

@@ -41,7 +41,6 @@ class Verdict:
     gain_before: float  # of those that there were
     gamma: float | None  # median of γ_i (CFL eq. 39); None if it is infinite
     tested: bool = True  # False where parts are as they were
-    strength: float = 0.0  # of a test by parts: Λ over what it must exceed
 
     @property
     def criteria(self) -> dict[str, float]:
@@ -73,14 +72,15 @@ def by_parts(
     """Cluster by equal parts; if they are as known already, whatever they tell was decided before."""
     of_parts = cosines.double().numpy()
     similarity = client_similarity(of_parts, parts)
-    noise = noise_of(similarity, parts)
-    kept, gamma = gain_by_parts(similarity, now, noise), _median(gammas_of(similarity, parts))
+    gamma = _median(gammas_of(similarity, parts))
     if known is not None and known.shape == cosines.shape and bool((known - cosines).abs().max() <= CHANGED):
-        return Verdict(now, 1.0, kept, kept, gamma, tested=False)
-    found = find_by_parts(of_parts, parts, level, draw, noise, level_inside)
-    gained = gain_by_parts(similarity, found.labels, noise)
-    labels = found.labels if gained > kept else now if kept > 0 else np.zeros_like(now)
-    return Verdict(labels, found.p_value, gained, kept, gamma, strength=found.strength)
+        gained = gain_by_parts(similarity, now, noise_of(similarity, parts))
+        return Verdict(now, 1.0, gained, gained, gamma, tested=False)
+    found = find_by_parts(of_parts, parts, level, draw, level_inside)
+    kept, gained = found.gains(now), found.gains(found.labels)[found.view]
+    changes = gained > kept[found.view]
+    labels = found.labels if changes else now if max(kept) > 0 else np.zeros_like(now)
+    return Verdict(labels, found.p_value, gained, kept[found.view], gamma)
 
 
 def by_halves(updates: Updates, now: Labels, level: float, draw: np.random.Generator) -> Verdict:

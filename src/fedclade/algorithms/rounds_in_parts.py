@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from torch import Tensor
 
-from fedclade.clustering import lowest_p_value, parts_for
+from fedclade.clustering import VIEWS, lowest_p_value, parts_for
 from fedclade.core import Clients, Round, Updates
 
 SMALLEST_PART = 10
@@ -48,9 +48,9 @@ class Parting:
         return cls(parts, min(most) // parts)
 
     @classmethod
-    def to_test(cls, method: str, clients: Clients, level: float, *, tests: int) -> Parting | None:
-        """Choose r and s; say in the log if so many tests, which share half of the level, cannot find anything."""
-        parting, needed = cls.of(clients.sizes, level), level / 2 / tests
+    def to_test(cls, method: str, clients: Clients, level: float) -> Parting | None:
+        """Choose r and s; say in the log if a test at half of the level cannot find anything."""
+        parting, needed = cls.of(clients.sizes, level), level / 2 / VIEWS
         if parting is None:
             _log.warning("%s cannot part the data of these clients: fewer than two have two training examples", method)
             return None

@@ -8,17 +8,16 @@ Algorithms, runs and reports import it; it imports :mod:`fedclade.core` alone.
 from fedclade.clustering.bipartition import optimal_bipartition
 from fedclade.clustering.criteria import SplitCriteria
 from fedclade.clustering.linkage import LINKAGES, Merges, agglomerate, cut, cut_height, n_clusters_by_gap, where_to_cut
-from fedclade.clustering.part_test import (
-    PartFinding,
+from fedclade.clustering.part_similarity import (
+    VIEWS,
     client_similarity,
-    find_by_parts,
     gain_by_parts,
     gammas_of,
-    lowest_p_value,
     noise_of,
     part_similarity,
-    parts_for,
+    views_of,
 )
+from fedclade.clustering.part_test import PartFinding, find_by_parts, lowest_p_value, parts_for
 from fedclade.clustering.routing import (
     Assignment,
     Step,
@@ -40,6 +39,7 @@ from fedclade.clustering.ternary import k_means, ternary_similarity
 __all__ = [
     "LINKAGES",
     "METRICS",
+    "VIEWS",
     "Assignment",
     "Distances",
     "Finding",
@@ -83,6 +83,7 @@ __all__ = [
     "ternary_similarity",
     "to_lowest_loss",
     "to_root",
+    "views_of",
     "walk_down",
     "where_to_cut",
 ]

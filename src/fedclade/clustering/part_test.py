@@ -14,21 +14,24 @@ for every cluster, is found from the leaves up, since the worth of a partition i
 and two halves that do are told from chance alike, as it is the gain per cluster. The p-value is the share of shuffles,
 the true order among them, in which Λ is as large; linkage and pruning are made anew in each of them.
 
-*The cut.* Once the test has rejected that there is one cluster, the dendrogram is pruned at the cost that is exceeded
-in one of twenty shuffles, or at what a cluster should gain at least if that is more. What it finds is tested again,
-each cluster by itself, until none is parted any more.
+*The views.* All of this is done in two views of the parts (:func:`~fedclade.clustering.part_similarity.views_of`), each
+at half the level: as they are, and with the directions evened out in which they vary most.
+
+*The cut.* Where a test rejects that there is one cluster, the dendrogram is pruned at the cost that is exceeded in one
+of twenty shuffles. The view that rejects most clearly counts, among those in which the clusters gain more than the
+noise of an update each. What it finds is tested again, each cluster by itself, until none is parted any more.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
-from torch import Tensor
 
 from fedclade.clustering.dendrograms import Dendrograms, Matrix
+from fedclade.clustering.part_similarity import VIEWS, client_similarity, gain_by_parts, noise_of, views_of
 from fedclade.clustering.similarity import Labels
 
 CUT = 0.05
@@ -55,26 +58,43 @@ ENTRIES_AT_ONCE = 2**21
 MOST_PARTS = 8
 """Of a client's data."""
 
+PLENTY = 150
+"""Examples of a part from which on more parts tell more than larger ones."""
 
-@dataclass(frozen=True)
+PARTS_OF_ALL = 160
+"""Clients whose data are plenty are not asked for more than so many parts together."""
+
+
+@dataclass(frozen=True, eq=False)
 class PartFinding:
     """What the updates of all parts say about clusters."""
 
-    labels: Labels  # the clusters [n]; zeros where the test does not reject that there is one
-    p_value: float  # of there being one distribution only
+    labels: Labels  # the clusters [n]; zeros where no test rejects that there is one
+    p_value: float  # of there being one distribution only, of both views together
     strength: float  # Λ over what it must exceed; above 1 where the test rejects
+    view: int  # in which it is the largest
+    tested: Labels  # the clients [m] whose parts were shuffled: all, but of many
+    similarities: tuple[Matrix, ...]  # of these in each view, [m, m]
+    parts: int
+
+    def gains(self, labels: Labels) -> list[float]:
+        """Return what a partition ``[n]`` gains per client in each view."""
+        own = labels[self.tested]
+        return [gain_by_parts(each, own, noise_of(each, self.parts)) for each in self.similarities]
 
 
 def parts_for(clients: int, examples: int, level: float, smallest: int) -> int:
-    """Return r: the fewest parts by which one client of n can be told from the others, if their data allow it.
+    """Return r: the fewest parts by which one client of n can be told from the others, and more if data are plenty.
 
     That all r parts of some client come to lie together has the chance n/C(n·r, r) in a shuffle. Fewer parts are
-    larger, and tell more. No part has fewer than ``smallest`` examples, but there are two in any case.
+    larger, and a model learns more from them; from more the noise is known better. No part has fewer than ``smallest``
+    examples, but there are two in any case.
     """
     r = 2
     while r < MOST_PARTS and clients / math.comb(clients * r, r) > level / 12:
         r += 1
-    return max(2, min(r, examples // smallest))
+    plenty = min(MOST_PARTS, examples // PLENTY, PARTS_OF_ALL // clients)
+    return max(2, min(max(r, plenty), examples // smallest))
 
 
 def lowest_p_value(clients: int, parts: int) -> float:
@@ -87,55 +107,8 @@ def lowest_p_value(clients: int, parts: int) -> float:
     return max(2 / ways if clients % 2 == 0 else 1 / ways, DRAWS_TO_RESOLVE / MOST_DRAWS)
 
 
-def part_similarity(signatures: Tensor) -> Matrix:
-    """Return the cosines of all parts ``[n·r, n·r]`` of signatures ``[n, r, R]``, with zeros on the diagonal."""
-    flat = signatures.flatten(0, 1)
-    unit = flat / flat.norm(dim=1, keepdim=True).clamp(min=1e-30)
-    cosines = (unit @ unit.T).double().cpu().numpy()
-    np.fill_diagonal(cosines, 0.0)
-    return cosines
-
-
-def client_similarity(cosines: Matrix, parts: int) -> Matrix:
-    """Return the mean cosine of two clients' parts ``[..., n, n]``; on the diagonal, of a client's different ones."""
-    *some, size, _ = cosines.shape
-    n = size // parts
-    mean = cosines.reshape(*some, n, parts, n, parts).sum((-3, -1)) / parts**2
-    own = np.arange(n)
-    mean[..., own, own] *= parts / (parts - 1)
-    return mean
-
-
-def worth_of(similarity: Matrix, labels: Labels) -> float:
-    """Return what a partition ``[n]`` is worth: |c| times the mean similarity of its pairs, over its clusters."""
-    found = 0.0
-    for cluster in np.unique(labels):
-        members = np.flatnonzero(labels == cluster)
-        block = similarity[np.ix_(members, members)]
-        alone = len(members) == 1
-        found += float(block.sum()) if alone else float((block.sum() - np.trace(block)) / (len(members) - 1))
-    return found
-
-
-def noise_of(similarity: Matrix, parts: int) -> float:
-    """Return σ², the noise of the mean of a client's r parts: an r-th of that of one, which two of a client show."""
-    return max(0.0, 1 - float(similarity.diagonal().mean())) / parts
-
-
-def gain_by_parts(similarity: Matrix, labels: Labels, noise: float) -> float:
-    """Return the gain of a partition ``[n]`` per client: its worth, less that of one cluster and the others' noise."""
-    clusters = len(np.unique(labels))
-    one = worth_of(similarity, np.zeros_like(labels))
-    return (worth_of(similarity, labels) - one - (clusters - 1) * noise) / len(labels)
-
-
 def find_by_parts(
-    cosines: Matrix,
-    parts: int,
-    level: float,
-    draw: np.random.Generator,
-    least: float = 0.0,
-    level_inside: float | None = None,
+    cosines: Matrix, parts: int, level: float, draw: np.random.Generator, level_inside: float | None = None
 ) -> PartFinding:
     """Find the clusters of n clients by the cosines of their parts, ``[n·r, n·r]``.
 
@@ -149,46 +122,54 @@ def find_by_parts(
         The chance of parting clients of one distribution.
     draw
         Of shuffles.
-    least
-        What every further cluster must gain, in sums of similarities over clients.
     level_inside
         The chance of parting a cluster that was found; ``level``, if left out.
     """
     inside = level_inside or level
     n = len(cosines) // parts
     if n > LARGEST_TESTED:
-        return _found_in_some(cosines, parts, level, draw, least, inside)
-    first = _tested(cosines, parts, level, draw, least)
-    labels = first.labels
-    open_ = list(range(labels.max() + 1)) if labels.any() else []
+        return _found_in_some(cosines, parts, level, draw, inside)
+    views = views_of(cosines)
+    similarities = tuple(client_similarity(view, parts) for view in views)
+    best = PartFinding(np.zeros(n, dtype=np.int64), 1.0, 0.0, 0, np.arange(n), similarities, parts)
+    if n < 2:
+        return best
+    for number, (view, similarity) in enumerate(zip(views, similarities, strict=True)):
+        labels, p_value, strength = _tested(view, parts, level / VIEWS, draw)
+        if labels.any():
+            _part_further(labels, view, parts, inside, draw)
+        best = replace(best, p_value=min(best.p_value, VIEWS * p_value))
+        gains = not labels.any() or gain_by_parts(similarity, labels, noise_of(similarity, parts)) > 0
+        if gains and strength > best.strength:
+            best = replace(best, labels=labels, strength=strength, view=number)
+    return best
+
+
+def _part_further(labels: Labels, view: Matrix, parts: int, level: float, draw: np.random.Generator) -> None:
+    """Test each cluster by itself, and those that it is parted into, and change its labels."""
+    open_ = list(range(labels.max() + 1))
     while open_:
         members = np.flatnonzero(labels == open_.pop())
         if len(members) < 2:
             continue
         mine = (members[:, None] * parts + np.arange(parts)).ravel()
-        deeper = _tested(cosines[np.ix_(mine, mine)], parts, inside, draw, least).labels
+        deeper = _tested(view[np.ix_(mine, mine)], parts, level, draw)[0]
         for new in range(1, deeper.max() + 1):
             labels[members[deeper == new]] = labels.max() + 1
         if deeper.any():
             open_ += np.unique(labels[members]).tolist()
-    return PartFinding(labels, first.p_value, first.strength)
 
 
-def _tested(cosines: Matrix, parts: int, level: float, draw: np.random.Generator, least: float) -> PartFinding:
-    """Test once, and prune once."""
-    n = len(cosines) // parts
-    together = np.zeros(n, dtype=np.int64)
-    if n < 2:
-        return PartFinding(together, 1.0, 0.0)
-    found = Dendrograms(client_similarity(cosines, parts)[None])
-    seen = float(found.steepest()[0]) - 1e-12  # rounding counts against it
-    shuffled, at_least = _shuffled(cosines, parts, level, draw, lambda costs: int((costs >= seen).sum()))
+def _tested(view: Matrix, parts: int, level: float, draw: np.random.Generator) -> tuple[Labels, float, float]:
+    """Test once, and prune once: return the clusters, the p-value, and Λ over what it must exceed."""
+    trees = Dendrograms(client_similarity(view, parts)[None])
+    seen = float(trees.steepest()[0]) - 1e-12  # rounding counts against it
+    shuffled, at_least = _shuffled(view, parts, level, draw, lambda costs: int((costs >= seen).sum()))
     p_value = (at_least + 1) / (len(shuffled) + 1)  # the true order is one of them
-    strength = seen / max(float(np.quantile(shuffled, 1 - level)), 1e-12)
+    strength = max(seen, 0.0) / max(float(np.quantile(shuffled, 1 - level)), 1e-12)
     if p_value > level:
-        return PartFinding(together, p_value, strength)
-    cost = float(np.quantile(shuffled, 1 - max(CUT, level)))
-    return PartFinding(found.labels(max(cost, least)), p_value, strength)
+        return np.zeros(len(view) // parts, dtype=np.int64), p_value, strength
+    return trees.labels(float(np.quantile(shuffled, 1 - max(CUT, level)))), p_value, strength
 
 
 def _shuffled(
@@ -209,23 +190,16 @@ def _shuffled(
     return np.concatenate(found), at_least
 
 
-def _found_in_some(
-    cosines: Matrix, parts: int, level: float, draw: np.random.Generator, least: float, inside: float
-) -> PartFinding:
+def _found_in_some(cosines: Matrix, parts: int, level: float, draw: np.random.Generator, inside: float) -> PartFinding:
     """Find the clusters of some of many clients, and put each of the others into that which it is most like."""
     n = len(cosines) // parts
     some = np.sort(draw.choice(n, LARGEST_TESTED, replace=False))
     mine = (some[:, None] * parts + np.arange(parts)).ravel()
-    found = find_by_parts(cosines[np.ix_(mine, mine)], parts, level, draw, least, inside)
+    among = cosines[np.ix_(mine, mine)]
+    found = find_by_parts(among, parts, level, draw, inside)
     members = np.eye(found.labels.max() + 1)[found.labels]  # [m, k]
-    likeness = client_similarity(cosines, parts)[:, some] @ members / members.sum(0)
+    view = views_of(among, cosines[:, mine])[found.view]
+    likeness = view.reshape(n, parts, len(some), parts).mean((1, 3)) @ members / members.sum(0)
     labels = likeness.argmax(1)
     labels[some] = found.labels
-    return PartFinding(labels, found.p_value, found.strength)
-
-
-def gammas_of(similarity: Matrix, parts: int) -> Matrix:
-    """Return γ_i of CFL's eq. 39 for whole updates, which have an r-th of the noise of a part's, ``[n]``."""
-    own = similarity.diagonal()
-    with np.errstate(divide="ignore"):
-        return np.where(own > 0, np.sqrt(np.maximum(1 / own - 1, 0) / parts), np.inf)
+    return replace(found, labels=labels, tested=some)

@@ -1,0 +1,108 @@
+"""How alike clients are by the updates of parts of their data, and what it is worth to part the clients."""
+
+from __future__ import annotations
+
+import numpy as np
+from torch import Tensor
+
+from fedclade.clustering.dendrograms import Matrix
+from fedclade.clustering.similarity import Labels
+
+VIEWS = 2
+"""In which parts are looked at: as they are, and with their directions evened out."""
+
+EVENED = 10
+"""Directions in which parts vary so many times as much as in the median one count half as much as they could."""
+
+NOTHING = 1e-6
+"""Of the largest variance: directions with less are those of rounding."""
+
+
+def part_similarity(signatures: Tensor) -> Matrix:
+    """Return the cosines of all parts ``[n·r, n·r]`` of signatures ``[n, r, R]``, with zeros on the diagonal."""
+    flat = signatures.flatten(0, 1)
+    unit = flat / flat.norm(dim=1, keepdim=True).clamp(min=1e-30)
+    cosines = (unit @ unit.T).double().cpu().numpy()
+    np.fill_diagonal(cosines, 0.0)
+    return cosines
+
+
+def client_similarity(cosines: Matrix, parts: int) -> Matrix:
+    """Return the mean cosine of two clients' parts ``[..., n, n]``; on the diagonal, of a client's different ones."""
+    *some, size, _ = cosines.shape
+    n = size // parts
+    mean = cosines.reshape(*some, n, parts, n, parts).sum((-3, -1)) / parts**2
+    own = np.arange(n)
+    mean[..., own, own] *= parts / (parts - 1)
+    return mean
+
+
+def worth_of(similarity: Matrix, labels: Labels) -> float:
+    """Return what a partition ``[n]`` is worth: |c| times the mean similarity of its pairs, over its clusters."""
+    found = 0.0
+    for cluster in np.unique(labels):
+        members = np.flatnonzero(labels == cluster)
+        block = similarity[np.ix_(members, members)]
+        alone = len(members) == 1
+        found += float(block.sum()) if alone else float((block.sum() - np.trace(block)) / (len(members) - 1))
+    return found
+
+
+def noise_of(similarity: Matrix, parts: int) -> float:
+    """Return σ², the noise of the mean of a client's r parts: an r-th of that of one, which two of a client show."""
+    return max(0.0, 1 - float(similarity.diagonal().mean())) / parts
+
+
+def gain_by_parts(similarity: Matrix, labels: Labels, noise: float) -> float:
+    """Return the gain of a partition ``[n]`` per client: its worth, less that of one cluster and the others' noise."""
+    clusters = len(np.unique(labels))
+    one = worth_of(similarity, np.zeros_like(labels))
+    return (worth_of(similarity, labels) - one - (clusters - 1) * noise) / len(labels)
+
+
+def views_of(cosines: Matrix, across: Matrix | None = None) -> tuple[Matrix, Matrix]:
+    """Return how alike parts are in two views, each ``[N, N]`` with zeros on the diagonal.
+
+    In the first it is the cosines of what sets the parts apart from their mean. Where updates vary most, it is often
+    for reasons of no interest: how many examples of each label there happen to be moves the whole last layer. Therefore
+    in the second view the directions of variance v (eigenvalues of the centred cosines) are scaled to v/(v + λ), with λ
+    ten times the median of v: those of large variance count about alike. The more parts, the better this tells noise
+    that all have in common from what only some have.
+
+    Nothing in either view hangs on which part is whose, so that shuffling clients' parts shuffles the views, too.
+
+    Parameters
+    ----------
+    cosines
+        Of N parts (:func:`part_similarity`), from which the views are made, ``[N, N]``.
+    across
+        Of M other parts with these, ``[M, N]``: the views are then of those, and rows may have any scale.
+    """
+    whole = cosines + np.eye(len(cosines))
+    middle = whole.mean(0)
+    own = whole - middle - middle[:, None] + middle.mean()
+    given = own if across is None else across - across.mean(1, keepdims=True) - middle + middle.mean()
+    values, vectors = np.linalg.eigh(own)
+    values = np.maximum(values, 0.0)
+    scaled = values + EVENED * max(float(np.median(values[values >= NOTHING * values[-1]])), 1e-30)
+    evening = (vectors / scaled) @ vectors.T
+    views = (given, own.diagonal()), (given @ evening, (own * evening).sum(1))
+    plain, evened = (_of_unit_parts(view, squares, both=across is None) for view, squares in views)
+    return plain, evened
+
+
+def _of_unit_parts(view: Matrix, squares: Matrix, *, both: bool) -> Matrix:
+    """Divide columns by the lengths of their parts; if the rows are of the same parts, these as well."""
+    lengths = np.sqrt(np.maximum(squares, 1e-30))
+    if not both:
+        return view / lengths
+    found = view / np.outer(lengths, lengths)
+    np.fill_diagonal(found, 0.0)
+    return found
+
+
+def gammas_of(similarity: Matrix, parts: int) -> Matrix:
+    """Return γ_i of CFL's eq. 39 for whole updates, which have an r-th of the noise of a part's, ``[n]``."""
+    own = similarity.diagonal()
+    with np.errstate(divide="ignore"):
+        return np.where(own > 0, np.sqrt(np.maximum(1 / own - 1, 0) / parts), np.inf)
