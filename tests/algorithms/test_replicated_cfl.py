@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fedclade import ConfigError, FedAvg, LocalTraining, ReplicatedCFL, simulate
+from fedclade.core import BESIDE
 from fedclade.core.queries import Round
 from fedclade.core.updates import Updates
 from tests.tiny import (
@@ -221,6 +222,24 @@ def test_clusters_that_differ_no_more_become_one_and_share_a_model():
     deltas = torch.stack([run.clients.clients.delta(client, CHECKS[0], -1) for client in range(16)])
     (leaf,) = (leaf for leaf in run.states[-1].tree.leaves if leaf.members)
     torch.testing.assert_close(leaf.params, joint + deltas.mean(0))
+
+
+def test_who_falls_back_goes_on_with_the_model_for_all_when_all_become_one():
+    clients = groups((1, TWO), (5, "0" * 16))
+    algorithm = ReplicatedCFL(check_every=3, fallback=True)
+    run = play(algorithm, clients, torch.zeros(40), CHECKS[0] + 1)
+    beside = [
+        len([call for call in run.clients.asked("train", n) if call.round.purpose == BESIDE]) for n in range(3, 8)
+    ]
+    assert beside == [0, 1, 1, 0, 0]
+    for_all = run.states[CHECKS[0] - 1].tree.nodes[0].model
+    for number in CHECKS[0], CHECKS[0] + 1:
+        tree = run.states[number].tree
+        (leaf,) = (leaf for leaf in tree.leaves if leaf.members)
+        deltas = torch.stack([clients.delta(client, number, -1) for client in range(16)])
+        for_all = for_all + deltas.mean(0)
+        torch.testing.assert_close(leaf.params, for_all)
+        assert torch.equal(tree.nodes[0].model, leaf.params)
 
 
 def test_a_cluster_whose_members_come_to_differ_is_split_again():

@@ -41,6 +41,7 @@ from fedclade.core import (
     Checked,
     Clients,
     Event,
+    Node,
     ParameterTree,
     Postponed,
     Regrouped,
@@ -144,11 +145,13 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
         if number % self.check_every == 0 and self._affordable(state):
             state, events = self._check(replace(state, checks=state.checks + 1), clients, this_round)
         parts = train_clusters(state, cohort, clients, this_round)
-        if self.fallback and len(state.tree.nodes) > 1:
+        if self.fallback and len(_clusters(state.tree)) > 1:
             state = replace(state, tree=state.tree.continued(train_beside(state.tree, cohort, clients, this_round)))
         if events:  # criteria are for people: nothing is decided by them
             parts = [part.compared() for part in parts]
         tree, joined = place_stragglers(move_clusters(state.tree, parts), parts)
+        if self.fallback and not together and len(one := _clusters(tree)) == 1:  # all became one again
+            tree = tree.continued(one[0].params)
         return replace(state, tree=tree), log_of(parts, [*events, *joined], "check" if events else "train")
 
     def serve(self, state: ReplicatedState, clients: Clients) -> Mapping[int, int]:
@@ -239,7 +242,13 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
         tree = regrouped(state.tree, clusters, made, model, round_number=number, criteria=verdict.criteria)
         if self.fallback and len(state.tree.nodes) == 1:  # what all have trained goes on as the root's, too
             tree = tree.continued(tree.nodes[1].params)
+        elif self.fallback and len(one := _clusters(tree)) == 1:  # and all go on with the root's when they join again
+            tree = tree.with_model(one[0].id, tree.nodes[0].model)
         return replace(state, tree=tree), [_event(Regrouped, verdict, ids, level)]
+
+
+def _clusters(tree: ParameterTree) -> list[Node]:
+    return [leaf for leaf in tree.leaves if leaf.members]
 
 
 def _event(kind: type[Check], verdict: Verdict, ids: Sequence[int], level: float) -> Event:
