@@ -118,14 +118,14 @@ def table(lines: Sequence[Line]) -> Table:
         by_case[line["case"]].append(line)
     rows = [(name, *_cells(by_case[name])) for name in CASES if name in by_case]
     rows.append(("all", *_cells(lines)))
-    shares = (f"p ≤ {level:g} in rounds {rounds}" for level in LEVELS for rounds in ("1, 2, 3", "7, 14, 21"))
+    shares = (f"p ≤ {level:g} in round {rounds}" for level in LEVELS for rounds in ("3", "7, 14, 21"))
     return as_table("clients of one distribution", ("case", "simulations", *shares, "parted"), rows)
 
 
 def _cells(found: Sequence[Line]) -> Iterator[str]:
     yield str(len(found))
     for level in LEVELS:
-        for rounds in (("1", "2", "3"), ("7", "14", "21")):
+        for rounds in (("3",), ("7", "14", "21")):
             p = [np.array([line["p"][number] for line in found if number in line["p"]]) for number in rounds]
             yield ", ".join(f"{(each <= level).mean():.1%}" for each in p if len(each))
     yield str(sum(line["parted"] for line in found))

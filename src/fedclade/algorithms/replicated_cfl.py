@@ -31,6 +31,7 @@ from torch import Tensor
 from fedclade.algorithms.base import Algorithm, RoundLog
 from fedclade.algorithms.cluster_update import ClusterUpdate, log_of, move_clusters, place_stragglers, train_clusters
 from fedclade.algorithms.fallback import best_on_validation, train_beside
+from fedclade.algorithms.personalized import keep_better
 from fedclade.algorithms.regrouping import clusters_of, joint_model, regrouped
 from fedclade.algorithms.replicated_checks import Verdict, by_halves, by_parts, cosines_of
 from fedclade.algorithms.rounds_in_parts import HALVES, Parting
@@ -76,6 +77,7 @@ class ReplicatedState(State):
     initial: Tensor | None = None  # the model [S] at which parts are asked for again
     tested: tuple[int, ...] = ()  # clients, of whose parts at that model these are the cosines
     cosines: Tensor | None = None
+    keepers: tuple[int, ...] = ()  # clients that are served with models of their own
 
 
 @checked()
@@ -96,6 +98,10 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
         data speaks for (:mod:`fedclade.algorithms.fallback`), so that clients fare at least about as well as with
         FedAvg where clusters that differ are better off together. From the first split on it takes twice the training
         and the bytes, and of private clients twice the releases.
+    personalize
+        In rounds that are evaluated each client fine-tunes its cluster's model by a round of local training, and keeps
+        it for itself where validation data says that it is the better one
+        (:mod:`fedclade.algorithms.personalized`). Clusters and their models stay as they are without.
     """
 
     state_type = ReplicatedState
@@ -103,6 +109,7 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
     level: float = 0.01
     check_every: int = 7
     fallback: bool = False
+    personalize: bool = False
 
     def __post_init__(self) -> None:
         require(
@@ -135,7 +142,22 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
     def step(
         self, state: ReplicatedState, cohort: Sequence[int], clients: Clients, this_round: Round
     ) -> tuple[ReplicatedState, RoundLog]:
-        """Run a round of federated learning in every cluster: at first in parts, and now and then after a check."""
+        """Run a round of federated learning in every cluster; then make the models of the clients' own."""
+        state, log = self._round(state, cohort, clients, this_round)
+        if self.personalize:
+            served = self.serve(state, clients) if this_round.evaluated else {}
+            keepers = keep_better(state.tree, served, clients, this_round) if served else ()
+            state = replace(state, keepers=keepers)
+        return state, log
+
+    def keepers(self, state: ReplicatedState) -> Sequence[int]:
+        """Return the clients that keep a model of their own, and are served with that."""
+        return state.keepers
+
+    def _round(
+        self, state: ReplicatedState, cohort: Sequence[int], clients: Clients, this_round: Round
+    ) -> tuple[ReplicatedState, RoundLog]:
+        """Train: at first in parts, and now and then after a check."""
         number, together = this_round.number, len(state.tree.nodes) == 1
         state = replace(state, trained=state.trained + len(cohort))
         early = EARLY_ROUNDS if len(cohort) == len(state.tree.leaf_of) else 1
