@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -345,6 +346,31 @@ def test_parts_are_disjoint_cover_everything_and_are_drawn_anew():
     assert [len(part) for part in parts[:3]] == [4, 3, 3]
     assert parts[:3] != parts[3:]
     assert parts[0] != Round(1, SPEC, seed=1, part=(0, 3)).examples(10, key=8).tolist()
+
+
+def test_copies_of_an_example_are_in_one_part_but_at_its_ends():
+    parts, count = [Round(2, SPEC, seed=1, part=(k, 3), part_size=40) for k in range(3)], 120
+    copies = np.arange(count) // 3
+    found = [each.examples(count, 7, copies) for each in parts]
+    assert sorted(np.concatenate(found)) == list(range(count))
+    held = [set(copies[part].tolist()) for part in found]
+    assert len(held[0] & held[1]) <= 1 >= len(held[1] & held[2])
+    assert not held[0] & held[2]
+    alone = [each.examples(count, 7) for each in parts]
+    assert len(set(copies[alone[0]].tolist()) & set(copies[alone[1]].tolist())) > 10
+    for all_differ in (np.arange(count), np.arange(count) % 2):  # or are of few kinds
+        assert [each.examples(count, 7, all_differ).tolist() for each in parts] == [each.tolist() for each in alone]
+
+
+def test_clients_that_hold_copies_of_their_examples_are_not_parted_for_that():
+    """Of these seeds all were, into five, seven and six clusters, when copies lay in any part."""
+    spec = LocalTraining(epochs=1, batch_size=8, lr=0.1)
+    for seed in (0, 3, 6):
+        federation = federation_of([0] * 8, [80] * 8, seed=seed)
+        copied = [replace(client, train=np.tile(client.train, 4)) for client in federation.clients]
+        clients, params = replicating(replace(federation, clients=tuple(copied)), linear())
+        run = play(ReplicatedCFL(), clients, params, EARLY, spec=spec)
+        assert clusters_of(run.states[-1]) == {frozenset(range(8))}
 
 
 def test_a_run_too_short_to_go_apart_is_told_so(caplog):

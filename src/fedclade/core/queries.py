@@ -23,6 +23,8 @@ Split = Literal["train", "validation", "test"]
 OWN = -1
 """In place of the row of a client's model: the model of its own that it keeps, so that it is sent none."""
 
+Indices = np.ndarray[tuple[int], np.dtype[np.int64]]
+
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 
@@ -99,13 +101,22 @@ class Round:
         part = place, self.replicates
         return replace(self, spec=spec, replicates=1, part=part, purpose=f"{self.purpose} {place}")
 
-    def examples(self, count: int, key: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        """Return which of ``count`` training examples the client of a key trains on, ascending."""
+    def examples(self, count: int, key: int, copies: Indices | None = None) -> Indices:
+        """Return which of ``count`` training examples the client of a key trains on, ascending.
+
+        ``copies [count]`` numbers examples, equal ones alike. Equal parts then have copies together, but for those at
+        their ends: spread over parts they would make the parts of a client alike, whatever its distribution. Where some
+        number is that of more than a tenth of a part, examples are few kinds rather than copies, and it has no effect.
+        """
         if self.part is None:
             return np.arange(count)
         place, parts = self.part
         if size := self.part_size:
             order = rng.generator(self.seed, "equal parts", key).permutation(count)
+            if copies is not None and 10 * int(np.bincount(copies).max()) <= size:
+                first = np.full(int(copies.max()) + 1, count)
+                np.minimum.at(first, copies[order], np.arange(count))
+                order = order[np.argsort(first[copies[order]], kind="stable")]
             return np.sort(order[place * size : (place + 1) * size])
         order = rng.generator(self.seed, "parts", self.number, key).permutation(count)
         return np.sort(order[place::parts])

@@ -280,7 +280,8 @@ class SimulatedClients(Workers):
         inputs, targets = self._data.of(client)
         if this_round.part is None:
             return inputs, targets
-        part = torch.from_numpy(this_round.examples(len(targets), self._client(client).key)).to(targets.device)
+        copies = self._data.copies(client) if this_round.part_size else None
+        part = torch.from_numpy(this_round.examples(len(targets), self._client(client).key, copies)).to(targets.device)
         return inputs[part], targets[part]
 
     def _model_error(self, error: Exception, block: Block, models: Tensor, this_round: Round) -> ModelError:

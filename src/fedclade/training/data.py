@@ -27,6 +27,7 @@ class ClientsData:
         self._federation = federation
         self._device = device
         self._targets: dict[int, Tensor] = {}
+        self._copies: dict[int, Indices] = {}
         self.positions = {client: k for k, client in enumerate(federation.ids)}
         self.splits = {split: SplitInputs(federation, split, device) for split in SPLITS}
         one = federation.pool.y[:1]
@@ -52,6 +53,15 @@ class ClientsData:
         if not self._targets:
             self._gather_targets()
         return held.inputs(held.places_of(held.set_of[self.positions[client]])), self._targets[client]
+
+    def copies(self, client: int) -> Indices:
+        """Return numbers of a client's training examples ``[n]``: those of equal inputs and targets have the same."""
+        if client not in self._copies:
+            numbers: dict[bytes, int] = {}
+            pairs = zip(*(each.cpu().numpy() for each in self.of(client)), strict=True)
+            found = [numbers.setdefault(x.tobytes() + y.tobytes(), len(numbers)) for x, y in pairs]
+            self._copies[client] = np.array(found, dtype=np.int64)
+        return self._copies[client]
 
     def _gather_targets(self) -> None:
         clients, y = self._federation.clients, self._federation.pool.y
