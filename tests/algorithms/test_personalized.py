@@ -4,29 +4,29 @@ from __future__ import annotations
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
-from fedclade import DataError, FineTune, LocalTraining, ReplicatedCFL, simulate
+from fedclade import DataError, FineTune, LocalTraining, ReplicatedCFL, export_model, simulate
 from fedclade.algorithms.personalized import keep_better
 from fedclade.core import OWN, ParameterTree
 from fedclade.core.queries import Round
+from fedclade.runs.store.card import model_card
 from tests.tiny import ScriptedClients, SpyClients, federation_of, linear, play, replicating
 
 SPEC = LocalTraining(epochs=4, batch_size=8, lr=0.3)
+LONG = LocalTraining(epochs=20, batch_size=4, lr=0.5)
 OURS = ReplicatedCFL(personalize=True)
+DIFFERENT = federation_of([0, 1, 2, 3], [120] * 4, validation=40)
+"""Before they go apart these clients, who see labels in four ways, share one model; it fits nobody."""
+ALIKE = federation_of([0] * 10, [12] * 10, validation=60)
+"""Whoever trains alone learns its few examples by heart."""
 
 
 def test_who_is_better_off_alone_is_served_with_a_model_of_its_own():
-    """Before they go apart, clients that see labels in four ways share one model; it fits nobody."""
-    clients, params = replicating(federation_of([0, 1, 2, 3], [120] * 4, validation=40), linear())
+    clients, params = replicating(DIFFERENT, linear())
     run = play(OURS, clients, params, 2, spec=SPEC)
     assert OURS.keepers(run.states[-1]) == (0, 1, 2, 3)
-    plain = play(
-        ReplicatedCFL(),
-        replicating(federation_of([0, 1, 2, 3], [120] * 4, validation=40), linear())[0],
-        params,
-        2,
-        spec=SPEC,
-    )
+    plain = play(ReplicatedCFL(), replicating(DIFFERENT, linear())[0], params, 2, spec=SPEC)
     assert torch.equal(run.states[-1].tree.nodes[0].params, plain.states[-1].tree.nodes[0].params)
 
 
@@ -41,9 +41,8 @@ def test_the_models_are_those_of_a_round_of_local_training():
 
 
 def test_where_sharing_is_better_nobody_keeps_a_model():
-    clients, params = replicating(federation_of([0] * 10, [12] * 10, validation=60), linear())
-    spec = LocalTraining(epochs=20, batch_size=4, lr=0.5)
-    assert OURS.keepers(play(OURS, clients, params, 6, spec=spec).states[-1]) == ()
+    clients, params = replicating(ALIKE, linear())
+    assert OURS.keepers(play(OURS, clients, params, 6, spec=LONG).states[-1]) == ()
 
 
 def test_they_are_made_in_evaluated_rounds_only():
@@ -66,10 +65,20 @@ def test_without_validation_data_it_is_said_what_to_set():
         simulate(OURS, linear(), federation, local=SPEC, rounds=3, engine="loop")
 
 
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_run_has_the_models_of_those_that_are_served_with_theirs_alone(keeps, tmp_path):
+    federation = DIFFERENT if keeps else ALIKE
+    run = simulate(OURS, linear(), federation, local=SPEC if keeps else LONG, rounds=2, engine="loop")
+    assert set(run.kept) == (set(federation.ids) if keeps else set())
+    assert (model_card(run, run.tree.nodes[0], run.layout)["accuracy"] is None) == keeps
+    export_model(run, tmp_path / "0.safetensors", client=0)
+    mine, shared = load_file(tmp_path / "0.safetensors"), run.layout.state_dict(run.tree.nodes[0].params)
+    assert all(torch.equal(mine[name], shared[name]) for name in shared) != keeps
+
+
 def test_labels_that_differ_within_clusters_are_served_as_well_as_by_fine_tuning():
-    federation = federation_of([0, 1, 2, 3], [120] * 4, validation=40)
     settings = {"local": SPEC, "rounds": 2, "engine": "loop"}
-    ours, tuned = (simulate(each, linear(), federation, **settings) for each in (OURS, FineTune(epochs=4)))
+    ours, tuned = (simulate(each, linear(), DIFFERENT, **settings) for each in (OURS, FineTune(epochs=4)))
     assert ours.summary["accuracy"]["mean"] > 0.7
     assert ours.summary["accuracy"]["mean"] >= tuned.summary["accuracy"]["mean"] - 0.1
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from time import perf_counter
+
+from torch import Tensor
 
 from fedclade.algorithms import Algorithm
 from fedclade.core import (
@@ -26,6 +28,10 @@ from fedclade.runs.history import History
 from fedclade.runs.settings import RunSettings
 from fedclade.runs.store import Run
 from fedclade.runs.store.run import Row
+from fedclade.training import OWN_MODEL
+
+Kept = dict[int, dict[str, Tensor]]
+"""What clients keep, by name."""
 
 _log = logging.getLogger(__name__)
 
@@ -84,7 +90,7 @@ def run_rounds(
     tree = backend.opened(training.state.tree)
     config, layout = {**checkpointer.config, **backend.settled}, backend.workers.layout
     run = training.history.finish(config, tree, backend.device, layout)
-    run = replace(run, kept=backend.kept)
+    run = replace(run, kept=_served(backend.kept, set(algorithm.keepers(training.state))))
     checkpointer.finish(run)
     return run
 
@@ -121,6 +127,13 @@ def run_round(
     row = training.history.add(number, state, log, cost, evaluation, served)
     training.number, training.state = number, state
     return row
+
+
+def _served(kept: Kept, keepers: Collection[int]) -> Kept:
+    """Return what clients keep, without the models of their own of those that are not served with theirs."""
+    left_out = {client: set[str]() if client in keepers else {OWN_MODEL} for client in kept}
+    found = {c: {name: held for name, held in mine.items() if name not in left_out[c]} for c, mine in kept.items()}
+    return {client: mine for client, mine in found.items() if mine}
 
 
 def check_models(number: int, before: ParameterTree, after: ParameterTree) -> None:

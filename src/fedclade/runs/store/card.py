@@ -51,9 +51,10 @@ def model_card(run: Run, node: Node, layout: Layout, client: int | None = None, 
 
 
 def serves_own(run: Run) -> bool:
-    """Whether clients were served with models of their own, which are none of the tree's."""
+    """Whether clients, or some of them, were served with models of their own, which are none of the tree's."""
     entry = ALGORITHMS.get(run.config["algorithm"]["name"])
-    return entry is not None and issubclass(entry.algorithm, OwnModels)
+    personalized = bool(run.config["algorithm"].get("personalize"))
+    return personalized or (entry is not None and issubclass(entry.algorithm, OwnModels))
 
 
 def _trained_until(run: Run, node: Node) -> int | None:
@@ -75,7 +76,10 @@ def _score(run: Run, node: Node, metric: str, client: int | None = None) -> Card
     the model of an earlier round, and ``round`` tells which.
     """
     served = [row for row in run.clients if row["served_by"] == node.id and client in (None, row["client"])]
-    if not served or (client is None and node.id == 0 and serves_own(run)):
+    if client is None and serves_own(run):  # over a network nobody here knows who was
+        known = "network" not in run.config
+        served = [row for row in served if known and "model" not in run.kept.get(row["client"], {})]
+    if not served:
         return None
     number = max(row["round"] for row in served)
     scores = spread([row[metric] for row in served if row["round"] == number])
