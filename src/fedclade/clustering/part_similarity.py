@@ -9,7 +9,7 @@ from fedclade.clustering.dendrograms import Matrix
 from fedclade.clustering.similarity import Labels
 
 VIEWS = 2
-"""In which parts are looked at: as they are, and with their directions evened out."""
+"""In which parts are looked at: by their cosines, and with their directions evened out."""
 
 EVENED = 10
 """Directions in which parts vary so many times as much as in the median one count half as much as they could."""
@@ -61,13 +61,12 @@ def gain_by_parts(similarity: Matrix, labels: Labels, noise: float) -> float:
 
 
 def views_of(cosines: Matrix, across: Matrix | None = None) -> tuple[Matrix, Matrix]:
-    """Return how alike parts are in two views, each ``[N, N]`` with zeros on the diagonal.
+    """Return how alike parts are in two views, each ``[N, N]`` with zeros on the diagonal: cosines, and evened out.
 
-    In the first it is the cosines of what sets the parts apart from their mean. Where updates vary most, it is often
-    for reasons of no interest: how many examples of each label there happen to be moves the whole last layer. Therefore
-    in the second view the directions of variance v (eigenvalues of the centred cosines) are scaled to v/(v + λ), with λ
-    ten times the median of v: those of large variance count about alike. The more parts, the better this tells noise
-    that all have in common from what only some have.
+    Where updates vary most, it is often for reasons of no interest: how many examples of each label there happen to be
+    moves the whole last layer. Therefore in the second view the directions of variance v (eigenvalues of the cosines,
+    less those with the parts' mean) are scaled to v/(v + λ), with λ ten times the median of v: those of large variance
+    count about alike. The more parts, the better this tells noise that all have in common from what only some have.
 
     Nothing in either view hangs on which part is whose, so that shuffling clients' parts shuffles the views, too.
 
@@ -81,24 +80,17 @@ def views_of(cosines: Matrix, across: Matrix | None = None) -> tuple[Matrix, Mat
     whole = cosines + np.eye(len(cosines))
     middle = whole.mean(0)
     own = whole - middle - middle[:, None] + middle.mean()
-    given = own if across is None else across - across.mean(1, keepdims=True) - middle + middle.mean()
     values, vectors = np.linalg.eigh(own)
     values = np.maximum(values, 0.0)
     scaled = values + EVENED * max(float(np.median(values[values >= NOTHING * values[-1]])), 1e-30)
     evening = (vectors / scaled) @ vectors.T
-    views = (given, own.diagonal()), (given @ evening, (own * evening).sum(1))
-    plain, evened = (_of_unit_parts(view, squares, both=across is None) for view, squares in views)
-    return plain, evened
-
-
-def _of_unit_parts(view: Matrix, squares: Matrix, *, both: bool) -> Matrix:
-    """Divide columns by the lengths of their parts; if the rows are of the same parts, these as well."""
-    lengths = np.sqrt(np.maximum(squares, 1e-30))
-    if not both:
-        return view / lengths
-    found = view / np.outer(lengths, lengths)
-    np.fill_diagonal(found, 0.0)
-    return found
+    lengths = np.sqrt(np.maximum((own * evening).sum(1), 1e-30))
+    if across is not None:
+        apart = across - across.mean(1, keepdims=True) - middle + middle.mean()
+        return across, apart @ evening / lengths
+    evened = own @ evening / np.outer(lengths, lengths)
+    np.fill_diagonal(evened, 0.0)
+    return cosines, evened
 
 
 def gammas_of(similarity: Matrix, parts: int) -> Matrix:

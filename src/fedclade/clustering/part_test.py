@@ -15,7 +15,7 @@ and two halves that do are told from chance alike, as it is the gain per cluster
 the true order among them, in which Λ is as large; linkage and pruning are made anew in each of them.
 
 *The views.* All of this is done in two views of the parts (:func:`~fedclade.clustering.part_similarity.views_of`), each
-at half the level: as they are, and with the directions evened out in which they vary most.
+at half the level: by their cosines, and with the directions evened out in which they vary most.
 
 *The cut.* Where a test rejects that there is one cluster, the dendrogram is pruned at the cost that is exceeded in one
 of twenty shuffles. The view that rejects most clearly counts, among those in which the clusters gain more than the
