@@ -71,8 +71,8 @@ class PartFinding:
 
     labels: Labels  # the clusters [n]; zeros where no test rejects that there is one
     p_value: float  # of there being one distribution only, of both views together
-    strength: float  # Λ over what it must exceed; above 1 where the test rejects
-    view: int  # in which it is the largest
+    strength: float  # Λ over what it must exceed, in the view that tells the clusters; 0 if none does
+    view: int
     tested: Labels  # the clients [m] whose parts were shuffled: all, but of many
     similarities: tuple[Matrix, ...]  # of these in each view, [m, m]
     parts: int
@@ -136,12 +136,11 @@ def find_by_parts(
         return best
     for number, (view, similarity) in enumerate(zip(views, similarities, strict=True)):
         labels, p_value, strength = _tested(view, parts, level / VIEWS, draw)
-        if labels.any():
-            _part_further(labels, view, parts, inside, draw)
         best = replace(best, p_value=min(best.p_value, VIEWS * p_value))
-        gains = not labels.any() or gain_by_parts(similarity, labels, noise_of(similarity, parts)) > 0
-        if gains and strength > best.strength:
-            best = replace(best, labels=labels, strength=strength, view=number)
+        if labels.any() and strength > best.strength:
+            _part_further(labels, view, parts, inside, draw)
+            if gain_by_parts(similarity, labels, noise_of(similarity, parts)) > 0:
+                best = replace(best, labels=labels, strength=strength, view=number)
     return best
 
 
