@@ -193,7 +193,7 @@ class SimulatedClients(Workers):
         answers: list[tuple[Tensor, float]] = []
         for client, row in zip(query.ids, query.assignment, strict=True):
             whole = self.whole.of(query.round, client, query.models[row])
-            examples = self._examples(client, query.round)
+            examples = self._data.examples(client, query.round)
             answers.append(loop.gradient(self._module, self.layout.full, whole, examples, self._task, self._chunk))
         deltas, _ = self.layout.parted(torch.stack([delta for delta, _ in answers]))
         losses = torch.tensor([loss for _, loss in answers], dtype=torch.float64)
@@ -272,17 +272,8 @@ class SimulatedClients(Workers):
         jobs: list[Job] = []
         for client, row, anchor in block:
             generator = rng.torch_generator(*keyed, self._client(client).key)
-            jobs.append(Job(client, row, *self._examples(client, this_round), generator, anchor))
+            jobs.append(Job(client, row, *self._data.examples(client, this_round), generator, anchor))
         return Workload(self._module, self.layout.full, models, jobs, this_round.spec, this_round.lr, self._task)
-
-    def _examples(self, client: int, this_round: Round) -> tuple[Tensor, Tensor]:
-        """Return what a client trains on in a round: all its training examples, or a part of them."""
-        inputs, targets = self._data.of(client)
-        if this_round.part is None:
-            return inputs, targets
-        copies = self._data.copies(client) if this_round.part_size else None
-        part = torch.from_numpy(this_round.examples(len(targets), self._client(client).key, copies)).to(targets.device)
-        return inputs[part], targets[part]
 
     def _model_error(self, error: Exception, block: Block, models: Tensor, this_round: Round) -> ModelError:
         """Find the client on whose data training fails, by itself, and name it."""

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedclade.core import Split
+from fedclade.core import Round, Split
 from fedclade.data import Federation, Indices
 
 SPLITS: tuple[Split, ...] = ("train", "test", "validation")
@@ -54,7 +54,17 @@ class ClientsData:
             self._gather_targets()
         return held.inputs(held.places_of(held.set_of[self.positions[client]])), self._targets[client]
 
-    def copies(self, client: int) -> Indices:
+    def examples(self, client: int, this_round: Round) -> tuple[Tensor, Tensor]:
+        """Return what a client trains on in a round: all its training examples, or a part of them."""
+        inputs, targets = self.of(client)
+        if this_round.part is None:
+            return inputs, targets
+        copies = self._copies_of(client) if this_round.part_size else None
+        key = self._federation.by_id[client].key
+        part = torch.from_numpy(this_round.examples(len(targets), key, copies)).to(targets.device)
+        return inputs[part], targets[part]
+
+    def _copies_of(self, client: int) -> Indices:
         """Return numbers of a client's training examples ``[n]``: those of equal inputs and targets have the same."""
         if client not in self._copies:
             numbers: dict[bytes, int] = {}
