@@ -198,7 +198,7 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
         cluster, answered = ClusterUpdate.of(0, updates, this_round).compared(), in_parts.ids
         asked = state.asked + len(set(able).difference(cohort))
         state = replace(state, tree=move_clusters(tree, [cluster]), asked=asked)
-        if this_round.number == 1:
+        if this_round.number == 1 and answered:
             state = replace(state, tested=answered, cosines=cosines_of(in_parts))
         if this_round.number < early:
             return state, log_of([cluster], [], "train")
