@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from fedclade import DataError, FineTune, LocalTraining, ReplicatedCFL, export_model, simulate
-from fedclade.algorithms.personalized import keep_better
+from fedclade.algorithms.personalized import LEAF, ROOT, keep_better
 from fedclade.core import OWN, ParameterTree
 from fedclade.core.queries import Round
 from fedclade.runs.store.card import model_card
@@ -102,4 +104,30 @@ def test_a_client_departs_from_what_all_have_for_two_standard_errors(alone, kept
 
     clients = Tuning({client: [0.0] for client in range(6)}, dict.fromkeys(range(6), 100), right=right)
     tree = ParameterTree.root_only(range(6), torch.zeros(1))
-    assert keep_better(tree, dict.fromkeys(range(6), 0), clients, Round(3, SPEC)) == kept
+    assert keep_better(tree, (LEAF,), clients, Round(3, SPEC)) == kept
+
+
+def test_with_a_fallback_the_model_for_all_is_tuned_as_well():
+    """The root's model is 10, the leaves' are 1 and 2; tuning adds 100. Client 0 is best off from its leaf's."""
+    right = {10.0: 0.5, 1.0: 0.5, 2.0: 0.5, 110.0: 0.9, 101.0: 0.2, 102.0: 0.2}
+
+    class Tuning(ScriptedClients):
+        own: ClassVar[dict[int, float]] = {}
+
+        def train(self, ids, models, assignment, this_round, anchors=None, own=False):
+            self.own |= {client: float(models[row]) + 100 for client, row in zip(ids, assignment, strict=True)}
+            return super().train(ids, models, assignment, this_round, anchors)
+
+        def evaluate(self, ids, models, assignment, split):
+            of = [self.own[c] if row == OWN else float(models[row]) for c, row in zip(ids, assignment, strict=True)]
+            return super().evaluate(ids, torch.tensor(of)[:, None], range(len(ids)), split)
+
+    everybody = range(6)
+    clients = Tuning(
+        {client: [0.0] for client in everybody},
+        dict.fromkeys(everybody, 100),
+        right=lambda client, model: (0.99 if model == 101 else 0.5) if client == 0 else right[model],
+    )
+    tree = ParameterTree.star([[0, 1, 2], [3, 4, 5]], torch.tensor([[1.0], [2.0]])).continued(torch.tensor([10.0]))
+    assert keep_better(tree, (ROOT, LEAF), clients, Round(3, SPEC)) == tuple(everybody)
+    assert clients.own == {0: 101.0, **dict.fromkeys(range(1, 6), 110.0)}

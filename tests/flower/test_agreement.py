@@ -46,7 +46,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     "cfl by gradients": CFL(split_rounds=(2,), eps2=1e-6, similarity="gradients", fallback=True),
     "cfl by a test": CFL(criterion="replicated", level=0.5),
     "rcfl": ReplicatedCFL(level=0.5, check_every=3),
-    "rcfl, personal": ReplicatedCFL(level=0.5, personalize=True),
+    "rcfl, personal": ReplicatedCFL(level=0.5, personalize=True, fallback=True),
     "fl_hc": FLHC(rounds_before=2, n_clusters=2),
     "fedgroup": FedGroup(groups=2),
     "ifca": IFCA(clusters=2, restarts=2),

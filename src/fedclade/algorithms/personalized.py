@@ -1,40 +1,60 @@
 """Models of the clients' own beside the clusters': each fine-tunes its cluster's, and keeps it where that is better.
 
 As in :mod:`~fedclade.algorithms.finetune`, copies are made anew in every round that is evaluated, by a round of local
-training, and nothing travels for them. Whether clients are served with theirs, validation data says: all are, or none,
-by the examples of all; then each cluster, and at last each client, may depart from that
-(:mod:`~fedclade.algorithms.served`).
+training, and nothing travels for them. Where a model for all goes on beside the clusters', it is fine-tuned as well.
+What clients are served with, validation data says: what does best on the examples of all; then each cluster, and at
+last each client, may depart from that (:mod:`~fedclade.algorithms.served`).
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import replace
 
 from fedclade.algorithms.served import Scores, departed
 from fedclade.core import OWN, Clients, ParameterTree, Round
 
-CLUSTERS, MINE = 0, 1
-"""The model of the cluster, and that of the client's own."""
+ROOT, LEAF = 0, -1
+"""Of a client's path: the model for all, and its cluster's."""
 
 
-def keep_better(tree: ParameterTree, served: Mapping[int, int], clients: Clients, this_round: Round) -> tuple[int, ...]:
-    """Let all clients fine-tune the model of the node that they are served with; return who is to keep its own."""
-    models, rows = tree.models([served[client] for client in clients.ids], served=True)
+def keep_better(tree: ParameterTree, starts: Sequence[int], clients: Clients, this_round: Round) -> tuple[int, ...]:
+    """Let all clients fine-tune models on their paths; return who is to be served with a model of its own.
+
+    Parameters
+    ----------
+    tree
+        With the models.
+    starts
+        Which models on a client's path are fine-tuned, the most general first: ``ROOT``, ``LEAF``.
+    clients, this_round
+        All of them, and the round.
+    """
     at_home = replace(this_round, purpose="finetune", communicates="nothing")
-    tuned = clients.train(clients.ids, models, rows, at_home, own=True).ids
-    row_of = dict(zip(clients.ids, rows, strict=True))
-    mine = clients.evaluate(tuned, models, [OWN] * len(tuned), "validation")
-    theirs = clients.evaluate(mine.ids, models, [row_of[client] for client in mine.ids], "validation")
-    if not theirs.ids:
+    nodes = {client: tree.path(client) for client in clients.ids}
+    models, rows = tree.models([nodes[client][start].id for start in starts for client in clients.ids], served=True)
+    row_of = dict(zip([(client, start) for start in starts for client in clients.ids], rows, strict=True))
+
+    def tuned(ids: Sequence[int], start: int) -> tuple[int, ...]:
+        return clients.train(ids, models, [row_of[client, start] for client in ids], at_home, own=True).ids
+
+    answers = [clients.evaluate(clients.ids, models, [row_of[c, k] for c in clients.ids], "validation") for k in starts]
+    for start in starts:
+        mine = tuned(clients.ids, start)
+        answers.append(clients.evaluate(mine, models, [OWN] * len(mine), "validation"))
+    ids = sorted(set[int].intersection(*(set(answer.ids) for answer in answers)))
+    if not ids:
         return ()
-    pairs = [*((client, CLUSTERS) for client in theirs.ids), *((client, MINE) for client in mine.ids)]
-    scores, ids = Scores.of(pairs, [theirs, mine]), theirs.ids
+    scores = Scores.of([(c, k) for k, answer in enumerate(answers) for c in answer.ids], answers)
     members: dict[int, list[int]] = defaultdict(list)
     for client in ids:
-        members[served[client]].append(client)
-    groups = [*members.values(), *([client] for client in ids)]
-    ways = [[dict.fromkeys(group, model) for model in (CLUSTERS, MINE)] for group in groups]
-    all_alike = max((dict.fromkeys(ids, model) for model in (CLUSTERS, MINE)), key=scores.total)
-    return tuple(sorted(client for client, model in departed(all_alike, ways, scores).items() if model == MINE))
+        members[nodes[client][LEAF].id].append(client)
+    numbers, groups = range(len(answers)), [*members.values(), *([client] for client in ids)]
+    ways = [[dict.fromkeys(group, k) for k in numbers] for group in groups]
+    found = departed(max((dict.fromkeys(ids, k) for k in numbers), key=scores.total), ways, scores)
+    chosen = {client: starts[k - len(starts)] for client, k in found.items() if k >= len(starts)}
+    for start in starts[:-1]:  # what is tuned last is what they hold
+        if again := [client for client in chosen if chosen[client] == start]:
+            tuned(again, start)
+    return tuple(sorted(chosen))

@@ -31,7 +31,7 @@ from torch import Tensor
 from fedclade.algorithms.base import Algorithm, RoundLog
 from fedclade.algorithms.cluster_update import ClusterUpdate, log_of, move_clusters, place_stragglers, train_clusters
 from fedclade.algorithms.fallback import best_on_validation, train_beside
-from fedclade.algorithms.personalized import keep_better
+from fedclade.algorithms.personalized import LEAF, ROOT, keep_better
 from fedclade.algorithms.regrouping import clusters_of, joint_model, regrouped
 from fedclade.algorithms.replicated_checks import Verdict, by_halves, by_parts, cosines_of
 from fedclade.algorithms.rounds_in_parts import HALVES, Parting
@@ -100,8 +100,8 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
         and the bytes, and of private clients twice the releases.
     personalize
         In rounds that are evaluated each client fine-tunes its cluster's model by a round of local training, and keeps
-        it for itself where validation data says that it is the better one
-        (:mod:`fedclade.algorithms.personalized`). Clusters and their models stay as they are without.
+        it for itself where validation data says that it is the better one; with ``fallback`` it may be the model for
+        all that it fine-tunes (:mod:`fedclade.algorithms.personalized`). Clusters stay as they are without.
     """
 
     state_type = ReplicatedState
@@ -145,8 +145,8 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
         """Run a round of federated learning in every cluster; then make the models of the clients' own."""
         state, log = self._round(state, cohort, clients, this_round)
         if self.personalize:
-            served = self.serve(state, clients) if this_round.evaluated else {}
-            keepers = keep_better(state.tree, served, clients, this_round) if served else ()
+            starts = (ROOT, LEAF) if self.fallback and len(_clusters(state.tree)) > 1 else (LEAF,)
+            keepers = keep_better(state.tree, starts, clients, this_round) if this_round.evaluated else ()
             state = replace(state, keepers=keepers)
         return state, log
 
