@@ -195,13 +195,14 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
         tree, parting = state.tree, Parting(state.parts, state.part_size)
         model, able = tree.nodes[0].params, parting.able(clients.sizes, tree.leaf_of)
         updates, in_parts = parting.train(tree.leaf_of, cohort, clients, model, this_round)
-        cluster, answered = ClusterUpdate.of(0, updates, this_round).compared(), in_parts.ids
+        cluster, answered = ClusterUpdate.of(0, updates, this_round), in_parts.ids
         asked = state.asked + len(set(able).difference(cohort))
         state = replace(state, tree=move_clusters(tree, [cluster]), asked=asked)
         if this_round.number == 1 and answered:
             state = replace(state, tested=answered, cosines=cosines_of(in_parts))
         if this_round.number < early:
-            return state, log_of([cluster], [], "train")
+            return state, log_of([cluster])
+        cluster = cluster.compared()
         if answered != state.tested:  # the next check of parts tests them, though they are as they were
             state = replace(state, tested=(), cosines=None)
         if len(answered) < (needed := max(2, this_round.min_clients)):
