@@ -43,7 +43,7 @@ METHODS: Mapping[str, Algorithm] = {
 
 TURNED = "turned upside down, 0 to 100 %"
 TASKS = ("iid", "Dirichlet(0.1)", "Dirichlet(0.5)", "Dirichlet(5)", "4 label swaps", TURNED)
-OURS = "rcfl, own"
+OURS = "rcfl, own, fallback"
 
 
 def turned(seed: int, data_dir: Path | None) -> Federation:
