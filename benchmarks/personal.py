@@ -63,7 +63,7 @@ def turned(seed: int, data_dir: Path | None) -> Federation:
 
 
 def run(task: str, method: str, seed: int, data_dir: Path | None) -> Line:
-    """Run a method; return its accuracy, clusters, and how many clients have a model of their own."""
+    """Run a method; return its accuracy, and how many clusters it has."""
     federation = turned(seed, data_dir) if task == TURNED else federation_of(task, seed, data_dir)
     settings: dict[str, Any] = {"rounds": ROUNDS, "evaluate_every": ROUNDS, "seed": seed, "engine": "stacked"}
     done = simulate(METHODS[method], "mlp", federation, local=LOCAL, **settings)

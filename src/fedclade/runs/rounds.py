@@ -131,9 +131,8 @@ def run_round(
 
 def _served(kept: Kept, keepers: Collection[int]) -> Kept:
     """Return what clients keep, without the models of their own of those that are not served with theirs."""
-    left_out = {client: set[str]() if client in keepers else {OWN_MODEL} for client in kept}
-    found = {c: {name: held for name, held in mine.items() if name not in left_out[c]} for c, mine in kept.items()}
-    return {client: mine for client, mine in found.items() if mine}
+    left = {c: mine if c in keepers else {n: t for n, t in mine.items() if n != OWN_MODEL} for c, mine in kept.items()}
+    return {client: mine for client, mine in left.items() if mine}
 
 
 def check_models(number: int, before: ParameterTree, after: ParameterTree) -> None:
