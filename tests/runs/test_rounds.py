@@ -28,6 +28,7 @@ from fedclade.core.queries import Round
 from fedclade.core.tree import ParameterTree
 from fedclade.data.federation import Federation
 from fedclade.models import build_model
+from fedclade.runs.rounds import panel
 from tests.tiny import FEATURES, LABELS, federation_of, linear, simulated
 
 TRUTH = [0, 1, 0, 1]
@@ -49,6 +50,7 @@ def run_of(algorithm="fedavg", federation: Federation | None = None, model=None,
         ("client_fraction", 0.0, "greater than 0 and at most 1"),
         ("client_fraction", 1.5, "greater than 0 and at most 1"),
         ("evaluate_every", 0, "at least 1"),
+        ("evaluate_clients", 0, "at least 1, or left out for all"),
         ("min_clients", 0, "at least 1"),
         ("target", 0.0, "greater than 0 and at most 1"),
         ("target", 1.01, "greater than 0 and at most 1"),
@@ -532,3 +534,26 @@ def test_to_stream_full_signatures_is_refused():
     with pytest.raises(ConfigError) as caught:
         run_of(LooksAtEach(), stream=True)
     assert len(str(caught.value).splitlines()) == 2
+
+
+def test_a_sample_of_the_clients_is_evaluated() -> None:
+    whole = run_of(FedAvg(), rounds=2)
+    part = run_of(FedAvg(), rounds=2, evaluate_clients=2)
+    asked = [row["client"] for row in part.clients if row["round"] == 1]
+    assert len(asked) == 2 < len({row["client"] for row in whole.clients})
+    assert asked == sorted(asked) == [row["client"] for row in part.clients if row["round"] == 2]
+    assert part.clients == [row for row in whole.clients if row["client"] in asked]
+    assert part.summary["accuracy"]["mean"] == pytest.approx(
+        sum(row["accuracy"] for row in part.clients if row["round"] == 2) / 2
+    )
+    assert run_of(FedAvg(), rounds=2, evaluate_clients=99).clients == whole.clients
+
+
+def test_clients_of_a_cluster_are_evaluated_before_others() -> None:
+    params = torch.zeros(3)
+    tree = ParameterTree.star([[2, 5], [7]], params, unassigned=[1, 3, 4, 6])
+    ids = [1, 2, 3, 4, 5, 6, 7]
+    assert panel(tree, ids, 3, seed=0) == [2, 5, 7]
+    assert set(panel(tree, ids, 4, seed=0)) > {2, 5, 7}
+    assert {client for seed in range(20) for client in panel(tree, ids, 2, seed)} == {2, 5, 7}
+    assert panel(tree, ids, None, seed=0) is ids

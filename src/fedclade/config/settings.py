@@ -28,6 +28,7 @@ class TopLevel:
     rounds: int = 20
     client_fraction: float = 1.0
     evaluate_every: int = 1
+    evaluate_clients: int | None = None
     min_clients: int = 1
     engine: str = "auto"
     stream: Stream = "auto"

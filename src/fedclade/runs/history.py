@@ -11,11 +11,14 @@ from importlib.metadata import PackageNotFoundError, version
 from math import isfinite
 from typing import Any
 
+import numpy as np
+
 from fedclade.algorithms import RoundLog, State
 from fedclade.channel import DifferentialPrivacy
 from fedclade.clustering import SplitCriteria, separation_gap
 from fedclade.core import ClientRegistry, DataSpec, Evaluation, Layout, ParameterTree
 from fedclade.runs.store.contents import plain
+from fedclade.runs.store.rows import Block, Rows
 from fedclade.runs.store.run import FORMAT, Row, Run
 from fedclade.runs.store.similarities import LARGEST_KEPT, SimilarityMatrix
 from fedclade.tasks import SPREAD, FittedTask, cluster_scores, spread
@@ -33,7 +36,7 @@ class History:
     target: tuple[str, float] | None = None
     metrics: list[Row] = field(default_factory=list[Row])
     clusters: list[Row] = field(default_factory=list[Row])
-    clients: list[Row] = field(default_factory=list[Row])
+    clients: Sequence[Row] = field(default_factory=Rows)
     events: list[Row] = field(default_factory=list[Row])
     similarities: dict[int, SimilarityMatrix] = field(default_factory=dict[int, SimilarityMatrix])
 
@@ -56,7 +59,8 @@ class History:
         self.clusters += rows
         self._keep_similarities(number, log)
         if evaluation is not None:
-            self.clients += self._client_rows(number, state.tree, evaluation, served)
+            block = self._client_columns(number, state.tree, evaluation, served)
+            self.clients = Rows.of(self.clients).with_block(block)
         leaf_of = state.tree.leaf_of
         present = {client: leaf_of[client] for client in self.registry.ids if client in leaf_of}
         scores = cluster_scores(present, self.registry.true_clusters)
@@ -84,7 +88,7 @@ class History:
             tree=tree,
             metrics=list(self.metrics),
             clusters=list(self.clusters),
-            clients=list(self.clients),
+            clients=self.clients,
             events=list(self.events),
             similarities=tuple(self.similarities.values()),
             layout=layout,
@@ -92,8 +96,7 @@ class History:
 
     def _summary(self, config: Mapping[str, Any], tree: ParameterTree, device: str) -> dict[str, Any]:
         last = self.metrics[-1]
-        evaluated = self.clients[-1]["round"] if self.clients else last["round"]
-        final = [row for row in self.clients if row["round"] == evaluated]
+        final = Rows.of(self.clients).last
         truth = self.registry.true_clusters
         phases = ("train", "evaluate", "server")
         reached = [r for r in self.metrics if self._is_reached(r, "_mean")]
@@ -109,7 +112,7 @@ class History:
             "clients": len(self.registry),
             "metrics": [metric.noted for metric in self.task.metrics],
             **{
-                metric.name: spread([row[metric.name] for row in final], lower_is_better=not metric.higher_is_better)
+                metric.name: spread(final.column(metric.name), lower_is_better=not metric.higher_is_better)
                 for metric in self.task.metrics
             },
             "clusters": {
@@ -164,25 +167,22 @@ class History:
             if 1 < len(criteria.members) <= LARGEST_KEPT and criteria.similarity is not None:
                 self.similarities[node] = SimilarityMatrix(node, number, criteria.members, criteria.similarity)
 
-    def _client_rows(
+    def _client_columns(
         self, number: int, tree: ParameterTree, evaluation: Evaluation, served: Mapping[int, int]
-    ) -> list[Row]:
-        truth = self.registry.true_clusters
-        scores = zip(evaluation.ids, self._scores(evaluation), evaluation.losses.tolist(), strict=True)
-        return [
-            {
-                "round": number,
-                "client": client,
-                "name": self.registry.names[client],
-                "cluster": tree.leaf_of[client],
-                "true_cluster": None if truth is None else truth[client],
-                "served_by": served[client],
-                "n_train": self.registry.sizes[client],
-                **mine,
-                "loss": loss,
-            }
-            for client, mine, loss in scores
-        ]
+    ) -> Block:
+        clients, truth, registry = evaluation.ids, self.registry.true_clusters, self.registry
+        scores = evaluation.scores.double().numpy()
+        return {
+            "round": np.full(len(clients), number),
+            "client": np.array(clients),
+            "name": [registry.names[client] for client in clients],
+            "cluster": np.array([tree.leaf_of[client] for client in clients]),
+            "true_cluster": [None] * len(clients) if truth is None else np.array([truth[client] for client in clients]),
+            "served_by": np.array([served[client] for client in clients]),
+            "n_train": np.array([registry.sizes[client] for client in clients]),
+            **{metric.name: scores[:, j].copy() for j, metric in enumerate(self.task.metrics)},
+            "loss": evaluation.losses.double().numpy().copy(),
+        }
 
     def _evaluation_columns(self, evaluation: Evaluation | None) -> Row:
         """Return the columns of an evaluation; a round without one has the same, empty."""

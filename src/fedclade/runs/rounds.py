@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from time import perf_counter
 
@@ -19,6 +19,7 @@ from fedclade.core import (
     Round,
     RunError,
     RunInterrupted,
+    rng,
     shown,
 )
 from fedclade.runs.backend import Backend
@@ -113,13 +114,15 @@ def run_round(
     state, log = algorithm.step(state, cohort, clients, this_round)
     check_models(number, training.state.tree, state.tree)
     events = (*came_and_went, *backend.retrying.closed(number), *log.events)
-    evaluation, served = None, dict[int, int]()
+    evaluation: Evaluation | None = None
+    served: Mapping[int, int] = {}
     if evaluated or algorithm.finished(state):
-        served = dict(algorithm.serve(state, clients))
-        models, rows = state.tree.models([served[client] for client in clients.ids], served=True)
+        served = algorithm.serve(state, clients)
+        asked = panel(state.tree, clients.ids, settings.evaluate_clients, settings.seed)
+        models, rows = state.tree.models([served[client] for client in asked], served=True)
         own = set(algorithm.keepers(state))
-        rows = [OWN if client in own else row for client, row in zip(clients.ids, rows, strict=True)]
-        answered = clients.evaluate(clients.ids, models, rows, "test")
+        rows = [OWN if client in own else row for client, row in zip(asked, rows, strict=True)]
+        answered = clients.evaluate(asked, models, rows, "test")
         evaluation = answered if answered.ids else None
         _warn_of_losses(number, answered)
     log = replace(log, events=(*events, *backend.retrying.told()))
@@ -127,6 +130,16 @@ def run_round(
     row = training.history.add(number, state, log, cost, evaluation, served)
     training.number, training.state = number, state
     return row
+
+
+def panel(tree: ParameterTree, ids: Sequence[int], most: int | None, seed: int) -> Sequence[int]:
+    """Return the clients that are evaluated: all, or so many that the seed draws, those in a cluster before others."""
+    if most is None or most >= len(ids):
+        return ids
+    order = rng.generator(seed, "evaluated clients").permutation(len(ids)).tolist()
+    held = {client for leaf in tree.leaves for client in leaf.members}
+    drawn = sorted(order, key=lambda place: ids[place] not in held)[:most]
+    return [ids[place] for place in sorted(drawn)]
 
 
 def _served(kept: Kept, keepers: Collection[int]) -> Kept:

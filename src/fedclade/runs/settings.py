@@ -33,6 +33,9 @@ class RunSettings:
         Share of every cluster that trains in a round, in (0, 1]; C of FedAvg.
     evaluate_every
         Evaluate on the clients' test data after every so many rounds, and after the last.
+    evaluate_clients
+        How many clients an evaluation is of, at least 1: a fixed sample of them, drawn by the seed, of those in a
+        cluster before those that no cluster holds. None: all. Scores, counts and tables of clients are of the sample.
     target
         What to reach of the metric that counts, such as 0.9; or of another, by its name. The run reports when it was.
     task
@@ -76,6 +79,7 @@ class RunSettings:
     seed: int = 0
     client_fraction: float = 1.0
     evaluate_every: int = 1
+    evaluate_clients: int | None = None
     target: float | Mapping[str, float] | None = None
     task: Task = field(default_factory=Task)
     freeze: tuple[str, ...] = ()
@@ -96,6 +100,11 @@ class RunSettings:
             ("seed", self.seed, self.seed >= 0, "at least 0"),
             ("client_fraction", self.client_fraction, 0 < self.client_fraction <= 1, share),
             ("evaluate_every", self.evaluate_every, self.evaluate_every >= 1, "at least 1"),
+            (
+                *("evaluate_clients", self.evaluate_clients),
+                self.evaluate_clients is None or self.evaluate_clients >= 1,
+                "at least 1, or left out for all",
+            ),
             ("min_clients", self.min_clients, self.min_clients >= 1, "at least 1"),
             (
                 *("signature.of", list(self.signature.of), not (self.permute and self.signature.of)),
@@ -149,7 +158,7 @@ class RunSettings:
         self, algorithm: Algorithm, task: FittedTask, engine: str, data: Mapping[str, Any], model: str, **more: Any
     ) -> dict[str, Any]:
         """Return what is noted as the config of a run that was given none: these settings, and sections besides."""
-        top = ("rounds", "seed", "client_fraction", "evaluate_every", "min_clients")
+        top = ("rounds", "seed", "client_fraction", "evaluate_every", "evaluate_clients", "min_clients")
         return {
             **{name: getattr(self, name) for name in top},
             "engine": engine,
@@ -174,6 +183,7 @@ class RunOptions(TypedDict, total=False):
     seed: int
     client_fraction: float
     evaluate_every: int
+    evaluate_clients: int | None
     target: float | Mapping[str, float] | None
     task: Task | str | None
     freeze: tuple[str, ...]

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from fedclade.runs.store.rows import Column, Row, Rows
 from fedclade.runs.store.shape import check_shape
 from fedclade.tasks import noted_metrics
-
-Row = dict[str, Any]
 
 _SCORES = {**dict.fromkeys(("mean", "std", "min", "max", "p10", "p50", "p90", "worst10_mean"), float), ...: float}
 
@@ -78,7 +77,7 @@ def read_summary(path: Path) -> Row:
     return summary
 
 
-def read_rows(path: Path, summary: Row, nodes: int) -> list[Row]:
+def read_rows(path: Path, summary: Row, nodes: int) -> Rows:
     """Read one table, by its file's name, of a run of some summary and number of nodes.
 
     Raises
@@ -97,7 +96,7 @@ def read_rows(path: Path, summary: Row, nodes: int) -> list[Row]:
         raise ValueError(f"{path.name} should have at most {most} rows, got {file.metadata.num_rows}")
     schema = file.schema_arrow
     if file.metadata.num_rows == 0:
-        return []
+        return Rows()
     for column, types in columns.items():
         if column not in schema.names:
             raise ValueError(f"{path.name} lacks the column {column}")
@@ -106,17 +105,15 @@ def read_rows(path: Path, summary: Row, nodes: int) -> list[Row]:
     for field in schema:
         if field.name not in _WORDS and str(field.type) not in _NUMBERS:
             raise ValueError(f"{path.name}: {field.name} should be numbers, got {field.type}")
-    rows = file.read().to_pylist()
-    for i, row in enumerate(rows):
-        where = f"row {i} of {path.name}"
-        for column in columns:
-            if row[column] is None and column != "true_cluster":
-                raise ValueError(f"{where} lacks {column}")
-        check_shape(row["round"], int, f"{where}: round")
-        for column in ("node", "cluster", "served_by"):
-            if row.get(column) is not None:
-                check_node(row[column], nodes, f"{where}: {column}")
-    return rows
+    table = file.read()
+    for column in columns:
+        if column != "true_cluster" and table[column].null_count:
+            raise ValueError(f"row {table[column].is_null().index(True).as_py()} of {path.name} lacks {column}")
+    for column in ("round", "node", "cluster", "served_by"):
+        for value in table[column].unique().drop_null().to_pylist() if column in schema.names else ():
+            where = f"row {table[column].index(value).as_py()} of {path.name}: {column}"
+            check_shape(value, int, where) if column == "round" else check_node(value, nodes, where)
+    return Rows([_columns(table)])
 
 
 def write_rows(path: Path, rows: Sequence[Row]) -> None:
@@ -124,7 +121,16 @@ def write_rows(path: Path, rows: Sequence[Row]) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    pq.write_table(pa.Table.from_pylist(list(rows)), path)
+    blocks = [pa.table(dict(block)) for block in Rows.of(rows).blocks]
+    pq.write_table(pa.concat_tables(blocks, promote_options="permissive") if blocks else pa.table({}), path)
+
+
+def _columns(table: Any) -> dict[str, Column]:
+    """Return the columns of a table, those of numbers that are all there as arrays."""
+    numbers = {
+        name: str(table[name].type) in ("int64", "double") and not table[name].null_count for name in table.column_names
+    }
+    return {name: table[name].to_numpy() if numbers[name] else table[name].to_pylist() for name in table.column_names}
 
 
 def check_node(node: int, nodes: int, where: str) -> None:
