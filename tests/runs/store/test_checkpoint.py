@@ -14,7 +14,7 @@ import torch
 
 from fedclade import CheckpointError, ParameterTree
 from fedclade.core.files import sha256_of
-from fedclade.runs.store import Checkpoint, RunFolder, SimilarityMatrix, segments
+from fedclade.runs.store import Checkpoint, RunFolder, SimilarityMatrix, members, segments
 from fedclade.runs.store.checkpoint import FORMAT
 
 FILES = [
@@ -241,3 +241,34 @@ def test_files_are_copied_where_they_cannot_be_linked(tmp_path, monkeypatch):
 
     monkeypatch.setattr(segments.os, "link", refused)
     assert Checkpoint.read(saved(tmp_path, 9)).rows == rows_of(9)
+
+
+def test_members_of_large_clusters_are_written_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(members, "LARGE", 2)
+    before = {path.name for path in (saved(tmp_path, 8) / "members").iterdir()}
+    tree = a_checkpoint(9).tree.reassigned({0: 2})  # of the leaves (0, 2) and (1,)
+    saving: list[str] = []
+    save = np.save
+    monkeypatch.setattr(members.np, "save", lambda path, array: saving.append(path.name) or save(path, array))
+    RunFolder(tmp_path).save(dataclasses.replace(a_checkpoint(9), tree=tree, rows=rows_of(9)))
+    (now,) = tmp_path.rglob("round-000009")
+    files = {path.name for path in (now / "members").iterdir()}
+    assert len(before) == len(files) == 2
+    assert set(saving) == files - before, "the root has the members that it had"
+    assert len(saving) == 1
+    assert [node.members for node in Checkpoint.read(now).tree.nodes] == [(0, 1, 2), (2,), (0, 1)]
+    described = json.loads((now / "tree" / "tree.json").read_text())["nodes"]
+    assert [type(node["members"]) for node in described] == [str, list, str]
+
+
+@pytest.mark.parametrize("name", ["../../x.npy", "0" * 32 + ".npy"])
+def test_members_that_are_not_there_are_refused(written, name):
+    path = written / "tree" / "tree.json"
+    content = json.loads(path.read_text())
+    content["nodes"][0]["members"] = name
+    path.write_text(json.dumps(content))
+    manifest = json.loads((written / "checkpoint.json").read_text())
+    manifest["sha256"]["tree/tree.json"] = sha256_of(path)
+    (written / "checkpoint.json").write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match=r"members should be a list, or the name of a file|No such file"):
+        Checkpoint.read(written)

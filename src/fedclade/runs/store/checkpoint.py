@@ -7,6 +7,7 @@ round-000012/
   record/               the rows of all rounds so far, see segments.py
   tensors.safetensors   the algorithm's memory, the similarity matrices, what clients keep
   tree/                 the parameter tree, as in a run folder
+  members/              of large clusters, see members.py
 ```
 
 JSON keeps a float64 to the last bit: Python writes the shortest decimal that reads back as the same number.
@@ -17,6 +18,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from torch import Tensor
 
 from fedclade.core import CheckpointError, ParameterTree, RunError, write_tensors
 from fedclade.runs.store.manifest import check_manifest, read_manifest, write_manifest
+from fedclade.runs.store.members import read_members, write_members
 from fedclade.runs.store.run import Row, is_private
 from fedclade.runs.store.segments import read_segments, write_segments
 from fedclade.runs.store.similarities import SimilarityMatrix
@@ -58,10 +61,12 @@ class Checkpoint:
     stores: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])  #: see ``ClientStore.tensors``
 
     def write(self, folder: Path, earlier: Path | None = None) -> None:
-        """Write the checkpoint into a new folder, its manifest last; the rows of an ``earlier`` one are shared."""
+        """Write the checkpoint into a new folder, its manifest last; what an ``earlier`` one says too is shared."""
         folder.mkdir(parents=True)
         private = is_private(self.config)
-        write_tree(self.tree, folder / "tree", None, private)
+        known = {} if earlier is None else _files_of(earlier)
+        members, unchanged = write_members(self.tree, folder / "members", list(known))
+        write_tree(self.tree, folder / "tree", None, private, members)
         tensors = {f"memory/{name}": tensor.detach().cpu().clone() for name, tensor in self.memory.items()}
         tensors |= {f"similarity/{s.node}": torch.tensor(s.alpha) for s in self.similarities}
         tensors |= {f"store/{name}": tensor.cpu() for name, tensor in self.stores.items()}
@@ -76,9 +81,8 @@ class Checkpoint:
             "tables": list(self.rows),
         }
         _write_json(folder / "run.json", run)
-        known = {} if earlier is None else _record_of(earlier)
         shared = write_segments(folder / "record", self.rows, self.round, list(known))
-        sums = {f"record/{path.name}": known[path] for path in shared}
+        sums = {f"{path.parent.name}/{path.name}": known[path] for path in (*shared, *unchanged)}
         write_manifest(folder / _MANIFEST, FORMAT, sums)
 
     def moved(self, device: str) -> Checkpoint:
@@ -113,7 +117,9 @@ class Checkpoint:
                 config=run["config"],
                 made_with=run["made_with"],
                 fingerprint=run["fingerprint"],
-                tree=read_tree(folder / "tree").map_vectors(torch.clone, torch.clone),
+                tree=read_tree(folder / "tree", partial(read_members, folder / "members")).map_vectors(
+                    torch.clone, torch.clone
+                ),
                 memory=memory,
                 on_cpu=frozenset(run["on_cpu"]),
                 rows=rows,
@@ -124,13 +130,13 @@ class Checkpoint:
             raise CheckpointError(f"{folder}: {type(error).__name__}: {error}") from error
 
 
-def _record_of(folder: Path) -> dict[Path, str]:
-    """Return the files of a checkpoint's record with their sums; none if what it was written with is not known."""
+def _files_of(folder: Path) -> dict[Path, str]:
+    """Return the files of a checkpoint that may be shared with their sums; none if what they were is not known."""
     try:
         sums = read_manifest(folder / _MANIFEST, FORMAT)
     except RunError:
         return {}
-    found = {folder / name: each for name, each in sums.items() if name.startswith("record/")}
+    found = {folder / name: each for name, each in sums.items() if name.startswith(("record/", "members/"))}
     return found if all(path.is_file() for path in found) else {}
 
 

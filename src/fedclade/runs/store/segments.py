@@ -37,10 +37,7 @@ def write_segments(
     while kept and _length(kept[-1]) <= last - first + 1:
         first = _rounds(kept.pop())[0]
     for path in kept:
-        try:
-            os.link(path, folder / path.name)
-        except OSError:  # a file system on which a file has one name
-            shutil.copyfile(path, folder / path.name)
+        share(path, folder / path.name)
     with (folder / f"{first:06d}-{last:06d}.jsonl").open("w", encoding="utf-8") as file:
         for name, table in rows.items():
             begin = bisect_left(table, first, key=_round_of) if first > 1 else 0
@@ -57,6 +54,14 @@ def read_segments(files: Iterable[Path], tables: Iterable[str]) -> dict[str, lis
             name, row = json.loads(line)
             rows[name].append(row)
     return rows
+
+
+def share(path: Path, other: Path) -> None:
+    """Give a file that is never changed another name, too."""
+    try:
+        os.link(path, other)
+    except OSError:  # a file system on which a file has one name
+        shutil.copyfile(path, other)
 
 
 def _rounds(path: Path) -> tuple[int, int]:

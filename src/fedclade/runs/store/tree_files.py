@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +43,17 @@ _FULL = {"parameters": [_SLOT], "buffers": [_SLOT]}
 _LAYOUT = {"dtype": str, **_FULL, "tied": {...: str}, "frozen?": [str], "full?": _FULL}
 
 
-def write_tree(tree: ParameterTree, folder: Path, layout: Layout | None = None, private: bool = False) -> None:
+def write_tree(
+    tree: ParameterTree,
+    folder: Path,
+    layout: Layout | None = None,
+    private: bool = False,
+    members: Mapping[int, str] | None = None,
+) -> None:
     """Write a tree, and where its vectors' entries belong if that is known, into a new folder.
 
-    Whether the models are ``private``, see :func:`fedclade.core.files.write_tensors`.
+    Whether the models are ``private``, see :func:`fedclade.core.files.write_tensors`. Of the nodes named in ``members``
+    it says only in which file these are.
     """
     folder.mkdir()
     tensors: dict[str, Tensor] = {}
@@ -57,14 +64,22 @@ def write_tree(tree: ParameterTree, folder: Path, layout: Layout | None = None, 
     copies = {name: t.cpu().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
     write_tensors(folder / "tree.safetensors", copies, private=private)
     nodes = [{name: getattr(node, name) for name in _NODE} for node in tree.nodes]
+    for node, name in (members or {}).items():
+        nodes[node]["members"] = name
     content = {"nodes": nodes, **({} if layout is None else {"layout": _described(layout)})}
     (folder / "tree.json").write_text(json.dumps(content, indent=2, default=dict) + "\n")
 
 
-def read_tree(folder: Path) -> ParameterTree:
-    """Read a tree; a RunError if its files are missing or do not belong together."""
+def read_tree(folder: Path, members: Callable[[str], list[int]] | None = None) -> ParameterTree:
+    """Read a tree; a RunError if its files are missing or do not belong together.
+
+    ``members`` reads those of a node from the file that they were written to.
+    """
     try:
         described = json.loads((folder / "tree.json").read_text())
+        if members is not None:
+            for node in described["nodes"]:
+                node["members"] = members(given) if isinstance(given := node["members"], str) else given
         check_shape(described, {"nodes": [_NODE]}, "tree.json")
         tensors = load_file(folder / "tree.safetensors")
         tree = ParameterTree(tuple(_node(node, tensors) for node in described["nodes"]))
