@@ -6,6 +6,7 @@ may import it; it imports none. It knows nothing of how clients are trained or c
 
 from fedclade.core.aggregate import inter_group, mean
 from fedclade.core.arguments import check_arguments, checked, defaults, known_arguments
+from fedclade.core.array_mapping import ArrayMapping, Positions
 from fedclade.core.clients import Clients, Workers
 from fedclade.core.errors import (
     CheckpointError,
@@ -112,6 +113,7 @@ __all__ = [
     "OWN",
     "TOO_LATE",
     "VECTORS",
+    "ArrayMapping",
     "Ask",
     "Check",
     "Checked",
@@ -143,6 +145,7 @@ __all__ = [
     "Node",
     "ParameterTree",
     "PolicyError",
+    "Positions",
     "Postponed",
     "PrivacyError",
     "Query",

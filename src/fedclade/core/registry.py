@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
+
+from fedclade.core.array_mapping import ArrayMapping
 
 TaskKind = Literal["classification", "binary", "multilabel", "regression", "language"]
 """What the targets of examples are: a label, yes or no, several of these, numbers, or the next token at each place."""
@@ -36,8 +38,8 @@ class ClientRegistry:
 
     schema: DataSpec
     description: str  # for people: data, partition, shift
-    names: dict[int, str] = field(default_factory=dict[int, str])
-    sizes: dict[int, int] = field(default_factory=dict[int, int])  # training examples |D_i|
+    names: Mapping[int, str] = field(default_factory=dict[int, str])
+    sizes: Mapping[int, int] = field(default_factory=dict[int, int])  # training examples |D_i|
     true_clusters: Mapping[int, int] | None = None  # where they are known; for scoring only
     columns: Mapping[str, object] = field(default_factory=dict[str, object])  # of a table, for people
 
@@ -45,6 +47,6 @@ class ClientRegistry:
         return len(self.names)
 
     @property
-    def ids(self) -> tuple[int, ...]:
+    def ids(self) -> Sequence[int]:
         """All clients, in a fixed order."""
-        return tuple(self.names)
+        return self.names.positions.sequence if isinstance(self.names, ArrayMapping) else tuple(self.names)

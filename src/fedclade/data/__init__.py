@@ -6,8 +6,10 @@ Runs, the network, configs and the papers import it; it imports :mod:`fedclade.c
 from fedclade.data.arrays import Indices
 from fedclade.data.augment import Augment, augment_of
 from fedclade.data.cache import cache_folder
+from fedclade.data.client_data import ClientData
+from fedclade.data.client_table import ClientTable, SplitRows
 from fedclade.data.custom import one_client, pool_from_torch
-from fedclade.data.federation import ClientData, Federation
+from fedclade.data.federation import Federation
 from fedclade.data.files import FilesSettings, matches
 from fedclade.data.frames import federation_from_frame
 from fedclade.data.load import check_data_settings, check_newcomers, load_federation
@@ -24,6 +26,7 @@ __all__ = [
     "SOURCES",
     "Augment",
     "ClientData",
+    "ClientTable",
     "Federation",
     "FilesSettings",
     "Indices",
@@ -33,6 +36,7 @@ __all__ = [
     "Pool",
     "Shift",
     "Source",
+    "SplitRows",
     "View",
     "augment_of",
     "cache_folder",

@@ -4,62 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedclade.core import IGNORED, ClientRegistry, DataError, Split, checked
-from fedclade.data.arrays import Indices, as_indices, check_name, check_range, whole_number
+from fedclade.core import ArrayMapping, ClientRegistry, DataError, Positions, Split, checked
+from fedclade.data.arrays import Indices, whole_number
 from fedclade.data.augment import Augment, augment_of
+from fedclade.data.client_data import ClientData, check_held, no_examples
+from fedclade.data.client_table import ClientTable
 from fedclade.data.pool import Pool
-
-
-@dataclass(frozen=True, eq=False)
-class ClientData:
-    """What one client holds, and how it sees it.
-
-    A name that is no string, or a number or an index that is not whole, raises a DataError.
-    """
-
-    id: int  # by which the server knows the client
-    name: str  # for people; results do not depend on it
-    key: int  # the client's own number for its random draws, which stays when the server renames the client
-    train: Indices  # into the pool
-    validation: Indices  # may be empty
-    test: Indices
-    label_map: Tensor | None = None  # int64 [outputs]: where the pool has label y, the client sees label_map[y]
-    quarter_turns: int = 0  # its images are turned by so many times 90°
-
-    def __post_init__(self) -> None:
-        check_name(self.name, f"the name of client {self.id}")
-        for name in ("id", "key", "quarter_turns"):
-            object.__setattr__(self, name, whole_number(getattr(self, name), f"the {name} of client {self.name!r}"))
-        for name in get_args(Split):
-            object.__setattr__(self, name, as_indices(getattr(self, name), f"{name} of client {self.name!r}"))
-
-    def labels(self, y: Tensor) -> Tensor:
-        """Return pool targets as this client sees them, same shape; those that are ignored stay as they are."""
-        return y if self.label_map is None else self.label_map[y.clamp(min=0)].where(y != IGNORED, IGNORED)
-
-
-def _check_held(pool: Pool, indices: Indices, split: Split, client: str) -> None:
-    """Check that a pool has these examples, and that none of their inputs is NaN or infinite."""
-    check_range(indices, len(pool.x), f"the {split} indices of {client}")
-    if len(pool.not_finite) == 0 or len(odd := np.flatnonzero(np.isin(indices, pool.not_finite))) == 0:
-        return
-    row = int(indices[odd[0]])
-    place: list[int] = (~pool.x[row].isfinite()).nonzero()[0].tolist()
-    column = place[0] if len(place) == 1 else place
-    more = f" and in {len(odd) - 1} more" if len(odd) > 1 else ""
-    raise DataError(
-        f"{client} has {float(pool.x[row][tuple(place)])} in column {column} of {split} example {odd[0]} (example "
-        f"{row} of pool {pool.name!r}){more}; fill such inputs in, or leave these examples out"
-    )
 
 
 @checked()
@@ -72,7 +31,8 @@ class Federation:
     pool
         The examples that they share.
     clients
-        At least one, with distinct ids; each with training and test examples.
+        At least one, with distinct ids; each with training and test examples. Very many come as a
+        :class:`~fedclade.data.client_table.ClientTable`.
     true_clusters
         Cluster of each client by id, where it is known. For scoring only: no algorithm sees it, but the ``oracle``.
     description
@@ -91,7 +51,7 @@ class Federation:
     """
 
     pool: Pool
-    clients: tuple[ClientData, ...]
+    clients: tuple[ClientData, ...] | ClientTable
     true_clusters: Mapping[int, int] | None = None
     description: str = ""
     newcomers: Federation | None = None
@@ -99,37 +59,47 @@ class Federation:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "augment", augment_of(self.augment))
-        self._check_clients()
-        seen: set[int] = set()
-        for client in self.clients:
-            for split in get_args(Split):
-                indices: Indices = getattr(client, split)
-                if len(indices) and id(indices) not in seen:  # many clients are tested on the same
-                    _check_held(self.pool, indices, split, f"client {client.id} ({client.name!r})")
-                seen.add(id(indices))
-
-    def _check_clients(self) -> None:
         if not self.clients:
             raise DataError("a federation should have at least 1 client, got 0")
-        ids = [client.id for client in self.clients]
+        if isinstance(self.clients, ClientTable):
+            self.clients.check(self.pool)
+        else:
+            self._check_clients(self.clients)
+        self._check_truth()
+        self._check_together()
+
+    def _check_clients(self, clients: tuple[ClientData, ...]) -> None:
+        """Check what a table checks itself."""
+        ids = [client.id for client in clients]
         if len(set(ids)) < len(ids):
             twice = sorted({i for i in ids if ids.count(i) > 1})
             raise DataError(f"client ids should be distinct, got these more than once: {twice}")
-        for client in self.clients:
-            for split, indices in (("training", client.train), ("test", client.test)):
-                if len(indices) == 0:
-                    raise DataError(
-                        f"client {client.id} ({client.name!r}) has no {split} examples; ask for fewer clients "
-                        f"(now {len(ids)}), more examples, or a partition that gives every client some"
-                    )
-        if self.true_clusters is not None and set(self.true_clusters) != set(ids):
-            odd = sorted(set(self.true_clusters) ^ set(ids))
+        seen: set[int] = set()
+        for client in clients:
+            for split in get_args(Split):
+                indices: Indices = getattr(client, split)
+                if len(indices) == 0 and split != "validation":
+                    raise no_examples(client.id, client.name, split, len(clients))
+                if len(indices) and id(indices) not in seen:  # many clients are tested on the same
+                    check_held(self.pool, indices, split, f"client {client.id} ({client.name!r})")
+                seen.add(id(indices))
+
+    def _check_truth(self) -> None:
+        truth = self.true_clusters
+        if truth is None:
+            return
+        if isinstance(truth, ArrayMapping) and truth.positions.sequence == self.ids:  # whose numbers are whole
+            return
+        if set(truth) != set(self.ids):
+            odd = sorted(set(truth) ^ set(self.ids))
             raise DataError(f"true_clusters should name every client exactly once; these do not match: {odd}")
-        if self.pool.y.is_floating_point() and any(client.label_map is not None for client in self.clients):
-            raise DataError(f"clients can have a label_map only of labels, got targets of a {self.pool.task} task")
-        for client, cluster in (self.true_clusters or {}).items():
+        for client, cluster in truth.items():
             whole_number(cluster, f"the true cluster of client {client}")
-        if self.newcomers is not None and (both := sorted(set(ids) & set(self.newcomers.ids))):
+
+    def _check_together(self) -> None:
+        if self.pool.y.is_floating_point() and self.label_maps:
+            raise DataError(f"clients can have a label_map only of labels, got targets of a {self.pool.task} task")
+        if self.newcomers is not None and (both := sorted(set(self.ids) & set(self.newcomers.ids))):
             raise DataError(f"newcomers should have ids of their own, got these of other clients: {both}")
 
     def __len__(self) -> int:
@@ -141,23 +111,61 @@ class Federation:
     def __str__(self) -> str:
         return self.description or f"{self.pool.name}, {len(self)} clients"
 
-    @property
-    def ids(self) -> tuple[int, ...]:
+    @cached_property
+    def positions(self) -> Mapping[int, int]:
+        """At which place in the order of the clients each id stands."""
+        if isinstance(self.clients, ClientTable):
+            return self.clients.positions
+        return {client.id: place for place, client in enumerate(self.clients)}
+
+    @cached_property
+    def ids(self) -> Sequence[int]:
         """Ids of all clients, in order."""
-        return tuple(client.id for client in self.clients)
+        positions = self.positions
+        return positions.sequence if isinstance(positions, Positions) else tuple(positions)
 
     @cached_property
     def by_id(self) -> Mapping[int, ClientData]:
         """The clients by their ids."""
-        return {client.id: client for client in self.clients}
+        return self._by_id("by_id")
+
+    @cached_property
+    def sizes(self) -> Mapping[int, int]:
+        """Number of training examples of each client."""
+        return self._by_id("sizes")
+
+    @cached_property
+    def keys(self) -> Mapping[int, int]:
+        """Number of each client for its random draws."""
+        return self._by_id("keys")
+
+    def _by_id(self, what: str) -> Mapping[int, Any]:
+        """Return something of each client, of a table as its arrays have it."""
+        if isinstance(clients := self.clients, ClientTable):
+            of_all = {"by_id": clients, "names": clients.all_names, "sizes": clients.train.counts, "keys": clients.keys}
+            return ArrayMapping(clients.positions, of_all[what])
+        of_one: dict[str, Callable[[ClientData], Any]] = {
+            "by_id": lambda client: client,
+            "names": lambda client: client.name,
+            "sizes": lambda client: len(client.train),
+            "keys": lambda client: client.key,
+        }
+        return {client.id: of_one[what](client) for client in clients}
+
+    @cached_property
+    def label_maps(self) -> Sequence[Tensor]:
+        """The label maps that clients have, each once."""
+        if isinstance(self.clients, ClientTable):
+            return () if self.clients.label_maps is None else self.clients.label_maps.unbind()
+        return [*{id(c.label_map): c.label_map for c in self.clients if c.label_map is not None}.values()]
 
     @property
     def roster(self) -> ClientRegistry:
         """What a server knows of the clients."""
-        names = {client.id: client.name for client in self.clients}
-        sizes = {client.id: len(client.train) for client in self.clients}
         columns = {} if self.pool.columns is None else self.pool.columns.described
-        return ClientRegistry(self.pool.schema, str(self), names, sizes, self.true_clusters, columns)
+        return ClientRegistry(
+            self.pool.schema, str(self), self._by_id("names"), self.sizes, self.true_clusters, columns
+        )
 
     def alone(self, client: int) -> Federation:
         """Return a federation of one client; raise a DataError if there is no such client."""
@@ -168,20 +176,27 @@ class Federation:
 
     def joined(self, others: Federation) -> Federation:
         """Return these clients and those of another federation over the same pool; no newcomers are left."""
-        truth = None
+        mine, theirs, truth = self.clients, others.clients, None
         if self.true_clusters is not None and others.true_clusters is not None:
             truth = {**self.true_clusters, **others.true_clusters}
-        return replace(self, clients=(*self.clients, *others.clients), true_clusters=truth, newcomers=None)
+        in_tables = isinstance(mine, ClientTable) and isinstance(theirs, ClientTable)
+        clients = mine.joined(theirs) if in_tables else (*mine, *theirs)
+        return replace(self, clients=clients, true_clusters=truth, newcomers=None)
 
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 of all that training depends on: the examples, and which of them each client holds and how."""
         found = hashlib.sha256()
-        for tensor in (self.pool.x, self.pool.y):
+        if self.pool.digest is not None:
+            found.update(self.pool.digest.encode())
+        for tensor in (self.pool.x, self.pool.y) if self.pool.digest is None else ():
             found.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
             found.update(tensor.contiguous().numpy().data)
         if self.augment is not None:
             found.update(f"{self.augment.__module__}:{getattr(self.augment, '__qualname__', '')}".encode())
+        if isinstance(self.clients, ClientTable):
+            found.update(self.clients.digest().encode())
+            return found.hexdigest()
         for client in self.clients:
             labels = None if client.label_map is None else client.label_map.tolist()
             found.update(json.dumps([client.id, client.key, client.quarter_turns, labels]).encode())

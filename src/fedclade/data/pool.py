@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numbers
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, get_args
 
@@ -99,6 +99,8 @@ class Pool:
     mean: float = 0.0
     std: float = 1.0
     columns: Columns | None = None
+    digest: str | None = field(default=None, init=False)
+    """SHA-256 of ``x`` and ``y`` where a file says it, so that they need not be read; a changed pool has none."""
 
     def __post_init__(self) -> None:
         if self.task not in get_args(TaskKind):

@@ -12,11 +12,16 @@ import torch
 from torch import Tensor
 
 from fedclade.core import IGNORED, Statistics, StatisticsQuery, require
-from fedclade.data.federation import ClientData, Federation
+from fedclade.data.client_data import ClientData
+from fedclade.data.client_table import ClientTable
+from fedclade.data.federation import Federation
 from fedclade.data.pool import Columns
 
 Standardize = Literal["none", "client", "federated"]
 """Whose training examples numbers are scaled by: nobody's, each client's own, or those of all together."""
+
+AT_A_TIME = 2**14
+"""Clients of a table whose labels are counted in one go."""
 
 
 def standardized(
@@ -59,7 +64,24 @@ def statistics(federation: Federation, query: StatisticsQuery) -> Statistics:
             found = replace(found, labels=torch.bincount(seen[seen != IGNORED], minlength=query.labels))
         return found
 
+    if isinstance(federation.clients, ClientTable) and not query.inputs:
+        return _counted(federation, federation.clients, query)
     return reduce(Statistics.plus, (of(federation.by_id[client]) for client in query.ids))
+
+
+def _counted(federation: Federation, table: ClientTable, query: StatisticsQuery) -> Statistics:
+    """Return how many training examples, and of which labels, clients in a table have: many of them in one go."""
+    places, y = table.positions.of(query.ids), federation.pool.y
+    counted, labels = int(table.train.counts[places].sum()), torch.zeros(query.labels, dtype=torch.int64)
+    for some in np.array_split(places, -(-len(places) // AT_A_TIME)) if query.labels else ():
+        seen = y[torch.from_numpy(table.train.rows(some))].long()
+        if table.label_maps is not None and table.view is not None:
+            view = torch.from_numpy(table.view[some].repeat(table.train.counts[some]))
+            view = view.view(-1, *(1,) * (seen.dim() - 1))
+            mapped = table.label_maps[view.clamp(min=0), seen.clamp(min=0)]
+            seen = torch.where((view >= 0) & (seen != IGNORED), mapped, seen)
+        labels += torch.bincount(seen[seen != IGNORED], minlength=query.labels)
+    return Statistics(counted, labels=labels) if query.labels else Statistics(counted)
 
 
 def rescaled(federation: Federation, by: Statistics) -> Federation:

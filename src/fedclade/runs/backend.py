@@ -108,7 +108,7 @@ class Backend:
         layout, initial = simulated.layout, initial.to(device)
         secret = rng.torch_seed(seed, "the clients' secret")
         permutation = Permutation(secret, layout.size, layout.n_parameters) if settings.permute else None
-        keys = {client.id: client.key for client in federation.clients}
+        keys = federation.keys
         if privacy and layout.size > layout.n_parameters:
             _log.warning(
                 "noise is put on %d buffers of the model too, and can turn BatchNorm's variances negative; take a "

@@ -95,12 +95,16 @@ class ChurningClients(Channel, ComingAndGoing):
     @property
     def ids(self) -> Sequence[int]:
         """All that are there, in a fixed order."""
+        if not self._joins and not self._leaves:
+            return self._clients.ids
         return [c for c in self._clients.ids if self._joins.get(c, 1) <= self._number and not self._gone(c)]
 
     @property
     def sizes(self) -> Mapping[int, int]:
         """Number of training examples of each client that is there."""
         sizes = self._clients.sizes
+        if not self._joins and not self._leaves:
+            return sizes
         return {client: sizes[client] for client in self.ids}
 
     def begin(self, algorithm: Algorithm, state: State, this_round: Round) -> tuple[State, list[Event]]:

@@ -27,7 +27,7 @@ from fedclade.core import (
     Workers,
     rng,
 )
-from fedclade.data import ClientData, Federation, statistics
+from fedclade.data import Federation, statistics
 from fedclade.tasks import FittedTask, Task
 from fedclade.training import loop
 from fedclade.training.augmentation import augmented
@@ -141,7 +141,7 @@ class SimulatedClients(Workers):
     @property
     def sizes(self) -> Mapping[int, int]:
         """Number of training examples of each client."""
-        return {client.id: len(client.train) for client in self._federation.clients}
+        return self._federation.sizes
 
     @property
     def kept(self) -> dict[int, dict[str, Tensor]]:
@@ -222,10 +222,11 @@ class SimulatedClients(Workers):
 
     def _blocks(self, ids: Sequence[int], spec: LocalTraining) -> Sequence[Sequence[int]]:
         """Cut the places of the queried clients into blocks that fit the memory; clients of one size side by side."""
-        sizes = [len(self._client(client).train) for client in ids]
+        held = self._data.splits["train"]
+        sizes = held.sizes[held.set_of[self._data.places(ids)]].tolist()
         by_size = sorted(range(len(ids)), key=lambda place: -sizes[place])
         if spec not in self._bytes_by_spec:
-            largest = max(len(client.train) for client in self._federation.clients)
+            largest = int(held.sizes.max())
             some = np.resize(self._federation.clients[0].train, min(spec.batch_size, largest))
             batch = self._federation.pool.inputs(some).to(self._device)
             self._bytes_by_spec[spec] = bytes_per_client(self._module, self.layout.full, batch, spec)
@@ -271,7 +272,7 @@ class SimulatedClients(Workers):
         keyed = this_round.seed, purpose, this_round.number
         jobs: list[Job] = []
         for client, row, anchor in block:
-            generator = rng.torch_generator(*keyed, self._client(client).key)
+            generator = rng.torch_generator(*keyed, self._federation.keys[client])
             jobs.append(Job(client, row, *self._data.examples(client, this_round), generator, anchor))
         return Workload(self._module, self.layout.full, models, jobs, this_round.spec, this_round.lr, self._task)
 
@@ -283,18 +284,15 @@ class SimulatedClients(Workers):
             except MODULE_ERRORS as its_own:
                 return ModelError(
                     f"round {this_round.number}: the model fails on the data of client {one[0]} "
-                    f"({self._client(one[0]).name!r}): {its_own}"
+                    f"({self._federation.by_id[one[0]].name!r}): {its_own}"
                 )
         return ModelError(
             f"round {this_round.number}: engine {self.engine!r} fails on {len(block)} clients together, each of whom "
             f"trains alone: {error}; use --engine loop, or less memory"
         )
 
-    def _client(self, client: int) -> ClientData:
-        return self._federation.by_id[client]
-
     def _received(self, ids: Sequence[int], deltas: Tensor, losses: Tensor, this_round: Round) -> Updates:
-        data = [self._client(client) for client in ids]
-        sizes = [len(this_round.examples(len(each.train), each.key)) for each in data]
+        sizes, keys = self.sizes, self._federation.keys
+        sizes = [len(this_round.examples(sizes[client], keys[client])) for client in ids]
         n_parameters = min(deltas.shape[1], self.layout.n_parameters)  # none of models that clients keep
         return Updates.received(ids, sizes, deltas, n_parameters, losses, this_round.number)

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedclade.core import IGNORED, DataError, Evaluation, Layout, Split
-from fedclade.data import Federation, Indices
+from fedclade.data import ClientTable, Federation, Indices
 from fedclade.tasks import FittedTask, Metric, counted
-from fedclade.training.data import ClientsData, SplitInputs
+from fedclade.training.data import ClientsData
 from fedclade.training.passes import Examples, Traits
+from fedclade.training.split_inputs import SplitInputs
 from fedclade.training.threads import using_threads
 
 ENTRIES_AT_A_TIME, ENTRIES_AT_A_TIME_ON_CPU = 2**24, 2**22
@@ -46,18 +47,14 @@ class Evaluator:
         self._traits: Traits | None = None
         pool = federation.pool
         self._logits_each = pool.outputs * max(1, pool.y[:1].numel())
-        maps = {id(client.label_map): client.label_map for client in federation.clients}
-        view_of = {key: view for view, key in enumerate(maps)}
-        self._view_of = np.array([view_of[id(client.label_map)] for client in federation.clients])
-        self._maps = torch.stack([torch.arange(pool.outputs) if m is None else m for m in maps.values()])
+        self._view_of, self._maps = _views(federation)
 
     def evaluate(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], split: Split) -> Evaluation:
         """Let each client evaluate its model; see :meth:`fedclade.core.clients.Clients.evaluate`."""
-        queries, query_of, held = self._queries(ids, assignment, split, len(models))
-        clients = dict(zip(reversed(query_of.tolist()), reversed(ids), strict=True))  # one that makes each query
+        queries, query_of, makes, held = self._queries(ids, assignment, split, len(models))
         scores = np.empty((len(self._task.metrics) + 2, len(queries[0])))
         for part in _parts(queries, held):
-            of_whom = [clients[query] for query in range(part.start, part.stop)]
+            of_whom = [ids[place] for place in makes[part].tolist()]
             scores[:, part] = self._scores(queries[:, part], models, held, of_whom)
         *by_metric, losses, counts = torch.from_numpy(scores[:, query_of])
         of_all = torch.stack(by_metric, dim=1), losses / counts, counts.to(torch.int64)
@@ -65,14 +62,15 @@ class Evaluator:
 
     def _queries(
         self, ids: Sequence[int], assignment: Sequence[int], split: Split, models: int
-    ) -> tuple[Indices, Indices, SplitInputs]:
+    ) -> tuple[Indices, Indices, Indices, SplitInputs]:
         """Return the distinct queries ``[3, q]``, sorted: row of the model, set of inputs, view of the labels.
 
-        Besides, which of them each client makes, ``[n]``, and the inputs.
+        Besides, which of them each client makes, ``[n]``, the first place among the clients of one that makes each,
+        ``[q]``, and the inputs.
         """
         held = self._data.splits[split]
-        places = [(row, self._data.positions[client]) for client, row in zip(ids, assignment, strict=True)]
-        rows, clients = np.array(places, dtype=np.int64).reshape(-1, 2).T
+        rows = np.array([row for _, row in zip(ids, assignment, strict=True)], dtype=np.int64)
+        clients = self._data.places(ids)
         sets = held.set_of[clients]
         for k in np.flatnonzero(held.sizes[sets] == 0).tolist():
             raise DataError(
@@ -82,8 +80,8 @@ class Evaluator:
         # Clients with the same model, inputs and labels make the same query.
         bounds = models, len(held.sizes), len(self._maps)
         of_clients = np.ravel_multi_index((rows, sets, self._view_of[clients]), bounds)
-        numbers, query_of = np.unique(of_clients, return_inverse=True)
-        return np.stack(np.unravel_index(numbers, bounds)), query_of, held
+        numbers, makes, query_of = np.unique(of_clients, return_index=True, return_inverse=True)
+        return np.stack(np.unravel_index(numbers, bounds)), query_of, makes, held
 
     def _scores(self, queries: Indices, models: Tensor, held: SplitInputs, clients: Sequence[int]) -> NDArray[Any]:
         """Return the scores of queries by each metric, their summed losses, and how many targets count, ``[M + 2, q]``.
@@ -216,6 +214,18 @@ def _terms(metric: Metric, outputs: Tensor, at: Tensor, seen: Tensor, losses: Te
         return losses
     predicted = outputs if metric.predict is None else metric.predict(outputs)
     return metric.terms(predicted[at], seen)
+
+
+def _views(federation: Federation) -> tuple[Indices, Tensor]:
+    """Return the view that each client has of the labels, ``[n]``, and the label map of each view."""
+    plain = torch.arange(federation.pool.outputs)
+    if isinstance(table := federation.clients, ClientTable):
+        view = np.broadcast_to(np.int64(0), len(table)) if table.view is None else table.view + 1
+        return view, plain[None] if table.label_maps is None else torch.cat([plain[None], table.label_maps])
+    maps = {id(client.label_map): client.label_map for client in federation.clients}
+    view_of = {key: view for view, key in enumerate(maps)}
+    views = np.array([view_of[id(client.label_map)] for client in federation.clients])
+    return views, torch.stack([plain if m is None else m for m in maps.values()])
 
 
 def _parts(queries: Indices, held: SplitInputs) -> Iterator[slice]:

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedclade.data import Indices
-from fedclade.training.data import SplitInputs
+from fedclade.training.split_inputs import SplitInputs
 from fedclade.training.threads import WORTH_SHARING
 
 LARGEST_PASS = 1024
@@ -53,7 +53,7 @@ class Examples:
         sizes = held.sizes[sets]
         self.query = np.arange(len(sets)).repeat(sizes)
         before = sizes.cumsum() - sizes
-        self.place = held.places[np.arange(len(self.query)) + (held.starts[sets] - before)[self.query]]
+        self.place = held.at(np.arange(len(self.query)) + (held.starts[sets] - before)[self.query])
         # Pairs of the same group may pass together.
         other = (np.diff(rows) != 0) | (apart & (np.diff(sets) != 0))
         group = np.concatenate([[0], other.cumsum()])

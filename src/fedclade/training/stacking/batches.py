@@ -15,6 +15,9 @@ from fedclade.training.jobs import Job
 from fedclade.training.stacking.buffer_pool import BufferPool
 from fedclade.training.stacking.plan import Plan, Step
 
+SPREAD = 8
+"""Pieces of one tensor are copied if they are less than one part in so many of what they reach over."""
+
 
 class Batches:
     """The batches of clients, the largest first, in the order of a plan. The pool holds the inputs of one step."""
@@ -50,7 +53,8 @@ class Batches:
 def joined(tensors: Sequence[Tensor]) -> tuple[Tensor, list[int]]:
     """Return one tensor with the rows of all, and at which of its rows each starts.
 
-    Pieces of one tensor, as ``split`` gives, are not copied.
+    Pieces of one tensor, as ``split`` gives, are not copied, unless they are few and far between: of a million clients
+    side by side a cohort would bring along all that lies between.
     """
     one = tensors[0]
     lengths = [tensor.shape[0] for tensor in tensors]
@@ -63,9 +67,9 @@ def joined(tensors: Sequence[Tensor]) -> tuple[Tensor, list[int]]:
         (address - begin) % row == 0 and address + length * row <= end and tensor.is_contiguous()
         for address, length, tensor in zip(addresses, lengths, tensors, strict=True)
     )
-    if not pieces:
+    starts = [(address - begin) // row for address in addresses] if pieces else []
+    rows = max(map(add, starts, lengths), default=0)
+    if not pieces or rows > SPREAD * sum(lengths):
         return torch.cat([*tensors]), [0, *accumulate(lengths[:-1])]
-    starts = [(address - begin) // row for address in addresses]
-    rows = max(map(add, starts, lengths))
     offset = one.storage_offset() - starts[0] * entries
     return one.as_strided((rows, *one.shape[1:]), (entries, *one.stride()[1:]), offset), starts
