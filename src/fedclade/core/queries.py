@@ -53,6 +53,8 @@ class Round:
     replicates
         Above 1, clients make so many updates, each from a part of their training data, and reply with their mean and
         the signatures of all of them (:class:`~fedclade.channel.Replicating`).
+    compares_parts
+        Whether they send these signatures; if not, the mean alone.
     part
         ``(k, m)``: every client trains on the k-th of m parts of its training data alone, k from 0; None: on all of it.
         Parts are disjoint, of sizes that differ by at most one, and drawn anew in every round.
@@ -74,6 +76,7 @@ class Round:
     min_clients: int = 1
     require_all: bool = False
     replicates: int = 1
+    compares_parts: bool = True
     part: tuple[int, int] | None = None
     part_size: int = 0
     personal_epochs: int = 0
