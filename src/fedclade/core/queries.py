@@ -9,6 +9,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedclade.core import rng
@@ -23,7 +24,8 @@ Split = Literal["train", "validation", "test"]
 OWN = -1
 """In place of the row of a client's model: the model of its own that it keeps, so that it is sent none."""
 
-Indices = np.ndarray[tuple[int], np.dtype[np.int64]]
+Indices = NDArray[np.int64]
+"""Which of some examples, ``[n]``."""
 
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)

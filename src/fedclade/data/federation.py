@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedclade.core import IGNORED, ClientRegistry, DataError, Split, checked
-from fedclade.data.arrays import Indices, as_indices, check_name, check_range, whole_number
+from fedclade.core import IGNORED, ClientRegistry, DataError, Indices, Split, checked
+from fedclade.data.arrays import as_indices, check_name, check_range, whole_number
 from fedclade.data.augment import Augment, augment_of
 from fedclade.data.pool import Pool
 

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedclade.core import Round, Split
-from fedclade.data import Federation, Indices
+from fedclade.core import Indices, Round, Split
+from fedclade.data import Federation
 
 SPLITS: tuple[Split, ...] = ("train", "test", "validation")
 """In the order in which they are given memory."""
