@@ -17,8 +17,6 @@ on where it stopped.
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,12 +24,12 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import jsonl
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
 from rcfl import as_table
-from rcfl_level import read
 from rich.console import Console
 from rich.table import Table
 from torch import nn
@@ -231,13 +229,10 @@ def _accuracy(lines: Sequence[Line]) -> str:
 
 def main() -> None:
     """Run what is missing, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data-dir", type=Path, help="where MNIST is")
-    parser.add_argument("--out", type=Path, default=Path("arena.jsonl"), help="one line for each run")
+    parser = jsonl.parser(__doc__, "arena.jsonl")
     parser.add_argument("--folds", type=int, default=3)
     parser.add_argument("--share", type=float, default=1.0, help="of each client's images")
     parser.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS)
-    parser.add_argument("--table", action="store_true", help="run nothing")
     given = parser.parse_args()
     torch.set_num_threads(1)
     console = Console(width=160)
@@ -248,15 +243,14 @@ def main() -> None:
         for shift, levels in LEVELS.items()
         for level in levels
     ]
-    done = {(line["fold"], line["shift"], line["level"], line["method"]) for line in read(given.out)}
+    done = {(line["fold"], line["shift"], line["level"], line["method"]) for line in jsonl.read(given.out)}
     for fold, shift, level, method in [job for job in jobs if job not in done]:
         federation = dealt(shift, level, fold, given.share, given.data_dir)
         head = {"shift": shift, "level": level, "fold": fold, "method": method, "share": given.share}
         line = {**head, **run(method, federation, fold)}
-        with given.out.open("a") as file:
-            file.write(json.dumps(line) + "\n")
+        jsonl.add(given.out, line)
         console.print(line)
-    console.print(table(read(given.out)))
+    console.print(table(jsonl.read(given.out)))
 
 
 if __name__ == "__main__":

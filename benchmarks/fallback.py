@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import fedclade  # noqa: F401  # isort: skip  (before torch, whose threads then sleep while they wait)
 
-import argparse
-import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -21,9 +19,9 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import jsonl
 import numpy as np
 import torch
-from rcfl_level import read
 
 from fedclade import CFL, FedAvg, Federation, LocalTraining, Oracle, ReplicatedCFL, Run, load_federation, simulate
 from fedclade.algorithms import Algorithm
@@ -155,22 +153,18 @@ def _estimate(values: Sequence[float | None]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data-dir", type=Path)
-    parser.add_argument("--out", type=Path, default=Path("fallback.jsonl"))
+    parser = jsonl.parser(__doc__, "fallback.jsonl")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=list(WAYS))
-    parser.add_argument("--table", action="store_true", help="print the table of what has been run, and run nothing")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     for seed in range(FIRST_SEED, FIRST_SEED + (0 if arguments.table else arguments.seeds)):
         for task in TASKS:
-            done = {(line["task"], line["way"], line["seed"]) for line in read(arguments.out)}
+            done = {(line["task"], line["way"], line["seed"]) for line in jsonl.read(arguments.out)}
             missing = [way for way in arguments.ways if (task, way, seed) not in done]
             for line in lines_of(task, seed, arguments.data_dir, missing):
-                with arguments.out.open("a") as file:
-                    file.write(json.dumps(line) + "\n")
-    print(table(read(arguments.out)))
+                jsonl.add(arguments.out, line)
+    print(table(jsonl.read(arguments.out)))
 
 
 if __name__ == "__main__":

@@ -11,18 +11,16 @@ from __future__ import annotations
 
 import fedclade  # noqa: F401  # isort: skip  (before torch, whose threads then sleep while they wait)
 
-import argparse
-import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import jsonl
 import numpy as np
 import torch
 from fallback import LOCAL, ROUNDS, federation_of
-from rcfl_level import read
 
 from fedclade import Ditto, FedAvg, Federation, FineTune, Local, ReplicatedCFL, load_federation, simulate
 from fedclade import federation as federation_from
@@ -90,23 +88,19 @@ def table(lines: Sequence[Line]) -> str:
 
 def main() -> None:
     """Run what is missing, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data-dir", type=Path, help="where MNIST is")
-    parser.add_argument("--out", type=Path, default=Path("personal.jsonl"), help="one line for each run")
+    parser = jsonl.parser(__doc__, "personal.jsonl")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--table", action="store_true", help="run nothing")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    done = {(line["task"], line["method"], line["seed"]) for line in read(given.out)}
+    done = {(line["task"], line["method"], line["seed"]) for line in jsonl.read(given.out)}
     jobs = [(task, method, seed) for seed in range(given.seeds) for task in TASKS for method in METHODS]
     for task, method, seed in jobs if not given.table else ():
         if (task, method, seed) in done:
             continue
         line = {"task": task, "method": method, "seed": seed, **run(task, method, seed, given.data_dir)}
-        with given.out.open("a") as file:
-            file.write(json.dumps(line) + "\n")
+        jsonl.add(given.out, line)
         print(line, flush=True)
-    print(table(read(given.out)))
+    print(table(jsonl.read(given.out)))
 
 
 if __name__ == "__main__":

@@ -10,8 +10,6 @@ Every run is one line of a JSON file, so that an interrupted call goes on where 
 
 from __future__ import annotations
 
-import argparse
-import json
 import multiprocessing
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +18,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import jsonl
 import torch
 from rcfl import LOCAL, as_table, read
 from rich.console import Console
@@ -173,8 +172,7 @@ def work(job: tuple[str, str, int, Path | None, Path]) -> str:
     name, method, seed, data_dir, out = job
     torch.set_num_threads(1)
     line = {"part": "few", "task": name, "method": method, "seed": seed, **run(CASES[name], method, seed, data_dir)}
-    with out.open("a") as file:
-        file.write(json.dumps(line) + "\n")
+    jsonl.add(out, line)
     return f"{name}: {method}, seed {seed}"
 
 
@@ -231,14 +229,11 @@ def _accuracy(lines: Sequence[Line]) -> str:
 
 def main() -> None:
     """Run what is missing, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data-dir", type=Path, help="where MNIST is")
-    parser.add_argument("--out", type=Path, default=Path("few.jsonl"), help="one line for each run")
+    parser = jsonl.parser(__doc__, "few.jsonl")
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--only", default="", help="cases whose names begin so")
     parser.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS)
     parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--table", action="store_true", help="run nothing")
     given = parser.parse_args()
     console = Console(width=200)
     if not given.table:

@@ -9,8 +9,6 @@ of halves. Every simulation is one line of a JSON file, so that an interrupted c
 
 from __future__ import annotations
 
-import argparse
-import json
 import multiprocessing
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import jsonl
 import numpy as np
 import torch
 from rcfl import LOCAL, as_table
@@ -102,13 +101,7 @@ def work(job: tuple[str, int, Path | None, Path]) -> None:
     name, seed, data_dir, out = job
     torch.set_num_threads(1)
     line = {"case": name, "seed": seed, **simulation(CASES[name], seed, data_dir)}
-    with out.open("a") as file:
-        file.write(json.dumps(line) + "\n")
-
-
-def read(out: Path) -> list[Line]:
-    """Return what has been run."""
-    return [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
+    jsonl.add(out, line)
 
 
 def table(lines: Sequence[Line]) -> Table:
@@ -133,16 +126,13 @@ def _cells(found: Sequence[Line]) -> Iterator[str]:
 
 def main() -> None:
     """Run what is missing, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data-dir", type=Path, help="where MNIST is")
-    parser.add_argument("--out", type=Path, default=Path("level.jsonl"), help="one line for each simulation")
+    parser = jsonl.parser(__doc__, "level.jsonl")
     parser.add_argument("--simulations", type=int, default=1000)
     parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--table", action="store_true", help="run nothing")
     given = parser.parse_args()
     console = Console(width=160)
     if not given.table:
-        done = {(line["case"], line["seed"]) for line in read(given.out)}
+        done = {(line["case"], line["seed"]) for line in jsonl.read(given.out)}
         jobs = [
             (name, seed, given.data_dir, given.out)
             for seed in range(given.simulations)
@@ -153,7 +143,7 @@ def main() -> None:
             for count, _ in enumerate(pool.imap_unordered(work, jobs), 1):
                 if count % 100 == 0:
                     console.print(f"{count} of {len(jobs)} simulations")
-    console.print(table(read(given.out)))
+    console.print(table(jsonl.read(given.out)))
 
 
 if __name__ == "__main__":

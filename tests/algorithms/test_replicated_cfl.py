@@ -96,6 +96,7 @@ def test_at_first_everybody_trains_in_parts_and_later_on_checks_ask_everybody_be
         *besides, training = run.clients.asked("train", number)
         assert len(besides) == (number == CHECKS[0])
         assert (training.round.replicates > 1) == (number <= EARLY)
+        assert training.round.compares_parts == (number != 2), "nothing is found out in the second round"
         assert set(training.ids) == set(range(16))
     in_parts, again = [call.round for call in run.clients.asked("train", 1)]
     assert in_parts == again  # that of the second check, at the same model and with the same draws

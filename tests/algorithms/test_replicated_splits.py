@@ -53,6 +53,10 @@ def test_every_cluster_trains_in_parts_at_first_and_is_asked_for_halves_every_se
     in_parts, whole, halves = (True, True), (False, False), (False, True)
     expected = {number: {in_parts} if number < 7 else {whole} for number in range(1, 18)}
     assert asked == {**expected, 10: {whole, halves}, 17: {whole, halves}}
+    compared = {
+        number for number in range(1, 7) for call in run.clients.asked("train", number) if call.round.compares_parts
+    }
+    assert compared == {3, 6}
     tests = [(number, event.node, event.level) for number, event in told(run, "tested")]
     by_node = [
         (number, node, share) for number, share in ((6, 0.005), (10, 0.0025), (17, 0.005 / 6)) for node in (1, 2)

@@ -50,6 +50,17 @@ def test_an_answer_is_the_mean_update_of_disjoint_parts_and_all_signatures(dim, 
     torch.testing.assert_close(updates.norms, updates.required_deltas.double().norm(dim=1))
 
 
+@pytest.mark.parametrize("part_size", [0, 5])
+def test_of_parts_that_are_not_compared_the_mean_alone_travels(part_size):
+    clients, _, models = world()
+    sketch, asked = CountSketch(5, 92, 7), replace(ASKED, part_size=part_size)
+    metered = Metered(Channel(clients, Replicating(sketch)))
+    mean = Channel(metered, Unpacking()).train(IDS, models, ROWS, replace(asked, compares_parts=False))
+    assert mean.parts is None
+    assert torch.equal(mean.required_deltas, world(sketch)[1].train(IDS, models, ROWS, asked).required_deltas)
+    assert metered.meter.bytes_up == len(IDS) * 92 * 4
+
+
 def test_any_other_round_is_passed_on():
     clients, replicating, models = world(CountSketch(5, 92, 7))
     asked = replace(ASKED, replicates=1)

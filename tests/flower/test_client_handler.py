@@ -53,6 +53,7 @@ def ask(
         "purpose": "train",
         "replicates": 1,
         "part_size": 0,
+        "compares_parts": True,
         "dim": 0,
         "own": False,
         "personal_epochs": 0,
@@ -101,6 +102,8 @@ def test_it_sends_the_mean_of_all_replicates_and_their_signatures_in_one_answer(
     assert there.values["encoding"] == "float32"
     assert there.values["size"] == (20 if part_size else 24)
     assert there.values["loss"] == pytest.approx(float((halves[0].losses + halves[1].losses) / 2))
+    alone = ask(handler_of(2, federation), replicates=2, dim=dim, part_size=part_size, compares_parts=False)
+    assert torch.equal(update_of(alone), received[: LAYOUT.size])
 
 
 @pytest.mark.parametrize("dim", [0, 5])

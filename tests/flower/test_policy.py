@@ -242,6 +242,7 @@ def test_a_server_that_wants_single_examples_gets_none():
             **{"what": "train", "round": 1, "query": 0, "purpose": "train", "seed": 0, "dim": 0},
             **{"replicates": EXAMPLES, "spec": wire.to_json(LOCAL), "own": False, "personal_epochs": 0},
             "part_size": 0,
+            "compares_parts": True,
             "layout": Content.of(_hello(grid)).values["layout"],
         },
         {"model": wire.raw_vector(MODEL)},

@@ -194,7 +194,8 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
         """Let everybody train on equal parts of its data, test these, and go apart after the last such round."""
         tree, parting = state.tree, Parting(state.parts, state.part_size)
         model, able = tree.nodes[0].params, parting.able(clients.sizes, tree.leaf_of)
-        updates, in_parts = parting.train(tree.leaf_of, cohort, clients, model, this_round)
+        compares = this_round.number in (1, early)  # the first are kept, to tell later on whose parts have changed
+        updates, in_parts = parting.train(tree.leaf_of, cohort, clients, model, this_round, compares=compares)
         cluster, answered = ClusterUpdate.of(0, updates, this_round), in_parts.ids
         asked = state.asked + len(set(able).difference(cohort))
         state = replace(state, tree=move_clusters(tree, [cluster]), asked=asked)

@@ -76,10 +76,11 @@ def train_and_test(
         if not leaf.members:
             continue
         if parting and age <= last and _only_in_parts(tree, leaf):
-            updates, made = parting.train(leaf.members, mine, clients, leaf.params, this_round)
+            tested = age == last and len(leaf.members) > 1
+            updates, made = parting.train(leaf.members, mine, clients, leaf.params, this_round, compares=tested)
             parts.append(ClusterUpdate.of(leaf.id, updates, this_round, weighted=weighted).compared())
             whole.difference_update(leaf.members)
-            if age == last and len(leaf.members) > 1:
+            if tested:
                 tests[leaf.id] = _by_parts(leaf, parting, made, this_round, level)
         elif len(leaf.members) > 1 and (test := _halves_due(age, len(leaf.members), len(mine))):
             share = level / 2 / (test * (test + 1))

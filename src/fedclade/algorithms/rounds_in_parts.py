@@ -72,20 +72,30 @@ class Parting:
         """Return which of some clients have enough examples, ascending."""
         return [client for client in sorted(clients) if sizes[client] >= self.examples]
 
-    def ask(self, clients: Clients, ids: list[int], model: Tensor, this_round: Round) -> Updates:
-        """Let clients train on their parts from one model."""
+    def ask(
+        self, clients: Clients, ids: list[int], model: Tensor, this_round: Round, *, compares: bool = True
+    ) -> Updates:
+        """Let clients train on their parts from one model, and send signatures of these if they are compared."""
         in_parts = replace(this_round, replicates=self.parts, part_size=self.size, require_all=True)
+        in_parts = replace(in_parts, compares_parts=compares)
         return clients.train(ids, model[None], [0] * len(ids), in_parts).select(ids)
 
     def train(
-        self, members: Iterable[int], cohort: Iterable[int], clients: Clients, model: Tensor, this_round: Round
+        self,
+        members: Iterable[int],
+        cohort: Iterable[int],
+        clients: Clients,
+        model: Tensor,
+        this_round: Round,
+        *,
+        compares: bool,
     ) -> tuple[Updates, Updates]:
         """Train a cluster's model in parts; return the updates by which it moves, and those of them made in parts.
 
         All members that are able to are asked. Of the others those of the cohort train on all that they have.
         """
         able = self.able(clients.sizes, members)
-        in_parts = updates = self.ask(clients, able, model, this_round)
+        in_parts = updates = self.ask(clients, able, model, this_round, compares=compares)
         if others := sorted(set(cohort).difference(able)):
             alone = replace(this_round, purpose="train the smallest")
             updates = updates.concat(clients.train(others, model[None], [0] * len(others), alone))

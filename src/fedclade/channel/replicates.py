@@ -23,7 +23,7 @@ class Replicating(Middleware):
     sketch: Sketch | None
 
     def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
-        """Return the updates; of m replicates these are ``[n, S + m·R]``."""
+        """Return the updates; of m replicates these are ``[n, S + m·R]``, or if they are not compared ``[n, S]``."""
         count = query.round.replicates
         if query.kind == "gradients" or count == 1:
             return ask(query)
@@ -34,7 +34,7 @@ class Replicating(Middleware):
         deltas = torch.stack([updates.required_deltas for updates in parts])
         n_parameters = parts[0].n_parameters
         mean = torch.einsum("kn,kns->ns", (sizes / sizes.sum(0)).to(deltas), deltas)
-        compared = deltas[:, :, :n_parameters]
+        compared = deltas[: count if query.round.compares_parts else 0, :, :n_parameters]
         signatures = self.sketch.apply(compared) if self.sketch else compared
         return Updates(
             ids=tuple(answered),
@@ -53,7 +53,7 @@ class Unpacking(Middleware):
 
     def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
         """Return the mean of the replicates' updates as the update, with the signatures beside it."""
-        if query.kind == "gradients" or query.round.replicates == 1:
+        if query.kind == "gradients" or query.round.replicates == 1 or not query.round.compares_parts:
             return ask(query)
         if (sink := query.sink) is not None:
             query = replace(query, sink=lambda updates: sink(_unpacked(updates, query)))

@@ -9,6 +9,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedclade.core import rng
@@ -23,7 +24,8 @@ Split = Literal["train", "validation", "test"]
 OWN = -1
 """In place of the row of a client's model: the model of its own that it keeps, so that it is sent none."""
 
-Indices = np.ndarray[tuple[int], np.dtype[np.int64]]
+Indices = NDArray[np.int64]
+"""Which of some examples, ``[n]``."""
 
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
@@ -53,6 +55,8 @@ class Round:
     replicates
         Above 1, clients make so many updates, each from a part of their training data, and reply with their mean and
         the signatures of all of them (:class:`~fedclade.channel.Replicating`).
+    compares_parts
+        Whether they send these signatures; if not, the mean alone.
     part
         ``(k, m)``: every client trains on the k-th of m parts of its training data alone, k from 0; None: on all of it.
         Parts are disjoint, of sizes that differ by at most one, and drawn anew in every round.
@@ -74,6 +78,7 @@ class Round:
     min_clients: int = 1
     require_all: bool = False
     replicates: int = 1
+    compares_parts: bool = True
     part: tuple[int, int] | None = None
     part_size: int = 0
     personal_epochs: int = 0

@@ -3,7 +3,6 @@
 Runs, the network, configs and the papers import it; it imports :mod:`fedclade.core` alone.
 """
 
-from fedclade.data.arrays import Indices
 from fedclade.data.augment import Augment, augment_of
 from fedclade.data.cache import cache_folder
 from fedclade.data.client_data import ClientData
@@ -29,7 +28,6 @@ __all__ = [
     "ClientTable",
     "Federation",
     "FilesSettings",
-    "Indices",
     "OwnSettings",
     "Partition",
     "Parts",

@@ -11,12 +11,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from fedclade.core import IGNORED, DataError, TaskKind
-
-Indices = NDArray[np.int64]
+from fedclade.core import IGNORED, DataError, Indices, TaskKind
 
 
 def as_inputs(x: Any, what: str) -> Tensor:

@@ -8,8 +8,8 @@ from typing import get_args
 import numpy as np
 from torch import Tensor
 
-from fedclade.core import IGNORED, DataError, Split
-from fedclade.data.arrays import Indices, as_indices, check_name, check_range, whole_number
+from fedclade.core import IGNORED, DataError, Indices, Split
+from fedclade.data.arrays import as_indices, check_name, check_range, whole_number
 from fedclade.data.pool import Pool
 
 

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedclade.core import DataError, Positions, Split
-from fedclade.data.arrays import Indices, as_indices, check_range
+from fedclade.core import DataError, Indices, Positions, Split
+from fedclade.data.arrays import as_indices, check_range
 from fedclade.data.client_data import ClientData, check_held, no_examples
 from fedclade.data.pool import Pool
 

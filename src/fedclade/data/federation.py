@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedclade.core import ArrayMapping, ClientRegistry, DataError, Positions, Split, checked
-from fedclade.data.arrays import Indices, whole_number
+from fedclade.core import ArrayMapping, ClientRegistry, DataError, Indices, Positions, Split, checked
+from fedclade.data.arrays import whole_number
 from fedclade.data.augment import Augment, augment_of
 from fedclade.data.client_data import ClientData, check_held, no_examples
 from fedclade.data.client_table import ClientTable

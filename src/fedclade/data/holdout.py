@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedclade.core import DataError, rng
-from fedclade.data.arrays import Indices
+from fedclade.core import DataError, Indices, rng
 from fedclade.data.parts import Parts
 from fedclade.data.pool import Pool
 

@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedclade.core import ConfigError, DataError, TaskKind, checked, require, rng, shown, unknown
-from fedclade.data.arrays import Indices
+from fedclade.core import ConfigError, DataError, Indices, TaskKind, checked, require, rng, shown, unknown
 from fedclade.data.augment import Augment, augment_of
 from fedclade.data.federation import ClientData, Federation
 from fedclade.data.holdout import set_aside

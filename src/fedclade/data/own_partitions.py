@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedclade.core import DataError, require, rng
-from fedclade.data.arrays import Indices
+from fedclade.core import DataError, Indices, require, rng
 from fedclade.data.parts import Parts, labels_of, require_labels, shuffled
 from fedclade.data.pool import Pool
 

@@ -7,8 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from fedclade.core import ConfigError, require, rng
-from fedclade.data.arrays import Indices
+from fedclade.core import ConfigError, Indices, require, rng
 from fedclade.data.pool import Pool
 
 TestRule = Literal["pool", "matched", "own"]

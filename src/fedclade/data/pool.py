@@ -12,9 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedclade.core import IGNORED, DataError, DataSpec, TaskKind, require, unknown
+from fedclade.core import IGNORED, DataError, DataSpec, Indices, TaskKind, require, unknown
 from fedclade.data.arrays import (
-    Indices,
     as_indices,
     as_inputs,
     as_targets,

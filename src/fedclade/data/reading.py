@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from fedclade.core import ConfigError, DataError, TaskKind
-from fedclade.data.arrays import Indices, as_inputs, as_targets
+from fedclade.core import ConfigError, DataError, Indices, TaskKind
+from fedclade.data.arrays import as_inputs, as_targets
 
 READ_TWICE = 8
 """Examples of a data set that are read a second time: a random flip of every other picture is missed once in 256."""

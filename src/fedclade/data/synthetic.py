@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedclade.core import require, rng
-from fedclade.data.arrays import Indices
+from fedclade.core import Indices, require, rng
 from fedclade.data.pool import Pool
 
 FEATURES = 60

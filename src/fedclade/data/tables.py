@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fedclade.core import DataError, import_extra
-from fedclade.data.arrays import Indices
+from fedclade.core import DataError, Indices, import_extra
 from fedclade.data.cache import stamps
 
 Columns = dict[str, list[Any]]

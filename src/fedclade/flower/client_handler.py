@@ -208,6 +208,7 @@ class ClientHandler:
             query=content.get("query", int),
             replicates=replicates,
             part_size=part_size,
+            compares_parts=content.get("compares_parts", bool),
             personal_epochs=personal_epochs,
             communicates="nothing" if own else "all",
         )

@@ -124,6 +124,7 @@ class GridClients(Workers):
             **{
                 "replicates": this_round.replicates,
                 "part_size": this_round.part_size,
+                "compares_parts": this_round.compares_parts,
                 "dim": 0,
                 **(self._sketch.described if self._sketch else {}),
             },
@@ -283,7 +284,7 @@ class GridClients(Workers):
         """Return how long an update is, and how much of it is compared."""
         if query.own:
             return 0, 0
-        if query.round.replicates == 1:
+        if query.round.replicates == 1 or not query.round.compares_parts:
             return self.layout.size, self.layout.n_parameters
         sketches = query.round.replicates * (self._sketch.dim if self._sketch else self.layout.n_parameters)
         return self.layout.size + sketches, self.layout.n_parameters

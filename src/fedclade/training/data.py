@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedclade.core import Positions, Round, Split
-from fedclade.data import ClientTable, Federation, Indices
+from fedclade.core import Indices, Positions, Round, Split
+from fedclade.data import ClientTable, Federation
 from fedclade.training.split_inputs import SideBySide, SplitInputs, WholePool
 
 SPLITS: tuple[Split, ...] = ("train", "test", "validation")

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedclade.core import IGNORED, DataError, Evaluation, Layout, Split
-from fedclade.data import ClientTable, Federation, Indices
+from fedclade.core import IGNORED, DataError, Evaluation, Indices, Layout, Split
+from fedclade.data import ClientTable, Federation
 from fedclade.tasks import FittedTask, Metric, counted
 from fedclade.training.data import ClientsData
 from fedclade.training.passes import Examples, Traits

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from fedclade.data import Indices
+from fedclade.core import Indices
 from fedclade.training.split_inputs import SplitInputs
 from fedclade.training.threads import WORTH_SHARING
 

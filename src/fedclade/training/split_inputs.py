@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedclade.core import Split
-from fedclade.data import ClientTable, Federation, Indices, Pool, SplitRows
+from fedclade.core import Indices, Split
+from fedclade.data import ClientTable, Federation, Pool, SplitRows
 
 FETCHED_AT_A_TIME = 1024
 """Inputs that are fetched from the pool in one go when a split is gathered."""
