@@ -9,7 +9,7 @@ from time import perf_counter
 
 from torch import Tensor
 
-from fedclade.algorithms import Algorithm
+from fedclade.algorithms import Algorithm, RoundLog, State
 from fedclade.core import (
     OWN,
     CheckpointError,
@@ -19,6 +19,7 @@ from fedclade.core import (
     Round,
     RunError,
     RunInterrupted,
+    TooFew,
     shown,
 )
 from fedclade.runs.backend import Backend
@@ -109,10 +110,9 @@ def run_round(
     evaluated = number % settings.evaluate_every == 0 or number == settings.rounds
     this_round = Round(number, settings.local, settings.seed, evaluated=evaluated, min_clients=settings.min_clients)
     state, came_and_went = clients.begin(algorithm, training.state, this_round)
-    cohort = algorithm.cohort(state, settings.client_fraction, this_round.generator("cohort"))
-    state, log = algorithm.step(state, cohort, clients, this_round)
+    state, log = step(algorithm, backend, clients, state, settings.client_fraction, this_round)
     check_models(number, training.state.tree, state.tree)
-    events = (*came_and_went, *backend.retrying.closed(number), *log.events)
+    events = (*came_and_went, *log.events)
     evaluation, served = None, dict[int, int]()
     if evaluated or algorithm.finished(state):
         served = dict(algorithm.serve(state, clients))
@@ -124,9 +124,24 @@ def run_round(
         _warn_of_losses(number, answered)
     log = replace(log, events=(*events, *backend.retrying.told()))
     cost = meter.since(before, perf_counter() - start)
+    cost |= {} if clients.present is None else {"clients_present": clients.present}
     row = training.history.add(number, state, log, cost, evaluation, served)
     training.number, training.state = number, state
     return row
+
+
+def step(
+    algorithm: Algorithm, backend: Backend, clients: ComingAndGoing, state: State, fraction: float, this_round: Round
+) -> tuple[State, RoundLog]:
+    """Let the algorithm step with a cohort of those that are there; where nobody is, its state stays as it is."""
+    if clients.present == 0:
+        _log.warning("round %d: no client is there, so all models stay as they are", this_round.number)
+        return state, RoundLog({}, {}, events=(*backend.retrying.told(), TooFew(0, 0)))
+    cohort = algorithm.cohort(clients.there(state), fraction, this_round.generator("cohort"))
+    after, log = algorithm.step(state, cohort, clients, this_round)
+    named = {event.node for event in log.events if isinstance(event, TooFew)}
+    alone = [event for event in clients.left_alone(state.tree, after.tree) if event.node not in named]
+    return after, replace(log, events=(*backend.retrying.closed(this_round.number), *alone, *log.events))
 
 
 def _served(kept: Kept, keepers: Collection[int]) -> Kept:
