@@ -27,6 +27,7 @@ from fedclade.core.errors import (
     unknown,
 )
 from fedclade.core.events import (
+    Buffered,
     Check,
     Checked,
     Clustered,
@@ -113,6 +114,7 @@ __all__ = [
     "TOO_LATE",
     "VECTORS",
     "Ask",
+    "Buffered",
     "Check",
     "Checked",
     "CheckpointError",

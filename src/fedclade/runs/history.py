@@ -71,6 +71,7 @@ class History:
             **scores,
             **{column: _extreme(rows, column) for column in CRITERIA},
             "clients_trained": len(log.losses),
+            **log.numbers,
             **cost,
         }
         self.metrics.append(row)

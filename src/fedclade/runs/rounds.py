@@ -13,6 +13,8 @@ from fedclade.algorithms import Algorithm, RoundLog, State
 from fedclade.core import (
     OWN,
     CheckpointError,
+    Clients,
+    ConfigError,
     Evaluation,
     FedcladeError,
     ParameterTree,
@@ -63,7 +65,7 @@ def run_rounds(
     training = checkpointer.restored(algorithm, backend, history)
     if training is None:
         algorithm.check_clients(len(clients.ids))
-        training = TrainingState(0, algorithm.init(backend.initial, clients), history)
+        training = TrainingState(0, first_state(algorithm, backend, clients), history)
     checkpointer.begin()
 
     def so_far() -> Run:
@@ -94,6 +96,23 @@ def run_rounds(
     run = replace(run, kept=_served(backend.kept, set(algorithm.keepers(training.state))))
     checkpointer.finish(run)
     return run
+
+
+def first_state(algorithm: Algorithm, backend: Backend, clients: Clients) -> State:
+    """Return the state before the first round; a ConfigError if it is to begin in a run that does not fit."""
+    if (folder := algorithm.begins_in) is None:
+        return algorithm.init(backend.initial, clients)
+    tree = Run.load(folder).tree
+    found, expected = tree.nodes[0].params.shape[-1], backend.initial.shape[-1]
+    if found != expected:
+        raise ConfigError(f"the models of the run in {folder} have {found} entries, and this run's {expected}")
+    if odd := sorted(set(tree.leaf_of) ^ set(clients.ids)):
+        raise ConfigError(f"the run in {folder} should have the clients of this one; these differ: {shown(odd)}")
+
+    def here(vector: Tensor) -> Tensor:
+        return vector.to(backend.initial.device)
+
+    return algorithm.init_in(backend.closed(tree.map_vectors(here, here)), backend.initial, clients)
 
 
 def run_round(

@@ -124,6 +124,9 @@ def write_rows(path: Path, rows: Sequence[Row]) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    if len({len(row) for row in rows}) > 1:  # columns that not all rows have
+        names = {name: None for row in rows for name in row}
+        rows = [{**names, **row} for row in rows]
     pq.write_table(pa.Table.from_pylist(list(rows)), path)
 
 
