@@ -14,6 +14,7 @@ from fedclade.algorithms import (
     PACFL,
     Ditto,
     FedBN,
+    FedBuff,
     FedPer,
     FedRep,
     FeSEM,
@@ -48,6 +49,7 @@ def test_every_algorithm_can_be_built_by_its_name():
         "fedrep": FedRep,
         "lg_fedavg": LGFedAvg,
         "fedbn": FedBN,
+        "fedbuff": FedBuff,
         "finetune": FineTune,
         "fl_hc": FLHC,
     }

@@ -16,6 +16,7 @@ from fedclade.algorithms.cfl import CFL, CFLState
 from fedclade.algorithms.cluster_update import ClusterUpdate, log_of, move_clusters, train_clusters, train_root
 from fedclade.algorithms.ditto import Ditto
 from fedclade.algorithms.fedavg import FedAvg, Local, Oracle
+from fedclade.algorithms.fedbuff import FedBuff
 from fedclade.algorithms.fedgroup import FedGroup
 from fedclade.algorithms.fesem import FeSEM
 from fedclade.algorithms.finetune import FineTune
@@ -42,6 +43,7 @@ __all__ = [
     "FeSEM",
     "FedAvg",
     "FedBN",
+    "FedBuff",
     "FedGroup",
     "FedPer",
     "FedRep",
@@ -90,6 +92,7 @@ ALGORITHMS: Mapping[str, Entry] = {
     "fedrep": Entry(FedRep, "FedPer whose clients fit their heads first, and then the rest (Collins et al. 2021)"),
     "lg_fedavg": Entry(LGFedAvg, "FedAvg of the head alone, over representations of each client (Liang et al. 2020)"),
     "fedbn": Entry(FedBN, "FedAvg but for normalisation layers, which stay with each client (Li et al. 2021)"),
+    "fedbuff": Entry(FedBuff, "buffered asynchronous rounds on a virtual clock, within clusters (Nguyen et al. 2022)"),
     "finetune": Entry(FineTune, "FedAvg, and every client fine-tunes its own copy"),
 }
 

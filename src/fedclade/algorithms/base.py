@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, Literal
 
 import numpy as np
@@ -29,6 +29,7 @@ class RoundLog:
     discrepancy: float | None = None
     events: tuple[Event, ...] = ()  # in the order in which they happened
     phase: str = "train"  # or what else the round was for
+    numbers: Mapping[str, float | None] = field(default_factory=dict[str, float | None])  # more columns of metrics
 
 
 class Algorithm(ABC, Generic[S]):
@@ -51,6 +52,8 @@ class Algorithm(ABC, Generic[S]):
         The hyper-parameter that says how many clusters there are, at most as many as clients; empty if none does.
     summary
         A line for ``fedclade ls algorithms``; the docstring's first, if empty.
+    simulated
+        Why it runs in a simulation alone, in words; empty, if it does over a network too.
     citation
         BibTeX for ``fedclade cite``, of what is not in fedclade's own.
 
@@ -64,6 +67,7 @@ class Algorithm(ABC, Generic[S]):
     asks_for: ClassVar[str] = ""
     personal: ClassVar[Literal["", "head", "body", "norm"]] = ""
     clusters_from: ClassVar[str] = ""
+    simulated: ClassVar[str] = ""
     summary: ClassVar[str] = ""
     citation: ClassVar[str] = ""
 
@@ -96,6 +100,18 @@ class Algorithm(ABC, Generic[S]):
         count: int | None = getattr(self, name) if name else None
         holds = count is None or count <= clients
         require((f"algorithm.{name}", count, holds, f"at most the number of clients, {clients}"))
+
+    @property
+    def begins_in(self) -> str | None:
+        """The folder of a finished run in whose clusters it begins; by default None."""
+        return None
+
+    def init_in(self, tree: ParameterTree, params: Tensor, clients: Clients) -> S:
+        """Return the state before the first round in the clusters of a run's tree, where :attr:`begins_in` names one.
+
+        The tree has the run's clients, and models as the server sees them; ``params`` is the initial model ``[S]``.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not begin in the clusters of a run")
 
     @abstractmethod
     def init(self, params: Tensor, clients: Clients) -> S:

@@ -4,6 +4,7 @@ Each is a function ``(query, ask) -> reply``; ``compose.py`` has the list of the
 and the network import it; algorithms do not know of it.
 """
 
+from fedclade.channel.absence import AWAY, Absence
 from fedclade.channel.compose import client_side, server_side
 from fedclade.channel.encoding import ENCODINGS, ErrorFeedback, check_encoding, decode, encode, encoded_bytes
 from fedclade.channel.faults import FaultInjection, Faults
@@ -17,7 +18,9 @@ from fedclade.channel.streaming import Streaming
 from fedclade.channel.traffic import Meter, Timing, Traffic
 
 __all__ = [
+    "AWAY",
     "ENCODINGS",
+    "Absence",
     "Budget",
     "Channel",
     "CountSketch",

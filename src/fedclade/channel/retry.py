@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from fedclade.channel.absence import AWAY
 from fedclade.channel.middleware import Middleware
 from fedclade.core import (
     DROPPED_OUT,
@@ -35,9 +36,9 @@ class Retrying(Middleware):
     """Counts which clients answer, and asks again.
 
     A query that nobody answers is put again, up to ``retries`` times, and so is, to the clients that did not answer,
-    one that needs everybody. Algorithms get what came, be it nothing at all; only a round in which no answer arrived to
-    any query is an error. With ``tells_releases`` a round reports how many updates each client sent, usable or not:
-    what private clients spend.
+    one that needs everybody; not to clients that are away for the whole round. Algorithms get what came, be it nothing
+    at all; only a round in which no answer arrived to any query is an error. With ``tells_releases`` a round reports
+    how many updates each client sent, usable or not: what private clients spend.
     """
 
     def __init__(self, retries: int = RETRIES, tells_releases: bool = False) -> None:
@@ -49,7 +50,7 @@ class Retrying(Middleware):
         what = query.round.purpose if query.kind == "train" else query.kind
         updates = self._asked(query, ask)
         for _ in range(self._retries):
-            absent = [client for client in query.ids if client in updates.left_out]
+            absent = [client for client in query.ids if updates.left_out.get(client, AWAY) != AWAY]
             if not absent or (updates.ids and not query.round.require_all):
                 break
             more = self._asked(query.select(absent), ask)

@@ -51,7 +51,22 @@ def is_own_data(section: Section) -> bool:
 
 
 def with_files_found(raw: Section, folder: Path) -> Section:
-    """Return a config whose ``data.files`` can be found from anywhere, if they are here or in the config's folder."""
+    """Return a config whose files can be found from anywhere, if they are here or in the config's folder."""
+    return _with_trace_found(_with_data_found(raw, folder), folder)
+
+
+def _with_trace_found(raw: Section, folder: Path) -> Section:
+    section = raw.get("presence")
+    trace = section.get("trace") if isinstance(section, Mapping) else None
+    if not isinstance(trace, str):
+        return raw
+    for place in (Path(), folder):
+        if (place / trace).is_file():
+            return {**raw, "presence": {**raw["presence"], "trace": str((place / trace).absolute())}}
+    return raw
+
+
+def _with_data_found(raw: Section, folder: Path) -> Section:
     section = raw.get("data")
     files = section.get("files") if isinstance(section, Mapping) else None
     if not isinstance(files, str):

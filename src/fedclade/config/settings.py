@@ -89,6 +89,18 @@ class Newcomers:
         return Churn(join_round=self.join_round, leave_round=self.leave_round)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Presence:
+    """The ``[presence]`` section: at which hours clients are there; see :class:`~fedclade.runs.Churn`."""
+
+    trace: str | None = None
+    round_seconds: float = Churn.round_seconds
+    trace_period: float | None = None
+
+    def __post_init__(self) -> None:
+        Churn(**asdict(self))
+
+
 FIXED: Mapping[str, type[Any]] = {
     "local": LocalTraining,
     "signature": Signature,
@@ -96,6 +108,7 @@ FIXED: Mapping[str, type[Any]] = {
     "privacy": Privacy,
     "faults": Faults,
     "newcomers": Newcomers,
+    "presence": Presence,
 }
 """Sections of fixed keys; those of the others depend on ``name``."""
 
@@ -117,12 +130,15 @@ class Config:
     privacy: Privacy
     faults: Faults
     newcomers: Newcomers
+    presence: Presence
 
     def as_dict(self) -> Section:
         """Return the config as a TOML file has it."""
         sections = asdict(self)
         if self.task == TaskSection():  # the data's own
             del sections["task"]
+        if self.presence == Presence():  # all are there all the time
+            del sections["presence"]
         return {**sections.pop("top"), **sections}
 
     @property
@@ -174,7 +190,7 @@ class Config:
             engine=self.top.engine,
             tf32=self.top.tf32,
             faults=self.faults,
-            presence=self.newcomers.presence,
+            presence=replace(self.newcomers.presence, **asdict(self.presence)),
             on_round=on_round,
             config=self.as_dict(),
             folder=folder,

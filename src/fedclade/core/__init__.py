@@ -28,6 +28,7 @@ from fedclade.core.errors import (
     unknown,
 )
 from fedclade.core.events import (
+    Buffered,
     Check,
     Checked,
     Clustered,
@@ -116,6 +117,7 @@ __all__ = [
     "VECTORS",
     "ArrayMapping",
     "Ask",
+    "Buffered",
     "Check",
     "Checked",
     "CheckpointError",

@@ -133,6 +133,22 @@ class Postponed(Event):
     needed: int
 
 
+@dataclass(frozen=True)
+class Buffered(Event):
+    """A buffer of so many clients' updates was applied to a cluster, whose model has this version since.
+
+    Staleness counts the versions that a client's model was behind; seconds are those of the cluster's virtual clock.
+    """
+
+    kind = "buffered"
+
+    clients: int
+    staleness_mean: float
+    staleness_max: int
+    virtual_seconds: float
+    version: int
+
+
 # Clusters
 
 

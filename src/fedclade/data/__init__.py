@@ -9,12 +9,13 @@ from fedclade.data.client_data import ClientData
 from fedclade.data.client_table import ClientTable, SplitRows
 from fedclade.data.custom import one_client, pool_from_torch
 from fedclade.data.federation import Federation
-from fedclade.data.files import FilesSettings, matches
+from fedclade.data.files import FilesSettings, matches, read_table
 from fedclade.data.frames import federation_from_frame
 from fedclade.data.load import check_data_settings, check_newcomers, load_federation
 from fedclade.data.own import OwnSettings, federation
 from fedclade.data.partition import PARTITIONS, Partition, Parts, partition_named, partition_pool
 from fedclade.data.pool import Pool
+from fedclade.data.sheets import Rows, Sheet
 from fedclade.data.shift import SHIFTS, Shift, View, shift_named, shift_views
 from fedclade.data.sources import SOURCES, Source, load_pool
 from fedclade.data.standardize import rescaled, statistics
@@ -32,6 +33,8 @@ __all__ = [
     "Partition",
     "Parts",
     "Pool",
+    "Rows",
+    "Sheet",
     "Shift",
     "Source",
     "SplitRows",
@@ -49,6 +52,7 @@ __all__ = [
     "partition_named",
     "partition_pool",
     "pool_from_torch",
+    "read_table",
     "rescaled",
     "shift_named",
     "shift_views",

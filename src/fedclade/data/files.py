@@ -60,7 +60,7 @@ class FilesSettings:
                 f"files = {self.files!r} matches several files called {twice.stem!r}; a client is called as its file, "
                 "so their names should differ"
             )
-        sheets = [Sheet(_read(path), str(path), path.stem) for path in paths]
+        sheets = [Sheet(read_table(path), str(path), path.stem) for path in paths]
         return federation_from_sheets(sheets, self.chosen(task), self.title, settings)
 
     def chosen(self, task: TaskKind | None = None) -> Chosen:
@@ -90,7 +90,8 @@ def matches(pattern: str, folder: Path) -> list[Path]:
     return sorted(path for path in found if path.is_file())
 
 
-def _read(path: Path) -> Table:
+def read_table(path: Path) -> Table:
+    """Read a CSV, TSV or Parquet file; raise a DataError if it is none, or cannot be read."""
     import pyarrow as pa
     import pyarrow.csv as csv
     import pyarrow.parquet as pq

@@ -14,7 +14,7 @@ from torch import nn
 
 from fedclade.algorithms import Algorithm, build_algorithm
 from fedclade.channel import Channel, Meter, Retrying, Streaming, Timing, server_side
-from fedclade.core import DataSpec, Layout, StatisticsQuery, checked, owner_only, require
+from fedclade.core import ConfigError, DataSpec, Layout, StatisticsQuery, checked, owner_only, require
 from fedclade.flower import wire
 from fedclade.flower.admission import Identity
 from fedclade.flower.connected import ConnectedClients
@@ -165,6 +165,8 @@ def federate(
     joined = registry.clients
     algorithm = _built(algorithm, joined.true_clusters)
     algorithm.check_clients(len(joined))
+    if algorithm.simulated:
+        raise ConfigError(f"{type(algorithm).__name__} runs in a simulation alone, since {algorithm.simulated}")
     settings = settings.completed(algorithm)
     settings.check_algorithm(algorithm)
     task = settings.task.of(joined.schema)

@@ -28,7 +28,7 @@ from fedclade.models import Preset
 from fedclade.runs import Run
 from fedclade.training import choose_device
 
-SIMULATED = ("faults", "newcomers")
+SIMULATED = ("faults", "newcomers", "presence")
 """Sections of a config that a network does not need: there clients fail, come and go by themselves."""
 
 LISTS = ("data.inputs", "task.metrics", "task.class_weights", "model.freeze", "model.personal", "signature.of")

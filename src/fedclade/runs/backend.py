@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fedclade.algorithms import Algorithm
 from fedclade.channel import (
+    Absence,
     Channel,
     FaultInjection,
     Faults,
@@ -77,6 +78,7 @@ class Backend:
     device: str  #: ``cpu`` or ``cuda``
     memory: int  #: bytes that the data and the training of a round may take
     task: FittedTask
+    absence: Absence | None = None  #: in a simulation: which clients are away
 
     @classmethod
     def simulated_by(
@@ -125,11 +127,12 @@ class Backend:
             simulated,
             *client_side(private, permutation, signature.sketch_of_parts(seed, layout)),
             *([FaultInjection(faults, keys, layout.n_parameters)] if faults else []),
-            *(Timing(meter := Meter()), Traffic(meter)),
+            *(Timing(meter := Meter()), Traffic(meter), absence := Absence(layout.n_parameters)),
             *server_side(retrying, sketch, Streaming(simulated.sizes, at_once) if streams else None),
         )
         initial = permutation.apply(initial) if permutation else initial
-        return cls(clients, initial, simulated, meter, retrying, permutation, sketch, streams, device, budget, task)
+        of_run = meter, retrying, permutation, sketch, streams, device, budget, task, absence
+        return cls(clients, initial, simulated, *of_run)
 
     @property
     def settled(self) -> dict[str, Any]:

@@ -1,15 +1,17 @@
-"""Clients that join a run after its start, and clients that leave before its end."""
+"""Which clients are there: those that join a run late or leave it early, and those that are there at certain hours."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from fedclade.algorithms import Algorithm, State
-from fedclade.channel import Channel
-from fedclade.core import Clients, Event, Left, Round, checked, require, rng
+from fedclade.channel import Absence, Channel
+from fedclade.core import Clients, Event, Left, ParameterTree, Round, TooFew, checked, require, rng
 from fedclade.data import Federation
+from fedclade.runs.trace import DAILY, Trace
 
 
 class ComingAndGoing(Clients):
@@ -19,11 +21,24 @@ class ComingAndGoing(Clients):
     def begin(self, algorithm: Algorithm, state: State, this_round: Round) -> tuple[State, list[Event]]:
         """Begin a round: let clients come and go; return the next state and the events of that."""
 
+    @property
+    def present(self) -> int | None:
+        """How many are there in the round; None where that is not known beforehand."""
+        return None
+
+    def there(self, state: State) -> State:
+        """Return a state whose tree has those alone that are there, which a cohort is drawn from."""
+        return state
+
+    def left_alone(self, before: ParameterTree, after: ParameterTree) -> list[Event]:
+        """Return the clusters that kept their models in the round since none of their members was there."""
+        return []
+
 
 @checked()
 @dataclass(frozen=True, kw_only=True)
 class Churn:
-    """When newcomers join a run, and when as many clients leave it.
+    """When newcomers join a run, when as many clients leave it, and at which hours clients are there.
 
     Parameters
     ----------
@@ -32,15 +47,27 @@ class Churn:
     leave_round
         From this round on, at least 2, as many clients as there are newcomers, drawn from all, take no part any more;
         their models stay.
+    trace
+        When clients are there: a file, see :meth:`Trace.read <fedclade.runs.trace.Trace.read>`, or ``daily`` for hours
+        that are made up; always, if left out. A cohort is drawn among those that are there when a round begins; the
+        others keep their clusters and their models.
+    round_seconds
+        How much time of the trace passes from one round to the next; an hour by default.
+    trace_period
+        Seconds after which a file's trace begins anew; by default, after its last day.
 
     Raises
     ------
     ConfigError
-        If a round is below 2, or clients would leave before others join.
+        If a round is below 2, clients would leave before others join, seconds are not above 0, or are given without
+        what they belong to.
     """
 
     join_round: int | None = None
     leave_round: int | None = None
+    trace: str | None = None
+    round_seconds: float = 3600.0
+    trace_period: float | None = None
 
     def __post_init__(self) -> None:
         for name, number in (("join_round", self.join_round), ("leave_round", self.leave_round)):
@@ -48,6 +75,13 @@ class Churn:
         if self.join_round is not None and self.leave_round is not None:
             holds = self.leave_round > self.join_round
             require(("newcomers.leave_round", self.leave_round, holds, f"after join_round, {self.join_round}"))
+        period, of_file = self.trace_period, self.trace not in (None, DAILY)
+        require(
+            ("presence.trace", self.trace, self.trace != "", "a file, 'daily', or left out"),
+            ("presence.round_seconds", self.round_seconds, self.round_seconds > 0, "greater than 0"),
+            ("presence.trace_period", period, period is None or period > 0, "greater than 0"),
+            ("presence.trace_period", period, period is None or of_file, "left out unless presence.trace is a file"),
+        )
 
     def check(self, newcomers: int, clients: int, rounds: int) -> None:
         """Check that a run of so many newcomers, clients and rounds can have clients come and go.
@@ -70,10 +104,33 @@ class Churn:
             return federation
         return federation.joined(federation.newcomers)
 
-    def among(self, clients: Clients, federation: Federation, seed: int) -> ChurningClients:
+    @property
+    def of_trace(self) -> dict[str, str | float | None]:
+        """The ``[presence]`` section of a config."""
+        return {"trace": self.trace, "round_seconds": self.round_seconds, "trace_period": self.trace_period}
+
+    def timetable(self, everybody: Federation, seed: int) -> Timetable | None:
+        """Return which clients are away in each round; None where there is no trace. Raises what reading it raises."""
+        if self.trace is None:
+            return None
+        if self.trace == DAILY:
+            trace = Trace.daily([client.key for client in everybody.clients], seed)
+        else:
+            trace = Trace.read(Path(self.trace), everybody, self.trace_period)
+        return Timetable(trace, everybody.ids, self.round_seconds)
+
+    def among(
+        self,
+        clients: Clients,
+        federation: Federation,
+        seed: int,
+        timetable: Timetable | None = None,
+        absence: Absence | None = None,
+    ) -> ChurningClients:
         """Return the clients of :meth:`everybody`, of which an algorithm sees those that are there.
 
-        Those that leave are drawn from all, by the seed.
+        Those that leave are drawn from all, by the seed. Those that are away by the timetable are named to the
+        ``absence``, the middleware that leaves them out.
         """
         late = () if federation.newcomers is None else federation.newcomers.ids
         joins = {} if self.join_round is None else dict.fromkeys(late, self.join_round)
@@ -81,16 +138,41 @@ class Churn:
         if self.leave_round is not None:
             drawn = rng.generator(seed, "leave").choice(list(clients.ids), len(late), replace=False).tolist()
             leaves = dict.fromkeys(sorted(drawn), self.leave_round)
-        return ChurningClients(clients, joins, leaves)
+        return ChurningClients(clients, joins, leaves, timetable, absence)
+
+
+@dataclass(frozen=True, eq=False)
+class Timetable:
+    """Which of some clients are away in each round, by a trace."""
+
+    trace: Trace
+    ids: Sequence[int]
+    round_seconds: float
+
+    def away(self, number: int) -> frozenset[int]:
+        """Return the clients that are not there when a round, from 1, begins."""
+        there = self.trace.there((number - 1) * self.round_seconds).tolist()
+        return frozenset(client for client, is_there in zip(self.ids, there, strict=True) if not is_there)
 
 
 class ChurningClients(Channel, ComingAndGoing):
-    """Clients with the first round of each that ``joins`` late, and the first round without each that ``leaves``."""
+    """Clients with the first round of each that ``joins`` late, and the first round without each that ``leaves``.
 
-    def __init__(self, clients: Clients, joins: Mapping[int, int], leaves: Mapping[int, int]) -> None:
+    With a timetable, those that are away are left out of a round by the ``absence``, which is among their middleware.
+    """
+
+    def __init__(
+        self,
+        clients: Clients,
+        joins: Mapping[int, int],
+        leaves: Mapping[int, int],
+        timetable: Timetable | None = None,
+        absence: Absence | None = None,
+    ) -> None:
         super().__init__(clients)
         self._joins, self._leaves = joins, leaves
-        self._number = 1
+        self._timetable, self._absence = timetable, absence or Absence(0)
+        self._at(1)
 
     @property
     def ids(self) -> Sequence[int]:
@@ -109,7 +191,7 @@ class ChurningClients(Channel, ComingAndGoing):
 
     def begin(self, algorithm: Algorithm, state: State, this_round: Round) -> tuple[State, list[Event]]:
         """Begin a round: let clients come and go; return the next state and the events of that."""
-        self._number = this_round.number
+        self._at(this_round.number)
         events: list[Event] = []
         if left := [client for client, number in self._leaves.items() if number == self._number]:
             state = replace(state, tree=state.tree.without(left))
@@ -119,5 +201,39 @@ class ChurningClients(Channel, ComingAndGoing):
             events += more
         return state, events
 
+    @property
+    def present(self) -> int | None:
+        """How many are there in the round; None without a trace."""
+        return None if self._timetable is None else sum(client not in self._absence.away for client in self.ids)
+
+    def there(self, state: State) -> State:
+        """Return a state whose tree has those alone that are there, which a cohort is drawn from."""
+        if not (away := self._absence.away):
+            return state
+        nodes = [
+            replace(node, members=tuple(client for client in node.members if client not in away), cached=None)
+            for node in state.tree.nodes
+        ]
+        return replace(state, tree=ParameterTree(tuple(nodes)))
+
+    def left_alone(self, before: ParameterTree, after: ParameterTree) -> list[Event]:
+        """Return the clusters that kept their models in the round since none of their members was there."""
+        if not (away := self._absence.away):
+            return []
+        alone = [leaf for leaf in before.leaves if leaf.members and away.issuperset(leaf.members)]
+        return [TooFew(leaf.id, 0) for leaf in alone if after.nodes[leaf.id].params is leaf.params]
+
+    def _at(self, number: int) -> None:
+        """Go on to a round."""
+        self._number = number
+        if self._timetable is not None:
+            self._absence.away = self._timetable.away(number)
+
     def _gone(self, client: int) -> bool:
         return client in self._leaves and self._number >= self._leaves[client]
+
+
+def fingerprint(everybody: Federation, timetable: Timetable | None) -> str:
+    """Return that of the data, and of the trace where there is one."""
+    found = everybody.fingerprint
+    return found if timetable is None else f"{found} {timetable.trace.fingerprint}"

@@ -18,7 +18,7 @@ from fedclade.channel import DifferentialPrivacy
 from fedclade.clustering import SplitCriteria, separation_gap
 from fedclade.core import ClientRegistry, DataSpec, Evaluation, Layout, ParameterTree
 from fedclade.runs.store.contents import plain
-from fedclade.runs.store.rows import Block, Rows
+from fedclade.runs.store.row_table import Block, RowTable
 from fedclade.runs.store.run import FORMAT, Row, Run
 from fedclade.runs.store.similarities import LARGEST_KEPT, SimilarityMatrix
 from fedclade.tasks import SPREAD, FittedTask, cluster_scores, spread
@@ -36,7 +36,7 @@ class History:
     target: tuple[str, float] | None = None
     metrics: list[Row] = field(default_factory=list[Row])
     clusters: list[Row] = field(default_factory=list[Row])
-    clients: Sequence[Row] = field(default_factory=Rows)
+    clients: Sequence[Row] = field(default_factory=RowTable)
     events: list[Row] = field(default_factory=list[Row])
     similarities: dict[int, SimilarityMatrix] = field(default_factory=dict[int, SimilarityMatrix])
 
@@ -60,7 +60,7 @@ class History:
         self._keep_similarities(number, log)
         if evaluation is not None:
             block = self._client_columns(number, state.tree, evaluation, served)
-            self.clients = Rows.of(self.clients).with_block(block)
+            self.clients = RowTable.of(self.clients).with_block(block)
         leaf_of = state.tree.leaf_of
         present = {client: leaf_of[client] for client in self.registry.ids if client in leaf_of}
         scores = cluster_scores(present, self.registry.true_clusters)
@@ -75,6 +75,7 @@ class History:
             **scores,
             **{column: _extreme(rows, column) for column in CRITERIA},
             "clients_trained": len(log.losses),
+            **log.numbers,
             **cost,
         }
         self.metrics.append(row)
@@ -96,7 +97,7 @@ class History:
 
     def _summary(self, config: Mapping[str, Any], tree: ParameterTree, device: str) -> dict[str, Any]:
         last = self.metrics[-1]
-        final = Rows.of(self.clients).last
+        final = RowTable.of(self.clients).last
         truth = self.registry.true_clusters
         phases = ("train", "evaluate", "server")
         reached = [r for r in self.metrics if self._is_reached(r, "_mean")]

@@ -9,16 +9,19 @@ from time import perf_counter
 
 from torch import Tensor
 
-from fedclade.algorithms import Algorithm
+from fedclade.algorithms import Algorithm, RoundLog, State
 from fedclade.core import (
     OWN,
     CheckpointError,
+    Clients,
+    ConfigError,
     Evaluation,
     FedcladeError,
     ParameterTree,
     Round,
     RunError,
     RunInterrupted,
+    TooFew,
     rng,
     shown,
 )
@@ -63,7 +66,7 @@ def run_rounds(
     training = checkpointer.restored(algorithm, backend, history)
     if training is None:
         algorithm.check_clients(len(clients.ids))
-        training = TrainingState(0, algorithm.init(backend.initial, clients), history)
+        training = TrainingState(0, first_state(algorithm, backend, clients), history)
     checkpointer.begin()
 
     def so_far() -> Run:
@@ -96,6 +99,23 @@ def run_rounds(
     return run
 
 
+def first_state(algorithm: Algorithm, backend: Backend, clients: Clients) -> State:
+    """Return the state before the first round; a ConfigError if it is to begin in a run that does not fit."""
+    if (folder := algorithm.begins_in) is None:
+        return algorithm.init(backend.initial, clients)
+    tree = Run.load(folder).tree
+    found, expected = tree.nodes[0].params.shape[-1], backend.initial.shape[-1]
+    if found != expected:
+        raise ConfigError(f"the models of the run in {folder} have {found} entries, and this run's {expected}")
+    if odd := sorted(set(tree.leaf_of) ^ set(clients.ids)):
+        raise ConfigError(f"the run in {folder} should have the clients of this one; these differ: {shown(odd)}")
+
+    def here(vector: Tensor) -> Tensor:
+        return vector.to(backend.initial.device)
+
+    return algorithm.init_in(backend.closed(tree.map_vectors(here, here)), backend.initial, clients)
+
+
 def run_round(
     algorithm: Algorithm,
     backend: Backend,
@@ -110,10 +130,9 @@ def run_round(
     evaluated = number % settings.evaluate_every == 0 or number == settings.rounds
     this_round = Round(number, settings.local, settings.seed, evaluated=evaluated, min_clients=settings.min_clients)
     state, came_and_went = clients.begin(algorithm, training.state, this_round)
-    cohort = algorithm.cohort(state, settings.client_fraction, this_round.generator("cohort"))
-    state, log = algorithm.step(state, cohort, clients, this_round)
+    state, log = step(algorithm, backend, clients, state, settings.client_fraction, this_round)
     check_models(number, training.state.tree, state.tree)
-    events = (*came_and_went, *backend.retrying.closed(number), *log.events)
+    events = (*came_and_went, *log.events)
     evaluation: Evaluation | None = None
     served: Mapping[int, int] = {}
     if evaluated or algorithm.finished(state):
@@ -127,9 +146,24 @@ def run_round(
         _warn_of_losses(number, answered)
     log = replace(log, events=(*events, *backend.retrying.told()))
     cost = meter.since(before, perf_counter() - start)
+    cost |= {} if clients.present is None else {"clients_present": clients.present}
     row = training.history.add(number, state, log, cost, evaluation, served)
     training.number, training.state = number, state
     return row
+
+
+def step(
+    algorithm: Algorithm, backend: Backend, clients: ComingAndGoing, state: State, fraction: float, this_round: Round
+) -> tuple[State, RoundLog]:
+    """Let the algorithm step with a cohort of those that are there; where nobody is, its state stays as it is."""
+    if clients.present == 0:
+        _log.warning("round %d: no client is there, so all models stay as they are", this_round.number)
+        return state, RoundLog({}, {}, events=(*backend.retrying.told(), TooFew(0, 0)))
+    cohort = algorithm.cohort(clients.there(state), fraction, this_round.generator("cohort"))
+    after, log = algorithm.step(state, cohort, clients, this_round)
+    named = {event.node for event in log.events if isinstance(event, TooFew)}
+    alone = [event for event in clients.left_alone(state.tree, after.tree) if event.node not in named]
+    return after, replace(log, events=(*backend.retrying.closed(this_round.number), *alone, *log.events))
 
 
 def panel(tree: ParameterTree, ids: Sequence[int], most: int | None, seed: int) -> Sequence[int]:

@@ -15,7 +15,7 @@ from fedclade.core import checked
 from fedclade.data import Federation
 from fedclade.runs.backend import Backend, Maker, fitted_task, model_name
 from fedclade.runs.checkpointer import Checkpointer
-from fedclade.runs.churn import Churn
+from fedclade.runs.churn import Churn, fingerprint
 from fedclade.runs.history import History
 from fedclade.runs.rounds import Follow, OnRound, run_rounds
 from fedclade.runs.settings import RunOptions, RunSettings, settings_from, target_of
@@ -68,7 +68,8 @@ def simulate(
     faults
         How often clients drop out of a round, are too late, or send what cannot be used; never, if left out.
     presence
-        When the federation's newcomers join, and when clients leave; never, if left out.
+        When the federation's newcomers join, when clients leave, and at which hours they are there; if left out, all
+        are there all the time.
     on_round
         Called after every round with its metrics and the tree. If it fails, a warning says so, once, and the run goes
         on; an error of fedclade's own, such as ``RunInterrupted``, ends it.
@@ -127,18 +128,20 @@ def simulate(
         data={"name": federation.pool.name, "description": str(federation)},
         model=model_name(model, settings.seed),
         faults=asdict(faults or Faults()),
-        newcomers={"clients": newcomers, **asdict(presence)},
+        newcomers={"clients": newcomers, "join_round": presence.join_round, "leave_round": presence.leave_round},
+        **({} if presence.trace is None else {"presence": presence.of_trace}),
     )
     config = {**config, "tf32": tf32}
     every = settings.checkpoint_every
-    checkpointer = Checkpointer(folder, config, every, lambda: everybody.fingerprint)
+    timetable = presence.timetable(everybody, settings.seed)
+    checkpointer = Checkpointer(folder, config, every, lambda: fingerprint(everybody, timetable))
     if (finished := checkpointer.finished()) is not None:
         return finished
     settings, device, taken = checkpointer.resumed(settings, device)
     backend = Backend.simulated_by(
         everybody, model, algorithm, settings, device=device, engine=engine, taken=taken, faults=faults
     )
-    present = presence.among(backend.clients, federation, settings.seed)
+    present = presence.among(backend.clients, federation, settings.seed, timetable, backend.absence)
     history = History(everybody.roster, task, target)
     with checkpointer, float32_products(tf32):
         return run_rounds(algorithm, backend, present, checkpointer, history, settings, on_round, stop, follow)

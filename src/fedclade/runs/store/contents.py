@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fedclade.runs.store.rows import Column, Row, Rows
+from fedclade.runs.store.row_table import Column, Row, RowTable
 from fedclade.runs.store.shape import check_shape
 from fedclade.tasks import noted_metrics
 
@@ -77,7 +77,7 @@ def read_summary(path: Path) -> Row:
     return summary
 
 
-def read_rows(path: Path, summary: Row, nodes: int) -> Rows:
+def read_rows(path: Path, summary: Row, nodes: int) -> RowTable:
     """Read one table, by its file's name, of a run of some summary and number of nodes.
 
     Raises
@@ -96,7 +96,7 @@ def read_rows(path: Path, summary: Row, nodes: int) -> Rows:
         raise ValueError(f"{path.name} should have at most {most} rows, got {file.metadata.num_rows}")
     schema = file.schema_arrow
     if file.metadata.num_rows == 0:
-        return Rows()
+        return RowTable()
     for column, types in columns.items():
         if column not in schema.names:
             raise ValueError(f"{path.name} lacks the column {column}")
@@ -113,7 +113,7 @@ def read_rows(path: Path, summary: Row, nodes: int) -> Rows:
         for value in table[column].unique().drop_null().to_pylist() if column in schema.names else ():
             where = f"row {table[column].index(value).as_py()} of {path.name}: {column}"
             check_shape(value, int, where) if column == "round" else check_node(value, nodes, where)
-    return Rows([_columns(table)])
+    return RowTable([_columns(table)])
 
 
 def write_rows(path: Path, rows: Sequence[Row]) -> None:
@@ -121,7 +121,7 @@ def write_rows(path: Path, rows: Sequence[Row]) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    blocks = [pa.table(dict(block)) for block in Rows.of(rows).blocks]
+    blocks = [pa.table(dict(block)) for block in RowTable.of(rows).blocks]
     pq.write_table(pa.concat_tables(blocks, promote_options="permissive") if blocks else pa.table({}), path)
 
 

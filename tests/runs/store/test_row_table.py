@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedclade.runs.store.contents import write_rows
-from fedclade.runs.store.rows import AT_A_TIME, Row, Rows
+from fedclade.runs.store.row_table import AT_A_TIME, Row, RowTable
 
 ROWS: list[Row] = [
     *({"round": 1, "client": client, "name": f"c{client}", "loss": client / 2, "true": None} for client in range(3)),
@@ -17,7 +17,7 @@ ROWS: list[Row] = [
 
 
 def test_rows_read_as_they_were_given() -> None:
-    rows = Rows.of(ROWS)
+    rows = RowTable.of(ROWS)
     assert rows == ROWS
     assert list(rows) == ROWS
     assert [rows[i] for i in range(-5, 5)] == [ROWS[i] for i in range(-5, 5)]
@@ -25,29 +25,29 @@ def test_rows_read_as_they_were_given() -> None:
     assert rows[::-2] == ROWS[::-2]
     assert type(rows[0]["client"]) is int
     assert type(rows[0]["loss"]) is float
-    assert repr(Rows.of(ROWS[:1])) == f"Rows({ROWS[:1]!r})"
+    assert repr(RowTable.of(ROWS[:1])) == f"RowTable({ROWS[:1]!r})"
     with pytest.raises(IndexError):
         rows[5]
 
 
 def test_rows_of_each_round_are_a_block() -> None:
-    rows = Rows.of(ROWS)
+    rows = RowTable.of(ROWS)
     assert [len(block["round"]) for block in rows.blocks] == [3, 2]
     assert rows.last == ROWS[3:]
     assert rows.column("client") == [0, 1, 2, 0, 1]
     assert rows.with_block({"round": np.array([3]), "client": np.array([7])})[-1] == {"round": 3, "client": 7}
     assert rows == ROWS  # as they were
-    assert Rows.of(rows) is rows
+    assert RowTable.of(rows) is rows
 
 
 def test_there_may_be_none() -> None:
-    assert Rows() == []
-    assert Rows.of([]).last == []
-    assert Rows([{"round": np.array([], dtype=np.int64)}]).blocks == ()
+    assert RowTable() == []
+    assert RowTable.of([]).last == []
+    assert RowTable([{"round": np.array([], dtype=np.int64)}]).blocks == ()
 
 
 def test_more_rows_than_are_made_at_a_time() -> None:
-    rows = Rows([{"client": np.arange(AT_A_TIME + 2)}])
+    rows = RowTable([{"client": np.arange(AT_A_TIME + 2)}])
     assert [row["client"] for row in rows] == list(range(AT_A_TIME + 2))
 
 

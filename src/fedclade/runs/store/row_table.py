@@ -21,7 +21,7 @@ AT_A_TIME = 65_536
 """Rows that are made into dicts in one go where all are looked at."""
 
 
-class Rows(Sequence[Row]):
+class RowTable(Sequence[Row]):
     """Rows that are added in blocks and read like a list of dicts, each of which is made when it is looked at."""
 
     def __init__(self, blocks: Iterable[Block] = ()) -> None:
@@ -30,26 +30,26 @@ class Rows(Sequence[Row]):
         self._ends = list(accumulate(map(_length, self.blocks)))
 
     @classmethod
-    def of(cls, rows: Iterable[Row]) -> Rows:
+    def of(cls, rows: Iterable[Row]) -> RowTable:
         """Return rows given as dicts, a block for those of each round with the same keys."""
-        if isinstance(rows, Rows):
+        if isinstance(rows, RowTable):
             return rows
         together = groupby(rows, key=lambda row: (row.get("round"), *row))
         blocks = ((list(kind[1:]), list(some)) for kind, some in together)
         return cls({name: _column([row[name] for row in some]) for name in names} for names, some in blocks)
 
-    def with_block(self, block: Block) -> Rows:
+    def with_block(self, block: Block) -> RowTable:
         """Return these rows, and those of a block behind them."""
-        return Rows((*self.blocks, block))
+        return RowTable((*self.blocks, block))
 
     def column(self, name: str) -> list[Any]:
         """Return the values of a column, one for each row."""
         return [value for block in self.blocks for value in _values(block[name])]
 
     @property
-    def last(self) -> Rows:
+    def last(self) -> RowTable:
         """The rows of the last block."""
-        return Rows(self.blocks[-1:])
+        return RowTable(self.blocks[-1:])
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
@@ -79,7 +79,7 @@ class Rows(Sequence[Row]):
     __hash__ = None  # pyright: ignore[reportAssignmentType]  (as of a list)
 
     def __repr__(self) -> str:
-        return f"Rows({list(self)!r})"
+        return f"RowTable({list(self)!r})"
 
 
 def _length(block: Block) -> int:

@@ -1,0 +1,224 @@
+"""FedBuff, buffered asynchronous aggregation: Nguyen, Malik, Zhan, Yousefpour, Rabbat, Malek, Huba 2022, Algorithm 1.
+
+M_c clients train at any time, each from the model as it was when the client began. An update that arrives goes into a
+buffer; once that holds K of them, the server takes one step, w ← w + η_g/K Σ s(τ_i) Δ_i, where the staleness τ_i says
+how many steps the server has taken since client i began, and s(τ) = 1/√(1 + τ). A client that has finished is replaced
+by another at once.
+
+Here this is a simulation with a virtual clock, and one round is one full buffer of every cluster, each of which is a
+federation with a clock, a buffer and versions of its own. Training is keyed, so what a client would have sent is
+computed when it is due, all clients of a round together. A synchronous round would last as long as the slowest of its
+cohort takes: the largest of :meth:`FedBuff.seconds_of`.
+
+Where paper and the authors' simulator (FLSim) leave a choice, this file makes it:
+
+- Means are not weighted by |D_i|, as in Algorithm 1. With K = M_c = all clients, equal speeds and equal sizes it is
+  FedAvg.
+- How long a client trains is drawn anew each time from a half-normal distribution, as FLSim does it for each user
+  (``PerUserHalfNormalDurationDistribution``); or is proportional to its examples; or the same for all. Uploads take no
+  time.
+- Who begins is drawn evenly among the members that neither train nor are in the buffer: no client is twice in one. So a
+  cluster of fewer than K members has a buffer of as many as it has, and a small one may have fewer than M_c in
+  training.
+- Of what happens at the same time, updates come first, in the order of the clients' ids, then the server's step, then
+  those that begin.
+- An update that is lost (dropped out, not finite) is missing from the buffer: the step is divided by those that came.
+- The step size is that of the round in which the update arrives, and so are the batches that the client draws.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedclade.algorithms.base import Algorithm, RoundLog
+from fedclade.algorithms.cluster_update import by_cluster, log_of
+from fedclade.algorithms.in_flight import FedBuffState, Flight, flights_of, models_of, next_state
+from fedclade.clustering import to_lowest_loss
+from fedclade.core import Buffered, Clients, Event, Joined, ParameterTree, Round, TooFew, Updates, checked, require, rng
+
+
+@checked()
+@dataclass(frozen=True, kw_only=True)
+class FedBuff(Algorithm[FedBuffState]):
+    """Buffered asynchronous rounds (Nguyen et al. 2022) in one cluster, or in those of a run; in a simulation alone.
+
+    Parameters
+    ----------
+    concurrency
+        How many clients of a cluster train at any time; M_c. The paper has no default, and goes up to thousands.
+    buffer_size
+        Updates that make a step of the server; K, 10 in the paper's experiments.
+    eta_g
+        The server's step size η_g; the paper tunes it.
+    discount
+        Exponent a of s(τ) = (1 + τ)^-a, in [0, 1]: 0.5 as in the paper; 0 leaves it out.
+    duration
+        How long a client trains: ``half_normal``, ``seconds`` · |z| with z from a standard normal distribution;
+        ``examples``, ``seconds`` for each example that passes; or ``equal``, ``seconds``.
+    seconds
+        Virtual seconds, see there.
+    clusters_of
+        Folder of a finished run of the same clients and model, whose clusters it works in; one cluster, if left out.
+    from_scratch
+        Whether these clusters begin at the initial model, and not at those of that run.
+    """
+
+    state_type = FedBuffState
+    simulated = "it draws how long clients train, on a virtual clock"
+
+    concurrency: int = 20
+    buffer_size: int = 10
+    eta_g: float = 1.0
+    discount: float = 0.5
+    duration: Literal["half_normal", "examples", "equal"] = "half_normal"
+    seconds: float = 1.0
+    clusters_of: str | None = None
+    from_scratch: bool = False
+
+    def __post_init__(self) -> None:
+        durations = ("half_normal", "examples", "equal")
+        require(
+            ("algorithm.concurrency", self.concurrency, self.concurrency >= 1, "at least 1"),
+            ("algorithm.buffer_size", self.buffer_size, self.buffer_size >= 1, "at least 1"),
+            ("algorithm.eta_g", self.eta_g, self.eta_g > 0, "greater than 0"),
+            ("algorithm.discount", self.discount, 0 <= self.discount <= 1, "in [0, 1]"),
+            ("algorithm.duration", self.duration, self.duration in durations, " or ".join(map(repr, durations))),
+            ("algorithm.seconds", self.seconds, self.seconds > 0, "greater than 0"),
+            (
+                *("algorithm.from_scratch", self.from_scratch, not self.from_scratch or self.clusters_of is not None),
+                "left out where clusters_of is",
+            ),
+        )
+
+    def init(self, params: Tensor, clients: Clients) -> FedBuffState:
+        """Put all clients in one cluster."""
+        return FedBuffState.of(ParameterTree.root_only(clients.ids, params))
+
+    def init_in(self, tree: ParameterTree, params: Tensor, clients: Clients) -> FedBuffState:
+        """Begin in the clusters of a tree."""
+        if self.from_scratch:  # inner nodes stay, as newcomers are compared at their models
+            for leaf in tree.leaves:
+                tree = tree.with_model(leaf.id, params)
+        return FedBuffState.of(tree)
+
+    @property
+    def begins_in(self) -> str | None:
+        """The folder of the run whose clusters it begins in."""
+        return self.clusters_of
+
+    def cohort(self, state: FedBuffState, fraction: float, draw: np.random.Generator) -> tuple[int, ...]:
+        """Return all clients: how many of them train says ``concurrency``, whatever the fraction."""
+        return tuple(client for leaf in state.tree.leaves for client in leaf.members)
+
+    def step(
+        self, state: FedBuffState, cohort: Sequence[int], clients: Clients, this_round: Round
+    ) -> tuple[FedBuffState, RoundLog]:
+        """Fill the buffer of every cluster, and let the server take a step in each; the cohort may begin."""
+        tree, sizes, free = state.tree, clients.sizes, set(cohort)
+        flights = flights_of(state)
+        clocks, buffers = list[float](), list[list[Flight]]()
+        for place, leaf in enumerate(tree.leaves):
+            members = [client for client in leaf.members if client in free]
+            clock, buffer = self._filled(
+                flights[place], members, state.clocks[place], state.versions[place], leaf.id, sizes, this_round
+            )
+            clocks.append(clock)
+            buffers.append(buffer)
+        models, rows = models_of(state, buffers)
+        if not rows:
+            none = [TooFew(leaf.id, 0) for leaf in tree.leaves if leaf.members]
+            return replace(state, clocks=tuple(clocks)), RoundLog({}, {}, events=tuple(none))
+        updates = clients.train(list(rows), models, list(rows.values()), this_round)
+        versions, events, came = list(state.versions), list[Event](), set(updates.ids)
+        for place, (leaf, buffer) in enumerate(zip(tree.leaves, buffers, strict=True)):
+            stale = {client: versions[place] - begun for _, client, begun in buffer}
+            mine = updates.select([client for client in sorted(stale) if client in came])
+            if len(mine.ids) < max(1, this_round.min_clients):
+                continue  # which the log tells
+            tree = tree.moved(leaf.id, self.eta_g * self._mean(mine, stale))
+            versions[place] += 1
+            ages = [stale[client] for client in mine.ids]
+            of_step = len(ages), sum(ages) / len(ages), max(ages), clocks[place], versions[place]
+            events.append(Buffered(leaf.id, *of_step))
+        log = log_of(by_cluster(state.tree, updates, this_round, weighted=False), events)
+        numbers = _numbers(events, clocks)
+        state = next_state(state, tree, clocks, versions, flights)
+        return state, replace(log, discrepancy=None, numbers=numbers)  # clients began at several models
+
+    def join(
+        self, state: FedBuffState, ids: Sequence[int], clients: Clients, this_round: Round
+    ) -> tuple[FedBuffState, list[Event]]:
+        """Take newcomers in: down the tree if it has cached updates, otherwise to the leaf of the lowest loss."""
+        state, events = super().join(state, ids, clients, this_round)
+        leaves = {leaf.id for leaf in state.tree.leaves}
+        lost = [client for client in ids if state.tree.leaf_of[client] not in leaves]
+        tree = to_lowest_loss(state.tree, lost, clients)[0] if lost else state.tree
+        found = [(client, tree.leaf_of[client]) for client in lost]
+        events += [Joined(node, (client,)) for client, node in found if node in leaves]
+        return replace(state, tree=tree), events
+
+    def seconds_of(self, clients: Sequence[int], sizes: Mapping[int, int], this_round: Round) -> list[float]:
+        """Return for how many virtual seconds each client trains that begins in a round.
+
+        In another method's round the server waits for the largest of them.
+        """
+        if self.duration == "equal":
+            return [self.seconds] * len(clients)
+        if self.duration == "examples":
+            return [self.seconds * this_round.spec.passed(sizes[client]) for client in clients]
+        draws = (rng.generator(this_round.seed, "duration", this_round.number, client) for client in clients)
+        return [self.seconds * abs(float(draw.standard_normal())) for draw in draws]
+
+    def _filled(
+        self,
+        flights: list[Flight],
+        members: Sequence[int],
+        clock: float,
+        version: int,
+        node: int,
+        sizes: Mapping[int, int],
+        this_round: Round,
+    ) -> tuple[float, list[Flight]]:
+        """Let clients of a cluster begin and finish until K have; return the clock then, and those in the buffer.
+
+        ``flights``, a heap, is changed: it has those that still train.
+        """
+        flying = {client for _, client, _ in flights}
+        idle = sorted(client for client in members if client not in flying)
+        waiting = rng.generator(this_round.seed, "begin", this_round.number, node).permutation(idle).tolist()
+        buffer = list[Flight]()
+        while True:
+            begin = [waiting.pop() for _ in range(min(len(waiting), self.concurrency - len(flights)))]
+            for client, seconds in zip(begin, self.seconds_of(begin, sizes, this_round), strict=True):
+                heapq.heappush(flights, (clock + seconds, client, version))
+            if not flights:
+                return clock, buffer
+            clock = flights[0][0]
+            while flights and flights[0][0] == clock:
+                buffer.append(heapq.heappop(flights))
+                if len(buffer) == self.buffer_size:
+                    return clock, buffer
+
+    def _mean(self, updates: Updates, stale: Mapping[int, int]) -> Tensor:
+        """Return Σ s(τ_i) Δ_i over their number, ``[S]``."""
+        deltas = updates.required_deltas
+        weights = torch.tensor([(1 + stale[client]) ** -self.discount for client in updates.ids], dtype=torch.float64)
+        return (weights / len(updates.ids)).to(deltas) @ deltas
+
+
+def _numbers(events: Sequence[Event], clocks: Sequence[float]) -> dict[str, float | None]:
+    """Return the columns of a round: staleness over all clusters, and the clock of the one that is furthest."""
+    steps = [event for event in events if isinstance(event, Buffered)]
+    count = sum(step.clients for step in steps)
+    return {
+        "staleness_mean": sum(step.staleness_mean * step.clients for step in steps) / count if count else None,
+        "staleness_max": max((step.staleness_max for step in steps), default=None),
+        "virtual_seconds": max(clocks),
+    }
