@@ -34,7 +34,7 @@ from fedclade.algorithms.fallback import best_on_validation, train_beside
 from fedclade.algorithms.replicated_splits import SplitTest, train_and_test
 from fedclade.algorithms.rounds_in_parts import Parting
 from fedclade.algorithms.state import State
-from fedclade.clustering import SplitCriteria, cosine_similarity
+from fedclade.clustering import SplitCriteria
 from fedclade.core import (
     Clients,
     ClusterSplit,
@@ -233,8 +233,7 @@ class CFL(Algorithm[CFLState]):
         if self.similarity == "gradients":
             compared = clients.gradients(updates.ids, models, [0] * len(updates.ids), from_all)
         if compared is updates or len(compared.ids) > 1:
-            alpha = cosine_similarity(compared.signatures)
-            criteria = replace(criteria, members=compared.ids, similarity=alpha)
+            criteria = criteria.compared(compared.signatures, compared.ids)
         return replace(part, updates=updates, mean=moved, criteria=criteria)
 
     def _split(

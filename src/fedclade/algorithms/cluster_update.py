@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedclade.algorithms.base import RoundLog
 from fedclade.algorithms.state import State
-from fedclade.clustering import SplitCriteria, cosine_similarity, placed
+from fedclade.clustering import SplitCriteria, placed
 from fedclade.core import Clients, Empty, Event, Joined, ParameterTree, Round, TooFew, Updates, mean, row_norms
 
 LARGEST_COMPARED = 1000
@@ -40,7 +40,7 @@ class ClusterUpdate:
         """Return the same with the similarities of its clients, unless there are too many for every round."""
         if not self.updates.ids or self.waits or len(self.updates.ids) > LARGEST_COMPARED:
             return self
-        return replace(self, criteria=replace(self.criteria, similarity=cosine_similarity(self.updates.signatures)))
+        return replace(self, criteria=self.criteria.compared(self.updates.signatures, self.updates.ids))
 
     @property
     def step(self) -> Tensor | None:

@@ -32,6 +32,7 @@ from fedclade.clustering.routing import (
 )
 from fedclade.clustering.separation import gamma_bound, highest_cross, lowest_intra, separation_gap
 from fedclade.clustering.similarity import METRICS, Distances, Labels, Similarity, cosine_similarity, cosines, distances
+from fedclade.clustering.spanning_tree import single_linkage
 from fedclade.clustering.split_half import Finding, Replicates, find_clusters, gain, same_partition
 from fedclade.clustering.subspace_angles import angles
 from fedclade.clustering.ternary import k_means, ternary_similarity
@@ -80,6 +81,7 @@ __all__ = [
     "route",
     "same_partition",
     "separation_gap",
+    "single_linkage",
     "ternary_similarity",
     "to_lowest_loss",
     "to_root",

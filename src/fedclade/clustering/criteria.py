@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from fedclade.clustering.bipartition import Bipartition, optimal_bipartition
+from fedclade.clustering.bipartition import Bipartition, bipartition_by_tree, optimal_bipartition
 from fedclade.clustering.separation import gamma_bound
-from fedclade.clustering.similarity import Similarity
+from fedclade.clustering.similarity import Similarity, cosine_similarity
 from fedclade.core import Updates
+
+MOST_PAIRED = 5000
+"""Clients whose similarities are held as a matrix, of 200 MB; of more, a minimum spanning tree alone is found."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,6 +26,7 @@ class SplitCriteria:
     mean_norm: float  # ‖Σ |D_i|/|D_c| Δθ_i‖, the norm of the mean (eq. 32), in parameter units
     max_norm: float  # max_i ‖Δθ_i‖ (eq. 33), in parameter units
     similarity: Similarity | None  # α [n, n] of the signatures (eq. 51); None where it was not computed
+    by_tree: Bipartition | None = None  # the optimal one, where it was found without these
 
     @classmethod
     def of(cls, updates: Updates, mean: Tensor | None, similarity: Similarity | None = None) -> SplitCriteria:
@@ -31,11 +36,20 @@ class SplitCriteria:
         mean_norm = torch.linalg.vector_norm(mean[: updates.n_parameters], dtype=torch.float64)
         return cls(updates.ids, float(mean_norm), float(updates.norms.max()), similarity)
 
+    def compared(self, signatures: Tensor, members: Sequence[int]) -> SplitCriteria:
+        """Return the same for clients with these signatures ``[n, R]``, compared; of one there is nothing to compare.
+
+        Of more than ``MOST_PAIRED`` the optimal bi-partition alone is kept, and no matrix is made.
+        """
+        if len(members) <= MOST_PAIRED:
+            return replace(self, members=tuple(members), similarity=cosine_similarity(signatures))
+        return replace(self, members=tuple(members), by_tree=bipartition_by_tree(signatures, members))
+
     @cached_property
     def bipartition(self) -> Bipartition | None:
-        """The optimal bi-partition (eq. 25); None for a cluster of one client, or without similarities."""
+        """The optimal bi-partition (eq. 25); None for a cluster of one client, or where clients were not compared."""
         if self.similarity is None or len(self.members) < 2:
-            return None
+            return self.by_tree
         return optimal_bipartition(self.similarity, self.members)
 
     @property
