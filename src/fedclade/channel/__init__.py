@@ -4,7 +4,7 @@ Each is a function ``(query, ask) -> reply``; ``compose.py`` has the list of the
 and the network import it; algorithms do not know of it.
 """
 
-from fedclade.channel.compose import client_side, server_side
+from fedclade.channel.compose import client_side, received, server_side
 from fedclade.channel.encoding import ENCODINGS, ErrorFeedback, check_encoding, decode, encode, encoded_bytes
 from fedclade.channel.faults import FaultInjection, Faults
 from fedclade.channel.ledger import Budget, Ledger
@@ -48,6 +48,7 @@ __all__ = [
     "encode",
     "encoded_bytes",
     "keyed_noise",
+    "received",
     "refusal",
     "server_side",
 ]
