@@ -80,6 +80,11 @@ class Algorithm(ABC, Generic[S]):
         return True
 
     @property
+    def compares(self) -> bool:
+        """Whether a step looks at signatures of updates; without, a stream keeps none."""
+        return True
+
+    @property
     def initial_models(self) -> int:
         """How many initial models, each drawn by itself, ``init`` starts from."""
         return 1
@@ -190,6 +195,11 @@ class OwnModels(Algorithm[OwnS]):
     @property
     def needs_updates(self) -> bool:
         """Whether a step works on the updates of single clients."""
+        return False
+
+    @property
+    def compares(self) -> bool:
+        """Whether a step looks at signatures of updates."""
         return False
 
     def keepers(self, state: OwnS) -> Sequence[int]:

@@ -22,6 +22,11 @@ class _FixedClusters(Algorithm[S]):
         """Whether a step works on the updates of single clients."""
         return False
 
+    @property
+    def compares(self) -> bool:
+        """Whether a step looks at signatures of updates."""
+        return False
+
     def step(self, state: S, cohort: Sequence[int], clients: Clients, this_round: Round) -> tuple[S, RoundLog]:
         """Train every cluster for one round."""
         parts = train_clusters(state, cohort, clients, this_round)

@@ -80,6 +80,11 @@ class IFCA(OneCohort[IFCAState]):
         return False
 
     @property
+    def compares(self) -> bool:
+        """Whether a step looks at signatures of updates."""
+        return False
+
+    @property
     def initial_models(self) -> int:
         """How many initial models, each drawn by itself, ``init`` starts from."""
         return self.clusters * self.restarts

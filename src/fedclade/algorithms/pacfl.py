@@ -82,6 +82,11 @@ class PACFL(Algorithm[State]):
         """Whether a step works on the updates of single clients."""
         return False
 
+    @property
+    def compares(self) -> bool:
+        """Whether a step looks at signatures of updates."""
+        return False
+
     def init(self, params: Tensor, clients: Clients) -> State:
         """Put all clients in one cluster; they are asked for their vectors in the first round."""
         return State(ParameterTree.root_only(clients.ids, params))

@@ -5,7 +5,7 @@ and the network import it; algorithms do not know of it.
 """
 
 from fedclade.channel.absence import AWAY, Absence
-from fedclade.channel.compose import client_side, server_side
+from fedclade.channel.compose import client_side, received, server_side
 from fedclade.channel.encoding import ENCODINGS, ErrorFeedback, check_encoding, decode, encode, encoded_bytes
 from fedclade.channel.faults import FaultInjection, Faults
 from fedclade.channel.ledger import Budget, Ledger
@@ -51,6 +51,7 @@ __all__ = [
     "encode",
     "encoded_bytes",
     "keyed_noise",
+    "received",
     "refusal",
     "server_side",
 ]

@@ -22,9 +22,16 @@ def client_side(
     return [*private, *permuting, Replicating(sketch)]
 
 
+def received(sketch: Sketch | None = None, streaming: Streaming | None = None) -> list[Middleware]:
+    """Return what an update passes where it arrives, be that one of the processes that simulate clients.
+
+    Without a sketch the server compares whole updates.
+    """
+    return [Unpacking(), *([Sketching(sketch)] if sketch else []), *([streaming] if streaming else [])]
+
+
 def server_side(
     retrying: Retrying, sketch: Sketch | None = None, streaming: Streaming | None = None
 ) -> list[Middleware]:
-    """Return what an update passes once it has arrived; without a sketch the server compares whole updates."""
-    sketching = [Sketching(sketch)] if sketch else []
-    return [Unpacking(), *sketching, *([streaming] if streaming else []), retrying]
+    """Return what an update passes once it has arrived."""
+    return [*received(sketch, streaming), retrying]

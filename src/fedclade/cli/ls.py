@@ -20,6 +20,7 @@ from fedclade.core import Kind as Group
 from fedclade.data import PARTITIONS, SHIFTS, SOURCES, partition_named, shift_named
 from fedclade.models import MODELS, model_factory
 from fedclade.tasks import SUMMARIES, build_task
+from fedclade.training import ENGINES, REMOTE
 
 
 class Kind(StrEnum):
@@ -31,6 +32,7 @@ class Kind(StrEnum):
     SHIFTS = "shifts"
     MODELS = "models"
     TASKS = "tasks"
+    ENGINES = "engines"
     CONFIGS = "configs"
 
 
@@ -90,6 +92,9 @@ def _lines(kind: Kind) -> Iterator[tuple[str, str]]:
     """Yield every name with a line about it."""
     if kind is Kind.CONFIGS:
         yield from ((file.stem, _first_comment(file)) for file in sorted(config_folder().glob("*.toml")))
+        return
+    if kind is Kind.ENGINES:
+        yield from {**ENGINES, **REMOTE}.items()
         return
     shelf = SHELVES[kind]
     yield from shelf.own.items()

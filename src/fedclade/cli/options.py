@@ -11,7 +11,8 @@ import typer
 
 from fedclade.core import ConfigError
 from fedclade.runs import check_free
-from fedclade.training import ENGINES, choose_device, memory_bytes
+from fedclade.training import ENGINES, REMOTE, choose_device, memory_bytes
+from fedclade.training.remote import Actors as RayActors
 
 
 class LogKind(StrEnum):
@@ -38,7 +39,19 @@ Set = Annotated[
 Rounds = Annotated[int | None, typer.Option("--rounds", help="Override the number of rounds.")]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
 Engine = Annotated[
-    str | None, typer.Option("--engine", help=f"How clients are trained: {', '.join(ENGINES)}; overrides the config.")
+    str | None,
+    typer.Option("--engine", help=f"How clients are trained: {', '.join((*ENGINES, *REMOTE))}; overrides the config."),
+]
+Actors = Annotated[
+    int | None,
+    typer.Option(
+        "--actors", min=1, help="Of --engine ray; by default one for each GPU, or each core if there is none."
+    ),
+]
+ActorCores = Annotated[int | None, typer.Option("--actor-cores", min=1, help="Of each actor; 1 if left out.")]
+RayAddress = Annotated[
+    str | None,
+    typer.Option("--ray-address", metavar="ADDRESS", help="Of a running Ray cluster; this machine's by default."),
 ]
 Memory = Annotated[
     str | None,
@@ -58,6 +71,13 @@ def overrides(override: Sequence[str] | None, **settings: int | str | None) -> l
     """Return what ``--set`` was given, and the options that stand for a key of the config, as overrides."""
     given = [f"{key}={value}" for key, value in settings.items() if value is not None]
     return [*(override or []), *given]
+
+
+def actors_of(actors: int | None, cores: int | None, address: str | None) -> RayActors | None:
+    """Return the actors that were asked for; None if nothing was."""
+    if actors is None and cores is None and address is None:
+        return None
+    return RayActors(count=actors, cores=cores, address=address)
 
 
 def check_machine(device: str, memory: str | None) -> None:

@@ -17,6 +17,7 @@ from fedclade.core import ConfigError, ParameterTree, RunError
 from fedclade.report import TensorBoardLog, add_figures, show_run
 from fedclade.report.page import PORT, Dashboard
 from fedclade.runs import CONFIG, Row, Run, is_finished, is_unfinished, read_run_config
+from fedclade.training.remote import Actors
 
 
 def run_config(
@@ -28,6 +29,9 @@ def run_config(
     override: options.Set = None,
     device: options.Device = "auto",
     engine: options.Engine = None,
+    actors: options.Actors = None,
+    actor_cores: options.ActorCores = None,
+    ray_address: options.RayAddress = None,
     memory: options.Memory = None,
     dashboard: options.Dashboard = False,
     port: options.Port = PORT,
@@ -42,7 +46,8 @@ def run_config(
     checked = read_config(path, options.overrides(override, seed=seed, rounds=rounds, engine=engine))
     target = options.target_folder(out, f"{path.stem}-seed{checked.top.seed}")
     options.check_machine(device, memory)
-    _run_and_show(checked, target, path.stem, data_dir, device, memory, port if dashboard else None, log, quiet)
+    on = options.actors_of(actors, actor_cores, ray_address)
+    _run_and_show(checked, target, path.stem, data_dir, device, on, memory, port if dashboard else None, log, quiet)
 
 
 def resume(
@@ -50,6 +55,9 @@ def resume(
     data_dir: options.DataDir = None,
     rounds: Annotated[int | None, typer.Option("--rounds", help="Go on to more rounds than were asked for.")] = None,
     device: options.Device = "auto",
+    actors: options.Actors = None,
+    actor_cores: options.ActorCores = None,
+    ray_address: options.RayAddress = None,
     memory: options.Memory = None,
     dashboard: options.Dashboard = False,
     port: options.Port = PORT,
@@ -77,7 +85,8 @@ def resume(
     except ConfigError as error:
         raise ConfigError(f"{error}\na run begun by fedclade.simulate is continued by the same call") from error
     options.check_machine(device, memory)
-    _run_and_show(config, folder, folder.name, data_dir, device, memory, port if dashboard else None, log, quiet)
+    on = options.actors_of(actors, actor_cores, ray_address)
+    _run_and_show(config, folder, folder.name, data_dir, device, on, memory, port if dashboard else None, log, quiet)
 
 
 def _run_and_show(
@@ -86,6 +95,7 @@ def _run_and_show(
     name: str,
     data_dir: Path | None,
     device: str,
+    actors: Actors | None,
     memory: str | None,
     port: int | None,
     log: options.LogKind | None,
@@ -115,6 +125,7 @@ def _run_and_show(
         run = config.run(
             config.federation(data_dir),
             device=device,
+            actors=actors,
             memory=memory,
             on_round=on_round,
             folder=folder,

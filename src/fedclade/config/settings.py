@@ -18,6 +18,7 @@ from fedclade.data import Federation
 from fedclade.models import PARTS, Parts
 from fedclade.runs import Churn, Every, Follow, OnRound, Run, RunSettings, Stream, module_for, simulate
 from fedclade.tasks import Task, build_task
+from fedclade.training.remote import Actors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,6 +175,7 @@ class Config:
         federation: Federation,
         *,
         device: str = "auto",
+        actors: Actors | None = None,
         memory: int | str | None = None,
         on_round: OnRound | None = None,
         folder: Path | None = None,
@@ -188,6 +190,7 @@ class Config:
             replace(self.settings, memory=memory),
             device=device,
             engine=self.top.engine,
+            actors=actors,
             tf32=self.top.tf32,
             faults=self.faults,
             presence=replace(self.newcomers.presence, **asdict(self.presence)),

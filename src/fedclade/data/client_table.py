@@ -194,11 +194,13 @@ class ClientTable(Sequence[ClientData]):
             0 if self.quarter_turns is None else int(self.quarter_turns[place]),
         )
 
-    def taken(self, places: slice) -> ClientTable:
+    def taken(self, places: Indices | slice) -> ClientTable:
         """Return some of the clients."""
         parts: dict[str, Any] = {}
-        for name in ("ids", "keys", "names", "view", "quarter_turns"):
+        for name in ("ids", "keys", "view", "quarter_turns"):
             parts[name] = None if (values := getattr(self, name)) is None else values[places]
+        if self.names is not None:
+            parts["names"] = [self.names[place] for place in np.arange(len(self))[places].tolist()]
         for split in get_args(Split):
             parts[split] = self.split(split).taken(places)
         return replace(self, **parts)

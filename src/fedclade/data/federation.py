@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, get_args
@@ -173,6 +173,15 @@ class Federation:
             raise DataError(f"there is no client {client}; {self} has clients {min(self.ids)} to {max(self.ids)}")
         truth = None if self.true_clusters is None else {client: self.true_clusters[client]}
         return replace(self, clients=(self.by_id[client],), true_clusters=truth, newcomers=None, description=str(self))
+
+    def shard(self, clients: Collection[int]) -> Federation:
+        """Return a federation of some of the clients, over the same pool, without true clusters and newcomers."""
+        if isinstance(self.clients, ClientTable):
+            places = np.sort(self.clients.positions.of(list(clients)))
+            some: tuple[ClientData, ...] | ClientTable = self.clients.taken(places)
+        else:
+            some = tuple(client for client in self.clients if client.id in clients)
+        return replace(self, clients=some, true_clusters=None, newcomers=None, description=str(self))
 
     def joined(self, others: Federation) -> Federation:
         """Return these clients and those of another federation over the same pool; no newcomers are left."""

@@ -26,7 +26,7 @@ from fedclade.flower.federate import ModelFor, Network, federate
 from fedclade.flower.server_app import app_of, print_round
 from fedclade.models import Preset
 from fedclade.runs import Run
-from fedclade.training import choose_device
+from fedclade.training import REMOTE, choose_device
 
 SIMULATED = ("faults", "newcomers", "presence")
 """Sections of a config that a network does not need: there clients fail, come and go by themselves."""
@@ -175,7 +175,7 @@ def client_app_from_config(imports: Sequence[str] = ()) -> ClientApp:
         return ClientHandler(
             mine,
             lambda seed: read.config.built_model(mine.pool.schema, seed),
-            engine="loop" if read.config.top.engine == "auto" else read.config.top.engine,
+            engine="loop" if read.config.top.engine in ("auto", *REMOTE) else read.config.top.engine,
             device=choose_device("auto"),
             encoding=read.apps.encoding,
             privacy=read.config.privacy.mechanism,

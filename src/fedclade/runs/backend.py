@@ -27,6 +27,7 @@ from fedclade.channel import (
     Traffic,
     client_side,
     keyed_noise,
+    received,
     server_side,
 )
 from fedclade.core import (
@@ -34,6 +35,7 @@ from fedclade.core import (
     ConfigError,
     DataSpec,
     FedcladeError,
+    Layout,
     ModelError,
     ParameterTree,
     StatisticsQuery,
@@ -53,6 +55,7 @@ from fedclade.training import (
     memory_bytes,
     updates_at_once,
 )
+from fedclade.training.remote import Actors, RayClients, Setup, taken_by
 
 Maker = Callable[[int], nn.Module]
 """Makes a module whose initial parameters depend on a seed alone."""
@@ -92,6 +95,7 @@ class Backend:
         engine: str = "auto",
         taken: str | None = None,
         faults: Faults | None = None,
+        actors: Actors | None = None,
         **options: Unpack[RunOptions],
     ) -> Backend:
         """Simulate the clients of a federation; see :func:`fedclade.simulate`.
@@ -101,13 +105,13 @@ class Backend:
         """
         settings = settings_from(settings, options).completed(algorithm)
         seed, signature, privacy = settings.seed, settings.signature, settings.privacy
-        device = choose_device(device)
+        remote, asked = engine == "ray", device
+        device = "cpu" if remote else choose_device(device)  # what actors send is added up here
         budget = default_memory(torch.device(device)) if settings.memory is None else memory_bytes(settings.memory)
         task = fitted_task(settings, federation)
         module, initial = initial_models(model, federation.pool.schema, seed, algorithm, budget, settings.parts)
         personal = settings.parts.personal_names(module)
-        simulated = SimulatedClients(federation, module, device, engine, budget, taken, task, personal)
-        layout, initial = simulated.layout, initial.to(device)
+        layout, initial = Layout.of(module, personal), initial.to(device)
         secret = rng.torch_seed(seed, "the clients' secret")
         permutation = Permutation(secret, layout.size, layout.n_parameters) if settings.permute else None
         keys = federation.keys
@@ -119,20 +123,31 @@ class Backend:
             )
         sketch = signature.sketch(seed, layout)
         bytes_each = layout.size * initial.itemsize
-        streams = decide_stream(settings, algorithm, len(federation) * bytes_each, budget)
-        at_once = updates_at_once(bytes_each, initial.device, budget)
+        streams = decide_stream(settings, algorithm, len(federation) * bytes_each, budget, remote)
+        streaming = (
+            Streaming(federation.sizes, updates_at_once(bytes_each, initial.device, budget)) if streams else None
+        )
         retrying = Retrying(tells_releases=privacy is not None)
         private = Privatizing(privacy, keyed_noise(keys)) if privacy else None
-        clients = Channel(
-            simulated,
+        of_clients = [
             *client_side(private, permutation, signature.sketch_of_parts(seed, layout)),
             *([FaultInjection(faults, keys, layout.n_parameters)] if faults else []),
-            *(Timing(meter := Meter()), Traffic(meter), absence := Absence(layout.n_parameters)),
-            *server_side(retrying, sketch, Streaming(simulated.sizes, at_once) if streams else None),
-        )
+        ]
+        meter, taken, absence = Meter(), taken_by(engine, taken), Absence(layout.n_parameters)
+        if remote:  # all that makes a reply small is done where it is made
+            counted = Meter()
+            inside = [*of_clients, Traffic(counted), *received(sketch, streaming)]
+            memory = None if settings.memory is None else budget
+            setup = Setup(federation, module, task, personal, inside, counted, memory)
+            workers: Workers = RayClients(setup, actors, asked, taken, meter)
+            clients = Channel(workers, Timing(meter), absence, retrying)
+        else:
+            workers = SimulatedClients(federation, module, device, engine, budget, taken, task, personal)
+            arrival = Timing(meter), Traffic(meter), absence, *server_side(retrying, sketch, streaming)
+            clients = Channel(workers, *of_clients, *arrival)
         initial = permutation.apply(initial) if permutation else initial
         of_run = meter, retrying, permutation, sketch, streams, device, budget, task, absence
-        return cls(clients, initial, simulated, *of_run)
+        return cls(clients, initial, workers, *of_run)
 
     @property
     def settled(self) -> dict[str, Any]:
@@ -142,12 +157,17 @@ class Backend:
     @property
     def store(self) -> ClientStore | None:
         """What clients keep, in a simulation; those of a network keep it themselves."""
-        return self.workers.store if isinstance(self.workers, SimulatedClients) else None
+        return self.workers.store if isinstance(self.workers, SimulatedClients | RayClients) else None
 
     @property
     def kept(self) -> dict[int, dict[str, Tensor]]:
         """The personal parameters and models that clients of a simulation keep, by client and name."""
-        return self.workers.kept if isinstance(self.workers, SimulatedClients) else {}
+        return self.workers.kept if isinstance(self.workers, SimulatedClients | RayClients) else {}
+
+    def close(self) -> None:
+        """End what runs beside this process."""
+        if isinstance(self.workers, RayClients):
+            self.workers.close()
 
     def opened(self, tree: ParameterTree) -> ParameterTree:
         """Return a tree as the clients see it, without their permutation; sketches of permuted updates stay."""
@@ -250,17 +270,21 @@ def module_for(name: str, schema: DataSpec, seed: int, arguments: Mapping[str, A
     )
 
 
-def decide_stream(settings: RunSettings, algorithm: Algorithm, size: int, budget: int) -> bool:
-    """Decide whether to stream, given the bytes of all clients' updates and those that may be taken."""
+def decide_stream(settings: RunSettings, algorithm: Algorithm, size: int, budget: int, remote: bool = False) -> bool:
+    """Decide whether to stream, given the bytes of all clients' updates and those that may be taken.
+
+    Updates that come from ``remote`` actors are only sent one by one if they have to be.
+    """
     if settings.stream != "auto":
         return settings.stream
-    if algorithm.needs_updates or size <= budget // SHARE_OF_UPDATES:
+    if algorithm.needs_updates or (size <= budget // SHARE_OF_UPDATES and not remote):
         return False
-    if settings.signature.kind == "full":
+    can = settings.signature.kind == "projected" or not algorithm.compares
+    if not can and size > budget // SHARE_OF_UPDATES:
         _log.warning(
             "the updates of all clients take %.1f GB, the run may take %.1f GB; with signature.kind = 'projected' it "
             "would stream and keep none of them",
             size / 1e9,
             budget / 1e9,
         )
-    return settings.signature.kind == "projected"
+    return can

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from operator import methodcaller
 from pathlib import Path
@@ -24,6 +25,7 @@ from fedclade.runs.store.contents import Row
 from fedclade.runs.store.newcomers import score_columns, write_newcomers
 from fedclade.tasks import OLD_METRIC, RIGHT, Task, build_task, noted_metrics
 from fedclade.training import float32_products
+from fedclade.training.remote import here
 
 T = TypeVar("T")
 
@@ -115,7 +117,7 @@ def assign(
     device, memory
         See :func:`fedclade.simulate`.
     engine
-        The run's if left out.
+        The run's if left out; ``auto`` if that was ``ray``.
     only_fitting
         Give a newcomer the deepest model on its way that fits it, the root's if none does. By default it gets that of
         the leaf that it comes to, as CFL's Algorithm 4 has it, and is only told whether it fits.
@@ -131,7 +133,7 @@ def assign(
         If a newcomer's training diverges.
     """
     arrival = Arrival.of(run, newcomers, algorithm, model, task, local, device=device, engine=engine, memory=memory)
-    with float32_products(run.config.get("tf32", False)):
+    with float32_products(run.config.get("tf32", False)), closing(arrival.backend):
         assignments = arrival.assignments()
         paths = [each.fitting if only_fitting else each.path for each in assignments]
         scores = arrival.scores(assignments, [path[-1] for path in paths])
@@ -180,7 +182,7 @@ class Arrival:
             model or (lambda seed: _noted("model", module_for, name, newcomers.pool.schema, seed, arguments)),
             algorithm,
             device=device,
-            engine=engine or config.get("engine", "auto"),
+            engine=engine or here(config.get("engine", "auto")),
             seed=seed,
             permute=config.get("privacy", {}).get("permute", False),
             privacy=DifferentialPrivacy.of(config.get("privacy", {})),
@@ -201,8 +203,8 @@ class Arrival:
         metrics, own = ([metric.name for metric in of] for of in (backend.task.metrics, noted_metrics(run.summary)))
         if metrics != own:
             raise ConfigError(f"task should be that of the run, whose metrics are {own}, got {metrics}")
-        here = methodcaller("to", backend.initial)
-        tree = backend.closed(run.tree.map_vectors(here, here))
+        moved = methodcaller("to", backend.initial)
+        tree = backend.closed(run.tree.map_vectors(moved, moved))
         return cls(tree, algorithm, backend, Round(run.summary["rounds"], local, seed))
 
     @property

@@ -49,9 +49,10 @@ class RunSettings:
     signature
         What clients are compared by; the whole update by default.
     stream
-        Whether the server keeps no updates, only their sums and signatures, which must then be projected. Results do
-        not depend on it beyond rounding. ``auto``: if the updates of all clients would take more than a quarter of
-        ``memory``, signatures are projected, and the algorithm can do with that.
+        Whether the server keeps no updates, only their sums and signatures, which must then be projected where the
+        algorithm compares them. Results do not depend on it beyond rounding. ``auto``: if the algorithm can do with
+        that, and the updates of all clients would take more than a quarter of ``memory``, or come from the actors of
+        engine ``ray``.
     memory
         What the data and the training of a round may take, in bytes or as ``"2GB"``; by default a quarter of the
         machine's or the GPU's memory. Where clients need more, they train in several blocks. In a network: what the
@@ -133,7 +134,7 @@ class RunSettings:
         Raises
         ------
         ConfigError
-            If the run should stream, and the algorithm needs the updates of single clients or signatures are full; if
+            If the run should stream, and the algorithm needs the updates of single clients or compares full ones; if
             clients are private, and the algorithm asks them for more than updates. One line for each.
         MissingExtraError
             If clients are private and ``dp-accounting`` is not installed.
@@ -142,7 +143,7 @@ class RunSettings:
         problems: list[str] = []
         if self.stream is True and algorithm.needs_updates:
             problems.append(f"stream = true: {name} needs the updates of single clients; set stream = false")
-        if self.stream is True and self.signature.kind == "full":
+        if self.stream is True and self.signature.kind == "full" and algorithm.compares:
             problems.append(
                 "stream = true: signatures of kind 'full' take as much memory as the updates; set signature.kind = "
                 "'projected'"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Unpack
@@ -21,6 +22,7 @@ from fedclade.runs.rounds import Follow, OnRound, run_rounds
 from fedclade.runs.settings import RunOptions, RunSettings, settings_from, target_of
 from fedclade.runs.store import Run
 from fedclade.training import check_engine, float32_products
+from fedclade.training.remote import Actors, actors_from
 
 
 @checked()
@@ -32,6 +34,7 @@ def simulate(
     *,
     device: str = "auto",
     engine: str = "auto",
+    actors: Actors | int | None = None,
     tf32: bool = False,
     faults: Faults | None = None,
     presence: Churn | None = None,
@@ -62,7 +65,10 @@ def simulate(
         ``auto``, ``cpu`` or ``cuda``.
     engine
         How clients are trained: one of :data:`~fedclade.training.auto.ENGINES`. Updates do not depend on it beyond
-        rounding; ``auto`` takes the fastest for the model and the machine, and the run reports which that was.
+        rounding; ``auto`` takes the fastest for the model and the machine, and the run reports which that was. Or
+        ``ray``: actors of a Ray cluster, each with a shard of the clients.
+    actors
+        How many these are, or an :class:`~fedclade.Actors` that says where.
     tf32
         Let a GPU round the factors of float32 products to 10 bits, which is faster.
     faults
@@ -96,7 +102,9 @@ def simulate(
         If an argument is out of range, a name is unknown, a run that cannot stream should, the algorithm starts from
         several models, and the one given cannot be made anew, or it asks private clients for more than updates.
     MissingExtraError
-        If clients are private and ``dp-accounting`` is not installed.
+        If clients are private and ``dp-accounting`` is not installed, or the engine is ``ray`` and Ray is not.
+    EngineError
+        If there is no Ray cluster, or its actors die again and again.
     ModelError
         If the model does not fit the data.
     UpdateError
@@ -110,6 +118,7 @@ def simulate(
     """
     settings = settings_from(settings, options)
     check_engine(engine)
+    actors = actors_from(actors, engine)
     presence = presence or Churn()
     newcomers = 0 if federation.newcomers is None else len(federation.newcomers)
     presence.check(newcomers, len(federation), settings.rounds)
@@ -139,9 +148,9 @@ def simulate(
         return finished
     settings, device, taken = checkpointer.resumed(settings, device)
     backend = Backend.simulated_by(
-        everybody, model, algorithm, settings, device=device, engine=engine, taken=taken, faults=faults
+        everybody, model, algorithm, settings, device=device, engine=engine, taken=taken, faults=faults, actors=actors
     )
     present = presence.among(backend.clients, federation, settings.seed, timetable, backend.absence)
     history = History(everybody.roster, task, target)
-    with checkpointer, float32_products(tf32):
+    with checkpointer, float32_products(tf32), closing(backend):
         return run_rounds(algorithm, backend, present, checkpointer, history, settings, on_round, stop, follow)

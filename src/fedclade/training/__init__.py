@@ -3,7 +3,7 @@
 Runs import it, through :class:`SimulatedClients`; algorithms do not, since clients may be elsewhere.
 """
 
-from fedclade.training.auto import ENGINES, check_engine
+from fedclade.training.auto import ENGINES, REMOTE, check_engine
 from fedclade.training.clients import SimulatedClients
 from fedclade.training.device import choose_device, float32_products
 from fedclade.training.memory import default_memory, memory_bytes, updates_at_once
@@ -14,6 +14,7 @@ __all__ = [
     "OPTIMIZER",
     "OWN_MODEL",
     "PERSONAL",
+    "REMOTE",
     "ClientStore",
     "SimulatedClients",
     "check_engine",

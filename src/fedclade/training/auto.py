@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import torch
 from torch import Tensor
@@ -36,6 +36,12 @@ TOGETHER: Mapping[str, Callable[[], Engine]] = {"stacked": StackedEngine, "vmap"
 REPLAYED = "stacked, replayed"
 """The stacked engine that records its steps."""
 
+FITTED = "loop, channels last"
+"""The loop on a module that has been fitted to one thread of a CPU."""
+
+REMOTE: Mapping[str, str] = {"ray": "clients on the actors of a Ray cluster, each with an engine of its own"}
+"""Engines that are no engines of one process, with a line for people."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -50,11 +56,11 @@ def build_engine(name: str, resolved: str | None = None) -> ChosenEngine:
     ConfigError
         If there is none of that name.
     """
-    check_engine(name)
+    check_engine(name, ENGINES)
     return ChosenEngine(name, resolved)
 
 
-def check_engine(name: str) -> None:
+def check_engine(name: str, known: Collection[str] = (*ENGINES, *REMOTE)) -> None:
     """Check the name of an engine.
 
     Raises
@@ -62,8 +68,8 @@ def check_engine(name: str) -> None:
     ConfigError
         If there is none of that name.
     """
-    if name not in ENGINES:
-        raise ConfigError(unknown("engine", name, ENGINES))
+    if name not in known:
+        raise ConfigError(unknown("engine", name, known))
 
 
 class ChosenEngine:
@@ -121,6 +127,8 @@ def _chosen(work: Workload) -> tuple[str, Engine]:
         engines |= _replaying(work)
     if torch.get_num_threads() > 1 and len(work.jobs) > 1 and not cannot_work(work):
         engines |= _workers(work, stackable="stacked" in engines)
+    elif torch.get_num_threads() == 1 and work.models.device.type == "cpu" and not work.spec.keep_state:
+        engines |= {FITTED: ChannelsLastLoop()} if _keeps_channels_last(work) else {}
     engines["loop"] = LoopEngine()
     chosen = fastest(engines, work) if len(engines) > 1 else "loop"
     if objections:
@@ -151,6 +159,8 @@ def _named(resolved: str) -> Engine:
         return WorkersEngine(inside)
     if resolved == REPLAYED:
         return StackedEngine(Replay())
+    if resolved == FITTED:
+        return ChannelsLastLoop()
     return TOGETHER.get(name, LoopEngine)()
 
 
@@ -176,13 +186,17 @@ def _replaying(work: Workload) -> dict[str, Engine]:
 
 def _workers(work: Workload, stackable: bool) -> dict[str, Engine]:
     """Return the ways in which worker processes can train the clients."""
-    one_by_one = "loop"
-    if any(parameter.dim() == 4 for parameter in work.module.parameters()):
-        with using_threads(1):  # as in a worker process
-            reason = objection(ChannelsLastLoop(), work)
-        if reason is None:
-            one_by_one = "channels last"
-        else:
-            _log.info("convolutions do not keep their channels last: %s", reason)
+    one_by_one = "channels last" if _keeps_channels_last(work) else "loop"
     inside = [*(["stacked"] if stackable else []), one_by_one]
     return {f"workers, {way}": WorkersEngine(way) for way in inside}
+
+
+def _keeps_channels_last(work: Workload) -> bool:
+    """Whether the module has convolutions, and one thread can train them with their channels last."""
+    if not any(parameter.dim() == 4 for parameter in work.module.parameters()):
+        return False
+    with using_threads(1):  # as in a worker process
+        reason = objection(ChannelsLastLoop(), work)
+    if reason is not None:
+        _log.info("convolutions do not keep their channels last: %s", reason)
+    return reason is None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -81,22 +81,31 @@ class ClientStore:
         """Forget everything."""
         self._kept.clear()
 
-    def tensors(self, *, before: bool = False) -> dict[str, Tensor]:
-        """Return what is kept, by client, round and name; ``before`` adds what was kept before the last round."""
+    def tensors(self, clients: Iterable[int] | None = None, *, before: bool = False) -> dict[str, Tensor]:
+        """Return what some clients keep, or all, by client, round and name.
+
+        ``before`` adds what was kept before the last round.
+        """
         return {
             f"{client}/{each.number}/{name}": tensor
-            for client, kept in self._kept.items()
+            for client in (self._kept if clients is None else clients)
+            for kept in [self._kept.get(client, ())]
             for each in (kept if before else kept[-1:])
             for name, tensor in each.tensors.items()
         }
 
     def load(self, tensors: Mapping[str, Tensor], device: torch.device | str = "cpu") -> None:
         """Keep what :meth:`tensors` returned in place of all else; a ValueError if it is something else."""
+        self.clear()
+        self.take(tensors, device)
+
+    def take(self, tensors: Mapping[str, Tensor], device: torch.device | str = "cpu") -> None:
+        """Keep what :meth:`tensors` returned of some clients in place of what these kept; raises as :meth:`load`."""
         found: dict[int, dict[int, dict[str, Tensor]]] = {}
         for key, tensor in tensors.items():
             client, number, name = key.split("/", 2)
             found.setdefault(int(client), {}).setdefault(int(number), {})[name] = tensor.to(device)
-        self._kept = {
+        self._kept |= {
             client: (Generation(0, {}), *(Generation(number, rounds[number]) for number in sorted(rounds)))[-2:]
             for client, rounds in found.items()
         }

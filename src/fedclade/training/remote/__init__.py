@@ -1,0 +1,11 @@
+"""Clients in other processes and on other machines: the engine ``ray``.
+
+Actors of a Ray cluster each hold a shard of the federation, and train and evaluate it as one process does. Runs import
+this room; nothing here imports Ray before it is needed.
+"""
+
+from fedclade.training.remote.actor import Setup
+from fedclade.training.remote.clients import RayClients, here, taken_by
+from fedclade.training.remote.cluster import Actors, actors_from
+
+__all__ = ["Actors", "RayClients", "Setup", "actors_from", "here", "taken_by"]

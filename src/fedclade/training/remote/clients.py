@@ -1,0 +1,310 @@
+"""Clients on the actors of a Ray cluster: a query is one call for each actor, and replies come back as one."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pickle import PicklingError
+from time import monotonic
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedclade.channel import Meter
+from fedclade.core import (
+    OWN,
+    ConfigError,
+    EngineError,
+    Evaluation,
+    EvaluationQuery,
+    Layout,
+    Query,
+    Statistics,
+    StatisticsQuery,
+    SubspaceQuery,
+    UpdateQuery,
+    Updates,
+    Workers,
+)
+from fedclade.training.model_check import check_model_fits
+from fedclade.training.remote.actor import Part, Reply, Setup
+from fedclade.training.remote.cluster import READY_SECONDS, Actors, Cluster, how, import_ray
+from fedclade.training.remote.gather import narrowed, together
+from fedclade.training.remote.packing import packed, unpacked
+from fedclade.training.remote.placement import Speeds, dealt
+from fedclade.training.store import ClientStore
+from fedclade.training.whole_models import WholeModels
+
+DEATHS = 3
+"""So many times in a query a part of it is given to another actor, since the last one has died."""
+
+REPLACED_SECONDS = 60.0
+"""How long a new actor may take to start in place of a dead one, before its clients go to the others."""
+
+CUDA = "ray (cuda)"
+"""How the engine taken begins where actors have a GPU."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class _Slot:
+    """An actor, the clients that it was told to hold, and whether it has trained since."""
+
+    actor: Any
+    holds: frozenset[int] | None = None
+    is_warm: bool = False
+
+
+class RayClients(Workers):
+    """The clients of a federation, trained by actors, each with a shard of them.
+
+    The cluster is joined at the first query. What clients keep from round to round is kept here, and travels with the
+    queries that need it; so an actor that dies takes nothing along, and its part of the query is repeated by another.
+
+    Parameters
+    ----------
+    setup
+        What the actors have in common. Its middleware lies between clients and reply in each of them.
+    actors
+        How many there are, and where.
+    device
+        ``auto``, ``cpu`` or ``cuda``: where they train. What comes back is on the CPU.
+    resolved
+        The engine of a run that is continued, see :attr:`engine_taken`.
+    meter
+        Where the traffic that actors count is added up.
+
+    Raises
+    ------
+    MissingExtraError
+        If Ray is not installed.
+    ModelError
+        If the module does not fit the federation.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        actors: Actors | None = None,
+        device: str = "auto",
+        resolved: str | None = None,
+        meter: Meter | None = None,
+    ) -> None:
+        import_ray()
+        federation, module = setup.federation, setup.module
+        self._setup, self._meter = setup, meter or Meter()
+        kind, _, inside = (resolved or "").partition(", ")
+        self._resolved, self._cuda = inside or None, kind == CUDA
+        self._actors, self._device = actors or Actors(), "cuda" if self._cuda else device
+        self.layout = Layout.of(module, setup.personal)
+        check_model_fits(module, federation, torch.device("cpu"))
+        self.store = ClientStore()
+        self._whole = WholeModels(self.layout, self.layout.flatten_personal(module), self.store)
+        self._work = {client: float(size) for client, size in federation.sizes.items()}
+        self._homes: dict[int, int] = {}
+        self._shards: list[frozenset[int]] = []
+        self._speeds = Speeds(0)
+        self._logged: set[str] = set()
+        self._setup_ref: Any = None
+        self._slots: list[_Slot] = []
+        self._joined: list[Cluster] = []  # one, from the first query on
+        self.close = weakref.finalize(self, _leave, self._slots, self._joined)
+        """Ends the actors, and the cluster if this process has started it."""
+
+    @property
+    def engine(self) -> str:
+        """The name of this engine; that of the actors is in :attr:`engine_taken`."""
+        return "ray"
+
+    @property
+    def engine_taken(self) -> str | None:
+        """What rounding depends on of the actors' engine; None before the first round."""
+        return None if self._resolved is None else f"{CUDA if self._cuda else self.engine}, {self._resolved}"
+
+    @property
+    def ids(self) -> Sequence[int]:
+        """All clients, in a fixed order."""
+        return self._setup.federation.ids
+
+    @property
+    def sizes(self) -> Mapping[int, int]:
+        """Number of training examples of each client."""
+        return self._setup.federation.sizes
+
+    @property
+    def kept(self) -> dict[int, dict[str, Tensor]]:
+        """The personal parameters ``[P]`` and models ``[F]`` that clients keep now, by client and name."""
+        return self._whole.kept(self.ids)
+
+    def handle_updates(self, query: UpdateQuery) -> Updates:
+        """Let each client train, or take the gradient, on the actor that holds it.
+
+        Raises
+        ------
+        EngineError
+            If there are no actors, or they die again and again.
+        """
+        updates: Updates = self._asked(query)
+        if query.kind == "train" and (homes := self._speeds.rebalanced(self._work, self._homes)):
+            moved = sum(home != self._homes[client] for client, home in homes.items())
+            _log.info("%d clients move to other actors, by how fast these train", moved)
+            self._place(homes)
+        return updates
+
+    def handle_evaluation(self, query: EvaluationQuery) -> Evaluation:
+        """Let each client evaluate its model on the actor that holds it."""
+        return self._asked(query)
+
+    def handle_subspaces(self, query: SubspaceQuery) -> Tensor:
+        """Let each client decompose its training inputs on the actor that holds it."""
+        return self._asked(query)
+
+    def handle_statistics(self, query: StatisticsQuery) -> Statistics:
+        """Let all clients add up their training examples, each on the actor that holds it."""
+        return self._asked(query)
+
+    def _asked(self, query: Query[Any]) -> Any:
+        """Put a query to the actors, and its parts anew to others where some die; return the reply to all of it."""
+        cluster = self._begun()
+        ray, replies, died = cluster.ray, list[tuple[Sequence[int], Any]](), 0
+        models = None
+        if isinstance(query, UpdateQuery | EvaluationQuery):
+            models = ray.put(packed(query.models, ray.cloudpickle.CloudPickler))
+        pending = self._sent(query, models, range(len(query.ids)))
+        while pending:
+            [ref], _ = ray.wait(list(pending), num_returns=1)
+            slot, actor, places = pending.pop(ref)
+            try:
+                reply: Reply = unpacked(ray.get(ref))
+            except cluster.deaths as error:
+                if slot.actor is actor:
+                    died += 1
+                    self._replace(slot, error, died)
+                pending |= self._sent(query, models, places)
+            except ray.exceptions.RayTaskError as error:
+                if isinstance(error.cause, Exception):
+                    raise error.cause from error
+                raise EngineError(f"an actor failed: {how(error)}") from error
+            else:
+                self._note(query, slot, places, reply)
+                replies.append((places, reply.answer))
+        return together(query, replies)
+
+    def _sent(self, query: Query[Any], models: Any, places: Sequence[int]) -> dict[Any, tuple[_Slot, Any, list[int]]]:
+        """Put some places of a query to the actors that hold these clients; return whom each call went to."""
+        of_slot: dict[int, list[int]] = {}
+        for place in places:
+            of_slot.setdefault(self._homes[query.ids[place]], []).append(place)
+        calls: dict[Any, tuple[_Slot, Any, list[int]]] = {}
+        for number, mine in of_slot.items():
+            slot, shard = self._slots[number], self._shards[number]
+            part, rows = narrowed(query, mine)
+            kept = self.store.tensors(part.ids, before=True) if self._needs_kept(query) else {}
+            told = None if slot.holds == shard else shard
+            slot.holds, slot.is_warm = shard, slot.is_warm and told is None
+            message = packed(Part(part, rows, kept, told, self._resolved), self._joined[0].ray.cloudpickle.CloudPickler)
+            calls[slot.actor.answer.remote(message, models)] = slot, slot.actor, mine
+        return calls
+
+    def _needs_kept(self, query: Query[Any]) -> bool:
+        if isinstance(query, EvaluationQuery):
+            return bool(self.layout.personal) or OWN in query.assignment
+        return isinstance(query, UpdateQuery)
+
+    def _note(self, query: Query[Any], slot: _Slot, places: Sequence[int], reply: Reply) -> None:
+        """Note what a reply tells besides its answer."""
+        if isinstance(query, UpdateQuery) and query.kind == "train":
+            if slot.is_warm:  # the first time it chooses an engine, and fetches the data
+                trained = sum(self._work[query.ids[place]] for place in places)
+                self._speeds.note(self._slots.index(slot), trained, reply.seconds)
+            slot.is_warm = True
+        self._meter.bytes_up += reply.up
+        self._meter.bytes_down += reply.down
+        self._resolved, self._cuda = self._resolved or reply.resolved, reply.cuda
+        self.store.take({key: tensor.clone() for key, tensor in reply.kept.items()})  # not to lie in the object store
+        for level, line in reply.logged:
+            if line not in self._logged:  # by another actor
+                _log.log(level, "%s", line)
+                self._logged.add(line)
+
+    def _begun(self) -> Cluster:
+        """Return the cluster, with actors that are ready."""
+        if self._joined:
+            return self._joined[0]
+        if not self.close.alive:
+            raise EngineError("the actors of this run have ended; run it again")
+        cluster = Cluster(self._actors, self._device)
+        self._joined.append(cluster)
+        try:
+            message = packed(self._setup, cluster.ray.cloudpickle.CloudPickler)
+        except (TypeError, AttributeError, ValueError, PicklingError) as error:
+            raise ConfigError(
+                f"engine 'ray' cannot send the model, the data or the task to its actors: {error}; use another engine"
+            ) from error
+        self._setup_ref = cluster.ray.put(message)
+        self._slots += [_Slot(cluster.started(self._setup_ref)) for _ in range(cluster.room.count)]
+        if not cluster.are_ready([slot.actor for slot in self._slots], READY_SECONDS):
+            raise EngineError(
+                f"not all of {len(self._slots)} actors could start within {READY_SECONDS:.0f} s; the cluster's cores "
+                "may be taken: ask for fewer actors"
+            )
+        self._place(dealt(self._work, [1.0] * len(self._slots), {}))
+        return cluster
+
+    def _place(self, homes: Mapping[int, int]) -> None:
+        """Let each client have a home from now on."""
+        self._homes = dict(homes)
+        of_slot: list[set[int]] = [set() for _ in self._slots]
+        for client, number in homes.items():
+            of_slot[number].add(client)
+        self._shards = [frozenset(some) for some in of_slot]
+        self._speeds = Speeds(len(self._slots), self._speeds.needed)
+
+    def _replace(self, slot: _Slot, error: Exception, died: int) -> None:
+        """Start another actor in place of a dead one; where there is no room for it, deal its clients to the others."""
+        cluster = self._joined[0]
+        cluster.end(slot.actor)
+        if died > DEATHS:
+            raise EngineError(
+                f"actors have died {died} times in one query, the last one so: {how(error)}; if memory ran out, give "
+                "each more of it (--actors, --memory)"
+            ) from error
+        _log.warning("an actor died, and its part of the round is repeated: %s", how(error))
+        slot.actor, slot.holds = cluster.started(self._setup_ref), None
+        end = monotonic() + REPLACED_SECONDS
+        while cluster.has_room_for(len(self._slots)) and monotonic() < end:
+            if cluster.are_ready([slot.actor], 1.0):
+                return
+        cluster.end(slot.actor)
+        if len(self._slots) == 1:
+            raise EngineError(f"the only actor has died, and there is no room for another: {how(error)}") from error
+        lost = self._slots.index(slot)
+        _log.warning("there is no room for another actor; its clients go to the other %d", len(self._slots) - 1)
+        del self._slots[lost]
+        homes = {client: home - (home > lost) for client, home in self._homes.items() if home != lost}
+        self._place(dealt(self._work, [1.0] * len(self._slots), homes))
+
+
+def taken_by(engine: str, resolved: str | None) -> str | None:
+    """Return what an engine goes on with, of a run that another engine may have begun."""
+    if resolved is None or (engine == "ray") == resolved.startswith("ray"):
+        return resolved
+    return None if engine == "ray" else resolved.partition(", ")[2] or None
+
+
+def here(engine: str) -> str:
+    """Return the engine that does in this process what another does on a cluster."""
+    return "auto" if engine == "ray" else engine
+
+
+def _leave(slots: list[_Slot], joined: list[Cluster]) -> None:
+    for cluster in joined:
+        for slot in slots:
+            cluster.end(slot.actor)
+        cluster.leave()
+    slots.clear()
+    joined.clear()

@@ -1,0 +1,209 @@
+"""The Ray cluster: joined or started, how many actors it has room for, and their beginning and end."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import warnings
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fedclade.core import ConfigError, EngineError, checked, import_extra, require
+from fedclade.training.auto import ENGINES, check_engine
+from fedclade.training.remote.actor import Place, Shard
+from fedclade.training.threads import cores
+
+READY_SECONDS = 300.0
+"""How long all actors may take to start, such as where nodes are added first."""
+
+_log = logging.getLogger(__name__)
+
+
+@checked()
+@dataclass(frozen=True, kw_only=True)
+class Actors:
+    """The actors of a run with the engine ``ray``.
+
+    Parameters
+    ----------
+    count
+        How many. None: one for each GPU; without GPUs, or on the CPU, one for each core if ``cores`` is left out, else
+        as many as there is room for.
+    cores
+        Of each, which are the threads that it trains with. None: 1.
+    address
+        Of a running Ray cluster, such as ``auto`` or ``10.0.0.1:6379``. None: that in ``RAY_ADDRESS``, or if there is
+        none, this machine by itself.
+    engine
+        What each trains its clients with: one of :data:`~fedclade.training.ENGINES`.
+
+    Raises
+    ------
+    ConfigError
+        If a number is below 1, or the engine is unknown.
+    """
+
+    count: int | None = None
+    cores: int | None = None
+    address: str | None = None
+    engine: str = "auto"
+
+    def __post_init__(self) -> None:
+        require(
+            ("actors", self.count, self.count is None or self.count >= 1, "at least 1"),
+            ("actor cores", self.cores, self.cores is None or self.cores >= 1, "at least 1"),
+        )
+        check_engine(self.engine, ENGINES)
+
+
+def actors_from(actors: Actors | int | None, engine: str) -> Actors:
+    """Return the actors as given, or so many of them; a ConfigError if the engine has none."""
+    if actors is not None and engine != "ray":
+        raise ConfigError(f"actors are those of engine 'ray', and this run has engine {engine!r}; use --engine ray")
+    return actors if isinstance(actors, Actors) else Actors(count=actors)
+
+
+@dataclass(frozen=True)
+class Room:
+    """What the actors of a run get of a cluster."""
+
+    count: int
+    cores: int
+    gpus: int  # 1 or 0, of each
+    beside: int  # at most so many on one machine
+
+    @classmethod
+    def of(cls, nodes: Sequence[tuple[int, int]], actors: Actors, device: str) -> Room:
+        """Return how many actors there are, and what each gets, of nodes with so many cores and GPUs each.
+
+        Raises
+        ------
+        ConfigError
+            If they do not fit.
+        """
+        gpus = 0 if device == "cpu" or not any(gpu for _, gpu in nodes) else 1
+        if device == "cuda" and not gpus:
+            raise ConfigError("device 'cuda' was asked for, but the Ray cluster has no GPU; use --device cpu")
+        each = actors.cores or 1
+        rooms = [min(cpu // each, gpu) if gpus else cpu // each for cpu, gpu in nodes]
+        count = actors.count or max(1, sum(rooms))
+        if count > sum(rooms):
+            needed = f"{each} core{'s' * (each > 1)}" + " and a GPU" * gpus
+            raise ConfigError(
+                f"{count} actors of {needed} each do not fit on the Ray cluster, which has room for {sum(rooms)}; ask "
+                "for fewer (--actors), or for fewer cores of each"
+            )
+        return cls(count, each, gpus, min(count, max(rooms)))
+
+
+class Cluster:
+    """A Ray cluster that this process has joined, or started by itself and then also ends."""
+
+    def __init__(self, actors: Actors, device: str) -> None:
+        self.ray: Any = import_ray()
+        self._engine = actors.engine
+        self._ours = not self.ray.is_initialized()
+        if self._ours:
+            self._join(actors)
+        try:
+            self.room = Room.of(self._nodes(), actors, device)
+        except ConfigError:
+            self.leave()
+            raise
+        self._actor = self.ray.remote(Shard)
+
+    def leave(self) -> None:
+        """Leave the cluster; end it if it was started here."""
+        if self._ours and self.ray.is_initialized():
+            with _signals_kept():
+                self.ray.shutdown()
+
+    def started(self, setup: Any) -> Any:
+        """Start an actor; it may have to wait for its cores."""
+        place = Place(
+            self._engine,
+            "cuda" if self.room.gpus else "cpu",
+            self.room.cores,
+            self.room.beside,
+            torch.backends.cuda.matmul.allow_tf32,
+        )
+        options = {"num_cpus": self.room.cores, "num_gpus": self.room.gpus, "max_restarts": 0}
+        return self._actor.options(**options, scheduling_strategy="SPREAD").remote(setup, place)
+
+    def are_ready(self, actors: Sequence[Any], seconds: float) -> bool:
+        """Wait for actors to start; return whether they did within so many seconds."""
+        refs = [actor.process.remote() for actor in actors]
+        ready, _ = self.ray.wait(refs, num_returns=len(refs), timeout=seconds)
+        if len(ready) < len(refs):
+            return False
+        try:
+            self.ray.get(refs)
+        except self.deaths as error:
+            raise EngineError(f"an actor died before it could begin: {how(error)}") from error
+        return True
+
+    def has_room_for(self, count: int) -> bool:
+        """Whether the nodes that are alive have the cores for so many actors."""
+        return sum(cpu // self.room.cores for cpu, _ in self._nodes()) >= count
+
+    def end(self, actor: Any) -> None:
+        """End an actor, if it has not ended."""
+        with suppress(Exception):  # of a cluster that is gone
+            self.ray.kill(actor)
+
+    @property
+    def deaths(self) -> tuple[type[Exception], ...]:
+        """What is raised where an actor or its node has died, and its reply with it."""
+        errors = self.ray.exceptions
+        return errors.RayActorError, errors.WorkerCrashedError, errors.NodeDiedError, errors.ObjectLostError
+
+    def _nodes(self) -> list[tuple[int, int]]:
+        """Return the cores and GPUs of each node that is alive."""
+        alive = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
+        return [(int(each.get("CPU", 0)), int(each.get("GPU", 0))) for each in alive]
+
+    def _join(self, actors: Actors) -> None:
+        address = actors.address or os.environ.get("RAY_ADDRESS") or "local"
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster that is started here reports to nobody
+        options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+        if address == "local":
+            fitting = max(cores(), (actors.count or 1) * (actors.cores or 1))
+            options |= {"num_cpus": fitting, "include_dashboard": False}
+        with _signals_kept(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                self.ray.init(address=address, **options)
+            except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+                raise EngineError(f"there is no Ray cluster at {address!r}: {error}") from error
+
+
+def import_ray() -> Any:
+    """Return Ray; a MissingExtraError says how to install it."""
+    return import_extra("ray", "ray", "ray", "engine 'ray'")
+
+
+def how(error: Exception) -> str:
+    """Return in a line how an actor died."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines)[:500] or type(error).__name__
+
+
+@contextmanager
+def _signals_kept() -> Generator[None]:
+    """Let Ctrl-C and the like mean what they meant before: Ray sets handlers of its own."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if handler is not None:
+                signal.signal(number, handler)
