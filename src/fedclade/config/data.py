@@ -61,13 +61,10 @@ def with_files_found(raw: Section, folder: Path) -> Section:
     """
     section = raw.get("data")
     files, built = (section.get(key) if isinstance(section, Mapping) else None for key in ("files", "folder"))
-    for place in (Path(), folder) if isinstance(built, str) else ():
-        if (place / built).is_dir():
-            return {**raw, "data": {**raw["data"], "folder": str((place / built).absolute())}}
-    if not isinstance(files, str):
-        return raw
     for place in (Path(), folder):
-        if matches(files, place):
+        if isinstance(built, str) and (place / built).is_dir():
+            return {**raw, "data": {**raw["data"], "folder": str((place / built).absolute())}}
+        if isinstance(files, str) and matches(files, place):
             return {**raw, "data": {**raw["data"], "files": str(Path(glob.escape(str(place.absolute())), files))}}
     return raw
 

@@ -92,4 +92,5 @@ def _table(clients: Mapped, header: Header) -> tuple[ClientTable, Indices | None
 
 
 def _columns(known: dict[str, Any]) -> Columns:
-    return Columns(**{name: None if values is None else tuple(values) for name, values in known.items()})
+    values: dict[str, Any] = {name: None if each is None else tuple(each) for name, each in known.items()}
+    return Columns(**values)

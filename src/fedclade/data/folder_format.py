@@ -16,13 +16,13 @@ from __future__ import annotations
 import json
 import mmap
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from fedclade.core import DataError, TaskKind
@@ -109,27 +109,30 @@ class Header:
             raise DataError(f"{path} is damaged: {error}; {INTACT}") from error
 
 
-def column(raw: Path, kind: str, shape: tuple[int, ...]) -> pa.Array:
-    """Return a column whose entries lie in a raw file, which is mapped and not read."""
-    with pa.memory_map(str(raw)) as source:
-        buffer = source.read_buffer()
-    entries = buffer.size // np.dtype(kind).itemsize
-    flat = pa.Array.from_buffers(pa.from_numpy_dtype(np.dtype(kind)), entries, [None, buffer])
-    return flat if shape == () else pa.FixedSizeListArray.from_arrays(flat, prod(shape))
+@dataclass(frozen=True)
+class Raw:
+    """A column whose entries lie in a file, behind each other: of a NumPy type, so many a row as the shape has."""
+
+    path: Path
+    kind: str
+    shape: tuple[int, ...]
 
 
-def write_arrow(path: Path, columns: dict[str, pa.Array]) -> None:
+def write_arrow(path: Path, columns: Mapping[str, Raw | NDArray[Any] | Sequence[str]]) -> None:
     """Write columns as one record batch, whose first column begins at a multiple of :data:`ALIGNED` bytes.
 
     Arrow promises 8. But products round otherwise where numbers lie otherwise in memory, and tensors of torch's own lie
     at such multiples.
     """
-    batch = pa.record_batch(columns)
+    import pyarrow as pa
 
-    def write(sink: Any, some: pa.RecordBatch, spaces: int) -> None:
-        schema, options = batch.schema.with_metadata({"spaces": " " * spaces}), pa.ipc.IpcWriteOptions(allow_64bit=True)
-        with pa.ipc.new_file(sink, schema, options=options) as writer:
-            writer.write_batch(some.replace_schema_metadata({"spaces": " " * spaces}))
+    arrays = {name: _mapped(each) if isinstance(each, Raw) else pa.array(each) for name, each in columns.items()}
+    batch = pa.record_batch(arrays)
+
+    def write(sink: Any, some: Any, spaces: int) -> None:
+        told = some.replace_schema_metadata({"spaces": " " * spaces})
+        with pa.ipc.new_file(sink, told.schema, options=pa.ipc.IpcWriteOptions(allow_64bit=True)) as writer:
+            writer.write_batch(told)
 
     write(trial := pa.BufferOutputStream(), batch.slice(0, 1), ALIGNED)
     one = trial.getvalue()
@@ -138,15 +141,28 @@ def write_arrow(path: Path, columns: dict[str, pa.Array]) -> None:
         write(sink, batch, ALIGNED + -offset % ALIGNED)
 
 
-def _data(found: Any) -> pa.Buffer:
+def _mapped(raw: Raw) -> Any:
+    """Return a column of a file, which is not read before it is used."""
+    import pyarrow as pa
+
+    with pa.memory_map(str(raw.path)) as source:
+        buffer = source.read_buffer()
+    entries = buffer.size // np.dtype(raw.kind).itemsize
+    flat = pa.Array.from_buffers(pa.from_numpy_dtype(np.dtype(raw.kind)), entries, [None, buffer])
+    return flat if raw.shape == () else pa.FixedSizeListArray.from_arrays(flat, prod(raw.shape))
+
+
+def _data(found: Any) -> Any:
     """Return the buffer of a column's entries."""
-    return (found.values if pa.types.is_fixed_size_list(found.type) else found).buffers()[1]
+    return (found.values if hasattr(found, "values") else found).buffers()[1]
 
 
 class Mapped:
     """The record batch of an Arrow file, mapped: what is looked at is read, and what is changed stays in memory."""
 
     def __init__(self, path: Path, size: int) -> None:
+        import pyarrow as pa
+
         try:
             with path.open("rb") as file:
                 there = os.fstat(file.fileno()).st_size
@@ -171,6 +187,8 @@ class Mapped:
 
     def array(self, name: str, rows: int, kind: str | None = None, shape: tuple[int, ...] = ()) -> NDArray[Any]:
         """Return a column of numbers as an array ``[rows, *shape]`` over the file itself."""
+        import pyarrow as pa
+
         kind, found = kind or "int64", self._column(name)
         flat = found.values if shape else found
         expected = pa.from_numpy_dtype(np.dtype(kind))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -18,7 +17,7 @@ from fedclade.core import IGNORED, DataError, appear, make_folder, sha256_of
 from fedclade.data.arrays import Indices
 from fedclade.data.client_table import ClientTable
 from fedclade.data.federation import Federation
-from fedclade.data.folder_format import CLIENTS, EXAMPLES, Header, column, write_arrow
+from fedclade.data.folder_format import CLIENTS, EXAMPLES, Header, Raw, write_arrow
 from fedclade.data.pool import Pool
 
 EXAMPLES_AT_A_TIME = 2**16
@@ -47,17 +46,21 @@ class ClientBlock:
     counts: Indices
     ids: Indices | None = None
     keys: Indices | None = None
-    names: list[str] | None = None
+    names: Sequence[str] | None = None
     clusters: Indices | None = None
     view: Indices | None = None
     quarter_turns: Indices | None = None
+
+
+Counts = NDArray[np.int32]
+"""Of training, validation and test examples, ``[n, 3]``: as files have them."""
 
 
 @dataclass(eq=False)
 class _Written:
     """What has been written so far."""
 
-    counts: list[Indices] = field(default_factory=list[Indices])
+    counts: list[Counts] = field(default_factory=list[Any])
     others: dict[str, list[Any]] = field(default_factory=dict[str, list[Any]])
     digests: tuple[Any, Any] = field(default_factory=lambda: (hashlib.sha256(), hashlib.sha256()))
     clients: int = 0
@@ -120,9 +123,8 @@ def write_folder(
                 if on_clients is not None:
                     on_clients(written.clients)
         kinds = _kind(like.x), _kind(like.y)
-        columns = {name: column(file, *kind) for name, file, kind in zip("xy", raw, kinds, strict=True)}
+        columns = {name: Raw(file, *kind) for name, file, kind in zip("xy", raw, kinds, strict=True)}
         write_arrow(beside / EXAMPLES, columns)
-        del columns
         for file in raw:
             file.unlink()
         counts = np.concatenate(written.counts)
@@ -218,15 +220,13 @@ def _note(written: _Written, block: ClientBlock) -> None:
     written.clients += len(block.counts)
 
 
-def _client_columns(counts: NDArray[np.int32], written: _Written) -> dict[str, pa.Array]:
+def _client_columns(counts: Counts, written: _Written) -> dict[str, Any]:
     each = counts.sum(1, dtype=np.int64)
-    columns = {"start": pa.array(each.cumsum() - each)}
-    columns |= {
-        name: pa.array(np.ascontiguousarray(counts[:, k])) for k, name in enumerate(("train", "validation", "test"))
-    }
+    columns: dict[str, NDArray[Any] | Sequence[str]] = {"start": each.cumsum() - each}
+    columns |= zip(("train", "validation", "test"), np.ascontiguousarray(counts.T), strict=True)
     for name, values in written.others.items():
-        whole = [*values[0], *(v for more in values[1:] for v in more)] if name == "name" else np.concatenate(values)
-        columns[name] = pa.array(whole)
+        whole = [v for some in values for v in some] if name == "name" else np.concatenate(values)
+        columns[name] = whole
         if len(whole) != len(counts):
             raise DataError(f"all clients of a folder should have a {name}, or none, got {len(whole)} of {len(counts)}")
     return columns
@@ -246,7 +246,7 @@ def _blocks(federation: Federation, table: ClientTable) -> Iterator[ClientBlock]
             counts[some],
             ids,
             table.keys[some],
-            None if table.names is None else [table.names[place] for place in some.tolist()],
+            None if table.names is None else [table.all_names[place] for place in some.tolist()],
             None if truth is None else np.array([truth[client] for client in ids.tolist()], dtype=np.int64),
             None if table.view is None else table.view[some],
             None if table.quarter_turns is None else table.quarter_turns[some],
