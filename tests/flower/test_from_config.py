@@ -265,6 +265,13 @@ def test_a_client_reads_no_files_that_a_run_names_elsewhere(files: str):
     assert refusal_of({"partition-id": 0, "data-dir": "mine"}, run_config) == told
 
 
+@pytest.mark.parametrize("folder", ["/etc", "../other"])
+def test_a_client_maps_no_folder_that_a_run_names_elsewhere(folder: str):
+    told = f"data.folder should be a path inside a node's data folder (mine), got {folder!r}"
+    run_config = {"data.folder": folder, "network.clients": 1}
+    assert refusal_of({"partition-id": 0, "data-dir": "mine"}, run_config) == told
+
+
 def test_a_client_imports_what_its_node_config_or_its_app_names(users_own: Path):
     run_config = {**RUN_CONFIG, "model.name": "users_app:linear"}
     assert "is not imported here" in refusal_of({"partition-id": 0, "imports": "users_app:other"}, run_config)

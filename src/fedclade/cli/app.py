@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from fedclade import __version__
-from fedclade.cli import assign, compare, look, ls, run
+from fedclade.cli import assign, compare, data, look, ls, run
 from fedclade.cli.report import report
 from fedclade.cli.reproduce import reproduce
 
@@ -48,3 +48,4 @@ app.command()(look.export)
 app.command()(look.validate)
 app.command("ls")(ls.list_known)
 app.command()(look.cite)
+app.add_typer(data.app)

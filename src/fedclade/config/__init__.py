@@ -4,6 +4,7 @@ The command line, the network and the papers import it; it imports the rooms who
 """
 
 from fedclade.config.batch import Batch
+from fedclade.config.build import Building
 from fedclade.config.check import WRITTEN_ONLY, check_config, read_config
 from fedclade.config.scenario import Scenario, is_scenario, known_scales, read_scenario
 from fedclade.config.settings import Config
@@ -12,6 +13,7 @@ from fedclade.config.toml_files import config_folder, find_config, find_configs,
 __all__ = [
     "WRITTEN_ONLY",
     "Batch",
+    "Building",
     "Config",
     "Scenario",
     "check_config",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from fedclade.core import (
 )
 from fedclade.data import (
     SOURCES,
+    Augment,
     Federation,
     FilesSettings,
     OwnSettings,
@@ -33,6 +34,7 @@ from fedclade.data import (
     federation,
     load_federation,
     matches,
+    open_folder,
     partition_named,
     pool_from_torch,
     shift_named,
@@ -47,7 +49,9 @@ _FOR_POOLS = ("source", "source_arguments", "partition_arguments", "shift_argume
 
 def is_own_data(section: Section) -> bool:
     """Return whether clients have data of their own, rather than parts of one of fedclade's data sets."""
-    return "files" in section or section.get("name", "digits") not in [*SOURCES]  # which may be no string
+    return (
+        "files" in section or "folder" in section or section.get("name", "digits") not in [*SOURCES]
+    )  # which may be no string
 
 
 def with_files_found(raw: Section, folder: Path) -> Section:
@@ -67,12 +71,16 @@ def _with_trace_found(raw: Section, folder: Path) -> Section:
 
 
 def _with_data_found(raw: Section, folder: Path) -> Section:
+    """Return a config whose data can be found from anywhere, if they are here or in the config's folder.
+
+    That is ``data.files``, or a federation's ``data.folder``.
+    """
     section = raw.get("data")
-    files = section.get("files") if isinstance(section, Mapping) else None
-    if not isinstance(files, str):
-        return raw
+    files, built = (section.get(key) if isinstance(section, Mapping) else None for key in ("files", "folder"))
     for place in (Path(), folder):
-        if matches(files, place):
+        if isinstance(built, str) and (place / built).is_dir():
+            return {**raw, "data": {**raw["data"], "folder": str((place / built).absolute())}}
+        if isinstance(files, str) and matches(files, place):
             return {**raw, "data": {**raw["data"], "files": str(Path(glob.escape(str(place.absolute())), files))}}
     return raw
 
@@ -85,6 +93,8 @@ def check_own_data(section: Section) -> Section:
     ConfigError
         If a key is unknown, or a value of the wrong type or out of range; a line for each.
     """
+    if "folder" in section:
+        return _check_folder(section)
     return _check_files(section) if "files" in section else _check_function(section)
 
 
@@ -100,6 +110,8 @@ def load_data(section: Section, task: TaskKind | None, data_dir: str | Path | No
     """
     if not is_own_data(section):
         return _shared_out(section["name"], {**section, "data_dir": data_dir}, from_config)
+    if "folder" in section:
+        return _from_folder(FolderSettings(**section), from_config)
     if "files" not in section:
         return _federation_of(section, task, data_dir, from_config)
     of_files = _those_of(section, known_arguments(FilesSettings))
@@ -121,6 +133,38 @@ def _shared_out(source: str | Pool, section: Section, from_config: Mapping[str, 
         shift_arguments={key: value for key, value in extra.items() if key in shift},
         source_arguments={key: value for key, value in extra.items() if key not in {*partition, *shift}},
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FolderSettings:
+    """A federation's folder, as ``fedclade data build`` makes them; see :func:`fedclade.data.open_folder`."""
+
+    folder: str
+    name: str | None = None
+    augment: Augment | str | None = None
+
+
+def _check_folder(section: Section) -> Section:
+    others = {*known_arguments(load_federation), *known_arguments((FilesSettings, OwnSettings))}
+    shared = [key for key in section if key in others and key not in known_arguments(FolderSettings)]
+    if shared:
+        why = "whose clients have their data already"
+        raise ConfigError("\n".join(f"data.{key} makes no sense with a folder, {why}; leave it out" for key in shared))
+    fitted = check_arguments("[data]", FolderSettings, section)
+    augment_of(fitted.get("augment"))
+    return {**defaults(FolderSettings), **fitted, "name": fitted.get("name") or Path(fitted["folder"]).name}
+
+
+def _from_folder(settings: FolderSettings, from_config: Mapping[str, Any]) -> Federation:
+    found = open_folder(settings.folder, settings.augment)
+    _check_held_back(found, f"in {settings.folder}", from_config)
+    return found
+
+
+def _check_held_back(found: Federation, which: str, from_config: Mapping[str, Any]) -> None:
+    held_back = 0 if found.newcomers is None else len(found.newcomers)
+    rule = f"{held_back}, as the Federation {which} has"
+    require(("newcomers.clients", from_config["newcomers"], from_config["newcomers"] in (0, held_back), rule))
 
 
 def _check_files(section: Section) -> Section:
@@ -181,9 +225,7 @@ def _federation_of(
             f"{type(returned).__name__}"
         )
     _refuse([key for key in left if key != "augment"], name, "a Federation")
-    held_back = 0 if returned.newcomers is None else len(returned.newcomers)
-    rule = f"{held_back}, as the Federation that {name!r} returns has"
-    require(("newcomers.clients", from_config["newcomers"], from_config["newcomers"] in (0, held_back), rule))
+    _check_held_back(returned, f"that {name!r} returns", from_config)
     return replace(returned, augment=augment_of(left["augment"])) if "augment" in left else returned
 
 

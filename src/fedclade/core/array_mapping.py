@@ -74,7 +74,7 @@ class ArrayMapping(Mapping[int, V], Generic[V]):
         return cast("NDArray[Any]", self.array)[self.positions.of(ids)]
 
     def __getitem__(self, key: int) -> V:
-        value = self.array[self.positions[key]]
+        value: Any = self.array[self.positions[key]]
         return value.item() if isinstance(value, np.generic) else value
 
     def __iter__(self) -> Iterator[int]:

@@ -10,10 +10,13 @@ from fedclade.data.client_table import ClientTable, SplitRows
 from fedclade.data.custom import one_client, pool_from_torch
 from fedclade.data.federation import Federation
 from fedclade.data.files import FilesSettings, matches, read_table
+from fedclade.data.folder import open_folder
+from fedclade.data.folder_writing import ClientBlock, OnClients, write_federation, write_folder
 from fedclade.data.frames import federation_from_frame
 from fedclade.data.load import check_data_settings, check_newcomers, load_federation
 from fedclade.data.own import OwnSettings, federation
 from fedclade.data.partition import PARTITIONS, Partition, Parts, partition_named, partition_pool
+from fedclade.data.planted import PlantedSettings, write_planted
 from fedclade.data.pool import Pool
 from fedclade.data.sheets import Rows, Sheet
 from fedclade.data.shift import SHIFTS, Shift, View, shift_named, shift_views
@@ -25,13 +28,16 @@ __all__ = [
     "SHIFTS",
     "SOURCES",
     "Augment",
+    "ClientBlock",
     "ClientData",
     "ClientTable",
     "Federation",
     "FilesSettings",
+    "OnClients",
     "OwnSettings",
     "Partition",
     "Parts",
+    "PlantedSettings",
     "Pool",
     "Rows",
     "Sheet",
@@ -49,6 +55,7 @@ __all__ = [
     "load_pool",
     "matches",
     "one_client",
+    "open_folder",
     "partition_named",
     "partition_pool",
     "pool_from_torch",
@@ -57,4 +64,7 @@ __all__ = [
     "shift_named",
     "shift_views",
     "statistics",
+    "write_federation",
+    "write_folder",
+    "write_planted",
 ]

@@ -189,7 +189,9 @@ class ClientTable(Sequence[ClientData]):
             int(self.ids[place]),
             self.all_names[place],
             int(self.keys[place]),
-            *(split.of(place) for split in (self.train, self.validation, self.test)),
+            self.train.of(place),
+            self.validation.of(place),
+            self.test.of(place),
             None if view < 0 else self._maps[view],
             0 if self.quarter_turns is None else int(self.quarter_turns[place]),
         )

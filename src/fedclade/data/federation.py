@@ -188,8 +188,10 @@ class Federation:
         mine, theirs, truth = self.clients, others.clients, None
         if self.true_clusters is not None and others.true_clusters is not None:
             truth = {**self.true_clusters, **others.true_clusters}
-        in_tables = isinstance(mine, ClientTable) and isinstance(theirs, ClientTable)
-        clients = mine.joined(theirs) if in_tables else (*mine, *theirs)
+        if isinstance(mine, ClientTable) and isinstance(theirs, ClientTable):
+            clients = mine.joined(theirs)
+        else:
+            clients = (*mine, *theirs)
         return replace(self, clients=clients, true_clusters=truth, newcomers=None)
 
     @cached_property

@@ -161,6 +161,11 @@ class Pool:
         y = as_targets(y, f"targets of pool {name!r}", task)
         return cls(name, x, y, groups_of(y, task), train, test, outputs or outputs_of(y, task), **more)
 
+    def known(self, digest: str) -> None:
+        """Note what the writer of a file found out: its digest, and that all inputs are finite."""
+        object.__setattr__(self, "digest", digest)
+        self.__dict__["not_finite"] = np.empty(0, dtype=np.int64)
+
     @cached_property
     def not_finite(self) -> Indices:
         """Which examples have an input that is NaN or infinite."""

@@ -149,7 +149,8 @@ def client_app_from_config(imports: Sequence[str] = ()) -> ClientApp:
 
     Whoever starts the run writes its config. So a client imports nothing that the config names by ``module:name``,
     unless the app allows it in ``imports`` or the client itself in ``imports`` of its node config, and it reads
-    ``data.files`` in its own data folder alone. An algorithm that it does not have is the server's affair.
+    ``data.files`` or a ``data.folder`` in its own data folder alone. An algorithm that it does not have is the server's
+    affair.
     """
 
     def handler(context: Context) -> ClientHandler:
@@ -167,6 +168,9 @@ def client_app_from_config(imports: Sequence[str] = ()) -> ClientApp:
         folder = None if place is None else str(place)
         if "data.files" in run_config:
             run_config["data.files"] = _files_in(folder, str(run_config["data.files"]))
+        if "data.folder" in run_config:
+            built = str(run_config["data.folder"])
+            run_config["data.folder"] = str(_data_folder(folder, built, "data.folder should be a path") / built)
         read = RunConfig.read(run_config)
         federation = _federation(tuple(run_config.items()), folder)
         if (number := settings["number"]) is None:
@@ -191,12 +195,16 @@ def client_app_from_config(imports: Sequence[str] = ()) -> ClientApp:
 
 def _files_in(folder: str | None, files: str) -> str:
     """Return where a node finds files: whoever wrote the run config names none outside the node's data folder."""
-    if folder is None or Path(files).is_absolute() or ".." in Path(files).parts:
+    return str(Path(glob.escape(str(_data_folder(folder, files, "data.files should be a pattern")))) / files)
+
+
+def _data_folder(folder: str | None, path: str, rule: str) -> Path:
+    """Return a node's data folder for a path inside it; a DataError, which begins with a rule, if it leads out."""
+    if folder is None or Path(path).is_absolute() or ".." in Path(path).parts:
         raise DataError(
-            "data.files should be a pattern inside a node's data folder "
-            f"({folder or 'no data-dir in the node config'}), got {shown(files)}"
+            f"{rule} inside a node's data folder ({folder or 'no data-dir in the node config'}), got {shown(path)}"
         )
-    return str(Path(glob.escape(str(Path(folder).expanduser().absolute()))) / files)
+    return Path(folder).expanduser().absolute()
 
 
 def budget_of(context: Context) -> Budget | None:
