@@ -1,14 +1,16 @@
 """Seconds and peak memory of each part of a run of 10³ to 10⁶ clients, through the command line.
 
-Synthetic clients of four planted clusters, with 10 to 200 examples each (Zipf), lie in a folder of Arrow files. Of each
-population a cohort of 1 % and of 100 % trains logistic regression, one epoch in batches of 10; what a round takes is
-its median. Every command is a process of its own, whose peak memory the system reports. From the measured parts follows
-a model of the cost of populations that do not run here.
+Synthetic clients of four planted clusters, with 10 to 200 examples each (Zipf), lie in folders of Arrow files. Of each
+population 1 % and 100 % train logistic regression in a round, one epoch in batches of 10, and 1,000 are evaluated; what
+a round takes is its median but for the first. Every command is a process of its own, whose peak memory the system
+reports; pages of the mapped files count there, too. A model of the cost is fitted to the rows.
 
-    python benchmarks/scale.py                        # the table, and the model of the cost
-    python benchmarks/scale.py --goal                 # a million clients, cohorts of 1,000, 50 rounds, with a report
-    python benchmarks/scale.py --clients 1000 10000   # less
-    python benchmarks/scale.py --actors 1 2           # the rounds on so many Ray actors, besides
+    python benchmarks/scale.py --out DIR                          # the table, and the model of the cost
+    python benchmarks/scale.py --out DIR --clients 1000 10000     # less
+    python benchmarks/scale.py --out DIR --actors 1 2             # the rounds on so many Ray actors, besides
+    python benchmarks/scale.py --out DIR --goal                   # 10⁶ clients, cohorts of 1,000, 50 rounds, a report
+
+Data and runs stay in DIR, so that an interrupted call goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -18,9 +20,7 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -28,39 +28,171 @@ from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
+import tomli_w
 from rich.console import Console
 from rich.table import Table
 
+Line = dict[str, Any]
+
 CLIENTS = (1_000, 10_000, 100_000, 1_000_000)
 SHARES = (0.01, 1.0)
-ROUNDS = 5
-EVALUATED = 1_000
-CLUSTERS = 4
-GOAL_CLIENTS, GOAL_COHORT, GOAL_ROUNDS = 1_000_000, 1_000, 50
-GIB = 2**30
+ROUNDS, EVALUATED = 5, 1_000
+GOAL_CLIENTS, GOAL_ROUNDS = 1_000_000, 50
+BIGGER = (10**7, 10**8)
+"""Populations that do not run here, for the model of the cost."""
+
+PARTS = ("seconds_train", "seconds_evaluate", "seconds_server")
+
+LOCAL = {"epochs": 1, "batch_size": 10, "lr": 0.05}
+FEDGROUP = {"name": "fedgroup", "groups": 4, "pretrain_scale": 250, "cold_start": "sampled"}
 
 
-@dataclass(frozen=True)
-class Cost:
-    """What a command took."""
-
-    seconds: float
-    peak: int  # bytes
-
-
-def fedclade(*arguments: str | Path) -> Cost:
-    """Run a command of fedclade's in a process of its own."""
+def fedclade(*arguments: str | Path) -> tuple[float, int]:
+    """Run a command of fedclade's; return its seconds, and its peak memory in bytes."""
     start = perf_counter()
     command = [sys.executable, "-m", "fedclade", *map(str, arguments)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     assert process.stderr is not None
-    said = process.stderr.read()
+    said = process.stderr.read().decode()
     _, status, usage = os.wait4(process.pid, 0)
     if status:
-        raise SystemExit(f"{' '.join(command)} failed:\n{said.decode()}")
-    return Cost(perf_counter() - start, usage.ru_maxrss * 1024)
+        raise SystemExit(f"{' '.join(command)} failed:\n{said}")
+    return perf_counter() - start, usage.ru_maxrss * 1024
 
 
-def built(clients: int, folder: Path) -> Cost:
-    """Write a federation of synthetic clients."""
-    raise NotImplementedError
+def once(file: Path, make: Any) -> Line:
+    """Return what was measured, and is in a file, or else is measured now."""
+    if not file.exists():
+        file.write_text(json.dumps(make()) + "\n")
+    return json.loads(file.read_text())
+
+
+def build(clients: int, folder: Path) -> Line:
+    seconds, peak = fedclade("data", "build", "planted", "--out", folder, "--set", f"data.clients={clients}", "--quiet")
+    size = sum(file.stat().st_size for file in folder.iterdir())
+    return {"build_seconds": seconds, "build_peak": peak, "bytes": size}
+
+
+def run(data: Path, folder: Path, settings: Mapping[str, Any], actors: int = 0) -> Line:
+    """Run a config; return what the parts of it took, and how it ended."""
+    config = folder.with_suffix(".toml")
+    shared = {"model": {"name": "mclr"}, "local": LOCAL, "data": {"folder": str(data)}}
+    config.write_text(tomli_w.dumps({**settings, **shared}))
+    on_ray = ["--engine", "ray", "--actors", str(actors)] if actors else []
+    seconds, peak = fedclade("run", config, "--out", folder, "--quiet", *on_ray)
+    rows = pq.read_table(folder / "metrics.parquet").to_pylist()
+    summary = json.loads((folder / "summary.json").read_text())
+    later = rows[1:] or rows
+    return {
+        "seconds": seconds,
+        "peak": peak,
+        "outside_rounds": seconds - sum(row["seconds"] for row in rows),
+        "first_round": rows[0]["seconds"],
+        **{part: median(row[part] for row in later) for part in PARTS},
+        "trained": sum(row["clients_trained"] for row in rows),
+        "clusters": summary["clusters"],
+    }
+
+
+def report(folder: Path) -> Line:
+    page = folder.with_suffix(".html")
+    seconds, peak = fedclade("report", folder, "--out", page)
+    return {"report_seconds": seconds, "report_peak": peak, "page_bytes": page.stat().st_size}
+
+
+def measured(clients: int, share: float, actors: int, out: Path) -> Line:
+    data = out / f"planted-{clients}"
+    made = once(data.with_suffix(".json"), lambda: build(clients, data))
+    name = f"run-{clients}-{share}" + (f"-{actors}-actors" if actors else "")
+    settings = {
+        "rounds": ROUNDS,
+        "client_fraction": share,
+        "evaluate_clients": EVALUATED,
+        "algorithm": {"name": "fedavg"},
+    }
+    line = once(out / f"{name}.json", lambda: run(data, out / name, settings, actors) | report(out / name))
+    return {"clients": clients, "cohort": round(share * clients), "actors": actors, **made, **line}
+
+
+def goal(out: Path, cohort: int) -> Line:
+    """Run the million."""
+    data = out / f"planted-{GOAL_CLIENTS}"
+    made = once(data.with_suffix(".json"), lambda: build(GOAL_CLIENTS, data))
+    every = {"evaluate_every": GOAL_ROUNDS // 5, "evaluate_clients": EVALUATED}
+    settings = {"rounds": GOAL_ROUNDS, "client_fraction": cohort / GOAL_CLIENTS, **every, "algorithm": FEDGROUP}
+    return made | once(out / "goal.json", lambda: run(data, out / "goal", settings) | report(out / "goal"))
+
+
+def fitted(lines: Sequence[Line]) -> dict[str, tuple[float, float, float]]:
+    """Return a, b, c of ``a + b · clients + c · cohort`` by what it is the cost of: least squares of ratios."""
+    of = {
+        "outside rounds, s": lambda line: line["outside_rounds"],
+        "a round, s": lambda line: sum(line[part] for part in PARTS),
+        "peak memory, bytes": lambda line: line["peak"],
+    }
+    found: dict[str, tuple[float, float, float]] = {}
+    for name, cost in of.items():
+        measured = np.array([cost(line) for line in lines])
+        terms = np.array([[1.0, line["clients"], line["cohort"]] for line in lines]) / measured[:, None]
+        constants = _least_squares(terms)
+        found[name] = (float(constants[0]), float(constants[1]), float(constants[2]))
+    return found
+
+
+def _least_squares(terms: np.ndarray) -> np.ndarray:
+    from scipy.optimize import nnls
+
+    scale = terms.max(axis=0)
+    return nnls(terms / scale, np.ones(len(terms)))[0] / scale
+
+
+def shown(lines: Sequence[Line]) -> Table:
+    table = Table(title=f"fedavg on logistic regression, {ROUNDS} rounds, {EVALUATED:,} clients evaluated")
+    heads = ("clients", "cohort", "actors", "build, s", "start and end, s", "first round, s", "train, s", "evaluate, s")
+    for column in (*heads, "server, s", "report, s", "peak, GB"):
+        table.add_column(column, justify="right")
+    for line in lines:
+        numbers = ("build_seconds", "outside_rounds", "first_round", *PARTS, "report_seconds")
+        table.add_row(
+            *(f"{line['clients']:,}", f"{line['cohort']:,}", str(line["actors"] or "")),
+            *(f"{line[name]:.2f}" for name in numbers),
+            f"{line['peak'] / 1e9:.2f}",
+        )
+    return table
+
+
+def model(lines: Sequence[Line]) -> Table:
+    table = Table(title="a model of the cost: a + b × clients + c × cohort")
+    for column in ("what", "a", "b", "c", *(f"{n:.0e} clients, cohort 1,000" for n in BIGGER)):
+        table.add_column(column, justify="left" if column == "what" else "right")
+    for name, (a, b, c) in fitted(lines).items():
+        table.add_row(name, *(f"{each:.3g}" for each in (a, b, c)), *(f"{a + b * n + c * 1000:.3g}" for n in BIGGER))
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="folder for data, runs and what was measured")
+    parser.add_argument("--clients", nargs="*", type=int, default=CLIENTS)
+    parser.add_argument("--shares", nargs="*", type=float, default=SHARES, help="of the clients in a cohort")
+    parser.add_argument("--actors", nargs="*", type=int, default=(), help="Ray actors to run on, besides")
+    parser.add_argument("--goal", action="store_true", help="the million clients in clusters, and nothing else")
+    parser.add_argument("--cohort", type=int, default=1_000, help="of the million")
+    arguments = parser.parse_args()
+    out = arguments.out.absolute()
+    out.mkdir(parents=True, exist_ok=True)
+    console = Console(width=160)
+    if arguments.goal:
+        console.print_json(json.dumps(goal(out, arguments.cohort)))
+        return
+    cases = [
+        (n, share, actors) for n in arguments.clients for share in arguments.shares for actors in (0, *arguments.actors)
+    ]
+    lines = [measured(*case, out) for case in cases]
+    console.print(shown(lines))
+    if len({line["clients"] for line in lines}) > 2:
+        console.print(model([line for line in lines if not line["actors"]]))
+
+
+if __name__ == "__main__":
+    main()
