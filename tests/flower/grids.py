@@ -35,7 +35,7 @@ CFL_OF_TWO = CFL(split_rounds=(2,), eps2=1e-6)
 ALL_ALLOWED = {"allow": "train evaluate gradients subspaces"}
 """The node config of clients that answer every kind of question."""
 
-LOCAL = LocalTraining(epochs=3, batch_size=8, lr=0.3)
+LOCAL = LocalTraining(batch_size=8, lr=0.5)
 
 
 def node_of(client: int) -> int:

@@ -181,7 +181,7 @@ def test_what_it_refuses_it_logs(caplog: pytest.LogCaptureFixture):
     grid = grid_of(federation_of(FOUR))
     grid.nodes[node_of(1)].config = {"partition-id": 1, "max-epochs": 2}
     with caplog.at_level(logging.WARNING, "fedclade"):
-        run = federated(grid, FedAvg(), rounds=2)
+        run = federated(grid, FedAvg(), rounds=2, local=LocalTraining(epochs=3))
     why = f"{FORBIDS} 3 epochs, at most 2 (max-epochs in its node config)"
     assert reasons(run) == {1: why}
     assert caplog.messages == 2 * [f"refused train: {why}"]

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from functools import cache
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from fedclade import CFL, FedAvg, LocalTraining, simulate
+from fedclade import CFL, FedAvg, LocalTraining, Run, simulate
 from fedclade.channel.middleware import Channel
 from fedclade.channel.signature import Permutation, Permuting
 from fedclade.clustering import cosine_similarity
@@ -36,6 +35,12 @@ DESCENT = LocalTraining(epochs=1, batch_size=100, lr=2.0)
 
 def world(seed=0, sizes=SIZES):
     return federation_of(TRUTH, sizes, seed=seed)
+
+
+@cache
+def nested() -> Run:
+    """Return the run that others are compared with."""
+    return simulate(NESTED, linear(), world(1), local=SPEC, rounds=8, seed=1)
 
 
 def clusters(tree) -> set[frozenset[int]]:
@@ -189,13 +194,12 @@ def test_fedavg_equals_algorithm_2():
 # Changes that should change nothing
 
 
-@given(st.permutations(range(40)))
-@settings(max_examples=3)
+@pytest.mark.parametrize("names", [(31, 4, 17, 0, 22, 9, 38, 12), (7, 6, 5, 4, 3, 2, 1, 0)])
 def test_renaming_clients_changes_nothing_but_names(names):
     """Relabelling: other ids in another order; every client keeps its data and the key of its draws."""
     federation = world(1)
-    new = dict(enumerate(names[: len(federation)]))
-    run = simulate(NESTED, linear(), federation, local=SPEC, rounds=8, seed=1)
+    new = dict(enumerate(names))
+    run = nested()
     other = simulate(NESTED, linear(), renamed(federation, new), local=SPEC, rounds=8, seed=1)
     assert clusters(other.tree) == {frozenset(new[c] for c in cluster) for cluster in clusters(run.tree)}
     assert len(run.tree.leaves) == 4
@@ -256,10 +260,7 @@ def test_the_order_of_clients_in_a_call_changes_nothing():
 
 def test_permuted_vectors_give_the_same_clusters_and_models():
     """Eqs. 45, 46: with and without P, up to rounding."""
-    plain, hidden = (
-        simulate(NESTED, linear(1), world(1), local=SPEC, rounds=8, seed=1, permute=permute)
-        for permute in (False, True)
-    )
+    plain, hidden = nested(), simulate(NESTED, linear(), world(1), local=SPEC, rounds=8, seed=1, permute=True)
     assert len(plain.tree.leaves) > 2
     assert [node.members for node in hidden.tree.nodes] == [node.members for node in plain.tree.nodes]
     for ours, theirs in zip(plain.tree.nodes, hidden.tree.nodes, strict=True):

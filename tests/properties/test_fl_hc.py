@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import nn
 
 from fedclade import FLHC, FedAvg, LocalTraining, Run, simulate
@@ -24,6 +23,12 @@ WARD = FLHC(rounds_before=4, metric="l2", linkage="ward")
 
 def world(seed=1):
     return federation_of(TRUTH, SIZES, seed=seed)
+
+
+@cache
+def ward() -> Run:
+    """Return the run that others are compared with."""
+    return simulate(WARD, linear(1), world(), local=SPEC, rounds=7, seed=1)
 
 
 def clusters(tree) -> set[frozenset[int]]:
@@ -53,7 +58,7 @@ def event_of(log):
         ("cosine", "single"),
     ],
 )
-@pytest.mark.parametrize(("fraction", "seed"), [(1.0, 1), (0.5, 1), (0.34, 2)])
+@pytest.mark.parametrize(("fraction", "seed"), [(1.0, 1), (0.34, 2)])
 def test_equals_algorithm_1_round_by_round(metric, linkage, fraction, seed):
     """Clusters and every client's model after each of 7 rounds, cut at the middle of the largest gap."""
     federation = world(seed)
@@ -115,13 +120,12 @@ def test_merges_up_to_a_threshold_equal_algorithm_1s():
 # Changes that should change nothing
 
 
-@given(st.permutations(range(40)))
-@settings(max_examples=3)
+@pytest.mark.parametrize("names", [(31, 4, 17, 0, 22, 9, 38, 12, 25, 3, 39, 16), tuple(reversed(range(12)))])
 def test_renaming_clients_changes_nothing_but_names(names):
     """Relabelling: other ids in another order; every client keeps its data and the key of its draws."""
     federation = world()
-    new = dict(enumerate(names[: len(federation)]))
-    run = simulate(WARD, linear(1), federation, local=SPEC, rounds=7, seed=1)
+    new = dict(enumerate(names))
+    run = ward()
     other = simulate(WARD, linear(1), renamed(federation, new), local=SPEC, rounds=7, seed=1)
     assert clusters(other.tree) == {frozenset(new[c] for c in cluster) for cluster in clusters(run.tree)}
     assert len(run.tree.leaves) == 4
@@ -131,9 +135,7 @@ def test_renaming_clients_changes_nothing_but_names(names):
 
 
 def test_permuted_vectors_give_the_same_clusters_and_models():
-    plain, hidden = (
-        simulate(WARD, linear(1), world(), local=SPEC, rounds=6, seed=1, permute=permute) for permute in (False, True)
-    )
+    plain, hidden = ward(), simulate(WARD, linear(1), world(), local=SPEC, rounds=7, seed=1, permute=True)
     assert len(plain.tree.leaves) == 4
     for ours, theirs in zip(plain.tree.nodes, hidden.tree.nodes, strict=True):
         assert theirs.members == ours.members
@@ -241,7 +243,7 @@ class Normalised(nn.Module):
 @pytest.mark.parametrize("permute", [False, True])
 def test_buffers_are_neither_compared_nor_cached(permute):
     """The norm's running mean and variance of 6 inputs, and its count of batches, are 13 entries."""
-    whole = LocalTraining(epochs=20, batch_size=50, lr=0.2)
+    whole = LocalTraining(epochs=10, batch_size=50, lr=0.4)
     run = simulate(WARD, Normalised(), world(), local=whole, rounds=6, seed=1, permute=permute)
     parameters = sum(p.numel() for p in Normalised().parameters())
     assert run.tree.nodes[0].params.shape == (parameters + 13,)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedclade import ConfigError, LocalTraining, Run, simulate
@@ -20,7 +19,7 @@ from fedclade.core.tree import ParameterTree
 from fedclade.training import SimulatedClients
 from tests.tiny import FEATURES, LABELS, federation_of, linear, play, renamed, simulated, streamed
 
-SPEC = LocalTraining(epochs=2, batch_size=10, lr=0.2)
+SPEC = LocalTraining(batch_size=10, lr=0.3)
 TRUTH = [0, 1, 2, 0, 1, 2, 0, 1]
 SIZES = [20, 26, 32, 24, 40, 3, 28, 200]
 """From 3 examples to 200: a batch and a third of one, to twenty."""
@@ -54,6 +53,12 @@ def run_of(algorithm: Algorithm, federation=None, model: Callable[[int], nn.Modu
     return simulate(algorithm, model, federation or world(), **options)
 
 
+@cache
+def plain_run(algorithm: Algorithm) -> Run:
+    """Return the run that others are compared with."""
+    return run_of(algorithm)
+
+
 def started(algorithm: Algorithm, clients: SimulatedClients) -> Tensor:
     """Return the initial models of an algorithm, ``[S]`` or several."""
     models = torch.stack([clients.layout.flatten(linear(seed)) for seed in range(algorithm.initial_models)])
@@ -73,12 +78,10 @@ def without_seconds(rows):
 
 
 @each_rival
-@given(names=st.permutations(range(40)))
-@settings(max_examples=2)
-def test_renaming_clients_changes_nothing_but_names(algorithm: Algorithm, names):
+def test_renaming_clients_changes_nothing_but_names(algorithm: Algorithm):
     federation = world()
-    new = dict(enumerate(names[: len(federation)]))
-    run, other = run_of(algorithm), run_of(algorithm, renamed(federation, new))
+    new = dict(enumerate([31, 4, 17, 0, 22, 9, 38, 12]))
+    run, other = plain_run(algorithm), run_of(algorithm, renamed(federation, new))
     assert clusters(other.tree) == {frozenset(new[c] for c in cluster) for cluster in clusters(run.tree)}
     theirs = models(other.tree)
     for client, model in models(run.tree).items():
@@ -103,7 +106,7 @@ def test_the_order_of_the_cohort_changes_nothing(algorithm: Algorithm):
 
 @each_rival
 def test_same_seed_same_bits(algorithm: Algorithm):
-    first, second, other = (run_of(algorithm, seed=seed, client_fraction=0.5) for seed in (1, 1, 2))
+    first, second, other = (run_of(algorithm, seed=seed, client_fraction=0.5, rounds=3) for seed in (1, 1, 2))
     assert without_seconds(first.metrics) == without_seconds(second.metrics)
     assert (first.clients, first.events) == (second.clients, second.events)
     assert all(torch.equal(a.params, b.params) for a, b in zip(first.tree.nodes, second.tree.nodes, strict=True))
@@ -150,7 +153,7 @@ def test_models_with_buffers_are_trained_and_compared_by_their_parameters(algori
 @each_rival
 def test_permuted_vectors_give_the_same_clusters_and_models(algorithm: Algorithm):
     """Eqs. 45 and 46 of the CFL paper hold for whatever adds, averages and compares."""
-    plain, hidden = (run_of(algorithm, permute=permute) for permute in (False, True))
+    plain, hidden = plain_run(algorithm), run_of(algorithm, permute=True)
     for ours, theirs in zip(plain.tree.nodes, hidden.tree.nodes, strict=True):
         assert ours.members == theirs.members
         torch.testing.assert_close(theirs.params, ours.params, rtol=0, atol=1e-5)
@@ -170,7 +173,7 @@ def test_a_run_that_streams_is_the_run_that_does_not_but_for_rounding(name: str)
 @each_rival
 def test_compared_by_sketches_models_are_the_same(algorithm: Algorithm):
     """No rival compares signatures; what it compares, parameters or losses or data, stays what it is."""
-    plain, sketched = (run_of(algorithm, signature=Signature(kind=kind, dim=8)) for kind in ("full", "projected"))
+    plain, sketched = plain_run(algorithm), run_of(algorithm, signature=Signature(kind="projected", dim=8))
     for ours, theirs in zip(plain.tree.nodes, sketched.tree.nodes, strict=True):
         assert ours.members == theirs.members
         assert torch.equal(ours.params, theirs.params)

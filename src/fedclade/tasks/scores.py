@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -43,14 +44,17 @@ def cluster_scores(found: Mapping[int, int], truth: Mapping[int, int] | None) ->
     """
     if truth is None:
         return {"ari": None, "nmi": None}
+    ari, nmi = _agreement(tuple(truth[client] for client in found), tuple(found.values()))
+    return {"ari": ari, "nmi": nmi}
+
+
+@lru_cache(maxsize=8)  # in most rounds clusters are those of the round before
+def _agreement(true_labels: tuple[int, ...], found_labels: tuple[int, ...]) -> tuple[float, float]:
     from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score  # slow to import: only where used
 
-    true_labels = [truth[client] for client in found]
-    found_labels = list(found.values())
-    return {
-        "ari": float(adjusted_rand_score(true_labels, found_labels)),
-        "nmi": float(normalized_mutual_info_score(true_labels, found_labels)),
-    }
+    scores = adjusted_rand_score, normalized_mutual_info_score
+    ari, nmi = (float(score(true_labels, found_labels)) for score in scores)
+    return ari, nmi
 
 
 RIGHT = "assignment_accuracy"
