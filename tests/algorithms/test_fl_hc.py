@@ -117,7 +117,7 @@ TRUTH = [client % 4 for client in range(80)]
 
 
 def clustered(algorithm: FLHC, seed: int = 0):
-    federation = federation_of(TRUTH, [20] * len(TRUTH), seed=1)
+    federation = federation_of(TRUTH, [150] * len(TRUTH), seed=1)
     run = simulate(algorithm, linear(1), federation, local=LocalTraining(lr=0.1), rounds=4, seed=seed, engine="stacked")
     (event,) = (event for event in run.events if event["kind"] == "clustered")
     return run, event
