@@ -9,8 +9,8 @@ from torch import Tensor
 
 from fedclade.clustering.similarity import Labels, cosines
 
-AT_ONCE = 2048
-"""Clients that are compared with the means together."""
+ENTRIES_AT_ONCE = 2**21
+"""Of signatures that are converted to float64 together: 16 MiB."""
 
 
 def to_nearest_mean(signatures: Tensor, drawn: NDArray[np.int64], labels: Labels, metric: str) -> Labels:
@@ -29,19 +29,24 @@ def to_nearest_mean(signatures: Tensor, drawn: NDArray[np.int64], labels: Labels
         ``l1`` and ``l2``: the distance to the mean of the cluster's members; ``cosine``: the angle to that of their
         directions.
     """
-    rows, clusters = torch.from_numpy(drawn).to(signatures.device), torch.from_numpy(labels).to(signatures.device)
-    members = signatures[rows].double()
-    if metric == "cosine":
-        members /= torch.linalg.vector_norm(members, dim=1, keepdim=True).clamp(min=1e-150)
-    sizes = torch.bincount(clusters).double()[:, None]
-    means = members.new_zeros(len(sizes), members.shape[1]).index_add_(0, clusters, members) / sizes
-    found = np.empty(len(signatures), dtype=np.int64)
-    for start in range(0, len(found), AT_ONCE):
-        some = signatures[start : start + AT_ONCE]
+    at_once = max(1, ENTRIES_AT_ONCE // max(1, signatures.shape[1]))
+    means = signatures.new_zeros(int(labels.max()) + 1, signatures.shape[1], dtype=torch.float64)
+    for start in range(0, len(drawn), at_once):
+        places, clusters = (
+            torch.from_numpy(each[start : start + at_once]).to(means.device) for each in (drawn, labels)
+        )
+        some = signatures[places].double()
         if metric == "cosine":
-            nearest = cosines(some, means.to(some)).argmax(1)
+            some /= torch.linalg.vector_norm(some, dim=1, keepdim=True).clamp(min=1e-150)
+        means.index_add_(0, clusters, some)
+    means /= torch.from_numpy(np.bincount(labels)).to(means.device)[:, None]
+    found = np.empty(len(signatures), dtype=np.int64)
+    for start in range(0, len(found), at_once):
+        some = signatures[start : start + at_once].double()
+        if metric == "cosine":
+            nearest = cosines(some, means).argmax(1)
         else:
-            nearest = torch.cdist(some.double(), means, p=1 if metric == "l1" else 2).argmin(1).cpu().numpy()
-        found[start : start + AT_ONCE] = nearest
+            nearest = torch.cdist(some, means, p=1 if metric == "l1" else 2).argmin(1).cpu().numpy()
+        found[start : start + at_once] = nearest
     found[drawn] = labels
     return found

@@ -28,10 +28,13 @@ from fedclade.clustering.similarity import COLUMNS, METRICS, ROUNDING
 from fedclade.core import ConfigError, UpdateError, rng, unknown
 
 SAMPLE = 2048
-"""Points that the first tree is built on."""
+"""Points that the first tree is built on, and of a block."""
 
 BLOCK = {"cuda": 8192}
 """Points of a block, by device: the distances of two blocks take 256 MiB there, on others 16."""
+
+BLOCK_ENTRIES = 2**25
+"""Of signatures in a block, and in the sample: 128 MiB; of long ones there are fewer in it."""
 
 MOST_EDGES = 2**21
 """Edges that are held before a spanning tree takes their place: 48 MiB, and four times that while it is found."""
@@ -43,7 +46,7 @@ ENTRIES_AT_ONCE = 2**21
 """Of signatures that are converted to float64 together: 16 MiB."""
 
 
-def single_linkage(signatures: Tensor, metric: str, block: int | None = None, sample: int = SAMPLE) -> Merges:
+def single_linkage(signatures: Tensor, metric: str, block: int | None = None, sample: int | None = None) -> Merges:
     """Merge clients by single linkage as :func:`fedclade.clustering.agglomerate` does, without a distance of each pair.
 
     It takes about the time of one product of the signatures with themselves, and beside them memory for two blocks and
@@ -60,9 +63,9 @@ def single_linkage(signatures: Tensor, metric: str, block: int | None = None, sa
         ``l1``, ``l2`` or ``cosine``, as :func:`fedclade.clustering.distances` has them. ``l1`` has no matrix product,
         and takes much longer.
     block
-        Points of a block; it changes time and memory alone. As suits the device, if left out.
+        Points of a block; it changes time and memory alone. As suits the device and R, if left out.
     sample
-        Points that the first tree is built on; it changes time and memory alone.
+        Points that the first tree is built on; it changes time and memory alone. As suits R, if left out.
 
     Returns
     -------
@@ -83,10 +86,12 @@ def single_linkage(signatures: Tensor, metric: str, block: int | None = None, sa
         raise UpdateError(f"signatures should be finite, got {odd} that are not")
     if points.n < 2:
         return np.empty((0, 4))
+    most = max(64, BLOCK_ENTRIES // max(1, signatures.shape[1]))
+    sample, block = sample or min(SAMPLE, most), block or min(BLOCK.get(points.device.type, SAMPLE), most)
     tree = _first_tree(points, sample)
     if points.n > sample:
         found, held = [tree], points.n
-        for lighter in _lighter_pairs(points, tree, block or BLOCK.get(signatures.device.type, SAMPLE)):
+        for lighter in _lighter_pairs(points, tree, block):
             found.append(lighter)
             held += len(lighter.one)
             if held > MOST_EDGES:
@@ -173,8 +178,8 @@ def _first_tree(points: Points, sample: int) -> Edges:
     keys, _ = points.keys_from(some, torch.float64)(some)
     tree = Edges(some[i], some[j], keys.cpu().numpy()[i, j]).spanning(points.n)
     one, other = [tree.one], [tree.other]
-    for start in range(0, len(rest), SAMPLE):
-        block = rest[start : start + SAMPLE]
+    for start in range(0, len(rest), len(some)):
+        block = rest[start : start + len(some)]
         keys, _ = points.keys_from(block)(some)
         one.append(block)
         other.append(some[keys.argmin(1).cpu().numpy()])
@@ -188,7 +193,7 @@ def _lighter_pairs(points: Points, tree: Edges, block: int) -> Iterator[Edges]:
     # Nearer by more than rounding: of points in great numbers at equal distances half of all pairs would seem so.
     gaps *= 1 - 4 * torch.finfo(points.dtype).eps
     smallest = gaps[gaps > 0].min(initial=np.inf)
-    longest = torch.from_numpy(np.where(gaps > 0, gaps, -np.inf)).to(points.device)
+    longest = torch.from_numpy(np.where(gaps > 0, gaps, -np.inf)).to(points.device, points.dtype)
     for start in range(0, points.n, block):
         end = start + block
         some = Comparison(points, order[start:end])
@@ -214,7 +219,7 @@ class Comparison:
         keys, scale = self._keys_to(others)
         if smallest < RESOLVED * scale:
             keys, _ = self._points.keys_from(self._some, torch.float64)(others)
-        found = (keys < ways.to(keys.dtype)).nonzero(as_tuple=True)
+        found = (keys < ways).nonzero(as_tuple=True)
         i, j = (place.cpu().numpy() for place in found)
         return Edges(self._some[i], others[j], keys[found].to("cpu", torch.float64).numpy().clip(min=0))
 
