@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
 from fedclade import FLHC, ConfigError, LocalTraining, load_federation, simulate
-from fedclade.algorithms import build_algorithm
+from fedclade.algorithms import build_algorithm, fl_hc
 from fedclade.config import check_config
+from fedclade.report.decisions import event_table
 from tests.tiny import federation_of, linear
 
 LOCAL = LocalTraining(epochs=3, batch_size=20, lr=0.1)
@@ -41,6 +43,12 @@ def test_the_defaults_are_the_papers_for_unknown_heterogeneity():
         ({"threshold": float("nan")}, "algorithm.threshold should be greater than 0, or 'auto', got nan"),
         ({"threshold": "gap"}, "algorithm.threshold should be greater than 0, or 'auto', got 'gap'"),
         ({"n_clusters": 0}, "algorithm.n_clusters should be at least 1, got 0"),
+        ({"sample": 3}, "algorithm.sample should be at least 4, got 3"),
+        ({"sample": 6, "n_clusters": 7}, "algorithm.sample should be at least 7, got 6"),
+        (
+            {"sample": 9, "linkage": "single"},
+            "algorithm.sample should be left out: linkage 'single' is exact for any number of clients, got 9",
+        ),
         ({"compare": "models"}, "algorithm.compare should be 'updates' or 'parameters', got 'models'"),
         (
             {"n_clusters": 4, "threshold": 2.0},
@@ -100,3 +108,56 @@ def test_a_run_too_short_to_be_clustered_is_told_so(rounds, told, caplog):
         "set more rounds, or a smaller algorithm.rounds_before"
     )
     assert (text in caplog.text) == told
+
+
+# Of many clients
+
+
+TRUTH = [client % 4 for client in range(80)]
+
+
+def clustered(algorithm: FLHC, seed: int = 0):
+    federation = federation_of(TRUTH, [150] * len(TRUTH), seed=1)
+    run = simulate(algorithm, linear(1), federation, local=LocalTraining(lr=0.1), rounds=4, seed=seed, engine="stacked")
+    (event,) = (event for event in run.events if event["kind"] == "clustered")
+    return run, event
+
+
+@pytest.mark.parametrize(("metric", "linkage"), [("l2", "ward"), ("cosine", "average"), ("l1", "complete")])
+def test_all_but_a_sample_join_the_nearest_mean(metric, linkage):
+    run, event = clustered(FLHC(rounds_before=2, metric=metric, linkage=linkage, n_clusters=4, sample=20))
+    assert run.summary["clusters"]["ari"] == 1.0
+    assert event["sizes"] == [20, 20, 20, 20]
+    assert (len(event["clients"]), len(event["merges"])) == (20, 19)
+    found = f"4 clusters by {metric} distance and {linkage} linkage of 20 clients drawn from 80"
+    assert found in str(event_table(run).caption)
+
+
+def test_the_sample_depends_on_the_seed_alone():
+    algorithm = FLHC(rounds_before=2, metric="l2", linkage="ward", n_clusters=4, sample=20)
+    drawn = [clustered(algorithm, seed)[1]["clients"] for seed in (0, 0, 1)]
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_a_sample_of_all_changes_nothing():
+    with_it = FLHC(rounds_before=2, metric="l2", linkage="ward", sample=80)
+    assert clustered(with_it)[1] == clustered(replace(with_it, sample=None))[1]
+
+
+def test_single_linkage_of_many_is_that_of_few(monkeypatch):
+    algorithm = FLHC(rounds_before=2, metric="cosine", linkage="single", n_clusters=4)
+    _, few = clustered(algorithm)
+    monkeypatch.setattr(fl_hc, "MOST_PAIRED", 10)
+    _, many = clustered(algorithm)
+    assert many["sizes"] == few["sizes"]
+    heights = [[height for _, _, height in event["merges"]] for event in (few, many)]
+    assert heights[0] == pytest.approx(heights[1], abs=1e-5)
+
+
+def test_more_clients_than_can_be_clustered_exactly_need_a_sample():
+    text = "algorithm.sample should be given, such as 4096, for 20,001 clients: ward linkage holds the distances of all"
+    with pytest.raises(ConfigError, match=text):
+        FLHC(metric="l2", linkage="ward").check_clients(20_001)
+    FLHC(metric="l2", linkage="ward").check_clients(20_000)
+    FLHC(metric="l2", linkage="ward", sample=4096).check_clients(10**6)
+    FLHC(linkage="single").check_clients(10**6)

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from fedclade.clustering import SplitCriteria, cosine_similarity
+from fedclade.clustering import SplitCriteria, cosine_similarity, criteria
 from fedclade.core import Updates, mean
 
 
@@ -59,3 +59,15 @@ def test_similarities_are_computed_only_when_asked_for():
     assert criteria_of(few).similarity is None
     assert criteria_of(few).bipartition is None
     assert criteria_of(few).numbers.keys() == {"mean_norm", "max_norm"}
+
+
+def test_many_clients_are_compared_without_a_matrix(monkeypatch):
+    """The numbers are the same; similarities there are none."""
+    made = updates(torch.randn(30, 4, generator=torch.Generator().manual_seed(0)).tolist(), n_parameters=4)
+    few = criteria_of(made).compared(made.signatures, made.ids)
+    monkeypatch.setattr(criteria, "MOST_PAIRED", 29)
+    many = criteria_of(made).compared(made.signatures, made.ids)
+    assert few.similarity is not None
+    assert many.similarity is None
+    assert (many.bipartition.first, many.bipartition.second) == (few.bipartition.first, few.bipartition.second)
+    assert many.numbers == pytest.approx(few.numbers, abs=1e-6)

@@ -1,4 +1,4 @@
-"""Clusters of more than a thousand clients: their similarities are not kept, and reports do without."""
+"""Clusters of very many clients: their similarities are not kept, or not even computed; reports do without."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from fedclade import FLHC, FedGroup, LocalTraining, simulate
+from fedclade import CFL, FLHC, FedGroup, LocalTraining, simulate
 from fedclade.algorithms import Algorithm
 from fedclade.algorithms.cluster_update import LARGEST_COMPARED
 from fedclade.cli import app
+from fedclade.clustering import criteria
 from fedclade.report.decisions import event_table
 from tests.tiny import federation_of, linear
 
@@ -36,3 +37,21 @@ def test_a_run_is_reported(algorithm: Algorithm, tmp_path: Path):
     result = CliRunner().invoke(app, ["report", str(folder)])
     assert result.exit_code == 0, result.output
     assert (folder / "report.html").stat().st_size > 10_000
+
+
+def test_a_run_of_cfl_whose_clients_are_compared_without_a_matrix_is_reported(tmp_path: Path, monkeypatch):
+    """It splits as it does with one; the separation gap alone is missing."""
+    federation = federation_of([client % 2 for client in range(20)], [20] * 20, seed=1)
+    algorithm = CFL(split_rounds=(2,), eps2=1e-3)
+    settings = {"local": LocalTraining(lr=0.1), "rounds": 3, "engine": "stacked"}
+    paired = simulate(algorithm, linear(1), federation, **settings)
+    monkeypatch.setattr(criteria, "MOST_PAIRED", 5)
+    run = simulate(algorithm, linear(1), federation, **settings)
+    assert [leaf.members for leaf in run.tree.leaves] == [leaf.members for leaf in paired.tree.leaves]
+    assert len(run.tree.leaves) == 2
+    assert run.clusters[0]["alpha_cross_max"] == pytest.approx(paired.clusters[0]["alpha_cross_max"], abs=1e-6)
+    assert run.clusters[0]["separation_gap"] is None
+    assert not run.similarities
+    folder = run.save(tmp_path / "run")
+    result = CliRunner().invoke(app, ["report", str(folder)])
+    assert result.exit_code == 0, result.output

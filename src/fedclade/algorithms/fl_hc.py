@@ -13,6 +13,9 @@ Where the paper leaves a choice, this file makes it:
   is centroid linkage and can merge at falling distances, against the monotonicity that the same section counts on.
 - The paper tries several thresholds T and reports the best. Without one, T is where the merge heights have their
   largest relative gap, if that is wider than chance makes it: :func:`~fedclade.clustering.n_clusters_by_gap`.
+- Single linkage of many thousands of clients is found by a minimum spanning tree, which is the same. The other linkages
+  need the distance of every pair: with ``sample`` that many clients are drawn and clustered, and each other joins the
+  cluster with the nearest mean. That is not in the paper, so it has to be asked for.
 """
 
 from __future__ import annotations
@@ -21,6 +24,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from fedclade.algorithms.base import Algorithm, RoundLog, never_clusters
@@ -34,9 +39,10 @@ from fedclade.algorithms.cluster_update import (
 )
 from fedclade.algorithms.hierarchical import cut_rules, merged
 from fedclade.algorithms.state import State
-from fedclade.clustering import LINKAGES, METRICS, distances
+from fedclade.clustering import LINKAGES, METRICS, MOST_PAIRED, agglomerate, distances, single_linkage, to_nearest_mean
 from fedclade.core import (
     Clients,
+    Clustered,
     ClusterSplit,
     ConfigError,
     Event,
@@ -45,8 +51,12 @@ from fedclade.core import (
     Round,
     checked,
     require,
+    rng,
     unknown,
 )
+
+MOST_EXACT = 20_000
+"""Clients whose distances can be held, all at once and unasked: with what is computed from them they take some 5 GB."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,6 +88,10 @@ class FLHC(Algorithm[FLHCState]):
         Merge until so many are left, instead of up to a threshold.
     compare
         Clients by their ``updates``, or by the ``parameters`` of the models that they trained.
+    sample
+        Of more clients, so many are drawn and clustered, and each other joins the cluster with the nearest mean. Not
+        with ``single``, which is exact for any number of them. The other linkages are exact, too, where it is left out,
+        for up to 20,000 clients; for more it has to be given.
     """
 
     state_type = FLHCState
@@ -89,6 +103,7 @@ class FLHC(Algorithm[FLHCState]):
     threshold: float | Literal["auto"] | None = None
     n_clusters: int | None = None
     compare: Literal["updates", "parameters"] = "updates"
+    sample: int | None = None
 
     def __post_init__(self) -> None:
         for kind, name, known in (("metric", self.metric, METRICS), ("linkage", self.linkage, LINKAGES)):
@@ -96,11 +111,15 @@ class FLHC(Algorithm[FLHCState]):
                 raise ConfigError(unknown(kind, name, known))
         compared = ("updates", "parameters")
         fits = self.linkage != "ward" or self.metric == "l2"
+        fewest = max(4, self.n_clusters or 0)
+        enough, unused = self.sample is None or self.sample >= fewest, self.sample is None or self.linkage != "single"
         require(
             ("algorithm.rounds_before", self.rounds_before, self.rounds_before >= 0, "at least 0"),
             ("algorithm.metric", self.metric, fits, "'l2' with linkage 'ward'"),
             ("algorithm.compare", self.compare, self.compare in compared, "'updates' or 'parameters'"),
             *cut_rules(self.threshold, self.n_clusters),
+            ("algorithm.sample", self.sample, enough, f"at least {fewest}"),
+            ("algorithm.sample", self.sample, unused, "left out: linkage 'single' is exact for any number of clients"),
         )
 
     @property
@@ -111,6 +130,13 @@ class FLHC(Algorithm[FLHCState]):
     def too_short(self, rounds: int) -> str:
         """Return what a run of so few rounds misses: the clustering step."""
         return never_clusters(self, self.rounds_before + 1, rounds, "rounds_before")
+
+    def check_clients(self, clients: int) -> None:
+        """Check that there are enough clients for ``n_clusters``, and no more than can be clustered."""
+        super().check_clients(clients)
+        fits = clients <= MOST_EXACT or self.linkage == "single" or self.sample is not None
+        few = f"given, such as 4096, for {clients:,} clients: {self.linkage} linkage holds the distances of all pairs"
+        require(("algorithm.sample", self.sample, fits, f"{few}, and is exact for at most {MOST_EXACT:,}"))
 
     def init(self, params: Tensor, clients: Clients) -> FLHCState:
         """Put all clients in one cluster (line 2)."""
@@ -128,28 +154,49 @@ class FLHC(Algorithm[FLHCState]):
         needed = min(len(clients.ids), max(2, self.n_clusters or 0))
         if not part.enough or len(part.updates.ids) < needed:
             return state, log_of([part], [Postponed(part.node, len(part.updates.ids), needed)], phase="cluster")
-        tree, events = self._clustered(state.tree, part, this_round.number)
+        tree, events = self._clustered(state.tree, part, this_round)
         log = replace(log_of([part], events, phase="cluster"), discrepancy=None)  # no model moves
         return FLHCState(tree, clustered=True), log
 
-    def _clustered(self, tree: ParameterTree, part: ClusterUpdate, number: int) -> tuple[ParameterTree, list[Event]]:
+    def _clustered(
+        self, tree: ParameterTree, part: ClusterUpdate, this_round: Round
+    ) -> tuple[ParameterTree, list[Event]]:
         """Cluster the updates (line 10); every cluster goes on from the joint model (lines 11 and 12)."""
         root, updates = tree.nodes[part.node], part.updates
         vectors = updates.signatures
         if self.compare == "parameters":
             vectors = (root.params + updates.required_deltas)[:, : updates.n_parameters]
-        apart = distances(vectors, self.metric)
-        how = self.metric, self.linkage, self.threshold, self.n_clusters
-        clusters, threshold, event = merged(updates.ids, apart, *how)
+        clusters, threshold, event = self._found(updates.ids, vectors, this_round)
         events: list[Event] = [event]
         if len(clusters) > 1:
             assert threshold is not None  # as merges are undone
             cached = [updates.signatures_of(cluster) for cluster in clusters]
             height = {"threshold": threshold}
             tree = tree.split(
-                root.id, clusters, params=root.params, cached=cached, round_number=number, criteria=height
+                root.id, clusters, params=root.params, cached=cached, round_number=this_round.number, criteria=height
             )
             children = tuple(child.id for child in tree.children(root.id))
             members = tuple(tuple(cluster) for cluster in clusters)
             events.append(ClusterSplit(root.id, **part.criteria.numbers, clusters=members, children=children))
         return tree, events
+
+    def _found(
+        self, ids: Sequence[int], vectors: Tensor, this_round: Round
+    ) -> tuple[list[list[int]], float | None, Clustered]:
+        """Return the clusters, the height of the cut, and the event; see :func:`merged`."""
+        how = self.metric, self.linkage, self.threshold, self.n_clusters
+        if self.linkage == "single" and len(ids) > MOST_PAIRED:
+            return merged(ids, single_linkage(vectors, self.metric), *how)
+        self.check_clients(len(ids))
+        if self.sample is None or len(ids) <= self.sample:
+            return merged(ids, agglomerate(distances(vectors, self.metric), self.linkage), *how)
+        draw = rng.generator(this_round.seed, "linkage sample", this_round.number)
+        drawn = np.sort(draw.choice(len(ids), self.sample, replace=False))
+        merges = agglomerate(distances(vectors[torch.from_numpy(drawn)], self.metric), self.linkage)
+        some, height, event = merged([ids[place] for place in drawn], merges, *how)
+        cluster_of = {client: number for number, cluster in enumerate(some) for client in cluster}
+        labels = np.array([cluster_of[ids[place]] for place in drawn])
+        found = to_nearest_mean(vectors, drawn, labels, self.metric)
+        clusters = [[ids[place] for place in np.flatnonzero(found == number).tolist()] for number in range(len(some))]
+        clusters.sort(key=lambda cluster: (-len(cluster), cluster[0]))
+        return clusters, height, replace(event, sizes=tuple(map(len, clusters)))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedclade.clustering import Distances, agglomerate, cut, where_to_cut
+from fedclade.clustering import Merges, cut, where_to_cut
 from fedclade.core import Clustered
 
 Rule = tuple[str, object, bool, str]
@@ -29,18 +29,17 @@ def cut_rules(threshold: float | str | None, n_clusters: int | None, largest: fl
 
 def merged(
     clients: Sequence[int],
-    apart: Distances,
+    merges: Merges,
     metric: str,
     linkage: str,
     threshold: float | str | None,
     n_clusters: int | None,
 ) -> tuple[list[list[int]], float | None, Clustered]:
-    """Merge clients at these distances, condensed, ``[m(m-1)/2]``; see :func:`fedclade.clustering.where_to_cut`.
+    """Cut the dendrogram of some clients, ``[m-1, 4]``; see :func:`fedclade.clustering.where_to_cut`.
 
     Return the members of each cluster, the largest first; the height of the cut, None where nothing is cut; and the
     event.
     """
-    merges = agglomerate(apart, linkage)
     count, height = where_to_cut(merges[:, 2], threshold, n_clusters)
     labels = cut(merges, count)
     clusters = [[clients[i] for i in np.flatnonzero(labels == label).tolist()] for label in range(count)]

@@ -35,7 +35,7 @@ from fedclade.algorithms.base import Algorithm, RoundLog
 from fedclade.algorithms.cluster_update import log_of, membership_events, move_clusters, train_clusters
 from fedclade.algorithms.hierarchical import cut_rules, merged
 from fedclade.algorithms.state import State
-from fedclade.clustering import angles
+from fedclade.clustering import agglomerate, angles
 from fedclade.core import Clients, Event, ParameterTree, Postponed, Round, checked, require
 
 
@@ -110,7 +110,8 @@ class PACFL(Algorithm[State]):
         if len(ids) < needed:
             return tree, [Postponed(0, len(ids), needed)]
         apart = squareform(angles(vectors, self.angle), checks=False)
-        clusters, _, event = merged(ids, apart, "angle", "average", self.threshold, self.n_clusters)
+        merges = agglomerate(apart, "average")
+        clusters, _, event = merged(ids, merges, "angle", "average", self.threshold, self.n_clusters)
         absent = sorted(set(everybody) - set(ids))
         return ParameterTree.star(clusters, tree.nodes[0].params, unassigned=absent), [event]
 

@@ -6,7 +6,7 @@ Algorithms, runs and reports import it; it imports :mod:`fedclade.core` alone.
 """
 
 from fedclade.clustering.bipartition import optimal_bipartition
-from fedclade.clustering.criteria import SplitCriteria
+from fedclade.clustering.criteria import MOST_PAIRED, SplitCriteria
 from fedclade.clustering.linkage import LINKAGES, Merges, agglomerate, cut, cut_height, n_clusters_by_gap, where_to_cut
 from fedclade.clustering.part_similarity import (
     VIEWS,
@@ -30,6 +30,7 @@ from fedclade.clustering.routing import (
     to_root,
     walk_down,
 )
+from fedclade.clustering.sampling import to_nearest_mean
 from fedclade.clustering.separation import gamma_bound, highest_cross, lowest_intra, separation_gap
 from fedclade.clustering.similarity import METRICS, Distances, Labels, Similarity, cosine_similarity, cosines, distances
 from fedclade.clustering.spanning_tree import single_linkage
@@ -40,6 +41,7 @@ from fedclade.clustering.ternary import k_means, ternary_similarity
 __all__ = [
     "LINKAGES",
     "METRICS",
+    "MOST_PAIRED",
     "VIEWS",
     "Assignment",
     "Distances",
@@ -84,6 +86,7 @@ __all__ = [
     "single_linkage",
     "ternary_similarity",
     "to_lowest_loss",
+    "to_nearest_mean",
     "to_root",
     "views_of",
     "walk_down",

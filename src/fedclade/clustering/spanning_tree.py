@@ -16,28 +16,25 @@ pairs need not be held, though each is computed once:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from scipy.sparse import csr_matrix
-from scipy.sparse.csgraph import minimum_spanning_tree
 from torch import Tensor
 
+from fedclade.clustering.edges import Edges, Numbers, Places, in_order, merges_of
 from fedclade.clustering.linkage import Merges
 from fedclade.clustering.similarity import COLUMNS, METRICS, ROUNDING
 from fedclade.core import ConfigError, UpdateError, rng, unknown
 
-Places = NDArray[np.int64]
-Numbers = NDArray[np.float64]
-
 SAMPLE = 2048
-"""Points that the first tree is built on."""
+"""Points that the first tree is built on, and of a block."""
 
 BLOCK = {"cuda": 8192}
 """Points of a block, by device: the distances of two blocks take 256 MiB there, on others 16."""
+
+BLOCK_ENTRIES = 2**25
+"""Of signatures in a block, and in the sample: 128 MiB; of long ones there are fewer in it."""
 
 MOST_EDGES = 2**21
 """Edges that are held before a spanning tree takes their place: 48 MiB, and four times that while it is found."""
@@ -49,33 +46,7 @@ ENTRIES_AT_ONCE = 2**21
 """Of signatures that are converted to float64 together: 16 MiB."""
 
 
-@dataclass(frozen=True, eq=False)
-class Edges:
-    """Pairs of points, ``[e]``, and how far they are apart."""
-
-    one: Places
-    other: Places
-    apart: Numbers
-
-    @classmethod
-    def joined(cls, some: Sequence[Edges]) -> Edges:
-        """Return the edges of all."""
-        return cls(*(np.concatenate([getattr(e, name) for e in some]) for name in ("one", "other", "apart")))
-
-    def spanning(self, n: int) -> Edges:
-        """Return those of a minimum spanning forest of n points, the shortest first; ties go by the points."""
-        one, other = np.minimum(self.one, self.other), np.maximum(self.one, self.other)
-        order = np.lexsort((other, one, self.apart))
-        _, first = np.unique(one[order] * n + other[order], return_index=True)
-        order = order[np.sort(first)]
-        # By rank: an edge of length 0 would be none to SciPy.
-        ranks = np.arange(1.0, len(order) + 1)
-        tree = minimum_spanning_tree(csr_matrix((ranks, (one[order], other[order])), shape=(n, n)))
-        kept = order[np.sort(tree.data).astype(np.int64) - 1]
-        return Edges(one[kept], other[kept], self.apart[kept])
-
-
-def single_linkage(signatures: Tensor, metric: str, block: int | None = None, sample: int = SAMPLE) -> Merges:
+def single_linkage(signatures: Tensor, metric: str, block: int | None = None, sample: int | None = None) -> Merges:
     """Merge clients by single linkage as :func:`fedclade.clustering.agglomerate` does, without a distance of each pair.
 
     It takes about the time of one product of the signatures with themselves, and beside them memory for two blocks and
@@ -92,9 +63,9 @@ def single_linkage(signatures: Tensor, metric: str, block: int | None = None, sa
         ``l1``, ``l2`` or ``cosine``, as :func:`fedclade.clustering.distances` has them. ``l1`` has no matrix product,
         and takes much longer.
     block
-        Points of a block; it changes time and memory alone. As suits the device, if left out.
+        Points of a block; it changes time and memory alone. As suits the device and R, if left out.
     sample
-        Points that the first tree is built on; it changes time and memory alone.
+        Points that the first tree is built on; it changes time and memory alone. As suits R, if left out.
 
     Returns
     -------
@@ -115,10 +86,12 @@ def single_linkage(signatures: Tensor, metric: str, block: int | None = None, sa
         raise UpdateError(f"signatures should be finite, got {odd} that are not")
     if points.n < 2:
         return np.empty((0, 4))
+    most = max(64, BLOCK_ENTRIES // max(1, signatures.shape[1]))
+    sample, block = sample or min(SAMPLE, most), block or min(BLOCK.get(points.device.type, SAMPLE), most)
     tree = _first_tree(points, sample)
     if points.n > sample:
         found, held = [tree], points.n
-        for lighter in _lighter_pairs(points, tree, block or BLOCK.get(signatures.device.type, SAMPLE)):
+        for lighter in _lighter_pairs(points, tree, block):
             found.append(lighter)
             held += len(lighter.one)
             if held > MOST_EDGES:
@@ -126,7 +99,7 @@ def single_linkage(signatures: Tensor, metric: str, block: int | None = None, sa
         tree = Edges.joined(found).spanning(points.n)
     heights = points.distances(tree.one, tree.other)
     order = np.argsort(heights, kind="stable")
-    return _merges(Edges(tree.one[order], tree.other[order], heights[order]))
+    return merges_of(Edges(tree.one[order], tree.other[order], heights[order]))
 
 
 class Points:
@@ -205,8 +178,8 @@ def _first_tree(points: Points, sample: int) -> Edges:
     keys, _ = points.keys_from(some, torch.float64)(some)
     tree = Edges(some[i], some[j], keys.cpu().numpy()[i, j]).spanning(points.n)
     one, other = [tree.one], [tree.other]
-    for start in range(0, len(rest), SAMPLE):
-        block = rest[start : start + SAMPLE]
+    for start in range(0, len(rest), len(some)):
+        block = rest[start : start + len(some)]
         keys, _ = points.keys_from(block)(some)
         one.append(block)
         other.append(some[keys.argmin(1).cpu().numpy()])
@@ -216,11 +189,11 @@ def _first_tree(points: Points, sample: int) -> Edges:
 
 def _lighter_pairs(points: Points, tree: Edges, block: int) -> Iterator[Edges]:
     """Go through all pairs; yield those that are nearer than the longest edge on the tree's way between them."""
-    order, gaps = _in_order(_merges(tree))
+    order, gaps = in_order(merges_of(tree))
     # Nearer by more than rounding: of points in great numbers at equal distances half of all pairs would seem so.
     gaps *= 1 - 4 * torch.finfo(points.dtype).eps
     smallest = gaps[gaps > 0].min(initial=np.inf)
-    longest = torch.from_numpy(np.where(gaps > 0, gaps, -np.inf)).to(points.device)
+    longest = torch.from_numpy(np.where(gaps > 0, gaps, -np.inf)).to(points.device, points.dtype)
     for start in range(0, points.n, block):
         end = start + block
         some = Comparison(points, order[start:end])
@@ -246,7 +219,7 @@ class Comparison:
         keys, scale = self._keys_to(others)
         if smallest < RESOLVED * scale:
             keys, _ = self._points.keys_from(self._some, torch.float64)(others)
-        found = (keys < ways.to(keys.dtype)).nonzero(as_tuple=True)
+        found = (keys < ways).nonzero(as_tuple=True)
         i, j = (place.cpu().numpy() for place in found)
         return Edges(self._some[i], others[j], keys[found].to("cpu", torch.float64).numpy().clip(min=0))
 
@@ -269,35 +242,3 @@ def _l1(some: Tensor, others: Tensor) -> Tensor:
     for a, b in zip(some.split(COLUMNS, 1), others.split(COLUMNS, 1), strict=True):
         total += torch.cdist(a, b, p=1.0)
     return total
-
-
-def _merges(tree: Edges) -> Merges:
-    """Return what merges with what, ``[n-1, 4]`` as SciPy has it, by a spanning tree with its shortest edge first."""
-    n = len(tree.apart) + 1
-    above, sizes = list(range(2 * n - 1)), [1] * (2 * n - 1)
-    merges: list[tuple[int, int]] = []
-    for new, ends in enumerate(zip(tree.one.tolist(), tree.other.tolist(), strict=True), start=n):
-        tops: list[int] = []
-        for end in ends:
-            top = end
-            while above[top] != top:
-                above[top] = above[above[top]]
-                top = above[top]
-            above[top] = new
-            tops.append(top)
-        sizes[new] = sizes[tops[0]] + sizes[tops[1]]
-        merges.append((min(tops), max(tops)))
-    return np.column_stack([np.array(merges, dtype=np.float64), tree.apart, np.array(sizes[n:], dtype=np.float64)])
-
-
-def _in_order(merges: Merges) -> tuple[Places, Numbers]:
-    """Return the points in the order of a dendrogram ``[n]``, and the heights at which neighbours merge ``[n-1]``."""
-    n = len(merges) + 1
-    sizes = [1] * n + merges[:, 3].astype(np.int64).tolist()
-    starts, gaps = [0] * (2 * n - 1), np.empty(n - 1)
-    pairs, heights = merges[:, :2].astype(np.int64).tolist(), merges[:, 2].tolist()
-    for step in range(n - 2, -1, -1):
-        (x, y), start = pairs[step], starts[n + step]
-        starts[x], starts[y] = start, start + sizes[x]
-        gaps[starts[y] - 1] = heights[step]
-    return np.argsort(starts[:n]), gaps

@@ -211,6 +211,8 @@ class Restart(Event):
 class Clustered(Event):
     """Clients were clustered by agglomeration; all that a dendrogram needs.
 
+    Where only a sample was, ``clients`` and ``merges`` are those of the sample, and ``sizes`` count all clients.
+
     Raises
     ------
     ValueError

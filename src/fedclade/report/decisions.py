@@ -91,4 +91,6 @@ def _clustering(at: int, step: Clustered) -> str:
     """Say what a step of hierarchical clustering found."""
     where = "not cut" if step.threshold is None else f"cut at {number(step.threshold)}"
     found = f"{count(len(step.sizes), 'cluster')} by {step.metric} distance and {step.linkage} linkage"
+    if len(step.clients) < sum(step.sizes):
+        found += f" of {len(step.clients):,} clients drawn from {sum(step.sizes):,}"
     return escape(f"Round {at}: {found}, {where}")

@@ -1,0 +1,206 @@
+"""Clusters of more clients than pairs could be held of: seconds, memory, and what a sample costs.
+
+    python benchmarks/pairs.py            # bi-partition of 1,000, 10,000 and 100,000 clients; up to 10,000 also SciPy's
+    python benchmarks/pairs.py sample     # the other linkages of 10,000 clients: of a sample, and of all
+
+Signatures are made up: clusters of unequal sizes, each a direction of its own, in noise that is twice as long
+(``clear``) or five times (``noisy``). The bi-partition is measured in a process of its own, with all that it takes:
+the signatures, torch and SciPy among it.
+"""
+
+from __future__ import annotations
+
+import fedclade  # noqa: F401  # isort: skip  (before torch, whose threads then sleep while they wait)
+
+import argparse
+import json
+import multiprocessing
+import os
+import resource
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter, process_time
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from scipy.cluster.hierarchy import linkage
+from scipy.optimize import linear_sum_assignment
+from scipy.spatial.distance import squareform
+from sklearn.metrics import adjusted_rand_score, confusion_matrix
+from torch import Tensor
+
+from fedclade.clustering.bipartition import bipartition_by_tree, optimal_bipartition
+from fedclade.clustering.linkage import agglomerate, cut
+from fedclade.clustering.sampling import to_nearest_mean
+from fedclade.clustering.similarity import cosine_similarity, distances
+from fedclade.clustering.spanning_tree import single_linkage
+
+SHARES = (0.4, 0.3, 0.2, 0.1)
+"""Of the clients in each cluster."""
+
+NOISE = {"clear": 2.0, "noisy": 5.0}
+
+LINKAGES = (("l2", "complete"), ("l2", "average"), ("l2", "ward"), ("cosine", "complete"), ("cosine", "average"))
+
+
+def signatures_of(clients: int, size: int, noise: float) -> tuple[Tensor, np.ndarray]:
+    """Make up signatures ``[n, R]``, and the true cluster of each."""
+    truth = np.random.default_rng(0).choice(len(SHARES), clients, p=SHARES)
+    draw = torch.Generator().manual_seed(0)
+    centres = torch.randn(len(SHARES), size, generator=draw)
+    rows = torch.randn(clients, size, generator=draw).mul_(noise)
+    for start in range(0, clients, 1000):
+        rows[start : start + 1000] += centres[torch.from_numpy(truth[start : start + 1000])]
+    return rows, truth
+
+
+def peak_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def measure(clients: int, size: int, threads: int, way: str) -> dict[str, Any]:
+    """Find the bi-partition: by a spanning tree, or by a matrix."""
+    torch.set_num_threads(threads)
+    rows, truth = signatures_of(clients, size, NOISE["clear"])
+    before = peak_bytes()
+    start, cpu = perf_counter(), process_time()
+    if way == "tree":
+        found = bipartition_by_tree(rows, range(clients))
+    else:
+        found = optimal_bipartition(cosine_similarity(rows), range(clients))
+    seconds, cpu_seconds = perf_counter() - start, process_time() - cpu
+    labels = np.isin(np.arange(clients), found.first)
+    return {
+        **{"clients": clients, "size": size, "threads": threads, "way": way, "load": os.getloadavg()[0]},
+        **{"seconds": seconds, "cpu_seconds": cpu_seconds, "bytes": peak_bytes(), "bytes_before": before},
+        **{"alpha_cross_max": found.alpha_cross_max, "sizes": [len(found.first), len(found.second)]},
+        "ari": float(adjusted_rand_score(truth, labels)),
+    }
+
+
+def compare(clients: int, size: int, threads: int) -> dict[str, Any]:
+    """Compare all merges with those of SciPy, by cosines that are computed in float64."""
+    torch.set_num_threads(threads)
+    rows, _ = signatures_of(clients, size, NOISE["clear"])
+    merges = single_linkage(rows, "cosine")
+    units = rows.double().numpy()
+    units /= np.linalg.norm(units, axis=1, keepdims=True)
+    apart = units @ units.T
+    np.subtract(1.0, apart, out=apart)
+    theirs = linkage(squareform(apart, checks=False), "single")
+    same = bool((cut(merges, 2) == cut(theirs, 2)).all())
+    return {
+        **{"clients": clients, "largest_difference": float(np.abs(merges[:, 2] - theirs[:, 2]).max())},
+        **{"same_bipartition": same, "last_gap": float(theirs[-1, 2] - theirs[-2, 2])},
+    }
+
+
+def share_elsewhere(one: np.ndarray, other: np.ndarray) -> float:
+    """Return the share of clients in another cluster, with the clusters matched as well as they can be."""
+    both = confusion_matrix(one, other)
+    return 1 - both[linear_sum_assignment(-both)].sum() / len(one)
+
+
+def sampled(clients: int, size: int, threads: int, sizes: list[int], draws: int) -> list[dict[str, Any]]:
+    """Cluster a sample, and all others by the nearest mean; compare with the linkage of all clients."""
+    torch.set_num_threads(threads)
+    rows: list[dict[str, Any]] = []
+    k = len(SHARES)
+    for data, noise in NOISE.items():
+        signatures, truth = signatures_of(clients, size, noise)
+        for metric in ("l2", "cosine"):
+            start = perf_counter()
+            apart = distances(signatures, metric)
+            seconds_pairs = perf_counter() - start
+            for method in (name for of, name in LINKAGES if of == metric):
+                start = perf_counter()
+                exact = cut(agglomerate(apart, method), k)
+                whole = {"data": data, "metric": metric, "linkage": method}
+                seconds = seconds_pairs + perf_counter() - start
+                rows.append({**whole, "sample": clients, "seconds": seconds, **scores(exact, exact, truth)})
+                for m in sizes:
+                    several = [one_sample(signatures, m, draw, metric, method, exact, truth) for draw in range(draws)]
+                    means = {name: float(np.mean([each[name] for each in several])) for name in several[0]}
+                    rows.append({**whole, "sample": m, "draws": draws, **means})
+                    print(json.dumps(rows[-1]), file=sys.stderr)
+            del apart
+    return rows
+
+
+def one_sample(
+    signatures: Tensor, m: int, draw: int, metric: str, method: str, exact: np.ndarray, truth: np.ndarray
+) -> dict[str, float]:
+    start = perf_counter()
+    drawn = np.sort(np.random.default_rng(draw).choice(len(signatures), m, replace=False))
+    labels = cut(agglomerate(distances(signatures[torch.from_numpy(drawn)], metric), method), len(SHARES))
+    found = to_nearest_mean(signatures, drawn, labels, metric)
+    return {"seconds": perf_counter() - start, **scores(found, exact, truth)}
+
+
+def scores(found: np.ndarray, exact: np.ndarray, truth: np.ndarray) -> dict[str, float]:
+    return {
+        "ari_exact": float(adjusted_rand_score(exact, found)),
+        "elsewhere": share_elsewhere(exact, found),
+        "ari_truth": float(adjusted_rand_score(truth, found)),
+    }
+
+
+def in_a_process(function: Callable[..., Any], *arguments: Any) -> Any:
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(function, arguments)
+
+
+def exact_table(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    table = Table(title=f"bi-partition of signatures of {arguments.size:,} numbers, {arguments.threads} threads")
+    for column in ("clients", "way", "seconds", "CPU seconds", "GB", "of it before", "load", "ARI"):
+        table.add_column(column, justify="left" if column == "way" else "right")
+    for clients in arguments.clients:
+        for way in ("matrix", "tree") if clients <= arguments.largest_matrix else ("tree",):
+            row = in_a_process(measure, clients, arguments.size, arguments.threads, way)
+            times = (f"{row[name]:.1f}" for name in ("seconds", "cpu_seconds"))
+            memory = (f"{row[name] / 1e9:.2f}" for name in ("bytes", "bytes_before"))
+            table.add_row(f"{clients:,}", way, *times, *memory, f"{row['load']:.1f}", f"{row['ari']:.2f}")
+            rows.append(row)
+        if clients <= arguments.largest_matrix:
+            rows.append(in_a_process(compare, clients, arguments.size, arguments.threads))
+            print(json.dumps(rows[-1]))
+    Console().print(table)
+    return rows
+
+
+def sample_table(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    rows = in_a_process(sampled, 10_000, arguments.size, arguments.threads, arguments.samples, arguments.draws)
+    table = Table(title="10,000 clients, a sample of them, mean over the draws")
+    for column in ("data", "distance", "linkage", "sample", "seconds", "ARI to exact", "elsewhere", "ARI to the truth"):
+        table.add_column(column, justify="left" if column in ("data", "distance", "linkage") else "right")
+    for row in rows:
+        numbers = (f"{row['ari_exact']:.3f}", f"{100 * row['elsewhere']:.1f} %", f"{row['ari_truth']:.3f}")
+        names = (row[name] for name in ("data", "metric", "linkage"))
+        table.add_row(*names, f"{row['sample']:,}", f"{row['seconds']:.1f}", *numbers)
+    Console().print(table)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", nargs="?", choices=("exact", "sample"), default="exact")
+    parser.add_argument("--clients", nargs="+", type=int, default=[1_000, 10_000, 100_000])
+    parser.add_argument("--largest-matrix", type=int, default=10_000)
+    parser.add_argument("--size", type=int, default=1024)
+    parser.add_argument("--samples", nargs="+", type=int, default=[1_000, 2_000, 4_000])
+    parser.add_argument("--draws", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    rows = exact_table(arguments) if arguments.what == "exact" else sample_table(arguments)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(rows, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
