@@ -17,6 +17,7 @@ from fedclade.channel import (
     FaultInjection,
     Faults,
     Meter,
+    Nothing,
     Permutation,
     Privatizing,
     Retrying,
@@ -47,14 +48,17 @@ from fedclade.models import Parts, build_model
 from fedclade.runs.settings import RunOptions, RunSettings, settings_from
 from fedclade.tasks import FittedTask
 from fedclade.training import (
+    Actors,
     ClientStore,
+    RayClients,
+    Setup,
     SimulatedClients,
     choose_device,
     default_memory,
     memory_bytes,
+    taken_by,
     updates_at_once,
 )
-from fedclade.training.remote import Actors, RayClients, Setup, taken_by
 
 Maker = Callable[[int], nn.Module]
 """Makes a module whose initial parameters depend on a seed alone."""
@@ -123,6 +127,7 @@ class Backend:
         bytes_each = layout.size * initial.itemsize
         streams = decide_stream(settings, algorithm, len(federation) * bytes_each, budget, remote)
         sizes = {client.id: len(client.train) for client in federation.clients}
+        compared = Nothing() if streams and not algorithm.compares else sketch
         streaming = Streaming(sizes, updates_at_once(bytes_each, initial.device, budget)) if streams else None
         retrying = Retrying(tells_releases=privacy is not None)
         private = Privatizing(privacy, keyed_noise(keys)) if privacy else None
@@ -133,14 +138,14 @@ class Backend:
         meter, taken = Meter(), taken_by(engine, taken)
         if remote:  # all that makes a reply small is done where it is made
             counted = Meter()
-            inside = [*of_clients, Traffic(counted), *received(sketch, streaming)]
+            inside = [*of_clients, Traffic(counted), *received(compared, streaming)]
             memory = None if settings.memory is None else budget
             setup = Setup(federation, module, task, personal, inside, counted, memory)
             workers: Workers = RayClients(setup, actors, asked, taken, meter)
             clients = Channel(workers, Timing(meter), retrying)
         else:
             workers = SimulatedClients(federation, module, device, engine, budget, taken, task, personal)
-            arrival = Timing(meter), Traffic(meter), *server_side(retrying, sketch, streaming)
+            arrival = Timing(meter), Traffic(meter), *server_side(retrying, compared, streaming)
             clients = Channel(workers, *of_clients, *arrival)
         initial = permutation.apply(initial) if permutation else initial
         return cls(clients, initial, workers, meter, retrying, permutation, sketch, streams, device, budget, task)

@@ -44,7 +44,7 @@ class Local:
     """An actor of a cluster that has none: it replies when it is asked, or dies."""
 
     def __init__(self, setup, place, fails):
-        self.shard, self.fails, self.calls = Shard(setup, place), fails, 0
+        self.shard, self.fails, self.calls = Shard(setup, place, InProcess.pickler), fails, 0
         self.answer = self
 
     def remote(self, *arguments) -> Callable[[], Any]:
@@ -67,7 +67,7 @@ class InProcess:
         RayTaskError = TaskError
 
     deaths = (DiedError,)
-    cloudpickle = cloudpickle
+    pickler = cloudpickle.CloudPickler
 
     def __init__(self, count: int, fails=(), room: int | None = None):
         self.room, self.fails, self.left = Room(count, 1, 0, count), list(fails), False
@@ -262,9 +262,7 @@ def test_an_actor_that_dies_is_replaced_or_its_clients_go_to_the_others(room, ca
 
 def test_actors_that_die_again_and_again_end_the_run():
     clients, _ = on_actors(2, fails=[True] * 9)
-    with pytest.raises(
-        EngineError, match=r"actors have died 4 times in one query, the last one so: killed"
-    ):
+    with pytest.raises(EngineError, match=r"actors have died 4 times in one query, the last one so: killed"):
         clients.train(clients.ids, models(clients), [0] * 7, ROUND)
     clients, _ = on_actors(1, fails=[True], room=0)
     with pytest.raises(EngineError, match="the only actor has died, and there is no room for another: killed"):

@@ -10,17 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedclade.core import (
-    OWN,
-    Evaluation,
-    EvaluationQuery,
-    Query,
-    Statistics,
-    SubspaceQuery,
-    Sums,
-    UpdateQuery,
-    Updates,
-)
+from fedclade.core import OWN, Evaluation, EvaluationQuery, Query, Statistics, SubspaceQuery, Sums, UpdateQuery, Updates
 
 
 def narrowed(query: Query[Any], places: Sequence[int]) -> tuple[Query[Any], list[int] | None]:
