@@ -78,7 +78,7 @@ from fedclade.data import (
 from fedclade.models import LoRA, build_model, load_adapter
 from fedclade.runs import Newcomers, Run, RunSettings, assign, export_adapter, export_model, simulate, version_of
 from fedclade.tasks import Metric, Task
-from fedclade.training.remote import Actors
+from fedclade.training import Actors
 
 __version__ = version_of("fedclade")
 

@@ -32,7 +32,10 @@ def test_signature_and_stream_are_read():
         ({"signature": {"dim": 0}}, "signature.dim should be at least 1, got 0"),
         ({"signature": {"dmi": 3}}, "unknown key of [signature]: 'dmi'; did you mean 'dim'?"),
         ({"stream": "yes"}, "stream of the config should be true or false or 'auto', got 'yes'"),
-        ({"stream": True}, "stream = true: signatures of kind 'full' take as much memory as the updates"),
+        (
+            {"stream": True, "algorithm": {"name": "cfl"}},
+            "stream = true: signatures of kind 'full' take as much memory as the updates",
+        ),
     ],
 )
 def test_what_is_wrong_with_signature_and_stream_is_said(raw, told):

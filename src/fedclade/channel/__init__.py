@@ -13,7 +13,16 @@ from fedclade.channel.middleware import Channel, Middleware
 from fedclade.channel.privacy import DifferentialPrivacy, Privatizing, booked, keyed_noise, refusal
 from fedclade.channel.replicates import Replicating, Unpacking
 from fedclade.channel.retry import Retrying
-from fedclade.channel.signature import CountSketch, Permutation, Permuting, Selection, Signature, Sketch, Sketching
+from fedclade.channel.signature import (
+    CountSketch,
+    Nothing,
+    Permutation,
+    Permuting,
+    Selection,
+    Signature,
+    Sketch,
+    Sketching,
+)
 from fedclade.channel.streaming import Streaming
 from fedclade.channel.traffic import Meter, Timing, Traffic
 
@@ -31,6 +40,7 @@ __all__ = [
     "Ledger",
     "Meter",
     "Middleware",
+    "Nothing",
     "Permutation",
     "Permuting",
     "Privatizing",

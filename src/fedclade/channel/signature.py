@@ -142,7 +142,22 @@ class Selection:
         return self._sketch.apply(chosen) if self._sketch else chosen
 
 
-Sketch = CountSketch | Selection
+class Nothing:
+    """No entries: what a stream keeps of each update where nobody compares them."""
+
+    dim = 0
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """What a client has to be told to make the same."""
+        return {"dim": 0}
+
+    def apply(self, vectors: Tensor) -> Tensor:
+        """Return ``[..., 0]`` of vectors ``[..., D]``."""
+        return vectors[..., :0]
+
+
+Sketch = CountSketch | Selection | Nothing
 """What is compared of an update, where that is not all of it."""
 
 

@@ -19,10 +19,10 @@ from fedclade.core import Ask, Sums, UpdateQuery, Updates
 class Streaming(Middleware):
     """Keeps only sums and signatures of updates, of which no more than a few are in memory at a time.
 
-    Memory grows with (clients at a time) × S + models × S + n × R, not with n × S. Without sketches no signatures are
-    kept, since full ones (R = D) would spoil that. ``at_once`` clients, at most, are queried together, which changes
-    nothing but the rounding of the sums; those with training sets of one size go side by side, since they train
-    together. Without sizes, as over a network, all are queried at once, and updates are summed as they arrive.
+    Memory grows with (clients at a time) × S + models × S + n × R, not with n × S. Full signatures (R = D) would spoil
+    that. ``at_once`` clients, at most, are queried together, which changes nothing but the rounding of the sums; those
+    with training sets of one size go side by side, since they train together. Without sizes, as over a network, all are
+    queried at once, and updates are summed as they arrive.
     """
 
     sizes: Mapping[int, int] | None = None
@@ -61,10 +61,9 @@ class Tally:
         self._kept = self._kept or self._room_like(updates)
         self._left_out |= updates.left_out
         places = [self._place_of[client] for client in updates.ids]
-        for name in ("sizes", "losses", "norms", "sketches", "parts"):
-            if (some := getattr(updates, name)) is not None:
-                whole: Tensor = getattr(self._kept, name)
-                whole[places] = some.to(whole)
+        for name in ("sizes", "losses", "norms", "signatures", *(["parts"] if updates.parts is not None else [])):
+            whole: Tensor = getattr(self._kept, name)
+            whole[places] = getattr(updates, name).to(whole)
         members: dict[int, list[int]] = defaultdict(list)
         for client, place in zip(updates.ids, places, strict=True):
             self._sums.group[place] = self._row_of[client]
@@ -87,8 +86,7 @@ class Tally:
         free, so that the next could not use it.
         """
         sizes, losses, norms = torch.zeros(3, len(self._ids), dtype=torch.float64)
-        like = some.required_deltas[:, :0] if some.sketches is None else some.sketches  # nothing is compared without
-        sketches = like.new_zeros(len(self._ids), like.shape[1])
+        sketches = some.signatures.new_zeros(len(self._ids), some.signatures.shape[1])
         return Updates(
             ids=tuple(self._ids),
             sizes=sizes,

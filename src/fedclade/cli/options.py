@@ -12,7 +12,7 @@ import typer
 from fedclade.core import ConfigError
 from fedclade.runs import check_free
 from fedclade.training import ENGINES, REMOTE, choose_device, memory_bytes
-from fedclade.training.remote import Actors as RayActors
+from fedclade.training import Actors as RayActors
 
 
 class LogKind(StrEnum):

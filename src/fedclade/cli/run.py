@@ -17,7 +17,7 @@ from fedclade.core import ConfigError, ParameterTree, RunError
 from fedclade.report import TensorBoardLog, add_figures, show_run
 from fedclade.report.page import PORT, Dashboard
 from fedclade.runs import CONFIG, Row, Run, is_finished, is_unfinished, read_run_config
-from fedclade.training.remote import Actors
+from fedclade.training import Actors
 
 
 def run_config(

@@ -18,7 +18,7 @@ from fedclade.data import Federation
 from fedclade.models import PARTS, Parts
 from fedclade.runs import Churn, Every, Follow, OnRound, Run, RunSettings, Stream, module_for, simulate
 from fedclade.tasks import Task, build_task
-from fedclade.training.remote import Actors
+from fedclade.training import Actors
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,7 @@ from fedclade.channel import (
     FaultInjection,
     Faults,
     Meter,
+    Nothing,
     Permutation,
     Privatizing,
     Retrying,
@@ -48,14 +49,17 @@ from fedclade.models import Parts, build_model
 from fedclade.runs.settings import RunOptions, RunSettings, settings_from
 from fedclade.tasks import FittedTask
 from fedclade.training import (
+    Actors,
     ClientStore,
+    RayClients,
+    Setup,
     SimulatedClients,
     choose_device,
     default_memory,
     memory_bytes,
+    taken_by,
     updates_at_once,
 )
-from fedclade.training.remote import Actors, RayClients, Setup, taken_by
 
 Maker = Callable[[int], nn.Module]
 """Makes a module whose initial parameters depend on a seed alone."""
@@ -124,9 +128,9 @@ class Backend:
         sketch = signature.sketch(seed, layout)
         bytes_each = layout.size * initial.itemsize
         streams = decide_stream(settings, algorithm, len(federation) * bytes_each, budget, remote)
-        streaming = (
-            Streaming(federation.sizes, updates_at_once(bytes_each, initial.device, budget)) if streams else None
-        )
+        compared = Nothing() if streams and not algorithm.compares else sketch
+        at_once = updates_at_once(bytes_each, initial.device, budget)
+        streaming = Streaming(federation.sizes, at_once) if streams else None
         retrying = Retrying(tells_releases=privacy is not None)
         private = Privatizing(privacy, keyed_noise(keys)) if privacy else None
         of_clients = [
@@ -136,14 +140,14 @@ class Backend:
         meter, taken, absence = Meter(), taken_by(engine, taken), Absence(layout.n_parameters)
         if remote:  # all that makes a reply small is done where it is made
             counted = Meter()
-            inside = [*of_clients, Traffic(counted), *received(sketch, streaming)]
+            inside = [*of_clients, Traffic(counted), *received(compared, streaming)]
             memory = None if settings.memory is None else budget
             setup = Setup(federation, module, task, personal, inside, counted, memory)
             workers: Workers = RayClients(setup, actors, asked, taken, meter)
             clients = Channel(workers, Timing(meter), absence, retrying)
         else:
             workers = SimulatedClients(federation, module, device, engine, budget, taken, task, personal)
-            arrival = Timing(meter), Traffic(meter), absence, *server_side(retrying, sketch, streaming)
+            arrival = Timing(meter), Traffic(meter), absence, *server_side(retrying, compared, streaming)
             clients = Channel(workers, *of_clients, *arrival)
         initial = permutation.apply(initial) if permutation else initial
         of_run = meter, retrying, permutation, sketch, streams, device, budget, task, absence

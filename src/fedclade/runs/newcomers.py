@@ -24,8 +24,7 @@ from fedclade.runs.store import Run
 from fedclade.runs.store.contents import Row
 from fedclade.runs.store.newcomers import score_columns, write_newcomers
 from fedclade.tasks import OLD_METRIC, RIGHT, Task, build_task, noted_metrics
-from fedclade.training import float32_products
-from fedclade.training.remote import here
+from fedclade.training import float32_products, here
 
 T = TypeVar("T")
 

@@ -21,8 +21,7 @@ from fedclade.runs.history import History
 from fedclade.runs.rounds import Follow, OnRound, run_rounds
 from fedclade.runs.settings import RunOptions, RunSettings, settings_from, target_of
 from fedclade.runs.store import Run
-from fedclade.training import check_engine, float32_products
-from fedclade.training.remote import Actors, actors_from
+from fedclade.training import Actors, actors_from, check_engine, float32_products
 
 
 @checked()

@@ -1,12 +1,14 @@
 """Local training and evaluation of many clients at once: one reference loop, and engines that equal it.
 
-Runs import it, through :class:`SimulatedClients`; algorithms do not, since clients may be elsewhere.
+Runs import it, through :class:`SimulatedClients`, or :class:`RayClients` for those on other machines; algorithms do
+not, since clients may be elsewhere.
 """
 
 from fedclade.training.auto import ENGINES, REMOTE, check_engine
 from fedclade.training.clients import SimulatedClients
 from fedclade.training.device import choose_device, float32_products
 from fedclade.training.memory import default_memory, memory_bytes, updates_at_once
+from fedclade.training.remote import Actors, RayClients, Setup, actors_from, here, taken_by
 from fedclade.training.store import OPTIMIZER, OWN_MODEL, PERSONAL, ClientStore
 
 __all__ = [
@@ -15,12 +17,18 @@ __all__ = [
     "OWN_MODEL",
     "PERSONAL",
     "REMOTE",
+    "Actors",
     "ClientStore",
+    "RayClients",
+    "Setup",
     "SimulatedClients",
+    "actors_from",
     "check_engine",
     "choose_device",
     "default_memory",
     "float32_products",
+    "here",
     "memory_bytes",
+    "taken_by",
     "updates_at_once",
 ]

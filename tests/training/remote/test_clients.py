@@ -44,7 +44,7 @@ class Local:
     """An actor of a cluster that has none: it replies when it is asked, or dies."""
 
     def __init__(self, setup, place, fails):
-        self.shard, self.fails, self.calls = Shard(setup, place), fails, 0
+        self.shard, self.fails, self.calls = Shard(setup, place, InProcess.pickler), fails, 0
         self.answer = self
 
     def remote(self, *arguments) -> Callable[[], Any]:
@@ -67,7 +67,7 @@ class InProcess:
         RayTaskError = TaskError
 
     deaths = (DiedError,)
-    cloudpickle = cloudpickle
+    pickler = cloudpickle.CloudPickler
 
     def __init__(self, count: int, fails=(), room: int | None = None):
         self.room, self.fails, self.left = Room(count, 1, 0, count), list(fails), False

@@ -104,10 +104,10 @@ class Reply:
 class Shard:
     """The life of an actor."""
 
-    def __init__(self, setup: Packed, place: Place) -> None:
+    def __init__(self, setup: Packed, place: Place, pickler: Any) -> None:
         torch.set_num_threads(place.cores)
         keep_freed_memory()
-        self._place = place
+        self._place, self._pickler = place, pickler
         self._setup: Setup = unpacked(setup)
         # The module is written to, and what the object store holds must not be.
         self._module = copy.deepcopy(self._setup.module)
@@ -123,11 +123,9 @@ class Shard:
 
     def answer(self, part: Packed, models: Packed | None = None) -> Packed:
         """Reply to a part of a query."""
-        import ray.cloudpickle  # here alone, where there is Ray
-
         with float32_products(self._place.tf32):
             reply = self._answer(unpacked(part), None if models is None else unpacked(models))
-        return packed(reply, ray.cloudpickle.CloudPickler)
+        return packed(reply, self._pickler)
 
     def _answer(self, part: Part, models: Tensor | None) -> Reply:
         if part.shard is not None or self._clients is None:

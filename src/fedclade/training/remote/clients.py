@@ -173,7 +173,7 @@ class RayClients(Workers):
         ray, replies, died = cluster.ray, list[tuple[Sequence[int], Any]](), 0
         models = None
         if isinstance(query, UpdateQuery | EvaluationQuery):
-            models = ray.put(packed(query.models, ray.cloudpickle.CloudPickler))
+            models = ray.put(packed(query.models, cluster.pickler))
         pending = self._sent(query, models, range(len(query.ids)))
         while pending:
             [ref], _ = ray.wait(list(pending), num_returns=1)
@@ -206,7 +206,7 @@ class RayClients(Workers):
             kept = self.store.tensors(part.ids, before=True) if self._needs_kept(query) else {}
             told = None if slot.holds == shard else shard
             slot.holds, slot.is_warm = shard, slot.is_warm and told is None
-            message = packed(Part(part, rows, kept, told, self._resolved), self._joined[0].ray.cloudpickle.CloudPickler)
+            message = packed(Part(part, rows, kept, told, self._resolved), self._joined[0].pickler)
             calls[slot.actor.answer.remote(message, models)] = slot, slot.actor, mine
         return calls
 
@@ -240,7 +240,7 @@ class RayClients(Workers):
         cluster = Cluster(self._actors, self._device)
         self._joined.append(cluster)
         try:
-            message = packed(self._setup, cluster.ray.cloudpickle.CloudPickler)
+            message = packed(self._setup, cluster.pickler)
         except (TypeError, AttributeError, ValueError, PicklingError) as error:
             raise ConfigError(
                 f"engine 'ray' cannot send the model, the data or the task to its actors: {error}; use another engine"

@@ -107,7 +107,7 @@ class Cluster:
 
     def __init__(self, actors: Actors, device: str) -> None:
         self.ray: Any = import_ray()
-        self._engine = actors.engine
+        self._engine, self.pickler = actors.engine, pickler()
         self._ours = not self.ray.is_initialized()
         if self._ours:
             self._join(actors)
@@ -131,10 +131,10 @@ class Cluster:
             "cuda" if self.room.gpus else "cpu",
             self.room.cores,
             self.room.beside,
-            torch.backends.cuda.matmul.allow_tf32,
+            bool(torch.backends.cuda.matmul.allow_tf32),
         )
         options = {"num_cpus": self.room.cores, "num_gpus": self.room.gpus, "max_restarts": 0}
-        return self._actor.options(**options, scheduling_strategy="SPREAD").remote(setup, place)
+        return self._actor.options(**options, scheduling_strategy="SPREAD").remote(setup, place, self.pickler)
 
     def are_ready(self, actors: Sequence[Any], seconds: float) -> bool:
         """Wait for actors to start; return whether they did within so many seconds."""
@@ -181,6 +181,11 @@ class Cluster:
                 self.ray.init(address=address, **options)
             except (ConnectionError, RuntimeError, ValueError, OSError) as error:
                 raise EngineError(f"there is no Ray cluster at {address!r}: {error}") from error
+
+
+def pickler() -> Any:
+    """Return the class of Ray's pickler, which also takes what a script defines."""
+    return import_extra("ray.cloudpickle", "ray", "ray", "engine 'ray'").CloudPickler
 
 
 def import_ray() -> Any:

@@ -61,7 +61,7 @@ def _reduced(tensor: Tensor) -> Any:
     flat = tensor.detach().cpu().reshape(-1)
     if flat.stride(0) != 1:  # as a single entry may have it
         flat = torch.empty_like(flat, memory_format=torch.contiguous_format).copy_(flat)
-    data = flat.view(torch.uint8).numpy() if len(flat) else np.empty(0, np.uint8)
+    data: Any = flat.view(torch.uint8).numpy() if len(flat) else np.empty(0, np.uint8)
     return _tensor, (pickle.PickleBuffer(data), tensor.dtype, tuple(tensor.shape))
 
 
