@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from fedclade.core import ArrayMapping
+
 QUANTILES = (5, 10, 25, 50, 75, 90)
 SPREAD = ("mean", "std", "min", "max", *(f"p{q}" for q in QUANTILES), "worst10_mean")
 """What :func:`spread` returns."""
@@ -45,7 +47,8 @@ def cluster_scores(found: Mapping[int, int], truth: Mapping[int, int] | None) ->
         return {"ari": None, "nmi": None}
     from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score  # slow to import: only where used
 
-    true_labels = [truth[client] for client in found]
+    in_array = isinstance(truth, ArrayMapping)
+    true_labels = truth.of([*found]) if in_array else [truth[client] for client in found]
     found_labels = list(found.values())
     return {
         "ari": float(adjusted_rand_score(true_labels, found_labels)),
