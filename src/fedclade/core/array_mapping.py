@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping, Sequence, ValuesView
+from collections.abc import Callable, Iterator, Mapping, Sequence, ValuesView
 from functools import cached_property
 from typing import Any, Generic, TypeVar, cast
 
@@ -68,14 +68,14 @@ class ArrayMapping(Mapping[int, V], Generic[V]):
 
     def __init__(self, positions: Positions, array: NDArray[Any] | Sequence[V]) -> None:
         self.positions, self.array = positions, array
+        self._at: Callable[[int], V] = array.item if isinstance(array, np.ndarray) else array.__getitem__
 
     def of(self, ids: ArrayLike) -> NDArray[Any]:
         """Return the values of some ids, ``[k]``; only of an array."""
         return cast("NDArray[Any]", self.array)[self.positions.of(ids)]
 
     def __getitem__(self, key: int) -> V:
-        value: Any = self.array[self.positions[key]]
-        return value.item() if isinstance(value, np.generic) else value
+        return self._at(self.positions[key])
 
     def __iter__(self) -> Iterator[int]:
         return iter(self.positions)

@@ -5,7 +5,7 @@ Runs, the network, configs and the papers import it; it imports :mod:`fedclade.c
 
 from fedclade.data.augment import Augment, augment_of
 from fedclade.data.cache import cache_folder
-from fedclade.data.client_data import ClientData
+from fedclade.data.client_data import ClientData, mapped
 from fedclade.data.client_table import ClientTable, SplitRows
 from fedclade.data.custom import one_client, pool_from_torch
 from fedclade.data.federation import Federation
@@ -53,6 +53,7 @@ __all__ = [
     "federation_from_frame",
     "load_federation",
     "load_pool",
+    "mapped",
     "matches",
     "one_client",
     "open_folder",

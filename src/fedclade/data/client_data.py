@@ -38,7 +38,12 @@ class ClientData:
 
     def labels(self, y: Tensor) -> Tensor:
         """Return pool targets as this client sees them, same shape; those that are ignored stay as they are."""
-        return y if self.label_map is None else self.label_map[y.clamp(min=0)].where(y != IGNORED, IGNORED)
+        return y if self.label_map is None else mapped(y, self.label_map)
+
+
+def mapped(y: Tensor, label_map: Tensor) -> Tensor:
+    """Return targets as a label map shows them, same shape; those that are ignored stay as they are."""
+    return label_map[y.clamp(min=0)].where(y != IGNORED, IGNORED)
 
 
 def check_held(pool: Pool, indices: Indices, split: Split, client: str) -> None:

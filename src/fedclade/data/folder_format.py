@@ -16,6 +16,8 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import prod
@@ -33,6 +35,12 @@ EXAMPLES, CLIENTS, HEADER = "examples.arrow", "clients.arrow", "federation.json"
 
 ALIGNED = 64
 """Bytes."""
+
+COPIED_AT_A_TIME = 2**24
+"""Bytes."""
+
+_NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
+"""Flag of a mapping for which no memory is set aside; Python 3.13 has it by name."""
 
 INTACT = "build it anew with 'fedclade data build', or copy the whole folder again"
 """What to do about a folder whose files do not fit together."""
@@ -126,7 +134,8 @@ def write_arrow(path: Path, columns: Mapping[str, Raw | NDArray[Any] | Sequence[
     """
     import pyarrow as pa
 
-    arrays = {name: _mapped(each) if isinstance(each, Raw) else pa.array(each) for name, each in columns.items()}
+    raw = {name: each for name, each in columns.items() if isinstance(each, Raw)}
+    arrays = {name: _zeros(raw[name]) if name in raw else pa.array(each) for name, each in columns.items()}
     batch = pa.record_batch(arrays)
 
     def write(sink: Any, some: Any, spaces: int) -> None:
@@ -139,17 +148,33 @@ def write_arrow(path: Path, columns: Mapping[str, Raw | NDArray[Any] | Sequence[
     offset = _data(pa.ipc.open_file(one).get_batch(0).column(0)).address - one.address
     with pa.OSFile(str(path), "wb") as sink:
         write(sink, batch, ALIGNED + -offset % ALIGNED)
+    if raw:
+        _fill(path, raw)
 
 
-def _mapped(raw: Raw) -> Any:
-    """Return a column of a file, which is not read before it is used."""
+def _zeros(raw: Raw) -> Any:
+    """Return a column as long as a file, of zeros that take no memory: Arrow writes whole columns only."""
     import pyarrow as pa
 
-    with pa.memory_map(str(raw.path)) as source:
-        buffer = source.read_buffer()
-    entries = buffer.size // np.dtype(raw.kind).itemsize
-    flat = pa.Array.from_buffers(pa.from_numpy_dtype(np.dtype(raw.kind)), entries, [None, buffer])
+    size = raw.path.stat().st_size
+    kinds: dict[str, int] = {} if os.name == "nt" else {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE}
+    entries, kind = size // np.dtype(raw.kind).itemsize, pa.from_numpy_dtype(np.dtype(raw.kind))
+    flat = pa.Array.from_buffers(kind, entries, [None, pa.py_buffer(mmap.mmap(-1, size, **kinds))])
     return flat if raw.shape == () else pa.FixedSizeListArray.from_arrays(flat, prod(raw.shape))
+
+
+def _fill(path: Path, raw: Mapping[str, Raw]) -> None:
+    """Put what lies in the files of some columns in the place of their zeros."""
+    import pyarrow as pa
+
+    with pa.memory_map(str(path)) as source:
+        whole = source.read_buffer()
+    batch = pa.ipc.open_file(whole).get_batch(0)
+    with path.open("r+b") as target:
+        for name, each in raw.items():
+            target.seek(_data(batch.column(name)).address - whole.address)
+            with each.path.open("rb") as entries:
+                shutil.copyfileobj(entries, target, COPIED_AT_A_TIME)
 
 
 def _data(found: Any) -> Any:
@@ -215,5 +240,4 @@ def _copy_on_write(file: int) -> mmap.mmap:
     if os.name == "nt":
         return mmap.mmap(file, 0, access=mmap.ACCESS_COPY)
     # Nothing is meant to be written: no memory need be set aside for that, or large files could not be mapped.
-    flags = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0x4000 if os.uname().sysname == "Linux" else 0)
-    return mmap.mmap(file, 0, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    return mmap.mmap(file, 0, flags=mmap.MAP_PRIVATE | _NO_RESERVE, prot=mmap.PROT_READ | mmap.PROT_WRITE)

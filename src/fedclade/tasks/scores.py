@@ -8,6 +8,8 @@ from functools import lru_cache
 
 import numpy as np
 
+from fedclade.core import ArrayMapping
+
 QUANTILES = (5, 10, 25, 50, 75, 90)
 SPREAD = ("mean", "std", "min", "max", *(f"p{q}" for q in QUANTILES), "worst10_mean")
 """What :func:`spread` returns."""
@@ -44,17 +46,18 @@ def cluster_scores(found: Mapping[int, int], truth: Mapping[int, int] | None) ->
     """
     if truth is None:
         return {"ari": None, "nmi": None}
-    ari, nmi = _agreement(tuple(truth[client] for client in found), tuple(found.values()))
+    true_labels = truth.of([*found]) if isinstance(truth, ArrayMapping) else [truth[client] for client in found]
+    labels = (np.array(each, dtype=np.int64).tobytes() for each in (true_labels, [*found.values()]))
+    ari, nmi = _agreement(*labels)
     return {"ari": ari, "nmi": nmi}
 
 
-@lru_cache(maxsize=8)  # in most rounds clusters are those of the round before
-def _agreement(true_labels: tuple[int, ...], found_labels: tuple[int, ...]) -> tuple[float, float]:
+@lru_cache(maxsize=1)  # in most rounds clusters are those of the round before
+def _agreement(true_labels: bytes, found_labels: bytes) -> tuple[float, float]:
     from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score  # slow to import: only where used
 
-    scores = adjusted_rand_score, normalized_mutual_info_score
-    ari, nmi = (float(score(true_labels, found_labels)) for score in scores)
-    return ari, nmi
+    labels = [np.frombuffer(each, dtype=np.int64) for each in (true_labels, found_labels)]
+    return float(adjusted_rand_score(*labels)), float(normalized_mutual_info_score(*labels))
 
 
 RIGHT = "assignment_accuracy"

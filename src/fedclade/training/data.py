@@ -30,12 +30,11 @@ class ClientsData:
         self._copies: dict[int, Indices] = {}
         self.positions = federation.positions
         table = federation.clients
-        self._side_by_side = isinstance(table, ClientTable) and table.lies_in_order
         one = federation.pool.y[:1]
         self.bytes_kept = wanted = 0
         self.splits: Mapping[Split, SplitInputs]
         if isinstance(table, ClientTable) and table.lies_in_order:
-            whole = WholePool(federation.pool, table, device, budget)
+            whole = WholePool(federation, table, device, budget)
             self.splits = {split: SideBySide(whole, table.split(split)) for split in SPLITS}
             self.bytes_kept = whole.bytes_kept
         else:
@@ -64,10 +63,10 @@ class ClientsData:
         if not held.keeps:
             inputs, targets = self._federation.examples(client, "train")
             return inputs.to(self._device), targets.to(self._device)
-        places = held.places_of(held.set_of[self.positions[client]])
-        if self._side_by_side:  # and a million clients' targets are not gathered for the few that train
-            seen = self._federation.by_id[client].labels(self._federation.pool.y[places[0] : places[-1] + 1])
-            return held.inputs(places), seen.to(self._device)
+        place = self.positions[client]
+        if isinstance(held, SideBySide):  # and a million clients' targets are not gathered for the few that train
+            return held.run(place), held.targets_of(place).to(self._device)
+        places = held.places_of(held.set_of[place])
         if not self._targets:
             self._gather_targets()
         return held.inputs(places), self._targets[client]

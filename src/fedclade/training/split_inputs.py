@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fedclade.core import Indices, Split
-from fedclade.data import ClientTable, Federation, Pool, SplitRows
+from fedclade.data import ClientTable, Federation, SplitRows, mapped
 
 FETCHED_AT_A_TIME = 1024
 """Inputs that are fetched from the pool in one go when a split is gathered."""
@@ -101,8 +101,9 @@ class WholePool:
     is only what was used. Else they are kept on the device if all of them fit the ``budget``.
     """
 
-    def __init__(self, pool: Pool, table: ClientTable, device: torch.device, budget: int) -> None:
-        self.pool, self.device = pool, device
+    def __init__(self, federation: Federation, table: ClientTable, device: torch.device, budget: int) -> None:
+        self.pool, self.device = (pool := federation.pool), device
+        self.label_maps, self.view = federation.label_maps, table.view
         self.turns = table.quarter_turns
         self.begins = np.minimum(table.train.starts, np.minimum(table.validation.starts, table.test.starts))
         self.everyone = np.arange(len(table))
@@ -131,6 +132,21 @@ class SideBySide(SplitInputs):
     def places_of(self, number: int) -> Indices:
         """Return the places of a set."""
         return np.arange(self.starts[number], self.starts[number] + self.sizes[number])
+
+    def run(self, place: int) -> Tensor:
+        """Return the inputs of the client at a place in the federation, ``[n, ...]``: a view if they are kept."""
+        if not self.keeps:
+            return self._fetched(self.places_of(place))
+        start, count = int(self.starts[place]), int(self.sizes[place])
+        self._kept = self._gathered() if self._kept is None else self._kept
+        return self._kept[start : start + count]
+
+    def targets_of(self, place: int) -> Tensor:
+        """Return the targets of the client at a place, ``[n, ...]``, as it sees them, on the CPU."""
+        start, count = int(self.starts[place]), int(self.sizes[place])
+        seen = self._pool.y[start : start + count]
+        view = -1 if self._whole.view is None else int(self._whole.view[place])
+        return seen if view < 0 else mapped(seen, self._whole.label_maps[view])
 
     def at(self, numbers: Indices) -> Indices:
         """Return the places that stand there: themselves."""

@@ -36,6 +36,10 @@ class ClientStore:
     def __init__(self) -> None:
         self._kept: dict[int, tuple[Generation, ...]] = {}  # at most two, the newest last
 
+    def __bool__(self) -> bool:
+        """Whether any client keeps anything."""
+        return bool(self._kept)
+
     def before(self, number: int, client: int) -> Mapping[str, Tensor]:
         """Return what a client kept before a round, or the oldest that is known; nothing before the first round."""
         return self._before(number, client).tensors

@@ -117,6 +117,8 @@ class WholeModels:
     def kept(self, ids: Sequence[int]) -> dict[int, dict[str, Tensor]]:
         """Return the personal parameters ``[P]`` and models ``[F]`` that clients keep now, by client and name."""
         start = {PERSONAL: self.initial} if self._layout.personal else {}
+        if not start and not self._store:  # of a million clients none need be asked
+            return {}
         each = {client: {**start, **self._store.latest(client)} for client in ids}
         found = {c: {name: mine[name] for name in (PERSONAL, OWN_MODEL) if name in mine} for c, mine in each.items()}
         return {client: mine for client, mine in found.items() if mine}
