@@ -45,6 +45,11 @@ def test_the_oracle_needs_clients_that_tell_their_cluster():
     assert federated(grid_of(secretive), "fedavg", rounds=1).summary["clusters"]["ari"] is None
 
 
+def test_an_algorithm_with_a_virtual_clock_runs_in_a_simulation_alone():
+    with pytest.raises(ConfigError, match="FedBuff runs in a simulation alone, since it draws how long clients train"):
+        federated(grid_of(federation_of(FOUR)), "fedbuff", rounds=1)
+
+
 def test_server_and_clients_need_the_same_model():
     with pytest.raises(ModelError, match="the server's model is not built like the clients'"):
         federated(grid_of(federation_of(FOUR), perceptron), "fedavg", linear)

@@ -18,8 +18,8 @@ Where paper and the authors' simulator (FLSim) leave a choice, this file makes i
   (``PerUserHalfNormalDurationDistribution``); or is proportional to its examples; or the same for all. Uploads take no
   time.
 - Who begins is drawn evenly among the members that neither train nor are in the buffer: no client is twice in one. So a
-  cluster of fewer than K members has a buffer of as many as it has, and a small one may have fewer than M_c in
-  training.
+  cluster of fewer than K members, or of whom fewer are there, has a buffer of as many as it has, and a small one may
+  have fewer than M_c in training.
 - Of what happens at the same time, updates come first, in the order of the clients' ids, then the server's step, then
   those that begin.
 - An update that is lost (dropped out, not finite) is missing from the buffer: the step is divided by those that came.

@@ -1,0 +1,90 @@
+"""Virtual time until FedAvg and FedBuff reach an accuracy: MNIST over 100 clients by Dirichlet(0.5).
+
+A client trains for |z| virtual seconds, z standard normal and drawn anew each time. A round of FedAvg lasts as long as
+the slowest of its cohort takes. Both have 20 clients in training at a time.
+
+    python benchmarks/fedbuff.py --data-dir DIR --seeds 3
+"""
+
+from __future__ import annotations
+
+import fedclade  # noqa: F401  # isort: skip  (before torch, whose threads then sleep while they wait)
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from pathlib import Path
+from statistics import mean
+
+from fedclade import Clients, FedAvg, FedBuff, LocalTraining, Round, RoundLog, Run, State, load_federation, simulate
+from fedclade.algorithms import Algorithm
+
+CLIENTS, AT_ONCE, TARGET = 100, 20, 0.9
+UPDATES = 800
+"""Of clients, in each run."""
+LOCAL = LocalTraining(epochs=2, batch_size=20, lr=0.05)
+CLOCK = FedBuff(concurrency=AT_ONCE)
+
+
+@dataclass(frozen=True)
+class Timed(FedAvg):
+    """FedAvg whose rounds are timed."""
+
+    def step(self, state: State, cohort: Sequence[int], clients: Clients, this_round: Round) -> tuple[State, RoundLog]:
+        """Train, and say how long the slowest took."""
+        state, log = super().step(state, cohort, clients, this_round)
+        slowest = max(CLOCK.seconds_of(cohort, clients.sizes, this_round))
+        return state, replace(log, numbers={"virtual_seconds": slowest})
+
+
+METHODS: Mapping[str, tuple[Algorithm, int]] = {
+    "fedavg": (Timed(), AT_ONCE),
+    **{f"fedbuff, K = {k}": (replace(CLOCK, buffer_size=k), k) for k in (5, 10, 20)},
+}
+"""Each with how many updates a round takes."""
+
+
+def run(algorithm: Algorithm, updates: int, seed: int, data_dir: Path | None) -> Run:
+    """Run a method until it has had all updates."""
+    federation = load_federation(
+        "mnist",
+        clients=CLIENTS,
+        samples_per_client=200,
+        test_samples=1000,
+        partition="dirichlet",
+        partition_arguments={"alpha": 0.5},
+        seed=seed,
+        data_dir=data_dir,
+    )
+    settings = {"rounds": UPDATES // updates, "client_fraction": AT_ONCE / CLIENTS, "seed": seed, "engine": "stacked"}
+    return simulate(algorithm, "mlp", federation, local=LOCAL, target=TARGET, **settings)
+
+
+def seconds_at(run: Run) -> list[float]:
+    """Return how far the virtual clock was after each round."""
+    of_rounds = [row["virtual_seconds"] for row in run.metrics]
+    return list(accumulate(of_rounds)) if run.summary["algorithm"].endswith("Timed") else of_rounds
+
+
+def main() -> None:
+    """Print a table: virtual seconds, rounds and updates until the target is reached, of each seed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data-dir", type=Path)
+    parser.add_argument("--seeds", type=int, default=3)
+    args = parser.parse_args()
+    print("| method | virtual seconds to target | updates to target | staleness, mean | accuracy at the end |")
+    print("| :-- | --: | --: | --: | --: |")
+    for name, (algorithm, updates) in METHODS.items():
+        runs = [run(algorithm, updates, seed, args.data_dir) for seed in range(args.seeds)]
+        reached = [done.summary["target"]["rounds_to_target"] for done in runs]
+        seconds = [f"{seconds_at(d)[r - 1]:.1f}" if r else "—" for d, r in zip(runs, reached, strict=True)]
+        needed = [str(r * updates) if r else "—" for r in reached]
+        stale = mean(row.get("staleness_mean", 0.0) for done in runs for row in done.metrics)
+        accuracy = mean(done.summary["accuracy"]["mean"] for done in runs)
+        cells = name, ", ".join(seconds), ", ".join(needed), f"{stale:.2f}", f"{100 * accuracy:.1f} %"
+        print(f"| {' | '.join(cells)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
