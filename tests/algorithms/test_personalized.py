@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from io import StringIO
 from typing import ClassVar
 
 import pytest
 import torch
+from rich.console import Console
 from safetensors.torch import load_file
 
 from fedclade import DataError, FineTune, LocalTraining, ReplicatedCFL, export_model, simulate
 from fedclade.algorithms.personalized import LEAF, ROOT, keep_better
 from fedclade.core import OWN, ParameterTree
 from fedclade.core.queries import Round
+from fedclade.report.tables import run_table
 from fedclade.runs.store.card import model_card
 from tests.tiny import ScriptedClients, SpyClients, federation_of, linear, play, replicating
 
@@ -72,6 +75,10 @@ def test_a_run_has_the_models_of_those_that_are_served_with_theirs_alone(keeps, 
     federation = DIFFERENT if keeps else ALIKE
     run = simulate(OURS, linear(), federation, local=SPEC if keeps else LONG, rounds=2, engine="loop")
     assert set(run.kept) == (set(federation.ids) if keeps else set())
+    assert run.summary.get("own_models", 0) == len(run.kept)
+    shown = StringIO()
+    Console(file=shown, width=120).print(run_table(run))
+    assert ("4 of 4 clients served with one" in shown.getvalue()) == keeps
     assert (model_card(run, run.tree.nodes[0], run.layout)["accuracy"] is None) == keeps
     export_model(run, tmp_path / "0.safetensors", client=0)
     mine, shared = load_file(tmp_path / "0.safetensors"), run.layout.state_dict(run.tree.nodes[0].params)

@@ -114,26 +114,24 @@ def played(algorithm: Algorithm, fraction: float, at_once: int | None):
     return play(algorithm, world, params, 8, spec=SPEC, seed=1, fraction=fraction)
 
 
-@pytest.mark.parametrize("fraction", [1.0, 0.6])
+@pytest.mark.parametrize(("fraction", "at_once"), [(1.0, 1), (0.6, 3)])
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda algorithm: type(algorithm).__name__)
-def test_a_run_that_streams_is_the_run_that_does_not_but_for_rounding(algorithm, fraction):
+def test_a_run_that_streams_is_the_run_that_does_not_but_for_rounding(algorithm, fraction, at_once):
     """Trees, models, criteria, similarities and cached signatures, after every round, whatever the slices."""
     assert not algorithm.needs_updates
-    plain = played(algorithm, fraction, None)
-    for at_once in (1, 3, 8):
-        stream = played(algorithm, fraction, at_once)
-        for ours, theirs in zip(plain.states, stream.states, strict=True):
-            assert [node.members for node in theirs.tree.nodes] == [node.members for node in ours.tree.nodes]
-            for a, b in zip(ours.tree.nodes, theirs.tree.nodes, strict=True):
-                torch.testing.assert_close(b.params, a.params, rtol=0, atol=1e-5)
-                assert (a.cached is None) == (b.cached is None)
-                if a.cached is not None:
-                    torch.testing.assert_close(b.cached, a.cached, rtol=0, atol=1e-5)
-        for ours, theirs in zip(plain.logs, stream.logs, strict=True):
-            assert theirs.losses.keys() == ours.losses.keys()
-            for node, criteria in ours.criteria.items():
-                assert theirs.criteria[node].members == criteria.members
-                assert theirs.criteria[node].numbers == pytest.approx(criteria.numbers, rel=1e-3, abs=1e-5)
+    plain, stream = played(algorithm, fraction, None), played(algorithm, fraction, at_once)
+    for ours, theirs in zip(plain.states, stream.states, strict=True):
+        assert [node.members for node in theirs.tree.nodes] == [node.members for node in ours.tree.nodes]
+        for a, b in zip(ours.tree.nodes, theirs.tree.nodes, strict=True):
+            torch.testing.assert_close(b.params, a.params, rtol=0, atol=1e-5)
+            assert (a.cached is None) == (b.cached is None)
+            if a.cached is not None:
+                torch.testing.assert_close(b.cached, a.cached, rtol=0, atol=1e-5)
+    for ours, theirs in zip(plain.logs, stream.logs, strict=True):
+        assert theirs.losses.keys() == ours.losses.keys()
+        for node, criteria in ours.criteria.items():
+            assert theirs.criteria[node].members == criteria.members
+            assert theirs.criteria[node].numbers == pytest.approx(criteria.numbers, rel=1e-3, abs=1e-5)
     assert isinstance(algorithm, CFL | ReplicatedCFL) == any(log.events for log in plain.logs)
 
 

@@ -309,6 +309,7 @@ def started(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, script, *arguments], stdout=subprocess.PIPE, text=True, env=environment)
 
 
+@pytest.mark.slow
 def test_a_script_without_a_main_guard_works_and_leaves_nobody_behind(tmp_path):
     script = started(tmp_path)
     output, _ = script.communicate(timeout=120)
@@ -317,6 +318,7 @@ def test_a_script_without_a_main_guard_works_and_leaves_nobody_behind(tmp_path):
     assert not any(is_alive(int(process)) for process in output.split())
 
 
+@pytest.mark.slow
 def test_processes_end_with_a_parent_that_was_killed(tmp_path):
     script = started(tmp_path, "wait")
     assert script.stdout is not None

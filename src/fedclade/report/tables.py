@@ -99,6 +99,8 @@ def _facts(run: Run) -> Iterator[tuple[str, str]]:
     yield "clusters", f"{clusters['found']} found{known}; sizes {shortened([str(n) for n in clusters['sizes']])}"
     if clusters["ari"] is not None:
         yield "recovery", f"ARI {number(clusters['ari'])}, NMI {number(clusters['nmi'])}"
+    if own := s.get("own_models"):
+        yield "own models", f"{own} of {count(s['clients'], 'client')} served with one"
     yield from _target(s)
     yield from _connections(run)
     if lost := [why for _, event in events_of(run.events, LeftOut) for why in event.clients.values()]:

@@ -94,7 +94,9 @@ def run_rounds(
     tree = backend.opened(training.state.tree)
     config, layout = {**checkpointer.config, **backend.settled}, backend.workers.layout
     run = training.history.finish(config, tree, backend.device, layout)
-    run = replace(run, kept=_served(backend.kept, set(algorithm.keepers(training.state))))
+    keepers = set(algorithm.keepers(training.state))
+    served = {"own_models": len(keepers)} if keepers else {}
+    run = replace(run, kept=_served(backend.kept, keepers), summary={**run.summary, **served})
     checkpointer.finish(run)
     return run
 

@@ -23,13 +23,21 @@ def run_cards(view: RunView) -> list[Card]:
     cards = [_score(view), Card("Worst tenth", score.text(score.worst_tenth(s)), worst)]
     cards += [Card(each.title, each.text(each.mean(s)), _std(each, s)) for each in others]
     sizes = clusters["sizes"]
-    each = f"{sizes[0]} clients each" if len(set(sizes)) == 1 and len(sizes) > 1 else f"largest {max(sizes, default=0)}"
+    each = (
+        f"{count(sizes[0], 'client')} each"
+        if len(set(sizes)) == 1 and len(sizes) > 1
+        else f"largest {max(sizes, default=0)}"
+    )
     cards.append(Card("Clusters", f"{clusters['found']:,}", ", ".join(filter(None, [known, each]))))
     if clusters["ari"] is not None:
         cards.append(Card("ARI", number(clusters["ari"]), f"NMI {number(clusters['nmi'])}; 1 is the truth"))
     if personal := personal_part(view.run):
         what = f"{personal.numbers} of a model: {shortened(personal.names, limit=3)}"
         cards.append(Card("Stays with clients", percent(personal.share), what))
+    if own := s.get("own_models"):
+        cards.append(
+            Card("Served with their own", count(own, "client"), f"of {s['clients']:,}, by models of their own")
+        )
     both = f"{traffic(s['bytes_up'])} up, {traffic(s['bytes_down'])} down"
     cards.append(Card("Traffic", traffic(s["bytes_up"] + s["bytes_down"]), both))
     cards.append(Card("Time", duration(seconds["total"]), f"{duration(seconds['train'])} training, on {s['device']}"))
