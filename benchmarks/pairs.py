@@ -2,6 +2,7 @@
 
     python benchmarks/pairs.py            # bi-partition of 1,000, 10,000 and 100,000 clients; up to 10,000 also SciPy's
     python benchmarks/pairs.py sample     # the other linkages of 10,000 clients: of a sample, and of all
+    python benchmarks/pairs.py rules      # by what all but the sample of 4,000 clients could join a cluster
 
 Signatures are made up: clusters of unequal sizes, each a direction of its own, in noise that is twice as long
 (``clear``) or five times (``noisy``). The bi-partition is measured in a process of its own, with all that it takes:
@@ -36,7 +37,7 @@ from torch import Tensor
 from fedclade.clustering.bipartition import bipartition_by_tree, optimal_bipartition
 from fedclade.clustering.linkage import agglomerate, cut
 from fedclade.clustering.sampling import to_nearest_mean
-from fedclade.clustering.similarity import cosine_similarity, distances
+from fedclade.clustering.similarity import cosine_similarity, cosines, distances
 from fedclade.clustering.spanning_tree import single_linkage
 
 SHARES = (0.4, 0.3, 0.2, 0.1)
@@ -131,14 +132,45 @@ def sampled(clients: int, size: int, threads: int, sizes: list[int], draws: int)
     return rows
 
 
+def drawn_clusters(signatures: Tensor, m: int, draw: int, metric: str, method: str) -> tuple[np.ndarray, np.ndarray]:
+    drawn = np.sort(np.random.default_rng(draw).choice(len(signatures), m, replace=False))
+    return drawn, cut(agglomerate(distances(signatures[torch.from_numpy(drawn)], metric), method), len(SHARES))
+
+
 def one_sample(
     signatures: Tensor, m: int, draw: int, metric: str, method: str, exact: np.ndarray, truth: np.ndarray
 ) -> dict[str, float]:
     start = perf_counter()
-    drawn = np.sort(np.random.default_rng(draw).choice(len(signatures), m, replace=False))
-    labels = cut(agglomerate(distances(signatures[torch.from_numpy(drawn)], metric), method), len(SHARES))
+    drawn, labels = drawn_clusters(signatures, m, draw, metric, method)
     found = to_nearest_mean(signatures, drawn, labels, metric)
     return {"seconds": perf_counter() - start, **scores(found, exact, truth)}
+
+
+def by_rules(clients: int, size: int, threads: int, sizes: list[int], draws: int) -> list[dict[str, Any]]:
+    """Let all but a sample of noisy clients join the cluster with the nearest mean, or by distances to its members."""
+    torch.set_num_threads(threads)
+    rows: list[dict[str, Any]] = []
+    signatures, _ = signatures_of(clients, size, NOISE["noisy"])
+    for metric, method in LINKAGES:
+        exact = cut(agglomerate(distances(signatures, metric), method), len(SHARES))
+        for m in sizes:
+            found: dict[str, list[float]] = {}
+            for draw in range(draws):
+                drawn, labels = drawn_clusters(signatures, m, draw, metric, method)
+                to_members = torch.cdist(signatures, signatures[torch.from_numpy(drawn)]).numpy()
+                if metric == "cosine":
+                    to_members = 1 - cosines(signatures, signatures[torch.from_numpy(drawn)])
+                by_mean = to_nearest_mean(signatures, drawn, labels, metric)
+                found.setdefault("mean of the members", []).append(adjusted_rand_score(exact, by_mean))
+                for name, over in (("farthest", np.max), ("mean distance", np.mean), ("nearest", np.min)):
+                    apart = np.stack([over(to_members[:, labels == k], axis=1) for k in range(len(SHARES))], axis=1)
+                    other = apart.argmin(axis=1)
+                    other[drawn] = labels
+                    found.setdefault(name, []).append(adjusted_rand_score(exact, other))
+            means = {name: float(np.mean(each)) for name, each in found.items()}
+            rows.append({"metric": metric, "linkage": method, "sample": m, **means})
+            print(json.dumps(rows[-1]), file=sys.stderr)
+    return rows
 
 
 def scores(found: np.ndarray, exact: np.ndarray, truth: np.ndarray) -> dict[str, float]:
@@ -186,9 +218,23 @@ def sample_table(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
+def rules_table(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    rows = in_a_process(by_rules, 4_000, arguments.size, arguments.threads, arguments.samples[:2], arguments.draws)
+    table = Table(title="4,000 noisy clients: ARI to the exact clusters, by what all but the sample join a cluster")
+    for column in rows[0]:
+        table.add_column(column, justify="left" if column in ("metric", "linkage") else "right")
+    for row in rows:
+        table.add_row(*(f"{value:.3f}" if isinstance(value, float) else str(value) for value in row.values()))
+    Console().print(table)
+    return rows
+
+
+WHAT = {"exact": exact_table, "sample": sample_table, "rules": rules_table}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="?", choices=("exact", "sample"), default="exact")
+    parser.add_argument("what", nargs="?", choices=tuple(WHAT), default="exact")
     parser.add_argument("--clients", nargs="+", type=int, default=[1_000, 10_000, 100_000])
     parser.add_argument("--largest-matrix", type=int, default=10_000)
     parser.add_argument("--size", type=int, default=1024)
@@ -197,7 +243,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    rows = exact_table(arguments) if arguments.what == "exact" else sample_table(arguments)
+    rows = WHAT[arguments.what](arguments)
     if arguments.json:
         arguments.json.write_text(json.dumps(rows, indent=2) + "\n")
 

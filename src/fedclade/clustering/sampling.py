@@ -16,8 +16,8 @@ ENTRIES_AT_ONCE = 2**21
 def to_nearest_mean(signatures: Tensor, drawn: NDArray[np.int64], labels: Labels, metric: str) -> Labels:
     """Return the cluster of each client, ``[n]``: of those drawn their own, of all others that with the nearest mean.
 
-    Whatever the linkage: of noisy clients a mean gives back more of the clusters that the linkage finds among all than
-    the farthest, the mean, or the nearest distance to the members does (``benchmarks/pairs.py``).
+    Whatever the linkage: a mean is less noisy than any member, so that it gives back more of the clusters that the
+    linkage finds among all than the farthest or the nearest member does (``benchmarks/pairs.py rules``).
 
     Parameters
     ----------
