@@ -44,6 +44,9 @@ DEATHS = 3
 REPLACED_SECONDS = 60.0
 """How long a new actor may take to start in place of a dead one, before its clients go to the others."""
 
+INLINE = 2**15
+"""Bytes of models below which they go with each call, which takes less time than to lay them in the object store."""
+
 CUDA = "ray (cuda)"
 """How the engine taken begins where actors have a GPU."""
 
@@ -173,7 +176,8 @@ class RayClients(Workers):
         ray, replies, died = cluster.ray, list[tuple[Sequence[int], Any]](), 0
         models = None
         if isinstance(query, UpdateQuery | EvaluationQuery):
-            models = ray.put(packed(query.models, cluster.pickler))
+            models = packed(query.models, cluster.pickler)
+            models = models if query.models.nbytes < INLINE else ray.put(models)
         pending = self._sent(query, models, range(len(query.ids)))
         while pending:
             [ref], _ = ray.wait(list(pending), num_returns=1)
@@ -247,7 +251,11 @@ class RayClients(Workers):
             ) from error
         self._setup_ref = cluster.ray.put(message)
         self._slots += [_Slot(cluster.started(self._setup_ref)) for _ in range(cluster.room.count)]
-        if not cluster.are_ready([slot.actor for slot in self._slots], READY_SECONDS):
+        try:
+            are_ready = cluster.are_ready([slot.actor for slot in self._slots], READY_SECONDS)
+        except cluster.deaths as error:
+            raise EngineError(f"an actor died before it could begin: {how(error)}") from error
+        if not are_ready:
             raise EngineError(
                 f"not all of {len(self._slots)} actors could start within {READY_SECONDS:.0f} s; the cluster's cores "
                 "may be taken: ask for fewer actors"
@@ -277,8 +285,11 @@ class RayClients(Workers):
         slot.actor, slot.holds = cluster.started(self._setup_ref), None
         end = monotonic() + REPLACED_SECONDS
         while cluster.has_room_for(len(self._slots)) and monotonic() < end:
-            if cluster.are_ready([slot.actor], 1.0):
-                return
+            try:
+                if cluster.are_ready([slot.actor], 1.0):
+                    return
+            except cluster.deaths:  # as on a node that is not yet known to be gone
+                slot.actor = cluster.started(self._setup_ref)
         cluster.end(slot.actor)
         if len(self._slots) == 1:
             raise EngineError(f"the only actor has died, and there is no room for another: {how(error)}") from error

@@ -137,16 +137,11 @@ class Cluster:
         return self._actor.options(**options, scheduling_strategy="SPREAD").remote(setup, place, self.pickler)
 
     def are_ready(self, actors: Sequence[Any], seconds: float) -> bool:
-        """Wait for actors to start; return whether they did within so many seconds."""
+        """Wait for actors to start; return whether they did within so many seconds. Raises one of the ``deaths``."""
         refs = [actor.process.remote() for actor in actors]
         ready, _ = self.ray.wait(refs, num_returns=len(refs), timeout=seconds)
-        if len(ready) < len(refs):
-            return False
-        try:
-            self.ray.get(refs)
-        except self.deaths as error:
-            raise EngineError(f"an actor died before it could begin: {how(error)}") from error
-        return True
+        self.ray.get(ready)
+        return len(ready) == len(refs)
 
     def has_room_for(self, count: int) -> bool:
         """Whether the nodes that are alive have the cores for so many actors."""
@@ -177,6 +172,7 @@ class Cluster:
             options |= {"num_cpus": fitting, "include_dashboard": False}
         with _signals_kept(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
+            logging.getLogger("ray").setLevel(logging.ERROR)
             try:
                 self.ray.init(address=address, **options)
             except (ConnectionError, RuntimeError, ValueError, OSError) as error:

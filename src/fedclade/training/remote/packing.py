@@ -10,6 +10,7 @@ import io
 import pickle
 import warnings
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -33,11 +34,6 @@ class Packed:
 
 def packed(thing: object, pickler: Any) -> Packed:
     """Return an object packed by a pickler such as Ray's, which also pickles what ``__main__`` defines."""
-
-    class Packer(pickler):
-        def reducer_override(self, obj: Any) -> Any:
-            return _reduced(obj) if type(obj) is Tensor else super().reducer_override(obj)
-
     arrays: list[Bytes] = []
 
     def is_small(buffer: pickle.PickleBuffer) -> bool:
@@ -47,7 +43,7 @@ def packed(thing: object, pickler: Any) -> Packed:
         return raw.nbytes < SMALL  # then it goes with the message
 
     with io.BytesIO() as file:
-        Packer(file, protocol=5, buffer_callback=is_small).dump(thing)
+        _packer(pickler)(file, protocol=5, buffer_callback=is_small).dump(thing)
         return Packed(file.getvalue(), tuple(arrays))
 
 
@@ -55,6 +51,15 @@ def unpacked(packed: Packed, *, copies: bool = False) -> Any:
     """Return the object; its large arrays lie where those of the message do, and are read-only, unless ``copies``."""
     arrays = [array.copy() for array in packed.arrays] if copies else packed.arrays
     return pickle.loads(packed.message, buffers=arrays)
+
+
+@cache
+def _packer(pickler: Any) -> Any:
+    class Packer(pickler):
+        def reducer_override(self, obj: Any) -> Any:
+            return _reduced(obj) if type(obj) is Tensor else super().reducer_override(obj)
+
+    return Packer
 
 
 def _reduced(tensor: Tensor) -> Any:
