@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 from fedclade.algorithms import Algorithm, State
 from fedclade.channel import Absence, Channel
 from fedclade.core import Clients, Event, Left, ParameterTree, Round, TooFew, checked, require, rng
@@ -151,8 +153,8 @@ class Timetable:
 
     def away(self, number: int) -> frozenset[int]:
         """Return the clients that are not there when a round, from 1, begins."""
-        there = self.trace.there((number - 1) * self.round_seconds).tolist()
-        return frozenset(client for client, is_there in zip(self.ids, there, strict=True) if not is_there)
+        there = self.trace.there((number - 1) * self.round_seconds)
+        return frozenset(np.array(self.ids, dtype=np.int64)[~there].tolist())
 
 
 class ChurningClients(Channel, ComingAndGoing):
