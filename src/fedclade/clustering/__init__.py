@@ -28,6 +28,7 @@ from fedclade.clustering.routing import (
     route,
     to_lowest_loss,
     to_root,
+    training_losses,
     walk_down,
 )
 from fedclade.clustering.separation import gamma_bound, highest_cross, lowest_intra, separation_gap
@@ -83,6 +84,7 @@ __all__ = [
     "ternary_similarity",
     "to_lowest_loss",
     "to_root",
+    "training_losses",
     "views_of",
     "walk_down",
     "where_to_cut",
