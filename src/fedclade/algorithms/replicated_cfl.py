@@ -7,7 +7,8 @@ a check splits clusters, merges them, and moves single clients.
 - In the first three rounds everybody trains on equal parts of its data, and the model moves by the mean of the parts'
   updates. Those of the third are tested (:mod:`fedclade.clustering.part_test`), which costs nothing more, and the
   clients go apart into the clusters found. If not all clients take part in a round, all are asked in the first, which
-  is tested then.
+  is tested then. If these are more than a thousand, nobody is asked but the cohort, from the first round to the last
+  (:mod:`fedclade.algorithms.replicated_cohorts`), and nothing of what follows is done.
 - Later on, every now and then, a check asks everybody: in turn for updates from two halves of the data, at the mean of
   the clusters' models (:mod:`fedclade.clustering.split_half`), and for those of the same equal parts at the initial
   model. These are the same as in the first round unless some client's data changed; then they are tested again.
@@ -34,8 +35,9 @@ from fedclade.algorithms.fallback import best_on_validation, train_beside
 from fedclade.algorithms.personalized import LEAF, ROOT, keep_better
 from fedclade.algorithms.regrouping import clusters_of, joint_model, regrouped
 from fedclade.algorithms.replicated_checks import Verdict, by_halves, by_parts, cosines_of
+from fedclade.algorithms.replicated_cohorts import CohortTests, cohort_round
+from fedclade.algorithms.replicated_state import ReplicatedState
 from fedclade.algorithms.rounds_in_parts import HALVES, Parting
-from fedclade.algorithms.state import State
 from fedclade.clustering import same_partition
 from fedclade.core import (
     Check,
@@ -56,28 +58,14 @@ from fedclade.core import (
 EARLY_ROUNDS = 3
 """In parts: some clusters, such as swapped labels, are told once labels were learnt."""
 
+MANY_CLIENTS = 1000
+"""More are not asked all at once where a round has only some of them."""
+
 FEW_CLIENTS = 12
 """With fewer than so many, shuffling clients has too few outcomes, and all checks are by parts."""
 
 MOST_EXTRA = 0.15
 """Share of the training so far that checks may add to it, where only some clients take part in a round."""
-
-
-@dataclass(frozen=True, eq=False)
-class ReplicatedState(State):
-    """What was checked so far, and at what cost."""
-
-    checks: int = 0  # after the first rounds
-    halves: int = 0  # checks of halves
-    changes: int = 0  # tests of parts that had changed
-    trained: int = 0  # clients that trained, over all rounds
-    asked: int = 0  # clients that were asked besides
-    parts: int = 0  # of the data of each client; 0 if they cannot be parted
-    part_size: int = 0  # examples of each part
-    initial: Tensor | None = None  # the model [S] at which parts are asked for again
-    tested: tuple[int, ...] = ()  # clients, of whose parts at that model these are the cosines
-    cosines: Tensor | None = None
-    keepers: tuple[int, ...] = ()  # clients that are served with models of their own
 
 
 @checked()
@@ -102,6 +90,9 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
         In rounds that are evaluated each client fine-tunes its cluster's model by a round of local training, and keeps
         it for itself where validation data says that it is the better one; with ``fallback`` it may be the model for
         all that it fine-tunes (:mod:`fedclade.algorithms.personalized`). Clusters stay as they are without.
+    sample
+        Where a round has only some of more than a thousand clients: so many of its clients, at most, are tested
+        (:mod:`fedclade.algorithms.replicated_cohorts`). The more there are, the finer are the differences found.
     """
 
     state_type = ReplicatedState
@@ -110,11 +101,13 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
     check_every: int = 7
     fallback: bool = False
     personalize: bool = False
+    sample: int = 32
 
     def __post_init__(self) -> None:
         require(
             ("algorithm.level", self.level, 0 < self.level < 1, "greater than 0 and less than 1"),
             ("algorithm.check_every", self.check_every, self.check_every >= 1, "at least 1"),
+            ("algorithm.sample", self.sample, self.sample >= 2, "at least 2"),
         )
 
     @property
@@ -159,6 +152,11 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
     ) -> tuple[ReplicatedState, RoundLog]:
         """Train: at first in parts, and now and then after a check."""
         number, together = this_round.number, len(state.tree.nodes) == 1
+        if number == 1 and len(cohort) < len(state.tree.leaf_of) > MANY_CLIENTS:
+            parting = Parting.of_cohorts(clients.sizes, self.level, self.sample) or HALVES
+            state = replace(state, on_cohorts=True, parts=parting.parts, part_size=parting.size, initial=None)
+        if state.on_cohorts:
+            return self._round_of_cohort(state, cohort, clients, this_round)
         state = replace(state, trained=state.trained + len(cohort))
         early = EARLY_ROUNDS if len(cohort) == len(state.tree.leaf_of) else 1
         if number <= early and state.parts and together:
@@ -175,6 +173,21 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
         if self.fallback and not together and len(one := _clusters(tree)) == 1:  # all became one again
             tree = tree.continued(one[0].params)
         return replace(state, tree=tree), log_of(parts, [*events, *joined], "check" if events else "train")
+
+    def _round_of_cohort(
+        self, state: ReplicatedState, cohort: Sequence[int], clients: Clients, this_round: Round
+    ) -> tuple[ReplicatedState, RoundLog]:
+        """Run a round that asks nobody but the cohort."""
+        tests = CohortTests(Parting(state.parts, state.part_size), self.sample, self.level, self.check_every)
+        before = state.tree
+        tree, parts, events = cohort_round(before, state.early, cohort, tests, clients, this_round)
+        if len(tree.nodes) == 1:
+            state = replace(state, early=tuple(sorted({*state.early, *cohort})))
+        elif self.fallback and len(before.nodes) > 1:
+            tree = tree.continued(train_beside(before, cohort, clients, this_round))
+        elif self.fallback and (step := parts[0].step) is not None:
+            tree = tree.continued(before.nodes[0].params + step)
+        return replace(state, tree=tree), log_of(parts, events)
 
     def serve(self, state: ReplicatedState, clients: Clients) -> Mapping[int, int]:
         """Return the node whose model each client is served with."""

@@ -41,11 +41,25 @@ class Parting:
         Parts are of one size, or they would not be exchangeable. A few clients that have much less than the others do
         not decide: those with less than half of what nine in ten have are left out.
         """
-        most = [size for size in sizes.values() if 2 * size >= np.quantile(list(sizes.values()), 0.1)]
-        if len(most) < 2 or min(most) < 2:
+        every = np.fromiter(sizes.values(), dtype=np.int64, count=len(sizes))
+        most = every[2 * every >= np.quantile(every, 0.1)]
+        return cls._of(len(most), int(most.min()), level)
+
+    @classmethod
+    def of_cohorts(cls, sizes: Mapping[int, int], level: float, sample: int) -> Parting | None:
+        """Choose r and s for tests on samples of cohorts; None if their data cannot be parted.
+
+        There are others to draw from, so that the half of the clients that has less is not tested.
+        """
+        every = np.fromiter(sizes.values(), dtype=np.int64, count=len(sizes))
+        return cls._of(sample, int(np.quantile(every, 0.5, method="lower")), level)
+
+    @classmethod
+    def _of(cls, clients: int, least: int, level: float) -> Parting | None:
+        if clients < 2 or least < 2:
             return None
-        parts = parts_for(len(most), min(most), level, SMALLEST_PART)
-        return cls(parts, min(most) // parts)
+        parts = parts_for(clients, least, level, SMALLEST_PART)
+        return cls(parts, least // parts)
 
     @classmethod
     def to_test(cls, method: str, clients: Clients, level: float) -> Parting | None:

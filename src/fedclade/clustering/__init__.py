@@ -28,6 +28,7 @@ from fedclade.clustering.routing import (
     route,
     to_lowest_loss,
     to_root,
+    training_losses,
     walk_down,
 )
 from fedclade.clustering.sampling import to_nearest_mean
@@ -88,6 +89,7 @@ __all__ = [
     "to_lowest_loss",
     "to_nearest_mean",
     "to_root",
+    "training_losses",
     "views_of",
     "walk_down",
     "where_to_cut",

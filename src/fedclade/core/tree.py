@@ -73,12 +73,10 @@ class ParameterTree:
     @cached_property
     def stragglers(self) -> Mapping[int, tuple[int, ...]]:
         """The clients that no leaf holds, in ascending order, by the node that they have in the place of one."""
-        leaves = {leaf.id for leaf in self.leaves}
-        found: dict[int, list[int]] = {}
-        for client, node in sorted(self.leaf_of.items()):
-            if node not in leaves:
-                found.setdefault(node, []).append(client)
-        return {node: tuple(clients) for node, clients in found.items()}
+        leaves, leaf_of = set(self.leaves), self.leaf_of
+        inner = (node for node in self.nodes if node not in leaves)
+        waiting = ((node.id, tuple(c for c in node.members if leaf_of[c] == node.id)) for node in inner)
+        return dict(sorted(((node, ids) for node, ids in waiting if ids), key=lambda each: each[1][0]))
 
     def children(self, node: int) -> tuple[Node, ...]:
         """Return the clusters that a node was split into."""
@@ -159,13 +157,19 @@ class ParameterTree:
         Leaves stay leaves, even without members, and the nodes above them keep the members that they were split with.
         ``leaf_of`` has the new leaf of each client that changes it, or the root for none; all others stay.
         """
-        members: dict[int, list[int]] = {node: [] for node in (0, *self.stragglers, *(leaf.id for leaf in self.leaves))}
-        for client, leaf in sorted({**self.leaf_of, **leaf_of}.items()):
-            members[leaf].append(client)
+        came: dict[int, list[int]] = {node: [] for node in (0, *self.stragglers, *(leaf.id for leaf in self.leaves))}
+        left: dict[int | None, set[int]] = {}
+        for client, leaf in leaf_of.items():
+            if (before := self.leaf_of.get(client)) != leaf:
+                came[leaf].append(client)
+                left.setdefault(before, set()).add(client)
         tree = self
         for leaf in self.leaves:
-            if (new := tuple(members[leaf.id])) != leaf.members:  # cached updates stand in the order of the old members
-                tree = tree._with(replace(leaf, members=new, cached=None))
+            if came[leaf.id] or leaf.id in left:  # cached updates stand in the order of the old members
+                gone = left.get(leaf.id, ())
+                stayed = (client for client in leaf.members if client not in gone)
+                members = tuple(sorted((*stayed, *came[leaf.id])))
+                tree = tree._with(replace(leaf, members=members, cached=None))
         return tree
 
     def split(
@@ -258,4 +262,8 @@ class ParameterTree:
         return ParameterTree(tuple(map(mapped, self.nodes)))
 
     def _with(self, node: Node) -> ParameterTree:
-        return ParameterTree((*self.nodes[: node.id], node, *self.nodes[node.id + 1 :]))
+        tree = ParameterTree((*self.nodes[: node.id], node, *self.nodes[node.id + 1 :]))
+        if node.members is self.nodes[node.id].members:  # the clients are where they were; of many, to look takes long
+            known = {name: self.__dict__[name] for name in ("leaf_of", "stragglers") if name in self.__dict__}
+            tree.__dict__.update(known)
+        return tree

@@ -64,6 +64,12 @@ class History:
         leaf_of = state.tree.leaf_of
         present = {client: leaf_of[client] for client in self.registry.ids if client in leaf_of}
         scores = cluster_scores(present, self.registry.true_clusters)
+        if state.tree.stragglers:
+            inside = {client for leaf in state.tree.leaves for client in leaf.members}
+            present = {client: leaf for client, leaf in present.items() if client in inside}
+            assigned = cluster_scores(present, self.registry.true_clusters)["ari"] if present else None
+        else:
+            assigned = scores["ari"]
         row: Row = {
             "round": number,
             "phase": log.phase,
@@ -73,6 +79,7 @@ class History:
             "discrepancy": log.discrepancy,
             "clusters": len(_sizes(state.tree)),
             **scores,
+            "ari_assigned": assigned,
             **{column: _extreme(rows, column) for column in CRITERIA},
             "clients_trained": len(log.losses),
             **log.numbers,
