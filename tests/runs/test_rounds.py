@@ -500,17 +500,18 @@ def test_auto_streams_when_updates_take_more_than_a_quarter_of_the_memory(memory
 
 
 def test_auto_never_streams_full_signatures_but_says_what_would_help(caplog):
-    assert run_of(memory=1000).config["stream"] is False
+    assert run_of(CFL(), memory=1000).config["stream"] is False
     assert "with signature.kind = 'projected' it would stream and keep none of them" in caplog.text
     caplog.clear()
-    run_of(memory="1GB")
+    run_of(CFL(), memory="1GB")
+    assert run_of(memory=1000).config["stream"] is True, "as federated averaging compares nothing"
     assert caplog.text == ""
 
 
 class LooksAtEach(FedAvg):
-    """An algorithm that needs the updates of single clients, and does not say otherwise."""
+    """An algorithm that needs the updates of single clients, and compares them."""
 
-    needs_updates = True
+    needs_updates = compares = True
 
     def step(self, state, cohort, clients, this_round):
         models, rows = state.tree.models([0] * len(cohort))
@@ -530,7 +531,7 @@ def test_to_stream_full_signatures_is_refused():
         "stream = true: signatures of kind 'full' take as much memory as the updates; set signature.kind = 'projected'"
     )
     with pytest.raises(ConfigError, match=text):
-        run_of(stream=True)
+        run_of(CFL(), stream=True)
     with pytest.raises(ConfigError) as caught:
         run_of(LooksAtEach(), stream=True)
     assert len(str(caught.value).splitlines()) == 2
