@@ -25,7 +25,7 @@ from torch import Tensor
 from fedclade.clustering.edges import Edges, Forest, Numbers, Places, in_order, merges_of
 from fedclade.clustering.linkage import Merges
 from fedclade.clustering.similarity import COLUMNS, METRICS, ROUNDING
-from fedclade.core import ConfigError, UpdateError, rng, unknown
+from fedclade.core import ConfigError, UpdateError, rng, row_norms, unknown
 
 SAMPLE = 2048
 """Points that the first tree is built on, and of a block."""
@@ -107,7 +107,7 @@ class Points:
         self._signatures, self._metric = signatures, metric
         self.n, self.device = len(signatures), signatures.device
         self.dtype = torch.promote_types(signatures.dtype, torch.float32)
-        self.norms = torch.linalg.vector_norm(signatures, dim=1, dtype=torch.float64)
+        self.norms = row_norms(signatures).to(self.device)
         # To length 1, or between 1 and 2 at most, so that no square is too large or small; a power of 2 rounds nothing.
         lengths = self.norms if metric == "cosine" else self.norms.max().log2().floor().exp2().expand(self.n)
         self._scales = 1 / torch.where(lengths > 0, lengths, 1.0)
