@@ -42,6 +42,35 @@ class Edges:
         return Edges(one[kept], other[kept], self.apart[kept])
 
 
+class Forest:
+    """A minimum spanning forest of n points, of edges that come some at a time; only so many are held.
+
+    In one place, as what is left of each block would scatter the memory that the next could use.
+    """
+
+    def __init__(self, n: int, most: int) -> None:
+        self._n, self._count = n, 0
+        room = n + most
+        self._held = Edges(np.empty(room, dtype=np.int64), np.empty(room, dtype=np.int64), np.empty(room))
+
+    def add(self, some: Edges) -> None:
+        """Add edges; if there is no room for them, those of a spanning forest take the place of all."""
+        if self._count + len(some.one) > len(self._held.one):
+            some, self._count = Edges.joined([self._all, some]).spanning(self._n), 0
+        new = slice(self._count, self._count + len(some.one))
+        self._held.one[new], self._held.other[new], self._held.apart[new] = some.one, some.other, some.apart
+        self._count = new.stop
+
+    def tree(self) -> Edges:
+        """Return the edges of the forest."""
+        return self._all.spanning(self._n)
+
+    @property
+    def _all(self) -> Edges:
+        held = self._held
+        return Edges(held.one[: self._count], held.other[: self._count], held.apart[: self._count])
+
+
 def merges_of(tree: Edges) -> Merges:
     """Return what merges with what, ``[n-1, 4]`` as SciPy has it, by a spanning tree with its shortest edge first."""
     n = len(tree.apart) + 1

@@ -22,10 +22,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedclade.clustering.edges import Edges, Numbers, Places, in_order, merges_of
+from fedclade.clustering.edges import Edges, Forest, Numbers, Places, in_order, merges_of
 from fedclade.clustering.linkage import Merges
 from fedclade.clustering.similarity import COLUMNS, METRICS, ROUNDING
-from fedclade.core import ConfigError, UpdateError, rng, unknown
+from fedclade.core import ConfigError, UpdateError, rng, row_norms, unknown
 
 SAMPLE = 2048
 """Points that the first tree is built on, and of a block."""
@@ -36,8 +36,8 @@ BLOCK = {"cuda": 8192}
 BLOCK_ENTRIES = 2**25
 """Of signatures in a block, and in the sample: 128 MiB; of long ones there are fewer in it."""
 
-MOST_EDGES = 2**21
-"""Edges that are held before a spanning tree takes their place: 48 MiB, and four times that while it is found."""
+MOST_EDGES = 2**20
+"""Edges that are held before a spanning tree takes their place: 24 MiB, and four times that while it is found."""
 
 RESOLVED = 1 / 32
 """A squared distance of a smaller share of what it was computed from is not as precise as it should be."""
@@ -90,13 +90,11 @@ def single_linkage(signatures: Tensor, metric: str, block: int | None = None, sa
     sample, block = sample or min(SAMPLE, most), block or min(BLOCK.get(points.device.type, SAMPLE), most)
     tree = _first_tree(points, sample)
     if points.n > sample:
-        found, held = [tree], points.n
+        forest = Forest(points.n, MOST_EDGES)
+        forest.add(tree)
         for lighter in _lighter_pairs(points, tree, block):
-            found.append(lighter)
-            held += len(lighter.one)
-            if held > MOST_EDGES:
-                found, held = [Edges.joined(found).spanning(points.n)], points.n
-        tree = Edges.joined(found).spanning(points.n)
+            forest.add(lighter)
+        tree = forest.tree()
     heights = points.distances(tree.one, tree.other)
     order = np.argsort(heights, kind="stable")
     return merges_of(Edges(tree.one[order], tree.other[order], heights[order]))
@@ -109,7 +107,7 @@ class Points:
         self._signatures, self._metric = signatures, metric
         self.n, self.device = len(signatures), signatures.device
         self.dtype = torch.promote_types(signatures.dtype, torch.float32)
-        self.norms = torch.linalg.vector_norm(signatures, dim=1, dtype=torch.float64)
+        self.norms = row_norms(signatures).to(self.device)
         # To length 1, or between 1 and 2 at most, so that no square is too large or small; a power of 2 rounds nothing.
         lengths = self.norms if metric == "cosine" else self.norms.max().log2().floor().exp2().expand(self.n)
         self._scales = 1 / torch.where(lengths > 0, lengths, 1.0)

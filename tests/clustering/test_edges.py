@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.cluster.hierarchy import linkage
+
+from fedclade.clustering.edges import Edges, Forest, in_order, merges_of
+
+
+def edges(*some: tuple[int, int, float]) -> Edges:
+    one, other, apart = zip(*some, strict=True)
+    return Edges(np.array(one), np.array(other), np.array(apart))
+
+
+def all_pairs(n: int, seed: int) -> Edges:
+    i, j = np.triu_indices(n, 1)
+    return Edges(i, j, np.random.default_rng(seed).random(len(i)))
+
+
+def test_edges_of_length_0_and_edges_that_are_there_twice_span_like_others():
+    tree = edges((2, 1, 0.0), (0, 1, 0.0), (1, 2, 0.5), (0, 2, 0.0), (3, 0, 2.0), (0, 3, 1.0)).spanning(4)
+    assert list(zip(tree.one, tree.other, tree.apart, strict=True)) == [(0, 1, 0.0), (0, 2, 0.0), (0, 3, 1.0)]
+
+
+@pytest.mark.parametrize("most", [1, 7, 1000])
+def test_the_tree_of_some_at_a_time_is_that_of_all(most):
+    pairs, forest = all_pairs(12, seed=0), Forest(12, most)
+    for start in range(0, 66, 5):
+        some = slice(start, start + 5)
+        forest.add(Edges(pairs.one[some], pairs.other[some], pairs.apart[some]))
+    found, expected = forest.tree(), pairs.spanning(12)
+    assert (found.one.tolist(), found.other.tolist()) == (expected.one.tolist(), expected.other.tolist())
+
+
+def test_merges_are_those_of_scipy():
+    pairs = all_pairs(20, seed=1)
+    np.testing.assert_allclose(merges_of(pairs.spanning(20)), linkage(pairs.apart, "single"))
+
+
+def test_the_largest_gap_between_two_points_in_order_is_the_height_at_which_they_merge():
+    """Of edges 0-2 (1), 1-3 (2) and 2-3 (3) the ways to 0 have the longest edges 3, 1 and 3."""
+    order, gaps = in_order(merges_of(edges((0, 2, 1.0), (1, 3, 2.0), (2, 3, 3.0))))
+    assert (order.tolist(), gaps.tolist()) == ([0, 2, 1, 3], [1.0, 3.0, 2.0])
