@@ -62,6 +62,10 @@ class _Slot:
     is_warm: bool = False
 
 
+_Call = tuple[_Slot, Any, list[int], int]
+"""Whom a call went to, with which places of a query, and how many actors have died with these."""
+
+
 class RayClients(Workers):
     """The clients of a federation, trained by actors, each with a shard of them.
 
@@ -173,7 +177,7 @@ class RayClients(Workers):
     def _asked(self, query: Query[Any]) -> Any:
         """Put a query to the actors, and its parts anew to others where some die; return the reply to all of it."""
         cluster = self._begun()
-        ray, replies, died = cluster.ray, list[tuple[Sequence[int], Any]](), 0
+        ray, replies = cluster.ray, list[tuple[Sequence[int], Any]]()
         models = None
         if isinstance(query, UpdateQuery | EvaluationQuery):
             models = packed(query.models, cluster.pickler)
@@ -181,14 +185,18 @@ class RayClients(Workers):
         pending = self._sent(query, models, range(len(query.ids)))
         while pending:
             [ref], _ = ray.wait(list(pending), num_returns=1)
-            slot, actor, places = pending.pop(ref)
+            slot, actor, places, died = pending.pop(ref)
             try:
                 reply: Reply = unpacked(ray.get(ref))
             except cluster.deaths as error:
+                if died >= DEATHS:
+                    raise EngineError(
+                        f"actors have died {died + 1} times with the same part of a query, the last one so: "
+                        f"{how(error)}; if memory ran out, ask for fewer actors, or less --memory"
+                    ) from error
                 if slot.actor is actor:
-                    died += 1
-                    self._replace(slot, error, died)
-                pending |= self._sent(query, models, places)
+                    self._replace(slot, error)
+                pending |= self._sent(query, models, places, died + 1)
             except ray.exceptions.RayTaskError as error:
                 if isinstance(error.cause, Exception):
                     raise error.cause from error
@@ -198,12 +206,12 @@ class RayClients(Workers):
                 replies.append((places, reply.answer))
         return together(query, replies)
 
-    def _sent(self, query: Query[Any], models: Any, places: Sequence[int]) -> dict[Any, tuple[_Slot, Any, list[int]]]:
-        """Put some places of a query to the actors that hold these clients; return whom each call went to."""
+    def _sent(self, query: Query[Any], models: Any, places: Sequence[int], died: int = 0) -> dict[Any, _Call]:
+        """Put some places of a query, with which so many actors have died, to the actors that hold these clients."""
         of_slot: dict[int, list[int]] = {}
         for place in places:
             of_slot.setdefault(self._homes[query.ids[place]], []).append(place)
-        calls: dict[Any, tuple[_Slot, Any, list[int]]] = {}
+        calls: dict[Any, _Call] = {}
         for number, mine in of_slot.items():
             slot, shard = self._slots[number], self._shards[number]
             part, rows = narrowed(query, mine)
@@ -211,7 +219,7 @@ class RayClients(Workers):
             told = None if slot.holds == shard else shard
             slot.holds, slot.is_warm = shard, slot.is_warm and told is None
             message = packed(Part(part, rows, kept, told, self._resolved), self._joined[0].pickler)
-            calls[slot.actor.answer.remote(message, models)] = slot, slot.actor, mine
+            calls[slot.actor.answer.remote(message, models)] = slot, slot.actor, mine, died
         return calls
 
     def _needs_kept(self, query: Query[Any]) -> bool:
@@ -222,7 +230,7 @@ class RayClients(Workers):
     def _note(self, query: Query[Any], slot: _Slot, places: Sequence[int], reply: Reply) -> None:
         """Note what a reply tells besides its answer."""
         if isinstance(query, UpdateQuery) and query.kind == "train":
-            if slot.is_warm:  # the first time it chooses an engine, and fetches the data
+            if slot.is_warm and slot in self._slots:  # the first time it chooses an engine, and fetches the data
                 trained = sum(self._work[query.ids[place]] for place in places)
                 self._speeds.note(self._slots.index(slot), trained, reply.seconds)
             slot.is_warm = True
@@ -272,15 +280,10 @@ class RayClients(Workers):
         self._shards = [frozenset(some) for some in of_slot]
         self._speeds = Speeds(len(self._slots), self._speeds.needed)
 
-    def _replace(self, slot: _Slot, error: Exception, died: int) -> None:
+    def _replace(self, slot: _Slot, error: Exception) -> None:
         """Start another actor in place of a dead one; where there is no room for it, deal its clients to the others."""
         cluster = self._joined[0]
         cluster.end(slot.actor)
-        if died > DEATHS:
-            raise EngineError(
-                f"actors have died {died} times in one query, the last one so: {how(error)}; if memory ran out, give "
-                "each more of it (--actors, --memory)"
-            ) from error
         _log.warning("an actor died, and its part of the round is repeated: %s", how(error))
         slot.actor, slot.holds = cluster.started(self._setup_ref), None
         end = monotonic() + REPLACED_SECONDS

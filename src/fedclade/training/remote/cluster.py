@@ -91,7 +91,7 @@ class Room:
         if device == "cuda" and not gpus:
             raise ConfigError("device 'cuda' was asked for, but the Ray cluster has no GPU; use --device cpu")
         each = actors.cores or 1
-        rooms = [min(cpu // each, gpu) if gpus else cpu // each for cpu, gpu in nodes]
+        rooms = rooms_of(nodes, each, gpus)
         count = actors.count or max(1, sum(rooms))
         if count > sum(rooms):
             needed = f"{each} core{'s' * (each > 1)}" + " and a GPU" * gpus
@@ -100,6 +100,11 @@ class Room:
                 "for fewer (--actors), or for fewer cores of each"
             )
         return cls(count, each, gpus, min(count, max(rooms)))
+
+
+def rooms_of(nodes: Sequence[tuple[int, int]], cores: int, gpus: int) -> list[int]:
+    """Return for how many actors each node has room, of so many cores and GPUs each."""
+    return [min(cpu // cores, gpu) if gpus else cpu // cores for cpu, gpu in nodes]
 
 
 class Cluster:
@@ -144,8 +149,8 @@ class Cluster:
         return len(ready) == len(refs)
 
     def has_room_for(self, count: int) -> bool:
-        """Whether the nodes that are alive have the cores for so many actors."""
-        return sum(cpu // self.room.cores for cpu, _ in self._nodes()) >= count
+        """Whether the nodes that are alive have the cores, and GPUs, for so many actors."""
+        return sum(rooms_of(self._nodes(), self.room.cores, self.room.gpus)) >= count
 
     def end(self, actor: Any) -> None:
         """End an actor, if it has not ended."""
