@@ -33,10 +33,11 @@ class Actors:
     Parameters
     ----------
     count
-        How many. None: one for each GPU; without GPUs, or on the CPU, one for each core if ``cores`` is left out, else
-        as many as there is room for.
+        How many. None: one for each GPU; without GPUs, or on the CPU, one for each node, or as many of ``cores`` as
+        there is room for.
     cores
-        Of each, which are the threads that it trains with. None: 1.
+        Of each, which are the threads that it trains with. None: all of the smallest node where there is one actor for
+        each node, otherwise 1.
     address
         Of a running Ray cluster, such as ``auto`` or ``10.0.0.1:6379``. None: that in ``RAY_ADDRESS``, or if there is
         none, this machine by itself.
@@ -90,7 +91,8 @@ class Room:
         gpus = 0 if device == "cpu" or not any(gpu for _, gpu in nodes) else 1
         if device == "cuda" and not gpus:
             raise ConfigError("device 'cuda' was asked for, but the Ray cluster has no GPU; use --device cpu")
-        each = actors.cores or 1
+        smallest = min((cpu for cpu, _ in nodes if cpu), default=1)
+        each = actors.cores or (1 if gpus or actors.count else smallest)
         rooms = rooms_of(nodes, each, gpus)
         count = actors.count or max(1, sum(rooms))
         if count > sum(rooms):
