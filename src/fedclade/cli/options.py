@@ -45,10 +45,13 @@ Engine = Annotated[
 Actors = Annotated[
     int | None,
     typer.Option(
-        "--actors", min=1, help="Of --engine ray; by default one for each GPU, or each core if there is none."
+        "--actors", min=1, help="Of --engine ray; by default one for each GPU, or each node if there is none."
     ),
 ]
-ActorCores = Annotated[int | None, typer.Option("--actor-cores", min=1, help="Of each actor; 1 if left out.")]
+ActorCores = Annotated[
+    int | None,
+    typer.Option("--actor-cores", min=1, help="Of each actor; 1 with --actors or GPUs, all of a node without."),
+]
 RayAddress = Annotated[
     str | None,
     typer.Option("--ray-address", metavar="ADDRESS", help="Of a running Ray cluster; this machine's by default."),

@@ -202,8 +202,7 @@ class Arrival:
         metrics, own = ([metric.name for metric in of] for of in (backend.task.metrics, noted_metrics(run.summary)))
         if metrics != own:
             raise ConfigError(f"task should be that of the run, whose metrics are {own}, got {metrics}")
-        moved = methodcaller("to", backend.initial)
-        tree = backend.closed(run.tree.map_vectors(moved, moved))
+        tree = backend.closed(run.tree.map_vectors(*[methodcaller("to", backend.initial)] * 2))
         return cls(tree, algorithm, backend, Round(run.summary["rounds"], local, seed))
 
     @property

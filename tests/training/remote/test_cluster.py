@@ -11,16 +11,19 @@ from fedclade.training.remote.cluster import Room, actors_from
 @pytest.mark.parametrize(
     ("nodes", "actors", "device", "expected"),
     [
-        ([(8, 0)], Actors(), "auto", Room(8, 1, 0, 8)),
+        ([(8, 0)], Actors(), "auto", Room(1, 8, 0, 1)),
+        ([(8, 0), (8, 0)], Actors(), "auto", Room(2, 8, 0, 1)),
+        ([(2, 0), (9, 0)], Actors(), "auto", Room(5, 2, 0, 4)),
+        ([(8, 0)], Actors(cores=1), "auto", Room(8, 1, 0, 8)),
         ([(8, 0)], Actors(cores=4), "auto", Room(2, 4, 0, 2)),
         ([(8, 0), (4, 0)], Actors(count=9), "cpu", Room(9, 1, 0, 8)),
         ([(8, 2), (8, 2)], Actors(), "auto", Room(4, 1, 1, 2)),
         ([(8, 2), (8, 2)], Actors(cores=4), "cuda", Room(4, 4, 1, 2)),
-        ([(8, 2)], Actors(), "cpu", Room(8, 1, 0, 8)),
-        ([(0, 0), (2, 0)], Actors(), "auto", Room(2, 1, 0, 2)),
+        ([(8, 2)], Actors(), "cpu", Room(1, 8, 0, 1)),
+        ([(0, 0), (2, 0)], Actors(), "auto", Room(1, 2, 0, 1)),
     ],
 )
-def test_one_for_each_gpu_or_for_each_core(nodes, actors, device, expected):
+def test_one_for_each_gpu_or_node(nodes, actors, device, expected):
     assert Room.of(nodes, actors, device) == expected
 
 

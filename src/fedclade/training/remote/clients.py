@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import logging
-import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pickle import PicklingError
-from time import monotonic
 from typing import Any
 
 import torch
@@ -16,7 +12,6 @@ from torch import Tensor
 from fedclade.channel import Meter
 from fedclade.core import (
     OWN,
-    ConfigError,
     EngineError,
     Evaluation,
     EvaluationQuery,
@@ -31,18 +26,16 @@ from fedclade.core import (
 )
 from fedclade.training.model_check import check_model_fits
 from fedclade.training.remote.actor import Part, Reply, Setup
-from fedclade.training.remote.cluster import READY_SECONDS, Actors, Cluster, how, import_ray
+from fedclade.training.remote.cluster import Actors, how, import_ray
 from fedclade.training.remote.gather import narrowed, together
 from fedclade.training.remote.packing import packed, unpacked
 from fedclade.training.remote.placement import Speeds, dealt
+from fedclade.training.remote.pool import ActorPool, Slot
 from fedclade.training.store import ClientStore
 from fedclade.training.whole_models import WholeModels
 
 DEATHS = 3
 """So many times in a query a part of it is given to another actor, since the last one has died."""
-
-REPLACED_SECONDS = 60.0
-"""How long a new actor may take to start in place of a dead one, before its clients go to the others."""
 
 INLINE = 2**15
 """Bytes of models below which they go with each call, which takes less time than to lay them in the object store."""
@@ -53,13 +46,8 @@ CUDA = "ray (cuda)"
 _log = logging.getLogger(__name__)
 
 
-@dataclass(eq=False)
-class _Slot:
-    """An actor, the clients that it was told to hold, and whether it has trained since."""
-
-    actor: Any
-    holds: frozenset[int] | None = None
-    is_warm: bool = False
+_Call = tuple[Slot, Any, list[int], int]
+"""Whom a call went to, with which places of a query, and how many actors have died with these."""
 
 
 class RayClients(Workers):
@@ -102,7 +90,6 @@ class RayClients(Workers):
         self._setup, self._meter = setup, meter or Meter()
         kind, _, inside = (resolved or "").partition(", ")
         self._resolved, self._cuda = inside or None, kind == CUDA
-        self._actors, self._device = actors or Actors(), "cuda" if self._cuda else device
         self.layout = Layout.of(module, setup.personal)
         check_model_fits(module, federation, torch.device("cpu"))
         self.store = ClientStore()
@@ -112,11 +99,11 @@ class RayClients(Workers):
         self._shards: list[frozenset[int]] = []
         self._speeds = Speeds(0)
         self._logged: set[str] = set()
-        self._setup_ref: Any = None
-        self._slots: list[_Slot] = []
-        self._joined: list[Cluster] = []  # one, from the first query on
-        self.close = weakref.finalize(self, _leave, self._slots, self._joined)
-        """Ends the actors, and the cluster if this process has started it."""
+        self._pool = ActorPool(setup, actors or Actors(), "cuda" if self._cuda else device)
+
+    def close(self) -> None:
+        """End the actors, and the cluster if this process has started it."""
+        self._pool.close()
 
     @property
     def engine(self) -> str:
@@ -172,8 +159,10 @@ class RayClients(Workers):
 
     def _asked(self, query: Query[Any]) -> Any:
         """Put a query to the actors, and its parts anew to others where some die; return the reply to all of it."""
-        cluster = self._begun()
-        ray, replies, died = cluster.ray, list[tuple[Sequence[int], Any]](), 0
+        cluster = self._pool.begun()
+        if not self._homes:
+            self._place(dealt(self._work, [1.0] * len(self._pool.slots), {}))
+        ray, replies = cluster.ray, list[tuple[Sequence[int], Any]]()
         models = None
         if isinstance(query, UpdateQuery | EvaluationQuery):
             models = packed(query.models, cluster.pickler)
@@ -181,14 +170,18 @@ class RayClients(Workers):
         pending = self._sent(query, models, range(len(query.ids)))
         while pending:
             [ref], _ = ray.wait(list(pending), num_returns=1)
-            slot, actor, places = pending.pop(ref)
+            slot, actor, places, died = pending.pop(ref)
             try:
                 reply: Reply = unpacked(ray.get(ref))
             except cluster.deaths as error:
+                if died >= DEATHS:
+                    raise EngineError(
+                        f"actors have died {died + 1} times with the same part of a query, the last one so: "
+                        f"{how(error)}; if memory ran out, ask for fewer actors, or less --memory"
+                    ) from error
                 if slot.actor is actor:
-                    died += 1
-                    self._replace(slot, error, died)
-                pending |= self._sent(query, models, places)
+                    self._replace(slot, error)
+                pending |= self._sent(query, models, places, died + 1)
             except ray.exceptions.RayTaskError as error:
                 if isinstance(error.cause, Exception):
                     raise error.cause from error
@@ -198,20 +191,20 @@ class RayClients(Workers):
                 replies.append((places, reply.answer))
         return together(query, replies)
 
-    def _sent(self, query: Query[Any], models: Any, places: Sequence[int]) -> dict[Any, tuple[_Slot, Any, list[int]]]:
-        """Put some places of a query to the actors that hold these clients; return whom each call went to."""
+    def _sent(self, query: Query[Any], models: Any, places: Sequence[int], died: int = 0) -> dict[Any, _Call]:
+        """Put some places of a query, with which so many actors have died, to the actors that hold these clients."""
         of_slot: dict[int, list[int]] = {}
         for place in places:
             of_slot.setdefault(self._homes[query.ids[place]], []).append(place)
-        calls: dict[Any, tuple[_Slot, Any, list[int]]] = {}
+        calls: dict[Any, _Call] = {}
         for number, mine in of_slot.items():
-            slot, shard = self._slots[number], self._shards[number]
+            slot, shard = self._pool.slots[number], self._shards[number]
             part, rows = narrowed(query, mine)
             kept = self.store.tensors(part.ids, before=True) if self._needs_kept(query) else {}
             told = None if slot.holds == shard else shard
             slot.holds, slot.is_warm = shard, slot.is_warm and told is None
-            message = packed(Part(part, rows, kept, told, self._resolved), self._joined[0].pickler)
-            calls[slot.actor.answer.remote(message, models)] = slot, slot.actor, mine
+            message = packed(Part(part, rows, kept, told, self._resolved), self._pool.begun().pickler)
+            calls[slot.actor.answer.remote(message, models)] = slot, slot.actor, mine, died
         return calls
 
     def _needs_kept(self, query: Query[Any]) -> bool:
@@ -219,12 +212,12 @@ class RayClients(Workers):
             return bool(self.layout.personal) or OWN in query.assignment
         return isinstance(query, UpdateQuery)
 
-    def _note(self, query: Query[Any], slot: _Slot, places: Sequence[int], reply: Reply) -> None:
+    def _note(self, query: Query[Any], slot: Slot, places: Sequence[int], reply: Reply) -> None:
         """Note what a reply tells besides its answer."""
         if isinstance(query, UpdateQuery) and query.kind == "train":
-            if slot.is_warm:  # the first time it chooses an engine, and fetches the data
+            if slot.is_warm and slot in self._pool.slots:  # the first time it chooses an engine, and fetches the data
                 trained = sum(self._work[query.ids[place]] for place in places)
-                self._speeds.note(self._slots.index(slot), trained, reply.seconds)
+                self._speeds.note(self._pool.slots.index(slot), trained, reply.seconds)
             slot.is_warm = True
         self._meter.bytes_up += reply.up
         self._meter.bytes_down += reply.down
@@ -235,69 +228,20 @@ class RayClients(Workers):
                 _log.log(level, "%s", line)
                 self._logged.add(line)
 
-    def _begun(self) -> Cluster:
-        """Return the cluster, with actors that are ready."""
-        if self._joined:
-            return self._joined[0]
-        if not self.close.alive:
-            raise EngineError("the actors of this run have ended; run it again")
-        cluster = Cluster(self._actors, self._device)
-        self._joined.append(cluster)
-        try:
-            message = packed(self._setup, cluster.pickler)
-        except (TypeError, AttributeError, ValueError, PicklingError) as error:
-            raise ConfigError(
-                f"engine 'ray' cannot send the model, the data or the task to its actors: {error}; use another engine"
-            ) from error
-        self._setup_ref = cluster.ray.put(message)
-        self._slots += [_Slot(cluster.started(self._setup_ref)) for _ in range(cluster.room.count)]
-        try:
-            are_ready = cluster.are_ready([slot.actor for slot in self._slots], READY_SECONDS)
-        except cluster.deaths as error:
-            raise EngineError(f"an actor died before it could begin: {how(error)}") from error
-        if not are_ready:
-            raise EngineError(
-                f"not all of {len(self._slots)} actors could start within {READY_SECONDS:.0f} s; the cluster's cores "
-                "may be taken: ask for fewer actors"
-            )
-        self._place(dealt(self._work, [1.0] * len(self._slots), {}))
-        return cluster
-
     def _place(self, homes: Mapping[int, int]) -> None:
         """Let each client have a home from now on."""
         self._homes = dict(homes)
-        of_slot: list[set[int]] = [set() for _ in self._slots]
+        of_slot: list[set[int]] = [set() for _ in self._pool.slots]
         for client, number in homes.items():
             of_slot[number].add(client)
         self._shards = [frozenset(some) for some in of_slot]
-        self._speeds = Speeds(len(self._slots), self._speeds.needed)
+        self._speeds = Speeds(len(self._pool.slots), self._speeds.needed)
 
-    def _replace(self, slot: _Slot, error: Exception, died: int) -> None:
+    def _replace(self, slot: Slot, error: Exception) -> None:
         """Start another actor in place of a dead one; where there is no room for it, deal its clients to the others."""
-        cluster = self._joined[0]
-        cluster.end(slot.actor)
-        if died > DEATHS:
-            raise EngineError(
-                f"actors have died {died} times in one query, the last one so: {how(error)}; if memory ran out, give "
-                "each more of it (--actors, --memory)"
-            ) from error
-        _log.warning("an actor died, and its part of the round is repeated: %s", how(error))
-        slot.actor, slot.holds = cluster.started(self._setup_ref), None
-        end = monotonic() + REPLACED_SECONDS
-        while cluster.has_room_for(len(self._slots)) and monotonic() < end:
-            try:
-                if cluster.are_ready([slot.actor], 1.0):
-                    return
-            except cluster.deaths:  # as on a node that is not yet known to be gone
-                slot.actor = cluster.started(self._setup_ref)
-        cluster.end(slot.actor)
-        if len(self._slots) == 1:
-            raise EngineError(f"the only actor has died, and there is no room for another: {how(error)}") from error
-        lost = self._slots.index(slot)
-        _log.warning("there is no room for another actor; its clients go to the other %d", len(self._slots) - 1)
-        del self._slots[lost]
-        homes = {client: home - (home > lost) for client, home in self._homes.items() if home != lost}
-        self._place(dealt(self._work, [1.0] * len(self._slots), homes))
+        if (lost := self._pool.replace(slot, error)) is not None:
+            homes = {client: home - (home > lost) for client, home in self._homes.items() if home != lost}
+            self._place(dealt(self._work, [1.0] * len(self._pool.slots), homes))
 
 
 def taken_by(engine: str, resolved: str | None) -> str | None:
@@ -310,12 +254,3 @@ def taken_by(engine: str, resolved: str | None) -> str | None:
 def here(engine: str) -> str:
     """Return the engine that does in this process what another does on a cluster."""
     return "auto" if engine == "ray" else engine
-
-
-def _leave(slots: list[_Slot], joined: list[Cluster]) -> None:
-    for cluster in joined:
-        for slot in slots:
-            cluster.end(slot.actor)
-        cluster.leave()
-    slots.clear()
-    joined.clear()

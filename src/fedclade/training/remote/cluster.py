@@ -33,10 +33,11 @@ class Actors:
     Parameters
     ----------
     count
-        How many. None: one for each GPU; without GPUs, or on the CPU, one for each core if ``cores`` is left out, else
-        as many as there is room for.
+        How many. None: one for each GPU; without GPUs, or on the CPU, one for each node, or as many of ``cores`` as
+        there is room for.
     cores
-        Of each, which are the threads that it trains with. None: 1.
+        Of each, which are the threads that it trains with. None: all of the smallest node where there is one actor for
+        each node, otherwise 1.
     address
         Of a running Ray cluster, such as ``auto`` or ``10.0.0.1:6379``. None: that in ``RAY_ADDRESS``, or if there is
         none, this machine by itself.
@@ -90,8 +91,9 @@ class Room:
         gpus = 0 if device == "cpu" or not any(gpu for _, gpu in nodes) else 1
         if device == "cuda" and not gpus:
             raise ConfigError("device 'cuda' was asked for, but the Ray cluster has no GPU; use --device cpu")
-        each = actors.cores or 1
-        rooms = [min(cpu // each, gpu) if gpus else cpu // each for cpu, gpu in nodes]
+        smallest = min((cpu for cpu, _ in nodes if cpu), default=1)
+        each = actors.cores or (1 if gpus or actors.count else smallest)
+        rooms = rooms_of(nodes, each, gpus)
         count = actors.count or max(1, sum(rooms))
         if count > sum(rooms):
             needed = f"{each} core{'s' * (each > 1)}" + " and a GPU" * gpus
@@ -100,6 +102,11 @@ class Room:
                 "for fewer (--actors), or for fewer cores of each"
             )
         return cls(count, each, gpus, min(count, max(rooms)))
+
+
+def rooms_of(nodes: Sequence[tuple[int, int]], cores: int, gpus: int) -> list[int]:
+    """Return for how many actors each node has room, of so many cores and GPUs each."""
+    return [min(cpu // cores, gpu) if gpus else cpu // cores for cpu, gpu in nodes]
 
 
 class Cluster:
@@ -144,8 +151,8 @@ class Cluster:
         return len(ready) == len(refs)
 
     def has_room_for(self, count: int) -> bool:
-        """Whether the nodes that are alive have the cores for so many actors."""
-        return sum(cpu // self.room.cores for cpu, _ in self._nodes()) >= count
+        """Whether the nodes that are alive have the cores, and GPUs, for so many actors."""
+        return sum(rooms_of(self._nodes(), self.room.cores, self.room.gpus)) >= count
 
     def end(self, actor: Any) -> None:
         """End an actor, if it has not ended."""
