@@ -93,7 +93,7 @@ def opened(clients: int, folder: Path) -> dict[str, Any]:
         "open_s": known - start,
         "fingerprint_s": told - known,
         "ready_s": ready - told,
-        "bytes_per_client": (table.nbytes + truth.array.nbytes) / clients,
+        "bytes_per_client": (table.nbytes + np.asarray(truth.array).nbytes) / clients,
         "own_mb": after["RssAnon"] - before["RssAnon"],
         "mapped_mb": after["RssFile"] - before["RssFile"],
         "fetch_ms": 1e3 * median(fetched[1:]),

@@ -12,7 +12,7 @@ import torch
 from tests.tiny import LABELS, federation_of, linear, task_federation
 
 from fedclade import simulate
-from fedclade.core import ArrayMapping, DataError, Split, StatisticsQuery
+from fedclade.core import DataError, Split, StatisticsQuery
 from fedclade.data import ClientTable, Federation, SplitRows, statistics
 
 TRUTH = [0, 1, 2, 0]
@@ -154,8 +154,8 @@ def test_newcomers_join_in_arrays(as_table: Callable[[Federation], Federation]):
 def test_a_million_clients_take_less_than_200_bytes_each():
     n = 10**4
     starts, counts = np.arange(n) * 30, np.full(n, 10)
-    table = ClientTable(np.arange(n), np.arange(n), *(SplitRows(starts + 10 * k, counts) for k in range(3)))
-    truth = ArrayMapping(table.positions, np.arange(n) % 4)
-    assert table.nbytes + truth.array.nbytes < 200 * n
+    train, validation, test = (SplitRows(starts + 10 * k, counts) for k in range(3))
+    table, truth = ClientTable(np.arange(n), np.arange(n), train, validation, test), np.arange(n) % 4
+    assert table.nbytes + truth.nbytes < 200 * n
     assert table.lies_in_order
     assert table.positions.sequence == range(n)

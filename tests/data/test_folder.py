@@ -17,6 +17,7 @@ from tests.tiny import federation_of, task_federation
 from fedclade import load_federation, simulate
 from fedclade.core import DataError, Split
 from fedclade.data import ClientBlock, ClientTable, Federation, Pool, open_folder, write_federation, write_folder
+from fedclade.training.data import ClientsData
 
 TRUTH, SIZES = [0, 1, 2, 0], [24, 7, 30, 12]
 
@@ -88,6 +89,16 @@ def test_a_run_from_files_is_that_in_memory_bit_for_bit(source: str, engine: str
     assert mine == theirs
     for one, other in zip(runs[0].tree.nodes, runs[1].tree.nodes, strict=True):
         assert torch.equal(one.params, other.params)
+
+
+@pytest.mark.parametrize("budget", [0, 2**30])
+def test_what_clients_train_on_is_the_same_kept_or_fetched(budget: int, tmp_path: Path):
+    plain = load_federation("digits", clients=4, shift="rotation", clusters=2, partition="power_law")
+    data = ClientsData(written(plain, tmp_path / "out"), torch.device("cpu"), budget)
+    assert (data.bytes_kept > 0) == (budget > 0)
+    for client in plain.ids:
+        for mine, theirs in zip(data.of(client), plain.examples(client, "train"), strict=True):
+            assert torch.equal(mine, theirs)
 
 
 def test_plain_arrow_reads_the_files(tmp_path: Path):

@@ -245,7 +245,7 @@ def _blocks(federation: Federation, table: ClientTable) -> Iterator[ClientBlock]
             counts[some],
             ids,
             table.keys[some],
-            None if table.names is None else [table.all_names[place] for place in some.tolist()],
+            None if table.names is None else [table.all_names[int(place)] for place in some],
             None if truth is None else np.array([truth[client] for client in ids.tolist()], dtype=np.int64),
             None if table.view is None else table.view[some],
             None if table.quarter_turns is None else table.quarter_turns[some],
