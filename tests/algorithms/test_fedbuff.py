@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedclade import ConfigError, FedAvg, FedBuff, LocalTraining, RunError, RunInterrupted, simulate
+from fedclade import ConfigError, FedAvg, FedBuff, LocalTraining, Run, RunError, RunInterrupted, simulate
 from fedclade.algorithms.in_flight import FedBuffState
 from fedclade.channel import Faults
 from fedclade.core.queries import Round
@@ -101,9 +101,9 @@ def test_a_state_comes_back_from_a_checkpoint_as_it_was():
 def test_a_run_is_continued_bit_for_bit(tmp_path):
     def once_more(folder=None, stop=None):
         algorithm = FedBuff(concurrency=6, buffer_size=3)
-        return simulate(algorithm, linear(), TWELVE, local=SPEC, rounds=5, folder=folder, stop=stop)
+        return simulate(algorithm, linear(), TWELVE, local=SPEC, rounds=3, folder=folder, stop=stop)
 
-    for _ in range(4):
+    for _ in range(2):
         with pytest.raises(RunInterrupted):
             once_more(tmp_path / "run", lambda: True)
     run, whole = once_more(tmp_path / "run"), once_more()
@@ -154,6 +154,15 @@ def test_only_those_begin_that_are_there(tmp_path):
     assert [row["clients_present"] for row in run.metrics] == [12, 6, 6, 6]
     away = {int(client) for event in told(run, "left_out") for client in event["clients"]}
     assert away <= set(range(6, 12)), "they were in training when they went"
+
+
+def test_a_round_in_which_nobody_is_there_has_its_columns_too(tmp_path):
+    (tmp_path / "hours.csv").write_text("client,from,to\n" + "".join(f"c{client},10,20\n" for client in range(12)))
+    presence = Churn(trace=str(tmp_path / "hours.csv"), round_seconds=10.0)
+    simulate(FedBuff(), linear(), TWELVE, local=SPEC, rounds=3, presence=presence, folder=tmp_path / "run")
+    rows = Run.load(tmp_path / "run").metrics
+    assert [row["clients_present"] for row in rows] == [0, 12, 0]
+    assert [row["virtual_seconds"] is None for row in rows] == [True, False, True]
 
 
 def test_newcomers_come_to_a_cluster(tmp_path):

@@ -123,7 +123,7 @@ def daily(name: str) -> Run:
     return simulate(METHODS[name], "mclr", digits(), local=LocalTraining(lr=0.2), rounds=6, presence=presence)
 
 
-@pytest.mark.parametrize("name", ["cfl", "fl_hc", "fedgroup", "ifca", "pacfl", "local", "finetune"])
+@pytest.mark.parametrize("name", ["cfl", "fl_hc", "ifca", "pacfl", "finetune"])
 def test_those_alone_that_are_there_train_and_all_that_belong_are_evaluated(name):
     run, trace = daily(name), Trace.daily([c.key for c in digits().joined(digits().newcomers).clients], 0)
     for row in run.metrics:
