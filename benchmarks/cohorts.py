@@ -192,7 +192,7 @@ def server(method: str, clients: int, cohort: int, rounds: int) -> Line:
 def error(made: Federation, seed: int) -> Line:
     """Return the ARI of all clients clustered at once, and of samples with all others in the nearest cluster.
 
-    By the cosines of their updates at the initial model: average linkage, cut at the true number.
+    By the directions of their updates at the initial model: Ward's method, cut at the true number.
     """
     backend = Backend.simulated_by(made, "mclr", METHODS["fedavg"](), seed=seed, local=LOCAL, engine="stacked")
     ids, truth = list(made.ids), made.true_clusters
@@ -201,7 +201,7 @@ def error(made: Federation, seed: int) -> Line:
     draw, line = np.random.default_rng(seed), Line(seed=seed)
     for size in (*(n for n in SAMPLES if n < len(ids)), len(ids)):
         some = np.sort(draw.choice(len(ids), size, replace=False))
-        labels = cut(agglomerate(distances(unit[some], "cosine"), "average"), CLUSTERS)
+        labels = cut(agglomerate(distances(unit[some], "l2"), "ward"), CLUSTERS)
         means = torch.stack([unit[some[labels == k]].mean(0) for k in range(CLUSTERS)])
         nearest = (unit @ functional.normalize(means, dim=1).T).argmax(1)
         line[f"nearest to {size}"] = cluster_scores(dict(zip(ids, nearest.tolist(), strict=True)), truth)["ari"]
