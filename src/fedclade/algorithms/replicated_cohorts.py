@@ -173,7 +173,7 @@ def _merged(
         one, other = pairs[k]
         if gains[k] >= 0 and answered.intersection(both[k]) and not done.intersection(pairs[k]):
             done.update(pairs[k])
-            moved = dict[int, int].fromkeys(tree.nodes[other].members, one)
+            moved: dict[int, int] = dict.fromkeys(tree.nodes[other].members, one)
             tree = tree.reassigned(moved).with_model(one, means[k])
     return tree
 
