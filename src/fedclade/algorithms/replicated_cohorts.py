@@ -173,8 +173,8 @@ def _merged(
         one, other = pairs[k]
         if gains[k] >= 0 and answered.intersection(both[k]) and not done.intersection(pairs[k]):
             done.update(pairs[k])
-            moved: dict[int, int] = dict.fromkeys(tree.nodes[other].members, one)
-            tree = tree.reassigned(moved).with_model(one, means[k])
+            members: tuple[int, ...] = tree.nodes[other].members
+            tree = tree.reassigned(dict(zip(members, [one] * len(members), strict=True))).with_model(one, means[k])
     return tree
 
 
