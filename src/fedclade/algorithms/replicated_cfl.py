@@ -179,11 +179,11 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
     ) -> tuple[ReplicatedState, RoundLog]:
         """Run a round that asks nobody but the cohort."""
         tests = CohortTests(Parting(state.parts, state.part_size), self.sample, self.level, self.check_every)
-        before = state.tree
+        before, together = state.tree, len(state.tree.nodes) == 1
         tree, parts, events = cohort_round(before, state.early, cohort, tests, clients, this_round)
         if len(tree.nodes) == 1:
             state = replace(state, early=tuple(sorted({*state.early, *cohort})))
-        elif self.fallback and len(before.nodes) > 1:
+        elif self.fallback and not together:
             tree = tree.continued(train_beside(before, cohort, clients, this_round))
         elif self.fallback and (step := parts[0].step) is not None:
             tree = tree.continued(before.nodes[0].params + step)

@@ -173,7 +173,8 @@ def _merged(
         one, other = pairs[k]
         if gains[k] >= 0 and answered.intersection(both[k]) and not done.intersection(pairs[k]):
             done.update(pairs[k])
-            tree = tree.reassigned(dict.fromkeys(tree.nodes[other].members, one)).with_model(one, means[k])
+            members: tuple[int, ...] = tree.nodes[other].members
+            tree = tree.reassigned(dict(zip(members, [one] * len(members), strict=True))).with_model(one, means[k])
     return tree
 
 
@@ -210,8 +211,9 @@ def _split(
         return tree, [found.event]
     cached = [found.updates.signatures_of(cluster) for cluster in found.clusters]
     number, start = this_round.number, found.node.params
-    how = {"params": start, "cached": cached, "round_number": number, "criteria": found.criteria}
-    tree = tree.split(found.node.id, found.clusters, **how)
+    tree = tree.split(
+        found.node.id, found.clusters, params=start, cached=cached, round_number=number, criteria=found.criteria
+    )
     children = tree.children(found.node.id)
     for child in children:
         if found.updates.deltas is not None:
