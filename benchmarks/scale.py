@@ -44,7 +44,7 @@ BIGGER = (10**7, 10**8)
 PARTS = ("seconds_train", "seconds_evaluate", "seconds_server")
 
 LOCAL = {"epochs": 1, "batch_size": 10, "lr": 0.05}
-FEDGROUP = {"name": "fedgroup", "groups": 4, "pretrain_scale": 250, "cold_start": "sampled"}
+GOAL_LOCAL = {**LOCAL, "epochs": 5}
 
 
 def fedclade(*arguments: str | Path) -> tuple[float, int]:
@@ -77,7 +77,7 @@ def run(data: Path, folder: Path, settings: Mapping[str, Any], actors: int = 0) 
     """Run a config; return what the parts of it took, and how it ended."""
     config = folder.with_suffix(".toml")
     shared = {"model": {"name": "mclr"}, "local": LOCAL, "data": {"folder": str(data)}}
-    config.write_text(tomli_w.dumps({**settings, **shared}))
+    config.write_text(tomli_w.dumps({**shared, **settings}))
     on_ray = ["--engine", "ray", "--actors", str(actors)] if actors else []
     seconds, peak = fedclade("run", config, "--out", folder, "--quiet", *on_ray)
     rows = pq.read_table(folder / "metrics.parquet").to_pylist()
@@ -91,6 +91,7 @@ def run(data: Path, folder: Path, settings: Mapping[str, Any], actors: int = 0) 
         **{part: median(row[part] for row in later) for part in PARTS},
         "trained": sum(row["clients_trained"] for row in rows),
         "clusters": summary["clusters"],
+        "ari_assigned": rows[-1]["ari_assigned"],
     }
 
 
@@ -119,7 +120,8 @@ def goal(out: Path, cohort: int) -> Line:
     data = out / f"planted-{GOAL_CLIENTS}"
     made = once(data.with_suffix(".json"), lambda: build(GOAL_CLIENTS, data))
     every = {"evaluate_every": GOAL_ROUNDS // 5, "evaluate_clients": EVALUATED}
-    settings = {"rounds": GOAL_ROUNDS, "client_fraction": cohort / GOAL_CLIENTS, **every, "algorithm": FEDGROUP}
+    settings = {"rounds": GOAL_ROUNDS, "client_fraction": cohort / GOAL_CLIENTS, **every, "local": GOAL_LOCAL}
+    settings["algorithm"] = {"name": "rcfl"}
     return made | once(out / "goal.json", lambda: run(data, out / "goal", settings) | report(out / "goal"))
 
 
