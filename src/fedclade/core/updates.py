@@ -155,7 +155,15 @@ class Updates:
 
     @property
     def signatures(self) -> Tensor:
-        """What clients are compared by, ``[n, R]``: by default the update without its buffers, ``[n, D]``."""
+        """What clients are compared by, ``[n, R]``: by default the update without its buffers, ``[n, D]``.
+
+        An UpdateError is raised if the run streams and keeps none.
+        """
+        if self.deltas is None and self.sketches is not None and self.sketches.shape[1] == 0:
+            raise UpdateError(
+                f"the signatures of {len(self.ids)} clients are needed, but this run streams, and keeps none where an "
+                "algorithm's compares is False; let it be True, or set stream = false"
+            )
         return self.required_deltas[:, : self.n_parameters] if self.sketches is None else self.sketches
 
     def select(self, members: Sequence[int]) -> Updates:
@@ -214,7 +222,9 @@ class Updates:
             n_parameters=self.n_parameters,
             deltas=None if sums is not None else torch.cat([self.required_deltas, other.required_deltas]),
             sums=sums,
-            sketches=None if self.sketches is None else torch.cat([self.sketches, other.signatures]),
+            sketches=None
+            if self.sketches is None
+            else torch.cat([self.sketches, other.signatures if other.sketches is None else other.sketches]),
             parts=None if self.parts is None or other.parts is None else torch.cat([self.parts, other.parts]),
             left_out=left_out,
         )

@@ -127,7 +127,7 @@ class Backend:
         bytes_each = layout.size * initial.itemsize
         streams = decide_stream(settings, algorithm, len(federation) * bytes_each, budget, remote)
         sizes = {client.id: len(client.train) for client in federation.clients}
-        compared = Nothing() if streams and not algorithm.compares else sketch
+        compared = Nothing() if streams and sketch is None else sketch  # an algorithm that compares has one
         streaming = Streaming(sizes, updates_at_once(bytes_each, initial.device, budget)) if streams else None
         retrying = Retrying(tells_releases=privacy is not None)
         private = Privatizing(privacy, keyed_noise(keys)) if privacy else None
