@@ -210,6 +210,8 @@ class Updates:
         left_out = {c: why for c, why in {**self.left_out, **other.left_out}.items() if c not in self.ids + other.ids}
         if not self.ids or not other.ids:
             return replace(self if self.ids else other, left_out=left_out)
+        if (sketches := self.sketches) is not None:
+            sketches = torch.cat([sketches, other.signatures if other.sketches is None else other.sketches])
         sums = None
         if self.sums is not None and other.sums is not None:
             behind = other.sums.group + len(self.sums.groups)
@@ -222,9 +224,7 @@ class Updates:
             n_parameters=self.n_parameters,
             deltas=None if sums is not None else torch.cat([self.required_deltas, other.required_deltas]),
             sums=sums,
-            sketches=None
-            if self.sketches is None
-            else torch.cat([self.sketches, other.signatures if other.sketches is None else other.sketches]),
+            sketches=sketches,
             parts=None if self.parts is None or other.parts is None else torch.cat([self.parts, other.parts]),
             left_out=left_out,
         )
