@@ -5,7 +5,19 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedclade import CFL, FedAvg, Local, LocalTraining, Oracle, ReplicatedCFL
+from fedclade import (
+    CFL,
+    ConfigError,
+    FedAvg,
+    FeSEM,
+    Local,
+    LocalTraining,
+    Oracle,
+    ReplicatedCFL,
+    RunSettings,
+    Signature,
+    simulate,
+)
 from fedclade.algorithms import Algorithm
 from fedclade.channel.middleware import Channel
 from fedclade.channel.signature import CountSketch, Sketching
@@ -13,6 +25,7 @@ from fedclade.core.aggregate import mean
 from fedclade.core.clients import Clients
 from fedclade.core.queries import Round
 from fedclade.core.updates import Updates
+from fedclade.runs.backend import decide_stream
 from tests.tiny import ScriptedClients, SpyClients, federation_of, linear, play, replicating, simulated, streamed
 
 SIZES = {0: 4, 1: 9, 2: 9, 3: 2, 4: 5}
@@ -143,3 +156,28 @@ def test_the_order_of_clients_in_a_call_changes_nothing_in_a_stream():
     one, other = (stream.train(order, params[None], [0] * 8, this_round) for order in orders)
     assert torch.equal(one.sums.groups, other.sums.groups)
     assert torch.equal(one.signatures, other.select(range(8)).signatures)
+
+
+def test_a_method_that_compares_nothing_streams_without_sketches():
+    federation, settings = federation_of(TRUTH, EXAMPLES, seed=1), {"rounds": 2, "local": SPEC, "engine": "loop"}
+    plain, stream = (simulate(FedAvg(), linear(1), federation, stream=each, **settings) for each in (False, True))
+    torch.testing.assert_close(stream.tree.nodes[0].model, plain.tree.nodes[0].model)
+    with pytest.raises(ConfigError, match="stream = true: signatures of kind 'full'"):
+        simulate(CFL(), linear(1), federation, stream=True, **settings)
+    assert not any(kind.compares for kind in (FedAvg(), Local(), Oracle(dict(enumerate(TRUTH)))))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "signature", "streams"),
+    [
+        (FedAvg(), Signature(), True),
+        (CFL(), Signature(), False),
+        (CFL(), Signature(kind="projected"), True),
+        (FeSEM(), Signature(kind="projected"), False),
+    ],
+)
+def test_updates_that_come_from_elsewhere_are_summed_there_where_that_will_do(algorithm, signature, streams):
+    settings = RunSettings(signature=signature)
+    assert decide_stream(settings, algorithm, 1000, 10**9, remote=True) == streams
+    assert not decide_stream(settings, algorithm, 1000, 10**9)
+    assert decide_stream(settings, algorithm, 10**9, 10**9) == streams

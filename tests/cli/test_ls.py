@@ -125,3 +125,9 @@ def test_cite_asks_what_is_not_fedclades_own_for_its_citation(command: Callable[
     )
     assert "unknown name to cite 'cluster'; did you mean 'clusters'?" in command("cite", "cluster")[1]
     assert "what to cite, 'users_package:Cluster' cannot be imported" in command("cite", "users_package:Cluster")[1]
+
+
+def test_ls_lists_engines_and_those_of_a_cluster(command: Callable[..., tuple[list[str], str]]):
+    lines, _ = command("ls", "engines")
+    assert "stacked all clients in one batched program" in lines
+    assert "ray clients on the actors of a Ray cluster, each with an engine of its own" in lines

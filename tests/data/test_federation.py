@@ -183,3 +183,11 @@ def test_newcomers_have_ids_of_their_own():
     assert Federation(POOL, (client(0),), newcomers=late).newcomers is late
     with pytest.raises(DataError, match=r"newcomers should have ids of their own, got these of other clients: \[2\]"):
         Federation(POOL, (client(2), client(3)), newcomers=late)
+
+
+def test_a_shard_holds_some_of_the_clients_over_the_same_pool():
+    whole = Federation(POOL, (client(0), client(1), client(2)), {0: 0, 1: 1, 2: 0})
+    shard = whole.shard({2, 0})
+    assert shard.ids == (0, 2)
+    assert shard.pool is whole.pool
+    assert shard.true_clusters is None

@@ -500,12 +500,12 @@ def test_auto_streams_when_updates_take_more_than_a_quarter_of_the_memory(memory
 
 
 def test_auto_never_streams_full_signatures_but_says_what_would_help(caplog):
-    assert run_of(CFL(), memory=1000).config["stream"] is False
+    assert run_of("cfl", memory=1000).config["stream"] is False
     assert "with signature.kind = 'projected' it would stream and keep none of them" in caplog.text
     caplog.clear()
-    run_of(CFL(), memory="1GB")
-    assert run_of(memory=1000).config["stream"] is True, "as federated averaging compares nothing"
+    run_of("cfl", memory="1GB")
     assert caplog.text == ""
+    assert run_of("fedavg", memory=1000).config["stream"] is True, "which compares none"
 
 
 class LooksAtEach(FedAvg):
@@ -531,10 +531,26 @@ def test_to_stream_full_signatures_is_refused():
         "stream = true: signatures of kind 'full' take as much memory as the updates; set signature.kind = 'projected'"
     )
     with pytest.raises(ConfigError, match=text):
-        run_of(CFL(), stream=True)
+        run_of("cfl", stream=True)
     with pytest.raises(ConfigError) as caught:
         run_of(LooksAtEach(), stream=True)
     assert len(str(caught.value).splitlines()) == 2
+
+
+class LooksAtSignatures(FedAvg):
+    """An algorithm that compares updates, and does not say so."""
+
+    def step(self, state, cohort, clients, this_round):
+        models, rows = state.tree.models([0] * len(cohort))
+        clients.train(cohort, models, rows, this_round).signatures.sum()
+        return super().step(state, cohort, clients, this_round)
+
+
+def test_signatures_that_a_stream_does_not_keep_are_not_taken_for_equal_ones():
+    run_of(LooksAtSignatures(), rounds=1)
+    with pytest.raises(UpdateError, match="this run streams, and keeps none where an algorithm's compares is False"):
+        run_of(LooksAtSignatures(), rounds=1, stream=True)
+    run_of(LooksAtSignatures(), rounds=1, stream=True, signature=PROJECTED)
 
 
 def test_a_sample_of_the_clients_is_evaluated() -> None:

@@ -279,3 +279,22 @@ def test_a_parameter_of_the_users_own_trains(batched_is_fastest):
     expected, _ = LoopEngine().train(task(perceptron(Scaled())))
     assert engine.name in TOGETHER
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_one_thread_may_train_convolutions_with_their_channels_last(monkeypatch):
+    def network() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Unflatten(1, (1, 2, 3)), nn.Conv2d(1, 4, 2), nn.Flatten(), nn.Linear(8, LABELS))
+
+    offered = []
+    monkeypatch.setattr(auto, "fastest", lambda engines, _: offered.append(list(engines)) or list(engines)[-2])
+    engine = build_engine("auto")
+    got, _ = engine.train(task(network()))
+    assert offered == [["stacked", "loop, channels last", "loop"]]
+    assert (engine.name, engine.resolved) == ("loop", "loop, channels last")
+    torch.testing.assert_close(got, LoopEngine().train(task(network()))[0], rtol=1e-4, atol=1e-6)
+    again, _ = build_engine("auto", engine.resolved).train(task(network()))
+    assert torch.equal(again, got)
+    offered.clear()
+    build_engine("auto").train(task(perceptron()))
+    assert offered == [["stacked", "loop"]], "there is nothing to keep last"

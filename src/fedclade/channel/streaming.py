@@ -62,7 +62,7 @@ class Tally:
         self._left_out |= updates.left_out
         places = [self._place_of[client] for client in updates.ids]
         for name in ("sizes", "losses", "norms", "signatures", *(["parts"] if updates.parts is not None else [])):
-            whole: Tensor = getattr(self._kept, name)
+            whole: Tensor = getattr(self._kept, "sketches" if name == "signatures" else name)
             whole[places] = getattr(updates, name).to(whole)
         members: dict[int, list[int]] = defaultdict(list)
         for client, place in zip(updates.ids, places, strict=True):

@@ -155,7 +155,15 @@ class Updates:
 
     @property
     def signatures(self) -> Tensor:
-        """What clients are compared by, ``[n, R]``: by default the update without its buffers, ``[n, D]``."""
+        """What clients are compared by, ``[n, R]``: by default the update without its buffers, ``[n, D]``.
+
+        An UpdateError is raised if the run streams and keeps none.
+        """
+        if self.deltas is None and self.sketches is not None and self.sketches.shape[1] == 0:
+            raise UpdateError(
+                f"the signatures of {len(self.ids)} clients are needed, but this run streams, and keeps none where an "
+                "algorithm's compares is False; let it be True, or set stream = false"
+            )
         return self.required_deltas[:, : self.n_parameters] if self.sketches is None else self.sketches
 
     def select(self, members: Sequence[int]) -> Updates:
@@ -202,6 +210,8 @@ class Updates:
         left_out = {c: why for c, why in {**self.left_out, **other.left_out}.items() if c not in self.ids + other.ids}
         if not self.ids or not other.ids:
             return replace(self if self.ids else other, left_out=left_out)
+        if (sketches := self.sketches) is not None:
+            sketches = torch.cat([sketches, other.signatures if other.sketches is None else other.sketches])
         sums = None
         if self.sums is not None and other.sums is not None:
             behind = other.sums.group + len(self.sums.groups)
@@ -214,7 +224,7 @@ class Updates:
             n_parameters=self.n_parameters,
             deltas=None if sums is not None else torch.cat([self.required_deltas, other.required_deltas]),
             sums=sums,
-            sketches=None if self.sketches is None else torch.cat([self.sketches, other.signatures]),
+            sketches=sketches,
             parts=None if self.parts is None or other.parts is None else torch.cat([self.parts, other.parts]),
             left_out=left_out,
         )

@@ -128,7 +128,7 @@ class Backend:
         sketch = signature.sketch(seed, layout)
         bytes_each = layout.size * initial.itemsize
         streams = decide_stream(settings, algorithm, len(federation) * bytes_each, budget, remote)
-        compared = Nothing() if streams and not algorithm.compares else sketch
+        compared = Nothing() if streams and sketch is None else sketch  # an algorithm that compares has one
         at_once = updates_at_once(bytes_each, initial.device, budget)
         streaming = Streaming(federation.sizes, at_once) if streams else None
         retrying = Retrying(tells_releases=privacy is not None)
