@@ -7,6 +7,7 @@ import stat
 from pathlib import Path
 
 import pytest
+import torch
 from torch import nn
 
 from fedclade import LocalTraining
@@ -77,7 +78,13 @@ def test_settings_are_checked_before_anybody_is_waited_for():
 def test_a_stream_that_cannot_be_is_refused():
     grid = grid_of(federation_of(FOUR))
     with pytest.raises(ConfigError, match="stream = true"):
-        federated(grid, "fedavg", stream=True)
+        federated(grid, "cfl", stream=True)
+
+
+def test_a_stream_of_whole_updates_is_as_good_where_none_are_compared():
+    plain, stream = (federated(grid_of(federation_of(FOUR)), "fedavg", rounds=2, stream=each) for each in (False, True))
+    assert stream.config["stream"] is True
+    torch.testing.assert_close(stream.tree.nodes[0].params, plain.tree.nodes[0].params)
 
 
 def test_the_config_that_is_noted_says_what_was_run():

@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 from torch import nn
 
 from fedclade.algorithms import Algorithm, build_algorithm
-from fedclade.channel import Channel, Meter, Retrying, Streaming, Timing, server_side
+from fedclade.channel import Channel, Meter, Nothing, Retrying, Streaming, Timing, server_side
 from fedclade.core import ConfigError, DataSpec, Layout, StatisticsQuery, checked, owner_only, require
 from fedclade.flower import wire
 from fedclade.flower.admission import Identity
@@ -198,7 +198,8 @@ def federate(
         task = settings.task.of(joined.schema, registry.statistics.labels)
     joined.columns = registry.scales
     retrying = Retrying(tells_releases=settings.privacy is not None)
-    middleware = [Timing(meter), *server_side(retrying, sketch, Streaming() if streams else None)]
+    compared = Nothing() if streams and sketch is None else sketch  # an algorithm that compares has one
+    middleware = [Timing(meter), *server_side(retrying, compared, Streaming() if streams else None)]
     if registry.secret:
         drawn = drawn_by_clients(grid_clients, algorithm.initial_models)  # those of the server's seed are no secret
         initial = drawn[0] if algorithm.initial_models == 1 else drawn
