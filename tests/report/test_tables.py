@@ -12,6 +12,8 @@ import fedclade
 from fedclade.core.params import Layout
 from fedclade.core.tree import ParameterTree
 from fedclade.report.decisions import check_table, decision_tables, event_table
+from fedclade.report.page.cards import run_cards
+from fedclade.report.run_view import RunView
 from fedclade.report.tables import cluster_table, run_table, tree_view
 from fedclade.tasks.scores import spread
 
@@ -292,3 +294,15 @@ def test_tree_view_tells_a_p_value_however_small():
     root = replace(star.nodes[0], criteria={"p_value": 0.00025, "gain_before": 0.3})
     text = "\n".join(lines(tree_view(ParameterTree((root, *star.nodes[1:])))))
     assert "split at p 0.00025, gain before 0.30" in text
+
+
+def test_recovery_is_also_that_of_the_clients_in_a_cluster(make_run):
+    """Of a million clients few have trained; those that have not are in no cluster."""
+    run = make_run([(0, 2)], truth=[0, 0, 1, 1])
+    all_in = lines(run_table(run))
+    clusters = {**run.summary["clusters"], "sizes": [2, 1], "ari": 0.25, "ari_assigned": 0.75}
+    some = replace(run, summary={**run.summary, "clusters": clusters})
+    assert "ARI 0.75 of the 3 clients in a cluster" in "\n".join(lines(run_table(some)))
+    assert "in a cluster" not in "\n".join(all_in)
+    (card,) = (card for card in run_cards(RunView(some)) if card.label == "ARI")
+    assert (card.value, card.note) == ("0.75", "of 3 clients in a cluster; 0.25 of all")

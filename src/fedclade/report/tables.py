@@ -99,6 +99,8 @@ def _facts(run: Run) -> Iterator[tuple[str, str]]:
     yield "clusters", f"{clusters['found']} found{known}; sizes {shortened([str(n) for n in clusters['sizes']])}"
     if clusters["ari"] is not None:
         yield "recovery", f"ARI {number(clusters['ari'])}, NMI {number(clusters['nmi'])}"
+        if (inside := sum(clusters["sizes"])) < s["clients"] and (ari := clusters.get("ari_assigned")) is not None:
+            yield "", f"ARI {number(ari)} of the {count(inside, 'client')} in a cluster"
     if own := s.get("own_models"):
         yield "own models", f"{own} of {count(s['clients'], 'client')} served with one"
     yield from _target(s)

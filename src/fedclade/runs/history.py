@@ -127,6 +127,7 @@ class History:
                 "found": len(_sizes(tree)),
                 "true": None if truth is None else len(set(truth.values())),
                 "ari": last["ari"],
+                **({"ari_assigned": assigned} if (assigned := last.get("ari_assigned")) != last["ari"] else {}),
                 "nmi": last["nmi"],
                 "sizes": _sizes(tree),
             },

@@ -52,7 +52,7 @@ def cluster_scores(found: Mapping[int, int], truth: Mapping[int, int] | None) ->
     return {"ari": ari, "nmi": nmi}
 
 
-@lru_cache(maxsize=1)  # in most rounds clusters are those of the round before
+@lru_cache(maxsize=2)  # in most rounds clusters are those of the round before
 def _agreement(true_labels: bytes, found_labels: bytes) -> tuple[float, float]:
     from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score  # slow to import: only where used
 

@@ -30,7 +30,10 @@ def run_cards(view: RunView) -> list[Card]:
     )
     cards.append(Card("Clusters", f"{clusters['found']:,}", ", ".join(filter(None, [known, each]))))
     if clusters["ari"] is not None:
-        cards.append(Card("ARI", number(clusters["ari"]), f"NMI {number(clusters['nmi'])}; 1 is the truth"))
+        ari, below = clusters["ari"], f"NMI {number(clusters['nmi'])}; 1 is the truth"
+        if sum(sizes) < s["clients"] and (assigned := clusters.get("ari_assigned")) is not None:
+            ari, below = assigned, f"of {sum(sizes):,} clients in a cluster; {number(ari)} of all"
+        cards.append(Card("ARI", number(ari), below))
     if personal := personal_part(view.run):
         what = f"{personal.numbers} of a model: {shortened(personal.names, limit=3)}"
         cards.append(Card("Stays with clients", percent(personal.share), what))

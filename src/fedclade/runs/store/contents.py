@@ -19,7 +19,10 @@ _SCORES = {**dict.fromkeys(("mean", "std", "min", "max", "p10", "p50", "p90", "w
 SUMMARY = {
     **{"format": object, "algorithm": str, "data": str, "model": str, "seed": int, "rounds": int, "clients": int},
     "metrics?": [{"name": str, "higher_is_better": bool, "share": bool}],
-    "clusters": {**{"found": int, "true": (int, None), "sizes": [int]}, **{"ari": (float, None), "nmi": (float, None)}},
+    "clusters": {
+        **{"found": int, "true": (int, None), "sizes": [int]},
+        **{"ari": (float, None), "nmi": (float, None), "ari_assigned?": (float, None)},
+    },
     "target": {
         **{"share_of_clients": (float, None), ...: (float, None)},
         **{"rounds_to_target": (int, None), "bytes_to_target": (complex, None)},
