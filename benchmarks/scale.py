@@ -2,7 +2,7 @@
 
 Synthetic clients of four planted clusters, with 10 to 200 examples each (Zipf), lie in folders of Arrow files. Of each
 population 1 % and 100 % train logistic regression in a round, one epoch in batches of 10, and 1,000 are evaluated; what
-a round takes is its median but for the first. Every command is a process of its own, whose peak memory the system
+a round takes is its median but for the first. Cohorts above ``--largest`` are left out. Every command is a process of its own, whose peak memory the system
 reports; pages of the mapped files count there, too. A model of the cost is fitted to the rows.
 
     python benchmarks/scale.py --out DIR                          # the table, and the model of the cost
@@ -177,6 +177,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder for data, runs and what was measured")
     parser.add_argument("--clients", nargs="*", type=int, default=CLIENTS)
     parser.add_argument("--shares", nargs="*", type=float, default=SHARES, help="of the clients in a cohort")
+    parser.add_argument("--largest", type=int, default=100_000, help="leave larger cohorts out")
     parser.add_argument("--actors", nargs="*", type=int, default=(), help="Ray actors to run on, besides")
     parser.add_argument("--goal", action="store_true", help="the million clients in clusters, and nothing else")
     parser.add_argument("--cohort", type=int, default=1_000, help="of the million")
@@ -187,9 +188,10 @@ def main() -> None:
     if arguments.goal:
         console.print_json(json.dumps(goal(out, arguments.cohort)))
         return
-    cases = [
+    every = (
         (n, share, actors) for n in arguments.clients for share in arguments.shares for actors in (0, *arguments.actors)
-    ]
+    )
+    cases = [case for case in every if case[0] * case[1] <= arguments.largest]
     lines = [measured(*case, out) for case in cases]
     console.print(shown(lines))
     if len({line["clients"] for line in lines}) > 2:

@@ -102,8 +102,8 @@ def lowest_p_value(clients: int, parts: int) -> float:
 
     It is no smaller than what shuffles can resolve.
     """
-    half = clients // 2 * parts
-    ways = math.comb(clients * parts, half)
+    half = min(100, clients // 2 * parts)  # from there on shuffles are what limits it, and of millions ways are long
+    ways = math.comb(min(clients * parts, 200), half)
     return max(2 / ways if clients % 2 == 0 else 1 / ways, DRAWS_TO_RESOLVE / MOST_DRAWS)
 
 
