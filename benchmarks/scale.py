@@ -2,8 +2,9 @@
 
 Synthetic clients of four planted clusters, with 10 to 200 examples each (Zipf), lie in folders of Arrow files. Of each
 population 1 % and 100 % train logistic regression in a round, one epoch in batches of 10, and 1,000 are evaluated; what
-a round takes is its median but for the first. Cohorts above ``--largest`` are left out. Every command is a process of its own, whose peak memory the system
-reports; pages of the mapped files count there, too. A model of the cost is fitted to the rows.
+a round takes is its median but for the first. Cohorts above ``--largest`` are left out. Every command is a process of
+its own, whose peak memory the system reports; pages of the mapped files count there, too. A model of the cost is fitted
+to the rows.
 
     python benchmarks/scale.py --out DIR                          # the table, and the model of the cost
     python benchmarks/scale.py --out DIR --clients 1000 10000     # less

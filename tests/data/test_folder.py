@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -206,3 +207,19 @@ def test_another_format_is_refused(tmp_path: Path):
     header.write_text(json.dumps({**json.loads(header.read_text()), "format": 9}))
     with pytest.raises(DataError, match="has format 9, this version of fedclade reads 1"):
         open_folder(tmp_path / "out")
+
+
+def test_to_another_process_travels_the_path_and_not_the_examples(tmp_path: Path):
+    found = written(federation_of(TRUTH, SIZES), tmp_path / "out")
+    sent = pickle.dumps(found)
+    assert len(sent) < len(pickle.dumps(federation_of(TRUTH, SIZES).pool))
+    again = pickle.loads(sent)
+    same_examples(found, again)
+    assert again.fingerprint == found.fingerprint
+    write_federation(federation_of(TRUTH, [9, 9, 9, 9]), tmp_path / "other")
+    (tmp_path / "out").rename(tmp_path / "away")
+    with pytest.raises(DataError, match=r"out is not there; a run from a folder of data needs it on every machine"):
+        pickle.loads(sent)
+    (tmp_path / "other").rename(tmp_path / "out")
+    with pytest.raises(DataError, match="holds other data than where the run began"):
+        pickle.loads(sent)

@@ -33,6 +33,38 @@ def open_folder(folder: str | Path, augment: Augment | str | None = None) -> Fed
     examples, clients = (Mapped(folder / name, int(sizes.get(name, 0))) for name in (EXAMPLES, CLIENTS))
     if hashlib.sha256(clients.whole).hexdigest() != header.clients_digest:
         raise DataError(f"{folder / CLIENTS} is damaged: its SHA-256 is not that of {folder}'s header; {INTACT}")
+    pool = _pool(folder, header, examples)
+    table, truth = _table(clients, header)
+
+    def of(some: slice, text: str, newcomers: Federation | None = None) -> Federation:
+        mine = table[some]
+        known = None if truth is None else ArrayMapping(mine.positions, truth[some])
+        return Federation(pool, mine, known, text, newcomers, augment_of(augment))
+
+    late = None
+    if header.newcomers:
+        late = of(slice(header.clients, None), f"{header.name}, {header.newcomers} newcomers")
+    return of(slice(0, header.clients), header.description, late)
+
+
+def open_pool(folder: str, digest: str) -> Pool:
+    """Map the examples of a folder again, in another process.
+
+    Raises
+    ------
+    DataError
+        If the folder is not there, or is another.
+    """
+    there = Path(folder)
+    if not there.is_dir():
+        raise DataError(f"{there} is not there; a run from a folder of data needs it on every machine, at one path")
+    header = Header.read(there)
+    if header.digest != digest:
+        raise DataError(f"{there} holds other data than where the run began; it should be the same on every machine")
+    return _pool(there, header, Mapped(there / EXAMPLES, int(header.sizes.get(EXAMPLES, 0))))
+
+
+def _pool(folder: Path, header: Header, examples: Mapped) -> Pool:
     x, y = (
         torch.from_numpy(examples.array(name, header.examples, kind, tuple(shape)))
         for name, (kind, shape) in (("x", header.inputs), ("y", header.targets))
@@ -52,18 +84,8 @@ def open_folder(folder: str | Path, augment: Augment | str | None = None) -> Fed
         std=header.std,
         columns=None if header.columns is None else _columns(header.columns),
     )
-    pool.known(header.digest)
-    table, truth = _table(clients, header)
-
-    def of(some: slice, text: str, newcomers: Federation | None = None) -> Federation:
-        mine = table[some]
-        known = None if truth is None else ArrayMapping(mine.positions, truth[some])
-        return Federation(pool, mine, known, text, newcomers, augment_of(augment))
-
-    late = None
-    if header.newcomers:
-        late = of(slice(header.clients, None), f"{header.name}, {header.newcomers} newcomers")
-    return of(slice(0, header.clients), header.description, late)
+    pool.known(header.digest, open_pool, str(folder.absolute()), header.digest)
+    return pool
 
 
 def _table(clients: Mapped, header: Header) -> tuple[ClientTable, Indices | None]:

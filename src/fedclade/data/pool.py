@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import numbers
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal, get_args
+from typing import Any, Literal, SupportsIndex, get_args
 
 import numpy as np
 import torch
@@ -100,6 +101,8 @@ class Pool:
     columns: Columns | None = None
     digest: str | None = field(default=None, init=False)
     """SHA-256 of ``x`` and ``y`` where a file says it, so that they need not be read; a changed pool has none."""
+    reopened: tuple[Callable[..., Pool], tuple[str, ...]] | None = field(default=None, init=False, repr=False)
+    """The call by which another process maps the same file."""
 
     def __post_init__(self) -> None:
         if self.task not in get_args(TaskKind):
@@ -161,10 +164,17 @@ class Pool:
         y = as_targets(y, f"targets of pool {name!r}", task)
         return cls(name, x, y, groups_of(y, task), train, test, outputs or outputs_of(y, task), **more)
 
-    def known(self, digest: str) -> None:
-        """Note what the writer of a file found out: its digest, and that all inputs are finite."""
+    def known(self, digest: str, reopen: Callable[..., Pool], *arguments: str) -> None:
+        """Note what the writer of a file found out: its digest, and that all inputs are finite.
+
+        To another process the pool travels as the call that maps the file there.
+        """
         object.__setattr__(self, "digest", digest)
+        object.__setattr__(self, "reopened", (reopen, arguments))
         self.__dict__["not_finite"] = np.empty(0, dtype=np.int64)
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
+        return self.reopened or super().__reduce_ex__(protocol)
 
     @cached_property
     def not_finite(self) -> Indices:
