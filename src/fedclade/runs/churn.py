@@ -116,7 +116,7 @@ class Churn:
         if self.trace is None:
             return None
         if self.trace == DAILY:
-            trace = Trace.daily([client.key for client in everybody.clients], seed)
+            trace = Trace.daily(list(everybody.keys.values()), seed)
         else:
             trace = Trace.read(Path(self.trace), everybody, self.trace_period)
         return Timetable(trace, everybody.ids, self.round_seconds)
