@@ -12,7 +12,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from fedclade import CFL, ConfigError, FedGroup, LocalTraining, MissingExtraError, Run, UpdateError, assign, simulate
+from fedclade import (
+    CFL,
+    ConfigError,
+    FedGroup,
+    LocalTraining,
+    MissingExtraError,
+    ReplicatedCFL,
+    Run,
+    RunSettings,
+    UpdateError,
+    assign,
+    simulate,
+)
 from fedclade.channel.faults import Faults
 from fedclade.channel.ledger import Budget, Ledger, epsilon_of
 from fedclade.channel.middleware import Channel
@@ -272,6 +284,15 @@ def test_privacy_goes_with_permutation_and_faults():
 def test_an_algorithm_that_asks_for_more_is_refused_before_the_run(algorithm, what):
     with pytest.raises(ConfigError, match=f"clients with differential privacy do not tell {what}"):
         run_of(algorithm)
+
+
+def test_what_is_asked_besides_may_depend_on_how_many_clients_there_are():
+    """Of more than a thousand clients, rcfl sends those of a cohort the clusters' models for their losses."""
+    few, some = 1000, RunSettings(privacy=PRIVACY, client_fraction=0.01)
+    some.check_algorithm(ReplicatedCFL(), few)
+    replace(some, client_fraction=1.0).check_algorithm(ReplicatedCFL(), few + 1)
+    with pytest.raises(ConfigError, match="do not tell training losses that ReplicatedCFL asks for"):
+        some.check_algorithm(ReplicatedCFL(), few + 1)
 
 
 def test_without_dp_accounting_a_run_does_not_begin(monkeypatch):

@@ -89,6 +89,10 @@ class Algorithm(ABC, Generic[S]):
         """How many initial models, each drawn by itself, ``init`` starts from."""
         return 1
 
+    def asks(self, clients: int, fraction: float) -> str:
+        """Return :attr:`asks_for` of a run of so many clients with this fraction of them in a round."""
+        return self.asks_for
+
     def too_short(self, rounds: int) -> str:
         """Return what a run of so few rounds misses of the method, as a sentence with advice; nothing by default."""
         return ""

@@ -115,6 +115,10 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
         """Whether a step works on the updates of single clients."""
         return False
 
+    def asks(self, clients: int, fraction: float) -> str:
+        """Return what clients report besides updates: of many, those of a cohort tell losses of the clusters' models."""
+        return "training losses" if clients > MANY_CLIENTS and fraction < 1 else ""
+
     def too_short(self, rounds: int) -> str:
         """Return what a run of so few rounds misses: to go apart."""
         if rounds >= EARLY_ROUNDS:

@@ -168,7 +168,7 @@ def federate(
     if algorithm.simulated:
         raise ConfigError(f"{type(algorithm).__name__} runs in a simulation alone, since {algorithm.simulated}")
     settings = settings.completed(algorithm)
-    settings.check_algorithm(algorithm)
+    settings.check_algorithm(algorithm, len(joined))
     task = settings.task.of(joined.schema)
     registry.check_task(task.described)
     target = target_of(settings, task)

@@ -128,8 +128,8 @@ class RunSettings:
         """Which parts the model has."""
         return Parts(freeze=self.freeze, personal=self.personal, adapter=self.adapter)
 
-    def check_algorithm(self, algorithm: Algorithm) -> None:
-        """Check that an algorithm can run with these settings.
+    def check_algorithm(self, algorithm: Algorithm, clients: int = 0) -> None:
+        """Check that an algorithm can run with these settings, with so many clients if that is known.
 
         Raises
         ------
@@ -148,8 +148,8 @@ class RunSettings:
                 "stream = true: signatures of kind 'full' take as much memory as the updates; set signature.kind = "
                 "'projected'"
             )
-        if self.privacy and algorithm.asks_for:
-            problems.append(str(refusal(f"{algorithm.asks_for} that {name} asks for")))
+        if self.privacy and (what := algorithm.asks(clients, self.client_fraction)):
+            problems.append(str(refusal(f"{what} that {name} asks for")))
         if problems:
             raise ConfigError("\n".join(problems))
         if self.privacy:

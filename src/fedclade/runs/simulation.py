@@ -126,7 +126,7 @@ def simulate(
         algorithm = build_algorithm(algorithm, true_clusters=everybody.true_clusters)
     algorithm.check_clients(len(federation))
     settings = settings.completed(algorithm)
-    settings.check_algorithm(algorithm)
+    settings.check_algorithm(algorithm, len(federation))
     task = fitted_task(settings, federation)
     target = target_of(settings, task)
     config = config or settings.as_config(
