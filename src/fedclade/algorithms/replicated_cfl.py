@@ -116,7 +116,7 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
         return False
 
     def asks(self, clients: int, fraction: float) -> str:
-        """Return what clients report besides updates: of many, those of a cohort tell losses of the clusters' models."""
+        """Return what clients report besides updates: of many, a cohort tells losses of the clusters' models."""
         return "training losses" if clients > MANY_CLIENTS and fraction < 1 else ""
 
     def too_short(self, rounds: int) -> str:
