@@ -1,0 +1,38 @@
+"""What pages tell their readers to have: each function puts it in the names of the page, or in its folder."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedclade
+from fedclade.core import installed
+from tests.docs.blocks import ROOT
+
+Names = dict[str, Any]
+
+
+def federation(names: Names, patch: pytest.MonkeyPatch) -> None:
+    """Four clients with digits."""
+    names["fedclade"] = fedclade
+    names["federation"] = fedclade.load_federation("digits", clients=4, samples_per_client=20)
+
+
+def plugin(names: Names, patch: pytest.MonkeyPatch) -> None:
+    """Have the package of ``examples/plugin`` as if it were installed."""
+    package = ROOT / "examples" / "plugin"
+    project = tomllib.loads((package / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    about = Path("site-packages") / f"{project['name']}-{project['version']}.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text(f"Name: {project['name']}\nVersion: {project['version']}\n")
+    groups = [
+        f"[{group}]\n" + "".join(f"{name} = {value}\n" for name, value in things.items())
+        for group, things in project["entry-points"].items()
+    ]
+    (about / "entry_points.txt").write_text("".join(groups))
+    for folder in (about.parent, package / "src"):
+        patch.syspath_prepend(folder.resolve())
+    installed.cache_clear()
