@@ -40,8 +40,12 @@ SHIFTED = ("label_swap", "label_permutation", "rotation")
 GRID = tuple(itertools.product((0.1, 0.2, 0.4), (0.3, 0.6, 1.0)))
 """ε₁ and ε₂ of CFL; the best of them is found by looking at the test accuracy, which nobody can do in earnest."""
 
-SIGNATURES = {"rcfl, sketches": Signature(kind="projected", dim=1024)}
-"""What checks are answered with where it is not the parameters of both updates."""
+SETTINGS: Mapping[str, Mapping[str, Any]] = {
+    "rcfl, sketches": {"signature": Signature(kind="projected", dim=1024)},
+    "rcfl, common body": {"common": "body"},
+    "oracle, common body": {"common": "body"},
+}
+"""Settings of methods beyond their own: checks are answered with sketches, clusters have all but the head in common."""
 
 TASKS: Mapping[str, Mapping[str, Any]] = {
     **{f"iid {n}": {"samples_per_client": n} for n in (40, 300, 3000)},
@@ -62,9 +66,10 @@ def methods(task: str, truth: Mapping[int, int] | None) -> dict[str, Algorithm]:
         "fedavg": FedAvg(),
     }
     if task.endswith((" 40", " 100")):  # where there is most noise already
-        found |= dict.fromkeys(SIGNATURES, ReplicatedCFL())
+        found["rcfl, sketches"] = ReplicatedCFL()
+    found["rcfl, common body"] = ReplicatedCFL()
     if truth is not None:
-        found["oracle"] = Oracle(truth)
+        found |= dict.fromkeys(("oracle", "oracle, common body"), Oracle(truth))
     if task.startswith(SHIFTED):
         found["fl_hc auto"] = FLHC(rounds_before=5, metric="l2", linkage="ward")
         found["ifca, true k"] = IFCA(clusters=4, restarts=4)
@@ -85,12 +90,12 @@ def suite(seed: int, data_dir: Path | None, done: set[tuple[str, ...]], wanted: 
                     "task": task,
                     "method": name,
                     "seed": seed,
-                    **_run(algorithm, federation, local, seed, SIGNATURES.get(name)),
+                    **_run(algorithm, federation, local, seed, SETTINGS.get(name, {})),
                 }
 
 
 def _run(
-    algorithm: Algorithm, federation: Federation, local: LocalTraining, seed: int, signature: Signature | None = None
+    algorithm: Algorithm, federation: Federation, local: LocalTraining, seed: int, settings: Mapping[str, Any]
 ) -> Line:
     run = simulate(
         algorithm,
@@ -101,7 +106,7 @@ def _run(
         seed=seed,
         evaluate_every=ROUNDS,
         engine="stacked",
-        signature=signature,
+        **settings,
     )
     return {
         "accuracy": run.summary["accuracy"]["mean"],
@@ -135,7 +140,7 @@ def sizes(seed: int, data_dir: Path | None, done: set[tuple[str, ...]], wanted: 
             data_dir=data_dir,
         )
         federation = _thinned(everybody, wanted, seed)
-        found = _run(ReplicatedCFL(), federation, LOCAL, seed)
+        found = _run(ReplicatedCFL(), federation, LOCAL, seed, {})
         yield {"part": "sizes", "task": task, "method": "rcfl", "seed": seed, "wanted": wanted, **found}
 
 
@@ -208,11 +213,11 @@ def cost(seed: int, data_dir: Path | None, done: set[tuple[str, ...]], wanted: t
     federation = load_federation("mnist", seed=seed, data_dir=data_dir, **settings)
     truth = federation.true_clusters
     assert truth is not None  # a shift makes clusters
-    for name in ("rcfl", *SIGNATURES, "oracle"):
+    for name in ("rcfl", "rcfl, sketches", "oracle"):
         if ("cost", "label_swap 300", name, str(seed)) in done:
             continue
         algorithm = Oracle(truth) if name == "oracle" else ReplicatedCFL()
-        settings = {"local": LOCAL, "rounds": 60, "seed": seed, "engine": "stacked", "signature": SIGNATURES.get(name)}
+        settings = {"local": LOCAL, "rounds": 60, "seed": seed, "engine": "stacked", **SETTINGS.get(name, {})}
         run = simulate(algorithm, "mlp", federation, **settings)
         yield {
             **{"part": "cost", "task": "label_swap 300", "method": name, "seed": seed},
