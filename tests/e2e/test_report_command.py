@@ -10,6 +10,7 @@ import webbrowser
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.browser import chromium
@@ -190,14 +191,12 @@ def test_a_browser_sees_new_rounds_as_they_end(runs: dict[str, Run], tmp_path: P
         page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
         page.goto(dashboard.url)
 
-        def follow(so_far: Callable[[], Run]) -> None:
-            run = so_far()
-            dashboard.show(run)
-            if wait := seen.get(run.summary["rounds"]):  # the run does not go on before it is on the page
+        def on_round(row: dict[str, Any], tree: object) -> None:
+            if wait := seen.get(row["round"] - 1):  # the run does not go on before it is on the page
                 wait.wait(60)
 
         def work() -> None:
-            dashboard.show(config.run(config.federation(), follow=follow), over=True)
+            config.run(config.federation(), callbacks=[dashboard], on_round=on_round)
 
         running = threading.Thread(target=work)
         running.start()
