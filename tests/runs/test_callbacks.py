@@ -26,7 +26,7 @@ from fedclade import (
     UpdateError,
     simulate,
 )
-from fedclade.core import ClusterSplit, Clustered, ParameterTree, Regrouped
+from fedclade.core import Clustered, ClusterSplit, ParameterTree, Regrouped
 from fedclade.runs.splits import splits_of
 from tests.tiny import federation_of, linear
 

@@ -30,7 +30,8 @@ class Seen(Callback):
         self.runs = list[Run]()
 
     def on_round(self, record: RoundRecord, /) -> None:
-        assert (run := record.so_far()) is not None
+        run = record.so_far()
+        assert run is not None
         self.runs.append(run)
 
 
