@@ -28,7 +28,7 @@ def test_a_callback_of_ones_own_is_a_class_or_a_function_that_makes_one(tmp_path
     monkeypatch.syspath_prepend(tmp_path)
     for name in ("Mine", "made"):
         assert isinstance(build_callback(f"own_callbacks:{name}"), Callback)
-    with pytest.raises(ConfigError, match="callback 'own_callbacks:nothing' should make a fedclade.Callback, got 1"):
+    with pytest.raises(ConfigError, match=r"callback 'own_callbacks:nothing' should make a fedclade.Callback, got 1"):
         build_callback("own_callbacks:nothing")
 
 

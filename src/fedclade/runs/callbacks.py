@@ -155,7 +155,7 @@ class Callbacks:
     ) -> None:
         for each in callbacks:
             if not isinstance(each, Callback):  # pyright: ignore[reportUnnecessaryIsInstance]  (users give it)
-                made = ", an instance" if isinstance(each, type) else ""
+                made = ", an instance" if callable(each) else ""
                 raise ConfigError(f"callbacks should each be a fedclade.Callback{made}, got {shown(each)}")
         first = [] if on_round is None else [_OnRound(on_round)]
         last = [] if stop is None else [_Stop(stop)]
@@ -198,8 +198,10 @@ class Callbacks:
             return None
 
     def _name(self, place: int, hook: str) -> str:
-        simple = {_OnRound: "on_round", _Stop: "stop"}
-        return simple.get(kind := type(self._all[place]), f"{kind.__name__}.{hook}")
+        callback = self._all[place]
+        if isinstance(callback, _OnRound):
+            return "on_round"
+        return "stop" if isinstance(callback, _Stop) else f"{type(callback).__name__}.{hook}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -231,8 +233,9 @@ class Following:
             return False
         number, config = metrics["round"], self.config()
         for node, children, event in splits_of(before, after, events):
-            of_split = {"round": number, "node": node, "children": children, "event": event}
-            self.callbacks.split(SplitRecord(config=config, folder=self.folder, **of_split))
+            self.callbacks.split(
+                SplitRecord(config=config, folder=self.folder, round=number, node=node, children=children, event=event)
+            )
         return self.callbacks.round(
             RoundRecord(
                 config=config,
