@@ -41,7 +41,7 @@ def history(uri: str, run_id: str, tag: str) -> list[tuple[int, float]]:
 def test_a_run_in_two_parts_is_one_run_there(tmp_path: Path, store: str):
     run = run_in_two_parts(tmp_path / "mine", MLflowTracker(), MLflowTracker())
     (found,) = runs_of(store)
-    assert json.loads((tmp_path / "mine" / "trackers.json").read_text()) == {"mlflow": found.info.run_id}
+    assert json.loads((tmp_path / "mine" / "trackers.json").read_text()) == {"mlflow": {"id": found.info.run_id}}
     assert (found.info.run_name, found.info.status) == ("mine", "FINISHED")
     assert found.data.tags["method"] == "cfl"
     assert found.data.tags["data"] == "tiny"
@@ -65,11 +65,20 @@ def test_rounds_that_are_done_again_are_not_written_twice(tmp_path: Path, store:
 
 
 def test_a_run_that_the_store_does_not_have_is_begun_anew(tmp_path: Path, store: str):
-    (tmp_path / "trackers.json").write_text('{"mlflow": "0123456789abcdef0123456789abcdef", "wandb": "kept"}')
+    others = {"wandb": {"id": "kept", "round": 2}}
+    gone = {"mlflow": {"id": "0123456789abcdef0123456789abcdef"}}
+    (tmp_path / "trackers.json").write_text(json.dumps(gone | others))
     tracker = MLflowTracker()
     tracker.on_round(round_record(3, tmp_path))
     (found,) = runs_of(store)
-    assert json.loads((tmp_path / "trackers.json").read_text()) == {"mlflow": found.info.run_id, "wandb": "kept"}
+    assert json.loads((tmp_path / "trackers.json").read_text()) == {"mlflow": {"id": found.info.run_id}, **others}
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"mlflow": 1}', "\\x00"])
+def test_ids_that_cannot_be_read_are_no_failure(tmp_path: Path, store: str, text: str):
+    (tmp_path / "trackers.json").write_text(text)
+    MLflowTracker().on_round(round_record(1, tmp_path))
+    assert len(runs_of(store)) == 1
 
 
 def test_a_run_that_fails_is_said_to_have_failed(store: str):

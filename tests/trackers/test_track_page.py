@@ -14,6 +14,7 @@ from tests.trackers.test_tensorboard import scalars
 PAGE = (Path(__file__).parents[2] / "docs" / "track.md").read_text()
 
 
+@pytest.mark.slow
 def test_commands_and_python_of_the_page_run(tmp_path: Path, monkeypatch, capsys: pytest.CaptureFixture[str]):
     monkeypatch.chdir(tmp_path)
     commands, python = re.findall(r"```(?:python|)\n(.*?)```", PAGE, flags=re.DOTALL)

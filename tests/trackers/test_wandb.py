@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from fedclade import ConfigError, MissingExtraError, WandbTracker
-from tests.trackers.runs import run_in_two_parts
+from fedclade import Callback, ConfigError, MissingExtraError, RoundRecord, WandbTracker
+from tests.trackers.runs import run_in_two_parts, run_with
 
 
 @pytest.fixture(autouse=True)
@@ -24,6 +24,16 @@ def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
+
+
+class Heard(Callback):
+    """Keeps the numbers of rounds."""
+
+    def __init__(self) -> None:
+        self.rounds: list[int] = []
+
+    def on_round(self, record: RoundRecord, /) -> None:
+        self.rounds.append(record.round)
 
 
 def records(path: Path) -> Iterator[Any]:
@@ -60,7 +70,9 @@ def rows(path: Path) -> list[dict[str, float]]:
 def test_both_parts_of_a_run_have_one_id(tmp_path: Path):
     tracker = WandbTracker("mine")
     run = run_in_two_parts(tmp_path / "run", tracker, tracker)
-    known = json.loads((tmp_path / "run" / "trackers.json").read_text())["wandb"]
+    kept = json.loads((tmp_path / "run" / "trackers.json").read_text())["wandb"]
+    assert kept == {"id": kept["id"], "round": 4}
+    known = kept["id"]
     first, second = sorted((tmp_path / "run").glob(f"wandb/offline-run-*-{known}/run-{known}.wandb"))
     wait_for_the_end(second)
     assert [row["_step"] for row in rows(first)] == [1, 2, 3]
@@ -82,6 +94,12 @@ def test_both_parts_of_a_run_have_one_id(tmp_path: Path):
     }
     assert summary["accuracy.mean"] == run.summary["accuracy"]["mean"]
     assert {path.name for path in second.parent.glob("files/*")} >= {"summary.json", "config.toml"}
+    heard = Heard()
+    run_with(heard, tracker, folder=tmp_path / "run", rounds=6)
+    *_, third = sorted((tmp_path / "run").glob(f"wandb/offline-run-*-{known}/run-{known}.wandb"))
+    wait_for_the_end(third)
+    assert heard.rounds == [4, 5, 6], "or this shows nothing"
+    assert [row["_step"] for row in rows(third)] == [5, 6], "what was written is not written again"
 
 
 def test_who_is_not_logged_in_is_told_so_before_the_run(monkeypatch: pytest.MonkeyPatch):

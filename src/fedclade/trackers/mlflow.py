@@ -11,7 +11,7 @@ from typing import Any
 from fedclade.core import ConfigError, checked, import_extra
 from fedclade.runs import EndRecord
 from fedclade.trackers.numbers import flat
-from fedclade.trackers.tracker import AnyRecord, Tracker, files_of, keep_id, kept_id, name_of_run, tags_of
+from fedclade.trackers.tracker import AnyRecord, Tracker, files_of, keep, kept, name_of_run, tags_of
 
 MOST_PARAMS = 100
 """That MLflow takes at once."""
@@ -57,14 +57,14 @@ class MLflowTracker(Tracker):
 
     def open(self, record: AnyRecord) -> None:
         """Begin a run with the config as its parameters, or go on with that of an earlier part."""
-        known = self._found(kept_id(record.folder, "mlflow"))
+        known = self._found(kept(record.folder, "mlflow").get("id"))
         if known is None:
             name, tags = name_of_run(record), tags_of(record.config)
             known = self._client.create_run(self._experiment_id(), tags=tags, run_name=name)
         else:
             self._client.update_run(known.info.run_id, status="RUNNING")
         self._run_id = known.info.run_id
-        keep_id(record.folder, "mlflow", self._run_id)
+        keep(record.folder, "mlflow", id=self._run_id)
         written = self._client.get_metric_history(self._run_id, FOUND)
         self._written = max((metric.step for metric in written), default=0)
         of_param, there = self._module.entities.Param, known.data.params  # which cannot be changed

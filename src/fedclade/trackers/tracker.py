@@ -6,14 +6,14 @@ import json
 from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from fedclade.core import write_text
 from fedclade.runs import Callback, EndRecord, RoundRecord, version_of
 from fedclade.trackers.numbers import numbers_of
 
 IDS = "trackers.json"
-"""In the run folder: the id that the run has with each tracker, so that a run that is continued stays one."""
+"""In the run folder: the id of the run with each tracker, and how far it got, so that a continued run stays one."""
 
 AnyRecord = RoundRecord | EndRecord
 
@@ -71,15 +71,16 @@ def name_of_run(record: AnyRecord) -> str:
     return f"{config['algorithm']['name']}-seed{config['seed']}" if record.folder is None else record.folder.name
 
 
-def kept_id(folder: Path | None, tracker: str) -> str | None:
-    """Return the id that an earlier part of a run has with a tracker."""
-    return None if folder is None else _ids(folder).get(tracker)
+def kept(folder: Path | None, tracker: str) -> dict[str, Any]:
+    """Return what an earlier part of a run kept for a tracker, such as its id; nothing if there is none."""
+    return {} if folder is None else _kept(folder).get(tracker, {})
 
 
-def keep_id(folder: Path | None, tracker: str, run_id: str) -> None:
-    """Keep the id that a run has with a tracker, for its later parts."""
+def keep(folder: Path | None, tracker: str, **what: Any) -> None:
+    """Keep something for the later parts of a run, where it has a folder."""
     if folder is not None:
-        write_text(folder / IDS, json.dumps({**_ids(folder), tracker: run_id}) + "\n")
+        there = _kept(folder)
+        write_text(folder / IDS, json.dumps({**there, tracker: {**there.get(tracker, {}), **what}}) + "\n")
 
 
 def files_of(folder: Path | None) -> list[Path]:
@@ -88,11 +89,9 @@ def files_of(folder: Path | None) -> list[Path]:
     return [path for path in found if path.is_file()]
 
 
-def _ids(folder: Path) -> dict[str, str]:
+def _kept(folder: Path) -> dict[str, dict[str, Any]]:
     try:
         read = json.loads((folder / IDS).read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # none yet, or damaged: then it is tracked as a new run
+        return {name: dict(found) for name, found in read.items()}
+    except (OSError, ValueError, TypeError, AttributeError):  # none yet, or damaged: then it is tracked as a new run
         return {}
-    if not isinstance(read, dict):
-        return {}
-    return {name: found for name, found in cast("dict[str, Any]", read).items() if isinstance(found, str)}

@@ -9,7 +9,7 @@ from typing import Any
 from fedclade.core import ConfigError, checked, import_extra
 from fedclade.runs import EndRecord
 from fedclade.trackers.numbers import flat
-from fedclade.trackers.tracker import AnyRecord, Tracker, files_of, keep_id, kept_id, name_of_run, tags_of
+from fedclade.trackers.tracker import AnyRecord, Tracker, files_of, keep, kept, name_of_run, tags_of
 
 
 class WandbTracker(Tracker):
@@ -41,13 +41,15 @@ class WandbTracker(Tracker):
             except self._module.errors.UsageError as error:
                 raise ConfigError(f"Weights & Biases cannot be used: {error} Or set WANDB_MODE=offline.") from error
         self._run: Any = None
+        self._written = 0
 
     def open(self, record: AnyRecord) -> None:
         """Begin a run with the config, or go on with that of an earlier part."""
-        known = kept_id(record.folder, "wandb")
+        before = kept(record.folder, "wandb")
+        self._written = int(before.get("round", 0))
         self._run = self._module.init(
             project=self._project,
-            id=known,
+            id=before.get("id"),
             resume="allow",
             name=name_of_run(record),
             config=flat(record.config),
@@ -57,12 +59,13 @@ class WandbTracker(Tracker):
             allow_val_change=True,
             settings=self._module.Settings(console="off"),  # which would take the terminal away from progress bars
         )
-        keep_id(record.folder, "wandb", self._run.id)
+        keep(record.folder, "wandb", id=self._run.id)
 
     def write(self, number: int, numbers: Mapping[str, float]) -> None:
         """Write the numbers; nothing, if an earlier part of the run got further."""
-        if number >= self._run.step:
+        if number > self._written and number >= self._run.step:
             self._run.log(dict(numbers), step=number)
+            self._written = number
 
     def close(self, record: EndRecord) -> None:
         """Keep the summary, and say how the run ended."""
@@ -70,4 +73,5 @@ class WandbTracker(Tracker):
             self._run.summary.update(flat(record.run.summary))
             for path in files_of(record.folder):
                 self._run.save(str(path), base_path=str(path.parent), policy="now")
+        keep(record.folder, "wandb", round=self._written)
         self._run.finish(exit_code=1 if record.reason == "failed" else 0)
