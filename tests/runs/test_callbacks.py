@@ -170,7 +170,7 @@ def test_a_callback_that_fails_costs_a_warning_for_each_moment_and_not_the_run(c
     assert failing.order == heard.order == ["round 1", "round 2", "round 3", "finished"]
     assert run.summary["rounds"] == 3
     told = [record.getMessage() for record in caplog.records]
-    assert told == ["Failing.on_round failed in round 1; the run goes on", "Failing.on_end failed; the run goes on"]
+    assert told == ["Failing.on_round failed in round 1; the run goes on", "Failing.on_end failed"]
     assert "ZeroDivisionError: in a callback" in caplog.text
 
 
@@ -185,6 +185,18 @@ def test_an_error_of_fedclades_own_ends_the_run_and_all_hear_of_it(tmp_path, cap
     assert (end.run.summary["rounds"], end.folder) == (1, tmp_path / "run")
     assert "Failing.on_end failed: enough" in caplog.text, "and does not hide why the run ended"
     assert run_of("local", folder=tmp_path / "run").summary["rounds"] == 3, "the round was saved"
+
+
+def test_an_error_at_the_end_is_raised_once_all_have_heard_and_the_run_is_kept(tmp_path):
+    class Refuses(Callback):
+        def on_end(self, record: EndRecord, /) -> None:
+            raise RunError("no results wanted")
+
+    heard = Heard()
+    with pytest.raises(RunError, match="no results wanted"):
+        run_of("local", Refuses(), heard, folder=tmp_path / "run")
+    assert heard.order[-1] == "finished"
+    assert Run.load(tmp_path / "run").summary["rounds"] == 3
 
 
 def test_a_run_that_fails_before_its_first_evaluation_has_no_run_to_show():

@@ -27,6 +27,6 @@ def test_commands_and_python_of_the_page_run(tmp_path: Path, monkeypatch, capsys
     capsys.readouterr()
     exec(compile(python, "track.md", "exec"), {})
     split, end, why = capsys.readouterr().out.splitlines()
-    assert split.startswith("round 3: node 0 became {1: (")
+    assert split.startswith("round 3: 0 became {1: (")
     assert end == "interrupted after 3 rounds"
     assert why.startswith("interrupted after round 3")

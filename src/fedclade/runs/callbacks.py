@@ -176,14 +176,18 @@ class Callbacks:
         return any(answer is True for answer in asked)
 
     def end(self, record: EndRecord) -> None:
-        """Tell that the run has ended; no error takes the place of the one that ended it."""
+        """Tell all that the run has ended; no error takes the place of one that ended it."""
+        raised: FedcladeError | None = None
         for place, callback in enumerate(self._all):
             try:
                 self._call(place, "on_end", callback.on_end, record)
             except FedcladeError as error:
-                if record.error is None:
-                    raise
-                _log.warning("%s failed: %s", self._name(place, "on_end"), error)
+                if record.error is None and raised is None:
+                    raised = error
+                else:
+                    _log.warning("%s failed: %s", self._name(place, "on_end"), error)
+        if raised is not None:
+            raise raised
 
     def _call(self, place: int, hook: str, method: Callable[[Any], Any], record: _Record) -> Any:
         try:
@@ -192,8 +196,9 @@ class Callbacks:
             raise
         except Exception:
             if (place, hook) not in self._failed:
-                at = f" in round {record.round}" if isinstance(record, RoundRecord | SplitRecord) else ""
-                _log.warning("%s failed%s; the run goes on", self._name(place, hook), at, exc_info=True)
+                during = isinstance(record, RoundRecord | SplitRecord)
+                where = f" in round {record.round}; the run goes on" if during else ""
+                _log.warning("%s failed%s", self._name(place, hook), where, exc_info=True)
             self._failed.add((place, hook))
             return None
 
