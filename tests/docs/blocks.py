@@ -9,7 +9,7 @@ runs, other languages are checked. A comment on the line before a block, ``<!-- 
 ``parse``          Python, or TOML that is not fedclade's, is only parsed
 ``file = NAME``    the block is a file of that name in the folder
 ``setup = NAME``   first, the function of that name in ``setups.py`` makes what the reader is told to have
-``prints``         a text is what the block before it prints; with ``prints = COMMAND``, what this prints
+``prints``         a text is what the block before it prints; it is as slow; ``prints = COMMAND``: what this prints
 ================== =====================================================================================================
 """
 
@@ -62,7 +62,7 @@ def marks_of(before: str) -> dict[str, str]:
 def blocks_in(page: str, text: str) -> Iterator[Block]:
     """Yield the blocks of a page."""
     lines = text.splitlines()
-    at = 0
+    at, slow = 0, {}
     while at < len(lines):
         opening = FENCE.match(lines[at])
         if opening is not None:
@@ -70,7 +70,11 @@ def blocks_in(page: str, text: str) -> Iterator[Block]:
             end = next((k for k in range(at + 1, len(lines)) if lines[k].strip() == fence), None)
             assert end is not None, f"{page}:{at + 1}: the block has no end"
             inside = dedent("\n".join(lines[at + 1 : end])) + "\n"
-            yield Block(page, at + 1, language.strip(), inside, marks_of(lines[at - 1]) if at else {})
+            marks = marks_of(lines[at - 1]) if at else {}
+            if marks.get("prints") == "":
+                marks |= slow
+            slow = {"slow": ""} if "slow" in marks else {}
+            yield Block(page, at + 1, language.strip(), inside, marks)
             at = end
         at += 1
 

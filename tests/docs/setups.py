@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -36,3 +37,17 @@ def plugin(names: Names, patch: pytest.MonkeyPatch) -> None:
     for folder in (about.parent, package / "src"):
         patch.syspath_prepend(folder.resolve())
     installed.cache_clear()
+
+
+def copy_of_plugin(names: Names, patch: pytest.MonkeyPatch) -> None:
+    """Be in a copy of that package, which is installed."""
+    plugin(names, patch)
+    patch.chdir(shutil.copytree(ROOT / "examples" / "plugin", "copy"))
+
+
+def finished(names: Names, patch: pytest.MonkeyPatch) -> None:
+    """Have run folders: of each name that pages call one."""
+    first = fedclade.load_federation("digits", clients=4, samples_per_client=20)
+    for name in ("RUN", "A", "B", "C", "FEDAVG_RUN", "DEMO/cfl/seed-0"):
+        algorithm = "fedavg" if name == "FEDAVG_RUN" else "cfl"
+        fedclade.simulate(algorithm, "mclr", first, rounds=2, folder=name, engine="loop")

@@ -24,7 +24,7 @@ def commands(script: str) -> list[list[str]]:
     lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t", True, ""
     found: list[list[str]] = []
     into = False  # what comes next is a file that is read or written
-    for ends, words in groupby(lexer, lambda word: set(word) <= OPERATORS):
+    for ends, words in groupby(lexer, lambda word: bool(word) and set(word) <= OPERATORS):
         if ends:
             operator = "".join(words)
             into = operator[0] in "<>"

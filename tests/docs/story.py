@@ -25,7 +25,7 @@ SHELLS = ("sh", "bash")
 LENT = ("benchmarks", "configs", "examples")
 """Folders of the repository that commands name, and only read."""
 
-PREAMBLE = f'set -e; pip() {{ :; }}; python() {{ "{sys.executable}" "$@"; }}; '
+PREAMBLE = f'set -e; pip() {{ :; }}; python() {{ "{sys.executable}" "$@"; }}; fedclade() {{ python -m fedclade "$@"; }}; '
 """Before what a shell runs: what is to be installed is there, and python is this one."""
 
 TOLERANCE = 0.05
@@ -51,7 +51,7 @@ def runs(block: Block) -> bool:
     """Whether a block does something in the story of its page, rather than being only looked at."""
     ran = block.language in SHELLS and ("run" in block.marks or block.is_slow)
     python = block.language == "python" and "parse" not in block.marks
-    return ran or python or bool({"file", "prints", "setup"} & set(block.marks))
+    return ran or python or bool({"file", "prints"} & set(block.marks))
 
 
 @contextmanager

@@ -54,7 +54,7 @@ def check(block: Block, folder: Path) -> None:
     if block.language == "toml" and "parse" in block.marks:
         checked = tomllib.loads
     with reading_in(folder) as patch:
-        if name := block.marks.get("setup"):
+        if (name := block.marks.get("setup")) and not {"run", "slow"} & set(block.marks):
             getattr(setups, name)({}, patch)
         checked(block.text)
 
