@@ -1,4 +1,4 @@
-"""What docs/federation.md shows works as shown, and what it says of settings and messages is so."""
+"""What docs/federation.md says of settings and messages is so; that it works is tested with all pages."""
 
 from __future__ import annotations
 
@@ -8,22 +8,18 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
 
-import pytest
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message
 
-from fedclade import CFL, Ditto, LocalTraining, Run, Task
+from fedclade import CFL, Ditto, LocalTraining, Task
 from fedclade.flower import LocalGrid, LocalNode, Network, client_app_from_config, federate
 from fedclade.flower.from_config import AppSettings, RunConfig
 from fedclade.flower.policy import Policy
+from tests.docs.blocks import text_of
+from tests.docs.configs import check_toml
 
 PAGE = (Path(__file__).parents[1] / "docs" / "federation.md").read_text()
 DATA = {"data.name": "digits", "data.clients": 4, "data.samples_per_client": 20, "model.name": "mclr"}
-
-
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", PAGE, flags=re.DOTALL)
 
 
 def table(first: str) -> list[list[str]]:
@@ -36,32 +32,9 @@ def names(cell: str) -> set[str]:
     return set(re.findall(r"`(\w+)`", cell))
 
 
-def test_the_apps_of_the_page_find_the_clusters_and_run_as_server_and_clients(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    monkeypatch.chdir(tmp_path)
-    seen: dict[str, Any] = {}
-    for block in blocks("python"):
-        exec(compile(block, "federation.md", "exec"), seen)
-    assert "[(0, 2), (1, 3)]" in capsys.readouterr().out
-    seen["server"](LocalGrid(seen["nodes"]), Context(1, 0, {}, RecordDict(), {}))
-    run = Run.load(tmp_path / "runs/federation")
-    assert run.tree.leaf_of == seen["run"].tree.leaf_of
-    assert set(run.tree.leaf_of) == {0, 1, 2, 3}
-    assert [row["client"] for row in run.clients[-4:]] == [0, 1, 2, 3]
-
-
-def flat(section: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return a config as Flower hands it over."""
-    found: dict[str, Any] = {}
-    for key, value in section.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-    return found
-
-
 def test_the_run_config_of_the_page_is_one():
-    (block,) = blocks("toml")
-    read = RunConfig.read(flat(tomllib.loads(block)["tool"]["flwr"]["app"]["config"]))
+    read = check_toml(text_of("docs/federation.md", "toml"))
+    assert isinstance(read, RunConfig)
     assert read.network == Network(clients=4)
     assert read.apps == AppSettings(out="runs/flower")
     assert read.config.top.rounds == 6

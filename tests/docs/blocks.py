@@ -1,7 +1,8 @@
 """The blocks of the pages, and the hidden comments that say how they are tested.
 
-A page is one story: its blocks run in order in one folder and, as far as they are Python, in one namespace. Python always
-runs, other languages are checked. A comment on the line before a block, ``<!-- test: slow, file = my.toml -->``, changes that:
+A page is one story: its blocks run in order in one folder and, as far as they are Python, in one namespace. Python
+always runs, other languages are checked. A comment on the line before a block changes that, such as
+``<!-- test: slow, file = my.toml -->``:
 
 ================== =====================================================================================================
 ``run``            a shell block is run, too; it is checked in any case
@@ -81,3 +82,9 @@ def blocks_in(page: str, text: str) -> Iterator[Block]:
 
 def blocks_of(page: str) -> list[Block]:
     return list(blocks_in(page, (ROOT / page).read_text(encoding="utf-8")))
+
+
+def text_of(page: str, language: str) -> str:
+    """Return the only block of a page in a language."""
+    (block,) = (block for block in blocks_of(page) if block.language == language)
+    return block.text

@@ -1,4 +1,4 @@
-"""What a TOML block may be: a config of fedclade's or a part of one, or what names the apps or plug-ins of a package."""
+"""What a TOML block may be: a config of fedclade's or a part of one, or what a package says of its apps or plug-ins."""
 
 from __future__ import annotations
 
@@ -22,19 +22,18 @@ def flat(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def check_toml(text: str) -> None:
-    """Check a block by what its tables are; what they leave out of a config is that of a run on small data."""
+def check_toml(text: str) -> object:
+    """Return what a block says, checked by what its tables are; what a config leaves out is that of a run on digits."""
     raw = tomllib.loads(text)
     if "superlink" in raw:  # Flower's own, which Flower reads
-        return
+        return raw
     if "tool" in raw:
-        RunConfig.read(flat(raw["tool"]["flwr"]["app"]["config"]))
-        return
+        return RunConfig.read(flat(raw["tool"]["flwr"]["app"]["config"]))
     if "project" in raw:
         for group, things in raw["project"]["entry-points"].items():
             assert group.removeprefix("fedclade.") in KINDS, f"{group} is no group of entry points that fedclade reads"
             for name, value in things.items():
                 assert callable(EntryPoint(name, value, group).load())
-        return
+        return raw
     own = {"files", "folder", "name"} & set(raw.get("data", {}))
-    check_config(raw if own else {**raw, "data": {**SMALL, **raw.get("data", {})}})
+    return check_config(raw if own else {**raw, "data": {**SMALL, **raw.get("data", {})}})

@@ -25,12 +25,14 @@ SHELLS = ("sh", "bash")
 LENT = ("benchmarks", "configs", "examples")
 """Folders of the repository that commands name, and only read."""
 
-PREAMBLE = f'set -e; pip() {{ :; }}; python() {{ "{sys.executable}" "$@"; }}; fedclade() {{ python -m fedclade "$@"; }}; '
+PREAMBLE = (
+    f'set -e; pip() {{ :; }}; python() {{ "{sys.executable}" "$@"; }}; fedclade() {{ python -m fedclade "$@"; }}; '
+)
 """Before what a shell runs: what is to be installed is there, and python is this one."""
 
 TOLERANCE = 0.05
-"""How far a number with a fraction may be off that of a page: sums are rounded in another order elsewhere. Whole numbers,
-which count clusters and their clients, must be those, and seconds may be any."""
+"""How far a number with a fraction may be off that of a page: sums are rounded in another order elsewhere. Whole
+numbers, which count clusters and their clients, must be those, and seconds may be any."""
 
 SECONDS = re.compile(r"\b[\d.]+ s\b")
 NUMBER = re.compile(r"\d+(?:\.\d+)?")

@@ -3,30 +3,44 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Callable
-from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from flwr.app import Context, RecordDict
 
-from tests.docs.blocks import PAGES, ROOT, blocks_of
+from fedclade import ParameterTree, Run
+from fedclade.config import check_config, read_config
+from fedclade.flower import LocalGrid
+from tests.docs.blocks import PAGES, ROOT, blocks_of, text_of
 from tests.docs.story import Story, runs, tell
 
 TELLING = {page: [block for block in blocks_of(page) if runs(block)] for page in PAGES}
 QUICK = [page for page, blocks in TELLING.items() if any(not block.is_slow for block in blocks)]
 SLOW = [page for page, blocks in TELLING.items() if any(block.is_slow for block in blocks)]
+EXAMPLES = {
+    "households": ("households-rcfl.html", "MAE"),
+    "hospitals": ("hospitals-example/run/report.html", "AUROC"),
+    "photographs": ("photographs.html", "accuracy"),
+    "reviews": ("reviews.html", "accuracy"),
+    "adapters": ("adapters.html", "perplexity"),
+}
+"""Of each example, the report it writes, and the metric that this names."""
 
-Told = Callable[[str], Story]
+Told = Callable[..., Story]
 
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
     """Run a page once, for all that is to be said of it."""
-    stories: dict[str, Story] = {}
+    stories: dict[tuple[str, bool], Story] = {}
 
-    def tell_once(page: str) -> Story:
-        if page not in stories:
-            stories[page] = tell(page, tmp_path_factory.mktemp("page"))
-        return stories[page]
+    def tell_once(page: str, *, slow: bool = False) -> Story:
+        if (page, slow) not in stories:
+            stories[page, slow] = tell(page, tmp_path_factory.mktemp("page"), slow=slow)
+        return stories[page, slow]
 
     return tell_once
 
@@ -38,11 +52,67 @@ def test_the_blocks_of_a_page_run(page: str, told: Told):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", SLOW)
-def test_all_blocks_of_a_page_run(page: str, tmp_path: Path):
-    tell(page, tmp_path, slow=True)
+def test_all_blocks_of_a_page_run(page: str, told: Told):
+    told(page, slow=True)
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_every_file_that_a_page_links_to_exists(page: str):
-    for target in re.findall(r"\]\((?!https?:)([^)#]+)", (ROOT / page).read_text(encoding="utf-8")):
-        assert ((ROOT / page).parent / target).exists(), f"{page} links to {target}"
+def test_the_python_of_the_readme_finds_what_the_demo_finds(told: Told):
+    readme = told("README.md")
+    clusters = readme.names["run"].summary["clusters"]
+    assert (clusters["found"], clusters["true"], clusters["ari"]) == (4, 4, 1.0)
+    assert Run.load(readme.folder / "runs/first").summary["rounds"] == 40
+
+
+def test_the_config_of_the_readme_is_the_one_that_comes_along():
+    shipped = read_config(ROOT / "configs/cfl-mnist-label-swap.toml").as_dict()
+    shown = check_config(tomllib.loads(text_of("README.md", "toml"))).as_dict()
+    without_target: dict[str, Any] = {"target": {"accuracy": None}}
+    assert {**shown, **without_target} == {**shipped, **without_target}
+
+
+def test_the_page_on_own_data_has_a_short_config_and_an_augmentation_that_flips(told: Told):
+    config = text_of("docs/own-data.md", "toml")
+    assert check_config(tomllib.loads(config)).data["name"] == "hospitals"
+    assert len([line for line in config.splitlines() if line]) < 10
+    pictures = torch.arange(48.0).view(8, 1, 2, 3)
+    assert torch.equal(told("docs/own-data.md").names["flip"](pictures).sort()[0], pictures)
+
+
+def test_the_model_of_the_page_on_the_tree_is_that_of_the_client(told: Told):
+    names = told("docs/parameter-tree.md").names
+    run, model = names["run"], names["model"]
+    tree: ParameterTree = run.tree
+    loaded = torch.cat([p.detach().flatten() for p in model.parameters()])
+    assert torch.equal(loaded, tree.model_for(3))
+    x, y = check_config(run.config).federation().examples(3, "test")
+    said = run.clients[-20 + 3]
+    assert said["client"] == 3
+    assert float((model(x).argmax(1) == y).double().mean()) == pytest.approx(said["accuracy"])
+
+
+def test_the_server_of_the_page_on_networks_finds_what_its_python_finds(told: Told, monkeypatch: pytest.MonkeyPatch):
+    page = told("docs/federation.md")
+    monkeypatch.chdir(page.folder)
+    page.names["server"](LocalGrid(page.names["nodes"]), Context(1, 0, {}, RecordDict(), {}))
+    run = Run.load(page.folder / "runs/federation")
+    assert run.tree.leaf_of == page.names["run"].tree.leaf_of
+    assert set(run.tree.leaf_of) == {0, 1, 2, 3}
+    assert [row["client"] for row in run.clients[-4:]] == [0, 1, 2, 3]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_report_of_an_example_names_its_metric_and_no_other(name: str, told: Told):
+    report, metric = EXAMPLES[name]
+    html = (told("docs/examples.md", slow=True).folder / report).read_text(encoding="utf-8")
+    body = re.sub(r"<script[\s\S]*?</script>", "", html).lower()
+    assert metric.lower() in body
+    if metric != "accuracy":
+        assert "accuracy" not in body
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_is_short_and_on_its_page(name: str):
+    assert len((ROOT / f"examples/{name}.py").read_text(encoding="utf-8").splitlines()) < 60
+    shown = [block.text for block in blocks_of("docs/examples.md")]
+    assert shown[shown.index(f"python examples/{name}.py\n") + 1].strip(), "what it prints comes next"

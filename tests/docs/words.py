@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
 from importlib.metadata import entry_points
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -189,7 +190,7 @@ def check_flower(word: str) -> Callable[[Sequence[str]], None]:
 
 def check_docker(arguments: Sequence[str]) -> None:
     """Check that the files that are named are there."""
-    for option, name in zip(arguments, arguments[1:], strict=False):
+    for option, name in pairwise(arguments):
         if option in ("-f", "--file"):
             assert (ROOT / name).is_file(), f"there is no {name}"
 
