@@ -1,14 +1,13 @@
 """The blocks of the pages, and the hidden comments that say how they are tested.
 
 A page is one story: its blocks run in order in one folder and, as far as they are Python, in one namespace. Python
-always runs, other languages are checked. A comment on the line before a block changes that, such as
-``<!-- test: slow, file = my.toml -->``:
+always runs, other languages are checked. A block that begins with ```toml title="my.toml" is written to a file of that
+name. A comment on the line before a block, such as ``<!-- test: slow, setup = finished -->``, changes what is done:
 
 ================== =====================================================================================================
 ``run``            a shell block is run, too; it is checked in any case
 ``slow``           as ``run``, but only in the slow tests; with everything that needs it
 ``parse``          Python, or TOML that is not fedclade's, is only parsed
-``file = NAME``    the block is a file of that name in the folder
 ``setup = NAME``   first, the function of that name in ``setups.py`` makes what the reader is told to have
 ``prints``         a text is what the block before it prints; it is as slow; ``prints = COMMAND``: what this prints
 ================== =====================================================================================================
@@ -28,8 +27,9 @@ PAGES = sorted(
     for pattern in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/**/*.md", "examples/**/README.md")
     for path in ROOT.glob(pattern)
 )
-MARKS = ("run", "slow", "parse", "file", "setup", "prints")
+MARKS = ("run", "slow", "parse", "setup", "prints")
 FENCE = re.compile(r"^(\s*)(`{3,}|~{3,})(.*)$")
+TITLE = re.compile(r'title="([^"]+)"')
 COMMENT = re.compile(r"<!-- test: (.*) -->")
 
 
@@ -42,6 +42,7 @@ class Block:
     language: str
     text: str = field(repr=False)
     marks: Mapping[str, str] = field(default_factory=dict[str, str])
+    file: str | None = None
 
     def __str__(self) -> str:
         return f"{self.page}:{self.line}"
@@ -67,7 +68,8 @@ def blocks_in(page: str, text: str) -> Iterator[Block]:
     while at < len(lines):
         opening = FENCE.match(lines[at])
         if opening is not None:
-            _, fence, language = opening.groups()
+            _, fence, info = opening.groups()
+            language, title = info.split(" ")[0], TITLE.search(info)
             end = next((k for k in range(at + 1, len(lines)) if lines[k].strip() == fence), None)
             assert end is not None, f"{page}:{at + 1}: the block has no end"
             inside = dedent("\n".join(lines[at + 1 : end])) + "\n"
@@ -75,7 +77,7 @@ def blocks_in(page: str, text: str) -> Iterator[Block]:
             if marks.get("prints") == "":
                 marks |= slow
             slow = {"slow": ""} if "slow" in marks else {}
-            yield Block(page, at + 1, language.strip(), inside, marks)
+            yield Block(page, at + 1, language, inside, marks, title[1] if title else None)
             at = end
         at += 1
 

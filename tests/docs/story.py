@@ -53,7 +53,7 @@ def runs(block: Block) -> bool:
     """Whether a block does something in the story of its page, rather than being only looked at."""
     ran = block.language in SHELLS and ("run" in block.marks or block.is_slow)
     python = block.language == "python" and "parse" not in block.marks
-    return ran or python or bool({"file", "prints"} & set(block.marks))
+    return ran or python or block.file is not None or "prints" in block.marks
 
 
 @contextmanager
@@ -85,9 +85,9 @@ def run(block: Block, story: Story, patch: pytest.MonkeyPatch) -> None:
     """Run one block."""
     if name := block.marks.get("setup"):
         getattr(setups, name)(story.names, patch)
-    if name := block.marks.get("file"):
-        Path(name).parent.mkdir(parents=True, exist_ok=True)
-        Path(name).write_text(block.text, encoding="utf-8")
+    if block.file is not None:
+        Path(block.file).parent.mkdir(parents=True, exist_ok=True)
+        Path(block.file).write_text(block.text, encoding="utf-8")
     if "prints" in block.marks:
         if command := block.marks["prints"]:
             run_shell(command, story)

@@ -97,10 +97,11 @@ def test_a_wrong_block_is_noticed(language: str, text: str, told: str, tmp_path:
 
 
 def test_a_page_has_blocks_with_marks():
-    page = "```sh\nls\n```\n\n- x\n\n  <!-- test: slow, file = a/b.toml -->\n  ````toml\n  a = 1\n  ```\n  ````\n"
+    page = '```sh\nls\n```\n\n- x\n\n  <!-- test: slow, setup = x -->\n  ````toml title="a/b.toml"\n  a = 1\n  ```\n  ````\n'
     first, second = blocks_in("page.md", page)
     assert (str(first), first.language, first.text, first.marks) == ("page.md:1", "sh", "ls\n", {})
-    assert (second.text, second.marks) == ("a = 1\n```\n", {"slow": "", "file": "a/b.toml"})
+    assert (second.text, second.marks) == ("a = 1\n```\n", {"slow": "", "setup": "x"})
+    assert (second.language, second.file) == ("toml", "a/b.toml")
     with pytest.raises(AssertionError, match="has no end"):
         [*blocks_in("page.md", "```sh\nls")]
     with pytest.raises(AssertionError, match="does not know"):
