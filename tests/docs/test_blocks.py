@@ -97,8 +97,8 @@ def test_a_wrong_block_is_noticed(language: str, text: str, told: str, tmp_path:
 
 
 def test_a_page_has_blocks_with_marks():
-    page = '```sh\nls\n```\n\n- x\n\n  <!-- test: slow, setup = x -->\n  ````toml title="a/b.toml"\n  a = 1\n  ```\n  ````\n'
-    first, second = blocks_in("page.md", page)
+    inside = '- x\n\n  <!-- test: slow, setup = x -->\n  ````toml title="a/b.toml"\n  a = 1\n  ```\n  ````\n'
+    first, second = blocks_in("page.md", "```sh\nls\n```\n\n" + inside)
     assert (str(first), first.language, first.text, first.marks) == ("page.md:1", "sh", "ls\n", {})
     assert (second.text, second.marks) == ("a = 1\n```\n", {"slow": "", "setup": "x"})
     assert (second.language, second.file) == ("toml", "a/b.toml")

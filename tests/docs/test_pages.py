@@ -16,6 +16,7 @@ from fedclade.config import check_config, read_config
 from fedclade.flower import LocalGrid
 from tests.docs.blocks import PAGES, ROOT, blocks_of, text_of
 from tests.docs.story import Story, runs, tell
+from tests.trackers.test_tensorboard import scalars
 
 TELLING = {page: [block for block in blocks_of(page) if runs(block)] for page in PAGES}
 QUICK = [page for page, blocks in TELLING.items() if any(not block.is_slow for block in blocks)]
@@ -98,6 +99,19 @@ def test_the_server_of_the_page_on_networks_finds_what_its_python_finds(told: To
     assert run.tree.leaf_of == page.names["run"].tree.leaf_of
     assert set(run.tree.leaf_of) == {0, 1, 2, 3}
     assert [row["client"] for row in run.clients[-4:]] == [0, 1, 2, 3]
+
+
+def test_the_callback_of_the_page_on_trackers_hears_of_a_split_and_ends_the_run(told: Told):
+    split, end, why = told("docs/track.md").output.splitlines()
+    assert split.startswith("round 3: 0 became {1: (")
+    assert end == "interrupted after 3 rounds"
+    assert why.startswith("interrupted after round 3")
+
+
+@pytest.mark.slow
+def test_a_run_that_is_continued_goes_on_in_the_same_event_files(told: Told):
+    events = scalars(told("docs/track.md", slow=True).folder / "tracked" / "tensorboard")
+    assert [step for step, _ in events["clusters/found"]] == [*range(1, 9)]
 
 
 @pytest.mark.slow
