@@ -18,6 +18,7 @@ from fedclade.runs.store.events import events_of
 from fedclade.runs.store.newcomers import read_newcomers, score_columns
 from fedclade.runs.store.run import CONFIG, Row, check_free, is_finished, is_unfinished, read_run_config
 from fedclade.runs.store.similarities import SimilarityMatrix
+from fedclade.runs.validation import check_validation, chosen_round, column_of
 
 __all__ = [
     "CONFIG",
@@ -39,6 +40,9 @@ __all__ = [
     "Stream",
     "assign",
     "check_free",
+    "check_validation",
+    "chosen_round",
+    "column_of",
     "counting",
     "decide_stream",
     "events_of",

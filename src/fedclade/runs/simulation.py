@@ -21,6 +21,7 @@ from fedclade.runs.history import History
 from fedclade.runs.rounds import Follow, OnRound, run_rounds
 from fedclade.runs.settings import RunOptions, RunSettings, settings_from, target_of
 from fedclade.runs.store import Run
+from fedclade.runs.validation import check_validation
 from fedclade.training import Actors, actors_from, check_engine, float32_products
 
 
@@ -127,6 +128,8 @@ def simulate(
     algorithm.check_clients(len(federation))
     settings = settings.completed(algorithm)
     settings.check_algorithm(algorithm, len(federation))
+    if settings.evaluate_validation:
+        check_validation(everybody)
     task = fitted_task(settings, federation)
     target = target_of(settings, task)
     config = config or settings.as_config(
