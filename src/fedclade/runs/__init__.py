@@ -4,7 +4,7 @@ Reports, the network and the command line import it; it imports all rooms that a
 algorithms, channel.
 """
 
-from fedclade.runs.backend import Backend, Maker, decide_stream, initial_models, model_name, module_for
+from fedclade.runs.backend import Backend, Maker, decide_stream, fitted_task, initial_models, model_name, module_for
 from fedclade.runs.checkpointer import Checkpointer
 from fedclade.runs.churn import Churn, ComingAndGoing
 from fedclade.runs.history import History, counting, version_of, versions
@@ -48,6 +48,7 @@ __all__ = [
     "events_of",
     "export_adapter",
     "export_model",
+    "fitted_task",
     "initial_models",
     "is_finished",
     "is_unfinished",

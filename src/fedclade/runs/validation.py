@@ -18,12 +18,12 @@ from fedclade.runs.store.row_table import Row
 from fedclade.tasks import Metric
 
 
-def check_validation(federation: Federation) -> None:
-    """Check that every client has validation data; a ConfigError if not."""
+def check_validation(federation: Federation, what: str = "evaluate_validation = true") -> None:
+    """Check that every client has validation data, which something needs; a ConfigError if not."""
     if missing := federation.without_validation:
         some = "no client has any" if len(missing) == len(federation) else f"these have none: {shown(list(missing))}"
         raise ConfigError(
-            f"evaluate_validation = true needs validation data of every client, and {some}; set "
+            f"{what} needs validation data of every client, and {some}; set "
             "data.validation_fraction above 0, such as 0.2, or give clients validation data of their own"
         )
 

@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import quote
 
 from fedclade.report.colours import series
+from fedclade.report.comparison import CHOSEN
 from fedclade.report.formats import NONE, duration, number, traffic
 from fedclade.report.page.section import Card, Page, Section, Table, table_by_round
 from fedclade.report.page.setting import flat, repeat_command
@@ -106,18 +107,22 @@ def _cards(runs: Sequence[Compared]) -> list[Card]:
 def _overview(runs: Sequence[Compared], beside: Path) -> Section:
     rows: list[list[str]] = []
     others = [each for each in compared_by([run.summary for run in runs]) if each != runs[0].score]
+    chosen = any("chosen" in run.summary for run in runs)
     for run in runs:
         s = run.summary
         true = "" if s["clusters"]["true"] is None else f" of {s['clusters']['true']}"
-        cells = [run.label, run.score.text(run.mean), run.score.text(run.score.worst_tenth(s))]
+        cells = [run.label, run.score.text(run.mean)]
+        cells += [run.score.text(run.score.of_chosen(s))] if chosen else []
+        cells += [run.score.text(run.score.worst_tenth(s))]
         cells += [each.text(each.mean(s)) if each.is_of(s) else NONE for each in others]
         cells += [f"{s['clusters']['found']}{true}", number(s["clusters"]["ari"])]
         cells += [traffic(s["bytes_up"] + s["bytes_down"]), duration(s["seconds"]["total"]), str(s["rounds"])]
         rows.append(cells)
-    columns = ["run", runs[0].score.label, "worst tenth", *(each.label for each in others)]
-    columns += ["clusters", "ARI", "traffic", "time", "rounds"]
+    columns = ["run", runs[0].score.label, *(["chosen round"] if chosen else []), "worst tenth"]
+    columns += [*(each.label for each in others), "clusters", "ARI", "traffic", "time", "rounds"]
     links = {run.label: link for run in runs if (link := _report_of(run, beside)) is not None}
     caption = "What each run came to; means over the clients."
+    caption += f" {CHOSEN}" if chosen else ""
     return Section("overview", "The runs", caption, open_tables=[Table("", columns, rows)], links=links)
 
 
