@@ -77,9 +77,9 @@ def sweep_config(
 ) -> None:
     """Search for the settings of a config that do best on validation data.
 
-    Clients need validation data, such as with --set data.validation_fraction=0.2. Test data have no part in the search:
-    the table has the test score of each trial's round that is best on validation data. The folder is that of a
-    comparison, for 'fedclade report', and has the best config as best.toml, for 'fedclade run'.
+    Clients need validation data, such as with --set data.validation_fraction=0.2; test data have no part in it.
+
+    The folder is that of a comparison, for 'fedclade report'; the best config is in best.toml, for 'fedclade run'.
 
     Example: fedclade sweep my.toml --over "local.lr=0.01..0.3(log)" --trials 20
     """

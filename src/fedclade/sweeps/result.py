@@ -144,7 +144,7 @@ class SweepResult:
         """
         import_extra("plotly", "plotly", "report", "a picture of a sweep")
         visual = import_extra("optuna.visualization", "optuna", "sweep", "a sweep")
-        name = f"validation {self.score.heading}"
+        name = f"{self.score.label} on validation data"
         draw = [visual.plot_slice, *([visual.plot_parallel_coordinate] if len(self.parameters) > 1 else [])]
         figures = [each(self.study, target_name=name) for each in draw]
         html = [each.to_html(full_html=False, include_plotlyjs=i == 0) for i, each in enumerate(figures)]

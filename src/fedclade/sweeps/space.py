@@ -126,7 +126,7 @@ def check_values(parameters: Sequence[Parameter], check: Check) -> None:
     ConfigError
         With all that is wrong, a line for each.
     """
-    problems: dict[str, None] = {}
+    problems: dict[str, str] = {}
     for parameter in parameters:
         ends = [parameter.low, parameter.high] if parameter.values is None else [*parameter.values]
         for end in ends:
@@ -134,9 +134,10 @@ def check_values(parameters: Sequence[Parameter], check: Check) -> None:
             try:
                 check([override])
             except ConfigError as error:
-                problems |= dict.fromkeys(f"--over {override}: {line}" for line in str(error).splitlines())
+                for line in str(error).splitlines():
+                    problems.setdefault(line, f"--over {override}: {line}")
     if problems:
-        raise ConfigError("\n".join(problems))
+        raise ConfigError("\n".join(problems.values()))
 
 
 def _pair(text: str) -> tuple[str, str]:

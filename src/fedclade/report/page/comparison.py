@@ -82,12 +82,22 @@ def run_labels(views: Sequence[RunView]) -> list[str]:
     """Return what to call each of some runs: its algorithm; with seed or folder where that is not enough."""
     algorithms = [view.run.summary["algorithm"] for view in views]
     seeded = [f"{name}, seed {each.run.summary['seed']}" for name, each in zip(algorithms, views, strict=True)]
-    folders = [f"{name}, {each.folder}" for name, each in zip(seeded, views, strict=True)]
+    folders = [f"{name}, {apart}" for name, apart in zip(seeded, _apart([each.folder for each in views]), strict=True)]
     counts = [Counter(names) for names in (algorithms, seeded, folders)]
     return [
         next((name for name, number in zip(names, counts, strict=True) if number[name] == 1), f"{names[-1]} ({i})")
         for i, names in enumerate(zip(algorithms, seeded, folders, strict=True), start=1)
     ]
+
+
+def _apart(folders: Sequence[Path | None]) -> list[str]:
+    """Return what tells folders apart: their paths without what all begin with, and without what all end in."""
+    paths = [(str(folder),) if folder is None else folder.parts for folder in folders]
+    shared = len(os.path.commonprefix(paths))  # of tuples as of texts
+    shared = min(shared, *(len(path) - 1 for path in paths))
+    rest = [path[shared:][::-1] for path in paths]
+    shared = min(len(os.path.commonprefix(rest)), *(len(path) - 1 for path in rest))
+    return ["/".join(path[shared:][::-1]) for path in rest]
 
 
 def _cards(runs: Sequence[Compared]) -> list[Card]:
