@@ -93,11 +93,11 @@ def run_labels(views: Sequence[RunView]) -> list[str]:
 def _apart(folders: Sequence[Path | None]) -> list[str]:
     """Return what tells folders apart: their paths without what all begin with, and without what all end in."""
     paths = [(str(folder),) if folder is None else folder.parts for folder in folders]
-    shared = len(os.path.commonprefix(paths))  # of tuples as of texts
-    shared = min(shared, *(len(path) - 1 for path in paths))
-    rest = [path[shared:][::-1] for path in paths]
-    shared = min(len(os.path.commonprefix(rest)), *(len(path) - 1 for path in rest))
-    return ["/".join(path[shared:][::-1]) for path in rest]
+    for _ in range(2):  # what they begin with, and backwards what they end in
+        alike = [len(set(parts)) == 1 for parts in zip(*paths, strict=False)]
+        shared = min([*alike, False].index(False), *(len(path) - 1 for path in paths))
+        paths = [path[shared:][::-1] for path in paths]
+    return ["/".join(path) for path in paths]
 
 
 def _cards(runs: Sequence[Compared]) -> list[Card]:
