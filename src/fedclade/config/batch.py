@@ -25,7 +25,7 @@ class Batch:
     start: Callable[[str, int], OnRound]
     data_dir: Path | None = None
     device: str = "auto"
-    memory: str | None = None
+    memory: int | str | None = None
     finished: Callable[[Run, Path], object] = lambda run, folder: None
     stop: Callable[[], bool] = lambda: False
     failures: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
