@@ -81,6 +81,14 @@ def test_why_a_trial_failed_is_kept(tmp_path):
     assert again.failure(0) == "it diverged"
 
 
+def test_a_trial_that_was_killed_while_it_drew_has_failed(tmp_path):
+    study(tmp_path / "s").study.ask()
+    found = study(tmp_path / "s")
+    assert found.drawn(0) == {}
+    assert found.failure(0) == "interrupted as it began"
+    assert set(found.drawn(1)) == {"local.lr", "model.name"}
+
+
 def test_a_journal_of_another_sweep_or_of_nothing_is_refused(tmp_path):
     study(tmp_path / "s", rounds=3)
     study(tmp_path / "s", rounds=3)

@@ -98,6 +98,7 @@ class SweepResult:
     def table(self) -> Table:
         """Return the best trials for the terminal."""
         title = f"Best {min(SHOWN, len(self.trials))} of {count(len(self.drawn), 'trial')}"
+        title += f", {len(self.failures)} failed" if self.failures else ""
         caption = (
             "By the score on validation data of each run's best round there, mean of the clients"
             f"{' and seeds' if len(self.runs[self.best.label]) > 1 else ''}; test scores had no part in it."

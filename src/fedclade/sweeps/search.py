@@ -142,6 +142,8 @@ def sweep(
         raise RunError(f"cannot write the sweep to {target}: {error}") from error
     study = Study(target, parameters, sampler, seed, higher_is_better=score.sign > 0, of=of)
     total = max(trials or TRIALS, len(study.trials))
+    if all(study.is_told(number) for number in range(total)):
+        processes, ray = 1, None  # none of which is needed any more
     place = _place(processes, ray, device, on_start, stop)
     search = _Search(study, source, parameters, score, target, seeds, data_dir, device, memory)
     try:
@@ -185,8 +187,8 @@ class _Search:
         asked = 0
         for told in range(total):
             while asked < min(total, told + place.count):
-                if not self.study.is_told(asked):
-                    begun[asked] = self._begin(place, asked, stop)
+                if not self.study.is_told(asked) and (job := self._begin(place, asked, stop)) is not None:
+                    begun[asked] = job
                 asked += 1
             if told not in begun:
                 continue
@@ -202,6 +204,8 @@ class _Search:
         if stop():
             raise RunInterrupted(f"interrupted before trial {number}", "")
         drawn = self.study.drawn(number)
+        if self.study.is_told(number):
+            return None
         try:
             config = self._config(drawn)
         except ConfigError as error:  # of values that do not go together

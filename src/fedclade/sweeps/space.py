@@ -206,7 +206,8 @@ def _value(text: str) -> Any:
 
 def values_of(parameters: Sequence[Parameter], drawn: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a study drew as the config has it, by key."""
-    return {p.key: drawn[p.key] if p.values is None else p.values[drawn[p.key]] for p in parameters}
+    known = [each for each in parameters if each.key in drawn]
+    return {each.key: drawn[each.key] if each.values is None else each.values[drawn[each.key]] for each in known}
 
 
 def overrides_of(parameters: Sequence[Parameter], drawn: Mapping[str, Any]) -> list[str]:

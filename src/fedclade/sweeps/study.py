@@ -8,6 +8,7 @@ is drawn depends neither on which of them ends first, nor on whether the sweep w
 from __future__ import annotations
 
 import itertools
+import json
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -78,9 +79,9 @@ class Study:
             )
         except (OSError, ValueError, KeyError) as error:
             raise RunError(f"cannot read or write {path}: {type(error).__name__}: {error}") from error
-        noted = self._study.user_attrs.get(_NOTED)
+        noted, of = self._study.user_attrs.get(_NOTED), json.loads(json.dumps(of, default=str))
         if noted is None:
-            self._study.set_user_attr(_NOTED, dict(of))
+            self._study.set_user_attr(_NOTED, of)
         elif different := [key for key in {**noted, **of} if noted.get(key) != of.get(key)]:
             key = different[0]
             raise RunError(
@@ -108,11 +109,11 @@ class Study:
         return number < len(self.trials) and self.trials[number].state.is_finished()
 
     def drawn(self, number: int) -> dict[str, Any]:
-        """Return what a trial drew; the next one draws now."""
+        """Return what a trial drew; the next one draws now. One that was killed while it drew has failed."""
         trials = self.trials
         if number < len(trials) and (trials[number].state.is_finished() or self._is_whole(trials[number])):
             return dict(trials[number].params)
-        if number < len(trials):  # killed while it drew
+        if number < len(trials):
             self.tell(number, None, "interrupted as it began")
             return {}
         if self._sampler == "grid":
