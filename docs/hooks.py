@@ -6,6 +6,7 @@ leads to a page that shows the file.
 
 from __future__ import annotations
 
+import os
 import posixpath
 import re
 from collections.abc import Callable, Iterator
@@ -16,12 +17,17 @@ import generated
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+from plotly.offline import get_plotlyjs
 
 from fedclade.papers.docs import detail_pages, read_results
 
 ROOT = Path(__file__).parents[1]
 LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)#\s]+)(#[^)\s]*)?(?=\))")
 """Where a link of Markdown leads to: a path, and an anchor."""
+
+SCRIPT = re.compile(r"<script\b([^>]*)>(.*?)</script>", re.DOTALL)
+PLOTLY = "assets/plotly.min.js"
+"""What the figures of notebooks need, where these are executed."""
 
 LANGUAGES = {".py": "python", ".toml": "toml", ".sh": "bash", ".yml": "yaml", ".yaml": "yaml", ".json": "json"}
 PLAIN = ("", ".txt", ".bib", ".in", ".cff", ".conf", ".example")
@@ -35,8 +41,15 @@ def made() -> dict[str, Callable[[], str]]:
     return {**generated.pages(), **{page: (lambda text=text: text) for page, text in results.items()}}
 
 
+def on_startup(command: str, dirty: bool) -> None:
+    """Let figures of notebooks, if these are executed, name their script rather than hold four megabytes of it."""
+    os.environ.setdefault("PLOTLY_RENDERER", "notebook_connected")
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages that are made."""
+    if config.plugins["mkdocs-jupyter"].config["execute"]:
+        files.append(File.generated(config, PLOTLY, content=get_plotlyjs()))
     for page, write in made().items():
         files.append(File.generated(config, page, content=write()))
     wanted = [
@@ -59,7 +72,23 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     name = posixpath.splitext(posixpath.basename(uri))[0]
     if posixpath.dirname(uri) == "methods" and name != "index":
         markdown = generated.with_file(name, markdown)
+        page.meta["hide"] = ["navigation", "toc"]
     return markdown if uri.startswith("source/") else LINK.sub(lambda link: _led(link, uri), markdown)
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Leave out what the page of a notebook would load from elsewhere; its figures take the site's own plotly."""
+    if not page.file.src_uri.endswith(".ipynb"):
+        return html
+    plotly = posixpath.relpath(PLOTLY, posixpath.dirname(page.file.src_uri))
+
+    def kept(script: re.Match[str]) -> str:
+        about, text = script.groups()
+        if "cdn.plot.ly" in about:
+            return f'<script src="{plotly}"></script>'
+        return "" if re.search(r'src="(https?:|")|mathjax', about) or 'import("https:' in text else script[0]
+
+    return SCRIPT.sub(kept, html)
 
 
 def page_of(path: str) -> str:
