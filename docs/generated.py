@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
@@ -105,25 +106,31 @@ def _commands(group: click.Group, path: str) -> Iterator[str]:
         if isinstance(command, click.Group):
             yield from _commands(command, full)
             continue
-        context = click.Context(command, info_name=full)
-        pieces = " ".join(command.collect_usage_pieces(context))
-        yield f"## {full}\n\n```\n{full} {pieces}\n```\n\n{_markdown(command.help or '')}"
-        rows = [_row(parameter) for parameter in command.params]
-        yield "| option | default | what |\n| :-- | :-- | :-- |\n" + "\n".join(rows)
+        pieces = " ".join(command.collect_usage_pieces(click.Context(command, info_name=full)))
+        yield f"## {full}\n\n```\n{full} {pieces}\n```"
+        yield from map(_paragraph, inspect.cleandoc(command.help or "").split("\n\n"))
+        if rows := [_row(parameter) for parameter in command.params if isinstance(parameter, click.Option)]:
+            yield "| option | default | what |\n| :-- | :-- | :-- |\n" + "\n".join(rows)
 
 
-def _row(parameter: click.Parameter) -> str:
-    name = ", ".join(parameter.opts) if isinstance(parameter, click.Option) else (parameter.name or "").upper()
-    default = parameter.default
-    plain = isinstance(default, (str, int, float, Path)) and not isinstance(default, bool)
-    help_text = _markdown(getattr(parameter, "help", "") or "")
-    return f"| `{name}` | {f'`{default}`' if plain else ''} | {help_text} |"
+def _paragraph(text: str) -> str:
+    """Return a paragraph of help as Markdown; examples are code."""
+    head, colon, examples = " ".join(text.split()).partition(": ")
+    if colon and head in ("Example", "Examples"):
+        return "```\n" + "\n".join(examples.split("; ")) + "\n```"
+    return _plain(text)
 
 
-def _markdown(text: str) -> str:
-    """Return help as Markdown: rich's marks of colour and weight are gone."""
-    plain = text.replace("\\[", "[").replace("|", "\\|")
-    return " ".join(click.style(plain, reset=False).split())
+def _row(option: click.Option) -> str:
+    default = option.default
+    shown = isinstance(default, (str, int, float, Path)) and not isinstance(default, bool)
+    names = " ".join(f"`{name}`" for name in option.opts)
+    return f"| {names} | {f'`{default}`' if shown else ''} | {_plain(option.help or '')} |"
+
+
+def _plain(text: str) -> str:
+    """Return help in a line that Markdown leaves as it is."""
+    return html.escape(" ".join(text.split()), quote=False).replace("|", "\\|").replace("*", "\\*")
 
 
 def config_page() -> str:
