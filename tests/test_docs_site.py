@@ -1,4 +1,4 @@
-"""The docs site: what has to have a page has one, the quick start works as it stands, nothing is loaded from elsewhere."""
+"""The docs site: a page for whatever has to have one, a quick start that works, and nothing loaded from elsewhere."""
 
 from __future__ import annotations
 
