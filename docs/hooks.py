@@ -84,9 +84,10 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
 
     def kept(script: re.Match[str]) -> str:
         about, text = script.groups()
-        if "cdn.plot.ly" in about:
+        if "cdn.plot.ly" in script[0]:
             return f'<script src="{plotly}"></script>'
-        return "" if re.search(r'src="(https?:|")|mathjax', about) or 'import("https:' in text else script[0]
+        outside = re.search(r'src="(https?:|")|mathjax', about) or re.search(r"""import\s*\(?["']https?:""", text)
+        return "" if outside else script[0]
 
     return SCRIPT.sub(kept, html)
 

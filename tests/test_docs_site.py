@@ -112,6 +112,7 @@ def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_
     for name, text in pages.items():
         outside = [url for url in Loaded(text).loads if url.startswith(("http:", "https:", "//"))]
         assert not outside, f"{name} loads {outside}"
+        assert not re.search(r"""import\s*\(?["']https?:""", text), f"{name} imports a script"
     for sheet in tmp_path.rglob("*.css"):
         assert not re.search(r"url\([\"']?(https?:)?//|@import", sheet.read_text(encoding="utf-8")), sheet
     named = Loaded(pages["reference/index.html"]).ids
