@@ -76,8 +76,22 @@ from fedclade.data import (
     pool_from_torch,
 )
 from fedclade.models import LoRA, build_model, load_adapter
-from fedclade.runs import Newcomers, Run, RunSettings, assign, export_adapter, export_model, simulate, version_of
+from fedclade.runs import (
+    Callback,
+    EndRecord,
+    Newcomers,
+    RoundRecord,
+    Run,
+    RunSettings,
+    SplitRecord,
+    assign,
+    export_adapter,
+    export_model,
+    simulate,
+    version_of,
+)
 from fedclade.tasks import Metric, Task
+from fedclade.trackers import MLflowTracker, TensorBoardTracker, WandbTracker
 from fedclade.training import Actors
 
 __version__ = version_of("fedclade")
@@ -90,12 +104,14 @@ __all__ = [
     "Actors",
     "Algorithm",
     "Assignment",
+    "Callback",
     "CheckpointError",
     "Clients",
     "ConfigError",
     "DataError",
     "DifferentialPrivacy",
     "Ditto",
+    "EndRecord",
     "EngineError",
     "Evaluation",
     "Event",
@@ -114,6 +130,7 @@ __all__ = [
     "LoRA",
     "Local",
     "LocalTraining",
+    "MLflowTracker",
     "Metric",
     "MissingExtraError",
     "ModelError",
@@ -126,17 +143,21 @@ __all__ = [
     "ReplicatedCFL",
     "Round",
     "RoundLog",
+    "RoundRecord",
     "Run",
     "RunError",
     "RunInterrupted",
     "RunSettings",
     "Signature",
+    "SplitRecord",
     "State",
     "Task",
+    "TensorBoardTracker",
     "TreeError",
     "UpdateError",
     "Updates",
     "View",
+    "WandbTracker",
     "__version__",
     "assign",
     "build_model",
