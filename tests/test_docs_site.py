@@ -43,6 +43,12 @@ def test_every_algorithm_has_a_page_with_pseudo_code_and_a_config_that_holds():
         assert check_config({**data, **tomllib.loads(config)}).algorithm["name"] == name
 
 
+def test_every_room_that_users_import_has_a_page_of_reference():
+    rooms = {path.parent.name for path in (ROOT / "src" / "fedclade").glob("*/__init__.py")} - {"cli", "papers"}
+    nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    assert set(re.findall(r"- fedclade\.([a-z]+): reference/", nav)) == rooms
+
+
 @pytest.mark.slow
 def test_the_quick_start_gets_from_a_folder_of_files_to_a_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
