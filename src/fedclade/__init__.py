@@ -8,6 +8,7 @@
 """
 
 import os
+from typing import TYPE_CHECKING, Any
 
 # Before torch starts its threads: those that wait for work should soon go to sleep. By default they spin for so long
 # that, as soon as another process wants a core, each of the many short operations of a simulation waits for a thread
@@ -94,6 +95,9 @@ from fedclade.tasks import Metric, Task
 from fedclade.trackers import MLflowTracker, TensorBoardTracker, WandbTracker
 from fedclade.training import Actors
 
+if TYPE_CHECKING:
+    from fedclade.sweeps import sweep
+
 __version__ = version_of("fedclade")
 
 __all__ = [
@@ -173,6 +177,16 @@ __all__ = [
     "one_client",
     "pool_from_torch",
     "simulate",
+    "sweep",
     "train_clusters",
     "train_root",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what a simulation does not need when it is first asked for."""
+    if name == "sweep":
+        from fedclade.sweeps import sweep
+
+        return sweep
+    raise AttributeError(f"module 'fedclade' has no attribute {name!r}")

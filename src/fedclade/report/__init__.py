@@ -11,17 +11,18 @@ from fedclade.report.estimates import ComparisonRow, Estimate
 from fedclade.report.figures import dendrogram_figure, norms_figure, save_figures, score_figure, similarity_figure
 from fedclade.report.formats import NONE, count, duration, percent, shortened, significant
 from fedclade.report.newcomers import newcomer_table
-from fedclade.report.score import label_of
+from fedclade.report.score import Score, label_of
 from fedclade.report.show import add_figures, show_run, without_figures_if_need_be
 from fedclade.report.suite import SuiteComparison
 from fedclade.report.tables import cluster_table, run_table, tree_view
-from fedclade.report.terminal import Terminal
+from fedclade.report.terminal import Terminal, new_table
 
 __all__ = [
     "NONE",
     "Comparison",
     "ComparisonRow",
     "Estimate",
+    "Score",
     "SuiteComparison",
     "Terminal",
     "add_figures",
@@ -34,6 +35,7 @@ __all__ = [
     "duration",
     "event_table",
     "label_of",
+    "new_table",
     "newcomer_table",
     "norms_figure",
     "percent",

@@ -39,8 +39,11 @@ READABLE = (1, 2, 3)
 no sums, so that only the shape of what is in them can be checked.
 """
 
-CONFIG, _SUMMARY = "config.toml", "summary.json"
-"""The first file of a run folder, there from the start of the run; and the last, which only a finished run has."""
+CONFIG = "config.toml"
+"""The first file of a run folder, there from the start of the run."""
+
+_SUMMARY = "summary.json"
+"""The last file of a run folder, which only a finished run has."""
 
 _MANIFEST = "manifest.json"
 """The SHA-256 of every other file of a finished run."""
