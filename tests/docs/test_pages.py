@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import tomllib
 from collections.abc import Callable
@@ -108,6 +109,27 @@ def test_the_callback_of_the_page_on_trackers_hears_of_a_split_and_ends_the_run(
     assert why.startswith("interrupted after round 3")
 
 
+def test_the_quick_start_gets_to_a_report_in_under_ten_lines():
+    install, *lines = next(b.text for b in blocks_of("docs/quick-start.md") if b.language == "bash").splitlines()
+    assert install == 'pip install "fedclade[report]"'
+    assert lines[-1].startswith("fedclade report ")
+    assert len(lines) < 9
+
+
+@pytest.mark.slow
+def test_the_quick_start_says_what_one_model_for_all_gets(told: Told):
+    page = told("docs/quick-start.md", slow=True)
+    assert (page.folder / "first/report.html").stat().st_size > 100_000
+    one = Run.load(page.folder / "one").summary["accuracy"]["mean"]
+    assert f"{100 * one:.1f} %" in (ROOT / "docs/quick-start.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", ["docs/index.md", "docs/quick-start.md"])
+def test_the_python_of_a_first_page_finds_the_four_clusters(page: str, told: Told):
+    clusters = told(page).names["run"].summary["clusters"]
+    assert (clusters["found"], clusters["true"], clusters["ari"]) == (4, 4, 1.0)
+
+
 @pytest.mark.slow
 def test_a_run_that_is_continued_goes_on_in_the_same_event_files(told: Told):
     events = scalars(told("docs/track.md", slow=True).folder / "tracked" / "tensorboard")
@@ -130,3 +152,13 @@ def test_an_example_is_short_and_on_its_page(name: str):
     assert len((ROOT / f"examples/{name}.py").read_text(encoding="utf-8").splitlines()) < 60
     shown = [block.text for block in blocks_of("docs/examples.md")]
     assert shown[shown.index(f"python examples/{name}.py\n") + 1].strip(), "what it prints comes next"
+
+
+def test_every_file_that_a_page_links_to_exists_or_is_made_with_the_site(monkeypatch: pytest.MonkeyPatch):
+    docs = ROOT / "docs"
+    monkeypatch.syspath_prepend(docs)
+    made = {docs / page for page in importlib.import_module("hooks").made()}
+    for page in PAGES:
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)", (ROOT / page).read_text(encoding="utf-8")):
+            there = (ROOT / page).parent.joinpath(target).resolve()
+            assert there.exists() or (there in made and page.startswith("docs/")), f"{page} links to {target}"

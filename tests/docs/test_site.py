@@ -1,9 +1,8 @@
-"""The docs site: a page for whatever has to have one, a quick start that works, and nothing loaded from elsewhere."""
+"""The docs site: a page for whatever has to have one, brief pages, and nothing loaded from elsewhere."""
 
 from __future__ import annotations
 
 import re
-import shlex
 import subprocess
 import sys
 import tomllib
@@ -11,23 +10,15 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 import fedclade
-from fedclade import Run
 from fedclade.algorithms import ALGORITHMS
-from fedclade.cli.app import app
 from fedclade.config import check_config
+from tests.docs.blocks import ROOT, text_of
 
-ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 LONGEST = 25_000
 """Words of all pages together."""
-
-
-def blocks(page: str, language: str) -> list[str]:
-    """Return the code blocks of a page that are in a language."""
-    return re.findall(rf"```{language}\n(.*?)```", (DOCS / page).read_text(encoding="utf-8"), flags=re.DOTALL)
 
 
 def test_every_algorithm_has_a_page_with_pseudo_code_and_a_config_that_holds():
@@ -37,7 +28,7 @@ def test_every_algorithm_has_a_page_with_pseudo_code_and_a_config_that_holds():
     for name in ALGORITHMS:
         page = f"methods/{name}.md"
         assert f"- {name}: {page}\n" in nav
-        (pseudo_code,), (config,) = blocks(page, "text"), blocks(page, "toml")
+        pseudo_code, config = (text_of(f"docs/{page}", language) for language in ("text", "toml"))
         assert 6 <= len(pseudo_code.splitlines()) <= 25, name
         data = {} if "shift" in config else {"data": {"shift": "label_swap"}}
         assert check_config({**data, **tomllib.loads(config)}).algorithm["name"] == name
@@ -47,41 +38,6 @@ def test_every_room_that_users_import_has_a_page_of_reference():
     rooms = {path.parent.name for path in (ROOT / "src" / "fedclade").glob("*/__init__.py")} - {"cli", "papers"}
     nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     assert set(re.findall(r"- fedclade\.([a-z]+): reference/", nav)) == rooms
-
-
-@pytest.mark.slow
-def test_the_quick_start_gets_from_a_folder_of_files_to_a_report(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    """Every line but that of pip, in under ten; what it prints is what the page shows."""
-    monkeypatch.chdir(tmp_path)
-    first, then = blocks("quick-start.md", "bash")
-    install, *lines = first.splitlines()
-    assert install == 'pip install "fedclade[report]"'
-    assert len(lines) < 9
-    printed = ""
-    for line in [*lines, *then.splitlines()]:
-        if line.startswith("fedclade "):
-            result = CliRunner().invoke(app, shlex.split(line)[1:])
-            assert result.exit_code == 0, result.output
-            printed += result.output
-        else:
-            subprocess.run(["bash", "-ec", line.replace("python ", f"{sys.executable} ")], check=True)
-    (shown,) = blocks("quick-start.md", "text")
-    assert set(map(str.strip, shown.splitlines())) <= set(map(str.strip, printed.splitlines()))
-    assert (tmp_path / "first/report.html").stat().st_size > 100_000
-    one = Run.load(tmp_path / "one").summary["accuracy"]["mean"]
-    assert f"{100 * one:.1f} %" in (DOCS / "quick-start.md").read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize("page", ["index.md", pytest.param("quick-start.md", marks=pytest.mark.slow)])
-def test_the_python_of_a_page_finds_the_four_clusters(
-    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    monkeypatch.chdir(tmp_path)
-    (code,) = blocks(page, "python")
-    exec(compile(code, page, "exec"), {})
-    assert "'found': 4, 'true': 4, 'ari': 1.0" in capsys.readouterr().out
 
 
 def test_pages_are_brief():
