@@ -1,4 +1,4 @@
-"""Build the wheel and the source archive, and use the wheel as a newcomer does: in an environment that has nothing else.
+"""Build the wheel and the source archive, and use the wheel as a newcomer does: in an environment with nothing else.
 
 `python tests/wheel/check_wheel.py`, or `make wheel`. In turn: both archives are built; their metadata and contents are
 what a package index and a user expect; the core alone works, and says what needs which extra (``core_only.py``); with

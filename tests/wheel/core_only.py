@@ -9,7 +9,6 @@ import contextlib
 import importlib
 import importlib.util
 import io
-import os
 import pkgutil
 import sys
 from collections.abc import Callable, Iterator
@@ -115,7 +114,7 @@ def check_imports() -> None:
             importlib.import_module(module.name)
         except fedclade.MissingExtraError as error:
             check(module.name == "fedclade.flower", f"{module.name}: {error}")
-    check(os.path.isfile(Path(fedclade.__file__).with_name("py.typed")), "py.typed is missing")
+    check(Path(fedclade.__file__).with_name("py.typed").is_file(), "py.typed is missing")
 
 
 def check_python() -> None:
