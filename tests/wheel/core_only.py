@@ -54,6 +54,9 @@ NEEDS = [
     ("report", ["report", "first", "second", "--out", "both.html"]),
     ("report", ["run", "my.toml", "--dashboard", "--out", "no-dashboard"]),
     ("tensorboard", ["run", "my.toml", "--log", "tensorboard", "--out", "no-log"]),
+    ("mlflow", ["run", "my.toml", "--log", "mlflow", "--out", "no-log"]),
+    ("wandb", ["run", "my.toml", "--log", "wandb", "--out", "no-log"]),
+    ("sweep", ["sweep", "my.toml", "--over", "local.lr=0.1,0.2", "--set", "data.validation_fraction=0.2"]),
     ("ray", ["run", "my.toml", "--engine", "ray", "--out", "no-ray"]),
     ("privacy", ["run", "my.toml", *("--set", "privacy.clip_norm=1"), *("--set", "privacy.noise_multiplier=1")]),
     ("data", ["run", "rcfl-mnist-label-swap"]),
@@ -67,6 +70,9 @@ def functions(run: fedclade.Run) -> Iterator[tuple[str, Callable[[], object]]]:
     """Yield what is called from Python, and the extra that it asks for."""
     yield "report", lambda: write_report(run, Path("report.html"))
     yield "report", lambda: score_figure(run)
+    yield "notebook", lambda: run.metrics
+    yield "notebook", lambda: run.clients
+    yield "notebook", run.plot
     yield "flower", lambda: importlib.import_module("fedclade.flower")
     for name in ("mnist", "cifar10", "femnist", "ag_news", "sent140", "tiny_shakespeare"):
         yield "data", lambda name=name: load_federation(name, clients=2)
@@ -124,6 +130,8 @@ def check_python() -> None:
     run = fedclade.simulate("cfl", "mlp", run_data(), rounds=2)
     run.save("simulated")
     check(fedclade.Run.load("simulated").summary["rounds"] == 2, "a run is not loaded as it was saved")
+    shown = [run, run.tree, run_data(), fedclade.compare(["cfl", "fedavg"], "mlp", run_data(), rounds=1)]
+    check(all("</" in each._repr_html_() for each in shown), "something does not show itself")
     import pyarrow as pa
 
     table = pa.table({"who": ["a", "b"] * 20, "x": [0.5 * k for k in range(40)], "y": [0, 1, 1, 0] * 10})
