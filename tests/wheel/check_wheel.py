@@ -48,7 +48,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         work = Path(temporary)
-        wheel, sources = build(arguments.out or work / "dist")
+        wheel, sources = build((arguments.out or work / "dist").resolve())
         check_metadata(wheel, sources, (arguments.tag or "").removeprefix("v"))
         check_contents(wheel, sources)
         python = environment_with(wheel, work / "environment")
