@@ -37,8 +37,8 @@ check: install  ## lint, types, and the direction of imports
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
-docs: install  ## the site, in site/; a warning is an error
-	$(BIN)/mkdocs build --strict
+docs: install  ## the site, in site/; a warning is an error; with FEDCLADE_DOCS_EXECUTE=true notebooks are executed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 wheel: install  ## build the wheel, and use it in an environment that has nothing else
 	$(BIN)/python tests/wheel/check_wheel.py $(ARGUMENTS)
