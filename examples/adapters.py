@@ -55,5 +55,7 @@ if __name__ == "__main__":
     for name, parts in (("whole model", {}), ("adapters", {"adapter": lora, "signature": by_b})):
         run = fedclade.simulate("rcfl", model, federation, rounds=10, local=local, task=task, **parts)
         score, sent = run.summary["perplexity"]["mean"], run.summary["bytes_up"] + run.summary["bytes_down"]
-        print(f"{name:11}  {run.metrics[-1]['clusters']} clusters, perplexity {score:.2f}, {sent / 1e6:.1f} MB sent")
+        print(
+            f"{name:11}  {run.summary['clusters']['found']} clusters, perplexity {score:.2f}, {sent / 1e6:.1f} MB sent"
+        )
     print("report:", write_report(run, "adapters.html"))

@@ -48,7 +48,7 @@ def test_the_apps_of_the_page_find_the_clusters_and_run_as_server_and_clients(
     run = Run.load(tmp_path / "runs/federation")
     assert run.tree.leaf_of == seen["run"].tree.leaf_of
     assert set(run.tree.leaf_of) == {0, 1, 2, 3}
-    assert [row["client"] for row in run.clients[-4:]] == [0, 1, 2, 3]
+    assert [row["client"] for row in run.client_rows[-4:]] == [0, 1, 2, 3]
 
 
 def flat(section: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -43,6 +43,6 @@ def test_commands_and_python_of_the_page_run_one_after_the_other(
     loaded = torch.cat([p.detach().flatten() for p in seen["model"].parameters()])
     assert torch.equal(loaded, tree.model_for(3))
     x, y = check_config(seen["run"].config).federation().examples(3, "test")
-    told = seen["run"].clients[-20 + 3]
+    told = seen["run"].client_rows[-20 + 3]
     assert told["client"] == 3
     assert float((seen["model"](x).argmax(1) == y).double().mean()) == pytest.approx(told["accuracy"])

@@ -57,7 +57,7 @@ def test_the_tags_are_columns_of_a_run():
     from fedclade.config import check_config
 
     config = check_config({"rounds": 1, "data": {"name": "digits", "clients": 2, "samples_per_client": 30}})
-    (row,) = config.run(config.federation()).metrics
+    (row,) = config.run(config.federation()).metric_rows
     assert set(TAGS.values()) <= set(row)
     assert scores(row) == {
         "accuracy/mean": "accuracy_mean",

@@ -30,7 +30,7 @@ SHOWN = "]0;owned[31m[2Jward 71m"
 
 
 def named(run: Run, name: str) -> Run:
-    return replace(run, clients=[{**row, "name": name} for row in run.clients])
+    return replace(run, client_rows=[{**row, "name": name} for row in run.client_rows])
 
 
 @pytest.mark.parametrize("terminal", [True, False])

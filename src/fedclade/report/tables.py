@@ -44,7 +44,7 @@ def run_table(run: Run) -> Table:
 
 def cluster_table(run: Run) -> Table:
     """Return the current clusters: their members and scores, and the norms of the last round."""
-    outcome, criteria = Outcome.of(run), {row["node"]: row for row in run.clusters}
+    outcome, criteria = Outcome.of(run), {row["node"]: row for row in run.cluster_rows}
     table = new_table("Clusters")
     for column in ("node", "size", outcome.score.label, "mean norm", "max norm"):
         table.add_column(column, justify="right", no_wrap=True)

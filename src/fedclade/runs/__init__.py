@@ -13,10 +13,11 @@ from fedclade.runs.rounds import Follow, OnRound, run_rounds
 from fedclade.runs.settings import Every, RunOptions, RunSettings, Stream, settings_from, target_of
 from fedclade.runs.simulation import simulate
 from fedclade.runs.store import Run, export_adapter, export_model
+from fedclade.runs.store.config_file import CONFIG, read_run_config
 from fedclade.runs.store.contents import without_unset
 from fedclade.runs.store.events import events_of
 from fedclade.runs.store.newcomers import read_newcomers, score_columns
-from fedclade.runs.store.run import CONFIG, Row, check_free, is_finished, is_unfinished, read_run_config
+from fedclade.runs.store.run import Row, check_free, is_finished, is_unfinished
 from fedclade.runs.store.similarities import SimilarityMatrix
 
 __all__ = [

@@ -273,7 +273,7 @@ def _noted(what: str, build: Callable[..., T], *values: Any, **options: Any) -> 
 
 def _true_clusters_of_leaves(run: Run) -> Mapping[int, int]:
     """Return the true cluster that most members of each node are in, where it is known."""
-    truth = {row["client"]: row["true_cluster"] for row in run.clients if row["true_cluster"] is not None}
+    truth = {row["client"]: row["true_cluster"] for row in run.client_rows if row["true_cluster"] is not None}
     inside = {node.id: Counter(truth[c] for c in node.members if c in truth) for node in run.tree.nodes}
     return {node: counts.most_common(1)[0][0] for node, counts in inside.items() if counts}
 

@@ -39,9 +39,9 @@ def test_a_saved_run_reads_back_the_same(finished, tmp_path):
     assert folder == tmp_path / "deep" / "run"
     again = Run.load(folder)
     assert again.summary == finished.summary
-    assert again.metrics == finished.metrics
-    assert again.clusters == finished.clusters
-    assert again.clients == finished.clients
+    assert again.metric_rows == finished.metric_rows
+    assert again.cluster_rows == finished.cluster_rows
+    assert again.client_rows == finished.client_rows
     assert again.events == finished.events
     assert len(again.events) == 1
     assert again.config["algorithm"]["split_rounds"] == [2]
@@ -253,8 +253,8 @@ def test_a_folder_of_format_1_is_read_correctly():
     """
     run = Run.load(FORMAT_1)
     assert (run.summary["format"], run.summary["rounds"], run.config["seed"]) == (1, 3, 0)
-    assert [row["round"] for row in run.metrics] == [1, 2, 3]
-    assert len(run.clients) == 3 * 4
+    assert [row["round"] for row in run.metric_rows] == [1, 2, 3]
+    assert len(run.client_rows) == 3 * 4
     assert [(event["round"], event["kind"], event["children"]) for event in run.events] == [(2, "split", [1, 2])]
     assert [node.members for node in run.tree.nodes] == [(0, 1, 2, 3), (0, 2), (1, 3)]
     assert [node.params.shape for node in run.tree.nodes] == [(28,)] * 3

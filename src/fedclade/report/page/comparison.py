@@ -129,7 +129,7 @@ def _report_of(run: Compared, beside: Path) -> str | None:
 
 
 def _over_rounds(run: Compared, column: str) -> dict[int, float]:
-    return {row["round"]: row[column] for row in run.view.run.metrics if row.get(column) is not None}
+    return {row["round"]: row[column] for row in run.view.run.metric_rows if row.get(column) is not None}
 
 
 def _lines(runs: Sequence[Compared], column: str, hover: str, *, steps: bool = False) -> list[Line]:
@@ -194,7 +194,7 @@ def _traffic(runs: Sequence[Compared]) -> Section | None:
     score = runs[0].score
     lines: list[Line] = []
     for run in runs:
-        rows = run.view.run.metrics
+        rows = run.view.run.metric_rows
         spent = list(accumulate((row["bytes_up"] + row["bytes_down"]) / 1e6 for row in rows))
         values = [row.get(f"{score.name}_mean") for row in rows]
         points = [(x, y) for x, y in zip(spent, values, strict=True) if y is not None]
