@@ -64,6 +64,7 @@ from fedclade.core import (
     TreeError,
     UpdateError,
     Updates,
+    draw_with,
 )
 from fedclade.data import (
     Federation,
@@ -81,6 +82,8 @@ from fedclade.tasks import Metric, Task
 from fedclade.training import Actors
 
 __version__ = version_of("fedclade")
+
+draw_with("fedclade.report")
 
 __all__ = [
     "CFL",

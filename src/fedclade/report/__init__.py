@@ -11,6 +11,8 @@ from fedclade.report.estimates import ComparisonRow, Estimate
 from fedclade.report.figures import dendrogram_figure, norms_figure, save_figures, score_figure, similarity_figure
 from fedclade.report.formats import NONE, count, duration, percent, shortened, significant
 from fedclade.report.newcomers import newcomer_table
+from fedclade.report.notebook import html_of
+from fedclade.report.plots import plot_of
 from fedclade.report.score import label_of
 from fedclade.report.show import add_figures, show_run, without_figures_if_need_be
 from fedclade.report.suite import SuiteComparison
@@ -35,10 +37,12 @@ __all__ = [
     "dendrogram_figure",
     "duration",
     "event_table",
+    "html_of",
     "label_of",
     "newcomer_table",
     "norms_figure",
     "percent",
+    "plot_of",
     "run_table",
     "save_figures",
     "score_figure",
