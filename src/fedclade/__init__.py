@@ -8,6 +8,7 @@
 """
 
 import os
+from typing import TYPE_CHECKING, Any
 
 # Before torch starts its threads: those that wait for work should soon go to sleep. By default they spin for so long
 # that, as soon as another process wants a core, each of the many short operations of a simulation waits for a thread
@@ -85,6 +86,19 @@ __version__ = version_of("fedclade")
 
 draw_with("fedclade.report")
 
+if TYPE_CHECKING:
+    from fedclade.report import Comparison, compare
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is of the report only when it is asked for: a simulation does without its packages."""
+    if name not in ("Comparison", "compare"):
+        raise AttributeError(f"module 'fedclade' has no attribute {name!r}")
+    from fedclade import report
+
+    return getattr(report, name)
+
+
 __all__ = [
     "CFL",
     "FLHC",
@@ -95,6 +109,7 @@ __all__ = [
     "Assignment",
     "CheckpointError",
     "Clients",
+    "Comparison",
     "ConfigError",
     "DataError",
     "DifferentialPrivacy",
@@ -143,6 +158,7 @@ __all__ = [
     "__version__",
     "assign",
     "build_model",
+    "compare",
     "export_adapter",
     "export_model",
     "federation",

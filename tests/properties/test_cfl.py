@@ -271,7 +271,7 @@ def test_permuted_vectors_give_the_same_clusters_and_models():
     assert [(e["round"], e["kind"], e["clusters"]) for e in hidden.events] == [
         (e["round"], e["kind"], e["clusters"]) for e in plain.events
     ]
-    for ours, theirs in zip(plain.clusters, hidden.clusters, strict=True):
+    for ours, theirs in zip(plain.cluster_rows, hidden.cluster_rows, strict=True):
         assert theirs["mean_norm"] == pytest.approx(ours["mean_norm"], rel=1e-4)
         assert theirs["max_norm"] == pytest.approx(ours["max_norm"], rel=1e-4)
     for ours, theirs in zip(plain.similarities, hidden.similarities, strict=True):

@@ -576,7 +576,7 @@ def test_clients_that_were_never_sampled_are_served_with_the_global_model():
     algorithm = FedGroup(groups=2, pretrain_scale=1, **LATE)
     run = played(algorithm, 1, fraction=0.25)
     tree = run.states[-1].tree
-    served = algorithm.serve(run.states[-1], run.client_rows)
+    served = algorithm.serve(run.states[-1], run.clients)
     members = {client for leaf in tree.leaves for client in leaf.members}
     assert set(served) == set(range(8))
     assert {client for client, node in served.items() if node == 0} == set(range(8)) - members

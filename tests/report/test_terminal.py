@@ -14,10 +14,9 @@ from rich.text import Text
 
 from fedclade.cli import main
 from fedclade.cli.console import new_console
-from fedclade.cli.progress import RunProgress
 from fedclade.core.errors import RunError
 from fedclade.flower.server_app import show
-from fedclade.report import cluster_table, show_run
+from fedclade.report import RunProgress, cluster_table, show_run
 from fedclade.report.page import RunView, run_page
 from fedclade.report.terminal import Terminal, visible
 from fedclade.runs.store.card import as_markdown

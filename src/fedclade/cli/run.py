@@ -11,10 +11,9 @@ import typer
 from fedclade.cli import options
 from fedclade.cli.console import new_console, say
 from fedclade.cli.interrupt import interruptible
-from fedclade.cli.progress import RunProgress
 from fedclade.config import Config, find_config, read_config
 from fedclade.core import ConfigError, ParameterTree, RunError
-from fedclade.report import TensorBoardLog, add_figures, show_run
+from fedclade.report import RunProgress, TensorBoardLog, add_figures, show_run
 from fedclade.report.page import PORT, Dashboard
 from fedclade.runs import CONFIG, Row, Run, is_finished, is_unfinished, read_run_config
 from fedclade.training import Actors

@@ -181,6 +181,7 @@ class Config:
         folder: Path | None = None,
         stop: Callable[[], bool] | None = None,
         follow: Follow | None = None,
+        progress: bool | None = None,
     ) -> Run:
         """Run it over a federation; see :func:`fedclade.simulate` for the rest, and for what it raises."""
         return simulate(
@@ -199,6 +200,7 @@ class Config:
             folder=folder,
             stop=stop,
             follow=follow,
+            progress=progress,
         )
 
     def built_algorithm(self, true_clusters: Mapping[int, int] | None) -> Algorithm:

@@ -8,7 +8,7 @@ from fedclade.core.aggregate import inter_group, mean
 from fedclade.core.arguments import check_arguments, checked, defaults, known_arguments
 from fedclade.core.array_mapping import ArrayMapping, Positions
 from fedclade.core.clients import Clients, Workers
-from fedclade.core.display import Displayed, draw_with, drawn
+from fedclade.core.display import Displayed, at_prompt, draw_with, drawn, in_notebook
 from fedclade.core.errors import (
     CheckpointError,
     ConfigError,
@@ -182,6 +182,7 @@ __all__ = [
     "Updates",
     "Workers",
     "appear",
+    "at_prompt",
     "bring_to_disk",
     "call_own",
     "check_arguments",
@@ -196,6 +197,7 @@ __all__ = [
     "import_extra",
     "imported",
     "importing_only",
+    "in_notebook",
     "installed",
     "inter_group",
     "known_arguments",

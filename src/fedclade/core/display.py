@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import Any
 
@@ -24,3 +25,14 @@ class Displayed:
 
     def _repr_html_(self) -> str:
         return drawn("html_of", self)
+
+
+def at_prompt() -> bool:
+    """Whether somebody types: in a notebook, or at Python's prompt; no script runs, and no test."""
+    return hasattr(sys, "ps1")  # which IPython has as well, in a terminal and in a notebook
+
+
+def in_notebook() -> bool:
+    """Whether this is the kernel of a notebook."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return hasattr(shell, "kernel")

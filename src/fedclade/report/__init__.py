@@ -5,6 +5,7 @@ command line, the network and the papers import it; it imports runs, and the roo
 """
 
 from fedclade.report.citations import cite_name
+from fedclade.report.compare import compare
 from fedclade.report.comparison import Comparison
 from fedclade.report.decisions import check_table, decision_tables, event_table
 from fedclade.report.estimates import ComparisonRow, Estimate
@@ -13,6 +14,7 @@ from fedclade.report.formats import NONE, count, duration, percent, shortened, s
 from fedclade.report.newcomers import newcomer_table
 from fedclade.report.notebook import html_of
 from fedclade.report.plots import plot_of
+from fedclade.report.progress import RunProgress, progress_bars
 from fedclade.report.score import label_of
 from fedclade.report.show import add_figures, show_run, without_figures_if_need_be
 from fedclade.report.suite import SuiteComparison
@@ -25,6 +27,7 @@ __all__ = [
     "Comparison",
     "ComparisonRow",
     "Estimate",
+    "RunProgress",
     "SuiteComparison",
     "TensorBoardLog",
     "Terminal",
@@ -32,6 +35,7 @@ __all__ = [
     "check_table",
     "cite_name",
     "cluster_table",
+    "compare",
     "count",
     "decision_tables",
     "dendrogram_figure",
@@ -43,6 +47,7 @@ __all__ = [
     "norms_figure",
     "percent",
     "plot_of",
+    "progress_bars",
     "run_table",
     "save_figures",
     "score_figure",

@@ -31,6 +31,7 @@ _STYLE = """
 .fedclade table.fc-table th,.fedclade table.fc-table td{padding:.25em .8em .25em 0;text-align:right;color:inherit;
 background:none;border:0;border-bottom:1px solid rgba(128,128,128,.25);white-space:nowrap;vertical-align:middle}
 .fedclade table.fc-table th.fc-word,.fedclade table.fc-table td.fc-word{text-align:left}
+.fedclade table.fc-table tr{background:none}
 .fedclade table.fc-table tr.fc-base{opacity:.68}
 .fedclade ul.fc-tree{list-style:none;margin:.2em 0 0;padding:0}
 .fedclade ul.fc-tree ul{list-style:none;margin:0 0 0 .35em;padding:0 0 0 1em;border-left:2px solid rgba(128,128,128,.3)}
@@ -94,6 +95,12 @@ def table(columns: Mapping[str, Sequence[str]], words: Iterable[str], pale: Sequ
     return f'<div class="fc-scroll"><table class="fc-table">{head}<tbody>{"".join(rows)}</tbody></table></div>{below}'
 
 
+def lines(rows: Iterable[Sequence[str]]) -> str:
+    """Return rows of cells that are HTML already, without names of the columns."""
+    written = ("".join(f'<td class="fc-word">{cell}</td>' for cell in cells) for cells in rows)
+    return f'<table class="fc-table">{"".join(f"<tr>{row}</tr>" for row in written)}</table>'
+
+
 def folded(title: str, inside: str) -> str:
     """Return something that is seen once its title is clicked."""
     return f"<details><summary>{shown_as_is(title)}</summary>{inside}</details>"
@@ -122,7 +129,7 @@ def histogram(counts: Sequence[float], width: int = 6, height: int = 16) -> str:
     return _svg(width * len(counts), height, f'<path d="{bars}" fill="{SEEN["accent"]}"/>')
 
 
-def interval(low: float, middle: float, high: float, values: Sequence[float]) -> str:
+def interval(low: float, middle: float, high: float, values: Iterable[float]) -> str:
     """Return a mean with its interval and what it is the mean of, all in [0, 1], as a line with dots."""
     at = [round(6 + 128 * x, 1) for x in (low, middle, high)]
     drawn = f'<path d="M{at[0]:g} 8H{at[2]:g}" stroke="{SEEN["accent"]}" stroke-width="2"/>' if low < high else ""

@@ -102,7 +102,7 @@ def _late(newcomers: Federation | None) -> str:
     return "" if newcomers is None else f"and {count(len(newcomers), 'newcomer')}, held back"
 
 
-def _targets(federation: Federation, clients: list[int]) -> Iterator[np.ndarray]:
+def _targets(federation: Federation, clients: list[int]) -> Iterator[list[int]]:
     """Yield what the training targets of each client are: how many there are of each label, or in each interval."""
     pool = federation.pool
     if pool.task in ("language", "multilabel") or pool.y.dim() > 1:
@@ -111,11 +111,11 @@ def _targets(federation: Federation, clients: list[int]) -> Iterator[np.ndarray]
     found = [each.labels(pool.y[torch.from_numpy(np.array(each.train))]).numpy() for each in held]
     if labels := pool.schema.labels:
         for mine in found:
-            yield np.bincount(mine[mine != IGNORED].astype(np.int64), minlength=labels)
+            yield np.bincount(mine[mine != IGNORED].astype(np.int64), minlength=labels).tolist()
         return
     edges = np.histogram_bin_edges(np.concatenate(found), BARS)
     for mine in found:
-        yield np.histogram(mine, edges)[0]
+        yield np.histogram(mine, edges)[0].tolist()
 
 
 def _comparison(comparison: Comparison) -> str:
@@ -145,6 +145,6 @@ def _intervals(estimates: list[Estimate | None]) -> list[str]:
             return NONE
         half = each.half_width or 0.0
         around = [(value - low) / span for value in (each.mean - half, each.mean, each.mean + half)]
-        return markup.interval(*around, [(value - low) / span for value in each.values])
+        return markup.interval(around[0], around[1], around[2], [(value - low) / span for value in each.values])
 
     return [drawn(each) for each in estimates]

@@ -48,7 +48,7 @@ def comparison_plot(score: Score, rows: Sequence[ComparisonRow], title: str, dat
         text = escaped(write_with_interval(score, estimate))
         mean = f"{{name}}<br>{score.label} {text}"
         marks.append(Dots(x=[estimate.mean], y=[place], colour=colour, size=12, name=row.label, hover=mean))
-    names = {place: row.label for place, row in enumerate(rows)}
+    names: dict[float, str] = {place: row.label for place, row in enumerate(rows)}
     y_axis = Axis(ticks=names, range=(len(rows) - 0.5, -0.5), grid=False)
     x_axis = score.axis("mean test")
     if not x_axis.log and (ends := [x for mark in marks for x in mark.x if x is not None]):
