@@ -5,7 +5,7 @@ command line, the network and the papers import it; it imports runs, and the roo
 """
 
 from fedclade.report.citations import cite_name
-from fedclade.report.compare import compare
+from fedclade.report.compare_methods import compare
 from fedclade.report.comparison import Comparison
 from fedclade.report.decisions import check_table, decision_tables, event_table
 from fedclade.report.estimates import ComparisonRow, Estimate

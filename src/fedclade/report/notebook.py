@@ -19,7 +19,7 @@ from fedclade.report.page.cards import run_cards
 from fedclade.report.page.section import Card
 from fedclade.report.run_view import RunView
 from fedclade.report.suite import SuiteComparison
-from fedclade.report.tables import tree_view
+from fedclade.report.tables import facts, tree_view
 from fedclade.runs import Run
 
 LISTED = 8
@@ -27,6 +27,9 @@ LISTED = 8
 
 OPEN = 12
 """A tree of more clusters is folded away."""
+
+MANY = 200_000
+"""Of more rows of clients none is looked at."""
 
 BARS = 12
 """Bars of what a client's targets are, where these are numbers; of labels there may be more."""
@@ -40,11 +43,13 @@ def html_of(thing: object) -> str:
 
 @html_of.register
 def _(run: Run) -> str:
+    if len(run.client_rows) > MANY:  # of which no row is looked at: that would take long, and much memory
+        lines = [[markup.shown_as_is(text) for text in fact] for fact in facts(run)]
+        tree = markup.tree(tree_view(run.tree))
+        return markup.whole(markup.heading(queries.heading(run)), markup.lines(lines), _folded_tree(run, tree))
     s = run.summary
     more = f"{s['model']}, {count(s['rounds'], 'round')} on {s['device']}"
-    tree = markup.tree(tree_view(run.tree, run))
-    if len(run.tree.leaves) > OPEN:
-        tree = markup.folded("The parameter tree", tree)
+    tree = _folded_tree(run, markup.tree(tree_view(run.tree, run)))
     return markup.whole(markup.heading(queries.heading(run), more), markup.cards(run_cards(RunView(run))), tree)
 
 
@@ -83,6 +88,10 @@ def _(suite: SuiteComparison) -> str:
     cells = {name: [markup.shown_as_is(cell) for cell in column] for name, column in suite.columns.items()}
     heading = markup.heading(f"{count(len(suite.scenarios), 'scenario')}", suite.title)
     return markup.whole(heading, markup.table(cells, ("config",)), *each)
+
+
+def _folded_tree(run: Run, tree: str) -> str:
+    return markup.folded("The parameter tree", tree) if len(run.tree.leaves) > OPEN else tree
 
 
 def _federation_cards(federation: Federation) -> Iterator[Card]:

@@ -37,7 +37,7 @@ def run_table(run: Run) -> Table:
     table = new_table(queries.heading(run), show_header=False, box=None)
     table.add_column(style="cyan", no_wrap=True)
     table.add_column()
-    for name, value in _facts(run):
+    for name, value in facts(run):
         table.add_row(name, escape(value))
     return table
 
@@ -84,7 +84,7 @@ def tree_view(tree: ParameterTree, run: Run | None = None) -> Tree:
     return view
 
 
-def _facts(run: Run) -> Iterator[tuple[str, str]]:
+def facts(run: Run) -> Iterator[tuple[str, str]]:
     """Yield the lines of a run's summary: name and value."""
     s = run.summary
     clusters, seconds = s["clusters"], s["seconds"]

@@ -114,17 +114,17 @@ class Run(Displayed):
         MissingExtraError
             If pandas is not installed. The same rows, each a dict, are in :attr:`metric_rows`.
         """
-        return data_frame(self.metric_rows, "Run.metrics")
+        return data_frame(self.metric_rows, "Run.metrics, unlike Run.metric_rows,")
 
     @cached_property
     def clusters(self) -> DataFrame:
         """Norms and split criteria, a row for each round and cluster; as :attr:`metrics`, with ``cluster_rows``."""
-        return data_frame(self.cluster_rows, "Run.clusters")
+        return data_frame(self.cluster_rows, "Run.clusters, unlike Run.cluster_rows,")
 
     @cached_property
     def clients(self) -> DataFrame:
         """Cluster and scores, a row for each evaluation and client; as :attr:`metrics`, with ``client_rows``."""
-        return data_frame(self.client_rows, "Run.clients")
+        return data_frame(self.client_rows, "Run.clients, unlike Run.client_rows,")
 
     def plot(self) -> Figure:
         """Return the score of every cluster over the rounds as a Plotly figure, with the splits as dotted lines.
