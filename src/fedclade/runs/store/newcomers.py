@@ -74,7 +74,7 @@ class Newcomers:
         }
 
     def __repr__(self) -> str:
-        return f"Newcomers({len(self.rows)}, fit_nowhere={self.summary['fit_nowhere']})"
+        return f"Newcomers({len(self.rows)}, fit_nowhere={sum(not row['fits'] for row in self.rows)})"
 
     def frame(self) -> DataFrame:
         """Return the rows as a pandas data frame; a MissingExtraError if pandas is not installed."""
