@@ -20,7 +20,7 @@ from fedclade.runs import Run
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-TITLE = 56
+TITLE = 60
 """Pixels for a title of two lines."""
 
 
@@ -78,7 +78,7 @@ def figure_of(picture: Picture, subtitle: str) -> Figure:
     layout["height"] += TITLE
     words = f"{escaped(picture.title)}<br><sub>{escaped(subtitle)}</sub>"
     layout["title"] = {"text": words, "x": 0, "xref": "paper", "y": 1, "yref": "container", "yanchor": "top"}
-    layout["title"] |= {"pad": {"t": 12}, "font": {"size": 16}}
+    layout["title"] |= {"pad": {"t": 18}, "font": {"size": 16}}
     layout |= {"paper_bgcolor": "@panel", "plot_bgcolor": "@panel", "template": "none"}
     traces = [trace | {"showlegend": False} for trace in drawn["data"]]
     if picture.legend:
