@@ -33,6 +33,8 @@ from fedclade.runs.backend import Backend
 from fedclade.tasks.scores import cluster_scores, mean_and_interval
 
 Line = dict[str, Any]
+Wanted = Mapping[str, tuple[str, ...]]
+"""How names of ``methods`` and ``tasks`` begin; none for all."""
 
 LOCAL = LocalTraining(epochs=3, batch_size=20, lr=0.1)
 ROUNDS, BY_ROUND = 40, 15
@@ -40,8 +42,12 @@ SHIFTED = ("label_swap", "label_permutation", "rotation")
 GRID = tuple(itertools.product((0.1, 0.2, 0.4), (0.3, 0.6, 1.0)))
 """ε₁ and ε₂ of CFL; the best of them is found by looking at the test accuracy, which nobody can do in earnest."""
 
-SIGNATURES = {"rcfl, sketches": Signature(kind="projected", dim=1024)}
-"""What checks are answered with where it is not the parameters of both updates."""
+SETTINGS: Mapping[str, Mapping[str, Any]] = {
+    "rcfl, sketches": {"signature": Signature(kind="projected", dim=1024)},
+    "rcfl, common body": {"common": "body"},
+    "oracle, common body": {"common": "body"},
+}
+"""Settings of methods beyond their own: checks are answered with sketches, clusters have all but the head in common."""
 
 TASKS: Mapping[str, Mapping[str, Any]] = {
     **{f"iid {n}": {"samples_per_client": n} for n in (40, 300, 3000)},
@@ -62,9 +68,10 @@ def methods(task: str, truth: Mapping[int, int] | None) -> dict[str, Algorithm]:
         "fedavg": FedAvg(),
     }
     if task.endswith((" 40", " 100")):  # where there is most noise already
-        found |= dict.fromkeys(SIGNATURES, ReplicatedCFL())
+        found["rcfl, sketches"] = ReplicatedCFL()
+    found["rcfl, common body"] = ReplicatedCFL()
     if truth is not None:
-        found["oracle"] = Oracle(truth)
+        found |= dict.fromkeys(("oracle", "oracle, common body"), Oracle(truth))
     if task.startswith(SHIFTED):
         found["fl_hc auto"] = FLHC(rounds_before=5, metric="l2", linkage="ward")
         found["ifca, true k"] = IFCA(clusters=4, restarts=4)
@@ -73,24 +80,26 @@ def methods(task: str, truth: Mapping[int, int] | None) -> dict[str, Algorithm]:
     return found
 
 
-def suite(seed: int, data_dir: Path | None, done: set[tuple[str, ...]], wanted: tuple[str, ...]) -> Iterator[Line]:
+def suite(seed: int, data_dir: Path | None, done: set[tuple[str, ...]], wanted: Wanted) -> Iterator[Line]:
     """Run every method at every task, or those whose names begin as wanted."""
     for task, settings in TASKS.items():
+        if not task.startswith(wanted["tasks"] or ""):
+            continue
         federation = load_federation("mnist", clients=20, test_samples=500, seed=seed, data_dir=data_dir, **settings)
         local = LOCAL if settings["samples_per_client"] < 3000 else replace(LOCAL, epochs=1)
         for name, algorithm in methods(task, federation.true_clusters).items():
-            if name.startswith(wanted or "") and ("suite", task, name, str(seed)) not in done:
+            if name.startswith(wanted["methods"] or "") and ("suite", task, name, str(seed)) not in done:
                 yield {
                     "part": "suite",
                     "task": task,
                     "method": name,
                     "seed": seed,
-                    **_run(algorithm, federation, local, seed, SIGNATURES.get(name)),
+                    **_run(algorithm, federation, local, seed, SETTINGS.get(name, {})),
                 }
 
 
 def _run(
-    algorithm: Algorithm, federation: Federation, local: LocalTraining, seed: int, signature: Signature | None = None
+    algorithm: Algorithm, federation: Federation, local: LocalTraining, seed: int, settings: Mapping[str, Any]
 ) -> Line:
     run = simulate(
         algorithm,
@@ -101,7 +110,7 @@ def _run(
         seed=seed,
         evaluate_every=ROUNDS,
         engine="stacked",
-        signature=signature,
+        **settings,
     )
     return {
         "accuracy": run.summary["accuracy"]["mean"],
@@ -117,16 +126,16 @@ def _run(
     }
 
 
-def sizes(seed: int, data_dir: Path | None, done: set[tuple[str, ...]], wanted: tuple[str, ...]) -> Iterator[Line]:
+def sizes(seed: int, data_dir: Path | None, done: set[tuple[str, ...]], wanted: Wanted) -> Iterator[Line]:
     """Find 2, 4 and 8 clusters of unequal sizes, down to 3 clients, whose own sizes are unequal too."""
     for k in (2, 4, 8):
         task = f"{k} clusters"
         if ("sizes", task, "rcfl", str(seed)) in done:
             continue
-        wanted = [3 + round(i * (14 if k == 2 else 5 if k == 4 else 3)) for i in range(k)]
+        clients = [3 + round(i * (14 if k == 2 else 5 if k == 4 else 3)) for i in range(k)]
         everybody = load_federation(
             "mnist",
-            clients=k * max(wanted),
+            clients=k * max(clients),
             samples_per_client=300,
             test_samples=200,
             shift="label_permutation",
@@ -134,9 +143,9 @@ def sizes(seed: int, data_dir: Path | None, done: set[tuple[str, ...]], wanted: 
             seed=seed,
             data_dir=data_dir,
         )
-        federation = _thinned(everybody, wanted, seed)
-        found = _run(ReplicatedCFL(), federation, LOCAL, seed)
-        yield {"part": "sizes", "task": task, "method": "rcfl", "seed": seed, "wanted": wanted, **found}
+        federation = _thinned(everybody, clients, seed)
+        found = _run(ReplicatedCFL(), federation, LOCAL, seed, {})
+        yield {"part": "sizes", "task": task, "method": "rcfl", "seed": seed, "wanted": clients, **found}
 
 
 def _thinned(everybody: Federation, wanted: Sequence[int], seed: int) -> Federation:
@@ -153,7 +162,7 @@ def _thinned(everybody: Federation, wanted: Sequence[int], seed: int) -> Federat
     return replace(everybody, clients=tuple(kept), true_clusters={c.id: truth[c.id] for c in kept})
 
 
-def drift(seed: int, data_dir: Path | None, done: set[tuple[str, ...]], wanted: tuple[str, ...]) -> Iterator[Line]:
+def drift(seed: int, data_dir: Path | None, done: set[tuple[str, ...]], wanted: Wanted) -> Iterator[Line]:
     """Change the clusters in round 20, and see whether they are followed within 20 rounds."""
     changes: Mapping[str, Callable[[int, int], int]] = {
         "4 clients move": lambda client, cluster: (cluster + 1) % 4 if client < 4 else cluster,
@@ -202,17 +211,17 @@ def _drifting(
     return {"accuracy": accuracy, "ari_before": aris[18], "ari_at_40": aris[-1], "aris": aris}
 
 
-def cost(seed: int, data_dir: Path | None, done: set[tuple[str, ...]], wanted: tuple[str, ...]) -> Iterator[Line]:
+def cost(seed: int, data_dir: Path | None, done: set[tuple[str, ...]], wanted: Wanted) -> Iterator[Line]:
     """Measure 60 rounds of rcfl beside as many of the oracle's, which trains the same clusters without checks."""
     settings = {"clients": 20, "samples_per_client": 300, "test_samples": 500, "shift": "label_swap", "clusters": 4}
     federation = load_federation("mnist", seed=seed, data_dir=data_dir, **settings)
     truth = federation.true_clusters
     assert truth is not None  # a shift makes clusters
-    for name in ("rcfl", *SIGNATURES, "oracle"):
+    for name in ("rcfl", "rcfl, sketches", "oracle"):
         if ("cost", "label_swap 300", name, str(seed)) in done:
             continue
         algorithm = Oracle(truth) if name == "oracle" else ReplicatedCFL()
-        settings = {"local": LOCAL, "rounds": 60, "seed": seed, "engine": "stacked", "signature": SIGNATURES.get(name)}
+        settings = {"local": LOCAL, "rounds": 60, "seed": seed, "engine": "stacked", **SETTINGS.get(name, {})}
         run = simulate(algorithm, "mlp", federation, **settings)
         yield {
             **{"part": "cost", "task": "label_swap 300", "method": name, "seed": seed},
@@ -225,7 +234,7 @@ def cost(seed: int, data_dir: Path | None, done: set[tuple[str, ...]], wanted: t
 PARTS = {"suite": suite, "sizes": sizes, "drift": drift, "cost": cost}
 
 
-def work(job: tuple[str, int, Path | None, Path, set[tuple[str, ...]], tuple[str, ...]]) -> str:
+def work(job: tuple[str, int, Path | None, Path, set[tuple[str, ...]], Wanted]) -> str:
     """Run one part with one seed, and write its lines."""
     part, seed, data_dir, out, done, wanted = job
     torch.set_num_threads(1)
@@ -346,14 +355,16 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--parts", nargs="*", default=list(PARTS), choices=list(PARTS))
     parser.add_argument("--methods", nargs="*", default=[], help="of the suite; those whose names begin so, or all")
+    parser.add_argument("--tasks", nargs="*", default=[], help="of the suite; those whose names begin so, or all")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--table", action="store_true", help="run nothing")
     arguments = parser.parse_args()
 
     if not arguments.table:
         done = {(line["part"], line["task"], line["method"], str(line["seed"])) for line in read(arguments.out)}
+        wanted = {"methods": tuple(arguments.methods), "tasks": tuple(arguments.tasks)}
         jobs = [
-            (part, seed, arguments.data_dir, arguments.out, done, tuple(arguments.methods))
+            (part, seed, arguments.data_dir, arguments.out, done, wanted)
             for seed in range(arguments.seeds)
             for part in arguments.parts
         ]

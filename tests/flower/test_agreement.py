@@ -133,6 +133,15 @@ def test_clients_with_another_base_are_not_waited_for():
         both(FedAvg(), freeze=["1"], seed=5)  # which draws another base than the clients' seed 0
 
 
+@pytest.mark.parametrize("name", ["cfl", "ifca"])
+def test_what_clusters_have_in_common_is_averaged_over_all(name: str):
+    here, there = both(ALGORITHMS[name], common="body", client_fraction=0.5)
+    same(here, there)
+    bodies = torch.stack([leaf.params for leaf in there.tree.leaves])[:, : here.layout.parameters[1].stop]
+    assert len(bodies) > 1
+    assert torch.equal(bodies, bodies[:1].expand_as(bodies))
+
+
 @pytest.mark.parametrize("name", ["cfl", "cfl by gradients", "rcfl", "ifca", "ditto", "fedrep"])
 def test_what_is_personal_stays_with_the_clients(name: str):
     algorithm = FedRep(head_epochs=2) if name == "fedrep" else ALGORITHMS[name]

@@ -17,8 +17,9 @@ examples is in both of its halves, and gives no two clients anything in common. 
 *Real.* A's partitions are judged on B and B's on A, and the cut is taken where the mean of both gains is largest. If
 all clients have one distribution, it does not matter which of B's updates is whose: with B's clients shuffled, A and B
 fit each other as well as before. The p-value is the share of shuffles, the true order among them, for which the best of
-all cuts gains at least as much. That is exact, whatever the distribution of updates is, and counts both directions and
-the choice of the number of clusters.
+all cuts gains at least as much. That counts both directions and the choice of the number of clusters. It is exact where
+halves of one client have no more in common than those of two: at a model that has seen none of the data, whatever the
+distribution of updates is; later on, as far as what it has learnt by heart of one client tells nothing of another.
 """
 
 from __future__ import annotations

@@ -157,6 +157,7 @@ class Config:
             local=self.local,
             freeze=self.parts.freeze,
             personal=self.parts.personal,
+            common=self.parts.common,
             adapter=self.parts.adapter,
             signature=self.signature,
             target=self.target or None,

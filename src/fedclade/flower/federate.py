@@ -204,7 +204,8 @@ def federate(
         drawn = drawn_by_clients(grid_clients, algorithm.initial_models)  # those of the server's seed are no secret
         initial = drawn[0] if algorithm.initial_models == 1 else drawn
     clients = ConnectedClients(Channel(grid_clients, *middleware), registry, path, network.wait)
-    backend = Backend(clients, initial, grid_clients, meter, retrying, None, sketch, streams, device, budget, task)
+    of_run = meter, retrying, None, sketch, streams, device, budget, task, None, settings.parts.common_entries(module)
+    backend = Backend(clients, initial, grid_clients, *of_run)
     # Models reveal something of the clients' data, and the machine may have other users.
     with checkpointer, owner_only(), float32_products(False):
         return run_rounds(algorithm, backend, clients, checkpointer, History(joined, task, target), settings, on_round)

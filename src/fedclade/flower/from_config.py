@@ -31,7 +31,15 @@ from fedclade.training import REMOTE, choose_device
 SIMULATED = ("faults", "newcomers", "presence")
 """Sections of a config that a network does not need: there clients fail, come and go by themselves."""
 
-LISTS = ("data.inputs", "task.metrics", "task.class_weights", "model.freeze", "model.personal", "signature.of")
+LISTS = (
+    "data.inputs",
+    "task.metrics",
+    "task.class_weights",
+    "model.freeze",
+    "model.personal",
+    "model.common",
+    "signature.of",
+)
 """Lists of a config, which a run config has as strings with commas, as it holds no lists."""
 
 UserConfig = Mapping[str, bool | float | int | str]  # Flower's: values by section.key

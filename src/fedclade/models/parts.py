@@ -1,4 +1,4 @@
-"""The parts of a model: what is frozen, what stays with a client, and adapters on a base that rests."""
+"""The parts of a model: frozen, personal, or common to all clusters; and adapters on a base that rests."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase  # pyright: ignore[reportPrivateUsage]  (all of batches and instances)
 
 from fedclade.core import ConfigError, Layout, check_arguments, check_module, matching, rng, shown
 from fedclade.models.lora import LoRA
 
-PARTS = ("freeze", "personal", "adapter")
+PARTS = ("freeze", "personal", "common", "adapter")
 """Keys of the ``[model]`` section that say which parts a model has; all others are for what makes it."""
 
 Preset = Literal["head", "body", "norm"]
-"""Personal parts that need no names: the last layer with parameters, all but that, and all normalisation layers."""
+"""Parts that need no names: the last layer with parameters, all but that, and all normalisation layers."""
 
 NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
@@ -34,19 +34,23 @@ class Parts:
     personal
         What stays with a client, in a vector of its own; see :class:`~fedclade.core.Layout`. In place of a list of
         patterns one word may say it, a :data:`Preset`: ``head``, ``body`` or ``norm``.
+    common
+        What all clusters have in common: it is averaged over all of them, as if they were one; the rest of the model is
+        each cluster's own. Patterns, or a :data:`Preset`.
     adapter
         What is trained in place of the model, as a value or as the ``[model]`` section has it.
     """
 
     freeze: tuple[str, ...] = ()
     personal: tuple[str, ...] | Preset = ()
+    common: tuple[str, ...] | Preset = ()
     adapter: LoRA | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.personal, str) and self.personal not in get_args(Preset):
-            raise ConfigError(
-                "model.personal should be 'head', 'body' or 'norm', or a list of patterns, got " + shown(self.personal)
-            )
+        for key, part in (("personal", self.personal), ("common", self.common)):
+            if isinstance(part, str) and part not in get_args(Preset):
+                words = "'head', 'body' or 'norm', or a list of patterns"
+                raise ConfigError(f"model.{key} should be {words}, got {shown(part)}")
         if isinstance(self.adapter, Mapping):
             fitted = check_arguments("model.adapter", LoRA, self.adapter)
             object.__setattr__(self, "adapter", LoRA(**fitted))
@@ -93,24 +97,53 @@ class Parts:
         ConfigError
             If there are no normalisation layers, and these should be personal.
         """
-        if not isinstance(self.personal, str):
-            return self.personal
-        layout = Layout.of(module)
-        known = {slot.name: slot.name for slot in (*layout.parameters, *layout.buffers)}
-        known |= {name: place for name, place in layout.tied if place in known}
-        of_layer: dict[str, list[str]] = {}
-        for name, place in known.items():
-            of_layer.setdefault(name.rpartition(".")[0], []).append(place)
-        if self.personal == "norm":
-            layers = [name for name in of_layer if isinstance(module.get_submodule(name), NORMS)]
-            if not layers:
-                raise ConfigError("model.personal = 'norm', but the model has no normalisation layer to train")
-        else:
-            trained = {slot.name for slot in layout.parameters}
-            order = (name for name, _ in module.named_modules(remove_duplicate=False))
-            layers = [name for name in order if trained.intersection(of_layer.get(name, ()))][-1:]
-        chosen = {place for name in layers for place in of_layer[name]}
-        return tuple(name for name in dict.fromkeys(known.values()) if (name in chosen) != (self.personal == "body"))
+        return _named(module, self.personal, "personal")
+
+    def common_entries(self, module: nn.Module) -> Tensor | None:
+        """Return which entries of a model's vector all clusters have in common, ``[S]``; None if there are none.
+
+        Raises
+        ------
+        ConfigError
+            If a pattern matches nothing that is sent, or everything is common.
+        """
+        if not self.common:
+            return None
+        layout = self.layout(module)
+        slots = {slot.name: slot for slot in (*layout.parameters, *layout.buffers)}
+        places = {name: name for name in slots} | {name: place for name, place in layout.tied if place in slots}
+        names = _named(module, self.common, "common")
+        if isinstance(self.common, str):  # a preset does not know which parts are personal
+            names = [name for name in names if name in slots]
+        entries = torch.zeros(layout.size, dtype=torch.bool)
+        for name in matching(names, places, "model.common"):
+            slot = slots[places[name]]
+            entries[slot.start : slot.stop] = True
+        if entries[: layout.n_parameters].all():
+            raise ConfigError("model.common leaves the clusters no parameters of their own; take less, or FedAvg")
+        return entries if entries.any() else None
+
+
+def _named(module: nn.Module, part: tuple[str, ...] | Preset, key: str) -> tuple[str, ...]:
+    """Return the patterns of a part; of a preset, the names."""
+    if not isinstance(part, str):
+        return part
+    layout = Layout.of(module)
+    known = {slot.name: slot.name for slot in (*layout.parameters, *layout.buffers)}
+    known |= {name: place for name, place in layout.tied if place in known}
+    of_layer: dict[str, list[str]] = {}
+    for name, place in known.items():
+        of_layer.setdefault(name.rpartition(".")[0], []).append(place)
+    if part == "norm":
+        layers = [name for name in of_layer if isinstance(module.get_submodule(name), NORMS)]
+        if not layers:
+            raise ConfigError(f"model.{key} = 'norm', but the model has no normalisation layer to train")
+    else:
+        trained = {slot.name for slot in layout.parameters}
+        order = (name for name, _ in module.named_modules(remove_duplicate=False))
+        layers = [name for name in order if trained.intersection(of_layer.get(name, ()))][-1:]
+    chosen = {place for name in layers for place in of_layer[name]}
+    return tuple(name for name in dict.fromkeys(known.values()) if (name in chosen) != (part == "body"))
 
 
 def freeze(module: nn.Module, patterns: Sequence[str]) -> None:

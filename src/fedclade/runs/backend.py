@@ -86,6 +86,7 @@ class Backend:
     memory: int  #: bytes that the data and the training of a round may take
     task: FittedTask
     absence: Absence | None = None  #: in a simulation: which clients are away
+    common: Tensor | None = None  #: which entries of a model all clusters have in common, ``[S]``
 
     @classmethod
     def simulated_by(
@@ -150,7 +151,8 @@ class Backend:
             arrival = Timing(meter), Traffic(meter), absence, *server_side(retrying, compared, streaming)
             clients = Channel(workers, *of_clients, *arrival)
         initial = permutation.apply(initial) if permutation else initial
-        of_run = meter, retrying, permutation, sketch, streams, device, budget, task, absence
+        common = settings.parts.common_entries(module)
+        of_run = meter, retrying, permutation, sketch, streams, device, budget, task, absence, common
         return cls(clients, initial, workers, *of_run)
 
     @property

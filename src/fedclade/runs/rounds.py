@@ -28,6 +28,7 @@ from fedclade.core import (
 from fedclade.runs.backend import Backend
 from fedclade.runs.checkpointer import Checkpointer, TrainingState
 from fedclade.runs.churn import ComingAndGoing
+from fedclade.runs.common import with_common
 from fedclade.runs.history import History
 from fedclade.runs.settings import RunSettings
 from fedclade.runs.store import Run
@@ -163,6 +164,8 @@ def step(
         return state, RoundLog({}, {}, events=(*backend.retrying.told(), TooFew(0, 0)))
     cohort = algorithm.cohort(clients.there(state), fraction, this_round.generator("cohort"))
     after, log = algorithm.step(state, cohort, clients, this_round)
+    if backend.common is not None:
+        after = replace(after, tree=with_common(after.tree, backend.common, clients.sizes))
     named = {event.node for event in log.events if isinstance(event, TooFew)}
     alone = [event for event in clients.left_alone(state.tree, after.tree) if event.node not in named]
     return after, replace(log, events=(*backend.retrying.closed(this_round.number), *alone, *log.events))

@@ -44,6 +44,9 @@ class RunSettings:
         Patterns over the names of a model's parameters and buffers, such as ``head.*``: what is the same everywhere and
         never sent, and what stays with each client; that may also be one word, ``head``, ``body`` or ``norm``, and if
         left out it is as the algorithm has it. See :class:`~fedclade.models.Parts`.
+    common
+        What all clusters have in common, as patterns or one of these words: averaged over all of them, in every round,
+        while the rest is each cluster's own. By default nothing.
     adapter
         Low-rank pairs, :class:`~fedclade.models.LoRA`, that are trained in place of the model.
     signature
@@ -85,6 +88,7 @@ class RunSettings:
     task: Task = field(default_factory=Task)
     freeze: tuple[str, ...] = ()
     personal: tuple[str, ...] | Preset = ()
+    common: tuple[str, ...] | Preset = ()
     adapter: LoRA | None = None
     signature: Signature = field(default_factory=Signature)
     stream: Stream = "auto"
@@ -111,6 +115,10 @@ class RunSettings:
                 *("signature.of", list(self.signature.of), not (self.permute and self.signature.of)),
                 "left out where clients permute their updates: the server cannot know which entries are whose",
             ),
+            (
+                *("model.common", self.common, not (self.permute and self.common)),
+                "left out where clients permute their updates: the server cannot know which entries are whose",
+            ),
             ("stream", self.stream, self.stream in (True, False, "auto"), "true, false or 'auto'"),
             (
                 *("checkpoint_every", every),
@@ -126,7 +134,7 @@ class RunSettings:
     @property
     def parts(self) -> Parts:
         """Which parts the model has."""
-        return Parts(freeze=self.freeze, personal=self.personal, adapter=self.adapter)
+        return Parts(freeze=self.freeze, personal=self.personal, common=self.common, adapter=self.adapter)
 
     def check_algorithm(self, algorithm: Algorithm, clients: int = 0) -> None:
         """Check that an algorithm can run with these settings, with so many clients if that is known.
@@ -189,6 +197,7 @@ class RunOptions(TypedDict, total=False):
     task: Task | str | None
     freeze: tuple[str, ...]
     personal: tuple[str, ...] | Preset
+    common: tuple[str, ...] | Preset
     adapter: LoRA | None
     signature: Signature | None
     stream: Stream
