@@ -21,8 +21,10 @@ def test_the_config_is_right():
 
 
 def test_the_python_runs(capsys: pytest.CaptureFixture[str]):
-    _, objects, augment = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
-    names: dict[str, object] = {"torch": torch}
+    frame, objects, augment = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+    names: dict[str, object] = {}
+    exec(compile(frame, "own-data.md", "exec"), names)
+    assert [client.name for client in names["federation"].clients] == ["a", "b"]  # pyright: ignore
     exec(compile(objects, "own-data.md", "exec"), names)
     assert "houses, 6 clients regression" in capsys.readouterr().out
     exec(compile(augment, "own-data.md", "exec"), names)

@@ -78,8 +78,22 @@ from fedclade.data import (
     pool_from_torch,
 )
 from fedclade.models import LoRA, build_model, load_adapter
-from fedclade.runs import Newcomers, Run, RunSettings, assign, export_adapter, export_model, simulate, version_of
+from fedclade.runs import (
+    Callback,
+    EndRecord,
+    Newcomers,
+    RoundRecord,
+    Run,
+    RunSettings,
+    SplitRecord,
+    assign,
+    export_adapter,
+    export_model,
+    simulate,
+    version_of,
+)
 from fedclade.tasks import Metric, Task
+from fedclade.trackers import MLflowTracker, TensorBoardTracker, WandbTracker
 from fedclade.training import Actors
 
 __version__ = version_of("fedclade")
@@ -107,6 +121,7 @@ __all__ = [
     "Actors",
     "Algorithm",
     "Assignment",
+    "Callback",
     "CheckpointError",
     "Clients",
     "Comparison",
@@ -114,6 +129,7 @@ __all__ = [
     "DataError",
     "DifferentialPrivacy",
     "Ditto",
+    "EndRecord",
     "EngineError",
     "Evaluation",
     "Event",
@@ -132,6 +148,7 @@ __all__ = [
     "LoRA",
     "Local",
     "LocalTraining",
+    "MLflowTracker",
     "Metric",
     "MissingExtraError",
     "ModelError",
@@ -144,17 +161,21 @@ __all__ = [
     "ReplicatedCFL",
     "Round",
     "RoundLog",
+    "RoundRecord",
     "Run",
     "RunError",
     "RunInterrupted",
     "RunSettings",
     "Signature",
+    "SplitRecord",
     "State",
     "Task",
+    "TensorBoardTracker",
     "TreeError",
     "UpdateError",
     "Updates",
     "View",
+    "WandbTracker",
     "__version__",
     "assign",
     "build_model",

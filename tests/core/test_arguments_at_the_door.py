@@ -81,12 +81,7 @@ def test_settings_take_what_they_are_or_refuse_it_in_their_own_words(kind: type,
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        n
-        for n in fedclade.core.arguments.known_arguments((simulate, fedclade.RunSettings))
-        if n not in ("follow", "stop")
-    ],
+    "name", [n for n in fedclade.core.arguments.known_arguments((simulate, fedclade.RunSettings)) if n != "stop"]
 )
 def test_simulate_takes_what_it_is_given_or_refuses_it_in_its_own_words(name: str, tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # where "x" becomes a folder

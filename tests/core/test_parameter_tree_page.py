@@ -18,7 +18,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "parameter-tree.md").read_text()
 
 
 def blocks() -> list[tuple[str, str]]:
-    return re.findall(r"```(python|)\n(.*?)```", PAGE, flags=re.DOTALL)
+    return re.findall(r"^```(python|bash)\n(.*?)^```", PAGE, flags=re.DOTALL | re.MULTILINE)
 
 
 def test_commands_and_python_of_the_page_run_one_after_the_other(
@@ -28,9 +28,9 @@ def test_commands_and_python_of_the_page_run_one_after_the_other(
     monkeypatch.setenv("COLUMNS", "120")
     seen: dict[str, Any] = {}
     for language, block in blocks():
-        if language:
+        if language == "python":
             exec(compile(block, "parameter-tree.md", "exec"), seen)
-        for line in block.splitlines() if not language else ():
+        for line in block.splitlines() if language == "bash" else ():
             if line.startswith("fedclade "):
                 monkeypatch.setattr(sys, "argv", line.split())
                 with pytest.raises(SystemExit) as left:

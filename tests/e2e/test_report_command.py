@@ -10,6 +10,7 @@ import webbrowser
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.browser import chromium
@@ -156,15 +157,51 @@ def test_rounds_are_logged_and_go_on_when_the_run_does(fedclade):
     assert [value for _, value in accuracy] == pytest.approx([row["accuracy_mean"] for row in metrics])
 
 
-def test_watching_changes_nothing_of_a_run(fedclade):
+OWN = """
+import fedclade
+
+class Counts(fedclade.Callback):
+    "Counts."
+    rounds = splits = 0
+
+    def on_split(self, record):
+        self.splits += 1
+
+    def on_round(self, record):
+        self.rounds += 1
+
+    def on_end(self, record):
+        print(f"heard of {self.rounds} rounds and {self.splits} split")
+"""
+
+
+def test_watching_changes_nothing_of_a_run(fedclade, monkeypatch, tmp_path):
+    (tmp_path / "own_callback.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
     fedclade("run", "small.toml", "--out", "alone")
     code, out, err = fedclade(
-        "run", "small.toml", "--out", "watched", "--dashboard", "--port", "0", "--log", "tensorboard"
+        *("run", "small.toml", "--out", "watched", "--dashboard", "--port", "0"),
+        *("--log", "tensorboard", "--log", "own_callback:Counts"),
     )
     assert (code, err) == (0, "")
+    assert "heard of 3 rounds and 0 split" in out
     assert "dashboard: http://127.0.0.1:" in out
     for name in ("tree/tree.safetensors", "clients.parquet", "events.jsonl", "config.toml"):
         assert Path("alone", name).read_bytes() == Path("watched", name).read_bytes()
+
+
+def test_every_run_of_a_comparison_has_callbacks_of_its_own(fedclade, monkeypatch, tmp_path):
+    (tmp_path / "own_callback.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_callback", raising=False)
+    compared = ("compare", "small.toml", "--seeds", "2", "--out", "two", "--rounds", "1", "-q")
+    code, out, err = fedclade(*compared, "--log", "own_callback:Counts")
+    assert (code, err) == (0, "")
+    assert out.count("heard of 1 rounds and 0 split") == 2
+    code, _, err = fedclade("compare", "small.toml", "--out", "none", "--log", "tensorbord")
+    assert code == 2
+    assert "unknown callback 'tensorbord'; did you mean 'tensorboard'" in err
+    assert not Path("none").exists()
 
 
 def test_a_port_that_is_taken_is_told_before_anything_is_run(fedclade):
@@ -190,14 +227,12 @@ def test_a_browser_sees_new_rounds_as_they_end(runs: dict[str, Run], tmp_path: P
         page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
         page.goto(dashboard.url)
 
-        def follow(so_far: Callable[[], Run]) -> None:
-            run = so_far()
-            dashboard.show(run)
-            if wait := seen.get(run.summary["rounds"]):  # the run does not go on before it is on the page
+        def on_round(row: dict[str, Any], tree: object) -> None:
+            if wait := seen.get(row["round"] - 1):  # the run does not go on before it is on the page
                 wait.wait(60)
 
         def work() -> None:
-            dashboard.show(config.run(config.federation(), follow=follow), over=True)
+            config.run(config.federation(), callbacks=[dashboard], on_round=on_round)
 
         running = threading.Thread(target=work)
         running.start()

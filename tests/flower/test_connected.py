@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from fedclade import Run
+from fedclade import Callback, EndRecord, RoundRecord, Run, RunInterrupted, SplitRecord
 from fedclade.algorithms import FLHC, IFCA, PACFL, Algorithm, Ditto, FedAvg, FedGroup, FeSEM, ReplicatedCFL
 from fedclade.core.errors import ConfigError, RunError, UpdateError
 from fedclade.flower import LocalGrid, LocalNode
@@ -59,6 +59,32 @@ def told(run: Run, *kinds: str) -> list[tuple[int, str, Any]]:
 
 def clusters(run: Run) -> set[frozenset[int]]:
     return {frozenset(leaf.members) for leaf in run.tree.leaves if leaf.members}
+
+
+def test_callbacks_hear_the_same_as_in_a_simulation(tmp_path):
+    class Heard(Callback):
+        def __init__(self) -> None:
+            self.order: list[Any] = []
+
+        def on_split(self, record: SplitRecord, /) -> None:
+            self.order.append((record.round, record.children))
+
+        def on_round(self, record: RoundRecord, /) -> bool:
+            self.order.append(record.round)
+            return record.round == 3
+
+        def on_end(self, record: EndRecord, /) -> None:
+            self.order.append((record.reason, record.folder))
+
+    heard, after = Heard(), Heard()
+    with pytest.raises(RunInterrupted):
+        federated(grid_of(federation_of(FOUR)), CFL_OF_TWO, callbacks=[heard], folder=tmp_path / "run")
+    at_split = next(each for each in heard.order if isinstance(each, tuple))
+    assert at_split == (at_split[0], {1: (0, 2), 2: (1, 3)})
+    assert heard.order.count(at_split) == 1
+    assert [each for each in heard.order if each != at_split] == [1, 2, 3, ("interrupted", tmp_path / "run")]
+    federated(grid_of(federation_of(FOUR)), CFL_OF_TWO, callbacks=[after], folder=tmp_path / "run")
+    assert after.order == [4, ("finished", tmp_path / "run")]
 
 
 def test_who_connects_later_finds_the_right_cluster():

@@ -12,6 +12,7 @@ import pytest
 import torch
 from flwr.app import Context, RecordDict
 
+from fedclade import Callback, TensorBoardTracker
 from fedclade.cli import main
 from fedclade.core.errors import ConfigError
 from fedclade.flower import LocalGrid, LocalNode, Network, client_app_from_config, server_app_from_config
@@ -45,16 +46,21 @@ def grid_of(run_config: dict[str, Any], config: dict[str, Any] | None = None) ->
     return LocalGrid(nodes, run_config)
 
 
-def serve(run_config: dict[str, Any], config: dict[str, Any] | None = None) -> None:
-    server_app_from_config()(grid_of(run_config, config), Context(1, 0, {}, RecordDict(), run_config))
+def serve(run_config: dict[str, Any], config: dict[str, Any] | None = None, *callbacks: Callback) -> None:
+    server_app_from_config(callbacks)(grid_of(run_config, config), Context(1, 0, {}, RecordDict(), run_config))
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run folder of a network."""
     out = tmp_path_factory.mktemp("network") / "run"
-    serve({**RUN_CONFIG, "network.out": str(out)})
+    serve({**RUN_CONFIG, "network.out": str(out)}, None, TensorBoardTracker())
     return out
+
+
+def test_a_tracker_follows_the_server(folder: Path):
+    (events,) = (folder / "tensorboard").iterdir()
+    assert events.name.startswith("events.out.tfevents")
 
 
 def test_one_config_gives_the_same_run_over_a_grid_and_in_a_simulation(folder: Path):

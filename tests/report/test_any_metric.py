@@ -15,8 +15,8 @@ from fedclade.report.figures import save_figures
 from fedclade.report.page import Page, RunView, comparison_page, page_html, run_page
 from fedclade.report.page.dashboard import Dashboard
 from fedclade.report.tables import cluster_table, run_table, tree_view
-from fedclade.report.tensorboard import scores
 from fedclade.runs import Newcomers, Run
+from fedclade.trackers import scores
 from tests.report.conftest import scored
 from tests.report.page.test_document import own_parts
 from tests.report.test_tables import lines

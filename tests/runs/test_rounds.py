@@ -357,16 +357,6 @@ def test_fedclade_tells_its_version():
     assert fedclade.__version__ == version("fedclade")
 
 
-def test_who_follows_a_run_is_given_what_makes_one_of_the_rounds_so_far():
-    seen = []
-    run = run_of("local", rounds=4, evaluate_every=2, follow=lambda so_far: seen.append(so_far()))
-    assert [early.summary["rounds"] for early in seen] == [2, 3, 4], "from the first round that was evaluated on"
-    assert [len(early.metric_rows) for early in seen] == [2, 3, 4], "and no later round changes it"
-    assert seen[1].summary["accuracy"] == seen[0].summary["accuracy"], "that of the last evaluation"
-    assert seen[2].client_rows == run.client_rows
-    assert seen[2].tree.leaf_of == run.tree.leaf_of
-
-
 def test_the_rows_of_clients_say_who_serves_them():
     run = run_of("oracle", rounds=1)
     assert [

@@ -78,6 +78,7 @@ def compare(
     device: options.Device = "auto",
     engine: options.Engine = None,
     memory: options.Memory = None,
+    log: options.Log = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue in the folder --out: finished runs are read, others go on.")
     ] = False,
@@ -106,8 +107,9 @@ def compare(
         scenarios = [read_scenario(path, changes, scale) for path in paths]
     target = options.target_folder(out, "compare", resume=resume)
     options.check_machine(device, memory)
+    options.callbacks_of(log)  # to find out now whether they can be had; each run gets its own
     progress = RunProgress(console, quiet=quiet)
-    batch = Batch(progress.start, data_dir, device, memory)
+    batch = Batch(progress.start, data_dir, device, memory, callbacks=lambda: options.callbacks_of(log))
     if ordinary:
         batch.finished = lambda run, folder: add_figures(run, folder, console)
     found: dict[str, Comparison] = {}

@@ -20,6 +20,7 @@ from fedclade.core import Kind as Group
 from fedclade.data import PARTITIONS, SHIFTS, SOURCES, partition_named, shift_named
 from fedclade.models import MODELS, model_factory
 from fedclade.tasks import SUMMARIES, build_task
+from fedclade.trackers import TRACKERS
 from fedclade.training import ENGINES, REMOTE
 
 
@@ -33,6 +34,7 @@ class Kind(StrEnum):
     MODELS = "models"
     TASKS = "tasks"
     ENGINES = "engines"
+    CALLBACKS = "callbacks"
     CONFIGS = "configs"
 
 
@@ -62,6 +64,7 @@ SHELVES: Mapping[Kind, Shelf] = {
     Kind.SHIFTS: Shelf(_lines_about(SHIFTS), "shifts", shift_named),
     Kind.MODELS: Shelf(_lines_about(MODELS), "models", model_factory),
     Kind.TASKS: Shelf(SUMMARIES, "tasks", _task),
+    Kind.CALLBACKS: Shelf(_lines_about(TRACKERS), "callbacks", lambda name: named("callbacks", name, {}, "callback")),
 }
 
 

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from fedclade.core import ConfigError
-from fedclade.runs import check_free
+from fedclade.runs import Callback, check_free
+from fedclade.trackers import TRACKERS, build_callback
 from fedclade.training import ENGINES, REMOTE, choose_device, memory_bytes
 from fedclade.training import Actors as RayActors
-
-
-class LogKind(StrEnum):
-    """What rounds can be logged to."""
-
-    TENSORBOARD = "tensorboard"
-
 
 ConfigFile = Annotated[str, typer.Argument(help="A TOML file, or a name of 'fedclade ls configs'.")]
 RunFolder = Annotated[Path, typer.Argument(help="A run folder, as made by 'fedclade run'.")]
@@ -66,7 +59,14 @@ Dashboard = Annotated[
     bool, typer.Option("--dashboard", help="Serve the report of the run while it goes on, to this machine alone.")
 ]
 Port = Annotated[int, typer.Option("--port", min=0, max=65535, help="Of the dashboard; 0 for any free one.")]
-Log = Annotated[LogKind | None, typer.Option("--log", help="Write every round as event files into RUN/tensorboard.")]
+Log = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--log",
+        metavar="NAME",
+        help=f"Track every round: {', '.join(TRACKERS)}, or your own module:factory; may be repeated.",
+    ),
+]
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="No progress bars; only the result.")]
 
 
@@ -81,6 +81,11 @@ def actors_of(actors: int | None, cores: int | None, address: str | None) -> Ray
     if actors is None and cores is None and address is None:
         return None
     return RayActors(count=actors, cores=cores, address=address)
+
+
+def callbacks_of(log: Sequence[str] | None) -> list[Callback]:
+    """Return the callbacks that ``--log`` names, each once."""
+    return [build_callback(name) for name in dict.fromkeys(log or ())]
 
 
 def check_machine(device: str, memory: str | None) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, closing
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -12,10 +13,10 @@ from fedclade.cli import options
 from fedclade.cli.console import new_console, say
 from fedclade.cli.interrupt import interruptible
 from fedclade.config import Config, find_config, read_config
-from fedclade.core import ConfigError, ParameterTree, RunError
-from fedclade.report import RunProgress, TensorBoardLog, add_figures, show_run
+from fedclade.core import ConfigError, RunError
+from fedclade.report import RunProgress, add_figures, show_run
 from fedclade.report.page import PORT, Dashboard
-from fedclade.runs import CONFIG, Row, Run, is_finished, is_unfinished, read_run_config
+from fedclade.runs import CONFIG, Run, is_finished, is_unfinished, read_run_config
 from fedclade.training import Actors
 
 
@@ -97,7 +98,7 @@ def _run_and_show(
     actors: Actors | None,
     memory: str | None,
     port: int | None,
-    log: options.LogKind | None,
+    log: Sequence[str] | None,
     quiet: bool,
 ) -> None:
     """Run a config in a folder, from where it stands, with a dashboard if it has a port; print what came out."""
@@ -105,34 +106,25 @@ def _run_and_show(
     def then() -> str:
         return f"continue with: fedclade resume {folder}" if folder.exists() else "nothing was kept"
 
-    console, rounds = new_console(), config.top.rounds
+    console, rounds, callbacks = new_console(), config.top.rounds, options.callbacks_of(log)
     progress = RunProgress(console, quiet=quiet)
     with ExitStack() as stack:
         stack.enter_context(progress.shown())
         stop = stack.enter_context(interruptible(then))
-        events = None if log is None else stack.enter_context(closing(TensorBoardLog(folder)))
         dashboard = None if port is None else stack.enter_context(Dashboard(name, rounds, folder, port))
         if dashboard is not None:
             say(console, f"dashboard: {dashboard.url}")
-        show_progress = progress.start(name, rounds)
-
-        def on_round(row: Row, tree: ParameterTree) -> None:
-            show_progress(row, tree)
-            if events is not None:
-                events(row, tree)
-
+            callbacks.append(dashboard)
         run = config.run(
             config.federation(data_dir),
             device=device,
             actors=actors,
             memory=memory,
-            on_round=on_round,
+            callbacks=callbacks,
+            on_round=progress.start(name, rounds),
             folder=folder,
             stop=stop,
-            follow=None if dashboard is None else lambda so_far: dashboard.show(so_far()),
         )
-        if dashboard is not None:
-            dashboard.show(run, over=True)
     add_figures(run, folder, console)
     if not quiet:
         show_run(run, console)

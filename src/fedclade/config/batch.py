@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fedclade.config.settings import Config
 from fedclade.core import FedcladeError, RunInterrupted
-from fedclade.runs import OnRound, Run
+from fedclade.runs import Callback, OnRound, Run
 
 _log = logging.getLogger(__name__)
 
@@ -19,7 +19,8 @@ class Batch:
     """Runs configs one after the other, and goes on with the next when one fails.
 
     What an earlier call finished is read, and what it left unfinished is continued. ``start`` is called with the name
-    and the rounds of each run, and returns what to call after each round; ``finished`` with the run and its folder.
+    and the rounds of each run, and returns what to call after each round; ``callbacks`` returns the callbacks of a run;
+    ``finished`` is called with the run and its folder.
     """
 
     start: Callable[[str, int], OnRound]
@@ -28,6 +29,7 @@ class Batch:
     memory: str | None = None
     finished: Callable[[Run, Path], object] = lambda run, folder: None
     stop: Callable[[], bool] = lambda: False
+    callbacks: Callable[[], Sequence[Callback]] = tuple[Callback, ...]
     failures: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
     """By what went wrong: the names of the runs."""
 
@@ -61,6 +63,7 @@ class Batch:
             config.federation(self.data_dir),
             device=self.device,
             memory=self.memory,
+            callbacks=self.callbacks(),
             on_round=on_round,
             folder=folder,
             stop=self.stop,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from fedclade.config.toml_files import Section
 from fedclade.core import DataSpec, LocalTraining
 from fedclade.data import Federation
 from fedclade.models import PARTS, Parts
-from fedclade.runs import Churn, Every, Follow, OnRound, Run, RunSettings, Stream, module_for, simulate
+from fedclade.runs import Callback, Churn, Every, OnRound, Run, RunSettings, Stream, module_for, simulate
 from fedclade.tasks import Task, build_task
 from fedclade.training import Actors
 
@@ -178,10 +178,10 @@ class Config:
         device: str = "auto",
         actors: Actors | None = None,
         memory: int | str | None = None,
+        callbacks: Sequence[Callback] = (),
         on_round: OnRound | None = None,
         folder: Path | None = None,
         stop: Callable[[], bool] | None = None,
-        follow: Follow | None = None,
         progress: bool | None = None,
     ) -> Run:
         """Run it over a federation; see :func:`fedclade.simulate` for the rest, and for what it raises."""
@@ -196,11 +196,11 @@ class Config:
             tf32=self.top.tf32,
             faults=self.faults,
             presence=replace(self.newcomers.presence, **asdict(self.presence)),
+            callbacks=callbacks,
             on_round=on_round,
             config=self.as_dict(),
             folder=folder,
             stop=stop,
-            follow=follow,
             progress=progress,
         )
 

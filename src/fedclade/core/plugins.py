@@ -16,7 +16,7 @@ from fedclade.core.errors import ConfigError, DataError, FedcladeError, nearest,
 
 T = TypeVar("T")
 
-Kind = Literal["algorithms", "data", "models", "tasks", "partitions", "shifts"]
+Kind = Literal["algorithms", "data", "models", "tasks", "partitions", "shifts", "callbacks"]
 """What packages may add to; the group of its entry points is ``fedclade.<kind>``."""
 
 KINDS: tuple[Kind, ...] = get_args(Kind)

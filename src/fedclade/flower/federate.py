@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Unpack
@@ -26,6 +26,8 @@ from fedclade.flower.limits import UpdateLimits
 from fedclade.flower.node_registry import NodeRegistry
 from fedclade.runs import (
     Backend,
+    Callback,
+    Callbacks,
     Checkpointer,
     History,
     Maker,
@@ -112,6 +114,7 @@ def federate(
     settings: RunSettings | None = None,
     *,
     network: Network | None = None,
+    callbacks: Sequence[Callback] = (),
     on_round: OnRound | None = None,
     config: Mapping[str, Any] | None = None,
     folder: str | Path | None = None,
@@ -134,7 +137,7 @@ def federate(
         Rounds, seed, local training and whatever else does not depend on where clients are.
     network
         How many clients to wait for, how long, and their limits.
-    on_round, config, folder
+    callbacks, on_round, config, folder
         See :func:`fedclade.simulate`.
     **options
         Single fields of :class:`~fedclade.RunSettings`, such as ``rounds=40, seed=1``; they win over ``settings``.
@@ -156,6 +159,7 @@ def federate(
         If the folder holds something else or damaged, or cannot be written.
     """
     settings, network = settings_from(settings, options), network or Network()
+    following = Callbacks(callbacks, on_round)
     path = None if folder is None else Path(folder)
     exchange = Exchange(grid, meter := Meter(), network.deadline)
     registry = _registry(exchange, network, path)
@@ -208,7 +212,7 @@ def federate(
     backend = Backend(clients, initial, grid_clients, *of_run)
     # Models reveal something of the clients' data, and the machine may have other users.
     with checkpointer, owner_only(), float32_products(False):
-        return run_rounds(algorithm, backend, clients, checkpointer, History(joined, task, target), settings, on_round)
+        return run_rounds(algorithm, backend, clients, checkpointer, History(joined, task, target), settings, following)
 
 
 def _registry(exchange: Exchange, network: Network, folder: Path | None) -> NodeRegistry:

@@ -25,7 +25,7 @@ from fedclade.flower.client_handler import ClientHandler
 from fedclade.flower.federate import ModelFor, Network, federate
 from fedclade.flower.server_app import app_of, print_round
 from fedclade.models import Preset
-from fedclade.runs import Run
+from fedclade.runs import Callback, Run
 from fedclade.training import REMOTE, choose_device
 
 SIMULATED = ("faults", "newcomers", "presence")
@@ -127,7 +127,7 @@ def _network(section: Mapping[str, Any]) -> tuple[Network, AppSettings]:
     )
 
 
-def server_app_from_config() -> ServerApp:
+def server_app_from_config(callbacks: Sequence[Callback] = ()) -> ServerApp:
     """Make a ServerApp with the settings of the run config; see :func:`fedclade.flower.server_app`."""
 
     def run(grid: Grid, context: Context) -> tuple[Run, Path]:
@@ -139,6 +139,7 @@ def server_app_from_config() -> ServerApp:
             ModelFor(config.built_model, config.model["name"]),
             config.settings,
             network=read.network,
+            callbacks=callbacks,
             on_round=print_round,
             config=read.as_dict(),
             folder=folder,

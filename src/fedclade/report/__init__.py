@@ -19,7 +19,6 @@ from fedclade.report.score import label_of
 from fedclade.report.show import add_figures, show_run, without_figures_if_need_be
 from fedclade.report.suite import SuiteComparison
 from fedclade.report.tables import cluster_table, run_table, tree_view
-from fedclade.report.tensorboard import TensorBoardLog
 from fedclade.report.terminal import Terminal
 
 __all__ = [
@@ -29,7 +28,6 @@ __all__ = [
     "Estimate",
     "RunProgress",
     "SuiteComparison",
-    "TensorBoardLog",
     "Terminal",
     "add_figures",
     "check_table",

@@ -5,11 +5,12 @@ algorithms, channel.
 """
 
 from fedclade.runs.backend import Backend, Maker, decide_stream, initial_models, model_name, module_for
+from fedclade.runs.callbacks import Callback, Callbacks, EndRecord, OnRound, RoundRecord, SplitRecord
 from fedclade.runs.checkpointer import Checkpointer
 from fedclade.runs.churn import Churn, ComingAndGoing
 from fedclade.runs.history import History, counting, version_of, versions
 from fedclade.runs.newcomers import assign
-from fedclade.runs.rounds import Follow, OnRound, run_rounds
+from fedclade.runs.rounds import run_rounds
 from fedclade.runs.settings import Every, RunOptions, RunSettings, Stream, settings_from, target_of
 from fedclade.runs.simulation import simulate
 from fedclade.runs.store import Run, export_adapter, export_model
@@ -23,20 +24,24 @@ from fedclade.runs.store.similarities import SimilarityMatrix
 __all__ = [
     "CONFIG",
     "Backend",
+    "Callback",
+    "Callbacks",
     "Checkpointer",
     "Churn",
     "ComingAndGoing",
+    "EndRecord",
     "Every",
-    "Follow",
     "History",
     "Maker",
     "Newcomers",
     "OnRound",
+    "RoundRecord",
     "Row",
     "Run",
     "RunOptions",
     "RunSettings",
     "SimilarityMatrix",
+    "SplitRecord",
     "Stream",
     "assign",
     "check_free",

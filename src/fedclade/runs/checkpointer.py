@@ -119,6 +119,11 @@ class Checkpointer:
         if self._folder is not None:
             self._folder.leave()
 
+    @property
+    def path(self) -> Path | None:
+        """The run's folder."""
+        return None if self._folder is None else self._folder.path
+
     def finished(self) -> Run | None:
         """Return the run that the folder holds, if that has had all its rounds."""
         if self._folder is None or not self._folder.holds_all(self.config):

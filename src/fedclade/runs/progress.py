@@ -1,33 +1,32 @@
-"""Bars of a run, where somebody looks at them."""
+"""The bar of a run, where somebody looks at it."""
 
 from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
-from fedclade.core import ParameterTree, at_prompt, drawn
-from fedclade.runs.rounds import OnRound
-from fedclade.runs.store.run import Row
+from fedclade.core import at_prompt, drawn
+from fedclade.runs.callbacks import Callback, Callbacks, OnRound, RoundRecord
 
 
 @contextmanager
-def progress_shown(
-    progress: bool | None, name: str, rounds: int, on_round: OnRound | None
-) -> Generator[OnRound | None]:
-    """Show a bar while the block runs, and give what is to be called after each round, ``on_round`` with it.
+def progress_shown(progress: bool | None, name: str, rounds: int, following: Callbacks) -> Generator[Callbacks]:
+    """Show a bar while the block runs, and give what is to follow the run: the bar, and what follows it anyway.
 
     ``progress`` says whether to; None: in a notebook and at Python's prompt.
     """
     if not (at_prompt() if progress is None else progress):
-        yield on_round
+        yield following
         return
     bars = drawn("progress_bars")
     with bars.shown():
-        show = bars.start(name, rounds)
+        yield following.joined(_Bar(bars.start(name, rounds)))
 
-        def both(row: Row, tree: ParameterTree) -> None:
-            show(row, tree)
-            if on_round is not None:
-                on_round(row, tree)
 
-        yield both
+@dataclass(frozen=True, eq=False)
+class _Bar(Callback):
+    show: OnRound
+
+    def on_round(self, record: RoundRecord, /) -> None:
+        self.show(record.metrics, record.tree)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from time import perf_counter
+from typing import Any
 
 from torch import Tensor
 
@@ -16,7 +17,7 @@ from fedclade.core import (
     Clients,
     ConfigError,
     Evaluation,
-    FedcladeError,
+    Event,
     ParameterTree,
     Round,
     RunError,
@@ -26,6 +27,7 @@ from fedclade.core import (
     shown,
 )
 from fedclade.runs.backend import Backend
+from fedclade.runs.callbacks import Callbacks, Following
 from fedclade.runs.checkpointer import Checkpointer, TrainingState
 from fedclade.runs.churn import ComingAndGoing
 from fedclade.runs.common import with_common
@@ -40,11 +42,6 @@ Kept = dict[int, dict[str, Tensor]]
 
 _log = logging.getLogger(__name__)
 
-OnRound = Callable[[Row, ParameterTree], None]
-
-Follow = Callable[[Callable[[], Run]], None]
-"""Called after a round with a function that makes a run of the rounds so far; it may be called before the next."""
-
 
 def run_rounds(
     algorithm: Algorithm,
@@ -53,9 +50,7 @@ def run_rounds(
     checkpointer: Checkpointer,
     history: History,
     settings: RunSettings,
-    on_round: OnRound | None = None,
-    stop: Callable[[], bool] | None = None,
-    follow: Follow | None = None,
+    callbacks: Callbacks | None = None,
 ) -> Run:
     """Run an algorithm over those clients of a backend that are there, from the start or from where its folder stands.
 
@@ -63,43 +58,66 @@ def run_rounds(
     """
     if missed := algorithm.too_short(settings.rounds):
         _log.warning(missed)
-    on_round = _unfailing(on_round) if on_round else None
     training = checkpointer.restored(algorithm, backend, history)
     if training is None:
         algorithm.check_clients(len(clients.ids))
         training = TrainingState(0, first_state(algorithm, backend, clients), history)
     checkpointer.begin()
 
-    def so_far() -> Run:
-        config = {**checkpointer.config, **backend.settled}
-        return training.history.finish(config, training.state.tree, backend.device)
+    def config() -> Mapping[str, Any]:
+        return {**checkpointer.config, **backend.settled}
 
+    def so_far() -> Run | None:
+        history = training.history
+        return history.finish(config(), training.state.tree, backend.device) if history.clients else None
+
+    following = Following(callbacks or Callbacks(), config, checkpointer.path, so_far)
+    try:
+        _train(algorithm, backend, clients, checkpointer, training, settings, following)
+        run = _served_run(algorithm, backend, training, config())
+        checkpointer.finish(run)
+    except BaseException as error:
+        following.ended(error)
+        raise
+    following.finished(run)
+    return run
+
+
+def _train(
+    algorithm: Algorithm,
+    backend: Backend,
+    clients: ComingAndGoing,
+    checkpointer: Checkpointer,
+    training: TrainingState,
+    settings: RunSettings,
+    following: Following,
+) -> None:
+    """Run the rounds that are left, and save what there is of a run that is stopped or fails."""
     try:
         for number in range(training.number + 1, settings.rounds + 1):
             if algorithm.finished(training.state):
                 break
-            row = run_round(algorithm, backend, clients, training, settings, number)
-            if on_round is not None:
-                on_round(row, training.state.tree)
-            if follow is not None and training.history.clients:
-                follow(so_far)
+            before = training.state.tree
+            row, events = run_round(algorithm, backend, clients, training, settings, number)
+            last = number == settings.rounds or algorithm.finished(training.state)
+            stop = following.round(before, training.state.tree, row, events, last=last)
             checkpointer.after_round(training, backend)
-            over = number == settings.rounds or algorithm.finished(training.state)
-            if stop is not None and not over and stop():
+            if stop and not last:
                 checkpointer.stop(training, backend)
     except (CheckpointError, RunInterrupted):  # which saved what it could
         raise
     except Exception:
         checkpointer.rescue(training, backend)
         raise
+
+
+def _served_run(algorithm: Algorithm, backend: Backend, training: TrainingState, config: Mapping[str, Any]) -> Run:
+    """Return the run of all rounds, with what clients keep."""
     tree = backend.opened(training.state.tree)
-    config, layout = {**checkpointer.config, **backend.settled}, backend.workers.layout
-    run = training.history.finish(config, tree, backend.device, layout)
+    run = training.history.finish(config, tree, backend.device, backend.workers.layout)
     keepers = set(algorithm.keepers(training.state))
     served = {"own_models": len(keepers)} if keepers else {}
-    run = replace(run, kept=_served(backend.kept, keepers), summary={**run.summary, **served})
-    checkpointer.finish(run)
-    return run
+    return replace(run, kept=_served(backend.kept, keepers), summary={**run.summary, **served})
 
 
 def first_state(algorithm: Algorithm, backend: Backend, clients: Clients) -> State:
@@ -126,8 +144,8 @@ def run_round(
     training: TrainingState,
     settings: RunSettings,
     number: int,
-) -> Row:
-    """Run round ``number``, from 1, and add it to the training state; return its row of ``metrics.parquet``."""
+) -> tuple[Row, tuple[Event, ...]]:
+    """Run round ``number``, from 1, and add it to the training state; return its metrics, and what happened."""
     meter, start = backend.meter, perf_counter()
     before = meter.readings()
     evaluated = number % settings.evaluate_every == 0 or number == settings.rounds
@@ -152,7 +170,7 @@ def run_round(
     cost |= {} if clients.present is None else {"clients_present": clients.present}
     row = training.history.add(number, state, log, cost, evaluation, served)
     training.number, training.state = number, state
-    return row
+    return row, log.events
 
 
 def step(
@@ -214,21 +232,3 @@ def _warn_of_losses(number: int, evaluation: Evaluation) -> None:
             len(evaluation.ids),
             bad[0],
         )
-
-
-def _unfailing(on_round: OnRound) -> OnRound:
-    """Return what to call after a round: a run outlives its failures, unless they are errors of fedclade's own."""
-    failed = False
-
-    def call(row: Row, tree: ParameterTree) -> None:
-        nonlocal failed
-        try:
-            on_round(row, tree)
-        except FedcladeError:
-            raise
-        except Exception:
-            if not failed:
-                _log.warning("on_round failed in round %d; the run goes on", row["round"], exc_info=True)
-            failed = True
-
-    return call

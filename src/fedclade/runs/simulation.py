@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -15,11 +15,12 @@ from fedclade.channel import Faults
 from fedclade.core import checked
 from fedclade.data import Federation
 from fedclade.runs.backend import Backend, Maker, fitted_task, model_name
+from fedclade.runs.callbacks import Callback, Callbacks, OnRound
 from fedclade.runs.checkpointer import Checkpointer
 from fedclade.runs.churn import Churn, fingerprint
 from fedclade.runs.history import History
 from fedclade.runs.progress import progress_shown
-from fedclade.runs.rounds import Follow, OnRound, run_rounds
+from fedclade.runs.rounds import run_rounds
 from fedclade.runs.settings import RunOptions, RunSettings, settings_from, target_of
 from fedclade.runs.store import Run
 from fedclade.training import Actors, actors_from, check_engine, float32_products
@@ -38,8 +39,8 @@ def simulate(
     tf32: bool = False,
     faults: Faults | None = None,
     presence: Churn | None = None,
+    callbacks: Sequence[Callback] = (),
     on_round: OnRound | None = None,
-    follow: Follow | None = None,
     stop: Callable[[], bool] | None = None,
     config: Mapping[str, Any] | None = None,
     folder: str | Path | None = None,
@@ -77,13 +78,11 @@ def simulate(
     presence
         When the federation's newcomers join, when clients leave, and at which hours they are there; if left out, all
         are there all the time.
-    on_round
-        Called after every round with its metrics and the tree. If it fails, a warning says so, once, and the run goes
-        on; an error of fedclade's own, such as ``RunInterrupted``, ends it.
-    follow
-        Called after every round, from the first with an evaluation, with a function that returns the run so far.
-    stop
-        Called after every round but the last; if it returns true, the run saves a checkpoint and stops.
+    callbacks
+        What is told of every split, every round and the end; see :class:`~fedclade.Callback`.
+    on_round, stop
+        Functions in place of a callback: called after every round with its metrics and the tree; called after every
+        round but the last without anything, and if it returns true, the run saves a checkpoint and stops.
     config
         What to note as the run's config; by default it is put together from the arguments.
     folder
@@ -118,9 +117,9 @@ def simulate(
     CheckpointError
         If the folder holds checkpoints and none can be used, or one cannot be written.
     RunInterrupted
-        If ``stop`` said so.
+        If ``stop`` or a callback said so.
     """
-    settings = settings_from(settings, options)
+    settings, following = settings_from(settings, options), Callbacks(callbacks, on_round, stop)
     check_engine(engine)
     actors = actors_from(actors, engine)
     presence = presence or Churn()
@@ -156,6 +155,6 @@ def simulate(
     )
     present = presence.among(backend.clients, federation, settings.seed, timetable, backend.absence)
     history = History(everybody.roster, task, target)
-    bar = progress_shown(progress, config["algorithm"]["name"], settings.rounds, on_round)
-    with checkpointer, float32_products(tf32), closing(backend), bar as after:
-        return run_rounds(algorithm, backend, present, checkpointer, history, settings, after, stop, follow)
+    bar = progress_shown(progress, config["algorithm"]["name"], settings.rounds, following)
+    with checkpointer, float32_products(tf32), closing(backend), bar as following:
+        return run_rounds(algorithm, backend, present, checkpointer, history, settings, following)

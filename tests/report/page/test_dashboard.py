@@ -12,6 +12,7 @@ from fedclade.config import check_config
 from fedclade.core.errors import RunError
 from fedclade.report.page import dashboard as dashboard_module
 from fedclade.report.page.dashboard import HOST, Dashboard
+from fedclade.runs import Callback, RoundRecord
 from fedclade.runs.store import Run
 
 DIGITS = {
@@ -22,12 +23,24 @@ DIGITS = {
 }
 
 
+class Seen(Callback):
+    """Keeps the run after each round."""
+
+    def __init__(self) -> None:
+        self.runs = list[Run]()
+
+    def on_round(self, record: RoundRecord, /) -> None:
+        run = record.so_far()
+        assert run is not None
+        self.runs.append(run)
+
+
 @pytest.fixture(scope="module")
 def rounds() -> list[Run]:
     """A run after each of its three rounds."""
-    config, seen = check_config(DIGITS), list[Run]()
-    config.run(config.federation(), follow=lambda so_far: seen.append(so_far()))
-    return seen
+    config, seen = check_config(DIGITS), Seen()
+    config.run(config.federation(), callbacks=[seen])
+    return seen.runs
 
 
 @pytest.fixture(autouse=True)

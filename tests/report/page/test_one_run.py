@@ -19,6 +19,7 @@ from fedclade.report.page.plot import LONGEST
 from fedclade.report.page.sankey import REST, STAGES, WIDEST
 from fedclade.report.page.setting import flat, repeat_command
 from fedclade.report.page.similarity import MATRICES, SIDE
+from fedclade.runs import Callback, RoundRecord
 from fedclade.runs.store.similarities import SimilarityMatrix
 from fedclade.tasks.scores import spread
 
@@ -337,7 +338,12 @@ def test_a_run_whose_last_round_was_not_evaluated_can_be_shown(page_of):
     """As it is while a run goes on."""
     raw = {"rounds": 3, "evaluate_every": 2, "data": {"name": "digits", "clients": 3, "samples_per_client": 30}}
     config, seen = check_config(raw), []
-    config.run(config.federation(), follow=lambda so_far: seen.append(so_far()))
+
+    class Follows(Callback):
+        def on_round(self, record: RoundRecord, /) -> None:
+            seen.extend([run] if (run := record.so_far()) else [])
+
+    config.run(config.federation(), callbacks=[Follows()])
     assert [run.summary["rounds"] for run in seen] == [2, 3], "not before there is something to show"
     early = json.dumps(seen[0].summary["accuracy"])
     assert page_of(seen[0]).cards[0].value != "–"

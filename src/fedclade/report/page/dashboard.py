@@ -19,7 +19,7 @@ from fedclade.report.page.one_run import run_page
 from fedclade.report.page.section import Page
 from fedclade.report.run_view import RunView
 from fedclade.report.score import Score
-from fedclade.runs import Run
+from fedclade.runs import Callback, EndRecord, RoundRecord, Run
 
 HOST = "127.0.0.1"
 
@@ -49,8 +49,8 @@ HEADERS = {
 _log = logging.getLogger(__name__)
 
 
-class Dashboard:
-    """Serves the page of a run at 127.0.0.1; to be used as a context. Port 0 is any that is free.
+class Dashboard(Callback):
+    """Serves the page of a run at 127.0.0.1; a callback, to be used as a context. Port 0 is any that is free.
 
     What it costs the run is what it takes to copy its lists after every round. The page is built only when a browser
     asks, in a thread of its own, and no more often than :data:`TIMES_A_BUILD` allows; the numbers at its head are
@@ -109,6 +109,16 @@ class Dashboard:
     def show(self, run: Run, *, over: bool = False) -> None:
         """Take over how far the run has come, or how it ended."""
         self._run, self._over = run, over
+
+    def on_round(self, record: RoundRecord, /) -> None:
+        """Take over how far the run has come, from its first evaluation on."""
+        if (run := record.so_far()) is not None:
+            self.show(run)
+
+    def on_end(self, record: EndRecord, /) -> None:
+        """Take over how the run ended, if it finished."""
+        if record.reason == "finished" and record.run is not None:
+            self.show(record.run, over=True)
 
     def state(self, seen: str) -> str:
         """Return, as JSON, what is new to a page that has seen this version of the run; empty for none."""

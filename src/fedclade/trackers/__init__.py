@@ -1,0 +1,25 @@
+"""Trackers: callbacks that write a run to where others are followed: TensorBoard, MLflow, Weights & Biases.
+
+None of these packages is imported before a tracker of it is made. The command line, the network and reports may import
+this room; it imports runs and core.
+"""
+
+from fedclade.trackers.mlflow import MLflowTracker
+from fedclade.trackers.named import TRACKERS, build_callback
+from fedclade.trackers.numbers import TAGS, flat, numbers_of, scores
+from fedclade.trackers.tensorboard import TensorBoardTracker
+from fedclade.trackers.tracker import Tracker
+from fedclade.trackers.wandb import WandbTracker
+
+__all__ = [
+    "TAGS",
+    "TRACKERS",
+    "MLflowTracker",
+    "TensorBoardTracker",
+    "Tracker",
+    "WandbTracker",
+    "build_callback",
+    "flat",
+    "numbers_of",
+    "scores",
+]
