@@ -8,6 +8,7 @@
 """
 
 import os
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 # Before torch starts its threads: those that wait for work should soon go to sleep. By default they spin for so long
@@ -96,22 +97,13 @@ from fedclade.tasks import Metric, Task
 from fedclade.trackers import MLflowTracker, TensorBoardTracker, WandbTracker
 from fedclade.training import Actors
 
+if TYPE_CHECKING:
+    from fedclade.report import Comparison, compare
+    from fedclade.sweeps import sweep
+
 __version__ = version_of("fedclade")
 
 draw_with("fedclade.report")
-
-if TYPE_CHECKING:
-    from fedclade.report import Comparison, compare
-
-
-def __getattr__(name: str) -> Any:
-    """Import what is of the report only when it is asked for: a simulation does without its packages."""
-    if name not in ("Comparison", "compare"):
-        raise AttributeError(f"module 'fedclade' has no attribute {name!r}")
-    from fedclade import report
-
-    return getattr(report, name)
-
 
 __all__ = [
     "CFL",
@@ -192,6 +184,15 @@ __all__ = [
     "one_client",
     "pool_from_torch",
     "simulate",
+    "sweep",
     "train_clusters",
     "train_root",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is of the report, or of sweeps, when it is asked for: a simulation does without its packages."""
+    rooms = {"Comparison": "report", "compare": "report", "sweep": "sweeps"}
+    if name not in rooms:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"fedclade.{rooms[name]}"), name)

@@ -12,12 +12,14 @@ from fedclade.cli.reproduce import changes
 from fedclade.core.errors import DataError
 from fedclade.papers import EXPERIMENTS
 from fedclade.papers import docs as module
-from fedclade.papers.docs import page_of, read_results, write_page
+from fedclade.papers.docs import detail_pages, page_of, read_results, write_page
 from fedclade.papers.result import measure
 from tests.papers.examples import TINY
 
 ROOT = Path(__file__).parents[2]
 LARGEST_FIGURE = 60_000
+LONGEST_OVERVIEW = 900
+"""Words."""
 
 
 @pytest.fixture
@@ -36,23 +38,29 @@ def section(page: str, title: str) -> str:
     return page.split(f"## {title}\n", 1)[1].split("\n## ", 1)[0]
 
 
-def test_the_page_tells_of_all_results_in_sentences_and_in_numbers(results: Path, tmp_path: Path):
+def test_the_overview_has_a_line_for_each_result_and_its_anchor(results: Path, tmp_path: Path):
     write_page(results, tmp_path / "page.md")
     page = (tmp_path / "page.md").read_text()
-    assert page.index("## tiny, smoke") < page.index("## tiny, laptop")
-    sentences = "| [tiny](#tiny-laptop) | 95 % on average. | 92.0 %. | The seeds are others. |"
-    assert f"{sentences} seeds [0, 1, 2] → [1, 3]; rounds 100 → 10 |" in section(page, "Overview")
-    numbers = "| [tiny](#tiny-laptop) | Nobody 2000, table 1 | laptop | 1 short | 1 seen, 1 not seen |"
-    assert numbers in section(page, "Rows and claims")
+    assert page.index('id="tiny-smoke"') < page.index('id="tiny-laptop"')
+    line = '| <a id="tiny-laptop"></a>[tiny](page/tiny-laptop.md) | Nobody 2000, table 1 | laptop | 1 short |'
+    assert f"{line} 1 seen, 1 not seen |" in page
     assert sorted(path.name for path in (tmp_path / "page").iterdir()) == ["tiny-laptop.png", "tiny-smoke.png"]
 
 
-def test_the_page_tells_what_was_not_confirmed_and_why(results: Path, tmp_path: Path):
-    write_page(results, tmp_path / "page.md")
-    unconfirmed = section((tmp_path / "page.md").read_text(), "What we could not confirm")
-    assert "| [tiny](#tiny-laptop) | always | no | once |" in unconfirmed
+def test_each_result_has_a_page_and_all_are_told_in_sentences(results: Path):
+    pages = detail_pages(read_results(results))
+    assert sorted(pages) == ["sentences.md", "tiny-laptop.md", "tiny-smoke.md", "unconfirmed.md"]
+    assert pages["tiny-laptop.md"].startswith("# tiny, laptop\n")
+    assert "](tiny-laptop.png)" in pages["tiny-laptop.md"]
+    sentences = "| [tiny](tiny-laptop.md) | 95 % on average. | 92.0 %. | The seeds are others. |"
+    assert f"{sentences} seeds [0, 1, 2] → [1, 3]; rounds 100 → 10 |" in pages["sentences.md"]
+
+
+def test_a_page_tells_what_was_not_confirmed_and_why(results: Path):
+    unconfirmed = detail_pages(read_results(results))["unconfirmed.md"]
+    assert "| [tiny](tiny-laptop.md) | always | no | once |" in unconfirmed
     assert "above 90 %" not in unconfirmed
-    assert "| [tiny](#tiny-laptop) | 1, by −3.0 % | The seeds are others. |" in unconfirmed
+    assert "| [tiny](tiny-laptop.md) | 1, by −3.0 % | The seeds are others. |" in unconfirmed
 
 
 def test_the_page_names_what_was_not_measured(results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -78,7 +86,9 @@ def test_results_of_unknown_experiments_are_refused(results: Path, monkeypatch: 
 
 def test_the_committed_page_is_that_of_the_committed_results():
     committed = read_results(ROOT / "results")
-    assert (ROOT / "docs" / "reproduce.md").read_text(encoding="utf-8") == page_of(committed, "reproduce")
+    page = (ROOT / "docs" / "reproduce.md").read_text(encoding="utf-8")
+    assert page == page_of(committed, "reproduce")
+    assert len(page.split()) <= LONGEST_OVERVIEW
     pictures = {path.stem: path.stat().st_size for path in (ROOT / "docs" / "reproduce").iterdir()}
     assert set(pictures) == {result.stem for result in committed}
     assert max(pictures.values()) < LARGEST_FIGURE

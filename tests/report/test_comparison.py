@@ -184,3 +184,24 @@ def test_save_without_matplotlib_leaves_nothing(two_seeds, tmp_path, monkeypatch
 def test_nothing_to_compare_is_an_error(runs, message):
     with pytest.raises(ConfigError, match=message):
         Comparison(runs)
+
+
+def test_the_round_that_validation_data_chose_has_a_column(summary_run):
+    """Beside the last round's score, and only where there is one."""
+
+    def chosen(number, validation, test):
+        scores = {"validation": {"accuracy": validation}, "test": {"accuracy": test}}
+        return {"chosen": {"metric": "accuracy", "round": number, **scores}}
+
+    runs = [summary_run("cfl", 0.7, seed=seed, **chosen(2 + seed, 0.8, 0.75 + seed / 10)) for seed in (0, 1)]
+    comparison = Comparison({"cfl": runs, "fedavg": [summary_run("fedavg", 0.5, seed=seed) for seed in (0, 1)]})
+    heading, _, *rows = comparison.markdown().splitlines()[2:6]
+    place = heading.split(" | ").index("chosen round, %")
+    assert rows[0].split(" | ")[place - 1 : place + 1] == ["70.0 ± 0.0", "80.0 ± 63.5"]
+    assert rows[1].split(" | ")[place] == "–"
+    assert "the test score of the round that is best on validation data" in comparison.markdown()
+    first, second = json.loads(comparison.json())["rows"]
+    assert first["chosen"]["values"] == pytest.approx([0.75, 0.85])
+    assert first["chosen_round"]["mean"] == 2.5
+    assert "chosen" not in second
+    assert "chosen" not in Comparison({"fedavg": [summary_run("fedavg")]}).markdown()

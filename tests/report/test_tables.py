@@ -48,6 +48,13 @@ def test_run_table_shows_every_number_of_the_summary(summary_run):
     assert "1 min 01 s: train 1 min 00 s, evaluate 0.5 s, server 0.5 s" in text
 
 
+def test_run_table_has_the_round_that_validation_data_chose(summary_run):
+    of = {"metric": "accuracy", "round": 3, "validation": {"accuracy": 0.8}, "test": {"accuracy": 0.75}}
+    told = "\n".join(lines(run_table(summary_run(chosen=of))))
+    assert "round 3, best on validation data: accuracy 80.0 % there" in told
+    assert "on test data accuracy 75.0 %" in told
+
+
 def test_run_table_says_what_stays_with_clients(summary_run):
     module = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
     run = replace(summary_run(), layout=Layout.of(module, ["1.*"]))

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from fedclade import __version__
-from fedclade.cli import assign, compare, data, look, ls, run
+from fedclade.cli import assign, compare, data, look, ls, run, sweep
 from fedclade.cli.report import report
 from fedclade.cli.reproduce import reproduce
 
@@ -40,6 +40,7 @@ app.command()(compare.demo)
 app.command("run")(run.run_config)
 app.command()(run.resume)
 app.command()(compare.compare)
+app.command("sweep")(sweep.sweep_config)
 app.command()(reproduce)
 app.command("assign")(assign.assign_newcomers)
 app.command()(report)

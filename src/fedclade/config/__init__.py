@@ -8,7 +8,7 @@ from fedclade.config.build import Building
 from fedclade.config.check import WRITTEN_ONLY, check_config, read_config
 from fedclade.config.scenario import Scenario, is_scenario, known_scales, read_scenario
 from fedclade.config.settings import Config
-from fedclade.config.toml_files import config_folder, find_config, find_configs, read_toml
+from fedclade.config.toml_files import apply_overrides, as_override, config_folder, find_config, find_configs, read_toml
 
 __all__ = [
     "WRITTEN_ONLY",
@@ -16,6 +16,8 @@ __all__ = [
     "Building",
     "Config",
     "Scenario",
+    "apply_overrides",
+    "as_override",
     "check_config",
     "config_folder",
     "find_config",

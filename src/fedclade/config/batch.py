@@ -26,7 +26,7 @@ class Batch:
     start: Callable[[str, int], OnRound]
     data_dir: Path | None = None
     device: str = "auto"
-    memory: str | None = None
+    memory: int | str | None = None
     finished: Callable[[Run, Path], object] = lambda run, folder: None
     stop: Callable[[], bool] = lambda: False
     callbacks: Callable[[], Sequence[Callback]] = tuple[Callback, ...]

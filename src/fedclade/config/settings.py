@@ -30,6 +30,7 @@ class TopLevel:
     client_fraction: float = 1.0
     evaluate_every: int = 1
     evaluate_clients: int | None = None
+    evaluate_validation: bool = False
     min_clients: int = 1
     engine: str = "auto"
     stream: Stream = "auto"
@@ -140,7 +141,10 @@ class Config:
             del sections["task"]
         if self.presence == Presence():  # all are there all the time
             del sections["presence"]
-        return {**sections.pop("top"), **sections}
+        top = sections.pop("top")
+        if not self.top.evaluate_validation:  # which earlier versions did not know
+            del top["evaluate_validation"]
+        return {**top, **sections}
 
     @property
     def parts(self) -> Parts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tomllib
 from collections.abc import Sequence
@@ -79,6 +80,15 @@ def apply_overrides(raw: Section, overrides: Sequence[str]) -> None:
         if not isinstance(target, dict):
             raise ConfigError(f"--set {shown(override)}: {shown(sections[0])} is not a section")
         target[key] = value
+
+
+def as_override(key: str, value: object) -> str:
+    """Return what ``--set`` takes to give a key a value: a text, a number, a truth value, or a list of these.
+
+    >>> as_override("local.lr", 0.1), as_override("model.name", "cnn"), as_override("model.hidden", [16, 16])
+    ('local.lr=0.1', 'model.name="cnn"', 'model.hidden=[16, 16]')
+    """
+    return f"{key}={json.dumps(value, ensure_ascii=False, default=str)}"  # which TOML reads alike
 
 
 def config_folder() -> Path:

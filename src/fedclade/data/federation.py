@@ -139,6 +139,13 @@ class Federation(Displayed):
         """Number of each client for its random draws."""
         return self._by_id("keys")
 
+    @property
+    def without_validation(self) -> Sequence[int]:
+        """Ids of the clients that have no validation data."""
+        if isinstance(clients := self.clients, ClientTable):
+            return [self.ids[place] for place in np.flatnonzero(clients.validation.counts == 0).tolist()]
+        return [client.id for client in clients if len(client.validation) == 0]
+
     def _by_id(self, what: str) -> Mapping[int, Any]:
         """Return something of each client, of a table as its arrays have it."""
         if isinstance(clients := self.clients, ClientTable):

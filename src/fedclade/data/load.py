@@ -72,8 +72,8 @@ def load_federation(
         Number of true clusters, for a shift or for partition ``label_groups``; by default 4, or fewer if there are not
         that many clients or, for ``label_groups``, labels. Otherwise 1 or None.
     validation_fraction
-        Part of each client's training examples that it sets aside as validation data, in [0, 1); if above 0, then at
-        least one example, but not all of several.
+        Part of each client's training examples that it sets aside as validation data, and then does not train on, in
+        [0, 1); if above 0, then at least one example, but not all of several.
     test_samples
         Test each client on at most so many examples; None on as many as there are.
     test_fraction

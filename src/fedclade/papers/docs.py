@@ -1,6 +1,7 @@
-"""The page of all results: ``python -m fedclade.papers.docs results docs/reproduce.md``.
+"""The page of all results: ``python -m fedclade.papers.docs results docs/reproduce.md``, and those of the docs site.
 
-Written from the JSON files alone: nothing is measured, and the figures are drawn again.
+Written from the JSON files alone: nothing is measured, and the figures are drawn again. The page is an overview; a page
+for each result, and one of what could not be confirmed, are made when the site is built.
 """
 
 from __future__ import annotations
@@ -28,18 +29,23 @@ FIGURE_DPI, COLOURS = 80, 48
 INTRODUCTION = """\
 # The papers' tables and figures, measured again
 
-Written from the files in `results/` by `python -m fedclade.papers.docs results docs/reproduce.md`; please change
-those, not this page. `fedclade reproduce --list` lists all experiments, and the command below each repeats it.
+A line for each experiment; its page has the paper's figures beside ours, and the picture. These pages are made from
+`results/` when the site is built; `fedclade reproduce NAME` measures one again and prints the same, and `--list` lists
+them all. Read also [what was found, in sentences](reproduce/sentences.md), and
+[what we could not confirm](reproduce/unconfirmed.md), with why.
 
-**Paper** is a figure of the paper's own text; a dash stands where it shows none. **Ours** is the mean over seeds with
-its 95 % interval by Student's t. A verdict is *reached* within what does not count as a difference, *exceeded* or
-*short by* where one side is better, and *off by* where either side may be; *as seeds differ* stands where there are
-three seeds or more, and the paper's figure lies where one more of them would, with 95 %. A claim is *seen*, where it
-says how much, if ours lies within a fifth of that; *direction only* if ours goes the same way, but less far, or much
-further.
+A row is *reached* within what does not count as a difference, *exceeded* or *short* where one side is better, and
+*off* where either may be; *as seeds differ* stands where there are three seeds or more, and the paper's figure lies
+where one more of them would, with 95 %. A claim is *seen*, where it says how much, if ours lies within a fifth of that;
+*direction only* if ours goes the same way, but less far, or much further.
 """
 
-OVERVIEW = ("experiment", "the paper shows", "measured here", "why they differ", "set otherwise than in the paper")
+RESULT = """\
+**Paper** is a figure of the paper's own text; a dash stands where it shows none. **Ours** is the mean over seeds with
+its 95 % interval by Student's t. What the verdicts mean: [all results](../reproduce.md).
+"""
+
+SENTENCES = ("experiment", "the paper shows", "measured here", "why they differ", "set otherwise than in the paper")
 COUNTS = ("experiment", "source", "scale", "rows", "claims", "time")
 
 SEEN = {"yes": "seen", "direction only": "direction only", "no": "not seen", "not tested": "not tested"}
@@ -47,7 +53,7 @@ SEEN = {"yes": "seen", "direction only": "direction only", "no": "not seen", "no
 
 
 def write_page(results: Path, page: Path) -> None:
-    """Write the Markdown file of a folder of JSON files, and its figures into a folder of its name beside it."""
+    """Write the overview of a folder of JSON files, and the figures into a folder of its name beside it."""
     found = read_results(results)
     folder = page.with_suffix("")
     folder.mkdir(parents=True, exist_ok=True)
@@ -77,20 +83,20 @@ def read_results(folder: Path) -> list[Result]:
     return sorted(found, key=lambda result: (names.index(result.name), scales.index(result.scale)))
 
 
-def page_of(results: Sequence[Result], pictures: str) -> str:
-    """Return the page of results, whose figures ``NAME-SCALE.png`` lie in the folder ``pictures``."""
-    parts = [
-        INTRODUCTION,
-        "## Overview\n",
-        table(OVERVIEW, map(_overview, results)),
-        "\n## Rows and claims\n",
-        table(COUNTS, map(_counts, results)),
-        "",
-        *_unconfirmed(results),
-        *_not_measured({result.name for result in results}),
-    ]
-    parts += [to_markdown(result, f"{pictures}/{result.stem}.png", level=2) for result in results]
+def page_of(results: Sequence[Result], folder: str) -> str:
+    """Return the overview of results, whose pages lie in a folder beside it; anchors are the results' names."""
+    lines = ((f'<a id="{result.stem}"></a>{_link(result, folder)}', *_counts(result)) for result in results)
+    parts = [INTRODUCTION, table(COUNTS, lines), "", *_not_measured({result.name for result in results})]
     return "\n".join(parts)
+
+
+def detail_pages(results: Sequence[Result]) -> dict[str, str]:
+    """Return the pages of the folder beside the overview, by file name; ``NAME-SCALE.png`` lies in it, too."""
+    pages = {f"{result.stem}.md": f"{to_markdown(result, f'{result.stem}.png')}\n{RESULT}" for result in results}
+    sentences = table(SENTENCES, ((_link(result), *_sentences(result)) for result in results))
+    pages["sentences.md"] = f"# What the papers show, and what was measured\n\n{sentences}\n"
+    pages["unconfirmed.md"] = "\n".join(_unconfirmed(results))
+    return pages
 
 
 def _save_small(picture: Figure, path: Path) -> None:
@@ -102,14 +108,15 @@ def _save_small(picture: Figure, path: Path) -> None:
     Image.open(whole).convert("RGB").quantize(COLOURS).save(path, format="png", optimize=True)
 
 
-def _link(result: Result) -> str:
-    return f"[{result.name}](#{result.stem})"
+def _link(result: Result, folder: str = ".") -> str:
+    place = f"{result.stem}.md" if folder == "." else f"{folder}/{result.stem}.md"
+    return f"[{result.name}]({place})"
 
 
-def _overview(result: Result) -> tuple[str, ...]:
+def _sentences(result: Result) -> tuple[str, ...]:
     summary = result.outcome.summary
     sentences = (summary.shows, summary.found, summary.because)
-    return _link(result), *(sentence or NONE for sentence in sentences), departures(result)
+    return *(sentence or NONE for sentence in sentences), departures(result)
 
 
 def _counts(result: Result) -> tuple[str, ...]:
@@ -117,7 +124,6 @@ def _counts(result: Result) -> tuple[str, ...]:
     verdicts = Counter(_kind(row) for row in outcome.rows if row.paper is not None)
     claims = Counter(SEEN[claim.seen] for claim in outcome.claims)
     return (
-        _link(result),
         result.source,
         result.scale,
         ", ".join(f"{n} {verdict}" for verdict, n in verdicts.items()) or NONE,
@@ -133,14 +139,14 @@ def _kind(row: Row) -> str:
 
 
 def _unconfirmed(results: Sequence[Result]) -> Iterator[str]:
-    """Yield the section on claims that were not seen, or not as large, and on rows that fall short, each with why."""
+    """Yield the page of claims that were not seen, or not as large, and on rows that fall short, each with why."""
     claims = [
         (_link(result), claim.text, claim.seen, claim.measured)
         for result in results
         for claim in result.outcome.claims
         if claim.seen in ("no", "direction only")
     ]
-    yield "## What we could not confirm\n"
+    yield "# What we could not confirm\n"
     if claims:
         yield table(("experiment", "the paper's claim", "seen", "measured instead"), claims)
     else:

@@ -15,11 +15,11 @@ from fedclade.report.newcomers import newcomer_table
 from fedclade.report.notebook import html_of
 from fedclade.report.plots import plot_of
 from fedclade.report.progress import RunProgress, progress_bars
-from fedclade.report.score import label_of
+from fedclade.report.score import Score, label_of
 from fedclade.report.show import add_figures, show_run, without_figures_if_need_be
 from fedclade.report.suite import SuiteComparison
 from fedclade.report.tables import cluster_table, run_table, tree_view
-from fedclade.report.terminal import Terminal
+from fedclade.report.terminal import Terminal, new_table
 
 __all__ = [
     "NONE",
@@ -27,6 +27,7 @@ __all__ = [
     "ComparisonRow",
     "Estimate",
     "RunProgress",
+    "Score",
     "SuiteComparison",
     "Terminal",
     "add_figures",
@@ -41,6 +42,7 @@ __all__ = [
     "event_table",
     "html_of",
     "label_of",
+    "new_table",
     "newcomer_table",
     "norms_figure",
     "percent",

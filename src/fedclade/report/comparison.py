@@ -15,7 +15,17 @@ from rich.table import Table
 from fedclade.core import ConfigError
 from fedclade.report.comparison_figures import comparison_figure
 from fedclade.report.comparison_files import ComparisonFiles, csv_table, markdown_table
-from fedclade.report.estimates import BASELINES, DISPENSABLE, NUMBERS, WORDS, ComparisonRow, Estimate, all_columns
+from fedclade.report.estimates import (
+    BASELINES,
+    CHOSEN,
+    DISPENSABLE,
+    NUMBERS,
+    WORDS,
+    ComparisonRow,
+    Estimate,
+    all_columns,
+    chosen_heading,
+)
 from fedclade.report.formats import count
 from fedclade.report.plots import comparison_plot
 from fedclade.report.score import Score, compared_by, in_common
@@ -195,6 +205,7 @@ class Comparison(ComparisonFiles):
                 score.name: Estimate.of(score.mean(s) for s in summaries if score.is_of(s)) for score in self.scores
             },
             worst10=Estimate.of(self.scores[0].worst_tenth(s) for s in summaries if self.scores[0].is_of(s)),
+            chosen=Estimate.of(self.scores[0].of_chosen(s) for s in summaries),
             gap_closed=Estimate.of(self._gap_closed(s) for s in summaries),
             **{name: Estimate.of(get(s) for s in summaries) for name, get in NUMBERS.items()},
         )
@@ -205,6 +216,7 @@ class Comparison(ComparisonFiles):
         superfluous = {
             "algorithm": all(row.label.startswith(row.algorithm) for row in self.rows),
             "data": len({row.data for row in self.rows}) == 1,
+            chosen_heading(self.scores[0]): all(row.chosen is None for row in self.rows),
             "rounds to target": all(row.rounds_to_target is None for row in self.rows),
             "traffic to target": all(row.bytes_to_target is None for row in self.rows),
         }
@@ -223,7 +235,8 @@ class Comparison(ComparisonFiles):
     @property
     def note(self) -> str:
         """What stands below the table."""
-        return f"{self._data}. ±: 95 % interval of the mean over seeds. Gap closed: 0 is FedAvg, 1 the oracle."
+        note = f"{self._data}. ±: 95 % interval of the mean over seeds. Gap closed: 0 is FedAvg, 1 the oracle."
+        return note if all(row.chosen is None for row in self.rows) else f"{note} {CHOSEN}"
 
 
 def _setting(summary: Mapping[str, Any]) -> tuple[Any, ...]:

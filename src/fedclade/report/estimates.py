@@ -13,9 +13,13 @@ from fedclade.tasks import mean_and_interval
 BASELINES = ("fedavg", "local", "oracle")
 """Algorithms that others are measured by."""
 
+CHOSEN = "Chosen round: the test score of the round that is best on validation data; all else is of the last round."
+"""What a table says of the round that validation data chose."""
+
 NUMBERS: Mapping[str, Callable[[Mapping[str, Any]], float | None]] = {
     "ari": lambda s: s["clusters"]["ari"],
     "clusters": lambda s: s["clusters"]["found"],
+    "chosen_round": lambda s: s["chosen"]["round"] if "chosen" in s else None,
     "rounds_to_target": lambda s: s["target"]["rounds_to_target"],
     "bytes_to_target": lambda s: s["target"]["bytes_to_target"],
     "bytes": lambda s: s["bytes_up"] + s["bytes_down"],
@@ -62,6 +66,9 @@ class ComparisonRow:
     ari: Estimate | None
     """Adjusted Rand index of the clusters found, where the true ones are known."""
     clusters: Estimate | None
+    chosen: Estimate | None
+    """Mean test score of the round with the best mean score on validation data; None where that was not measured."""
+    chosen_round: Estimate | None
     gap_closed: Estimate | None
     """(method - FedAvg) / (oracle - FedAvg), each with the runs of the same seed; see :class:`Comparison`."""
     rounds_to_target: Estimate | None
@@ -78,10 +85,12 @@ class ComparisonRow:
 
     @property
     def estimates(self) -> dict[str, Estimate | None]:
-        """All numbers, as files call them."""
+        """All numbers, as files call them; those of a chosen round only where there is one."""
         (first, score), *others = self.scores.items()
         numbers: dict[str, Estimate | None] = {first: score, "worst10": self.worst10, **dict(others)}
-        return numbers | {name: getattr(self, name) for name in (*NUMBERS, "gap_closed")}
+        names = [*NUMBERS, "gap_closed", "chosen"]
+        kept = [name for name in names if not name.startswith("chosen") or self.chosen is not None]
+        return numbers | {name: getattr(self, name) for name in kept}
 
 
 def write_mean(estimate: Estimate | None, digits: int) -> str:
@@ -142,6 +151,11 @@ DISPENSABLE = (
 """Columns that a narrow terminal does without, in this order."""
 
 
+def chosen_heading(score: Score) -> str:
+    """Return what stands over test scores of the round that validation data chose."""
+    return "chosen round, %" if score.share else "chosen round"
+
+
 def all_columns(scores: Sequence[Score]) -> Columns:
     """Return the columns of rows with some metrics, of which the first counts."""
 
@@ -153,6 +167,7 @@ def all_columns(scores: Sequence[Score]) -> Columns:
         **WORDS,
         "seeds": lambda row: str(len(row.seeds)),
         first.heading: written(first),
+        chosen_heading(first): lambda row: write_with_interval(first, row.chosen),
         "worst tenth, %" if first.share else "worst tenth": lambda row: write_score(first, row.worst10),
         **{score.heading: written(score) for score in others},
         **COLUMNS,

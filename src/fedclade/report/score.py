@@ -93,6 +93,10 @@ class Score:
         """Return the mean score of a run."""
         return summary[self.name]["mean"]
 
+    def of_chosen(self, summary: Mapping[str, Any], split: str = "test") -> float | None:
+        """Return the mean score of the round that validation data chose, on one split; None without such a round."""
+        return summary.get("chosen", {}).get(split, {}).get(self.name)
+
     def worst_tenth(self, summary: Mapping[str, Any]) -> float:
         """Return the mean score of the worst tenth of a run's clients."""
         return summary[self.name]["worst10_mean"]

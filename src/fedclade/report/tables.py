@@ -95,6 +95,11 @@ def facts(run: Run) -> Iterator[tuple[str, str]]:
         spread = s[score.name]
         yield score.label, f"mean {score.text(spread['mean'])}, std {score.text(spread['std'])} over the clients"
         yield "", ", ".join(f"{name} {score.text(spread[key])}" for name, key in QUANTILES.items())
+    if chosen := s.get("chosen"):
+        counts, of_round = Score.named(chosen["metric"], s), f"round {chosen['round']}, best on validation data"
+        yield "chosen", f"{of_round}: {counts.label} {counts.text(counts.of_chosen(s, 'validation'))} there"
+        tested = [f"{each.label} {each.text(each.of_chosen(s))}" for each in Score.all_of(s)]
+        yield "", f"on test data {', '.join(tested)}"
     known = "" if clusters["true"] is None else f", {clusters['true']} true"
     yield "clusters", f"{clusters['found']} found{known}; sizes {shortened([str(n) for n in clusters['sizes']])}"
     if clusters["ari"] is not None:

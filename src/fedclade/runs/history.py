@@ -21,6 +21,7 @@ from fedclade.runs.store.contents import plain
 from fedclade.runs.store.row_table import Block, RowTable
 from fedclade.runs.store.run import FORMAT, Row, Run
 from fedclade.runs.store.similarities import LARGEST_KEPT, SimilarityMatrix
+from fedclade.runs.validation import chosen, validation_columns
 from fedclade.tasks import SPREAD, FittedTask, cluster_scores, spread
 
 CRITERIA = ("mean_norm", "max_norm", "alpha_cross_max", "gamma_bound", "separation_gap")
@@ -48,11 +49,12 @@ class History:
         cost: Mapping[str, float],
         evaluation: Evaluation | None,
         served: Mapping[int, int],
+        validation: Evaluation | None = None,
     ) -> Row:
         """Add round ``number``, from 1; return its row of ``metrics.parquet``.
 
         ``cost`` is bytes and seconds by column; ``evaluation`` is on test data, if there was one, of each client with
-        the model of the node that it was ``served`` with.
+        the model of the node that it was ``served`` with, and ``validation`` the same on validation data.
         """
         self.events += [plain(event.to_row(number)) for event in log.events]
         rows = [self._cluster_row(number, node, criteria, log) for node, criteria in log.criteria.items()]
@@ -74,6 +76,7 @@ class History:
             "round": number,
             "phase": log.phase,
             **self._evaluation_columns(evaluation),
+            **validation_columns(self.task.metrics, validation),
             f"{self.task.metrics[0].name}_weighted": None if evaluation is None else _weighted(evaluation, state.tree),
             "train_loss": _mean_loss(log.losses.values()),
             "discrepancy": log.discrepancy,
@@ -123,6 +126,7 @@ class History:
                 metric.name: spread(final.column(metric.name), lower_is_better=not metric.higher_is_better)
                 for metric in self.task.metrics
             },
+            **chosen(self.metrics, self.task.metrics),
             "clusters": {
                 "found": len(_sizes(tree)),
                 "true": None if truth is None else len(set(truth.values())),

@@ -155,6 +155,7 @@ def run_round(
     check_models(number, training.state.tree, state.tree)
     events = (*came_and_went, *log.events)
     evaluation: Evaluation | None = None
+    validation: Evaluation | None = None
     served: Mapping[int, int] = {}
     if evaluated or algorithm.finished(state):
         served = algorithm.serve(state, clients)
@@ -164,11 +165,14 @@ def run_round(
         rows = [OWN if client in own else row for client, row in zip(asked, rows, strict=True)]
         answered = clients.evaluate(asked, models, rows, "test")
         evaluation = answered if answered.ids else None
+        if settings.evaluate_validation:
+            found = clients.evaluate(asked, models, rows, "validation")
+            validation = found if found.ids else None
         _warn_of_losses(number, answered)
     log = replace(log, events=(*events, *backend.retrying.told()))
     cost = meter.since(before, perf_counter() - start)
     cost |= {} if clients.present is None else {"clients_present": clients.present}
-    row = training.history.add(number, state, log, cost, evaluation, served)
+    row = training.history.add(number, state, log, cost, evaluation, served, validation)
     training.number, training.state = number, state
     return row, log.events
 

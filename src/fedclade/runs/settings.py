@@ -36,6 +36,12 @@ class RunSettings:
     evaluate_clients
         How many clients an evaluation is of, at least 1: a fixed sample of them, drawn by the seed, of those in a
         cluster before those that no cluster holds. None: all. Scores, counts and tables of clients are of the sample.
+    evaluate_validation
+        Evaluate on the clients' validation data too, wherever they are evaluated on test data. Summaries and tables
+        then say both the last round's test score and that of the round with the best mean score on validation data;
+        models are the last round's in any case. Every client must have validation data, which it never trains on:
+        see ``validation_fraction`` of :func:`fedclade.load_federation` and :func:`fedclade.federation`. Training does
+        not depend on it.
     target
         What to reach of the metric that counts, such as 0.9; or of another, by its name. The run reports when it was.
     task
@@ -84,6 +90,7 @@ class RunSettings:
     client_fraction: float = 1.0
     evaluate_every: int = 1
     evaluate_clients: int | None = None
+    evaluate_validation: bool = False
     target: float | Mapping[str, float] | None = None
     task: Task = field(default_factory=Task)
     freeze: tuple[str, ...] = ()
@@ -170,6 +177,7 @@ class RunSettings:
         top = ("rounds", "seed", "client_fraction", "evaluate_every", "evaluate_clients", "min_clients")
         return {
             **{name: getattr(self, name) for name in top},
+            **({"evaluate_validation": True} if self.evaluate_validation else {}),
             "engine": engine,
             "stream": self.stream,
             "local": asdict(self.local),
@@ -193,6 +201,7 @@ class RunOptions(TypedDict, total=False):
     client_fraction: float
     evaluate_every: int
     evaluate_clients: int | None
+    evaluate_validation: bool
     target: float | Mapping[str, float] | None
     task: Task | str | None
     freeze: tuple[str, ...]

@@ -23,6 +23,7 @@ from fedclade.runs.progress import progress_shown
 from fedclade.runs.rounds import run_rounds
 from fedclade.runs.settings import RunOptions, RunSettings, settings_from, target_of
 from fedclade.runs.store import Run
+from fedclade.runs.validation import check_validation
 from fedclade.training import Actors, actors_from, check_engine, float32_products
 
 
@@ -131,6 +132,8 @@ def simulate(
     algorithm.check_clients(len(federation))
     settings = settings.completed(algorithm)
     settings.check_algorithm(algorithm, len(federation))
+    if settings.evaluate_validation:
+        check_validation(everybody)
     task = fitted_task(settings, federation)
     target = target_of(settings, task)
     config = config or settings.as_config(

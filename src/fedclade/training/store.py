@@ -11,10 +11,12 @@ from torch import Tensor
 from fedclade.core import LARGEST_NORM, row_norms
 from fedclade.training.jobs import Workload
 
-PERSONAL, OWN_MODEL = "personal", "model"
+PERSONAL = "personal"
+OWN_MODEL = "model"
 """Names of what is kept: personal parameters ``[P]``, and a whole model ``[F]``."""
 
-OPTIMIZER, OWN_OPTIMIZER = "optimizer", "optimizer of model"
+OPTIMIZER = "optimizer"
+OWN_OPTIMIZER = "optimizer of model"
 """How the names of an optimizer's state begin, before ``/<parameter>.<what it is>``; a model of its own has another."""
 
 

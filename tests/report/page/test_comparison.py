@@ -8,6 +8,7 @@ import pytest
 
 from fedclade.config import check_config
 from fedclade.report.page import Card, RunView, Section, Table, comparison_page, run_labels
+from fedclade.report.page.cards import run_cards
 from fedclade.runs.store.run import Run
 from fedclade.tasks.scores import spread
 
@@ -45,7 +46,19 @@ def test_runs_are_called_by_what_tells_them_apart(subject):
     ]
     twice = [subject("cfl", folder="a"), subject("cfl", folder="b")]
     assert run_labels(twice) == ["cfl, seed 0, a", "cfl, seed 0, b"]
+    trials = [subject("cfl", folder=f"runs/s/trial-0{number}/seed-0") for number in (1, 2)]
+    assert run_labels(trials) == ["cfl, seed 0, trial-01", "cfl, seed 0, trial-02"]
     assert run_labels([subject("cfl"), subject("cfl")]) == ["cfl, seed 0, None (1)", "cfl, seed 0, None (2)"]
+
+
+def test_the_score_of_the_round_that_validation_data_chose_stands_beside_the_last(subject):
+    of = {"metric": "accuracy", "round": 2, "validation": {"accuracy": 0.8}, "test": {"accuracy": 0.75}}
+    page = comparison_page([subject("cfl", 0.7, chosen=of), subject("fedavg", 0.5)], Path())
+    (table,) = page.sections[0].open_tables
+    place = table.columns.index("chosen round")
+    assert [row[place - 1 : place + 1] for row in table.rows] == [["70.0 %", "75.0 %"], ["50.0 %", "–"]]
+    (card,) = [card for card in run_cards(subject("cfl", 0.7, chosen=of)) if card.label == "Chosen round"]
+    assert (card.value, card.note) == ("75.0 %", "accuracy of round 2; 80.0 % on validation data")
 
 
 def test_each_run_has_a_card_and_is_measured_by_fedavg(subject):

@@ -22,6 +22,11 @@ def run_cards(view: RunView) -> list[Card]:
     worst = f"mean {score.label} of the worst {count(-(-len(view.outcome.rows) // 10), 'client')}"
     cards = [_score(view), Card("Worst tenth", score.text(score.worst_tenth(s)), worst)]
     cards += [Card(each.title, each.text(each.mean(s)), _std(each, s)) for each in others]
+    if chosen := s.get("chosen"):
+        there = f"{score.text(score.of_chosen(s, 'validation'))} on validation data"
+        cards.append(
+            Card("Chosen round", score.text(score.of_chosen(s)), f"{score.label} of round {chosen['round']}; {there}")
+        )
     sizes = clusters["sizes"]
     each = (
         f"{count(sizes[0], 'client')} each"

@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import quote
 
 from fedclade.report.colours import series
+from fedclade.report.estimates import CHOSEN
 from fedclade.report.formats import NONE, duration, number, traffic
 from fedclade.report.page.section import Card, Page, Section, Table, table_by_round
 from fedclade.report.page.setting import flat, repeat_command
@@ -81,12 +82,22 @@ def run_labels(views: Sequence[RunView]) -> list[str]:
     """Return what to call each of some runs: its algorithm; with seed or folder where that is not enough."""
     algorithms = [view.run.summary["algorithm"] for view in views]
     seeded = [f"{name}, seed {each.run.summary['seed']}" for name, each in zip(algorithms, views, strict=True)]
-    folders = [f"{name}, {each.folder}" for name, each in zip(seeded, views, strict=True)]
+    folders = [f"{name}, {apart}" for name, apart in zip(seeded, _apart([each.folder for each in views]), strict=True)]
     counts = [Counter(names) for names in (algorithms, seeded, folders)]
     return [
         next((name for name, number in zip(names, counts, strict=True) if number[name] == 1), f"{names[-1]} ({i})")
         for i, names in enumerate(zip(algorithms, seeded, folders, strict=True), start=1)
     ]
+
+
+def _apart(folders: Sequence[Path | None]) -> list[str]:
+    """Return what tells folders apart: their paths without what all begin with, and without what all end in."""
+    paths = [(str(folder),) if folder is None else folder.parts for folder in folders]
+    for _ in range(2):  # what they begin with, and backwards what they end in
+        alike = [len(set(parts)) == 1 for parts in zip(*paths, strict=False)]
+        shared = min([*alike, False].index(False), *(len(path) - 1 for path in paths))
+        paths = [path[shared:][::-1] for path in paths]
+    return ["/".join(path) for path in paths]
 
 
 def _cards(runs: Sequence[Compared]) -> list[Card]:
@@ -106,18 +117,22 @@ def _cards(runs: Sequence[Compared]) -> list[Card]:
 def _overview(runs: Sequence[Compared], beside: Path) -> Section:
     rows: list[list[str]] = []
     others = [each for each in compared_by([run.summary for run in runs]) if each != runs[0].score]
+    chosen = any("chosen" in run.summary for run in runs)
     for run in runs:
         s = run.summary
         true = "" if s["clusters"]["true"] is None else f" of {s['clusters']['true']}"
-        cells = [run.label, run.score.text(run.mean), run.score.text(run.score.worst_tenth(s))]
+        cells = [run.label, run.score.text(run.mean)]
+        cells += [run.score.text(run.score.of_chosen(s))] if chosen else []
+        cells += [run.score.text(run.score.worst_tenth(s))]
         cells += [each.text(each.mean(s)) if each.is_of(s) else NONE for each in others]
         cells += [f"{s['clusters']['found']}{true}", number(s["clusters"]["ari"])]
         cells += [traffic(s["bytes_up"] + s["bytes_down"]), duration(s["seconds"]["total"]), str(s["rounds"])]
         rows.append(cells)
-    columns = ["run", runs[0].score.label, "worst tenth", *(each.label for each in others)]
-    columns += ["clusters", "ARI", "traffic", "time", "rounds"]
+    columns = ["run", runs[0].score.label, *(["chosen round"] if chosen else []), "worst tenth"]
+    columns += [*(each.label for each in others), "clusters", "ARI", "traffic", "time", "rounds"]
     links = {run.label: link for run in runs if (link := _report_of(run, beside)) is not None}
     caption = "What each run came to; means over the clients."
+    caption += f" {CHOSEN}" if chosen else ""
     return Section("overview", "The runs", caption, open_tables=[Table("", columns, rows)], links=links)
 
 

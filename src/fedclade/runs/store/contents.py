@@ -23,6 +23,7 @@ _SCORES = {**dict.fromkeys(("mean", "std", "min", "max", "p10", "p50", "p90", "w
 SUMMARY = {
     **{"format": object, "algorithm": str, "data": str, "model": str, "seed": int, "rounds": int, "clients": int},
     "metrics?": [{"name": str, "higher_is_better": bool, "share": bool}],
+    "chosen?": {"metric": str, "round": int, "validation": {...: float}, "test": {...: float}},
     "clusters": {
         **{"found": int, "true": (int, None), "sizes": [int]},
         **{"ari": (float, None), "nmi": (float, None), "ari_assigned?": (float, None)},

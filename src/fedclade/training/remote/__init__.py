@@ -6,6 +6,6 @@ this room; nothing here imports Ray before it is needed.
 
 from fedclade.training.remote.actor import Setup
 from fedclade.training.remote.clients import RayClients, here, taken_by
-from fedclade.training.remote.cluster import Actors, actors_from
+from fedclade.training.remote.cluster import Actors, Cluster, actors_from
 
-__all__ = ["Actors", "RayClients", "Setup", "actors_from", "here", "taken_by"]
+__all__ = ["Actors", "Cluster", "RayClients", "Setup", "actors_from", "here", "taken_by"]

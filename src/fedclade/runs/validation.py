@@ -1,0 +1,76 @@
+"""Scores on validation data, and the round that they choose.
+
+Validation examples are a client's own, and it never trains on them: it sets them aside from its training data
+(``data.validation_fraction``), or brings them itself, see :func:`fedclade.federation`. Test data have no part in the
+choice, so that the test score of the chosen round is one of a model that was not picked for it; the best test score of
+all rounds would not be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from math import isfinite
+from typing import Any
+
+from fedclade.core import ConfigError, Evaluation, shown
+from fedclade.data import Federation
+from fedclade.runs.store.row_table import Row
+from fedclade.tasks import Metric
+
+
+def check_validation(federation: Federation, what: str = "evaluate_validation = true") -> None:
+    """Check that every client has validation data, which something needs; a ConfigError if not."""
+    if missing := federation.without_validation:
+        some = "no client has any" if len(missing) == len(federation) else f"these have none: {shown(list(missing))}"
+        raise ConfigError(
+            f"{what} needs validation data of every client, and {some}; set "
+            "data.validation_fraction above 0, such as 0.2, or give clients validation data of their own"
+        )
+
+
+def validation_columns(metrics: Sequence[Metric], evaluation: Evaluation | None) -> Row:
+    """Return the means over the clients of an evaluation on validation data, as columns of ``metrics.parquet``."""
+    if evaluation is None:
+        return {}
+    means = evaluation.scores.double().mean(0).tolist()
+    columns = {column_of(metric.name): mean for metric, mean in zip(metrics, means, strict=True)}
+    return columns | {column_of("loss"): evaluation.losses.double().mean().item()}
+
+
+def column_of(metric: str) -> str:
+    """Return the column of ``metrics.parquet`` with the mean score on validation data by a metric."""
+    return f"validation_{metric}"
+
+
+def chosen_round(rows: Iterable[Row], metric: Metric) -> Row | None:
+    """Return the row of the round with the best mean score on validation data, the first of equals; None without any.
+
+    ``rows`` are those of ``metrics.parquet``, of which those count that have a score on test data too.
+    """
+    best: Row | None = None
+    column, sign = column_of(metric.name), 1 if metric.higher_is_better else -1
+    for row in rows:
+        score = row.get(column)
+        if score is None or not isfinite(score) or row.get(f"{metric.name}_mean") is None:
+            continue
+        if best is None or sign * score > sign * best[column]:
+            best = row
+    return best
+
+
+def chosen(rows: Sequence[Row], metrics: Sequence[Metric]) -> dict[str, Any]:
+    """Return what ``summary.json`` says of the chosen round under ``chosen``; nothing without validation data.
+
+    The metric that counts chooses; then come the mean scores of that round on validation and on test data, by metric.
+    """
+    if (row := chosen_round(rows, metrics[0])) is None:
+        return {}
+    names = [metric.name for metric in metrics]
+    return {
+        "chosen": {
+            "metric": names[0],
+            "round": row["round"],
+            "validation": {name: row[column_of(name)] for name in names},
+            "test": {name: row[f"{name}_mean"] for name in names},
+        }
+    }
