@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Tests of a file share what they set up, so a file stays on one core; each process computes with one thread.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
 
-.PHONY: help install demo federation test test-all check format clean
+.PHONY: help install demo federation test test-all check docs wheel format clean
 
 help:  ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,9 +37,15 @@ check: install  ## lint, types, and the direction of imports
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
+docs: install  ## the site, in site/; a warning is an error; with FEDCLADE_DOCS_EXECUTE=true notebooks are executed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+wheel: install  ## build the wheel, and use it in an environment that has nothing else
+	$(BIN)/python tests/wheel/check_wheel.py $(ARGUMENTS)
+
 format: install  ## let ruff rewrite what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean:  ## remove the environment and caches
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) site .pytest_cache .ruff_cache .hypothesis .import_linter_cache

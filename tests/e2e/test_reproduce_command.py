@@ -6,6 +6,7 @@ import csv
 import os
 import re
 import signal
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -56,6 +57,15 @@ def test_it_prints_both_figures_and_writes_four_files(call: Call, tmp_path: Path
     with (folder / "tiny-laptop.csv").open() as file:
         assert [row["paper"] for row in csv.DictReader(file)] == ["95.0"]
     assert "](tiny-laptop.png)" in (folder / "tiny-laptop.md").read_text()
+
+
+def test_without_matplotlib_it_writes_three_files_and_says_so(call: Call, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    code, out, _ = call("tiny", "--out", "here")
+    assert code == 0
+    assert "no figure: drawing figures needs the package 'matplotlib'; install it with: pip install 'fed" in out
+    assert "written to here: tiny-laptop.json, .csv, .md\n" in out
+    assert not Path("here/tiny-laptop.png").exists()
 
 
 def test_of_all_those_are_left_out_whose_data_is_missing(call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

@@ -101,9 +101,9 @@ def reproduce(
                 say=_timed(console),
                 stop=stop,
             )
-            _save(result, experiment, folder, console)
+            written = ", ".join(_save(result, experiment, folder, console))
             _show(result, console)
-            console.print(f"written to {folder}: {result.stem}.json, .csv, .md, .png\n", soft_wrap=True, markup=False)
+            console.print(f"written to {folder}: {result.stem}{written}\n", soft_wrap=True, markup=False)
 
 
 def choose(names: Sequence[str], known: Mapping[str, Experiment]) -> list[Experiment]:
@@ -154,8 +154,8 @@ def _timed(console: Console) -> Callable[[str], None]:
     return say
 
 
-def _save(result: Result, experiment: Experiment, folder: Path, console: Console) -> None:
-    """Write the four files; without matplotlib it goes without the figure, and that is said."""
+def _save(result: Result, experiment: Experiment, folder: Path, console: Console) -> list[str]:
+    """Write the four files, and return how each ends; without matplotlib there is no figure, and that is said."""
     picture: str | None = f"{result.stem}.png"
     try:
         figure = experiment.draw(result.outcome, result.settings)
@@ -166,6 +166,7 @@ def _save(result: Result, experiment: Experiment, folder: Path, console: Console
     (folder / f"{result.stem}.csv").write_text(to_csv(result), encoding="utf-8")
     (folder / f"{result.stem}.md").write_text(to_markdown(result, picture), encoding="utf-8")
     result.save(folder / f"{result.stem}.json")
+    return [".json", ".csv", ".md", *([".png"] if picture else [])]
 
 
 def _show(result: Result, console: Console) -> None:

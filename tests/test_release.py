@@ -1,0 +1,92 @@
+"""What a release consists of besides the package: the parts name the same version, papers, targets and numbers."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from fedclade.papers.result import Result
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
+
+
+def entries(file: Path) -> dict[str, str]:
+    """Return the entries of a BibTeX file by their keys."""
+    found = re.split(r"\n(?=@)", file.read_text(encoding="utf-8"))
+    return {match[1]: each.strip() for each in found if (match := re.match(r"@\w+\{(\w+),", each))}
+
+
+SHIPPED = entries(ROOT / "src/fedclade/report/citations.bib")
+
+
+def test_the_citation_is_of_this_version_and_of_the_papers_that_fedclade_cites():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert citation["version"] == PROJECT["version"]
+    assert citation["license"] == PROJECT["license"]
+    assert citation["authors"] == PROJECT["authors"]
+    plain = {key: re.sub(r"[{}]", "", " ".join(entry.split())) for key, entry in SHIPPED.items()}
+    for key, reference in zip(
+        ("sattler2021cfl", "briggs2020flhc", "duan2020fedgroup"), citation["references"], strict=True
+    ):
+        assert f"title = {reference['title']}" in re.sub(r" +", " ", plain[key])
+        assert str(reference["year"]) in plain[key]
+        assert reference["identifiers"][0]["value"] in plain[key]
+        for author in reference["authors"]:
+            assert author["given-names"] in plain[key]
+
+
+def test_every_citation_of_the_paper_resolves_and_none_differs_from_what_fedclade_prints():
+    cited = set(re.findall(r"@([a-z]+\d{4}\w+)", (ROOT / "paper/paper.md").read_text(encoding="utf-8")))
+    listed = entries(ROOT / "paper/paper.bib")
+    assert cited == set(listed)
+    assert {key: listed[key] for key in cited & set(SHIPPED)} == {key: SHIPPED[key] for key in cited & set(SHIPPED)}
+
+
+def test_the_paper_counts_the_statements_of_the_committed_results():
+    """But for the figure whose statements are those of a table."""
+    results = [Result.load(path) for path in (ROOT / "results").glob("*.json")]
+    seen = Counter(
+        claim.seen for result in results if result.name != "fedgroup-fig1" for claim in result.outcome.claims
+    )
+    counted = re.compile(
+        rf"Of {seen.total()} statements(.|\n)*{seen['yes']} were seen and "
+        rf"{seen['direction only']} in direction only;\s+"
+        rf"{seen['no']} were not,\s+{seen['not tested']} could not be tested"
+    )
+    assert counted.search((ROOT / "paper/paper.md").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("file", WORKFLOWS, ids=lambda file: file.stem)
+def test_a_workflow_runs_targets_that_there_are_and_pins_what_it_uses(file: Path):
+    jobs: dict[str, Any] = yaml.safe_load(file.read_text())["jobs"]
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    steps = [step for job in jobs.values() for step in job["steps"]]
+    for step in steps:
+        if "uses" in step:
+            assert re.fullmatch(r"[\w-]+/[\w-]+@(v\d+|release/v\d+)", step["uses"])
+        else:
+            assert step["run"].split()[0] == "make"
+            assert step["run"].split()[1] in targets
+    used = {each for job in jobs.values() for each in job.get("needs", "").split()}
+    assert used <= set(jobs)
+
+
+def test_every_python_that_is_named_is_tested():
+    named = {name.rpartition(" ")[2] for name in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", name)}
+    assert set(yaml.safe_load(WORKFLOWS[0].read_text())["jobs"]["test"]["strategy"]["matrix"]["python"]) == named
+    assert PROJECT["requires-python"] == f">={min(named, key=lambda version: int(version.split('.')[1]))}"
+
+
+def test_all_is_every_extra_of_a_user():
+    extras = PROJECT["optional-dependencies"]
+    (everything,) = extras["all"]
+    named = set(re.findall(r"[a-z]+", everything.removeprefix("fedclade")))
+    assert named == set(extras) - {"all", "dev", "docs"}

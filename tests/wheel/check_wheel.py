@@ -1,0 +1,189 @@
+"""Build the wheel and the source archive, and use the wheel as a newcomer does: in an environment with nothing else.
+
+`python tests/wheel/check_wheel.py`, or `make wheel`. In turn: both archives are built; their metadata and contents are
+what a package index and a user expect; the core alone works, and says what needs which extra (``core_only.py``); with
+``[report]`` added, the first shell commands of docs/quick-start.md lead to a report.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+import venv
+from collections.abc import Mapping
+from pathlib import Path
+from zipfile import ZipFile
+
+from packaging.metadata import Metadata
+from packaging.utils import parse_sdist_filename, parse_wheel_filename
+
+ROOT = Path(__file__).parents[2]
+MARKER = "<!-- test: wheel -->"
+"""Where a page has it, the commands are those of the first block after it, else those of its first block."""
+LONGEST = 10
+"""Lines that lead from pip to a report are fewer."""
+IN_WHEEL = (
+    *("fedclade/py.typed", "fedclade/configs/cfl-digits-label-swap.toml", "fedclade/configs/suite/iid.toml"),
+    *("fedclade/papers/cfl/experiments.toml", "fedclade/report/citations.bib"),
+    *(f"fedclade/report/page/templates/{name}" for name in ("page.html.jinja", "page.js", "live.js", "style.css")),
+)
+IN_SOURCES = ("CHANGELOG.md", "CITATION.cff", "LICENSE", "README.md", "SECURITY.md", "pyproject.toml")
+FOLDERS = {"configs", "examples", "src"}
+LARGEST = 2_000_000
+"""Bytes of an archive."""
+
+
+def main() -> None:
+    """Build, look, install and use; the first thing that is not as it should be ends it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="folder to leave both archives in (default: nowhere)")
+    parser.add_argument("--tag", help="the version should be this one; a leading v is passed over")
+    parser.add_argument("--page", type=Path, default=ROOT / "docs/quick-start.md", help="the page with the commands")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        work = Path(temporary)
+        wheel, sources = build((arguments.out or work / "dist").resolve())
+        check_metadata(wheel, sources, (arguments.tag or "").removeprefix("v"))
+        check_contents(wheel, sources)
+        python = environment_with(wheel, work / "environment")
+        step("use the core")
+        run([python, ROOT / "tests/wheel/core_only.py"], folder(work / "core"))
+        run([python.with_name("fedclade"), "--version"], work)
+        follow(arguments.page, wheel, python, folder(work / "newcomer"))
+    step("the wheel is fine")
+
+
+def build(out: Path) -> tuple[Path, Path]:
+    """Build the source archive, a wheel from it and another from the tree; return the wheel and the archive."""
+    step("build the source archive and the wheel")
+    if out.exists() and any(out.iterdir()):
+        sys.exit(f"--out should be empty, but there is {next(out.iterdir())}")
+    python_build = [sys.executable, "-m", "build", "--no-isolation"]
+    run([*python_build, "--outdir", out, ROOT], ROOT, quiet=True)
+    (wheel,), (sources,) = out.glob("*.whl"), out.glob("*.tar.gz")
+    with tempfile.TemporaryDirectory() as other:
+        run([*python_build, "--wheel", "--outdir", other, ROOT], ROOT, quiet=True)
+        here, there = files_of(wheel), files_of(Path(other) / wheel.name)
+    check(here == there, f"the wheel of the archive and that of the tree differ in {different(here, there)}")
+    return wheel, sources
+
+
+def check_metadata(wheel: Path, sources: Path, tag: str) -> None:
+    """Check what a package index would: the metadata are valid, the same in both, and the names fit."""
+    step("look at the metadata")
+    name, version, *_ = parse_wheel_filename(wheel.name)
+    check((name, version) == parse_sdist_filename(sources.name), f"{wheel.name} and {sources.name} are of two versions")
+    found = [text for path, text in files_of(wheel).items() if path.endswith(".dist-info/METADATA")]
+    with tarfile.open(sources) as archive:
+        member = archive.extractfile(f"{sources.name.removesuffix('.tar.gz')}/PKG-INFO")
+        found.append(member.read() if member else b"")
+    metadata = [Metadata.from_email(text, validate=True) for text in found]
+    check(found[0] == found[1], "the metadata of the two archives differ")
+    check(metadata[0].description_content_type == "text/markdown", "the description is not Markdown")
+    check(not tag or str(version) == tag, f"the version is {version}, and the tag {tag}")
+    extras = set(metadata[0].provides_extra or [])
+    check({"all", "data", "flower", "privacy", "ray", "report"} <= extras, f"extras are {extras}")
+
+
+def check_contents(wheel: Path, sources: Path) -> None:
+    """Check that data files are there, and that nothing else is that is no part of the package."""
+    step("look at the contents")
+    names = set(files_of(wheel))
+    check(not (missing := set(IN_WHEEL) - names), f"the wheel lacks {missing}")
+    top = {name.split("/")[0] for name in names}
+    check(all(each == "fedclade" or each.endswith(".dist-info") for each in top), f"the wheel has {top}")
+    with tarfile.open(sources) as archive:
+        inside = {member.name.partition("/")[2] for member in archive.getmembers() if member.isfile()}
+    check(not (missing := set(IN_SOURCES) - inside), f"the source archive lacks {missing}")
+    folders = {name.split("/")[0] for name in inside if "/" in name}
+    check(folders == FOLDERS, f"the source archive has the folders {folders}, and not {FOLDERS}")
+    for archive_file in (wheel, sources):
+        check(archive_file.stat().st_size < LARGEST, f"{archive_file.name} has more than {LARGEST} bytes")
+
+
+def environment_with(wheel: Path, where: Path) -> Path:
+    """Make an environment that has the wheel and what its core needs; return its Python."""
+    step("install the wheel, and no extra")
+    venv.create(where, with_pip=True)
+    python = where / "bin/python"
+    run([python, "-m", "pip", "install", wheel], where)
+    return python
+
+
+def follow(page: Path, wheel: Path, python: Path, work: Path) -> None:
+    """Run the commands of a page in an empty folder: they lead to a report."""
+    step(f"follow {page.name}")
+    commands = commands_of(page)
+    lines = [line for line in commands.splitlines() if line.strip()]
+    check(len(lines) < LONGEST, f"{page} takes {len(lines)} lines from pip to a report, which is not below {LONGEST}")
+    installed, count = re.subn(r"""(pip install .*?)fedclade(\[[\w,]+\])?""", rf"\g<1>{wheel}\g<2>", commands)
+    check(count == 1, f"the commands of {page} install fedclade {count} times")
+    print(commands)
+    activated = {"PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}", "BROWSER": "true"}
+    run(["bash", "-euo", "pipefail", "-c", installed], work, activated)
+    reports = [*work.rglob("report.html")]
+    check(len(reports) >= 1, f"after the commands of {page} there is no report.html")
+    for report in reports:
+        check("</html>" in report.read_text(encoding="utf-8"), f"{report} is not a whole page")
+
+
+def commands_of(page: Path) -> str:
+    """Return the first shell block of a page, or of what comes after its marker."""
+    text = page.read_text(encoding="utf-8")
+    blocks = re.findall(r"^```(?:ba|)sh\n(.*?)^```", text.partition(MARKER)[2] or text, flags=re.DOTALL | re.MULTILINE)
+    check(blocks, f"{page} has no shell block")
+    return blocks[0]
+
+
+def files_of(wheel: Path) -> dict[str, bytes]:
+    """Return the contents of a wheel by name."""
+    with ZipFile(wheel) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def different(one: Mapping[str, bytes], other: Mapping[str, bytes]) -> list[str]:
+    """Return the names of what is in one alone, or differs."""
+    return sorted(name for name in {*one, *other} if one.get(name) != other.get(name))
+
+
+def folder(path: Path) -> Path:
+    """Make a folder, and return it."""
+    path.mkdir()
+    return path
+
+
+def run(command: list[object], where: Path, more: Mapping[str, str] | None = None, *, quiet: bool = False) -> None:
+    """Run a command as somebody would who has this torch and no data; end where it fails."""
+    kept = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "FEDCLADE_DATA_DIR")}
+    settings = {"PIP_CONSTRAINT": str(ROOT / "constraints.txt"), "PIP_QUIET": "1", **(more or {})}
+    output = subprocess.PIPE if quiet else None
+    done = subprocess.run(
+        [str(part) for part in command], cwd=where, env=kept | settings, stdout=output, stderr=output, check=False
+    )
+    if done.returncode:
+        told = b"" if not quiet else done.stdout + done.stderr
+        sys.exit(f"{told.decode()}\n{' '.join(map(str, command))}: exit status {done.returncode}")
+
+
+_START = time.monotonic()
+
+
+def step(what: str) -> None:
+    """Say what is done next, and when."""
+    print(f"[{time.monotonic() - _START:5.0f} s] {what}", flush=True)
+
+
+def check(holds: object, what: str) -> None:
+    """End with a message if something does not hold."""
+    if not holds:
+        sys.exit(f"check_wheel.py: {what}")
+
+
+if __name__ == "__main__":
+    main()
