@@ -179,7 +179,7 @@ def run(method: str, federation: Federation, fold: int) -> Line:
     done = simulate(made, lenet(channels), federation, local=LOCAL, rounds=ROUNDS, seed=fold, evaluate_every=ROUNDS)
     found = done.summary["clusters"]
     clusters = {"clusters": found["found"], "true": len(set(truth.values())), "ari": found["ari"]}
-    return {"accuracy": done.summary["accuracy"]["mean"], **clusters, "ari_3": done.metrics[2]["ari"]}
+    return {"accuracy": done.summary["accuracy"]["mean"], **clusters, "ari_3": done.metric_rows[2]["ari"]}
 
 
 def table(lines: Sequence[Line]) -> Table:

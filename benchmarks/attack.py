@@ -166,7 +166,7 @@ def accuracy(
         seed=seed,
         evaluate_every=rounds,
     )
-    return 100 * mean(row["accuracy"] for row in run.clients if row["client"] != LIAR)
+    return 100 * mean(row["accuracy"] for row in run.client_rows if row["client"] != LIAR)
 
 
 def main() -> int:

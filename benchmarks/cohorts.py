@@ -112,8 +112,8 @@ def run(method: str, made: Federation, cohort: int, rounds: int, seed: int) -> L
     finally:
         kind.step = step
     leaf_of = done.tree.leaf_of
-    scores = [row["accuracy"] for row in done.clients if row["client"] in took]
-    found, last = {client: leaf_of[client] for client in sorted(took)}, done.metrics[-1]
+    scores = [row["accuracy"] for row in done.client_rows if row["client"] in took]
+    found, last = {client: leaf_of[client] for client in sorted(took)}, done.metric_rows[-1]
     truth = made.true_clusters
     return {
         **{"took_part": len(took), "ari": cluster_scores(found, truth)["ari"], "ari_assigned": last["ari_assigned"]},

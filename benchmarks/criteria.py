@@ -108,7 +108,7 @@ def seen_in(run: Run, truth: Mapping[int, int], seed: int) -> list[Seen]:
     """Return all clusters in all rounds."""
     peaks: dict[int, float] = {}
     found: list[Seen] = []
-    for row in run.clusters:
+    for row in run.cluster_rows:
         node = run.tree.nodes[row["node"]]
         before = peaks.get(node.id, peaks.get(node.parent if node.parent is not None else -1, 0.0))
         peaks[node.id] = max(before, row["mean_norm"])

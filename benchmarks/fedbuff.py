@@ -64,7 +64,7 @@ def run(algorithm: Algorithm, updates: int, seed: int, data_dir: Path | None) ->
 
 def seconds_at(run: Run) -> list[float]:
     """Return how far the virtual clock was after each round."""
-    of_rounds = [row["virtual_seconds"] for row in run.metrics]
+    of_rounds = [row["virtual_seconds"] for row in run.metric_rows]
     return list(accumulate(of_rounds)) if run.summary["algorithm"].endswith("Timed") else of_rounds
 
 
@@ -81,7 +81,7 @@ def main() -> None:
         reached = [done.summary["target"]["rounds_to_target"] for done in runs]
         seconds = [f"{seconds_at(d)[r - 1]:.1f}" if r else "—" for d, r in zip(runs, reached, strict=True)]
         needed = [str(r * updates) if r else "—" for r in reached]
-        stale = mean(row.get("staleness_mean", 0.0) for done in runs for row in done.metrics)
+        stale = mean(row.get("staleness_mean", 0.0) for done in runs for row in done.metric_rows)
         accuracy = mean(done.summary["accuracy"]["mean"] for done in runs)
         cells = name, ", ".join(seconds), ", ".join(needed), f"{stale:.2f}", f"{100 * accuracy:.1f} %"
         print(f"| {' | '.join(cells)} |", flush=True)

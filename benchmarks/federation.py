@@ -187,7 +187,7 @@ def measure(stream: bool, encoding: str, clients: int, rounds: int, splits: Sequ
         **{"stream": stream, "encoding": encoding, "clients": clients, "parameters": scripted.layout.n_parameters},
         **{"server": total - own, "messages": in_grid - own, "rest": total - in_grid, "own": own},
         **{"peak": status("VmHWM") - before, "update_bytes": clients * 4 * scripted.layout.size},
-        **{"up": run.summary["bytes_up"] / rounds, "ari": run.metrics[-1]["ari"]},
+        **{"up": run.summary["bytes_up"] / rounds, "ari": run.metric_rows[-1]["ari"]},
     }
 
 

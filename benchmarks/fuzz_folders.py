@@ -392,8 +392,8 @@ def same_run(run: Run, base: Path) -> bool:
     trees = zip(run.tree.nodes, other.tree.nodes, strict=True)
     return (
         all(torch.equal(a.params, b.params) and a.members == b.members and a.parent == b.parent for a, b in trees)
-        and (run.summary, run.config, run.metrics) == (other.summary, other.config, other.metrics)
-        and (run.clusters, run.clients, run.events) == (other.clusters, other.clients, other.events)
+        and (run.summary, run.config, run.metric_rows) == (other.summary, other.config, other.metric_rows)
+        and (run.cluster_rows, run.client_rows, run.events) == (other.cluster_rows, other.client_rows, other.events)
     )
 
 

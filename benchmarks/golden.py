@@ -140,9 +140,9 @@ def digest_of(run: Run) -> str:
         kept = [{key: value for key, value in row.items() if "seconds" not in key} for row in of]
         found.update(json.dumps([name, kept], sort_keys=True, default=str).encode())
 
-    rows("metrics", run.metrics)
-    rows("clusters", run.clusters)
-    rows("clients", run.clients)
+    rows("metrics", run.metric_rows)
+    rows("clusters", run.cluster_rows)
+    rows("clients", run.client_rows)
     rows("events", run.events)
     for node in run.tree.nodes:
         told = [node.id, node.parent, node.members, node.born, node.split_in, dict(node.criteria)]

@@ -12,13 +12,13 @@ from fedclade import Node, Run
 
 def mean_accuracy(run: Run, node: Node, number: int) -> float:
     """Return the mean accuracy of a cluster's clients after a round, whatever cluster they were in then."""
-    values = [r["accuracy"] for r in run.clients if r["round"] == number and r["client"] in node.members]
+    values = [r["accuracy"] for r in run.client_rows if r["round"] == number and r["client"] in node.members]
     return sum(values) / len(values)
 
 
 def main() -> None:
     run = Run.load(sys.argv[1])
-    gaps = {(row["node"], row["round"]): row["separation_gap"] for row in run.clusters}
+    gaps = {(row["node"], row["round"]): row["separation_gap"] for row in run.cluster_rows}
     for node in run.tree.nodes:
         if node.split_in:
             print(

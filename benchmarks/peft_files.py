@@ -130,7 +130,7 @@ def simulations(folder: Path) -> Iterator[Row]:
     for engine in ("loop", "stacked"):
         method = fedclade.FLHC(rounds_before=1, n_clusters=2, metric="cosine")
         run = fedclade.simulate(method, model, federation, rounds=4, local=local, signature=by_b, engine=engine)
-        ari = float(run.metrics[-1]["ari"])
+        ari = float(run.metric_rows[-1]["ari"])
         yield f"a PeftModel, {engine}: clusters by B", f"ARI {ari:.2f}", ari == 1.0
         for leaf in run.tree.leaves:
             path = export_adapter(run, folder / f"{engine}-{leaf.id}", node=leaf.id, alpha=ALPHA)

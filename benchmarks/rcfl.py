@@ -116,8 +116,8 @@ def _run(
         "accuracy": run.summary["accuracy"]["mean"],
         "clusters": run.summary["clusters"]["found"],
         "ari": run.summary["clusters"]["ari"],
-        "ari_by_15": run.metrics[BY_ROUND - 1]["ari"],
-        "parted": any(row["clusters"] > 1 for row in run.metrics),
+        "ari_by_15": run.metric_rows[BY_ROUND - 1]["ari"],
+        "parted": any(row["clusters"] > 1 for row in run.metric_rows),
         "checks": [
             {key: event[key] for key in ("round", "p_value", "gain", "gain_before", "gamma")}
             for event in run.events

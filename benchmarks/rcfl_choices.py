@@ -64,7 +64,7 @@ def schedule(task: str, method: str, seed: int, data_dir: Path | None) -> Line:
     """Run rcfl with its checks in other rounds."""
     settings = {"local": LOCAL, "rounds": ROUNDS, "evaluate_every": ROUNDS, "seed": seed, "engine": "stacked"}
     run = simulate(ReplicatedCFL(check_every=SCHEDULES[method]), "mlp", federation_of(task, seed, data_dir), **settings)
-    clusters = {"ari": run.summary["clusters"]["ari"], "ari_by_15": run.metrics[BY_ROUND - 1]["ari"]}
+    clusters = {"ari": run.summary["clusters"]["ari"], "ari_by_15": run.metric_rows[BY_ROUND - 1]["ari"]}
     return {"accuracy": run.summary["accuracy"]["mean"], **clusters}
 
 

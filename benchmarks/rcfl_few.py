@@ -133,7 +133,7 @@ def run(case: Case, method: str, seed: int, data_dir: Path | None) -> Line:
     return {
         "accuracy": done.summary["accuracy"]["mean"],
         "ari": done.summary["clusters"]["ari"],
-        "ari_3": done.metrics[2]["ari"],
+        "ari_3": done.metric_rows[2]["ari"],
         "clusters": done.summary["clusters"]["found"],
     }
 

@@ -25,10 +25,10 @@ LEVELS = (0.4, 0.3, 0.25, 0.2, 0.15, 0.1)
 
 def near_stationary(run: Run, level: float) -> list[tuple[bool, list[dict[str, Any]]]]:
     """Return for each cluster whether it is mixed, and its rounds at a mean norm below a level."""
-    truth = {row["client"]: row["true_cluster"] for row in run.clients}
+    truth = {row["client"]: row["true_cluster"] for row in run.client_rows}
     found: list[tuple[bool, list[dict[str, Any]]]] = []
     for node in run.tree.nodes:
-        rows = [row for row in run.clusters if row["node"] == node.id and row["mean_norm"] < level]
+        rows = [row for row in run.cluster_rows if row["node"] == node.id and row["mean_norm"] < level]
         if rows:
             found.append((len({truth[client] for client in node.members}) > 1, rows))
     return found

@@ -54,6 +54,6 @@ if __name__ == "__main__":
     lora, by_b = fedclade.LoRA(targets=("block.linear*",), rank=4), fedclade.Signature(of=("lora_B",))
     for name, parts in (("whole model", {}), ("adapters", {"adapter": lora, "signature": by_b})):
         run = fedclade.simulate("rcfl", model, federation, rounds=10, local=local, task=task, **parts)
-        score, sent = run.summary["perplexity"]["mean"], run.summary["bytes_up"] + run.summary["bytes_down"]
-        print(f"{name:11}  {run.metrics[-1]['clusters']} clusters, perplexity {score:.2f}, {sent / 1e6:.1f} MB sent")
+        found, score, *sent = (run.summary[key] for key in ("clusters", "perplexity", "bytes_up", "bytes_down"))
+        print(f"{name:11}  {found['found']} clusters, perplexity {score['mean']:.2f}, {sum(sent) / 1e6:.1f} MB sent")
     print("report:", write_report(run, "adapters.html"))

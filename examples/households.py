@@ -53,5 +53,5 @@ if __name__ == "__main__":
     local, task = fedclade.LocalTraining(batch_size=32, lr=0.02), fedclade.Task(metrics=["mae"])
     for name in ("fedavg", "rcfl"):
         run = fedclade.simulate(name, network, households(), rounds=20, local=local, task=task)
-        print(f"{name:7} {run.metrics[-1]['clusters']} clusters, mae {run.summary['mae']['mean']:.3f} kW")
+        print(f"{name:7} {run.summary['clusters']['found']} clusters, mae {run.summary['mae']['mean']:.3f} kW")
         print("report:", write_report(run, f"households-{name}.html"))

@@ -52,7 +52,5 @@ if __name__ == "__main__":
     federation = fedclade.load_federation("digits", clients=20, shift="label_permutation", clusters=4)
     for algorithm in (fedclade.FedAvg(), UpdateKMeans(), fedclade.Oracle(federation.true_clusters or {})):
         run = fedclade.simulate(algorithm, "mlp", federation, rounds=15)
-        last = run.metrics[-1]
-        print(
-            f"{type(algorithm).__name__:14} {last['clusters']} clusters, accuracy {100 * last['accuracy_mean']:.1f} %"
-        )
+        found, accuracy = run.summary["clusters"]["found"], run.summary["accuracy"]["mean"]
+        print(f"{type(algorithm).__name__:14} {found} clusters, accuracy {100 * accuracy:.1f} %")

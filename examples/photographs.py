@@ -55,5 +55,5 @@ if __name__ == "__main__":
     parts = {"freeze": ["backbone.*"], "personal": ["*.bn*"]}
     local = fedclade.LocalTraining(epochs=2, lr=0.1)
     run = fedclade.simulate("rcfl", resnet, federation, rounds=15, local=local, **parts)
-    print(f"{run.metrics[-1]['clusters']} clusters, accuracy {100 * run.summary['accuracy']['mean']:.1f} %")
+    print(f"{run.summary['clusters']['found']} clusters, accuracy {100 * run.summary['accuracy']['mean']:.1f} %")
     print("report:", write_report(run, "photographs.html"))

@@ -41,5 +41,5 @@ def shops(count: int = 12, seed: int = 0) -> fedclade.Federation:
 if __name__ == "__main__":
     local = fedclade.LocalTraining(optimizer="adam", lr=0.01)
     run = fedclade.simulate("rcfl", "lstm", shops(), rounds=8, local=local)
-    print(f"{run.metrics[-1]['clusters']} clusters, accuracy {100 * run.summary['accuracy']['mean']:.1f} %")
+    print(f"{run.summary['clusters']['found']} clusters, accuracy {100 * run.summary['accuracy']['mean']:.1f} %")
     print("report:", write_report(run, "reviews.html"))

@@ -8,6 +8,7 @@
 """
 
 import os
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 # Before torch starts its threads: those that wait for work should soon go to sleep. By default they spin for so long
@@ -65,6 +66,7 @@ from fedclade.core import (
     TreeError,
     UpdateError,
     Updates,
+    draw_with,
 )
 from fedclade.data import (
     Federation,
@@ -96,9 +98,12 @@ from fedclade.trackers import MLflowTracker, TensorBoardTracker, WandbTracker
 from fedclade.training import Actors
 
 if TYPE_CHECKING:
+    from fedclade.report import Comparison, compare
     from fedclade.sweeps import sweep
 
 __version__ = version_of("fedclade")
+
+draw_with("fedclade.report")
 
 __all__ = [
     "CFL",
@@ -111,6 +116,7 @@ __all__ = [
     "Callback",
     "CheckpointError",
     "Clients",
+    "Comparison",
     "ConfigError",
     "DataError",
     "DifferentialPrivacy",
@@ -165,6 +171,7 @@ __all__ = [
     "__version__",
     "assign",
     "build_model",
+    "compare",
     "export_adapter",
     "export_model",
     "federation",
@@ -184,9 +191,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import what a simulation does not need when it is first asked for."""
-    if name == "sweep":
-        from fedclade.sweeps import sweep
-
-        return sweep
-    raise AttributeError(f"module 'fedclade' has no attribute {name!r}")
+    """Import what is of the report, or of sweeps, when it is asked for: a simulation does without its packages."""
+    rooms = {"Comparison": "report", "compare": "report", "sweep": "sweeps"}
+    if name not in rooms:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"fedclade.{rooms[name]}"), name)

@@ -40,7 +40,7 @@ def test_is_the_sum_of_the_distances_from_the_model_after_aggregation(algorithm:
     run = simulate(algorithm, linear(1), world(), local=SPEC, rounds=7, seed=1)
     clients, params = simulated(world(), linear(1))
     played = play(algorithm, clients, params, 7, spec=SPEC, seed=1)
-    assert [row["discrepancy"] for row in run.metrics] == pytest.approx(
+    assert [row["discrepancy"] for row in run.metric_rows] == pytest.approx(
         [literal(played, number) for number in range(1, 8)], rel=1e-4
     )
     if isinstance(algorithm, CFL):
@@ -60,9 +60,9 @@ def test_by_hand():
 
 def test_is_nothing_for_clients_alone_in_the_round_of_clustering_and_in_a_stream():
     local = simulate(Local(), linear(1), world(), local=SPEC, rounds=2, seed=1)
-    assert [row["discrepancy"] for row in local.metrics] == [0.0, 0.0]
+    assert [row["discrepancy"] for row in local.metric_rows] == [0.0, 0.0]
     clustered = simulate(FLHC(rounds_before=1, n_clusters=2), linear(1), world(), local=SPEC, rounds=3, seed=1)
-    assert [row["discrepancy"] is None for row in clustered.metrics] == [False, True, False]
+    assert [row["discrepancy"] is None for row in clustered.metric_rows] == [False, True, False]
     projected = Signature(kind="projected", dim=8)
     stream = simulate("fedavg", linear(1), world(), local=SPEC, rounds=2, signature=projected, stream=True)
-    assert [row["discrepancy"] for row in stream.metrics] == [None, None]
+    assert [row["discrepancy"] for row in stream.metric_rows] == [None, None]

@@ -109,7 +109,7 @@ def test_a_run_is_continued_bit_for_bit(tmp_path):
     run, whole = once_more(tmp_path / "run"), once_more()
     assert run.tree.nodes[0].params.equal(whole.tree.nodes[0].params)
     assert told(run) == told(whole)
-    assert [row["virtual_seconds"] for row in run.metrics] == [event["virtual_seconds"] for event in told(run)]
+    assert [row["virtual_seconds"] for row in run.metric_rows] == [event["virtual_seconds"] for event in told(run)]
 
 
 def test_every_cluster_of_a_run_has_a_buffer_of_its_own(tmp_path):
@@ -120,10 +120,10 @@ def test_every_cluster_of_a_run_has_a_buffer_of_its_own(tmp_path):
     assert [(event["round"], event["node"]) for event in told(run)] == [(n, k) for n in (1, 2, 3) for k in (1, 2)]
     assert run.summary["clusters"]["ari"] == 1.0
     last = [max(e["virtual_seconds"] for e in told(run) if e["round"] == number) for number in (1, 2, 3)]
-    assert [row["virtual_seconds"] for row in run.metrics] == last
+    assert [row["virtual_seconds"] for row in run.metric_rows] == last
     anew = replace(algorithm, from_scratch=True)
     anew = simulate(anew, linear(), TWELVE, local=SPEC, rounds=3)
-    assert anew.metrics[0]["loss_mean"] > run.metrics[0]["loss_mean"]
+    assert anew.metric_rows[0]["loss_mean"] > run.metric_rows[0]["loss_mean"]
 
 
 def test_a_run_that_does_not_fit_is_refused(tmp_path):
@@ -141,7 +141,7 @@ def test_who_drops_out_is_missing_and_a_buffer_of_too_few_is_not_applied():
     run = simulate(FedBuff(concurrency=4, buffer_size=3), linear(), TWELVE, min_clients=2, **settings)
     assert {event["clients"] for event in told(run)} == {2, 3}
     assert told(run, "too_few")
-    assert [row["clients_trained"] for row in run.metrics if row["staleness_mean"] is None] == [1] * len(
+    assert [row["clients_trained"] for row in run.metric_rows if row["staleness_mean"] is None] == [1] * len(
         told(run, "too_few")
     )
 
@@ -151,7 +151,7 @@ def test_only_those_begin_that_are_there(tmp_path):
     (tmp_path / "hours.csv").write_text("client,from,to\n" + hours)
     presence = Churn(trace=str(tmp_path / "hours.csv"), round_seconds=10.0)
     run = simulate(FedBuff(concurrency=6, buffer_size=3), linear(), TWELVE, local=SPEC, rounds=4, presence=presence)
-    assert [row["clients_present"] for row in run.metrics] == [12, 6, 6, 6]
+    assert [row["clients_present"] for row in run.metric_rows] == [12, 6, 6, 6]
     away = {int(client) for event in told(run, "left_out") for client in event["clients"]}
     assert away <= set(range(6, 12)), "they were in training when they went"
 
@@ -160,7 +160,7 @@ def test_a_round_in_which_nobody_is_there_has_its_columns_too(tmp_path):
     (tmp_path / "hours.csv").write_text("client,from,to\n" + "".join(f"c{client},10,20\n" for client in range(12)))
     presence = Churn(trace=str(tmp_path / "hours.csv"), round_seconds=10.0)
     simulate(FedBuff(), linear(), TWELVE, local=SPEC, rounds=3, presence=presence, folder=tmp_path / "run")
-    rows = Run.load(tmp_path / "run").metrics
+    rows = Run.load(tmp_path / "run").metric_rows
     assert [row["clients_present"] for row in rows] == [0, 12, 0]
     assert [row["virtual_seconds"] is None for row in rows] == [True, False, True]
 

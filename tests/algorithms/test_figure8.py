@@ -17,7 +17,7 @@ def run() -> Run:
 
 
 def mean_accuracy(run: Run, members: tuple[int, ...], number: int) -> float:
-    rows = [row["accuracy"] for row in run.clients if row["round"] == number and row["client"] in members]
+    rows = [row["accuracy"] for row in run.client_rows if row["round"] == number and row["client"] in members]
     return sum(rows) / len(rows)
 
 
@@ -28,7 +28,7 @@ def test_clusters_split_in_the_given_rounds_and_only_then(run: Run):
 
 def test_accuracy_jumps_for_the_clients_that_were_separated(run: Run):
     """Figure 8 (2): an immediate increase of 25 points there; here, too, within two rounds."""
-    truth = {row["client"]: row["true_cluster"] for row in run.clients}
+    truth = {row["client"]: row["true_cluster"] for row in run.client_rows}
     separated = [n for n in run.tree.nodes if n.born and len({truth[client] for client in n.members}) == 1]
     assert len(separated) == 4
     for node in separated:
@@ -38,7 +38,7 @@ def test_accuracy_jumps_for_the_clients_that_were_separated(run: Run):
 
 def test_the_separation_gap_is_positive_before_each_split_and_negative_in_the_end(run: Run):
     """Figure 8 (1) and (3)."""
-    gaps = {(row["node"], row["round"]): row["separation_gap"] for row in run.clusters}
+    gaps = {(row["node"], row["round"]): row["separation_gap"] for row in run.cluster_rows}
     splits = [(event["node"], event["round"]) for event in run.events if event["kind"] == "split"]
     assert all(gaps[split] > 0 for split in splits)
     assert all(gaps[leaf.id, 20] < 0 for leaf in run.tree.leaves)

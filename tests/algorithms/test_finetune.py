@@ -83,9 +83,9 @@ def test_the_rounds_of_simulate_that_are_evaluated_are_those_with_copies():
     """Round 2, and 3 as the last."""
     settings = {"local": SPEC, "rounds": 3, "evaluate_every": 2, "engine": "loop"}
     run, plain = (simulate(each, perceptron(), world(), **settings) for each in (FineTune(epochs=5), FedAvg()))
-    assert [row["accuracy_mean"] is None for row in run.metrics] == [True, False, False]
+    assert [row["accuracy_mean"] is None for row in run.metric_rows] == [True, False, False]
     assert run.summary["accuracy"]["mean"] > plain.summary["accuracy"]["mean"]
-    assert {row["served_by"] for row in run.clients} == {0}
+    assert {row["served_by"] for row in run.client_rows} == {0}
     assert run.kept.keys() == {0, 1, 2, 3}
     assert (run.summary["bytes_up"], run.summary["bytes_down"]) == (plain.summary["bytes_up"],) * 2
 

@@ -44,7 +44,7 @@ def ran(name: str, options: dict[str, Any], truth: list[int] = TRUTH, **settings
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_it_runs_on_numbers(name: str):
     run = ran(name, OPTIONS.get(name, {}))
-    first, last = run.metrics[0], run.metrics[-1]
+    first, last = run.metric_rows[0], run.metric_rows[-1]
     assert math.isfinite(last["mae_mean"])
     assert last["mae_mean"] < first["mae_mean"] or last["train_loss"] < first["train_loss"]
     assert run.summary["metrics"][0] == {"name": "mae", "higher_is_better": False, "share": False}
@@ -60,12 +60,12 @@ def test_it_says_why_it_cannot(name: str):
 
 @pytest.mark.parametrize("name", ["cfl", "fl_hc", "fedgroup", "ifca", "fesem", "oracle"])
 def test_planted_clusters_are_found(name: str):
-    assert ran(name, OPTIONS.get(name, {}), rounds=4).metrics[-1]["ari"] == 1
+    assert ran(name, OPTIONS.get(name, {}), rounds=4).metric_rows[-1]["ari"] == 1
 
 
 def test_rcfl_finds_planted_clusters_without_a_threshold():
     run = ran("rcfl", {}, [0, 1, 2] * 4, rounds=8)
-    assert run.metrics[-1]["ari"] == 1
+    assert run.metric_rows[-1]["ari"] == 1
     assert run.summary["clusters"]["found"] == 3
 
 

@@ -168,7 +168,7 @@ def test_an_interrupted_run_ends_as_if_it_had_not_been(tmp_path):
     assert resumed.tree.leaf_of == whole.tree.leaf_of
     for one, other in zip(resumed.tree.nodes, whole.tree.nodes, strict=True):
         torch.testing.assert_close(one.model, other.model, rtol=0, atol=0)
-    assert whole.metrics[-1]["ari_assigned"] > whole.metrics[-1]["ari"]
+    assert whole.metric_rows[-1]["ari_assigned"] > whole.metric_rows[-1]["ari"]
 
 
 def test_parts_are_those_of_the_half_of_the_clients_that_has_more():

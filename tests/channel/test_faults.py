@@ -157,7 +157,7 @@ def without_seconds(rows):
 def test_a_run_with_faults_does_not_depend_on_the_blocks_in_which_clients_train():
     """With so little memory every client is a block of its own."""
     run, small = run_of(engine="loop"), run_of(engine="loop", memory=1)
-    assert without_seconds(run.metrics) == without_seconds(small.metrics)
+    assert without_seconds(run.metric_rows) == without_seconds(small.metric_rows)
     assert run.events == small.events
     assert sum(event["kind"] == "left_out" for event in run.events) == 6
     for ours, theirs in zip(run.tree.nodes, small.tree.nodes, strict=True):
@@ -175,7 +175,7 @@ def test_a_run_with_faults_is_the_same_when_it_streams_but_for_rounding():
 
 def test_a_run_whose_faults_never_happen_is_the_run_without():
     run, other = run_of(None), run_of(Faults(dropout=1e-12))
-    assert without_seconds(run.metrics) == without_seconds(other.metrics)
+    assert without_seconds(run.metric_rows) == without_seconds(other.metric_rows)
     assert run.config["faults"] == {"dropout": 0.0, "slow": 0.0, "corrupt": 0.0}
 
 

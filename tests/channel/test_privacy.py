@@ -237,7 +237,7 @@ def test_a_run_states_what_its_clients_spent():
         **{"epsilon": PRIVACY.epsilon(3), "delta": 1e-5, "clip_norm": 2.0, "noise_multiplier": 0.5, "releases": 3}
     }
     assert run.config["privacy"] == {"permute": False, "clip_norm": 2.0, "noise_multiplier": 0.5, "delta": 1e-5}
-    assert [row["train_loss"] for row in run.metrics] == [None] * 3
+    assert [row["train_loss"] for row in run.metric_rows] == [None] * 3
     assert "privacy" not in run_of(privacy=None).summary
 
 
@@ -265,7 +265,7 @@ def test_without_noise_and_with_a_large_norm_a_run_is_as_without_privacy():
 
 def test_a_private_run_does_not_depend_on_blocks_or_names():
     run, small = run_of(), run_of(memory=1)
-    assert without_seconds(run.metrics) == without_seconds(small.metrics)
+    assert without_seconds(run.metric_rows) == without_seconds(small.metric_rows)
     federation = federation_of(TRUTH, [20 + 3 * i for i in range(8)], seed=1)
     names = {client: 7 - client for client in range(8)}
     other = run_of(federation=renamed(federation, names))

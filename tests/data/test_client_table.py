@@ -72,9 +72,9 @@ def test_a_run_is_the_same_bit_for_bit(as_table: Callable[[Federation], Federati
         simulate("fedavg", linear(), federation, rounds=3, client_fraction=0.5, engine=engine, device="cpu")
         for federation in (plain, as_table(plain))
     ]
-    mine, theirs = ([{k: v for k, v in row.items() if "seconds" not in k} for row in run.metrics] for run in runs)
+    mine, theirs = ([{k: v for k, v in row.items() if "seconds" not in k} for row in run.metric_rows] for run in runs)
     assert mine == theirs
-    assert [row["accuracy"] for row in runs[0].clients] == [row["accuracy"] for row in runs[1].clients]
+    assert [row["accuracy"] for row in runs[0].client_rows] == [row["accuracy"] for row in runs[1].client_rows]
     assert torch.equal(runs[0].tree.nodes[0].params, runs[1].tree.nodes[0].params)
 
 

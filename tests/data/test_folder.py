@@ -86,7 +86,7 @@ def test_a_run_from_files_is_that_in_memory_bit_for_bit(source: str, engine: str
         simulate("ifca", "mclr", federation, rounds=3, client_fraction=0.5, engine=engine, device="cpu")
         for federation in (plain, written(plain, tmp_path / "out"))
     ]
-    mine, theirs = ([{k: v for k, v in row.items() if "seconds" not in k} for row in run.metrics] for run in runs)
+    mine, theirs = ([{k: v for k, v in row.items() if "seconds" not in k} for row in run.metric_rows] for run in runs)
     assert mine == theirs
     for one, other in zip(runs[0].tree.nodes, runs[1].tree.nodes, strict=True):
         assert torch.equal(one.params, other.params)

@@ -251,7 +251,7 @@ def test_what_one_client_sends_costs_no_other_its_answer(federation, tmp_path):
     assert why["0"] == "signed by another key than that of the client's introduction"
     assert why["1"].startswith("cannot be read: DecodeError")
     assert "bytes once it is unpacked, more than" in why["2"]
-    assert run.metrics[0]["clients_trained"] == 1
+    assert run.metric_rows[0]["clients_trained"] == 1
 
 
 def test_a_run_that_fails_is_told_though_flower_ends_well(federation, capfd):
@@ -306,7 +306,7 @@ def test_a_federation_outlives_what_befalls_its_processes(federation, tmp_path):
 
     run = Run.load(out)
     assert run.tree.leaf_of == {0: 1, 2: 1, 1: 2, 3: 2}
-    assert [(row["round"], row["clients_trained"]) for row in run.metrics] == [(1, 2), (2, 4)]
+    assert [(row["round"], row["clients_trained"]) for row in run.metric_rows] == [(1, 2), (2, 4)]
     events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
     left_out = {event["round"]: event["clients"] for event in events if event["kind"] == "left_out"}
     # Flower gives up the message of a dead node once its heartbeats are missed; who is back before never was away.

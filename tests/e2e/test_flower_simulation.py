@@ -81,7 +81,7 @@ def test_flowers_simulation_ends_as_ours_does_and_goes_on_with_more_rounds(tmp_p
 
     more, others = simulated_by_flower(flwr, {**settings, "rounds": 3})
     assert not nodes & others
-    assert [row["round"] for row in more.metrics] == [1, 2, 3]
+    assert [row["round"] for row in more.metric_rows] == [1, 2, 3]
     compare(tmp_path, {**settings, "rounds": 3})
 
 

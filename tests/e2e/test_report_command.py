@@ -121,13 +121,13 @@ def test_report_compares_runs_on_one_page(fedclade):
 )
 def test_report_says_what_is_wrong(fedclade, runs: dict[str, Run], arguments: tuple[str, ...], told: str):
     fedavg = runs["fedavg"]
-    replace(fedavg, clients=[row for row in fedavg.clients if row["client"] < 3]).save("smaller")
+    replace(fedavg, client_rows=[row for row in fedavg.client_rows if row["client"] < 3]).save("smaller")
     errors = {
         "metrics": [{"name": "mae", "higher_is_better": False, "share": False}],
         "mae": fedavg.summary["accuracy"],
     }
-    rows = [{**row, "mae": row["accuracy"]} for row in fedavg.clients]
-    replace(fedavg, summary={**fedavg.summary, **errors}, clients=rows).save("words")
+    rows = [{**row, "mae": row["accuracy"]} for row in fedavg.client_rows]
+    replace(fedavg, summary={**fedavg.summary, **errors}, client_rows=rows).save("words")
     runs["cfl"].save("spoiled", extra=lambda beside: (beside / "newcomers.json").write_text("no JSON"))
     code, _, err = fedclade("report", *arguments)
     assert code == 2
@@ -151,7 +151,7 @@ def test_rounds_are_logged_and_go_on_when_the_run_does(fedclade):
     assert fedclade("resume", "logged", "--rounds", "5", "--log", "tensorboard")[0] == 0
     events = EventAccumulator("logged/tensorboard")
     events.Reload()
-    metrics = Run.load("logged").metrics
+    metrics = Run.load("logged").metric_rows
     accuracy = [(event.step, event.value) for event in events.Scalars("accuracy/mean")]
     assert [step for step, _ in accuracy] == [1, 2, 3, 4, 5]
     assert [value for _, value in accuracy] == pytest.approx([row["accuracy_mean"] for row in metrics])

@@ -61,7 +61,7 @@ def test_if_all_are_lost_in_a_round_and_back_in_time_the_round_is_held():
     grid = grid_of(federation_of(FOUR))
     Outage(grid, (0, 1, 2, 3), number=2, looks=3)
     run = federated(grid, FedAvg(), rounds=3, network=network_of(grid, wait=60.0))
-    assert [row["clients_trained"] for row in run.metrics] == [4, 4, 4]
+    assert [row["clients_trained"] for row in run.metric_rows] == [4, 4, 4]
     assert reasons(run) == {}
     (retried,) = [event for event in run.events if event["kind"] == "retried"]
     assert (retried["round"], retried["answered"]) == (2, 4)
@@ -78,7 +78,7 @@ def test_scores_can_do_without_anybody():
     grid = grid_of(federation_of(FOUR))
     Outage(grid, (0, 1, 2, 3), number=1, looks=4, what="evaluate")
     run = federated(grid, FedAvg(), rounds=2, network=network_of(grid, wait=1.0))
-    assert [row["clients_trained"] for row in run.metrics] == [4, 4]
+    assert [row["clients_trained"] for row in run.metric_rows] == [4, 4]
 
 
 def test_one_that_is_back_before_the_next_question_is_asked_it():

@@ -158,11 +158,11 @@ def private_grid(tmp_path: Path, budget: Budget = Budget(epsilon=math.inf), nois
 def test_a_run_of_private_clients_is_reported_without_their_losses(tmp_path: Path):
     folder = tmp_path / "run"
     run = federated(private_grid(tmp_path), CFL_OF_TWO, rounds=3, folder=folder)
-    assert [row["train_loss"] for row in run.metrics] == [None] * 3
-    assert {row["train_loss"] for row in run.clusters} == {None}
+    assert [row["train_loss"] for row in run.metric_rows] == [None] * 3
+    assert {row["train_loss"] for row in run.cluster_rows} == {None}
     assert reasons(run) == {}
     kept = Run.load(folder)
-    assert [row["train_loss"] for row in kept.metrics] == [None] * 3
+    assert [row["train_loss"] for row in kept.metric_rows] == [None] * 3
     show(kept, folder)
     assert list((folder / "figures").iterdir())
 

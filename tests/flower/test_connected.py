@@ -107,7 +107,7 @@ def test_whatever_the_algorithm_who_connects_later_takes_part(algorithm: Algorit
     run = federated(grid, algorithm, rounds=6, on_round=at(3, lambda: connect(grid, 3)))
     assert (4, "joined", [3]) in told(run, "joined")
     assert sorted(client for cluster in clusters(run) for client in cluster) == [0, 1, 2, 3]
-    assert 3 in {row["client"] for row in run.clients}
+    assert 3 in {row["client"] for row in run.client_rows}
 
 
 def test_an_oracle_learns_of_them_too_as_far_as_they_tell():
@@ -121,7 +121,7 @@ def test_an_oracle_learns_of_them_too_as_far_as_they_tell():
         federated(grid, "oracle", on_round=at(2, lambda: connect(grid, 3)))
     connect(grid, 3, connected=False)
     run = federated(grid, "fedavg", on_round=at(2, lambda: connect(grid, 3)))
-    assert [row["ari"] for row in run.metrics] == [0.0, 0.0, None, None]  # what is not known is not scored
+    assert [row["ari"] for row in run.metric_rows] == [0.0, 0.0, None, None]  # what is not known is not scored
 
 
 def test_who_disconnects_is_left_out_at_once_and_its_cluster_goes_on():
@@ -139,7 +139,7 @@ def test_who_disconnects_is_left_out_at_once_and_its_cluster_goes_on():
     assert told(run, "disconnected") == [(3, "disconnected", [2])]
     assert reasons(run) == {2: "dropped out"}
     assert clusters(run) == {frozenset({0, 2}), frozenset({1, 3})}  # it keeps its place
-    rows = [row for row in run.clusters if row["round"] == 5]
+    rows = [row for row in run.cluster_rows if row["round"] == 5]
     assert sorted(row["clients"] for row in rows) == [1, 2]  # that answered
 
 
@@ -288,7 +288,7 @@ def same(run: Run, other: Run, but: tuple[str, ...] = ()) -> None:
     for ours, theirs in zip(run.tree.nodes, other.tree.nodes, strict=True):
         assert torch.equal(ours.params, theirs.params)
     metrics = [
-        [{name: value for name, value in row.items() if not name.startswith("seconds")} for row in each.metrics]
+        [{name: value for name, value in row.items() if not name.startswith("seconds")} for row in each.metric_rows]
         for each in (run, other)
     ]
     assert metrics[0] == metrics[1]
@@ -310,7 +310,7 @@ def test_more_rounds_and_another_network_continue_a_run(tmp_path: Path):
     grid, folder = grid_of(federation_of(FOUR)), tmp_path / "run"
     federated(grid, FedAvg(), rounds=2, folder=folder)
     run = federated(grid, FedAvg(), rounds=3, folder=folder, network=network_of(grid, clients=3, deadline=9.0))
-    assert len(run.metrics) == 3
+    assert len(run.metric_rows) == 3
     assert run.config["network"]["deadline"] == 9.0
     with pytest.raises(RunError, match="holds a run of another config: its seed is 0, not 1; name another folder"):
         federated(grid, FedAvg(), rounds=3, folder=folder, seed=1)
@@ -359,7 +359,7 @@ def test_names_in_tables_and_files_are_clean(tmp_path: Path):
     grid = grid_of(federation_of(FOUR))
     spoil(grid, 1, "hello", worded(name="\x1b[31m[bold]evil\n" + 1000 * "x"))
     run = federated(grid, FedAvg(), rounds=1, folder=tmp_path / "run")
-    names = {row["client"]: row["name"] for row in run.clients}
+    names = {row["client"]: row["name"] for row in run.client_rows}
     assert names[1].isprintable()
     assert len(names[1]) <= 60
     assert "\\u001b" not in (tmp_path / "run" / CLIENTS).read_text()

@@ -186,8 +186,8 @@ def test_so_is_a_wrong_evaluation(name: str):
     run = federated(grid, FedAvg(), rounds=1)
     assert list(reasons(run)) == [BAD]
     assert why in reasons(run)[BAD]
-    assert [row["client"] for row in run.clients] == [0, 1, 3]
-    assert math.isfinite(run.metrics[-1]["loss_mean"])
+    assert [row["client"] for row in run.client_rows] == [0, 1, 3]
+    assert math.isfinite(run.metric_rows[-1]["loss_mean"])
 
 
 def test_a_client_is_scored_on_as_many_examples_as_before(tmp_path: Path):
@@ -370,7 +370,7 @@ def test_a_client_that_would_like_another_initial_model_has_no_say(lie: str, tmp
     spoil(grid, 0, "initial", LIES[lie])
     run = federated(grid, FedAvg(), **settings)
     assert torch.equal(run.tree.nodes[0].params, honest.tree.nodes[0].params)
-    assert run.metrics[-1]["clients_trained"] == 4
+    assert run.metric_rows[-1]["clients_trained"] == 4
 
 
 def test_who_draws_another_initial_model_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture):
@@ -403,8 +403,8 @@ def test_who_has_lost_its_model_is_sent_the_initial_one_again(tmp_path: Path):
 
     run = federated(grid, Local(), rounds=4, on_round=lose, evaluate_every=4)
     assert reasons(run) == {BAD: f"{KEEPS_NONE}: client {BAD} has trained none, or has lost it"}
-    assert [row["clients_trained"] for row in run.metrics] == [4, 4, 3, 4]
-    assert [row["bytes_down"] // (LAYOUT.size * 4) for row in run.metrics] == [4, 0, 0, 1]
+    assert [row["clients_trained"] for row in run.metric_rows] == [4, 4, 3, 4]
+    assert [row["bytes_down"] // (LAYOUT.size * 4) for row in run.metric_rows] == [4, 0, 0, 1]
 
 
 def test_a_stream_leaves_out_whom_it_must_too():

@@ -61,7 +61,7 @@ def test_a_client_that_is_late_or_lies_in_the_last_evaluation_ends_nothing(
     spoil_evaluations(grid, BAD, first, change)
     run = federated(grid, CFL_OF_TWO, rounds=ROUNDS, folder=folder)
     show(run, folder)
-    assert sorted(row["client"] for row in run.clients if row["round"] == ROUNDS) == [0, 1, 3]
+    assert sorted(row["client"] for row in run.client_rows if row["round"] == ROUNDS) == [0, 1, 3]
     assert sorted(run.tree.leaf_of) == [0, 1, 2, 3]
     assert math.isfinite(run.summary["accuracy"]["mean"])
     show(federated(grid, CFL_OF_TWO, rounds=ROUNDS + 1, folder=folder))  # a run that goes on ends as well
@@ -79,7 +79,7 @@ def test_nobody_who_tells_how_it_fares_ends_nothing(tmp_path: Path):
         spoil_evaluations(grid, client, 1, late)
     run = federated(grid, CFL_OF_TWO, rounds=ROUNDS, folder=folder)
     show(run, folder)
-    assert run.clients == []
+    assert run.client_rows == []
     assert math.isnan(run.summary["accuracy"]["mean"])
     assert {frozenset(leaf.members) for leaf in run.tree.leaves} == {frozenset({0, 2}), frozenset({1, 3})}
     assert json.loads((folder / "summary.json").read_text())["rounds"] == ROUNDS

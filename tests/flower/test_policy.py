@@ -196,7 +196,7 @@ def test_the_defaults_let_every_algorithm_run_with_its_defaults(name: str):
         grid, lambda told: build_algorithm(name, true_clusters=truth), rounds=8, local=LocalTraining(lr=0.3)
     )
     assert reasons(run) == {}
-    assert len(run.metrics) == 8
+    assert len(run.metric_rows) == 8
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_a_few_that_forbid_do_not_end_the_run():
         grid.nodes[node_of(client)].config = {"partition-id": client, **allow}
     run = federated(grid, CFL(split_rounds=(2,), eps2=1e-6, similarity="gradients"), rounds=3)
     assert list(reasons(run)) == [3]
-    assert len(run.metrics) == 3
+    assert len(run.metric_rows) == 3
 
 
 def test_a_server_that_wants_single_examples_gets_none():
@@ -270,5 +270,5 @@ def test_a_run_that_outlasts_a_budget_is_told_why(tmp_path: Path):
         federated(grid, CFL_OF_TWO, rounds=4, folder=tmp_path / "run")
     for node in grid.nodes.values():
         node.config = {**node.config, "max-releases": 99}
-    assert len(federated(grid, CFL_OF_TWO, rounds=4, folder=tmp_path / "run").metrics) == 4
+    assert len(federated(grid, CFL_OF_TWO, rounds=4, folder=tmp_path / "run").metric_rows) == 4
     assert torch.isfinite(federated(grid, CFL_OF_TWO, rounds=4, folder=tmp_path / "run").tree.nodes[0].params).all()

@@ -154,7 +154,7 @@ def test_an_answer_in_the_name_of_another_client_is_not_used_and_is_told(forge: 
     forging(grid, forge)
     run = federated(grid, FedAvg(), rounds=1)
     assert reasons(run) == {VICTIM: why}
-    assert run.metrics[0]["clients_trained"] == 3
+    assert run.metric_rows[0]["clients_trained"] == 3
 
 
 def test_a_client_that_lost_its_key_with_its_supernode_misses_one_round():
@@ -168,7 +168,7 @@ def test_a_client_that_lost_its_key_with_its_supernode_misses_one_round():
     run = federated(grid, FedAvg(), rounds=4, on_round=restart)
     left_out = {(event["round"], *event["clients"]) for event in run.events if event["kind"] == "left_out"}
     assert left_out == {(2, str(VICTIM))}
-    assert [row["clients_trained"] for row in run.metrics] == [4, 3, 4, 4]
+    assert [row["clients_trained"] for row in run.metric_rows] == [4, 3, 4, 4]
 
 
 def test_a_key_that_lasts_is_the_client_wherever_its_node_is(tmp_path: Path):
@@ -191,7 +191,7 @@ def test_a_key_that_lasts_is_the_client_wherever_its_node_is(tmp_path: Path):
     grid.nodes[777] = grid.nodes.pop(node_of(VICTIM))
     victim.connected = True
     again = federated(grid, FedAvg(), **{**settings, "rounds": 4})
-    assert [row["clients_trained"] for row in again.metrics] == [4, 3, 4, 4]
+    assert [row["clients_trained"] for row in again.metric_rows] == [4, 3, 4, 4]
     assert [event["clients"] for event in again.events if event["kind"] == "reconnected"] == [[VICTIM]]
 
 

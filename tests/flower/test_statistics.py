@@ -80,7 +80,7 @@ def test_a_network_scales_and_weighs_as_a_simulation_does():
     asked = asked_by(grid)
     there, here = federated(grid, "fedavg", "mlp", **BOTH), simulate("fedavg", "mlp", clients(), engine="loop", **BOTH)
     assert largest_difference(there, here) < 1e-5
-    assert [row["accuracy"] for row in there.clients] == [row["accuracy"] for row in here.clients]
+    assert [row["accuracy"] for row in there.client_rows] == [row["accuracy"] for row in here.client_rows]
     assert there.summary["inputs"]["mean"] == pytest.approx(here.summary["inputs"]["mean"], rel=1e-6)
     assert there.summary["inputs"]["std"] == pytest.approx(here.summary["inputs"]["std"], rel=1e-6)
     assert there.summary["inputs"]["std"][3] == 1
@@ -146,7 +146,7 @@ def test_a_run_that_goes_on_asks_nobody_again(tmp_path: Path):
     asked = asked_by(grid)
     run = federated(grid, "fedavg", "mlp", folder=folder, network=network_of(grid, clients=3), **BOTH)
     assert {what for _, what in asked} == {"hello", "train", "evaluate"}
-    assert sorted(row["client"] for row in run.clients if row["round"] == 3) == [0, 1, 2, 3]
+    assert sorted(row["client"] for row in run.client_rows if row["round"] == 3) == [0, 1, 2, 3]
     assert run.summary["inputs"]["mean"] == read_statistics(kept, 4, 2).mean.tolist()
     whole = housed(grid_of(), tmp_path / "again")
     whole.nodes[node_of(3)].connected = False

@@ -42,7 +42,9 @@ def test_a_network_runs_a_task_as_a_simulation_does(kind: Any, task: Task, names
     here = simulate(CFL_OF_TWO, network, federation, local=LOCAL, rounds=4, engine="loop", task=task)
     assert [metric["name"] for metric in there.summary["metrics"]] == names
     for name in names:
-        assert [row[name] for row in there.clients] == pytest.approx([row[name] for row in here.clients], rel=1e-4)
+        assert [row[name] for row in there.client_rows] == pytest.approx(
+            [row[name] for row in here.client_rows], rel=1e-4
+        )
     assert there.summary["metrics"] == here.summary["metrics"]
     assert there.config["task"] == here.config["task"]
     assert {leaf.members for leaf in there.tree.leaves} == {leaf.members for leaf in here.tree.leaves}
@@ -65,7 +67,7 @@ def test_a_client_of_another_task_is_refused():
     run = federated(one, "fedavg", network, task=HUBER, network=network_of(one, clients=3), rounds=1)
     refused = [event for event in run.events if "refused" in event["kind"]]
     assert "its task is 'regression: mse; mae', and the others' is 'regression: huber; mae, r2'" in str(refused)
-    assert sorted(row["client"] for row in run.clients) == [0, 1, 3]
+    assert sorted(row["client"] for row in run.client_rows) == [0, 1, 3]
 
 
 @pytest.mark.parametrize(
@@ -81,14 +83,14 @@ def test_scores_are_checked_for_each_metric(scores: list[float], told: str):
     spoil(one, 2, "evaluate", worded(scores=scores))
     run = federated(one, "fedavg", network, task=HUBER, rounds=1)
     assert told in reasons(run)[2]
-    assert sorted(row["client"] for row in run.clients) == [0, 1, 3]
+    assert sorted(row["client"] for row in run.client_rows) == [0, 1, 3]
 
 
 def test_scores_of_numbers_may_be_negative():
     one = grid(task_federation("regression", FOUR), HUBER)
     spoil(one, 2, "evaluate", worded(scores=[3.5, -80.0]))
     run = federated(one, "fedavg", network, task=HUBER, rounds=1)
-    assert [row["r2"] for row in run.clients if row["client"] == 2] == [-80.0]
+    assert [row["r2"] for row in run.client_rows if row["client"] == 2] == [-80.0]
 
 
 def test_a_client_with_one_class_says_so():

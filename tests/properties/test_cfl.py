@@ -118,11 +118,11 @@ def test_ends_where_algorithms_2_and_3_do(eps1, eps2, gamma_max):
     start = as_numpy(simulated(federation, linear(1))[1])
     settings = {"eps1": eps1, "eps2": eps2, "gamma_max": gamma_max, "seed": 1, "rounds": 150, "stop": True}
     expected = clustered_federated_learning(start, federation, linear(), DESCENT, **settings)
-    assert len(run.metrics) == run.summary["rounds"] == len(expected) < 150
+    assert len(run.metric_rows) == run.summary["rounds"] == len(expected) < 150
     assert clusters(run.tree) == expected[-1].clusters
     (event,) = [event for event in run.events if event["kind"] == "stationary"]
     assert (event["round"], event["clusters"]) == (len(expected), len(expected[-1].clusters))
-    assert run.metrics[-1]["accuracy_mean"] is not None
+    assert run.metric_rows[-1]["accuracy_mean"] is not None
     on = simulate(
         dataclasses.replace(algorithm, stop_when_stationary=False),
         linear(1),
@@ -131,7 +131,7 @@ def test_ends_where_algorithms_2_and_3_do(eps1, eps2, gamma_max):
         rounds=len(expected) + 2,
         seed=1,
     )
-    assert without_seconds(on.metrics)[: len(expected)] == without_seconds(run.metrics)
+    assert without_seconds(on.metric_rows)[: len(expected)] == without_seconds(run.metric_rows)
 
 
 def test_a_run_that_ended_by_itself_is_evaluated_kept_and_not_gone_on_with(tmp_path):
@@ -139,9 +139,9 @@ def test_a_run_that_ended_by_itself_is_evaluated_kept_and_not_gone_on_with(tmp_p
     settings = {"local": DESCENT, "rounds": 150, "seed": 1, "evaluate_every": 150, "folder": tmp_path / "run"}
     run = simulate(algorithm, linear(1), world(1), **settings)
     assert run.summary["rounds"] < 150
-    assert run.metrics[-1]["accuracy_mean"] is not None
+    assert run.metric_rows[-1]["accuracy_mean"] is not None
     again = simulate(algorithm, linear(1), world(1), **settings)
-    assert without_seconds(again.metrics) == without_seconds(run.metrics)
+    assert without_seconds(again.metric_rows) == without_seconds(run.metric_rows)
 
 
 def test_a_run_that_was_killed_at_its_end_ends_there(tmp_path, monkeypatch):
@@ -158,7 +158,7 @@ def test_a_run_that_was_killed_at_its_end_ends_there(tmp_path, monkeypatch):
             simulate(algorithm, linear(1), world(1), **settings)
     run = simulate(algorithm, linear(1), world(1), **settings)
     whole = simulate(algorithm, linear(1), world(1), **{**settings, "folder": None})
-    assert without_seconds(run.metrics) == without_seconds(whole.metrics)
+    assert without_seconds(run.metric_rows) == without_seconds(whole.metric_rows)
 
 
 def test_a_calendar_is_not_left_before_its_last_date():
@@ -206,8 +206,8 @@ def test_renaming_clients_changes_nothing_but_names(names):
     theirs = models(other.tree)
     for client, model in models(run.tree).items():
         torch.testing.assert_close(theirs[new[client]], model, rtol=0, atol=1e-5)
-    scores = {(row["round"], row["name"]): (row["accuracy"], row["true_cluster"]) for row in run.clients}
-    assert {(r["round"], r["name"]): (r["accuracy"], r["true_cluster"]) for r in other.clients} == scores
+    scores = {(row["round"], row["name"]): (row["accuracy"], row["true_cluster"]) for row in run.client_rows}
+    assert {(r["round"], r["name"]): (r["accuracy"], r["true_cluster"]) for r in other.client_rows} == scores
 
 
 def test_cfl_that_never_splits_is_fedavg_bit_for_bit():
@@ -217,10 +217,10 @@ def test_cfl_that_never_splits_is_fedavg_bit_for_bit():
     fedavg = simulate("fedavg", linear(), world(), **settings)
     assert torch.equal(cfl.tree.nodes[0].params, fedavg.tree.nodes[0].params)
     compared = ("alpha_cross_max", "gamma_bound", "separation_gap")  # FedAvg has no use for similarities
-    assert all(row[column] is None for row in fedavg.metrics for column in compared)
-    metrics = [row | dict.fromkeys(compared) for row in cfl.metrics]
-    assert without_seconds(metrics) == without_seconds(fedavg.metrics)
-    assert without_seconds(cfl.clients) == without_seconds(fedavg.clients)
+    assert all(row[column] is None for row in fedavg.metric_rows for column in compared)
+    metrics = [row | dict.fromkeys(compared) for row in cfl.metric_rows]
+    assert without_seconds(metrics) == without_seconds(fedavg.metric_rows)
+    assert without_seconds(cfl.client_rows) == without_seconds(fedavg.client_rows)
 
 
 def saved_bytes(run, folder):
@@ -234,11 +234,11 @@ def test_same_seed_same_bytes(tmp_path):
     first, second, other = (saved_bytes(run, tmp_path / str(k)) for k, run in enumerate(runs))
     assert len(runs[0].tree.leaves) > 1
     assert first == second
-    assert without_seconds(runs[0].metrics) == without_seconds(runs[1].metrics)
-    assert runs[0].clients == runs[1].clients
+    assert without_seconds(runs[0].metric_rows) == without_seconds(runs[1].metric_rows)
+    assert runs[0].client_rows == runs[1].client_rows
     assert runs[0].events == runs[1].events
     assert first["tree.safetensors"] != other["tree.safetensors"]
-    assert without_seconds(runs[0].metrics) != without_seconds(runs[2].metrics)
+    assert without_seconds(runs[0].metric_rows) != without_seconds(runs[2].metric_rows)
 
 
 def test_the_order_of_clients_in_a_call_changes_nothing():
@@ -271,7 +271,7 @@ def test_permuted_vectors_give_the_same_clusters_and_models():
     assert [(e["round"], e["kind"], e["clusters"]) for e in hidden.events] == [
         (e["round"], e["kind"], e["clusters"]) for e in plain.events
     ]
-    for ours, theirs in zip(plain.clusters, hidden.clusters, strict=True):
+    for ours, theirs in zip(plain.cluster_rows, hidden.cluster_rows, strict=True):
         assert theirs["mean_norm"] == pytest.approx(ours["mean_norm"], rel=1e-4)
         assert theirs["max_norm"] == pytest.approx(ours["max_norm"], rel=1e-4)
     for ours, theirs in zip(plain.similarities, hidden.similarities, strict=True):

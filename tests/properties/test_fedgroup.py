@@ -388,7 +388,7 @@ def test_same_seed_same_bits():
     algorithm = FedGroup(groups=4, pretrain_scale=1)
     first, second, other = (simulate(algorithm, "mclr", world(), seed=seed, **settings) for seed in (1, 1, 2))
     assert bits(first.tree) == bits(second.tree)
-    assert without_seconds(first.metrics) == without_seconds(second.metrics)
+    assert without_seconds(first.metric_rows) == without_seconds(second.metric_rows)
     assert first.events == second.events
     assert bits(first.tree) != bits(other.tree)
 
@@ -500,7 +500,7 @@ def test_a_model_with_batch_norm_runs_to_the_end():
         FedGroup(groups=4, eta_g=0.1), Watching(), world(1, [24] * 8), local=SPEC, rounds=4, client_fraction=0.5
     )
     assert all(torch.isfinite(node.params).all() for node in run.tree.nodes)
-    assert run.metrics[-1]["accuracy_mean"] > 0.25
+    assert run.metric_rows[-1]["accuracy_mean"] > 0.25
 
 
 # Client sizes
@@ -526,10 +526,10 @@ def test_the_first_round_logs_its_pre_training_and_all_rounds_the_discrepancy_of
     """Eq. 4: Σ ‖w_i − w_t‖ over S_t, each client from its group's model after all aggregation."""
     algorithm = FedGroup(groups=4, pretrain_scale=1, eta_g=0.3)
     run = simulate(algorithm, linear(1), world(), local=SPEC, rounds=3, seed=1)
-    assert [row["phase"] for row in run.metrics] == ["pretrain", "train", "train"]
-    assert run.clusters[0]["node"] == 0
+    assert [row["phase"] for row in run.metric_rows] == ["pretrain", "train", "train"]
+    assert run.cluster_rows[0]["node"] == 0
     watched = played(algorithm, 3)
-    for number, row in enumerate(run.metrics, start=1):
+    for number, row in enumerate(run.metric_rows, start=1):
         assert row["discrepancy"] == pytest.approx(discrepancy(watched, number), rel=1e-5)
         assert row["clients_trained"] == 8
 
@@ -543,7 +543,7 @@ def discrepancy(run, number: int) -> float:
 
 def test_the_discrepancy_leaves_out_those_who_only_pre_trained():
     settings = {"local": SPEC, "rounds": 1, "seed": 1, "client_fraction": 0.5}
-    row = simulate(FedGroup(groups=4), linear(1), world(), **settings).metrics[0]
+    row = simulate(FedGroup(groups=4), linear(1), world(), **settings).metric_rows[0]
     watched = played(FedGroup(groups=4), 1, fraction=0.5)
     assert len(watched.clients.asked("train", 1)[-1].ids) == 4
     assert row["discrepancy"] == pytest.approx(discrepancy(watched, 1), rel=1e-5)
@@ -553,7 +553,7 @@ def test_pre_training_is_paid_for():
     """αm clients and as many newcomers, besides all of them in the round itself; float32 is 4 bytes."""
     run = simulate(FedGroup(groups=4, pretrain_scale=1), linear(1), world(), local=SPEC, rounds=2, seed=1)
     size = (FEATURES * LABELS + LABELS) * 4
-    assert [row["bytes_up"] for row in run.metrics] == [(4 + 4 + 8) * size, 8 * size]
+    assert [row["bytes_up"] for row in run.metric_rows] == [(4 + 4 + 8) * size, 8 * size]
 
 
 def test_the_weighted_accuracy_is_that_of_clients_in_a_group_by_their_test_examples():
@@ -563,8 +563,8 @@ def test_the_weighted_accuracy_is_that_of_clients_in_a_group_by_their_test_examp
     federation = dataclasses.replace(federation, clients=uneven)
     algorithm = FedGroup(groups=3, pretrain_scale=1, **LATE)
     run = simulate(algorithm, linear(1), federation, local=SPEC, rounds=2, client_fraction=0.25)
-    for row in run.metrics:
-        scores = [r for r in run.clients if r["round"] == row["round"]]
+    for row in run.metric_rows:
+        scores = [r for r in run.client_rows if r["round"] == row["round"]]
         inside = [r for r in scores if r["cluster"] != 0]
         assert 0 < len(inside) < len(scores)
         right = sum(r["accuracy"] * (5 + 2 * r["client"]) for r in inside)

@@ -60,7 +60,7 @@ def interrupted_run_of(algorithm, folder: Path, **settings) -> None:
 def bytes_of(folder: Path) -> dict[str, bytes | str]:
     """Return all that a run promises to be the same: everything but the seconds."""
     run = Run.load(folder)
-    metrics = [{key: value for key, value in row.items() if not key.startswith("seconds")} for row in run.metrics]
+    metrics = [{key: value for key, value in row.items() if not key.startswith("seconds")} for row in run.metric_rows]
     summary = {key: value for key, value in run.summary.items() if key != "seconds"}
     names = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
     timed = {"metrics.parquet", "summary.json", "manifest.json"}

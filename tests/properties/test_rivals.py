@@ -86,8 +86,8 @@ def test_renaming_clients_changes_nothing_but_names(algorithm: Algorithm):
     theirs = models(other.tree)
     for client, model in models(run.tree).items():
         torch.testing.assert_close(theirs[new[client]], model, rtol=0, atol=1e-5)
-    scores = {(row["round"], row["name"]): row["accuracy"] for row in run.clients}
-    assert {(row["round"], row["name"]): row["accuracy"] for row in other.clients} == scores
+    scores = {(row["round"], row["name"]): row["accuracy"] for row in run.client_rows}
+    assert {(row["round"], row["name"]): row["accuracy"] for row in other.client_rows} == scores
 
 
 @each_rival
@@ -107,20 +107,20 @@ def test_the_order_of_the_cohort_changes_nothing(algorithm: Algorithm):
 @each_rival
 def test_same_seed_same_bits(algorithm: Algorithm):
     first, second, other = (run_of(algorithm, seed=seed, client_fraction=0.5, rounds=3) for seed in (1, 1, 2))
-    assert without_seconds(first.metrics) == without_seconds(second.metrics)
-    assert (first.clients, first.events) == (second.clients, second.events)
+    assert without_seconds(first.metric_rows) == without_seconds(second.metric_rows)
+    assert (first.client_rows, first.events) == (second.client_rows, second.events)
     assert all(torch.equal(a.params, b.params) for a, b in zip(first.tree.nodes, second.tree.nodes, strict=True))
-    assert without_seconds(first.metrics) != without_seconds(other.metrics)
+    assert without_seconds(first.metric_rows) != without_seconds(other.metric_rows)
 
 
 @each_rival
 def test_a_fraction_of_all_clients_trains_and_everybody_is_served(algorithm: Algorithm):
     """A quarter of 8; of each of PACFL's three clusters, once they are found, at least one."""
     run = run_of(algorithm, client_fraction=0.25, rounds=3)
-    first, *others = [row["clients_trained"] for row in run.metrics]
+    first, *others = [row["clients_trained"] for row in run.metric_rows]
     assert first == 2
     assert all(3 <= n <= 4 if isinstance(algorithm, PACFL) else n == 2 for n in others)
-    assert len([row for row in run.clients if row["round"] == 3]) == len(TRUTH)
+    assert len([row for row in run.client_rows if row["round"] == 3]) == len(TRUTH)
 
 
 @each_rival
@@ -186,4 +186,4 @@ def test_one_client_is_enough(algorithm: Algorithm):
             run_of(algorithm, federation_of([0]), rounds=3)
         algorithm = replace(algorithm, clusters=1)
     run = run_of(algorithm, federation_of([0]), rounds=3)
-    assert len(run.clients) == 3
+    assert len(run.client_rows) == 3

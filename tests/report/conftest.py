@@ -131,9 +131,9 @@ def scored(run: Run, name: str, *, higher: bool, share: bool, target: float | No
             f"{name}{key.removeprefix('accuracy')}" if key.startswith("accuracy") else key: v for key, v in row.items()
         }
 
-    final = [row["accuracy"] for row in run.clients if row["round"] == run.summary["rounds"]]
+    final = [row["accuracy"] for row in run.client_rows if row["round"] == run.summary["rounds"]]
     noted = {"metrics": [{"name": name, "higher_is_better": higher, "share": share}]}
     noted |= {name: spread(final, lower_is_better=not higher)} if final else {}
     noted["target"] = renamed(run.summary["target"]) | {name: target}
-    rows = {"clients": [*map(renamed, run.clients)], "metrics": [*map(renamed, run.metrics)]}
+    rows = {"client_rows": [*map(renamed, run.client_rows)], "metric_rows": [*map(renamed, run.metric_rows)]}
     return replace(run, summary=renamed(run.summary) | noted, **rows)

@@ -58,7 +58,7 @@ def run(make_run, case) -> Run:
         }
         for n in (1, 2, 3, 4)
     ]
-    return case.of(replace(make_run([(2, 0)], truth=[0, 0, 1, 1]), metrics=rounds))
+    return case.of(replace(make_run([(2, 0)], truth=[0, 0, 1, 1]), metric_rows=rounds))
 
 
 def newcomers_of(case: Case) -> Newcomers:
@@ -128,14 +128,14 @@ def test_pictures_dashboard_and_tensorboard_name_the_metric(run, case, tmp_path)
     picture = score_picture(RunView(run))
     assert (picture.title, picture.panels[0].y.log) == (f"{case.label} of the clusters", False)
     assert picture.panels[0].y.form == ("share" if case.share else "number")
-    assert [each.name for each in save_figures(replace(run, clusters=[], similarities=()), tmp_path)] == [
+    assert [each.name for each in save_figures(replace(run, cluster_rows=[], similarities=()), tmp_path)] == [
         f"{case.name}.png"
     ]
     with Dashboard("mine", 9, tmp_path, 0) as dashboard:
         dashboard.show(run, over=True)
         status = json.loads(dashboard.state(""))["status"]
     assert status.startswith(f"Finished after 4 rounds, {case.label} ")
-    tags = scores(run.metrics[0])
+    tags = scores(run.metric_rows[0])
     assert tags[f"{case.name}/worst tenth"] == f"{case.name}_worst10_mean"
     assert not any("accuracy" in tag for tag in tags)
 

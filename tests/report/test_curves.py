@@ -42,8 +42,8 @@ def test_rounds_without_an_evaluation_leave_no_hole(make_run):
 
 def test_clients_that_no_leaf_holds_yet_have_the_roots_line_and_no_leaf_goes_on_from_it(make_run):
     run = make_run(star=True, clients=3)
-    late = [row | ({"cluster": 0} if row["client"] == 2 and row["round"] < 3 else {}) for row in run.clients]
-    picture = accuracy(replace(run, clients=late))
+    late = [row | ({"cluster": 0} if row["client"] == 2 and row["round"] < 3 else {}) for row in run.client_rows]
+    picture = accuracy(replace(run, client_rows=late))
     points = lines(picture.panels[0])
     assert labels(picture)[-1] == "root, of clients in no cluster yet"
     assert labels(accuracy(run))[-1] == "cluster 3 (1 client)"
@@ -72,8 +72,8 @@ def test_without_a_truth_the_panel_shows_alpha_cross_max(make_run):
 def test_without_either_there_are_only_scores(make_run):
     run = make_run([(2, 0)])
     without = {"alpha_cross_max", "gamma_bound", "separation_gap"}
-    rows = [{key: value for key, value in row.items() if key not in without} for row in run.clusters]
-    picture = accuracy(replace(run, clusters=rows))
+    rows = [{key: value for key, value in row.items() if key not in without} for row in run.cluster_rows]
+    picture = accuracy(replace(run, cluster_rows=rows))
     assert [panel.y.title for panel in picture.panels] == ["mean test accuracy"]
 
 
@@ -132,10 +132,10 @@ def test_norms_have_both_criteria_and_their_thresholds(split_run):
 
 def test_norms_of_zero_are_drawn_on_a_linear_scale(make_run):
     run = make_run()
-    zero = replace(run, clusters=[row | {"mean_norm": 0.0} for row in run.clusters])
+    zero = replace(run, cluster_rows=[row | {"mean_norm": 0.0} for row in run.cluster_rows])
     assert [panel.y.log for panel in norms_picture(RunView(zero)).panels] == [False, False]
     assert [panel.y.log for panel in norms_picture(RunView(run)).panels] == [True, True]
 
 
 def test_a_run_without_norms_has_no_picture_of_them(make_run):
-    assert norms_picture(RunView(replace(make_run(), clusters=[]))) is None
+    assert norms_picture(RunView(replace(make_run(), cluster_rows=[]))) is None

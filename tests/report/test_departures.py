@@ -87,9 +87,9 @@ def test_a_similarity_matrix_of_a_client_that_waits_at_an_inner_node_is_reported
 def gone_from(make_run, *clients: int) -> Run:
     """Clients that were split into 0, 1 and 2, 3 in round 2, some of whom were evaluated for the last time then."""
     run = make_run([(2, 0)], truth=[0, 0, 1, 1])
-    rows = [row for row in run.clients if row["client"] not in clients or row["round"] <= 2]
+    rows = [row for row in run.client_rows if row["client"] not in clients or row["round"] <= 2]
     tree = ParameterTree(tuple(replace(node, cached=None) for node in run.tree.nodes))
-    return replace(run, tree=tree.without(clients), clients=rows)
+    return replace(run, tree=tree.without(clients), client_rows=rows)
 
 
 def test_clients_that_left_stand_last_and_keep_their_name_and_truth(make_run):
@@ -105,7 +105,9 @@ def test_clients_that_left_stand_last_and_keep_their_name_and_truth(make_run):
 
 def test_clients_that_never_answered_an_evaluation_go_by_their_id(make_run):
     run = make_run([(2, 0)], truth=[0, 0, 1, 1])
-    run = replace(run, clients=[{**row, "name": f"site {row['client']}"} for row in run.clients if row["client"]])
+    run = replace(
+        run, client_rows=[{**row, "name": f"site {row['client']}"} for row in run.client_rows if row["client"]]
+    )
     outcome = Outcome.of(run)
     assert [outcome.name(client) for client in range(4)] == ["0", "site 1", "site 2", "site 3"]
     assert outcome.truth == {1: 0, 2: 1, 3: 1}
@@ -135,7 +137,7 @@ def test_merges_of_clients_that_left_take_the_colour_of_those_who_stayed():
 
 
 def test_a_run_that_nobody_was_evaluated_in_at_the_end_is_measured_by_nothing(make_run):
-    run, other = make_run(), replace(make_run(), clients=[])
+    run, other = make_run(), replace(make_run(), client_rows=[])
     cards = run_page(RunView(run, other, "another")).cards
     assert cards[0].note.startswith("std ")
 

@@ -113,7 +113,7 @@ def test_many_similarities_are_cut_short_and_their_number_is_said(make_run):
 
 
 def test_what_a_run_has_nothing_of_has_no_file(make_run, tmp_path):
-    run = replace(make_run(), clusters=[], similarities=())
+    run = replace(make_run(), cluster_rows=[], similarities=())
     assert (norms_figure(run), similarity_figure(run), dendrogram_figure(run)) == (None, None, None)
     assert [path.name for path in save_figures(run, tmp_path)] == ["accuracy.png"]
 

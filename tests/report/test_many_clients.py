@@ -27,7 +27,7 @@ def test_a_run_is_reported(algorithm: Algorithm, tmp_path: Path):
     federation = federation_of([client % 4 for client in range(CLIENTS)], [4] * CLIENTS, seed=1)
     run = simulate(algorithm, linear(1), federation, local=LocalTraining(lr=0.1), rounds=3, engine="stacked")
     assert run.summary["clusters"]["found"] > 1
-    assert run.clusters[0]["alpha_cross_max"] is None
+    assert run.cluster_rows[0]["alpha_cross_max"] is None
     table = event_table(run)
     if isinstance(algorithm, FLHC):
         cells = {str(column.header): list(column.cells) for column in table.columns}
@@ -49,8 +49,8 @@ def test_a_run_of_cfl_whose_clients_are_compared_without_a_matrix_is_reported(tm
     run = simulate(algorithm, linear(1), federation, **settings)
     assert [leaf.members for leaf in run.tree.leaves] == [leaf.members for leaf in paired.tree.leaves]
     assert len(run.tree.leaves) == 2
-    assert run.clusters[0]["alpha_cross_max"] == pytest.approx(paired.clusters[0]["alpha_cross_max"], abs=1e-6)
-    assert run.clusters[0]["separation_gap"] is None
+    assert run.cluster_rows[0]["alpha_cross_max"] == pytest.approx(paired.cluster_rows[0]["alpha_cross_max"], abs=1e-6)
+    assert run.cluster_rows[0]["separation_gap"] is None
     assert not run.similarities
     folder = run.save(tmp_path / "run")
     result = CliRunner().invoke(app, ["report", str(folder)])

@@ -159,7 +159,7 @@ def test_cluster_table_counts_the_clusters_that_it_does_not_list(make_run):
 
 def test_names_stand_where_they_say_more_than_the_id(make_run):
     run = make_run()
-    named = replace(run, clients=[row | {"name": f"[b]{row['client']}"} for row in run.clients])
+    named = replace(run, client_rows=[row | {"name": f"[b]{row['client']}"} for row in run.client_rows])
     assert lines(cluster_table(named))[-1].endswith("[b]0, [b]1, [b]2, [b]3")
     assert lines(tree_view(named.tree, named))[1] == "[b]0, [b]1, [b]2, [b]3"
 

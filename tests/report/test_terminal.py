@@ -14,10 +14,9 @@ from rich.text import Text
 
 from fedclade.cli import main
 from fedclade.cli.console import new_console
-from fedclade.cli.progress import RunProgress
 from fedclade.core.errors import RunError
 from fedclade.flower.server_app import show
-from fedclade.report import cluster_table, show_run
+from fedclade.report import RunProgress, cluster_table, show_run
 from fedclade.report.page import RunView, run_page
 from fedclade.report.terminal import Terminal, visible
 from fedclade.runs.store.card import as_markdown
@@ -30,7 +29,7 @@ SHOWN = "]0;owned[31m[2Jward 71m"
 
 
 def named(run: Run, name: str) -> Run:
-    return replace(run, clients=[{**row, "name": name} for row in run.clients])
+    return replace(run, client_rows=[{**row, "name": name} for row in run.client_rows])
 
 
 @pytest.mark.parametrize("terminal", [True, False])

@@ -17,7 +17,7 @@ def test_clusters_are_split_where_their_mean_norm_falls_below_the_threshold_that
     eps2, eps1 = queries.norm_thresholds(run)
     assert isinstance(eps1, dict)
     below: dict[int, list[int]] = {}
-    for row in run.clusters:
+    for row in run.cluster_rows:
         series = eps1[row["node"]]
         threshold = series.values[series.rounds.index(row["round"])]
         if len(run.tree.nodes[row["node"]].members) > 1 and row["mean_norm"] < threshold and row["max_norm"] > eps2:

@@ -108,13 +108,13 @@ def run(pretrained, federation) -> Run:
 
 
 def test_the_ciphers_are_found_by_b_alone(run, pretrained, federation):
-    assert run.metrics[-1]["ari"] == 1.0
+    assert run.metric_rows[-1]["ari"] == 1.0
     of_b = [slot.stop - slot.start for slot in run.layout.parameters if "lora_B" in slot.name]
     assert run.tree.nodes[1].cached.shape[1] == sum(of_b)
     signature = Signature(of="lora_B")
     by_distance = FLHC(rounds_before=0, metric="cosine", linkage="average")
     found = simulate(by_distance, pretrained, federation, rounds=1, engine="stacked", signature=signature, **SETTINGS)
-    assert found.metrics[-1]["ari"] == 1.0
+    assert found.metric_rows[-1]["ari"] == 1.0
 
 
 def test_stacked_clients_train_as_single_ones(run, pretrained, federation):
@@ -128,8 +128,8 @@ def test_adapters_alone_travel(run, pretrained, federation):
     pairs = 2 * (2 * 4 * (WIDTH + WIDTH) + 2 * 4 * (WIDTH + 2 * WIDTH))  # of two blocks: q and v, fc1 and fc2
     assert run.layout.size == pairs
     whole = simulate("fedavg", pretrained, federation, rounds=1, engine="loop", local=SETTINGS["local"], seed=1)
-    assert whole.metrics[0]["bytes_up"] / run.metrics[0]["bytes_up"] == whole.layout.size / pairs
-    assert whole.metrics[0]["bytes_down"] / run.metrics[0]["bytes_down"] == whole.layout.size / pairs
+    assert whole.metric_rows[0]["bytes_up"] / run.metric_rows[0]["bytes_up"] == whole.layout.size / pairs
+    assert whole.metric_rows[0]["bytes_down"] / run.metric_rows[0]["bytes_down"] == whole.layout.size / pairs
 
 
 def test_a_clients_adapter_goes_around_the_base_again(run, pretrained, tmp_path):

@@ -79,7 +79,7 @@ def test_splits_rounds_and_the_end_are_heard_in_order():
     heard = Heard()
     run = run_of(SPLITS, heard)
     assert heard.order == ["round 1", "split 2", "round 2", "round 3", "finished"]
-    assert [record.metrics for record in heard.rounds] == run.metrics
+    assert [record.metrics for record in heard.rounds] == run.metric_rows
     assert [len(record.tree.leaves) for record in heard.rounds] == [1, 2, 2]
     assert [[event.kind for event in record.events] for record in heard.rounds] == [[], ["split"], []]
     assert [record.last for record in heard.rounds] == [False, False, True]
@@ -158,9 +158,9 @@ def test_the_run_so_far_is_there_from_the_first_evaluation_on():
     none, *some = seen
     assert none is None
     assert [early.summary["rounds"] for early in some] == [2, 3, 4]
-    assert [len(early.metrics) for early in some] == [2, 3, 4], "and no later round changes it"
+    assert [len(early.metric_rows) for early in some] == [2, 3, 4], "and no later round changes it"
     assert some[1].summary["accuracy"] == some[0].summary["accuracy"], "that of the last evaluation"
-    assert some[2].clients == run.clients
+    assert some[2].client_rows == run.client_rows
     assert some[2].tree.leaf_of == run.tree.leaf_of
 
 

@@ -54,7 +54,9 @@ def told(run: Run, kind: str, number: int) -> list[list[int]]:
 @pytest.mark.parametrize("name", METHODS)
 def test_newcomers_take_part_from_their_round_on_and_who_leaves_up_to_the_round_before(name):
     run = run_of(name)
-    seen = {number: [row["client"] for row in run.clients if row["round"] == number] for number in range(1, ROUNDS + 1)}
+    seen = {
+        number: [row["client"] for row in run.client_rows if row["round"] == number] for number in range(1, ROUNDS + 1)
+    }
     assert {tuple(seen[number]) for number in range(1, JOIN)} == {tuple(range(8))}
     assert {tuple(seen[number]) for number in range(JOIN, LEAVE)} == {tuple(range(12))}
     ((*left,),) = told(run, "left", LEAVE)
@@ -62,7 +64,7 @@ def test_newcomers_take_part_from_their_round_on_and_who_leaves_up_to_the_round_
     for number in range(LEAVE, ROUNDS + 1):
         assert set(seen[number]) == set(range(12)) - set(left)
     assert told(run, "joined", JOIN)[0] == [8, 9, 10, 11]
-    trained = {row["round"]: row["clients_trained"] for row in run.metrics}
+    trained = {row["round"]: row["clients_trained"] for row in run.metric_rows}
     assert (trained[JOIN - 1], trained[LEAVE - 1], trained[ROUNDS]) == (8, 12, 8)
     assert all(not set(left) & set(node.members) for node in run.tree.nodes)
     assert all(node.cached is None or len(node.cached) == len(node.members) for node in run.tree.nodes)
@@ -73,12 +75,12 @@ def test_until_somebody_comes_or_goes_the_run_is_the_same(name):
     run, plain = run_of(name), run_of(name, None, None)
     for number in range(JOIN - 1):
         for column in ("accuracy_mean", "train_loss", "clusters", "bytes_up"):
-            assert run.metrics[number][column] == plain.metrics[number][column]
+            assert run.metric_rows[number][column] == plain.metric_rows[number][column]
 
 
 @pytest.mark.parametrize("name", ["cfl", "fl_hc", "fesem", "pacfl", "oracle"])
 def test_newcomers_find_their_true_clusters(name):
-    before, after = (run_of(name).metrics[number - 1] for number in (JOIN - 1, LEAVE - 1))
+    before, after = (run_of(name).metric_rows[number - 1] for number in (JOIN - 1, LEAVE - 1))
     assert before["ari"] == 1.0, "or there would be nothing to find"
     assert after["ari"] == 1.0
 
@@ -166,7 +168,7 @@ def test_a_run_that_is_continued_ends_like_one_that_was_not_interrupted(name, st
     run, whole = once_more(None), run_of(name)
     assert rounds_seen == list(range(1, ROUNDS + 1))
     assert list(run.events) == list(whole.events)
-    assert [row["accuracy"] for row in run.clients] == [row["accuracy"] for row in whole.clients]
+    assert [row["accuracy"] for row in run.client_rows] == [row["accuracy"] for row in whole.client_rows]
     assert all(torch.equal(a.params, b.params) for a, b in zip(run.tree.nodes, whole.tree.nodes, strict=True))
 
 

@@ -80,7 +80,7 @@ def test_accuracies_are_those_of_the_models_that_the_columns_name():
     run, newcomers = run_of("cfl"), digits().newcomers
     found = fedclade.assign(run, newcomers)
     alone = fedclade.simulate(Local(), "mclr", newcomers, local=SPEC, rounds=8, evaluate_every=8)
-    assert [row["accuracy_own"] for row in found.rows] == [row["accuracy"] for row in alone.clients]
+    assert [row["accuracy_own"] for row in found.rows] == [row["accuracy"] for row in alone.client_rows]
     module = fedclade.models.build_model("mclr", input_shape=(64,), outputs=10)
     for row in found.rows:
         x, y = newcomers.examples(row["client"], "test")

@@ -30,7 +30,9 @@ def test_what_is_frozen_stays_and_is_not_sent(federation):
     settings = {"rounds": 2, "local": LocalTraining(epochs=1, lr=0.1), "engine": "stacked"}
     run = simulate(CFL(), model, federation, freeze=["0.*"], **settings)
     assert run.layout.size == 32 * 10 + 10
-    assert run.metrics[0]["bytes_up"] < simulate(CFL(), model, federation, **settings).metrics[0]["bytes_up"] / 5
+    assert (
+        run.metric_rows[0]["bytes_up"] < simulate(CFL(), model, federation, **settings).metric_rows[0]["bytes_up"] / 5
+    )
     state = run.layout.state_dict(run.tree.nodes[0].params)
     for name, value in model.state_dict().items():
         assert torch.equal(state[name], value) == name.startswith("0.")

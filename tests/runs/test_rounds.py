@@ -174,12 +174,12 @@ def test_a_modules_own_parameters_are_the_initial_ones():
 
 def test_evaluation_every_second_round_and_after_the_last():
     run = run_of(rounds=5, evaluate_every=2)
-    assert [row["accuracy_mean"] is not None for row in run.metrics] == [False, True, False, True, True]
-    assert sorted({row["round"] for row in run.clients}) == [2, 4, 5]
-    assert len(run.clients) == 3 * 4
-    assert run.metrics[0].keys() == run.metrics[1].keys()
-    assert run.metrics[0]["loss_mean"] is None
-    assert all(row["train_loss"] > 0 for row in run.metrics)
+    assert [row["accuracy_mean"] is not None for row in run.metric_rows] == [False, True, False, True, True]
+    assert sorted({row["round"] for row in run.client_rows}) == [2, 4, 5]
+    assert len(run.client_rows) == 3 * 4
+    assert run.metric_rows[0].keys() == run.metric_rows[1].keys()
+    assert run.metric_rows[0]["loss_mean"] is None
+    assert all(row["train_loss"] > 0 for row in run.metric_rows)
 
 
 @pytest.mark.parametrize("fraction", [1.0, 0.5])
@@ -187,7 +187,7 @@ def test_bytes_are_one_model_down_and_one_update_up_for_each_client_that_trains(
     """float32: 4 bytes an entry."""
     run = run_of(client_fraction=fraction)
     trained = round(4 * fraction)
-    for row in run.metrics:
+    for row in run.metric_rows:
         assert row["clients_trained"] == trained
         assert row["bytes_up"] == row["bytes_down"] == trained * SIZE * 4
     assert run.summary["bytes_up"] == run.summary["bytes_down"] == 3 * trained * SIZE * 4
@@ -195,26 +195,26 @@ def test_bytes_are_one_model_down_and_one_update_up_for_each_client_that_trains(
 
 def test_a_split_round_pays_for_the_absent_members_too():
     run = run_of(CFL(eps2=1e-3, split_rounds=(2,)), client_fraction=0.5)
-    assert [row["phase"] for row in run.metrics] == ["train", "split", "train"]
-    assert [row["bytes_up"] for row in run.metrics] == [2 * SIZE * 4, 4 * SIZE * 4, 2 * SIZE * 4]
-    assert [row["clusters"] for row in run.metrics] == [1, 2, 2]
+    assert [row["phase"] for row in run.metric_rows] == ["train", "split", "train"]
+    assert [row["bytes_up"] for row in run.metric_rows] == [2 * SIZE * 4, 4 * SIZE * 4, 2 * SIZE * 4]
+    assert [row["clusters"] for row in run.metric_rows] == [1, 2, 2]
 
 
 def test_of_local_training_the_initial_model_alone_travels():
     run = run_of(Local())
-    assert [(row["bytes_up"], row["bytes_down"]) for row in run.metrics] == [(0, 4 * SIZE * 4), (0, 0), (0, 0)]
+    assert [(row["bytes_up"], row["bytes_down"]) for row in run.metric_rows] == [(0, 4 * SIZE * 4), (0, 0), (0, 0)]
 
 
 def test_target_numbers_are_of_the_first_round_whose_mean_reaches_it():
     run = run_of("oracle", rounds=8)
-    means = [row["accuracy_mean"] for row in run.metrics]
+    means = [row["accuracy_mean"] for row in run.metric_rows]
     target = means[4]
     first = next(k for k, mean in enumerate(means, start=1) if mean >= target)
     summary = run_of("oracle", rounds=8, target=target).summary["target"]
     assert summary["accuracy"] == target
     assert summary["rounds_to_target"] == first
     assert summary["bytes_to_target"] == first * 2 * 4 * SIZE * 4
-    final = [row["accuracy"] for row in run.clients if row["round"] == 8]
+    final = [row["accuracy"] for row in run.client_rows if row["round"] == 8]
     assert summary["share_of_clients"] == sum(accuracy >= target for accuracy in final) / 4
 
 
@@ -230,7 +230,7 @@ def test_a_target_that_is_never_reached_has_no_numbers():
 
 def test_the_summary_says_what_was_run_and_found():
     run = run_of("oracle", seed=3)
-    final = [row["accuracy"] for row in run.clients if row["round"] == 3]
+    final = [row["accuracy"] for row in run.client_rows if row["round"] == 3]
     assert run.summary["algorithm"] == "oracle"
     assert (run.summary["seed"], run.summary["rounds"], run.summary["clients"]) == (3, 3, 4)
     assert run.summary["accuracy"]["mean"] == pytest.approx(sum(final) / 4)
@@ -260,12 +260,12 @@ class Gathering(FedAvg):
 
 def test_clients_in_no_cluster_yet_are_served_with_the_root_and_an_empty_cluster_is_not_counted():
     run = run_of(Gathering(), rounds=2)
-    assert [(row["round"], row["served_by"]) for row in run.clients] == [
+    assert [(row["round"], row["served_by"]) for row in run.client_rows] == [
         *((1, 0) for _ in TRUTH),
         *((2, 2) for _ in TRUTH),
     ]
-    assert [row["clusters"] for row in run.metrics] == [0, 1]
-    assert [row["ari"] for row in run.metrics] == [0.0, 0.0]
+    assert [row["clusters"] for row in run.metric_rows] == [0, 1]
+    assert [row["ari"] for row in run.metric_rows] == [0.0, 0.0]
     assert run.summary["clusters"]["found"] == 1
     assert run.summary["clusters"]["sizes"] == [4]
 
@@ -273,21 +273,21 @@ def test_clients_in_no_cluster_yet_are_served_with_the_root_and_an_empty_cluster
 def test_without_a_truth_there_are_no_scores():
     run = run_of("fedavg", dataclasses.replace(federation_of(TRUTH), true_clusters=None))
     assert run.summary["clusters"] == {"found": 1, "true": None, "ari": None, "nmi": None, "sizes": [4]}
-    assert {row["true_cluster"] for row in run.clients} == {None}
-    assert {row["separation_gap"] for row in run.clusters} == {None}
+    assert {row["true_cluster"] for row in run.client_rows} == {None}
+    assert {row["separation_gap"] for row in run.cluster_rows} == {None}
 
 
 def test_every_round_tells_norms_bounds_and_the_separation_gap_of_each_cluster():
     run = run_of(CFL(eps2=1e-3, split_rounds=(2,)), rounds=3)
-    assert [(row["round"], row["node"], row["clients"]) for row in run.clusters] == [
+    assert [(row["round"], row["node"], row["clients"]) for row in run.cluster_rows] == [
         *((1, 0, 4), (2, 0, 4)),
         *((3, 1, 2), (3, 2, 2)),
     ]
-    last = run.clusters[2:]
-    assert run.metrics[2]["max_norm"] == max(row["max_norm"] for row in last)
-    assert run.metrics[2]["mean_norm"] == max(row["mean_norm"] for row in last)
-    assert run.metrics[2]["alpha_cross_max"] == min(row["alpha_cross_max"] for row in last)
-    assert run.metrics[2]["separation_gap"] == max(row["separation_gap"] for row in last)
+    last = run.cluster_rows[2:]
+    assert run.metric_rows[2]["max_norm"] == max(row["max_norm"] for row in last)
+    assert run.metric_rows[2]["mean_norm"] == max(row["mean_norm"] for row in last)
+    assert run.metric_rows[2]["alpha_cross_max"] == min(row["alpha_cross_max"] for row in last)
+    assert run.metric_rows[2]["separation_gap"] == max(row["separation_gap"] for row in last)
     assert all(row["separation_gap"] <= 0 for row in last), "finished clusters have no gap"
 
 
@@ -360,15 +360,16 @@ def test_fedclade_tells_its_version():
 def test_the_rows_of_clients_say_who_serves_them():
     run = run_of("oracle", rounds=1)
     assert [
-        (row["client"], row["cluster"], row["served_by"], row["true_cluster"], row["n_train"]) for row in run.clients
+        (row["client"], row["cluster"], row["served_by"], row["true_cluster"], row["n_train"])
+        for row in run.client_rows
     ] == [*((0, 1, 1, 0, 24), (1, 2, 2, 1, 24)), *((2, 1, 1, 0, 24), (3, 2, 2, 1, 24))]
 
 
 def test_fallback_is_evaluated_with_the_served_model():
     """At most as many right answers on validation data as the served model; the row names it."""
     run = run_of(CFL(eps2=1e-3, split_rounds=(1,), fallback=True), rounds=2)
-    assert {row["served_by"] for row in run.clients} <= {0, 1, 2}
-    assert {row["cluster"] for row in run.clients} == {1, 2}
+    assert {row["served_by"] for row in run.client_rows} <= {0, 1, 2}
+    assert {row["cluster"] for row in run.client_rows} == {1, 2}
 
 
 def test_a_language_model_is_told_by_its_perplexity():
@@ -377,10 +378,10 @@ def test_a_language_model_is_told_by_its_perplexity():
     tokens = torch.randint(1, 5, (n, 3), generator=torch.Generator().manual_seed(0))
     pool = dataclasses.replace(federation.pool, x=tokens, y=tokens, outputs=5, task="language")
     run = run_of("fedavg", dataclasses.replace(federation, pool=pool), nn.Embedding(5, 5), evaluate_every=2)
-    losses = torch.tensor([row["loss"] for row in run.clients if row["round"] == 3])
+    losses = torch.tensor([row["loss"] for row in run.client_rows if row["round"] == 3])
     assert run.summary["perplexity"]["mean"] == pytest.approx(float(losses.exp().mean()))
     assert run.summary["perplexity"]["max"] == pytest.approx(float(losses.exp().max()))
-    assert run.metrics[0]["perplexity_mean"] is None
+    assert run.metric_rows[0]["perplexity_mean"] is None
 
 
 @pytest.mark.parametrize("engine", ["stacked", "vmap", "loop"])
@@ -445,17 +446,17 @@ def full() -> Run:
 @pytest.mark.parametrize("stream", [False, True])
 def test_sketches_of_1024_entries_find_the_clusters_that_whole_updates_do(full, stream, permute):
     run = wide_run(signature=PROJECTED, stream=stream, permute=permute)
-    assert [row["ari"] for row in run.metrics] == [row["ari"] for row in full.metrics]
-    assert full.metrics[-1]["ari"] == 1.0
+    assert [row["ari"] for row in run.metric_rows] == [row["ari"] for row in full.metric_rows]
+    assert full.metric_rows[-1]["ari"] == 1.0
     assert [node.members for node in run.tree.nodes] == [node.members for node in full.tree.nodes]
     for ours, theirs in zip(full.tree.nodes, run.tree.nodes, strict=True):
         torch.testing.assert_close(theirs.params, ours.params, rtol=0, atol=1e-4)
         assert theirs.cached is None or theirs.cached.shape == (len(theirs.members), 1024)
-    for ours, theirs in zip(full.clusters, run.clusters, strict=True):
+    for ours, theirs in zip(full.cluster_rows, run.cluster_rows, strict=True):
         assert theirs["max_norm"] == pytest.approx(ours["max_norm"], rel=1e-4), "norms are of whole updates"
         assert theirs["mean_norm"] == pytest.approx(ours["mean_norm"], rel=1e-4)
         assert theirs["alpha_cross_max"] == pytest.approx(ours["alpha_cross_max"], abs=5 / 32)
-    assert [row["bytes_up"] for row in run.metrics] == [row["bytes_up"] for row in full.metrics]
+    assert [row["bytes_up"] for row in run.metric_rows] == [row["bytes_up"] for row in full.metric_rows]
     assert run.summary["seconds"]["train"] > 0
 
 
@@ -546,14 +547,14 @@ def test_signatures_that_a_stream_does_not_keep_are_not_taken_for_equal_ones():
 def test_a_sample_of_the_clients_is_evaluated() -> None:
     whole = run_of(FedAvg(), rounds=2)
     part = run_of(FedAvg(), rounds=2, evaluate_clients=2)
-    asked = [row["client"] for row in part.clients if row["round"] == 1]
-    assert len(asked) == 2 < len({row["client"] for row in whole.clients})
-    assert asked == sorted(asked) == [row["client"] for row in part.clients if row["round"] == 2]
-    assert part.clients == [row for row in whole.clients if row["client"] in asked]
+    asked = [row["client"] for row in part.client_rows if row["round"] == 1]
+    assert len(asked) == 2 < len({row["client"] for row in whole.client_rows})
+    assert asked == sorted(asked) == [row["client"] for row in part.client_rows if row["round"] == 2]
+    assert part.client_rows == [row for row in whole.client_rows if row["client"] in asked]
     assert part.summary["accuracy"]["mean"] == pytest.approx(
-        sum(row["accuracy"] for row in part.clients if row["round"] == 2) / 2
+        sum(row["accuracy"] for row in part.client_rows if row["round"] == 2) / 2
     )
-    assert run_of(FedAvg(), rounds=2, evaluate_clients=99).clients == whole.clients
+    assert run_of(FedAvg(), rounds=2, evaluate_clients=99).client_rows == whole.client_rows
 
 
 def test_clients_of_a_cluster_are_evaluated_before_others() -> None:

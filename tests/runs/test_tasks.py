@@ -43,12 +43,12 @@ def test_a_run_goes_on_with_its_task(tmp_path: Path):
     with pytest.raises(RunInterrupted):
         ran(tmp_path / "run", stop=lambda: next(calls), checkpoint_every=1)
     again, whole = ran(tmp_path / "run", checkpoint_every=1), ran(tmp_path / "whole")
-    assert again.clients == whole.clients
-    assert [row["rmse_mean"] for row in again.metrics] == [row["rmse_mean"] for row in whole.metrics]
+    assert again.client_rows == whole.client_rows
+    assert [row["rmse_mean"] for row in again.metric_rows] == [row["rmse_mean"] for row in whole.metric_rows]
     kept = Run.load(tmp_path / "run")
     assert [metric["name"] for metric in kept.summary["metrics"]] == ["rmse", "r2"]
     assert kept.config["task"]["loss"] == "huber"
-    assert kept.clients == whole.clients
+    assert kept.client_rows == whole.client_rows
 
 
 def test_another_task_is_another_run(tmp_path: Path):
@@ -72,11 +72,11 @@ def test_a_target_is_a_metric_of_the_task(target: dict[str, float], told: str, t
 
 def test_an_error_is_reached_from_above(tmp_path: Path):
     run = ran(tmp_path / "run", target={"rmse": 1.0}, rounds=8)
-    means = [row["rmse_mean"] for row in run.metrics]
-    first = next((row["round"] for row in run.metrics if row["rmse_mean"] <= 1.0), None)
+    means = [row["rmse_mean"] for row in run.metric_rows]
+    first = next((row["round"] for row in run.metric_rows if row["rmse_mean"] <= 1.0), None)
     assert means[0] > 1.0
     assert run.summary["target"]["rounds_to_target"] == first
-    share = sum(row["rmse"] <= 1.0 for row in run.clients[-4:]) / 4
+    share = sum(row["rmse"] <= 1.0 for row in run.client_rows[-4:]) / 4
     assert run.summary["target"]["share_of_clients"] == share
 
 

@@ -126,12 +126,12 @@ def daily(name: str) -> Run:
 @pytest.mark.parametrize("name", ["cfl", "fl_hc", "ifca", "pacfl", "finetune"])
 def test_those_alone_that_are_there_train_and_all_that_belong_are_evaluated(name):
     run, trace = daily(name), Trace.daily([c.key for c in digits().joined(digits().newcomers).clients], 0)
-    for row in run.metrics:
+    for row in run.metric_rows:
         number = row["round"]
         expected = trace.there(3600.0 * (number - 1))[: 8 if number < 5 else 12].sum()
         assert row["clients_present"] == expected
         assert row["clients_trained"] <= expected
-        assert len([r for r in run.clients if r["round"] == number]) == (8 if number < 5 else 12)
+        assert len([r for r in run.client_rows if r["round"] == number]) == (8 if number < 5 else 12)
 
 
 def test_a_round_without_clients_leaves_the_models_as_they_are_and_so_does_a_cluster_without(tmp_path):
@@ -174,7 +174,7 @@ def test_a_run_is_continued_bit_for_bit_and_not_with_another_trace(tmp_path):
     path.write_text(kept)
     run, whole = once_more(tmp_path / "run"), once_more()
     assert run.tree.nodes[0].params.equal(whole.tree.nodes[0].params)
-    assert [row["clients_present"] for row in run.metrics] == [row["clients_present"] for row in whole.metrics]
+    assert [row["clients_present"] for row in run.metric_rows] == [row["clients_present"] for row in whole.metric_rows]
 
 
 def test_a_config_names_a_trace_beside_it_and_says_nothing_where_there_is_none(tmp_path):

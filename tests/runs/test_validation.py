@@ -42,9 +42,9 @@ def test_training_does_not_depend_on_it_and_the_summary_has_the_chosen_round(fed
     plain, scored = run_of(federation), run_of(federation, evaluate_validation=True)
     assert plain.tree.nodes[0].model.equal(scored.tree.nodes[0].model)
     assert "chosen" not in plain.summary
-    assert not any("validation" in key for row in plain.metrics for key in row)
+    assert not any("validation" in key for row in plain.metric_rows for key in row)
     assert "evaluate_validation" not in plain.config
-    by_round = {row["round"]: row for row in scored.metrics}
+    by_round = {row["round"]: row for row in scored.metric_rows}
     best = max(by_round, key=lambda number: by_round[number]["validation_accuracy"])
     assert scored.summary["chosen"] == {
         "metric": "accuracy",
@@ -64,7 +64,7 @@ def test_scores_are_those_of_examples_that_are_not_trained_on(federation):
         assert not set(client.validation) & (set(client.train) | set(client.test))
         inputs, targets = federation.examples(client.id, "validation")
         shares.append(float(((inputs.flatten(1) @ weight.T + bias).argmax(1) == targets).double().mean()))
-    assert run.metrics[0]["validation_accuracy"] == pytest.approx(np.mean(shares))
+    assert run.metric_rows[0]["validation_accuracy"] == pytest.approx(np.mean(shares))
 
 
 def test_a_run_that_is_continued_chooses_as_if_it_had_not_been(federation, tmp_path):

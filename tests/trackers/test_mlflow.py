@@ -47,7 +47,8 @@ def test_a_run_in_two_parts_is_one_run_there(tmp_path: Path, store: str):
     assert found.data.tags["data"] == "tiny"
     assert found.data.params["algorithm.eps2"] == "0.001"
     assert found.data.params["local.lr"] == "0.2"
-    assert history(store, found.info.run_id, "accuracy/mean") == [(r["round"], r["accuracy_mean"]) for r in run.metrics]
+    expected = [(row["round"], row["accuracy_mean"]) for row in run.metric_rows]
+    assert history(store, found.info.run_id, "accuracy/mean") == expected
     assert history(store, found.info.run_id, "clusters/found") == [(1, 1), (2, 2), (3, 2), (4, 2)]
     artifacts = Path(found.info.artifact_uri.removeprefix("file://"))
     assert json.loads((artifacts / "summary.json").read_text()) == run.summary

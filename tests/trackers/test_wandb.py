@@ -78,7 +78,7 @@ def test_both_parts_of_a_run_have_one_id(tmp_path: Path):
     assert [row["_step"] for row in rows(first)] == [1, 2, 3]
     assert [row["_step"] for row in rows(second)] == [4]
     written = [row["accuracy/mean"] for row in [*rows(first), *rows(second)]]
-    assert written == pytest.approx([row["accuracy_mean"] for row in run.metrics])
+    assert written == pytest.approx([row["accuracy_mean"] for row in run.metric_rows])
     of_kind = {record.WhichOneof("record_type"): record for record in records(second)}
     begun = next(record.run for record in records(first) if record.WhichOneof("record_type") == "run")
     config = {item.key: json.loads(item.value_json) for item in begun.config.update}

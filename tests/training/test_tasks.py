@@ -170,5 +170,5 @@ def test_a_run_of_a_task_names_its_metrics():
     run = simulate("fedavg", network(), federation, rounds=2, engine="loop", task="regression", target=0.5)
     assert [metric["name"] for metric in run.summary["metrics"]] == ["mae"]
     assert run.summary["target"]["mae"] == 0.5
-    assert run.summary["mae"]["mean"] == pytest.approx(run.metrics[-1]["mae_mean"])
-    assert run.clients[-1]["mae"] > 0
+    assert run.summary["mae"]["mean"] == pytest.approx(run.metric_rows[-1]["mae_mean"])
+    assert run.client_rows[-1]["mae"] > 0

@@ -11,11 +11,11 @@ from rich.console import Console
 from fedclade.cli import options
 from fedclade.cli.console import new_console, say
 from fedclade.cli.interrupt import interruptible
-from fedclade.cli.progress import RunProgress
 from fedclade.config import Batch, Scenario, find_config, find_configs, is_scenario, read_config, read_scenario
 from fedclade.core import ConfigError, RunError
 from fedclade.report import (
     Comparison,
+    RunProgress,
     SuiteComparison,
     add_figures,
     event_table,

@@ -80,8 +80,8 @@ def _report_of_one(folder: Path, against: Path | None, out: Path | None, console
 def _measure(run: Run, folder: Path, against: Path) -> tuple[Run, str]:
     """Return the run to measure by, and what to call it."""
     other = Run.load(against)
-    theirs = {row["client"] for row in other.clients}
-    if missing := {row["client"] for row in run.clients} - theirs:
+    theirs = {row["client"] for row in other.client_rows}
+    if missing := {row["client"] for row in run.client_rows} - theirs:
         raise RunError(
             f"--against should be a run of the same clients: {against} has no client {min(missing)} ({folder} has)"
         )

@@ -12,10 +12,9 @@ import typer
 from fedclade.cli import options
 from fedclade.cli.console import new_console, say
 from fedclade.cli.interrupt import interruptible
-from fedclade.cli.progress import RunProgress
 from fedclade.config import Config, find_config, read_config
 from fedclade.core import ConfigError, RunError
-from fedclade.report import add_figures, show_run
+from fedclade.report import RunProgress, add_figures, show_run
 from fedclade.report.page import PORT, Dashboard
 from fedclade.runs import CONFIG, Run, is_finished, is_unfinished, read_run_config
 from fedclade.training import Actors

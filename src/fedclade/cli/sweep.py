@@ -11,10 +11,9 @@ import typer
 from fedclade.cli import options
 from fedclade.cli.console import new_console, say
 from fedclade.cli.interrupt import interruptible
-from fedclade.cli.progress import RunProgress
 from fedclade.config import find_config
 from fedclade.core import ConfigError
-from fedclade.report import Score, without_figures_if_need_be
+from fedclade.report import RunProgress, Score, without_figures_if_need_be
 from fedclade.sweeps import Outcome, short, sweep
 from fedclade.training import Actors
 

@@ -67,4 +67,5 @@ class Batch:
             on_round=on_round,
             folder=folder,
             stop=self.stop,
+            progress=False,  # which start() shows
         )

@@ -186,6 +186,7 @@ class Config:
         on_round: OnRound | None = None,
         folder: Path | None = None,
         stop: Callable[[], bool] | None = None,
+        progress: bool | None = None,
     ) -> Run:
         """Run it over a federation; see :func:`fedclade.simulate` for the rest, and for what it raises."""
         return simulate(
@@ -204,6 +205,7 @@ class Config:
             config=self.as_dict(),
             folder=folder,
             stop=stop,
+            progress=progress,
         )
 
     def built_algorithm(self, true_clusters: Mapping[int, int] | None) -> Algorithm:

@@ -8,6 +8,7 @@ from fedclade.core.aggregate import inter_group, mean
 from fedclade.core.arguments import check_arguments, checked, defaults, known_arguments
 from fedclade.core.array_mapping import ArrayMapping, Positions
 from fedclade.core.clients import Clients, Workers
+from fedclade.core.display import Displayed, at_prompt, draw_with, drawn, in_notebook
 from fedclade.core.errors import (
     CheckpointError,
     ConfigError,
@@ -129,6 +130,7 @@ __all__ = [
     "DataError",
     "DataSpec",
     "Disconnected",
+    "Displayed",
     "Empty",
     "EngineError",
     "Evaluation",
@@ -180,6 +182,7 @@ __all__ = [
     "Updates",
     "Workers",
     "appear",
+    "at_prompt",
     "bring_to_disk",
     "call_own",
     "check_arguments",
@@ -187,11 +190,14 @@ __all__ = [
     "check_module",
     "checked",
     "defaults",
+    "draw_with",
+    "drawn",
     "fitting",
     "function_named",
     "import_extra",
     "imported",
     "importing_only",
+    "in_notebook",
     "installed",
     "inter_group",
     "known_arguments",

@@ -52,6 +52,10 @@ class Node:
     trained_from: Tensor | None = None
     continued: Tensor | None = None
 
+    def __repr__(self) -> str:
+        lifetime = f"born={self.born}" + ("" if self.split_in is None else f", split_in={self.split_in}")
+        return f"Node({self.id}, parent={self.parent}, clients={len(self.members)}, {lifetime})"
+
     @property
     def model(self) -> Tensor:
         """The model ``[S]`` that clients are served with here."""

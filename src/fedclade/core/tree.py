@@ -10,6 +10,7 @@ from typing import SupportsIndex
 import torch
 from torch import Tensor
 
+from fedclade.core.display import Displayed
 from fedclade.core.errors import TreeError
 from fedclade.core.node import VECTORS, Node
 
@@ -25,7 +26,7 @@ class Group:
 
 
 @dataclass(frozen=True, eq=False)
-class ParameterTree:
+class ParameterTree(Displayed):
     """All clusters of a run; its leaves are the current ones. Immutable: every change returns a new tree.
 
     Parameters

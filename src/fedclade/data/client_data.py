@@ -36,6 +36,10 @@ class ClientData:
         for name in get_args(Split):
             object.__setattr__(self, name, as_indices(getattr(self, name), f"{name} of client {self.name!r}"))
 
+    def __repr__(self) -> str:
+        held = ", ".join(f"{split}={len(getattr(self, split))}" for split in get_args(Split))
+        return f"ClientData({self.id}, {self.name!r}, {held})"
+
     def labels(self, y: Tensor) -> Tensor:
         """Return pool targets as this client sees them, same shape; those that are ignored stay as they are."""
         return y if self.label_map is None else mapped(y, self.label_map)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedclade.core import ArrayMapping, ClientRegistry, DataError, Indices, Positions, Split, checked
+from fedclade.core import ArrayMapping, ClientRegistry, DataError, Displayed, Indices, Positions, Split, checked
 from fedclade.data.arrays import whole_number
 from fedclade.data.augment import Augment, augment_of
 from fedclade.data.client_data import ClientData, check_held, no_examples
@@ -23,7 +23,7 @@ from fedclade.data.pool import Pool
 
 @checked()
 @dataclass(frozen=True, eq=False)
-class Federation:
+class Federation(Displayed):
     """N clients with their data.
 
     Parameters

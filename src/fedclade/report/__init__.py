@@ -5,12 +5,16 @@ command line, the network and the papers import it; it imports runs, and the roo
 """
 
 from fedclade.report.citations import cite_name
+from fedclade.report.compare_methods import compare
 from fedclade.report.comparison import Comparison
 from fedclade.report.decisions import check_table, decision_tables, event_table
 from fedclade.report.estimates import ComparisonRow, Estimate
 from fedclade.report.figures import dendrogram_figure, norms_figure, save_figures, score_figure, similarity_figure
 from fedclade.report.formats import NONE, count, duration, percent, shortened, significant
 from fedclade.report.newcomers import newcomer_table
+from fedclade.report.notebook import html_of
+from fedclade.report.plots import plot_of
+from fedclade.report.progress import RunProgress, progress_bars
 from fedclade.report.score import Score, label_of
 from fedclade.report.show import add_figures, show_run, without_figures_if_need_be
 from fedclade.report.suite import SuiteComparison
@@ -22,6 +26,7 @@ __all__ = [
     "Comparison",
     "ComparisonRow",
     "Estimate",
+    "RunProgress",
     "Score",
     "SuiteComparison",
     "Terminal",
@@ -29,16 +34,20 @@ __all__ = [
     "check_table",
     "cite_name",
     "cluster_table",
+    "compare",
     "count",
     "decision_tables",
     "dendrogram_figure",
     "duration",
     "event_table",
+    "html_of",
     "label_of",
     "new_table",
     "newcomer_table",
     "norms_figure",
     "percent",
+    "plot_of",
+    "progress_bars",
     "run_table",
     "save_figures",
     "score_figure",

@@ -141,7 +141,7 @@ class ClusterColours:
         entries, nodes = self.current(), self.run.tree.nodes
         if nodes[0].split_in:
             entries.append(LegendEntry("@ink", "root, until its split"))
-        elif nodes[0].split_in == 0 and any(row["cluster"] == 0 for row in self.run.clients):
+        elif nodes[0].split_in == 0 and any(row["cluster"] == 0 for row in self.run.client_rows):
             entries.append(LegendEntry("@ink", "root, of clients in no cluster yet"))
         if any(node.split_in for node in nodes[1:]):
             entries.append(LegendEntry("@muted", "other clusters, until their split"))

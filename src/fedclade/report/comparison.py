@@ -17,6 +17,7 @@ from fedclade.report.comparison_figures import comparison_figure
 from fedclade.report.comparison_files import ComparisonFiles, csv_table, markdown_table
 from fedclade.report.estimates import (
     BASELINES,
+    CHOSEN,
     DISPENSABLE,
     NUMBERS,
     WORDS,
@@ -26,17 +27,16 @@ from fedclade.report.estimates import (
     chosen_heading,
 )
 from fedclade.report.formats import count
+from fedclade.report.plots import comparison_plot
 from fedclade.report.score import Score, compared_by, in_common
 from fedclade.report.terminal import new_table
-from fedclade.runs import Run
+from fedclade.runs import Run, data_frame
 from fedclade.tasks import gap_closed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-
-CHOSEN = "Chosen round: the test score of the round that is best on validation data; all else is of the last round."
-"""What a table says of the round that validation data chose."""
+    from pandas import DataFrame
+    from plotly.graph_objects import Figure as PlotlyFigure
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,6 +78,36 @@ class Comparison(ComparisonFiles):
         """One row for each configuration, in the order given."""
         return tuple(self._row(label, [run.summary for run in runs]) for label, runs in self.runs.items())
 
+    @property
+    def columns(self) -> Mapping[str, Sequence[str]]:
+        """The comparison for people: the cells of each column, by its name."""
+        return {name: [cell(row) for row in self.rows] for name, cell in self._columns.items()}
+
+    def frame(self) -> DataFrame:
+        """Return the numbers of :meth:`csv` as a pandas data frame.
+
+        Raises
+        ------
+        MissingExtraError
+            If pandas is not installed.
+        """
+        return data_frame([self._as_csv(row) for row in self.rows], "Comparison.frame")
+
+    def plot(self) -> PlotlyFigure:
+        """Return the means with their intervals as a Plotly figure, and every run as a small dot.
+
+        Raises
+        ------
+        ConfigError
+            If the configurations have no metric in common.
+        MissingExtraError
+            If plotly is not installed.
+        """
+        return comparison_plot(in_common(self._summaries), self.rows, self.title, self._data)
+
+    def __repr__(self) -> str:
+        return f"Comparison({', '.join(self.runs)})"
+
     def table(self, width: int | None = None) -> Table:
         """Return the comparison for the terminal.
 
@@ -86,7 +116,7 @@ class Comparison(ComparisonFiles):
         width
             Columns of the terminal; what does not fit is left out, the least important first.
         """
-        title, columns = self._title, dict(self._columns)
+        title, columns = self.title, dict(self._columns)
         if len(numbers := {len(row.seeds) for row in self.rows}) == 1:  # said once, to leave room for the rest
             title += f", {count(numbers.pop(), 'seed')} each"
             del columns["seeds"]
@@ -100,7 +130,7 @@ class Comparison(ComparisonFiles):
         for name in DISPENSABLE:
             if width is not None and _width(cells) > width:
                 cells.pop(fill(name, 9), None)
-        table = new_table(title, caption=escape(self._note), collapse_padding=True)
+        table = new_table(title, caption=escape(self.note), collapse_padding=True)
         for name in cells:
             # A number must not be broken, and a name only if it is very long.
             table.add_column(name, justify="left" if name in WORDS else "right", no_wrap=True, overflow="fold")
@@ -111,7 +141,7 @@ class Comparison(ComparisonFiles):
     def markdown(self) -> str:
         """Return the comparison as a Markdown table with a title and a note."""
         rows = ([cell(row) for cell in self._columns.values()] for row in self.rows)
-        return f"**{self._title}**\n\n{markdown_table(list(self._columns), rows, WORDS)}\n\n{self._note}\n"
+        return f"**{self.title}**\n\n{markdown_table(list(self._columns), rows, WORDS)}\n\n{self.note}\n"
 
     def csv(self) -> str:
         """Return the means as CSV, one line for each configuration; for metrics also half the width of the interval.
@@ -142,7 +172,7 @@ class Comparison(ComparisonFiles):
         ConfigError
             If the configurations have no metric in common.
         """
-        return comparison_figure(in_common(self._summaries), self.rows, self._title, self._data)
+        return comparison_figure(in_common(self._summaries), self.rows, self.title, self._data)
 
     @property
     def _summaries(self) -> list[Mapping[str, Any]]:
@@ -197,12 +227,14 @@ class Comparison(ComparisonFiles):
         return _joined((row.data for row in self.rows), "; ")
 
     @property
-    def _title(self) -> str:
+    def title(self) -> str:
+        """How many configurations are compared, and on what."""
         title = f"Comparison of {count(len(self.rows), 'configuration')}"
         return f"{self.name}: {title.lower()}" if self.name else title
 
     @property
-    def _note(self) -> str:
+    def note(self) -> str:
+        """What stands below the table."""
         note = f"{self._data}. ±: 95 % interval of the mean over seeds. Gap closed: 0 is FedAvg, 1 the oracle."
         return note if all(row.chosen is None for row in self.rows) else f"{note} {CHOSEN}"
 

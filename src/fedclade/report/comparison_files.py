@@ -9,14 +9,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedclade.core import RunError, write_text
+from fedclade.core import Displayed, RunError, write_text
 from fedclade.report import style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-class ComparisonFiles(ABC):
+class ComparisonFiles(Displayed, ABC):
     """What can be written as text and drawn."""
 
     @abstractmethod

@@ -13,6 +13,9 @@ from fedclade.tasks import mean_and_interval
 BASELINES = ("fedavg", "local", "oracle")
 """Algorithms that others are measured by."""
 
+CHOSEN = "Chosen round: the test score of the round that is best on validation data; all else is of the last round."
+"""What a table says of the round that validation data chose."""
+
 NUMBERS: Mapping[str, Callable[[Mapping[str, Any]], float | None]] = {
     "ari": lambda s: s["clusters"]["ari"],
     "clusters": lambda s: s["clusters"]["found"],

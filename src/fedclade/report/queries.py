@@ -71,7 +71,7 @@ def score_series(run: Run) -> dict[int, Series]:
     """
     score = Score.of_run(run)
     scores: dict[int, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for row in run.clients:
+    for row in run.client_rows:
         node = run.tree.nodes[row["cluster"]]
         while node.born >= row["round"] and node.parent is not None:
             node = run.tree.nodes[node.parent]
@@ -94,7 +94,7 @@ def joined_series(tree: ParameterTree, found: Mapping[int, Series]) -> dict[int,
 def criterion_series(run: Run, column: str) -> dict[int, Series]:
     """Return one column of ``clusters.parquet`` over the rounds, by node, wherever there is a number."""
     numbers: dict[int, dict[int, float]] = defaultdict(dict)
-    for row in run.clusters:
+    for row in run.cluster_rows:
         if (value := row.get(column)) is not None:
             numbers[row["node"]][row["round"]] = value
     return {node: Series(tuple(by_round), tuple(by_round.values())) for node, by_round in numbers.items()}

@@ -63,10 +63,12 @@ class RunView:
             return self.against_label, {client: self.score.of(row) for client, row in rows.items()}
         last = {client: row["served_by"] for client, row in self.outcome.rows.items() if "served_by" in row}
         rounds = [
-            row["round"] for row in self.run.clients if row.get("served_by") == 0 and last.get(row["client"], 0) != 0
+            row["round"]
+            for row in self.run.client_rows
+            if row.get("served_by") == 0 and last.get(row["client"], 0) != 0
         ]
         if not rounds:
             return None
         at = max(rounds)
-        rows = [row for row in self.run.clients if row["round"] == at and row["served_by"] == 0]
+        rows = [row for row in self.run.client_rows if row["round"] == at and row["served_by"] == 0]
         return f"the root’s model of round {at}", {row["client"]: self.score.of(row) for row in rows}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from textwrap import fill
@@ -15,7 +15,7 @@ from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
 
-from fedclade.core import ConfigError
+from fedclade.core import ConfigError, import_extra
 from fedclade.report.comparison import Comparison
 from fedclade.report.comparison_figures import all_labels, suite_figure
 from fedclade.report.comparison_files import ComparisonFiles, csv_table, markdown_table
@@ -26,6 +26,7 @@ from fedclade.report.terminal import new_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from pandas import DataFrame
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +56,7 @@ class SuiteComparison(ComparisonFiles):
 
     def overview(self) -> Table:
         """Return algorithms by scenarios for the terminal: mean scores, and ARI where it is known."""
-        table = new_table(self._title, collapse_padding=True)
+        table = new_table(self.title, collapse_padding=True)
         table.add_column("config", no_wrap=True)
         for name in self._headings:
             table.add_column(fill(name, 9, break_long_words=False), justify="right", no_wrap=True)
@@ -65,12 +66,29 @@ class SuiteComparison(ComparisonFiles):
             table.add_row(escape(label), *cells[label], style="dim" if dim else None)
         return table
 
+    @property
+    def columns(self) -> Mapping[str, Sequence[str]]:
+        """The overview for people: the cells of each column, by its name."""
+        cells = self._cells(write_with_interval)
+        columns = zip(*cells.values(), strict=True)
+        return {"config": [*cells], **dict(zip(self._headings, map(list, columns), strict=True))}
+
+    def frame(self) -> DataFrame:
+        """Return the numbers of :meth:`csv` as a pandas data frame; see :meth:`Comparison.frame`."""
+        each = [comparison.frame().assign(scenario=name) for name, comparison in self.scenarios.items()]
+        pandas = import_extra("pandas", "pandas", "notebook", "SuiteComparison.frame")
+        found = pandas.concat(each, ignore_index=True)
+        return found[["scenario", *found.columns.drop("scenario")]]
+
+    def __repr__(self) -> str:
+        return f"SuiteComparison({', '.join(self.scenarios)})"
+
     def markdown(self) -> str:
         """Return the overview and the table of every scenario as Markdown."""
         cells = self._cells(write_with_interval)
         overview = markdown_table(["config", *self._headings], [[label, *row] for label, row in cells.items()])
         each = "\n".join(comparison.markdown() for comparison in self.scenarios.values())
-        return f"**{self._title}**\n\n{overview}\n\n{each}"
+        return f"**{self.title}**\n\n{overview}\n\n{each}"
 
     def csv(self) -> str:
         """Return one CSV table whose first column is the scenario; see :meth:`Comparison.csv` for the others."""
@@ -94,7 +112,8 @@ class SuiteComparison(ComparisonFiles):
         return {name: (shared or each.scores)[0] for name, each in self.scenarios.items()}
 
     @property
-    def _title(self) -> str:
+    def title(self) -> str:
+        """What the overview shows."""
         score, *others = dict.fromkeys(self._score_of.values())
         what = "Scores" if others else f"{score.title} in percent" if score.share else score.title
         return f"{what}, mean of the clients and seeds; ARI where the true clusters are known"

@@ -37,14 +37,14 @@ def run_table(run: Run) -> Table:
     table = new_table(queries.heading(run), show_header=False, box=None)
     table.add_column(style="cyan", no_wrap=True)
     table.add_column()
-    for name, value in _facts(run):
+    for name, value in facts(run):
         table.add_row(name, escape(value))
     return table
 
 
 def cluster_table(run: Run) -> Table:
     """Return the current clusters: their members and scores, and the norms of the last round."""
-    outcome, criteria = Outcome.of(run), {row["node"]: row for row in run.clusters}
+    outcome, criteria = Outcome.of(run), {row["node"]: row for row in run.cluster_rows}
     table = new_table("Clusters")
     for column in ("node", "size", outcome.score.label, "mean norm", "max norm"):
         table.add_column(column, justify="right", no_wrap=True)
@@ -84,7 +84,7 @@ def tree_view(tree: ParameterTree, run: Run | None = None) -> Tree:
     return view
 
 
-def _facts(run: Run) -> Iterator[tuple[str, str]]:
+def facts(run: Run) -> Iterator[tuple[str, str]]:
     """Yield the lines of a run's summary: name and value."""
     s = run.summary
     clusters, seconds = s["clusters"], s["seconds"]

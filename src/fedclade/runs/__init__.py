@@ -9,15 +9,16 @@ from fedclade.runs.callbacks import Callback, Callbacks, EndRecord, OnRound, Rou
 from fedclade.runs.checkpointer import Checkpointer
 from fedclade.runs.churn import Churn, ComingAndGoing
 from fedclade.runs.history import History, counting, version_of, versions
-from fedclade.runs.newcomers import Newcomers, assign
+from fedclade.runs.newcomers import assign
 from fedclade.runs.rounds import run_rounds
 from fedclade.runs.settings import Every, RunOptions, RunSettings, Stream, settings_from, target_of
 from fedclade.runs.simulation import simulate
 from fedclade.runs.store import Run, export_adapter, export_model
-from fedclade.runs.store.contents import without_unset
+from fedclade.runs.store.config_file import CONFIG, read_run_config
+from fedclade.runs.store.contents import data_frame, without_unset
 from fedclade.runs.store.events import events_of
-from fedclade.runs.store.newcomers import read_newcomers, score_columns
-from fedclade.runs.store.run import CONFIG, Row, check_free, is_finished, is_unfinished, read_run_config
+from fedclade.runs.store.newcomers import Newcomers, read_newcomers, score_columns
+from fedclade.runs.store.run import Row, check_free, is_finished, is_unfinished
 from fedclade.runs.store.similarities import SimilarityMatrix
 from fedclade.runs.validation import check_validation, chosen_round, column_of
 
@@ -49,6 +50,7 @@ __all__ = [
     "chosen_round",
     "column_of",
     "counting",
+    "data_frame",
     "decide_stream",
     "events_of",
     "export_adapter",

@@ -165,6 +165,12 @@ class Callbacks:
     def __bool__(self) -> bool:
         return bool(self._all)
 
+    def joined(self, callback: Callback) -> Callbacks:
+        """Return these, and one that is called before them."""
+        found = Callbacks()
+        found._all = [callback, *self._all]
+        return found
+
     def split(self, record: SplitRecord) -> None:
         """Tell of a split."""
         for place, callback in enumerate(self._all):

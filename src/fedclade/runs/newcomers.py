@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from operator import methodcaller
-from pathlib import Path
-from statistics import fmean
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
@@ -22,64 +20,11 @@ from fedclade.models import PARTS, Parts
 from fedclade.runs.backend import Backend, Maker, module_for
 from fedclade.runs.store import Run
 from fedclade.runs.store.contents import Row
-from fedclade.runs.store.newcomers import score_columns, write_newcomers
-from fedclade.tasks import OLD_METRIC, RIGHT, Task, build_task, noted_metrics
+from fedclade.runs.store.newcomers import Newcomers, score_columns
+from fedclade.tasks import Task, build_task, noted_metrics
 from fedclade.training import float32_products, here
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, eq=False)
-class Newcomers:
-    """Where newcomers go, and how well the models suit them.
-
-    Parameters
-    ----------
-    assignments
-        Where each goes.
-    rows
-        One for each newcomer: ``client``, ``name``, ``path`` and ``node`` of the model that it got, ``fits``, ``leaf``
-        (where its way led, whether or not it fits there), ``by`` (``similarity`` or ``loss``), for every step on its
-        way the ``scores`` of the branch it took, of the best ``others`` and their ``margins``, the smallest ``margin``,
-        its ``true_cluster``, whether it got the model of a leaf of that (``right``), and its scores, by the metric that
-        counts, in the columns of :func:`score_columns <fedclade.runs.score_columns>`.
-    rounds_alone
-        For how many rounds a newcomer trained a model of its own.
-    only_fitting
-        Whether newcomers got no model that does not fit them.
-    metric
-        The name of the metric that counts.
-    """
-
-    assignments: Sequence[Assignment]
-    rows: Sequence[Row]
-    rounds_alone: int
-    only_fitting: bool = False
-    metric: str = OLD_METRIC
-
-    @property
-    def summary(self) -> Row:
-        """Means, the number of those that fit nowhere, and the share that came to a leaf of their true cluster."""
-        right = [row["right"] for row in self.rows if row["right"] is not None]
-        return {
-            "newcomers": len(self.rows),
-            "fit_nowhere": sum(not row["fits"] for row in self.rows),
-            RIGHT: fmean(right) if right else None,
-            **{column: fmean(row[column] for row in self.rows) for column in score_columns(self.metric)},
-            "metric": self.metric,
-            "rounds_alone": self.rounds_alone,
-            "only_fitting": self.only_fitting,
-        }
-
-    def save(self, path: Path) -> Path:
-        """Write them as CSV or as JSON, by the file's suffix; a file that is there is replaced in one go.
-
-        Raises
-        ------
-        RunError
-            If the suffix is another, or the file cannot be written.
-        """
-        return write_newcomers(path, self.summary, self.rows)
 
 
 @checked()
@@ -273,7 +218,7 @@ def _noted(what: str, build: Callable[..., T], *values: Any, **options: Any) -> 
 
 def _true_clusters_of_leaves(run: Run) -> Mapping[int, int]:
     """Return the true cluster that most members of each node are in, where it is known."""
-    truth = {row["client"]: row["true_cluster"] for row in run.clients if row["true_cluster"] is not None}
+    truth = {row["client"]: row["true_cluster"] for row in run.client_rows if row["true_cluster"] is not None}
     inside = {node.id: Counter(truth[c] for c in node.members if c in truth) for node in run.tree.nodes}
     return {node: counts.most_common(1)[0][0] for node, counts in inside.items() if counts}
 

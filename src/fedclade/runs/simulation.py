@@ -19,6 +19,7 @@ from fedclade.runs.callbacks import Callback, Callbacks, OnRound
 from fedclade.runs.checkpointer import Checkpointer
 from fedclade.runs.churn import Churn, fingerprint
 from fedclade.runs.history import History
+from fedclade.runs.progress import progress_shown
 from fedclade.runs.rounds import run_rounds
 from fedclade.runs.settings import RunOptions, RunSettings, settings_from, target_of
 from fedclade.runs.store import Run
@@ -44,6 +45,7 @@ def simulate(
     stop: Callable[[], bool] | None = None,
     config: Mapping[str, Any] | None = None,
     folder: str | Path | None = None,
+    progress: bool | None = None,
     **options: Unpack[RunOptions],
 ) -> Run:
     """Run a federated algorithm over simulated clients.
@@ -87,6 +89,9 @@ def simulate(
     folder
         Where to keep the run from its start. A folder that holds an unfinished run of the same config is continued; of
         a finished one the run is returned, or continued if ``rounds`` is now larger.
+    progress
+        Whether to show a bar with rounds, score and clusters. If left out, in a notebook and at Python's prompt, and
+        not in a script.
     **options
         Single fields of :class:`RunSettings`, such as ``rounds=40, seed=1``; they win over ``settings``.
 
@@ -153,5 +158,6 @@ def simulate(
     )
     present = presence.among(backend.clients, federation, settings.seed, timetable, backend.absence)
     history = History(everybody.roster, task, target)
-    with checkpointer, float32_products(tf32), closing(backend):
+    bar = progress_shown(progress, config["algorithm"]["name"], settings.rounds, following)
+    with checkpointer, float32_products(tf32), closing(backend), bar as following:
         return run_rounds(algorithm, backend, present, checkpointer, history, settings, following)

@@ -158,7 +158,7 @@ class SweepResult:
 
     def _row(self, number: int, label: str) -> TrialRow:
         score, runs = self.score, self.runs[label]
-        rows = [chosen_round(run.metrics, score.metric) for run in runs]
+        rows = [chosen_round(run.metric_rows, score.metric) for run in runs]
         column = column_of(score.name), f"{score.name}_mean"
         validation, test = (fmean(row[name] for row in rows if row is not None) for name in column)
         last = fmean(score.mean(run.summary) for run in runs)

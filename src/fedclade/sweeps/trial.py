@@ -61,7 +61,7 @@ def run_trial(
     if batch.failures:
         return Outcome(failure="; ".join(batch.failures))
     metric = Metric(job.metric, job.higher_is_better)
-    found = [row[column_of(job.metric)] for run in runs if (row := chosen_round(run.metrics, metric)) is not None]
+    found = [row[column_of(job.metric)] for run in runs if (row := chosen_round(run.metric_rows, metric)) is not None]
     if len(found) < len(runs):
         return Outcome(failure=f"no round has a finite {job.metric} on validation data")
     return Outcome(sum(found) / len(found))

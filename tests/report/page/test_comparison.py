@@ -30,7 +30,7 @@ def subject(make_run) -> Callable[..., RunView]:
             }
             for n in (1, 2, 3, 4)
         ]
-        return RunView(replace(run, metrics=rounds), folder=None if folder is None else Path(folder))
+        return RunView(replace(run, metric_rows=rounds), folder=None if folder is None else Path(folder))
 
     return make
 
@@ -107,7 +107,7 @@ def test_scores_are_drawn_over_rounds_and_over_traffic(subject):
 
 def test_runs_that_send_nothing_have_no_traffic(subject):
     alone = subject("local")
-    free = RunView(replace(alone.run, metrics=[row | {"bytes_up": 0} for row in alone.run.metrics]))
+    free = RunView(replace(alone.run, metric_rows=[row | {"bytes_up": 0} for row in alone.run.metric_rows]))
     assert found([free, free], "traffic") is None
 
 
@@ -116,7 +116,7 @@ def test_clusters_and_ari_are_drawn_where_there_are_any(subject):
     assert plain is not None
     assert "yaxis2" not in plain.figures[""]["layout"]
     known = subject("cfl")
-    known = RunView(replace(known.run, metrics=[row | {"ari": 0.25} for row in known.run.metrics]))
+    known = RunView(replace(known.run, metric_rows=[row | {"ari": 0.25} for row in known.run.metric_rows]))
     both = found([known, subject("rcfl")], "clusters")
     assert both is not None
     assert [trace["y"] for trace in both.figures[""]["data"]] == [[1, 1, 2, 2], [1, 1, 2, 2], [0.25] * 4]

@@ -61,11 +61,11 @@ def everything(make_run) -> Run:
         {"round": 3, "kind": "checked", "node": 0, "clusters": [[0, 1], [2, 3]], **check},
         {"round": 3, "kind": "left_out", "node": 0, "query": "train", "clients": {"0": EVIL}},
     ]
-    clients = [row | {"name": EVIL} for row in run.clients]
+    clients = [row | {"name": EVIL} for row in run.client_rows]
     metrics = [
         {"round": n, "accuracy_mean": 0.5, "clusters": 1, "ari": 0.5, "bytes_up": 1, "bytes_down": 1} for n in (1, 2)
     ]
-    return replace(run, events=events, clients=clients, metrics=metrics, config={"data": {"name": EVIL}})
+    return replace(run, events=events, client_rows=clients, metric_rows=metrics, config={"data": {"name": EVIL}})
 
 
 @pytest.fixture
@@ -135,8 +135,8 @@ def test_what_a_live_page_is_told_is_what_a_whole_one_shows(pages: dict[str, Pag
 
 
 def test_numbers_that_are_none_do_not_break_a_page(everything: Run):
-    rows = [row | {"accuracy": float("nan")} for row in everything.clients]
-    page = run_page(RunView(replace(everything, clients=rows)))
+    rows = [row | {"accuracy": float("nan")} for row in everything.client_rows]
+    page = run_page(RunView(replace(everything, client_rows=rows)))
     assert None in figures_in(page_html(page))["clients-0"]["data"][-1]["y"]
     assert None in json.loads(state_json(page))["figures"]["clients-0"]["data"][-1]["y"]
 

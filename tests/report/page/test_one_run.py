@@ -33,7 +33,7 @@ def split_run(make_run):
 
 
 def test_sections_without_data_are_left_out(make_run, page_of):
-    run = replace(make_run(), clusters=[], similarities=())
+    run = replace(make_run(), cluster_rows=[], similarities=())
     assert [each.id for each in page_of(run).sections] == ALWAYS
     page = page_of(make_run([(2, 0)]))
     found = ["scores", "tree", "similarity", "flow", "clients", "norms", "config"]
@@ -66,14 +66,14 @@ def test_what_stays_with_clients_is_told_in_a_few_words(make_run, page_of):
 )
 def test_accuracy_is_told_against_another_run(make_run, page_of, shift, note, trend):
     run, other = make_run(), make_run()
-    rows = [row | {"accuracy": 0.75 - shift} for row in other.clients]
-    card = page_of(run, replace(other, clients=rows), "fedavg").cards[0]
+    rows = [row | {"accuracy": 0.75 - shift} for row in other.client_rows]
+    card = page_of(run, replace(other, client_rows=rows), "fedavg").cards[0]
     assert (card.note[: len(note)], card.trend) == (note, trend)
 
 
 def test_of_perplexity_less_is_more(make_run, page_of):
     run = make_run(language=True)
-    other = replace(run, clients=[row | {"loss": float(np.log(21.25))} for row in run.clients])
+    other = replace(run, client_rows=[row | {"loss": float(np.log(21.25))} for row in run.client_rows])
     card = page_of(run, other, "fedavg").cards[0]
     assert (card.label, card.value, card.note, card.trend) == ("Perplexity", "11.2", "−10.0 against fedavg", "good")
 
@@ -165,7 +165,7 @@ def test_only_the_largest_clusters_have_heat_maps(make_run, section, page_of):
 
 def test_clients_with_one_name_are_told_apart_in_a_heat_map(make_run, section, page_of):
     run = make_run()
-    run = replace(run, clients=[row | {"name": "clinic"} for row in run.clients])
+    run = replace(run, client_rows=[row | {"name": "clinic"} for row in run.client_rows])
     (heat,) = next(iter(section(page_of(run), "similarity").figures.values()))["data"]
     assert heat["x"] == ["clinic (0)", "clinic (1)", "clinic (2)", "clinic (3)"]
 
@@ -185,8 +185,8 @@ def test_the_flow_tells_who_went_where(split_run, section, page_of, table):
 
 def test_a_flow_of_many_stages_and_clusters_is_thinned(make_run, section, page_of):
     run = make_run(star=True, clients=20, rounds=12)
-    rows = [row | {"cluster": 1 + (row["client"] + row["round"]) % 20} for row in run.clients]
-    found = section(page_of(replace(run, clients=rows)), "flow")
+    rows = [row | {"cluster": 1 + (row["client"] + row["round"]) % 20} for row in run.client_rows]
+    found = section(page_of(replace(run, client_rows=rows)), "flow")
     (sankey,) = found.figures[""]["data"]
     assert len(set(sankey["node"]["x"])) == STAGES
     assert sankey["node"]["label"].count("others") == STAGES
@@ -200,7 +200,7 @@ def test_a_flow_of_many_stages_and_clusters_is_thinned(make_run, section, page_o
 
 def test_clients_that_lost_against_another_run_are_listed_those_first_that_lost_most(make_run, section, page_of, table):
     run = make_run(clients=3, rounds=1)  # all at 0.51
-    other = replace(run, clients=[row | {"accuracy": 0.5 + 0.1 * row["client"]} for row in run.clients])
+    other = replace(run, client_rows=[row | {"accuracy": 0.5 + 0.1 * row["client"]} for row in run.client_rows])
     found = section(page_of(run, other, "fedavg"), "clients")
     assert "Rings: the same clients with fedavg; 2 clients are worse off." in found.caption
     lost = table(found, "Clients that lost against fedavg")
@@ -212,9 +212,9 @@ def test_without_another_run_clients_are_measured_by_the_root_s_model(split_run,
     rows = [
         row
         | ({"served_by": 0, "accuracy": first[row["client"]]} if row["round"] == 1 else {"served_by": row["cluster"]})
-        for row in split_run.clients
+        for row in split_run.client_rows
     ]
-    found = section(page_of(replace(split_run, clients=rows)), "clients")
+    found = section(page_of(replace(split_run, client_rows=rows)), "clients")
     lost = table(found, "Clients that lost against the root’s model of round 1")
     # At the end node 1 is at 0.64, node 3 at 0.84, node 4 at 0.94: the clients of the first two lost.
     assert [row[0] for row in lost.rows] == ["0", "1", "2"]
@@ -348,7 +348,7 @@ def test_a_run_whose_last_round_was_not_evaluated_can_be_shown(page_of):
     early = json.dumps(seen[0].summary["accuracy"])
     assert page_of(seen[0]).cards[0].value != "–"
     assert json.dumps(seen[0].summary["accuracy"]) == early
-    assert len(seen[0].metrics) == 2, "later rounds do not change it"
+    assert len(seen[0].metric_rows) == 2, "later rounds do not change it"
 
 
 def test_the_tree_of_many_clusters_draws_the_largest(make_run, section, page_of):
@@ -383,8 +383,8 @@ def test_the_tree_says_what_each_cluster_is(split_run, section, page_of):
 
 def test_clusters_without_members_are_not_drawn(make_run, section, page_of):
     tree = ParameterTree.star([[0, 1, 2, 3], []], torch.zeros(1))
-    rows = [row | {"cluster": 1} for row in make_run().clients]
-    run = replace(make_run(), tree=tree, clusters=[], similarities=(), clients=rows, events=[])
+    rows = [row | {"cluster": 1} for row in make_run().client_rows]
+    run = replace(make_run(), tree=tree, cluster_rows=[], similarities=(), client_rows=rows, events=[])
     found = section(page_of(run), "tree")
     (picture,) = found.trees.values()
     assert [branch.id for branch in picture.branches] == [0, 1]

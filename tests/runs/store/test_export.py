@@ -80,7 +80,7 @@ def test_plain_pytorch_loads_the_model_that_the_client_was_evaluated_with(make, 
     path = export_model(run, tmp_path / "five.safetensors", client=5)
     model = make()
     model.load_state_dict(load_file(path))
-    (told,) = (row["accuracy"] for row in run.clients if row["round"] == 4 and row["client"] == 5)
+    (told,) = (row["accuracy"] for row in run.client_rows if row["round"] == 4 and row["client"] == 5)
     x, y = federation.examples(5, "test")
     assert float((model.eval()(x).argmax(1) == y).double().mean()) == told
 
@@ -103,7 +103,7 @@ def test_the_card_of_a_leaf(run, tmp_path):
     assert leaf.members == (2, 3, 6, 7)
     path = export_model(run, tmp_path / "leaf.safetensors", node=leaf.id)
     card = card_of(path)
-    scores = [row["accuracy"] for row in run.clients if row["round"] == 4 and row["client"] in leaf.members]
+    scores = [row["accuracy"] for row in run.client_rows if row["round"] == 4 and row["client"] in leaf.members]
     assert (card["node"], card["level"], card["leaf"], card["members"]) == (3, 2, True, [2, 3, 6, 7])
     assert card["path"] == [0, 1, 3]
     assert card["rounds"] == {"run": 4, "born": 3, "trained_until": 4}
@@ -132,7 +132,7 @@ def test_a_card_says_how_pixels_were_scaled(scaling, told, tmp_path):
 def test_the_accuracy_of_an_inner_node_is_that_of_the_model_it_keeps(run, tmp_path):
     """The root was split in round 2, so it keeps, and the clients were served with, the model after round 1."""
     card = card_of(export_model(run, tmp_path / "root.safetensors", node=0))
-    scores = [row["accuracy"] for row in run.clients if row["round"] == 1]
+    scores = [row["accuracy"] for row in run.client_rows if row["round"] == 1]
     assert card["rounds"] == {"run": 4, "born": 0, "trained_until": 1}
     assert card["accuracy"]["mean"] == pytest.approx(sum(scores) / 8)
     assert (card["accuracy"]["clients"], card["accuracy"]["round"], card["leaf"]) == (8, 1, False)
@@ -275,7 +275,7 @@ def test_a_client_gets_the_whole_model_that_it_is_served_with(algorithm, tmp_pat
         out = export_model(run, tmp_path / f"{client}.safetensors", client=client)
         module.load_state_dict(load_file(out))
         x, y = federation.examples(client, "test")
-        (row,) = [row for row in run.clients if (row["round"], row["client"]) == (4, client)]
+        (row,) = [row for row in run.client_rows if (row["round"], row["client"]) == (4, client)]
         assert float((module(x).argmax(1) == y).float().mean()) == pytest.approx(row["accuracy"])
         card = card_of(out)
         assert card["exported_for"].get("own", False) is (algorithm != "fedper")

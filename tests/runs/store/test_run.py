@@ -2,13 +2,16 @@ from __future__ import annotations
 
 import json
 import re
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas
 import pytest
 import torch
 
-from fedclade import CFL, LocalTraining, ParameterTree, Run, RunError, simulate
+from fedclade import CFL, LocalTraining, MissingExtraError, ParameterTree, Run, RunError, simulate
 from fedclade.channel.signature import CountSketch
 from fedclade.runs.store import run as run_module
 from fedclade.runs.store.run import FORMAT, check_free
@@ -39,9 +42,9 @@ def test_a_saved_run_reads_back_the_same(finished, tmp_path):
     assert folder == tmp_path / "deep" / "run"
     again = Run.load(folder)
     assert again.summary == finished.summary
-    assert again.metrics == finished.metrics
-    assert again.clusters == finished.clusters
-    assert again.clients == finished.clients
+    assert again.metric_rows == finished.metric_rows
+    assert again.cluster_rows == finished.cluster_rows
+    assert again.client_rows == finished.client_rows
     assert again.events == finished.events
     assert len(again.events) == 1
     assert again.config["algorithm"]["split_rounds"] == [2]
@@ -253,8 +256,8 @@ def test_a_folder_of_format_1_is_read_correctly():
     """
     run = Run.load(FORMAT_1)
     assert (run.summary["format"], run.summary["rounds"], run.config["seed"]) == (1, 3, 0)
-    assert [row["round"] for row in run.metrics] == [1, 2, 3]
-    assert len(run.clients) == 3 * 4
+    assert [row["round"] for row in run.metric_rows] == [1, 2, 3]
+    assert len(run.client_rows) == 3 * 4
     assert [(event["round"], event["kind"], event["children"]) for event in run.events] == [(2, "split", [1, 2])]
     assert [node.members for node in run.tree.nodes] == [(0, 1, 2, 3), (0, 2), (1, 3)]
     assert [node.params.shape for node in run.tree.nodes] == [(28,)] * 3
@@ -272,3 +275,27 @@ def test_an_unfinished_run_says_how_to_continue_it(finished, tmp_path):
     text = re.escape(f"{folder} holds an unfinished run; continue it with: fedclade resume {folder}, or name another")
     with pytest.raises(RunError, match=text):
         finished.save(folder)
+
+
+def test_the_tables_are_data_frames_as_their_files_are(finished, tmp_path):
+    folder = finished.save(tmp_path / "run")
+    for name, rows in (("metrics", finished.metric_rows), ("clusters", finished.cluster_rows)):
+        frame = getattr(finished, name)
+        pandas.testing.assert_frame_equal(frame, pandas.read_parquet(folder / f"{name}.parquet"))
+        assert frame["round"].tolist() == [row["round"] for row in rows]
+    assert finished.metrics["accuracy_mean"].isna().tolist() == [True, False, False]
+    assert finished.clients.groupby("round").size().to_dict() == {2: 4, 3: 4}
+    assert finished.clients is finished.clients, "made once"
+    assert Run.load(folder).clients.equals(finished.clients)
+
+
+def test_a_table_without_rows_is_a_data_frame_without_rows(finished):
+    assert len(replace(finished, cluster_rows=[]).clusters) == 0
+
+
+def test_without_pandas_the_rows_are_there_and_the_frames_say_what_they_need(finished, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    run = replace(finished)
+    assert len(run.metric_rows) == 3
+    with pytest.raises(MissingExtraError, match=r"Run\.clients, unlike Run\.client_rows, needs .*fedclade\[notebook\]"):
+        _ = run.clients

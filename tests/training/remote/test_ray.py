@@ -59,7 +59,7 @@ def assert_same(got, expected):
     for mine, theirs in zip(got.tree.nodes, expected.tree.nodes, strict=True):
         torch.testing.assert_close(mine.model, theirs.model, rtol=1e-4, atol=1e-5)
     for name in ("bytes_up", "bytes_down"):
-        assert [row[name] for row in got.metrics] == [row[name] for row in expected.metrics]
+        assert [row[name] for row in got.metric_rows] == [row[name] for row in expected.metric_rows]
     assert got.kept.keys() == expected.kept.keys()
     for client, kept in expected.kept.items():
         for name, tensor in kept.items():

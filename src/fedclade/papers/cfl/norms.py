@@ -76,8 +76,8 @@ def _norms(cache: ResultCache, settings: Settings, kind: str, seed: int) -> dict
     federation = cache.federation(settings["data"], settings, seed, clients=2, **KINDS[kind])
     how: dict[str, Any] = {"key": f"{kind}, seed {seed}", "evaluate_every": settings["rounds"]}
     run = cache.simulate(FedAvg(), settings["model"], federation, settings, seed, **how)
-    norms = {norm: [float(f"{row[norm]:.4g}") for row in run.clusters] for norm in NORMS}
-    return {**norms, "train_loss": [row["train_loss"] for row in run.metrics[-1:]]}
+    norms = {norm: [float(f"{row[norm]:.4g}") for row in run.cluster_rows] for norm in NORMS}
+    return {**norms, "train_loss": [row["train_loss"] for row in run.metric_rows[-1:]]}
 
 
 def _change(norms: list[float]) -> float:

@@ -34,18 +34,18 @@ def series_of(run: Run, settings: Settings) -> Series:
         rounds; ``jump``, ``gap_at_split``, ``gap_at_end``, ``norms`` and ``settled``, see the functions; ``examples``
         to train on.
     """
-    truth = {row["client"]: row["true_cluster"] for row in run.clients}
+    truth = {row["client"]: row["true_cluster"] for row in run.client_rows}
     language = "perplexity" in run.summary
     table = defaultdict[tuple[int, int], list[float]](list)
-    for row in run.clients:
+    for row in run.client_rows:
         value = perplexity(row["loss"]) if language else 100 * row["accuracy"]
         table[row["round"], row["true_cluster"]].append(value)
     rounds, clusters = (sorted(set(each)) for each in zip(*table, strict=True))
     gaps = defaultdict[str, list[list[float]]](list)
-    for row in run.clusters:
+    for row in run.cluster_rows:
         if row["separation_gap"] is not None:
             gaps[str(row["node"])].append([row["round"], round(row["separation_gap"], 3)])
-    ari = [row["ari"] for row in run.metrics]
+    ari = [row["ari"] for row in run.metric_rows]
     return {
         "rounds": rounds,
         "scores": [float(np.mean([v for c in clusters for v in table[number, c]])) for number in rounds],
@@ -56,9 +56,9 @@ def series_of(run: Run, settings: Settings) -> Series:
         "jump": _jump(run, settings, truth),
         "gap_at_split": next((gap for number, gap in gaps.get("0", []) if number == settings["split_rounds"][0]), None),
         "norms": _norms(run, settings, truth),
-        "gap_at_end": max((last[-1][1] for last in gaps.values() if last[-1][0] == len(run.metrics)), default=-1.0),
+        "gap_at_end": max((last[-1][1] for last in gaps.values() if last[-1][0] == len(run.metric_rows)), default=-1.0),
         "settled": _settled(ari),
-        "examples": sum({row["client"]: row["n_train"] for row in run.clients}.values()),
+        "examples": sum({row["client"]: row["n_train"] for row in run.client_rows}.values()),
     }
 
 
@@ -72,7 +72,9 @@ def _jump(run: Run, settings: Settings, truth: Mapping[int, int]) -> float:
     pure = [members for members in children if len({truth[client] for client in members}) == 1]
 
     def accuracy(number: int) -> float:
-        return float(np.mean([r["accuracy"] for r in run.clients if r["round"] == number and r["client"] in pure[0]]))
+        return float(
+            np.mean([r["accuracy"] for r in run.client_rows if r["round"] == number and r["client"] in pure[0]])
+        )
 
     return 100 * (accuracy(first + settings["evaluate_every"]) - accuracy(first)) if pure else 0.0
 
@@ -80,7 +82,7 @@ def _jump(run: Run, settings: Settings, truth: Mapping[int, int]) -> float:
 def _norms(run: Run, settings: Settings, truth: Mapping[int, int]) -> dict[str, list[float]]:
     """Return the largest norms (eq. 33) in the rounds of the splits, of clusters that are ``mixed`` and ``pure``."""
     found: dict[str, list[float]] = {"mixed": [], "pure": []}
-    for row in run.clusters:
+    for row in run.cluster_rows:
         if row["round"] in settings["split_rounds"] and row["max_norm"] is not None:
             distributions = {truth[client] for client in run.tree.nodes[row["node"]].members}
             found["mixed" if len(distributions) > 1 else "pure"].append(round(row["max_norm"], 3))

@@ -172,7 +172,7 @@ def _learn(cache: ResultCache, settings: Settings, case: str, seed: int) -> dict
         name: cache.simulate(algorithm, model, federation, settings, seed, evaluate_every=rounds)
         for name, algorithm in methods.items()
     }
-    accuracies = {name: run.metrics[-1]["accuracy_mean"] for name, run in runs.items()}
+    accuracies = {name: run.metric_rows[-1]["accuracy_mean"] for name, run in runs.items()}
     return {**accuracies, "picture": _picture(federation, runs, model)}
 
 
@@ -249,5 +249,5 @@ def _path(cache: ResultCache, settings: Settings, kind: str, seed: int) -> dict[
         "path": np.round(path, 3).tolist(),
         "risks": [np.round(risk(federation, client, plane(*settings["window"])), 3).tolist() for client in range(2)],
         "cosine": float(run.similarities[-1].alpha[0, 1]),
-        **{norm: [row[norm] for row in run.clusters] for norm in ("mean_norm", "max_norm")},
+        **{norm: [row[norm] for row in run.cluster_rows] for norm in ("mean_norm", "max_norm")},
     }

@@ -75,8 +75,8 @@ def runs_of(
             engine=task.engine,
         )
         return {
-            "accuracy": [round(row["accuracy_weighted"], DIGITS) for row in run.metrics],
-            "discrepancy": [round(row["discrepancy"], DIGITS) for row in run.metrics],
+            "accuracy": [round(row["accuracy_weighted"], DIGITS) for row in run.metric_rows],
+            "discrepancy": [round(row["discrepancy"], DIGITS) for row in run.metric_rows],
             "groups": _accuracy_of_groups(run),
         }
 
@@ -86,11 +86,11 @@ def runs_of(
 def _accuracy_of_groups(run: Run) -> dict[str, list[float | None]]:
     """Return by leaf the accuracy of its members in every round, weighted by their sizes; None while it has none."""
     right, weight = defaultdict[tuple[int, int], float](float), defaultdict[tuple[int, int], int](int)
-    for row in run.clients:
+    for row in run.client_rows:
         place = row["cluster"], row["round"]
         right[place] += row["accuracy"] * row["n_train"]
         weight[place] += row["n_train"]
-    rounds = range(1, len(run.metrics) + 1)
+    rounds = range(1, len(run.metric_rows) + 1)
     return {
         f"{leaf.id}": [
             round(right[place] / weight[place], DIGITS) if (place := (leaf.id, number)) in weight else None

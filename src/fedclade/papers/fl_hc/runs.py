@@ -96,13 +96,13 @@ class Runs:
                 target=settings["target"],
                 engine=settings["engine"],
             )
-            rows = [row for row in run.metrics if row["accuracy_mean"] is not None and row["round"] != pause]
+            rows = [row for row in run.metric_rows if row["accuracy_mean"] is not None and row["round"] != pause]
             return {
                 "rounds": [row["round"] - (0 < pause < row["round"]) for row in rows],
                 "accuracy": [round(row["accuracy_mean"], DIGITS) for row in rows],
                 "reached": [round(row["share_at_target"], DIGITS) for row in rows],
                 "clusters": run.summary["clusters"]["found"],
-                "ari": run.metrics[-1]["ari"],
+                "ari": run.metric_rows[-1]["ari"],
                 "at_the_mean": self._at_the_mean(run, federation, seed),
             }
 

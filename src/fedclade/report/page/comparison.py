@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import quote
 
 from fedclade.report.colours import series
-from fedclade.report.comparison import CHOSEN
+from fedclade.report.estimates import CHOSEN
 from fedclade.report.formats import NONE, duration, number, traffic
 from fedclade.report.page.section import Card, Page, Section, Table, table_by_round
 from fedclade.report.page.setting import flat, repeat_command
@@ -144,7 +144,7 @@ def _report_of(run: Compared, beside: Path) -> str | None:
 
 
 def _over_rounds(run: Compared, column: str) -> dict[int, float]:
-    return {row["round"]: row[column] for row in run.view.run.metrics if row.get(column) is not None}
+    return {row["round"]: row[column] for row in run.view.run.metric_rows if row.get(column) is not None}
 
 
 def _lines(runs: Sequence[Compared], column: str, hover: str, *, steps: bool = False) -> list[Line]:
@@ -209,7 +209,7 @@ def _traffic(runs: Sequence[Compared]) -> Section | None:
     score = runs[0].score
     lines: list[Line] = []
     for run in runs:
-        rows = run.view.run.metrics
+        rows = run.view.run.metric_rows
         spent = list(accumulate((row["bytes_up"] + row["bytes_down"]) / 1e6 for row in rows))
         values = [row.get(f"{score.name}_mean") for row in rows]
         points = [(x, y) for x, y in zip(spent, values, strict=True) if y is not None]

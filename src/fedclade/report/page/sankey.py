@@ -59,7 +59,7 @@ def sankey_section(view: RunView) -> Section | None:
 def _stages(view: RunView) -> tuple[list[Stage], int]:
     """Return the states to draw, and how many changes were left out between them."""
     places: dict[int, dict[int, int]] = defaultdict(dict)
-    for row in view.run.clients:
+    for row in view.run.client_rows:
         places[row["round"]][row["client"]] = row["cluster"]
     changes: list[int] = []
     before: Mapping[int, int] = {}

@@ -21,7 +21,7 @@ def model_card(run: Run, node: Node, layout: Layout, client: int | None = None, 
 
     Whether it is not the node's, but the client's ``own``.
     """
-    last = {row["client"]: row for row in run.clients}
+    last = {row["client"]: row for row in run.client_rows}
     sizes = [last[member]["n_train"] for member in node.members if member in last]
     path, metric = run.tree.above(node.id), noted_metrics(run.summary)[0]
     tensors = [(s.name, s.shape, s.dtype) for s in (*layout.parameters, *layout.buffers)]
@@ -75,7 +75,7 @@ def _score(run: Run, node: Node, metric: str, client: int | None = None) -> Card
     An inner node served its members until it was split. Where its last round was not evaluated, what was evaluated is
     the model of an earlier round, and ``round`` tells which.
     """
-    served = [row for row in run.clients if row["served_by"] == node.id and client in (None, row["client"])]
+    served = [row for row in run.client_rows if row["served_by"] == node.id and client in (None, row["client"])]
     if client is None and serves_own(run):  # over a network nobody here knows who was
         known = "network" not in run.config
         served = [row for row in served if known and "model" not in run.kept.get(row["client"], {})]

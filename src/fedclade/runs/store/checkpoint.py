@@ -27,9 +27,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from fedclade.core import CheckpointError, ParameterTree, RunError, write_tensors
+from fedclade.runs.store.config_file import is_private
 from fedclade.runs.store.manifest import check_manifest, read_manifest, write_manifest
 from fedclade.runs.store.members import read_members, write_members
-from fedclade.runs.store.run import Row, is_private
+from fedclade.runs.store.row_table import Row
 from fedclade.runs.store.segments import read_segments, write_segments
 from fedclade.runs.store.similarities import SimilarityMatrix
 from fedclade.runs.store.tree_files import DAMAGES, read_tree, write_tree

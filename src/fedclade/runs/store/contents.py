@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor
 
+from fedclade.core import import_extra
 from fedclade.runs.store.row_table import Column, Row, RowTable
 from fedclade.runs.store.shape import check_shape
 from fedclade.tasks import noted_metrics
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 _SCORES = {**dict.fromkeys(("mean", "std", "min", "max", "p10", "p50", "p90", "worst10_mean"), float), ...: float}
 
@@ -122,11 +126,29 @@ def read_rows(path: Path, summary: Row, nodes: int) -> RowTable:
 
 def write_rows(path: Path, rows: Sequence[Row]) -> None:
     """Write one table into a new file."""
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
+    pq.write_table(_table(rows), path)
+
+
+def data_frame(rows: Sequence[Row], purpose: str) -> DataFrame:
+    """Return rows as the pandas data frame that is read from their file; ``purpose`` is what needs pandas.
+
+    Raises
+    ------
+    MissingExtraError
+        If pandas is not installed.
+    """
+    import_extra("pandas", "pandas", "notebook", purpose)
+    return _table(rows).to_pandas()
+
+
+def _table(rows: Sequence[Row]) -> Any:
+    """Return rows as an Arrow table."""
+    import pyarrow as pa
+
     blocks = [pa.table(dict(block)) for block in RowTable.of(rows).blocks]
-    pq.write_table(pa.concat_tables(blocks, promote_options="permissive") if blocks else pa.table({}), path)
+    return pa.concat_tables(blocks, promote_options="permissive") if blocks else pa.table({})
 
 
 def _columns(table: Any) -> dict[str, Column]:

@@ -13,9 +13,10 @@ from typing import Any
 
 from fedclade.core import CheckpointError, RunError, appear, make_folder, remove
 from fedclade.runs.store.checkpoint import Checkpoint
+from fedclade.runs.store.config_file import CONFIG, read_run_config, write_config
 from fedclade.runs.store.contents import without_unset
 from fedclade.runs.store.lock import LOCK, Lock
-from fedclade.runs.store.run import CONFIG, is_finished, is_unfinished, read_run_config, reopen, write_config
+from fedclade.runs.store.run import is_finished, is_unfinished, reopen
 
 KEPT = 2
 """Checkpoints: should the last one be damaged, there is the one before."""

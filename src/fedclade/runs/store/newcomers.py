@@ -1,4 +1,4 @@
-"""The files that say what became of newcomers: a table for other programs, and JSON that reports read again."""
+"""What became of newcomers, and the files that say it: a table for other programs, JSON that reports read again."""
 
 from __future__ import annotations
 
@@ -6,13 +6,19 @@ import csv
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
 
+from fedclade.clustering import Assignment
 from fedclade.core import RunError, appear
-from fedclade.runs.store.contents import Row
+from fedclade.runs.store.contents import Row, data_frame
 from fedclade.runs.store.shape import check_shape
 from fedclade.tasks import OLD_METRIC, RIGHT
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 CASES = ("", "_root", "_own", "_fine_tuned")
 """Endings of columns with scores, all on a newcomer's test data: of the model it got, the root's, its own, and the one
@@ -23,6 +29,66 @@ _SHAPE = {
     "newcomers": [{"name": str, "path": [int], "fits": bool, "margin": (float, None)}],
     "sha256?": str,
 }
+
+
+@dataclass(frozen=True, eq=False)
+class Newcomers:
+    """Where newcomers go, and how well the models suit them.
+
+    Parameters
+    ----------
+    assignments
+        Where each goes.
+    rows
+        One for each newcomer: ``client``, ``name``, ``path`` and ``node`` of the model that it got, ``fits``, ``leaf``
+        (where its way led, whether or not it fits there), ``by`` (``similarity`` or ``loss``), for every step on its
+        way the ``scores`` of the branch it took, of the best ``others`` and their ``margins``, the smallest ``margin``,
+        its ``true_cluster``, whether it got the model of a leaf of that (``right``), and its scores, by the metric that
+        counts, in the columns of :func:`score_columns <fedclade.runs.score_columns>`.
+    rounds_alone
+        For how many rounds a newcomer trained a model of its own.
+    only_fitting
+        Whether newcomers got no model that does not fit them.
+    metric
+        The name of the metric that counts.
+    """
+
+    assignments: Sequence[Assignment]
+    rows: Sequence[Row]
+    rounds_alone: int
+    only_fitting: bool = False
+    metric: str = OLD_METRIC
+
+    @property
+    def summary(self) -> Row:
+        """Means, the number of those that fit nowhere, and the share that came to a leaf of their true cluster."""
+        right = [row["right"] for row in self.rows if row["right"] is not None]
+        return {
+            "newcomers": len(self.rows),
+            "fit_nowhere": sum(not row["fits"] for row in self.rows),
+            RIGHT: fmean(right) if right else None,
+            **{column: fmean(row[column] for row in self.rows) for column in score_columns(self.metric)},
+            "metric": self.metric,
+            "rounds_alone": self.rounds_alone,
+            "only_fitting": self.only_fitting,
+        }
+
+    def __repr__(self) -> str:
+        return f"Newcomers({len(self.rows)}, fit_nowhere={sum(not row['fits'] for row in self.rows)})"
+
+    def frame(self) -> DataFrame:
+        """Return the rows as a pandas data frame; a MissingExtraError if pandas is not installed."""
+        return data_frame(self.rows, "Newcomers.frame")
+
+    def save(self, path: Path) -> Path:
+        """Write them as CSV or as JSON, by the file's suffix; a file that is there is replaced in one go.
+
+        Raises
+        ------
+        RunError
+            If the suffix is another, or the file cannot be written.
+        """
+        return write_newcomers(path, self.summary, self.rows)
 
 
 def score_columns(metric: str) -> list[str]:

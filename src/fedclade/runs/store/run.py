@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from fedclade.core import Layout, ParameterTree, RunError, appear, bring_to_disk, checked, remove, take_place
-from fedclade.runs.store.contents import CONFIG as CONFIG_SHAPE
+from fedclade.core import (
+    Displayed,
+    Layout,
+    ParameterTree,
+    RunError,
+    appear,
+    bring_to_disk,
+    checked,
+    drawn,
+    remove,
+    take_place,
+)
+from fedclade.runs.store.config_file import CONFIG, is_private, read_run_config, write_config
 from fedclade.runs.store.contents import (
     FINISHED,
     TABLES,
     Row,
+    data_frame,
     read_json,
     read_rows,
     read_summary,
-    without_unset,
     write_rows,
 )
 from fedclade.runs.store.events import read_events
@@ -31,6 +41,10 @@ from fedclade.runs.store.shape import check_shape
 from fedclade.runs.store.similarities import SimilarityMatrix, read_similarities, write_similarities
 from fedclade.runs.store.tree_files import DAMAGES, read_layout, read_tree, write_tree
 
+if TYPE_CHECKING:
+    from pandas import DataFrame
+    from plotly.graph_objects import Figure
+
 FORMAT = 3
 """Version of the run folder's layout, in ``summary.json``."""
 
@@ -38,9 +52,6 @@ READABLE = (1, 2, 3)
 """Versions that are read. Folders of format 1 had no checkpoints and could not be unfinished; those before format 3 had
 no sums, so that only the shape of what is in them can be checked.
 """
-
-CONFIG = "config.toml"
-"""The first file of a run folder, there from the start of the run."""
 
 _SUMMARY = "summary.json"
 """The last file of a run folder, which only a finished run has."""
@@ -54,12 +65,9 @@ _FILES = (
 )
 """The files of a finished run."""
 
-_SUM = "# SHA-256 of the lines above: "
-"""What the last line of a config begins with, so that it can be checked from the start of the run."""
-
 
 @dataclass(frozen=True, eq=False)
-class Run:
+class Run(Displayed):
     """All results of a run.
 
     Parameters
@@ -68,8 +76,9 @@ class Run:
         As in ``summary.json`` and ``config.toml``.
     tree
         The clusters and their models.
-    metrics, clusters, clients
-        One row for each round; for each round and cluster; for each evaluation and client.
+    metric_rows, cluster_rows, client_rows
+        One row for each round; for each round and cluster; for each evaluation and client. As pandas data frames they
+        are :attr:`metrics`, :attr:`clusters` and :attr:`clients`.
     events
         Splits and the like, in order.
     similarities
@@ -84,9 +93,9 @@ class Run:
     summary: Mapping[str, Any]
     config: Mapping[str, Any]
     tree: ParameterTree
-    metrics: Sequence[Row]
-    clusters: Sequence[Row]
-    clients: Sequence[Row]
+    metric_rows: Sequence[Row]
+    cluster_rows: Sequence[Row]
+    client_rows: Sequence[Row]
     events: Sequence[Row]
     similarities: Sequence[SimilarityMatrix] = field(default_factory=tuple[SimilarityMatrix, ...])
     layout: Layout | None = None
@@ -95,6 +104,40 @@ class Run:
     def __repr__(self) -> str:
         shown = ("algorithm", "data", "model", "seed", "rounds")
         return f"Run({', '.join(f'{key}={self.summary.get(key)!r}' for key in shown)})"
+
+    @cached_property
+    def metrics(self) -> DataFrame:
+        """What the run came to, a pandas data frame with one row for each round, the columns of ``metrics.parquet``.
+
+        Raises
+        ------
+        MissingExtraError
+            If pandas is not installed. The same rows, each a dict, are in :attr:`metric_rows`.
+        """
+        return data_frame(self.metric_rows, "Run.metrics, unlike Run.metric_rows,")
+
+    @cached_property
+    def clusters(self) -> DataFrame:
+        """Norms and split criteria, a row for each round and cluster; as :attr:`metrics`, with ``cluster_rows``."""
+        return data_frame(self.cluster_rows, "Run.clusters, unlike Run.cluster_rows,")
+
+    @cached_property
+    def clients(self) -> DataFrame:
+        """Cluster and scores, a row for each evaluation and client; as :attr:`metrics`, with ``client_rows``."""
+        return data_frame(self.client_rows, "Run.clients, unlike Run.client_rows,")
+
+    def plot(self) -> Figure:
+        """Return the score of every cluster over the rounds as a Plotly figure, with the splits as dotted lines.
+
+        Below it is the separation gap g(α), where the true clusters are known, or else α_cross^max. Its colours are
+        those of a dark page where ``plotly.io.templates.default`` is a dark template.
+
+        Raises
+        ------
+        MissingExtraError
+            If plotly is not installed.
+        """
+        return drawn("plot_of", self)
 
     def check_readable(self) -> None:
         """Raise a RunError if its models are permuted still: clients of a network keep their secret from the server."""
@@ -189,15 +232,13 @@ class Run:
             summary = read_summary(source / _SUMMARY)
             tree = read_tree(source / "tree")
             nodes = len(tree.nodes)
-            rows = {name: read_rows(source / f"{name}.parquet", summary, nodes) for name in TABLES}
+            rows = [read_rows(source / f"{name}.parquet", summary, nodes) for name in TABLES]
             check_shape(config := read_run_config(source), FINISHED, CONFIG)
             events = read_events(source / "events.jsonl", nodes)
             similarities = read_similarities(source / "similarities.npz", nodes)
             layout = read_layout(source / "tree")
             kept = read_kept(source / KEPT, layout)
-            return cls(
-                summary, config, tree, **rows, events=events, similarities=similarities, layout=layout, kept=kept
-            )
+            return cls(summary, config, tree, *rows, events=events, similarities=similarities, layout=layout, kept=kept)
         except DAMAGES as error:
             raise RunError(f"the run folder {source} is damaged: {type(error).__name__}: {error}") from error
 
@@ -205,8 +246,8 @@ class Run:
         write_config(folder / CONFIG, self.config)
         (folder / _SUMMARY).write_text(json.dumps(self.summary, indent=2) + "\n")
         (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in self.events))
-        for name in TABLES:
-            write_rows(folder / f"{name}.parquet", getattr(self, name))
+        for name, rows in zip(TABLES, (self.metric_rows, self.cluster_rows, self.client_rows), strict=True):
+            write_rows(folder / f"{name}.parquet", rows)
         write_tree(self.tree, folder / "tree", self.layout, is_private(self.config))
         write_kept(folder / KEPT, self.kept, is_private(self.config))
         write_similarities(folder / "similarities.npz", self.similarities)
@@ -256,34 +297,3 @@ def is_unfinished(folder: Path) -> bool:
 def reopen(folder: Path) -> None:
     """Make a finished run an unfinished one, for further rounds."""
     (folder / _SUMMARY).unlink(missing_ok=True)
-
-
-def read_run_config(folder: Path) -> Mapping[str, Any]:
-    """Read the config of a run folder; a RunError if it is damaged."""
-    try:
-        text = (folder / CONFIG).read_text(encoding="utf-8")
-        content, mark, noted = text.rpartition(_SUM)
-        if mark and noted.strip() != _sha256(content):
-            raise ValueError(f"{CONFIG} is not what was written: its SHA-256 is not the one in its last line")
-        config = tomllib.loads(text)
-        check_shape(config, CONFIG_SHAPE, CONFIG)
-        return config
-    except (OSError, ValueError, RecursionError) as error:
-        raise RunError(f"the run folder {folder} is damaged: {type(error).__name__}: {error}") from error
-
-
-def is_private(config: Mapping[str, Any]) -> bool:
-    """Whether the models of a run are for the user alone: those of a network have learned from the data of others."""
-    return "network" in config
-
-
-def write_config(path: Path, config: Mapping[str, Any]) -> None:
-    """Write a config as TOML."""
-    import tomli_w  # not needed to simulate, only to save
-
-    text = tomli_w.dumps(without_unset(config))
-    path.write_text(f"{text}{_SUM}{_sha256(text)}\n", encoding="utf-8")
-
-
-def _sha256(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()

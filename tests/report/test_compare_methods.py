@@ -1,0 +1,101 @@
+"""Several methods over one federation, from Python."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+import fedclade
+from fedclade.config import check_config
+from fedclade.core import ConfigError
+from tests.tiny import federation_of, linear
+
+FEDERATION = federation_of([0, 1, 0, 1])
+SETTINGS = {"rounds": 2, "engine": "loop"}
+
+
+def compared(methods, **changes):
+    return fedclade.compare(methods, **{"model": linear(), "federation": FEDERATION, **SETTINGS, **changes})
+
+
+def test_methods_are_run_with_the_same_seeds():
+    seen = []
+
+    def federation(seed):
+        seen.append(seed)
+        return FEDERATION
+
+    found = compared({"all": fedclade.FedAvg(), "best": "oracle"}, seeds=[3, 5], federation=federation, name="here")
+    assert isinstance(found, fedclade.Comparison)
+    seeds = {label: [run.summary["seed"] for run in runs] for label, runs in found.runs.items()}
+    assert seeds == {"all": [3, 5], "best": [3, 5]}
+    assert seen == [3, 5] * 2
+    assert found.title == "here: comparison of 2 configurations"
+    assert found.rows[0].gap_closed.mean == 0
+    alone = fedclade.simulate("fedavg", linear(), FEDERATION, seed=5, **SETTINGS)
+    assert found.runs["all"][1].client_rows == alone.client_rows
+
+
+def test_runs_that_a_folder_has_are_read(tmp_path):
+    first = compared({"all": "fedavg"}, seeds=[5], folder=tmp_path).runs["all"][0]
+    assert fedclade.Run.load(tmp_path / "all" / "seed-5").client_rows == first.client_rows
+    again = compared({"all": "fedavg"}, seeds=[5], folder=tmp_path).runs["all"][0]
+    assert again.summary["seconds"] == first.summary["seconds"], "it was read, not run again"
+
+
+def test_names_alone_are_what_they_are_called():
+    assert list(compared(["fedavg", "local"]).runs) == ["fedavg", "local"]
+    assert list(compared("fedavg", settings=fedclade.RunSettings(rounds=1), rounds=1).runs) == ["fedavg"]
+
+
+def config(name):
+    data = {"name": "digits", "clients": 2, "samples_per_client": 40}
+    return check_config(
+        {"rounds": 1, "engine": "loop", "data": data, "model": {"name": "mclr"}, "algorithm": {"name": name}}
+    )
+
+
+def test_configs_have_a_model_and_settings_of_their_own():
+    found = fedclade.compare({"a": config("fedavg"), "b": config("local")}, seeds=2)
+    assert [[run.summary["seed"] for run in runs] for runs in found.runs.values()] == [[0, 1], [0, 1]]
+    assert found.runs["a"][0].summary["model"] == "mclr"
+
+
+@pytest.mark.parametrize(
+    ("methods", "changes", "message"),
+    [
+        ({}, {}, "methods should be at least 1, got {}"),
+        (["fedavg"], {"seeds": 0}, "seeds should be at least 1, none below 0, got 0"),
+        (["fedavg"], {"seeds": [0, -1]}, "none below 0, got [0, -1]"),
+        (["fedavg"], {"seed": 4}, "seed should be left out: seeds says which, got 4"),
+        (["fedavg"], {"model": None}, "compare needs a model beside algorithms"),
+        (["fedavg"], {"federation": None}, "compare needs a federation beside algorithms"),
+        ({"a": config("fedavg")}, {}, "the config 'a' has a model and settings of its own"),
+        ({"a": "fedavg", "b": config("fedavg")}, {}, "got both: 'b' is a config"),
+        (["fedagv"], {}, "unknown algorithm 'fedagv'; did you mean 'fedavg'?"),
+        (["fedavg"], {"engine": "lop"}, "'lop'"),
+    ],
+)
+def test_what_cannot_be_compared_is_said(methods, changes, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        compared(methods, **changes)
+
+
+def test_one_bar_shows_all_seeds_of_a_method(monkeypatch):
+    started, shown = [], []
+
+    class Bars:
+        def shown(self):
+            return memoryview(b"")  # something that can be entered
+
+        def start(self, name, rounds):
+            started.append((name, rounds))
+            return lambda row, tree: shown.append(row["round"])
+
+    monkeypatch.setattr("fedclade.report.compare_methods.progress_bars", Bars)
+    compared(["fedavg", "local"], seeds=2, progress=True)
+    assert started == [("fedavg", 4), ("local", 4)]
+    assert shown == [1, 2, 3, 4] * 2
+    compared(["fedavg"])
+    assert len(started) == 2, "a script sees no bars unless it asks for them"
