@@ -29,8 +29,11 @@ from fedclade.tasks import build_task
 
 ROOT = Path(__file__).parents[1]
 ROOMS = {
-    **{room: f"reference/{room}.md" for room in ("algorithms", "channel", "clustering", "core", "data", "flower")},
-    **{room: f"reference/{room}.md" for room in ("models", "report", "runs", "sweeps", "tasks", "trackers", "training")},
+    **{
+        room: f"reference/{room}.md"
+        for room in ("algorithms", "channel", "clustering", "core", "data", "flower", "models")
+    },
+    **{room: f"reference/{room}.md" for room in ("report", "runs", "sweeps", "tasks", "trackers", "training")},
     "config": "reference/config-api.md",
 }
 """The page of each room; the keys of a config have one of their own."""
