@@ -10,9 +10,8 @@ CLOSE = 0.01
 
 PAGE = """# Speed
 
-How long a round of federated averaging takes in fedclade and in five other simulators, and whether all do the same work.
-This page is written by `benchmarks/peers/run.py` from
-[`results.json`](../benchmarks/peers/results.json).
+How long a round of federated averaging takes in fedclade and in five other simulators, at the same work. This page is
+written by `benchmarks/peers/run.py`, from [`results.json`](../benchmarks/peers/results.json).
 
 {tables}
 
@@ -30,7 +29,7 @@ without evaluation, after one that is not timed. {cores} CPU cores, Python {pyth
 ## What is not
 
 - fedclade trains the clients of a block in one program or in a process for each core, as it
-  [finds faster](performance.md#which-one); its first round, not timed, includes the search. It reshuffles by its own keys.
+  [finds faster](performance.md#which-one); its first round, not timed, includes the search.
 - Peers use both cores as they best can: where there are two ways, both are run once and the faster goes on (*way*).
 - Flower trains in Ray actors and sends messages; it is made for more than one machine. fluke and PFLlib train clients
   one after another. FL-bench does that, or uses Ray.

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import fedclade  # isort: skip  (before torch, whose threads then sleep while they wait)
+
 import os
 
-import fedclade
 import work
+from torch import Tensor
+
 from fedclade.core.params import Layout
 from fedclade.models import build_model
-from torch import Tensor
 
 run = work.Run()
 model = work.module(run.task)
@@ -42,4 +44,4 @@ done = fedclade.simulate(
     local=fedclade.LocalTraining(epochs=1, batch_size=work.BATCH, lr=work.LR),
     on_round=over,
 )
-run.report("fedclade", engine=done.config.get("engine"))
+run.report("fedclade", engine=done.summary.get("engine"))

@@ -62,7 +62,7 @@ def prepare() -> None:
 
 def begin_worker() -> None:
     """Do what has to come before FL-bench's own imports; one thread is what Ray would give to a worker of one core."""
-    import vision  # noqa: F401
+    import vision  # noqa: F401, F811
 
     work.use_threads(1)
 

@@ -7,7 +7,7 @@ torchvision call neither here, so that their names alone are enough.
 import torch
 
 try:
-    import torchvision  # noqa: F401
+    import torchvision
 except RuntimeError as error:
     if "torchvision::nms" not in str(error):
         raise
