@@ -15,33 +15,35 @@ written by `benchmarks/peers/run.py`, from [`results.json`](../benchmarks/peers/
 
 {tables}
 
-Seconds are medians of at least {repeats} runs, each a process, by turns and in random order; in brackets the smallest
-and the largest. *Times* compares with fedclade in the same repeat. Memory is that of all processes at the end.
+Seconds are medians of at least {repeats} runs, each a process, interleaved in random order; in brackets the smallest and
+the largest. *Times* compares with fedclade in the same repeat. Memory is that of all processes at the end.
 
 ## What is the same
 
 {images} MNIST images for each client, drawn at random; all clients in every round; one epoch of plain SGD in batches of
-{batch}, step size {lr}; a mean weighted by examples; the same starting weights, the same plain `nn.Module` (`cnn`: two
-5×5 convolutions and a dense layer of 512). Every peer's steps were counted: {steps} for each client and round.
-One function scores the last model on the 10,000 test images. {verdict} A round goes from one global model to the next,
-without evaluation, after one that is not timed. {cores} CPU cores, Python {python}, torch {torch}, no GPU.
+{batch}, step size {lr}; a weighted mean; the same starting weights of the same plain `nn.Module` (`cnn`: two 5×5
+convolutions, a dense layer of 512). Steps were counted: {steps} for each client and round, in all. One function scores
+the last model on the 10,000 test images. {verdict}
+A round goes from one global model to the next, without evaluation, after one round that is not timed.
+{cores} CPU cores, Python {python}, torch {torch}, no GPU.
 
 ## What is not
 
-- fedclade trains the clients of a block in one program or in a process for each core, as it
-  [finds faster](performance.md#which-one); its first round, not timed, includes the search.
-- Peers use both cores as they best can: where there are two ways, both are run once and the faster goes on (*way*).
-- Flower trains in Ray actors and sends messages; it is made for more than one machine. fluke and PFLlib train clients
-  one after another. FL-bench does that, or uses Ray.
-- pfl-research takes batches in a fixed order, and so need not shuffle. PFLlib reads each client's file in every round.
-- *No federation* is one module with all images in large batches: what the machine can do, at other work. Its accuracy
-  is not comparable.
-- Our loops for Flower and models for all favour nobody knowingly: clients' tensors stay in memory, evaluation, logs and
-  checkpoints are off.
+- fedclade trains clients in one program or in a process for each core, as it [finds faster](performance.md#which-one);
+  the round that is not timed includes the search.
+- Where a peer can use the cores in two ways, both are run once, and the faster goes on (*way*).
+- Flower sends messages to Ray actors; it is made for more than one machine. fluke and PFLlib train clients one after
+  another; FL-bench does, too, or uses Ray.
+- pfl-research takes batches in a fixed order. PFLlib reads each client's file in every round.
+- *No federation*: one module, all images, large batches. What the machine can do at other work; its accuracy does not
+  compare.
+- What favours peers: clients' tensors stay in memory; evaluation, files and checkpoints are off.
 
 ## What installs
 
-{installs}
+{installs} fluke and FL-bench import torchvision, of which there was no CPU build: the names of its operators
+are [declared](../benchmarks/peers/shared/vision.py), none is called. Flower 1.42 asked for a later `certifi` than was
+to be had.
 
 ## Repeat it
 

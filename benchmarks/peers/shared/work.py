@@ -32,7 +32,7 @@ class Task:
     rounds: int
 
 
-TASKS = {"mlp-20": Task("mlp", 20, 10), "mlp-100": Task("mlp", 100, 5), "cnn-20": Task("cnn", 20, 3)}
+TASKS = {"mlp-20": Task("mlp", 20, 10), "mlp-100": Task("mlp", 100, 5), "cnn-10": Task("cnn", 10, 8)}
 
 
 class MLP(nn.Module):
