@@ -10,12 +10,12 @@ CLOSE = 0.01
 
 PAGE = """# Speed
 
-How long a round of federated averaging takes in fedclade and in five other simulators, at the same work. This page is
-written by `benchmarks/peers/run.py`, from [`results.json`](../benchmarks/peers/results.json).
+A round of federated averaging in fedclade and in five other simulators, at the same work: written by
+`benchmarks/peers/run.py`, from [`results.json`](../benchmarks/peers/results.json).
 
 {tables}
 
-Seconds are medians of at least {repeats} runs, each a process, interleaved in random order; in brackets the smallest and
+Seconds are medians of at least {repeats} runs, each a process, by turns in random order; in brackets the smallest and
 the largest. *Times* compares with fedclade in the same repeat. Memory is that of all processes at the end.
 
 ## What is the same
@@ -32,7 +32,7 @@ A round goes from one global model to the next, without evaluation, after one ro
 - fedclade trains clients in one program or in a process for each core, as it [finds faster](performance.md#which-one);
   the round that is not timed includes the search.
 - Where a peer can use the cores in two ways, both are run once, and the faster goes on (*way*).
-- Flower sends messages to Ray actors; it is made for more than one machine. fluke and PFLlib train clients one after
+- Flower sends messages to Ray actors, which may be on many machines. fluke and PFLlib train clients one after
   another; FL-bench does, too, or uses Ray.
 - pfl-research takes batches in a fixed order. PFLlib reads each client's file in every round.
 - *No federation*: one module, all images, large batches. What the machine can do at other work; its accuracy does not
