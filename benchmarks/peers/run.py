@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import venv
@@ -144,9 +145,15 @@ def measure(key: str, task: str, way: str, where: Path, out: Path, **more: str) 
     before = len(read(out))
     with log.open("w") as file:
         try:
-            subprocess.run(command, env=environment, stdout=file, stderr=subprocess.STDOUT, timeout=SECONDS, cwd=where)
-        except (OSError, subprocess.TimeoutExpired) as error:
-            file.write(f"{error}\n")
+            process = subprocess.Popen(
+                command, env=environment, stdout=file, stderr=subprocess.STDOUT, cwd=where, start_new_session=True
+            )
+            process.wait(SECONDS)
+        except OSError as error:
+            file.write(f"{error.strerror}: no environment; see --prepare\n")
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            file.write(f"not done after {SECONDS} s\n")
     if len(read(out)) == before:
         why = ([line for line in log.read_text().splitlines() if line.strip()] or ["no output"])[-1]
         with out.open("a") as file:

@@ -147,15 +147,21 @@ class Run:
 
 def memory() -> int:
     """Return the bytes that this run's processes hold, with shared pages counted once; 0 where /proc does not say."""
-    try:
-        parents = {int(p.name): int((p / "stat").read_text().rpartition(")")[2].split()[1]) for p in _processes()}
-        family = {int(os.environ.get("PEERS_ROOT", os.getpid()))}
-        while more := {p for p, parent in parents.items() if parent in family} - family:
-            family |= more
-        lines = [line for p in family for line in Path(f"/proc/{p}/smaps_rollup").read_text().splitlines()]
-        return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
-    except OSError:
+    if not Path("/proc/self/smaps_rollup").exists():
         return 0
+    parents = {int(p.name): int(_said(p / "stat").rpartition(")")[2].split()[1]) for p in _processes()}
+    family = {int(os.environ.get("PEERS_ROOT", os.getpid()))}
+    while more := {p for p, parent in parents.items() if parent in family} - family:
+        family |= more
+    lines = [line for p in family for line in _said(Path(f"/proc/{p}/smaps_rollup")).splitlines()]
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+
+
+def _said(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:  # its process is over
+        return ") - 0"
 
 
 def _processes() -> list[Path]:
