@@ -154,6 +154,9 @@ def measure(key: str, task: str, way: str, where: Path, out: Path, **more: str) 
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             file.write(f"not done after {SECONDS} s\n")
+        except KeyboardInterrupt:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
     if len(read(out)) == before:
         why = ([line for line in log.read_text().splitlines() if line.strip()] or ["no output"])[-1]
         with out.open("a") as file:
