@@ -1,0 +1,47 @@
+"""fedclade: FedAvg with the engine that it finds the fastest, of its own model or of the plain module."""
+
+from __future__ import annotations
+
+import fedclade  # isort: skip  (before torch, whose threads then sleep while they wait)
+
+import os
+
+import work
+from torch import Tensor
+
+from fedclade.core.params import Layout
+from fedclade.models import build_model
+
+run = work.Run()
+model = work.module(run.task)
+if run.way == "its own model":
+    start = model.state_dict().values()
+    model = build_model(run.task.model, input_shape=(1, 28, 28), outputs=10)
+    model.load_state_dict(dict(zip(model.state_dict(), start, strict=True)))
+layout = Layout.of(model)
+test = tuple(part[:1] for part in work.test_data())  # of each client, which needs some; see evaluate_every
+federation = fedclade.federation({str(k): (work.client(k), test) for k in range(run.task.clients)}, labels=10)
+rounds = run.task.rounds + 2  # the last is evaluated, and does not count
+
+
+def over(_: object, tree: fedclade.ParameterTree) -> None:
+    """Note when a round's model is there."""
+
+    def state() -> dict[str, Tensor]:
+        vector = layout.unflatten(tree.leaves[0].params)
+        return {name: vector[name] for name in model.state_dict()}
+
+    run.round_over(state)
+
+
+done = fedclade.simulate(
+    "fedavg",
+    model,
+    federation,
+    engine="loop" if "PEERS_STEPS" in os.environ else "auto",  # the other engines do not call the module for each step
+    rounds=rounds,
+    evaluate_every=rounds,
+    local=fedclade.LocalTraining(epochs=1, batch_size=work.BATCH, lr=work.LR),
+    on_round=over,
+)
+run.report("fedclade", engine=done.summary.get("engine"))
