@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 CLOSE = 0.01
@@ -47,7 +47,7 @@ to be had.
 
 ## Repeat it
 
-```
+```sh
 python benchmarks/peers/run.py --prepare
 python benchmarks/peers/run.py --check
 python benchmarks/peers/run.py
@@ -99,16 +99,21 @@ def ranged(values: tuple[float, float, float]) -> str:
 
 
 def verdict(tasks: Mapping[str, Any]) -> str:
-    """Return how far accuracies lie apart, of those that do the same work."""
-    apart = {
-        name: max(scores) - min(scores)
-        for name, rows in tasks.items()
-        if (scores := [value for key, row in rows.items() if key != "central" for value in row["accuracy"][1:]])
-    }
+    """Return how far accuracies lie apart, of those that do the same work: their medians, and single runs of one."""
+    peers = {name: [row["accuracy"] for key, row in rows.items() if key != "central"] for name, rows in tasks.items()}
+    apart = {name: _range([row[0] for row in found]) for name, found in peers.items() if found}
+    alone = max(_range(row) for found in peers.values() for row in found)
     worst = max(apart, key=lambda name: apart[name])
     if apart[worst] <= CLOSE:
-        return f"All runs of a task agree within {100 * apart[worst]:.1f} points."
-    return f"**Runs of `{worst}` lie {100 * apart[worst]:.1f} points apart: not the same work.**"
+        return (
+            f"Their median accuracies lie at most {100 * apart[worst]:.1f} points apart, single runs of one peer "
+            f"{100 * alone:.1f}."
+        )
+    return f"**Median accuracies of `{worst}` lie {100 * apart[worst]:.1f} points apart: not the same work.**"
+
+
+def _range(values: Sequence[float]) -> float:
+    return max(values) - min(values)
 
 
 def installs(results: Mapping[str, Any]) -> str:
