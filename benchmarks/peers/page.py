@@ -15,8 +15,8 @@ A round of federated averaging in fedclade and in five other simulators, at the 
 
 {tables}
 
-Seconds are medians of at least {repeats} runs, each a process, by turns in random order; in brackets the smallest and
-the largest. *Times* compares with fedclade in the same repeat. Memory is that of all processes at the end.
+Medians of at least {repeats} runs, each a process, by turns in random order; in brackets the smallest and the largest.
+*Times* compares with fedclade in the same repeat.
 
 ## What is the same
 
@@ -79,15 +79,14 @@ def table(name: str, rows: Mapping[str, Any], rounds: int) -> str:
     lines = [
         f"**`{model}`, {clients} clients**, {rounds} rounds",
         "",
-        "| | way | seconds a round | times | samples/s | accuracy | MB |",
-        "|:--|:--|--:|--:|--:|--:|--:|",
+        "| | way | seconds a round | times | samples/s | accuracy |",
+        "|:--|:--|--:|--:|--:|--:|",
     ]
     for row in sorted(rows.values(), key=lambda row: row["seconds"][0]):
         ratio = row["times_fedclade"]
         cells = (
-            *(row["title"], row["way"], ranged(row["seconds"])),
+            *(row["title"], row["way"], f"{row['seconds'][0]:.3g}"),
             *(ranged(ratio) if ratio else "–", f"{row['samples_per_second']:,}", f"{row['accuracy'][0]:.1%}"),
-            f"{row['megabytes']:,}",
         )
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

@@ -272,8 +272,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--data-dir", type=Path, help="where MNIST is; by default FEDCLADE_DATA_DIR")
     parser.add_argument("--source", nargs="+", default=[], metavar="PEER=REPOSITORY", help="clone it from there")
-    for action in ("prepare", "check", "table", "page"):
-        parser.add_argument(f"--{action}", action="store_true")
+    for action in ("--prepare", "--check", "--table", "--page"):
+        parser.add_argument(action, action="store_true")
     arguments = parser.parse_args()
     where = arguments.where.resolve()
     out = where / "runs.jsonl"
