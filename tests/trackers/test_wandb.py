@@ -73,7 +73,7 @@ def test_both_parts_of_a_run_have_one_id(tmp_path: Path):
     kept = json.loads((tmp_path / "run" / "trackers.json").read_text())["wandb"]
     assert kept == {"id": kept["id"], "round": 4}
     known = kept["id"]
-    first, second = sorted((tmp_path / "run").glob(f"wandb/offline-run-*-{known}/run-{known}.wandb"))
+    first, second = sorted((tmp_path / "run").glob(f"wandb/offline-run-*-{known}*/run-{known}.wandb"))
     wait_for_the_end(second)
     assert [row["_step"] for row in rows(first)] == [1, 2, 3]
     assert [row["_step"] for row in rows(second)] == [4]
@@ -96,7 +96,7 @@ def test_both_parts_of_a_run_have_one_id(tmp_path: Path):
     assert {path.name for path in second.parent.glob("files/*")} >= {"summary.json", "config.toml"}
     heard = Heard()
     run_with(heard, tracker, folder=tmp_path / "run", rounds=6)
-    *_, third = sorted((tmp_path / "run").glob(f"wandb/offline-run-*-{known}/run-{known}.wandb"))
+    *_, third = sorted((tmp_path / "run").glob(f"wandb/offline-run-*-{known}*/run-{known}.wandb"))
     wait_for_the_end(third)
     assert heard.rounds == [4, 5, 6], "or this shows nothing"
     assert [row["_step"] for row in rows(third)] == [5, 6], "what was written is not written again"
