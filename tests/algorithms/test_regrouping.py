@@ -25,7 +25,9 @@ def models_of(tree: ParameterTree) -> list[list[float]]:
 def test_models_move_a_share_of_the_way_to_their_mean_which_is_less_from_round_to_round():
     tree = tree_of([0.0, 4.0], [8.0, 4.0], born=(2, 2))  # found in round 3; 30 examples each: the mean is 4
     torch.testing.assert_close(models_of(drawn_together(tree, SIZES, 3, 0.1)), [[0.4, 4.0], [7.6, 4.0]])
-    torch.testing.assert_close(models_of(drawn_together(tree, SIZES, 5, 0.1)), [[0.4 * 0.81, 4.0], [8 - 0.4 * 0.81, 4]])
+    torch.testing.assert_close(
+        models_of(drawn_together(tree, SIZES, 5, 0.1)), [[0.4 * 0.81, 4.0], [8 - 0.4 * 0.81, 4.0]]
+    )
 
 
 def test_the_mean_is_by_examples():

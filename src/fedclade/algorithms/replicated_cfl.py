@@ -18,8 +18,7 @@ a check splits clusters, merges them, and moves single clients.
   of it. Inside clusters that were found, each test has the whole level.
 - Clusters that there are already stay unless others gain more; if they gain nothing any more, they become one again.
 - A new cluster goes on from the models of the clusters most of whose members it has, by the number of these; if there
-  is none, from that of the cluster that most of its members come from. What clusters have in common they go on learning
-  together for a while: their models are drawn to each other, ever less.
+  is none, from that of the cluster that most of its members come from. For a while new ones are drawn together.
 """
 
 from __future__ import annotations
@@ -95,9 +94,8 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
         Where a round has only some of more than a thousand clients: so many of its clients, at most, are tested
         (:mod:`fedclade.algorithms.replicated_cohorts`). The more there are, the finer are the differences found.
     sharing
-        New clusters go on learning together for a while: after each round of training their models move a share of the
-        way to their mean, this one in the round in which they were found, a tenth less in each further one; 0: not at
-        all. Not done where nobody is asked but the cohort.
+        After each round the models of new clusters move a share of the way to their mean: this one in the round in
+        which they were found, a tenth less in each further one. Not done where nobody is asked but the cohort.
     """
 
     state_type = ReplicatedState
@@ -130,10 +128,8 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
         """Return what a run of so few rounds misses: to go apart."""
         if rounds >= EARLY_ROUNDS:
             return ""
-        return (
-            f"ReplicatedCFL lets clients go apart after {EARLY_ROUNDS} rounds, and this run has {rounds}: it will be "
-            "federated averaging; set more rounds"
-        )
+        needed = f"ReplicatedCFL lets clients go apart after {EARLY_ROUNDS} rounds, and this run has {rounds}"
+        return f"{needed}: it will be federated averaging; set more rounds"
 
     def init(self, params: Tensor, clients: Clients) -> ReplicatedState:
         """Put all clients in one cluster, and choose the parts of their data."""
