@@ -73,6 +73,13 @@ class Reconnected(_OfClients):
 
 
 @dataclass(frozen=True)
+class DataChanged(_OfClients):
+    """Clients hold other data from this round on, or see it differently."""
+
+    kind = "data_changed"
+
+
+@dataclass(frozen=True)
 class Refused(Event):
     """Nodes of the network were not let in: why, by node."""
 
