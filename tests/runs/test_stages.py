@@ -9,6 +9,8 @@ import torch
 
 from fedclade import IFCA, FedAvg, LocalTraining, load_federation, simulate
 from fedclade.data import Federation
+from fedclade.report.curves import score_picture
+from fedclade.report.run_view import RunView
 from fedclade.runs import Churn
 from tests.properties.test_resume import bytes_of
 
@@ -35,6 +37,7 @@ def test_clusters_are_scored_by_those_of_the_stage(federation):
     for event, (before, after) in zip(changes, ((2, 3), (4, 5)), strict=True):
         now, then = (federation.in_round(number).true_clusters for number in (after, before))
         assert (event["round"], event["clients"]) == (after, [c for c in now if now[c] != then[c]])
+    assert score_picture(RunView(found)).uprights == {3: "other data", 5: "other data"}
 
 
 def test_before_the_first_stage_a_run_is_that_of_the_data_alone(federation):

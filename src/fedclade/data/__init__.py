@@ -7,6 +7,7 @@ from fedclade.data.augment import Augment, augment_of
 from fedclade.data.cache import cache_folder
 from fedclade.data.client_data import ClientData, mapped
 from fedclade.data.client_table import ClientTable, SplitRows
+from fedclade.data.concepts import concepts
 from fedclade.data.custom import one_client, pool_from_torch
 from fedclade.data.drift import Drift
 from fedclade.data.federation import Federation
@@ -53,6 +54,7 @@ __all__ = [
     "cache_folder",
     "check_data_settings",
     "check_newcomers",
+    "concepts",
     "federation",
     "federation_from_frame",
     "load_federation",
