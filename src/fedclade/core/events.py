@@ -166,6 +166,15 @@ class Empty(Event):
     kind = "empty"
 
 
+@dataclass(frozen=True)
+class Merged(Event):
+    """Clusters were merged into this one."""
+
+    kind = "merged"
+
+    merged: tuple[int, ...]
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Bipartition(Event):
     mean_norm: float | None = None
