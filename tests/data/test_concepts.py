@@ -13,7 +13,6 @@ from fedclade.config import check_config
 from fedclade.data import concepts
 from fedclade.data.patterns import PATTERNS
 
-
 RULES = {
     "sea": lambda x, concept: x[:, 1] + x[:, 2] > (8, 9)[concept],
     "sine": lambda x, concept: (x[:, 1] <= torch.sin(x[:, 0])) ^ bool(concept),

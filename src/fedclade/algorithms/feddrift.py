@@ -3,9 +3,9 @@
 Time goes in steps of some rounds, and every client gets new data at the start of each. It then takes the most accurate
 of the models on its new data; if even that is less accurate by more than δ than its model was on the data of the step
 before, its concept has drifted, and it opens a model of its own, a copy of the most accurate. Then models are merged,
-by complete linkage up to δ′, that are about as accurate on each other's data as on their own:
-d(i, j) = max(A_ii − A_ij, A_jj − A_ji, 0), with A_ij the accuracy of model i on all data of model j's. A model is trained
-on all data that was ever assigned to it: a client trains every model to which data of some step of its belongs.
+by complete linkage up to δ′, that are about as accurate on each other's data as on their own: d(i, j) =
+max(A_ii − A_ij, A_jj − A_ji, 0), with A_ij the accuracy of model i on all data of model j. A model is trained on all
+data that was ever assigned to it: a client trains every model to which data of some step of its own belongs.
 
 Where paper and official code leave a choice, this file makes it:
 
@@ -16,10 +16,9 @@ Where paper and official code leave a choice, this file makes it:
   MNIST. With ``start = "together"`` all begin with one model, as in the algorithms.
 - Clients compute A on all of their data, and report accuracies and numbers of examples. (The official code does so on
   the server, which has all data there, and on twenty batches.)
-- Each model is in use that some data is assigned to. One without a client in the step is kept, but not trained (official
-  code). The merged model is the mean, weighted by the number of steps of clients that are assigned (official code).
-- A model that is opened takes no part in merging in its step. That it is isolated for W steps keeps other clients from
-  taking it.
+- A model is in use as long as some data is assigned to it; one that no client has in the step is kept, but not trained
+  (official code). A merged model is the mean, weighted by how many (client, step) are assigned to each (official code).
+- A model that is opened takes no part in merging in its step, and is isolated for W steps: nobody else may take it.
 - Where ``models`` limits their number, a new one takes the place of the one that was used least recently, of equals one
   drawn at random, and if all are used in the step, the client stays with the most accurate (official code). Its
   count of free places ignores those that merging left; here they are free again.
