@@ -179,11 +179,11 @@ class Move:
         nodes = [node for node in self.free if (self.assigned == node).any()]
         if len(nodes) < 2:
             return
-        A = self._cluster_accuracies(nodes)
-        known = np.isfinite(A.diagonal())
-        nodes, A = [node for node, is_known in zip(nodes, known, strict=True) if is_known], A[known][:, known]
-        if len(nodes) < 2:
+        found = self._cluster_accuracies(nodes)
+        known = np.flatnonzero(np.isfinite(found.diagonal()))
+        if len(known) < 2:
             return
+        nodes, A = [nodes[k] for k in known.tolist()], found[np.ix_(known, known)]
         worse = A.diagonal()[:, None] - A  # how much worse model i is on the data of j than on its own
         merges = agglomerate(squareform(np.maximum(np.maximum(worse, worse.T), 0), checks=False), "complete")
         labels = cut(merges, 1 + int(np.count_nonzero(merges[:, 2] > most_apart)))
@@ -231,5 +231,5 @@ class Move:
                 events.append(Joined(leaf.id, came))
             if held and not leaf.members:
                 events.append(Empty(leaf.id))
-        kept = (torch.from_numpy(each) for each in (self.assigned, self.accuracy, self.until))
-        return FedDriftState(tree, self.ids, *kept, self.begun, self.stages), events
+        assigned, accuracy, until = map(torch.from_numpy, (self.assigned, self.accuracy, self.until))
+        return FedDriftState(tree, self.ids, assigned, accuracy, until, self.begun, self.stages), events

@@ -137,7 +137,7 @@ class FedDrift(OneCohort[FedDriftState]):
         self, state: FedDriftState, cohort: Sequence[int], clients: Clients, this_round: Round
     ) -> tuple[FedDriftState, RoundLog]:
         """Run one round: if a time step begins, see where clients go; then train every model that is in use."""
-        events, number = list[Event](), this_round.number
+        events, number, cohort = list[Event](), this_round.number, sorted(cohort)
         changed = not state.stages or clients.stage != state.stages[-1]
         if changed or number - state.begun[-1] >= self.step_rounds:
             state, events = self._new_step(state, clients, this_round)

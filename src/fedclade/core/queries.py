@@ -200,8 +200,6 @@ class UpdateQuery(Query[Updates]):
     With ``own``, each client keeps the model that it trains as its own, and its update is empty, ``[0]``. It starts
     from the model that it is sent, or where its row is :data:`OWN` from its own as that stood before the round.
 
-    With ``data_rounds``, each client trains on what it held in these rounds, one behind the other.
-
     Clients that reply one by one may hand a few updates to the ``sink`` as they arrive, and reply with the rest.
     """
 
@@ -211,7 +209,7 @@ class UpdateQuery(Query[Updates]):
     round: Round
     anchors: Sequence[int] | None = None  # the row of each client's anchor, [n]; None: where it starts
     own: bool = False  # whether each client keeps the model that it trains
-    data_rounds: Sequence[tuple[int, ...]] | None = None  # of each client, [n]; None: what it holds in the round
+    data_rounds: Sequence[tuple[int, ...]] | None = None  # each trains on what it held in these, [n]; None: holds now
     sink: Callable[[Updates], None] | None = None  # takes some updates early, which then need not be kept
 
     def handled(self, handlers: Handlers) -> Updates:
