@@ -18,6 +18,7 @@ from fedclade import (
     PACFL,
     Ditto,
     FedAvg,
+    FedDrift,
     FedGroup,
     FeSEM,
     FineTune,
@@ -50,6 +51,8 @@ ALGORITHMS = [
     IFCA(clusters=2, average="gradients", restarts=2),
     PACFL(per_label=True, n_clusters=4),
     FeSEM(clusters=3),
+    FedDrift(step_rounds=1, delta=0.1),
+    FedDrift(step_rounds=1, start="together", eager=True, delta=0.02, models=3),
     Ditto(),
     FineTune(),
 ]

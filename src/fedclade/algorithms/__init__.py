@@ -17,6 +17,7 @@ from fedclade.algorithms.cluster_update import ClusterUpdate, log_of, move_clust
 from fedclade.algorithms.ditto import Ditto
 from fedclade.algorithms.fedavg import FedAvg, Local, Oracle
 from fedclade.algorithms.fedbuff import FedBuff
+from fedclade.algorithms.feddrift import FedDrift
 from fedclade.algorithms.fedgroup import FedGroup
 from fedclade.algorithms.fesem import FeSEM
 from fedclade.algorithms.finetune import FineTune
@@ -44,6 +45,7 @@ __all__ = [
     "FedAvg",
     "FedBN",
     "FedBuff",
+    "FedDrift",
     "FedGroup",
     "FedPer",
     "FedRep",
@@ -86,6 +88,9 @@ ALGORITHMS: Mapping[str, Entry] = {
     ),
     "ifca": Entry(IFCA, "k models, every client takes the one with the lowest training loss (Ghosh et al. 2020)"),
     "fesem": Entry(FeSEM, "k centres, every client goes to the nearest in parameter space (Xie et al. 2020)"),
+    "feddrift": Entry(
+        FedDrift, "models opened where accuracy drops, merged where they agree (Jothimurugesan et al. 2023)"
+    ),
     "pacfl": Entry(PACFL, "one-shot clusters by principal angles between the clients' data (Vahidian et al. 2023)"),
     "ditto": Entry(Ditto, "a personal model for each client, held near a global one (Li et al. 2021)"),
     "fedper": Entry(FedPer, "FedAvg but for the head, which stays with each client (Arivazhagan et al. 2019)"),

@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 from fedclade.core import ConfigError, checked, known_arguments, require, unknown
 from fedclade.data.augment import Augment, augment_of
 from fedclade.data.custom import pool_from_torch
+from fedclade.data.drift import Drift, drift_of, drifting
 from fedclade.data.federation import ClientData, Federation
 from fedclade.data.held_back import share_out
 from fedclade.data.holdout import set_aside, train_and_test
@@ -39,6 +40,7 @@ def load_federation(
     test_fraction: float | None = None,
     scaling: Scaling = "source",
     augment: Augment | str | None = None,
+    drift: Drift | Mapping[str, Any] | None = None,
     newcomers: int = 0,
     newcomer_samples: int | None = None,
     seed: int = 0,
@@ -86,6 +88,8 @@ def load_federation(
     augment
         A function that the inputs of every training batch go through, or its ``module:function``; see
         :class:`Federation`.
+    drift
+        How clients' data changes during a run, a :class:`~fedclade.data.Drift` or its fields; it does not, if left out.
     newcomers
         Number of further clients, held back from training: ``Federation.newcomers``, spread evenly over the true
         clusters. With ``samples_per_client`` they get what the others leave, whose data is the same as without them;
@@ -120,6 +124,7 @@ def load_federation(
         test_samples=test_samples,
         test_fraction=test_fraction,
         scaling=scaling,
+        drift=drift,
     )
     doubled = partition == "label_groups" and "clusters" in arguments
     named, given = isinstance(source, str), dict(source_arguments or {})
@@ -158,7 +163,8 @@ def load_federation(
         description = f"{pool.name}, {len(members)} clients, partition {partition}{shifted}{grouped}"
         return Federation(pool, members, truth, description, newcomers, augmented)
 
-    return federation(members[:n], federation(members[n:]) if newcomers else None)
+    whole = federation(members[:n], federation(members[n:]) if newcomers else None)
+    return whole if (moving := drift_of(drift)) is None else drifting(whole, views, moving, seed)
 
 
 def _client_data(
@@ -185,10 +191,12 @@ def check_data_settings(
     test_samples: int | None = None,
     test_fraction: float | None = None,
     scaling: Scaling = "source",
+    drift: Drift | Mapping[str, Any] | None = None,
 ) -> None:
     """Check the settings of :func:`load_federation` that can be checked without the data."""
     partition_named(partition)
     shift_named(shift)
+    drift_of(drift)
     if scaling not in get_args(Scaling):
         raise ConfigError(unknown("scaling", scaling, get_args(Scaling)))
     everyone = clients is None and partition == "natural"
