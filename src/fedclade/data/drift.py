@@ -8,13 +8,12 @@ from itertools import accumulate
 from typing import Any, Literal, get_args
 
 import numpy as np
-import torch
 
-from fedclade.core import Indices, Split, check_arguments, checked, require, rng
-from fedclade.data.client_data import ClientData, mapped
+from fedclade.core import Split, check_arguments, checked, require, rng
+from fedclade.data.client_data import ClientData
 from fedclade.data.federation import Federation
 from fedclade.data.patterns import concepts_of
-from fedclade.data.pool import Pool
+from fedclade.data.seen import Hand, written_out
 from fedclade.data.shift import View
 from fedclade.data.stages import Stage
 
@@ -89,9 +88,6 @@ class Drift:
 
 
 DEFAULT_SHARE = 0.5
-SPLITS = ("train", "validation", "test")
-PLAIN: dict[str, Any] = {"label_map": None, "quarter_turns": 0}
-"""How a client sees examples that are written out as it sees them."""
 
 
 def drift_of(drift: Drift | Mapping[str, Any] | None) -> Drift | None:
@@ -102,18 +98,6 @@ def drift_of(drift: Drift | Mapping[str, Any] | None) -> Drift | None:
 
 
 Clients = tuple[ClientData, ...]
-Seen = tuple[tuple[Indices, int], ...]
-"""Examples, each lot with the number of the view that shows them."""
-
-
-@dataclass(frozen=True, eq=False)
-class _Hand:
-    """What a client has in one stage."""
-
-    client: ClientData  # who it is
-    train: Seen
-    validation: Seen
-    test: Seen
 
 
 def drifting(federation: Federation, views: Sequence[View], drift: Drift, seed: int) -> Federation:
@@ -124,8 +108,11 @@ def drifting(federation: Federation, views: Sequence[View], drift: Drift, seed: 
         known = part.true_clusters or dict.fromkeys(part.ids, 0)
         truths.append(drift.clusters([known[client] for client in part.ids], len(views), seed, purpose))
     hands = [_hands(part, rows, drift, seed) for part, rows in zip(parts, truths, strict=True)]
-    if drift.kind == "accumulate" or drift.test == "next":
-        pool, held = _written_out(federation.pool, views, hands)
+    rule = "one that leaves all labels to all clients, where their data drifts"
+    require(("shift", "anda", not any(view.classes for view in views), rule))
+    transformed = any(view.transform for view in views)
+    if drift.kind == "accumulate" or drift.test == "next" or transformed:
+        pool, held = written_out(federation.pool, views, hands)
     else:
         pool, held = federation.pool, [[[_seen(hand, views) for hand in now] for now in of] for of in hands]
     made: Federation | None = None
@@ -146,10 +133,10 @@ def drifting(federation: Federation, views: Sequence[View], drift: Drift, seed: 
     return made
 
 
-def _hands(part: Federation, rows: Sequence[Sequence[int]], drift: Drift, seed: int) -> list[list[_Hand]]:
+def _hands(part: Federation, rows: Sequence[Sequence[int]], drift: Drift, seed: int) -> list[list[Hand]]:
     """Return what each client has in each stage, given its true clusters ``[stages][clients]``."""
     stages = len(drift.rounds) + 1
-    hands: list[list[_Hand]] = [[] for _ in range(stages)]
+    hands: list[list[Hand]] = [[] for _ in range(stages)]
     for place, client in enumerate(part.clients):
         held, views = [client.train] * stages, [row[place] for row in rows]
         if drift.examples == "new":
@@ -161,11 +148,11 @@ def _hands(part: Federation, rows: Sequence[Sequence[int]], drift: Drift, seed: 
             lots = range(0 if drift.kind == "accumulate" else k, k + 1)
             train, validation = (tuple((of[j], views[j]) for j in lots) for of in (held, [client.validation] * stages))
             shown = views[min(k + 1, len(views) - 1)] if drift.test == "next" else views[k]
-            hands[k].append(_Hand(client, train, validation, ((client.test, shown),)))
+            hands[k].append(Hand(client, train, validation, ((client.test, shown),)))
     return hands
 
 
-def _seen(hand: _Hand, views: Sequence[View]) -> ClientData:
+def _seen(hand: Hand, views: Sequence[View]) -> ClientData:
     """Return a client that has one lot of examples, seen by one view."""
     (train, number), *_ = hand.train
     view = views[number]
@@ -180,37 +167,3 @@ def _unchanged(before: Clients, now: Clients) -> Clients:
         return seen_alike and all(np.array_equal(getattr(one, s), getattr(other, s)) for s in get_args(Split))
 
     return tuple(one if same(one, other) else other for one, other in zip(before, now, strict=True))
-
-
-def _written_out(
-    pool: Pool, views: Sequence[View], hands: Sequence[Sequence[Sequence[_Hand]]]
-) -> tuple[Pool, list[list[list[ClientData]]]]:
-    """Return a pool of the examples as they are seen by the views, each once by each, and the clients of each stage."""
-    n, lots = len(pool.x), dict[tuple[tuple[int, int], ...], Indices]()
-
-    def key(seen: Seen) -> tuple[tuple[int, int], ...]:
-        found = tuple((id(indices), view) for indices, view in seen)
-        if found not in lots:
-            lots[found] = np.unique(np.concatenate([view * n + indices for indices, view in seen]))
-        return found
-
-    keys = [[[[key(getattr(hand, split)) for split in SPLITS] for hand in now] for now in of] for of in hands]
-    there = np.unique(np.concatenate([*lots.values()]))
-    of_view, rows = np.divmod(there, n)
-    x, y = pool.x[torch.from_numpy(rows)], pool.y[torch.from_numpy(rows)]
-    for number in np.unique(of_view).tolist():
-        mine, view = torch.from_numpy(of_view == number), views[number]
-        x[mine] = torch.rot90(x[mine], view.quarter_turns, (-2, -1)) if view.quarter_turns else x[mine]
-        y[mine] = y[mine] if view.label_map is None else mapped(y[mine], view.label_map)
-    every, natural = np.arange(len(there)), None if pool.natural is None else pool.natural[rows]
-    seen = replace(pool, x=x, y=y, groups=pool.groups[rows], train=every, test=every[:0], natural=natural)
-    places = {found: np.searchsorted(there, lot) for found, lot in lots.items()}  # one array for who has the same
-    clients = [
-        [
-            [replace(hand.client, **dict(zip(SPLITS, (places[k] for k in mine), strict=True)), **PLAIN)
-             for hand, mine in zip(now, found, strict=True)]
-            for now, found in zip(of, of_keys, strict=True)
-        ]
-        for of, of_keys in zip(hands, keys, strict=True)
-    ]  # fmt: skip
-    return seen, clients
