@@ -21,7 +21,7 @@ again after validation and test data were set aside, so that none is in two of t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 import torch
@@ -62,7 +62,7 @@ class Turned:
         return found
 
 
-def anda(pool: Pool, clients: int, seed: int, *, kind: Kind, level: int) -> list[View]:
+def anda(pool: Pool, clients: int, seed: int, *, kind: Kind = "P(Y|X)", level: int = LEVELS) -> list[View]:
     """Draw how each client sees a pool.
 
     Parameters
@@ -74,10 +74,7 @@ def anda(pool: Pool, clients: int, seed: int, *, kind: Kind, level: int) -> list
     level
         From 1 to 8: how strongly.
     """
-    require(
-        ("kind", kind, kind in get_args(Kind), "'P(X)', 'P(Y)', 'P(Y|X)' or 'P(X|Y)'"),
-        ("level", level, 1 <= level <= LEVELS, f"from 1 to {LEVELS}"),
-    )
+    require(("level", level, 1 <= level <= LEVELS, f"from 1 to {LEVELS}"))
     if pool.task != "classification":
         raise DataError(f"shift 'anda' needs labels, but {pool.name} is {pool.task} data")
     if kind in ("P(X)", "P(X|Y)"):

@@ -214,8 +214,8 @@ def _client_data(
     for i, view in enumerate(views):
         train, validation = set_aside(trains[i], validation_fraction, "validation", seed, i)
         draw = rng.generator(seed, "classes", i)
-        held = [view.chosen(indices, pool, draw) for indices in (train, validation, tests[i])]
-        members.append(ClientData(i, names[i], i, *held, view.label_map, view.quarter_turns))
+        train, validation, test = (view.chosen(indices, pool, draw) for indices in (train, validation, tests[i]))
+        members.append(ClientData(i, names[i], i, train, validation, test, view.label_map, view.quarter_turns))
     return tuple(members)
 
 

@@ -64,7 +64,8 @@ def written_out(
     def key(seen: Seen) -> tuple[tuple[int, int], ...]:
         found = tuple((id(indices), view) for indices, view in seen)
         if found not in lots:
-            lots[found] = np.unique(np.concatenate([view * n + indices for indices, view in seen]))
+            each = [view * n + indices for indices, view in seen]
+            lots[found] = each[0] if len(each) == 1 else np.unique(np.concatenate(each))
         return found
 
     keys = [[[[key(getattr(hand, split)) for split in SPLITS] for hand in now] for now in of] for of in hands]
