@@ -77,9 +77,9 @@ class Batch:
     def _run(self, config: Config, name: str, folder: Path) -> Run:
         if self.stop():
             raise RunInterrupted(f"interrupted before {name}", "")
-        federation, on_round = self._federation(config), self.start(name, config.top.rounds)
+        on_round = self.start(name, config.top.rounds)
         return config.run(
-            federation,
+            self._federation(config),
             device=self.device,
             memory=self.memory,
             callbacks=self.callbacks(),

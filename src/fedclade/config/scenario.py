@@ -45,7 +45,7 @@ def known_scales(path: Path) -> tuple[str, ...]:
 def read_scenarios(path: Path, overrides: Sequence[str] = (), scale: str | None = None) -> list[Scenario]:
     """Read and check the scenarios of a file: one, or one for each cell of a grid.
 
-    A scenario is a config with a table ``[algorithms]`` in the place of ``[algorithm]``: a table of hyper-parameters for
+    A scenario is a config with a table ``[algorithms]`` in place of ``[algorithm]``: a table of hyper-parameters for
     each algorithm, with its ``name`` where that differs from the key. It may have a number of ``seeds``, and tables
     ``[scales.NAME]`` with whatever differs at that scale. ``overrides``, as after ``--set``, win over both. A table
     ``[cells]`` of lists, such as ``"data.level" = [1, 5]``, makes a scenario of each combination of their values.
