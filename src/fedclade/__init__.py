@@ -18,6 +18,7 @@ if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
 from fedclade.algorithms import (
+    APFL,
     CFL,
     FLHC,
     IFCA,
@@ -106,6 +107,7 @@ __version__ = version_of("fedclade")
 draw_with("fedclade.report")
 
 __all__ = [
+    "APFL",
     "CFL",
     "FLHC",
     "IFCA",

@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from inspect import isclass
 from typing import Any
 
+from fedclade.algorithms.apfl import APFL
 from fedclade.algorithms.base import Algorithm, OwnModels, RoundLog
 from fedclade.algorithms.cfl import CFL, CFLState
 from fedclade.algorithms.cluster_update import ClusterUpdate, log_of, move_clusters, train_clusters, train_root
@@ -30,6 +31,7 @@ from fedclade.core import ConfigError, Event, FedcladeError, check_arguments, kn
 
 __all__ = [
     "ALGORITHMS",
+    "APFL",
     "CFL",
     "FLHC",
     "IFCA",
@@ -88,6 +90,7 @@ ALGORITHMS: Mapping[str, Entry] = {
     "fesem": Entry(FeSEM, "k centres, every client goes to the nearest in parameter space (Xie et al. 2020)"),
     "pacfl": Entry(PACFL, "one-shot clusters by principal angles between the clients' data (Vahidian et al. 2023)"),
     "ditto": Entry(Ditto, "a personal model for each client, held near a global one (Li et al. 2021)"),
+    "apfl": Entry(APFL, "each client's model is a mixture of the global one and one of its own (Deng et al. 2020)"),
     "fedper": Entry(FedPer, "FedAvg but for the head, which stays with each client (Arivazhagan et al. 2019)"),
     "fedrep": Entry(FedRep, "FedPer whose clients fit their heads first, and then the rest (Collins et al. 2021)"),
     "lg_fedavg": Entry(LGFedAvg, "FedAvg of the head alone, over representations of each client (Liang et al. 2020)"),

@@ -64,6 +64,7 @@ from fedclade.core.files import (
     write_text,
 )
 from fedclade.core.local import LARGEST, LocalTraining
+from fedclade.core.local_rules import LocalRule, Mixture, local_rule
 from fedclade.core.node import VECTORS, Node
 from fedclade.core.optimizers import OF_TORCH, optimizer_class, own_defaults
 from fedclade.core.params import Layout, Slot, check_module
@@ -145,8 +146,10 @@ __all__ = [
     "Layout",
     "Left",
     "LeftOut",
+    "LocalRule",
     "LocalTraining",
     "MissingExtraError",
+    "Mixture",
     "ModelError",
     "Node",
     "ParameterTree",
@@ -202,6 +205,7 @@ __all__ = [
     "inter_group",
     "known_arguments",
     "loaded",
+    "local_rule",
     "make_folder",
     "matching",
     "mean",

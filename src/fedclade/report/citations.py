@@ -22,6 +22,7 @@ CITED: Mapping[str, str] = {
     "fesem": "xie2020fesem",
     "pacfl": "vahidian2023pacfl",
     "ditto": "li2021ditto",
+    "apfl": "deng2020apfl",
     "fedper": "arivazhagan2019fedper",
     "fedrep": "collins2021fedrep",
     "lg_fedavg": "liang2020lgfedavg",

@@ -163,7 +163,7 @@ class SimulatedClients(Workers):
         size = 0 if query.own else self.layout.size
         deltas = torch.empty(len(ids), size, dtype=self.layout.dtype, device=self._device)
         losses = torch.empty(len(ids), dtype=torch.float64)
-        blocks = self._blocks(ids, query.round.spec)
+        blocks = self._blocks(ids, query.round)
         blocks = [range(len(ids))] if len(blocks) == 1 else blocks
         out = deltas if len(blocks) == 1 and not query.own and not self.layout.personal else None
         for places in blocks:
@@ -220,9 +220,9 @@ class SimulatedClients(Workers):
         """Let each client add up its training examples, see :class:`~fedclade.core.Statistics`."""
         return statistics(self._federation, query)
 
-    def _blocks(self, ids: Sequence[int], spec: LocalTraining) -> Sequence[Sequence[int]]:
+    def _blocks(self, ids: Sequence[int], this_round: Round) -> Sequence[Sequence[int]]:
         """Cut the places of the queried clients into blocks that fit the memory; clients of one size side by side."""
-        held = self._data.splits["train"]
+        held, spec = self._data.splits["train"], this_round.spec
         sizes = held.sizes[held.set_of[self._data.places(ids)]].tolist()
         by_size = sorted(range(len(ids)), key=lambda place: -sizes[place])
         if spec not in self._bytes_by_spec:
@@ -231,7 +231,8 @@ class SimulatedClients(Workers):
             batch = self._federation.pool.inputs(some).to(self._device)
             self._bytes_by_spec[spec] = bytes_per_client(self._module, self.layout.full, batch, spec)
         own_data = 0 if self._data.bytes_kept else self._data.bytes_each * max(sizes)
-        each = self._bytes_by_spec[spec] + own_data
+        of_rule = this_round.rule.vectors * self.layout.full.size * self.layout.dtype.itemsize if this_round.rule else 0
+        each = self._bytes_by_spec[spec] + own_data + of_rule
         at_once = max(1, (self._memory - self._data.bytes_kept) // each)
         return [block.tolist() for block in np.array_split(by_size, -(-len(ids) // at_once))]
 
@@ -274,7 +275,8 @@ class SimulatedClients(Workers):
         for client, row, anchor in block:
             generator = rng.torch_generator(*keyed, self._federation.keys[client])
             jobs.append(Job(client, row, *self._data.examples(client, this_round), generator, anchor))
-        return Workload(self._module, self.layout.full, models, jobs, this_round.spec, this_round.lr, self._task)
+        of_all = this_round.spec, this_round.lr, self._task
+        return Workload(self._module, self.layout.full, models, jobs, *of_all, rule=this_round.rule)
 
     def _model_error(self, error: Exception, block: Block, models: Tensor, this_round: Round) -> ModelError:
         """Find the client on whose data training fails, by itself, and name it."""
