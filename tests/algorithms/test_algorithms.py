@@ -10,6 +10,7 @@ import torch
 from fedclade import CFL, FLHC, ConfigError, FedAvg, FedGroup, Local, LocalTraining, Oracle
 from fedclade.algorithms import (
     ALGORITHMS,
+    APFL,
     IFCA,
     PACFL,
     Ditto,
@@ -45,6 +46,7 @@ def test_every_algorithm_can_be_built_by_its_name():
         "fesem": FeSEM,
         "pacfl": PACFL,
         "ditto": Ditto,
+        "apfl": APFL,
         "fedper": FedPer,
         "fedrep": FedRep,
         "lg_fedavg": LGFedAvg,
@@ -61,7 +63,8 @@ def test_options_reach_the_algorithm():
 
 
 def test_an_unknown_algorithm_suggests_the_nearest():
-    with pytest.raises(ConfigError, match=r"unknown algorithm 'clf'; did you mean 'cfl'\? \(known: cfl, .*, fedavg, "):
+    told = r"unknown algorithm 'clf'; did you mean 'cfl'\? \(known: apfl, cfl, .*, fedavg, "
+    with pytest.raises(ConfigError, match=told):
         build_algorithm("clf")
 
 

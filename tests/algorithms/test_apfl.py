@@ -29,9 +29,7 @@ def test_equals_algorithm_1_round_by_round(adaptive, engine):
     method = APFL(alpha=0.6, adaptive=adaptive)
     played = play(method, clients, params, 4, spec=SPEC, seed=3, fraction=0.5)
     cohorts = [sorted(log.losses) for log in played.logs]
-    expected = apfl(
-        params, federation, perceptron(), SPEC, alpha=0.6, adaptive=adaptive, seed=3, cohorts=cohorts
-    )
+    expected = apfl(params, federation, perceptron(), SPEC, alpha=0.6, adaptive=adaptive, seed=3, cohorts=cohorts)
     for state, (w, _, _) in zip(played.states[1:], expected, strict=True):
         np.testing.assert_allclose(state.tree.nodes[0].params.numpy(), w, atol=1e-5)
     (_, mixed, alphas), ours = expected[-1], own_models(played)
@@ -75,5 +73,5 @@ def test_who_has_not_trained_yet_is_served_with_the_global_model():
 def test_an_option_out_of_range_and_what_is_no_sgd_are_refused():
     with pytest.raises(ConfigError, match=re.escape("algorithm.alpha should be in [0, 1], got 1.5")):
         APFL(alpha=1.5)
-    with pytest.raises(ConfigError, match="local.optimizer should be 'sgd' with the local rule 'mixture', .* 'adam'"):
+    with pytest.raises(ConfigError, match=r"local.optimizer should be 'sgd' with the local rule 'mixture', .* 'adam'"):
         APFL().check_training(LocalTraining(optimizer="adam"))

@@ -12,6 +12,7 @@ from torch import nn
 
 from fedclade import LocalTraining, ModelError, Run, Signature, simulate
 from fedclade.algorithms import (
+    APFL,
     CFL,
     FLHC,
     IFCA,
@@ -54,6 +55,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     "fesem": FeSEM(clusters=2),
     "pacfl": PACFL(n_clusters=2),
     "ditto": Ditto(),
+    "apfl": APFL(adaptive=True),
     "finetune": FineTune(),
 }
 
@@ -142,7 +144,7 @@ def test_what_clusters_have_in_common_is_averaged_over_all(name: str):
     assert torch.equal(bodies, bodies[:1].expand_as(bodies))
 
 
-@pytest.mark.parametrize("name", ["cfl", "cfl by gradients", "rcfl", "ifca", "ditto", "fedrep"])
+@pytest.mark.parametrize("name", ["cfl", "cfl by gradients", "rcfl", "ifca", "ditto", "apfl", "fedrep"])
 def test_what_is_personal_stays_with_the_clients(name: str):
     algorithm = FedRep(head_epochs=2) if name == "fedrep" else ALGORITHMS[name]
     here, there = both(algorithm, personal="head", client_fraction=0.5)

@@ -12,6 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fedclade import (
+    APFL,
     CFL,
     FLHC,
     IFCA,
@@ -51,6 +52,7 @@ ALGORITHMS = [
     PACFL(per_label=True, n_clusters=4),
     FeSEM(clusters=3),
     Ditto(),
+    APFL(),
     FineTune(),
 ]
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedclade import ConfigError, LocalTraining, Run, simulate
-from fedclade.algorithms import IFCA, PACFL, Algorithm, Ditto, FeSEM, FineTune
+from fedclade.algorithms import APFL, IFCA, PACFL, Algorithm, Ditto, FeSEM, FineTune
 from fedclade.channel.signature import Signature
 from fedclade.core.params import Layout
 from fedclade.core.queries import Round
@@ -31,6 +31,7 @@ RIVALS: Mapping[str, Algorithm] = {
     "pacfl": PACFL(vectors=2, threshold=50.0),
     "ditto": Ditto(lam=0.5),
     "finetune": FineTune(),
+    "apfl": APFL(adaptive=True),
 }
 each_rival = pytest.mark.parametrize("algorithm", RIVALS.values(), ids=RIVALS.keys())
 

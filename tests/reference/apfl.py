@@ -30,5 +30,3 @@ def apfl(w, federation, module, spec, *, alpha, adaptive, seed, cohorts):
         w = sum((size(federation, i) / total * w_of[i] for i in U), start=torch.zeros_like(w))
         history.append((w, dict(mixed), dict(alphas)))
     return history
-
-

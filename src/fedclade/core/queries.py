@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Generic, Literal, Protocol, TypeVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -163,7 +162,7 @@ class UpdateQuery(Query[Updates]):
     With ``own``, each client keeps the model that it trains as its own, and its update is empty, ``[0]``. It starts
     from the model that it is sent, or where its row is :data:`OWN` from its own as that stood before the round.
 
-    A :attr:`rule <Round.rule>` that needs an anchor is given the row of it in place of the proximal term; one that serves
+    A :attr:`rule <Round.rule>` that needs an anchor is given its row in place of the proximal term; one that serves
     lets each client keep a model of its own besides, while its update is that of the model which it was sent.
 
     Clients that reply one by one may hand a few updates to the ``sink`` as they arrive, and reply with the rest.

@@ -102,8 +102,8 @@ class ChosenEngine:
             If worker processes die whatever they train with, and the name is theirs.
         """
         if self._engine is None:
-            any_does = self._name == "auto" or (work.rule is not None and self._name != "loop")
-            self.resolved, self._engine = _chosen(work) if any_does else _by_name(self._name, work)
+            chosen = self._name == "auto" or (work.rule is not None and self._name in ("stacked", "workers"))
+            self.resolved, self._engine = _chosen(work) if chosen else _by_name(self._name, work)
         try:
             return self._engine.train(work, out)
         except EngineError as error:

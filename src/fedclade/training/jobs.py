@@ -25,7 +25,7 @@ class Job:
     """Orders its batches: one ``torch.randperm(n, generator=...)`` at the start of each epoch, in every engine."""
     anchor: int | None = None  #: which of the models the proximal term pulls it towards; ``row`` by default
     state: Mapping[str, Tensor] | None = None
-    """Of its optimizer or local rule, as an earlier round left it in :attr:`Workload.states`; None or empty for a new one."""
+    """Of its optimizer or local rule, as an earlier round left it in :attr:`Workload.states`; None or empty if new."""
 
     @property
     def size(self) -> int:

@@ -133,8 +133,8 @@ AT_WORK: Mapping[type[LocalRule], type[RuleAtWork[Any]]] = {Mixture: Mixing}
 def train_by_rule(work: Workload, jobs: Sequence[Job], gradients: Gradients) -> tuple[Tensor, Tensor]:
     """Train clients, those who take the most steps first, by the rule of a workload; keep its states.
 
-    Returns what their models moved by, ``[k, S]``, and their mean losses, float64 ``[k]``: NaN where what a client would
-    keep is not finite.
+    Returns what their models moved by, ``[k, S]``, and their mean losses, float64 ``[k]``: NaN where what a client
+    would keep is not finite.
     """
     rule, spec, models = cast("LocalRule", work.rule), work.spec, work.models
     at_work, optimizer = AT_WORK[type(rule)](rule), LocalOptimizer.of(spec, work.lr)

@@ -74,7 +74,6 @@ class VmapEngine:
         losses[torch.tensor(order)] = totals.cpu() / seen
         return updates, losses
 
-
     def _by_rule(self, work: Workload, out: Tensor | None) -> tuple[Tensor, Tensor]:
         order = sorted(range(len(work.jobs)), key=lambda k: -work.spec.steps_with(work.jobs[k].size))
         ordered, back = [work.jobs[k] for k in order], torch.tensor(order).argsort()
