@@ -25,7 +25,10 @@ from fedclade.algorithms import (
     FeSEM,
     FineTune,
     Local,
+    PerFedAvg,
+    PFedMe,
     ReplicatedCFL,
+    Scaffold,
     build_algorithm,
 )
 from fedclade.channel.signature import Permutation
@@ -56,6 +59,9 @@ ALGORITHMS: dict[str, Algorithm] = {
     "pacfl": PACFL(n_clusters=2),
     "ditto": Ditto(),
     "apfl": APFL(adaptive=True),
+    "pfedme": PFedMe(),
+    "per_fedavg": PerFedAvg(variant="HF"),
+    "scaffold": Scaffold(),
     "finetune": FineTune(),
 }
 
@@ -144,7 +150,7 @@ def test_what_clusters_have_in_common_is_averaged_over_all(name: str):
     assert torch.equal(bodies, bodies[:1].expand_as(bodies))
 
 
-@pytest.mark.parametrize("name", ["cfl", "cfl by gradients", "rcfl", "ifca", "ditto", "apfl", "fedrep"])
+@pytest.mark.parametrize("name", ["cfl", "cfl by gradients", "rcfl", "ifca", "ditto", "apfl", "scaffold", "fedrep"])
 def test_what_is_personal_stays_with_the_clients(name: str):
     algorithm = FedRep(head_epochs=2) if name == "fedrep" else ALGORITHMS[name]
     here, there = both(algorithm, personal="head", client_fraction=0.5)

@@ -25,7 +25,10 @@ from fedclade import (
     Local,
     LocalTraining,
     Oracle,
+    PerFedAvg,
+    PFedMe,
     ReplicatedCFL,
+    Scaffold,
 )
 from fedclade.algorithms import State
 from fedclade.core.queries import Round
@@ -53,6 +56,9 @@ ALGORITHMS = [
     FeSEM(clusters=3),
     Ditto(),
     APFL(),
+    PFedMe(),
+    PerFedAvg(),
+    Scaffold(),
     FineTune(),
 ]
 

@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
-from fedclade import APFL, LocalTraining
+from fedclade import APFL, Algorithm, LocalTraining, PerFedAvg, PFedMe, Scaffold
 from fedclade.algorithms.ruled import Ruled
-from fedclade.core import Round
-from fedclade.training import OWN_MODEL, SimulatedClients
+from fedclade.core import ControlVariates, LocalRule, Round, local_rule
+from fedclade.training import SimulatedClients
 from tests.tiny import FEATURES, LABELS, federation_of, own_models, perceptron, play, simulated
 
-SPEC = LocalTraining(epochs=2, batch_size=10, lr=0.1, momentum=0.5, weight_decay=0.01, clip_norm=2.0)
+SPEC = LocalTraining(epochs=2, batch_size=10, lr=0.1, weight_decay=0.01, clip_norm=2.0)
+MOMENTUM = replace(SPEC, momentum=0.5)
 SIZES = [20, 26, 32, 5]
-METHODS: dict[str, Ruled] = {"apfl": APFL(adaptive=True)}
+METHODS: dict[str, Algorithm] = {
+    "apfl": APFL(adaptive=True),
+    "pfedme": PFedMe(lam=1.0, steps=2, personal_lr=0.05),
+    "per_fedavg": PerFedAvg(variant="HF", alpha=0.05, delta=0.1),
+    "scaffold": Scaffold(),
+}
+RULES: dict[str, LocalRule] = {
+    **{name: method.rule for name, method in METHODS.items() if isinstance(method, Ruled)},
+    "scaffold": ControlVariates(),
+}
+each_rule = pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 each_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 
 
@@ -38,8 +52,9 @@ def assert_same(here, there) -> None:
 
 @each_method
 def test_all_at_once_gives_what_the_loop_gives(method):
+    spec = SPEC if isinstance(method, Scaffold) else MOMENTUM
     loop, together = (
-        play(method, *simulated(world(), perceptron(), engine), 2, spec=SPEC) for engine in ("loop", "vmap")
+        play(method, *simulated(world(), perceptron(), engine), 2, spec=spec) for engine in ("loop", "vmap")
     )
     assert together.clients.clients.engine == "vmap"
     assert_same(loop, together)
@@ -82,21 +97,23 @@ def test_a_round_that_is_asked_for_again_starts_from_before_it(method):
     assert all(torch.equal(kept[0][name], kept[1][name]) for name in kept[0])
 
 
-@each_method
-def test_training_for_another_purpose_keeps_nothing(method):
+@each_rule
+def test_training_for_another_purpose_keeps_nothing(rule):
     clients, params = simulated(world(), perceptron())
-    for this_round in (
-        Round(1, SPEC, purpose="probe", rule=method.rule),
-        Round(1, SPEC, part=(0, 2), rule=method.rule),
-    ):
-        clients.train([0], params[None], [0], this_round)
+    for other in ({"purpose": "probe"}, {"part": (0, 2)}):
+        clients.train([0], params[None], [0], Round(1, SPEC, rule=rule, **other))
         assert not clients.store
 
 
-@each_method
-def test_who_diverges_is_left_out_and_keeps_nothing(method):
+@each_rule
+def test_who_diverges_is_left_out_and_keeps_nothing(rule):
     clients, params = simulated(world(), perceptron())
     spec = LocalTraining(epochs=2, batch_size=10, lr=3e38)
-    updates = clients.train([0, 1], params[None], [0, 0], Round(1, spec, rule=method.rule))
+    updates = clients.train([0, 1], params[None], [0, 0], Round(1, spec, rule=rule))
     assert set(updates.left_out) == {0, 1}
-    assert not any(OWN_MODEL in clients.store.latest(client) for client in (0, 1))
+    assert not any(clients.store.latest(client) for client in (0, 1))
+
+
+@each_rule
+def test_a_rule_travels_as_its_name_and_numbers(rule):
+    assert local_rule(json.loads(json.dumps(rule.described()))) == rule

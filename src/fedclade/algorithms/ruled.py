@@ -9,13 +9,18 @@ from dataclasses import replace
 from torch import Tensor
 
 from fedclade.algorithms.base import OneCohort, OwnModels, RoundLog
-from fedclade.algorithms.cluster_update import log_of, move_clusters, train_root
+from fedclade.algorithms.cluster_update import ClusterUpdate, log_of, move_clusters, train_root
 from fedclade.algorithms.state import OwnState
 from fedclade.core import Clients, LocalRule, LocalTraining, ParameterTree, Round
 
 
 class Ruled(OwnModels[OwnState], OneCohort[OwnState]):
     """An algorithm whose clients train the root's model by a rule, which leaves each a model that it is served with."""
+
+    @property
+    def server_step(self) -> float:
+        """How far the root's model goes to the mean of the clients'."""
+        return 1.0
 
     @property
     @abstractmethod
@@ -34,5 +39,10 @@ class Ruled(OwnModels[OwnState], OneCohort[OwnState]):
         self, state: OwnState, cohort: Sequence[int], clients: Clients, this_round: Round
     ) -> tuple[OwnState, RoundLog]:
         """Let the cohort train, and move the root's model by the mean of the updates."""
-        part = train_root(state, cohort, clients, replace(this_round, rule=self.rule))
+        part = scaled(train_root(state, cohort, clients, replace(this_round, rule=self.rule)), self.server_step)
         return OwnState(move_clusters(state.tree, [part]), state.keepers_after(part.updates)), log_of([part])
+
+
+def scaled(part: ClusterUpdate, by: float) -> ClusterUpdate:
+    """Return a cluster's part of a round with a step that is so many times as long."""
+    return part if part.mean is None or by == 1 else replace(part, mean=by * part.mean)

@@ -64,7 +64,7 @@ from fedclade.core.files import (
     write_text,
 )
 from fedclade.core.local import LARGEST, LocalTraining
-from fedclade.core.local_rules import LocalRule, Mixture, local_rule
+from fedclade.core.local_rules import ControlVariates, LocalRule, MetaLearning, Mixture, MoreauEnvelope, local_rule
 from fedclade.core.node import VECTORS, Node
 from fedclade.core.optimizers import OF_TORCH, optimizer_class, own_defaults
 from fedclade.core.params import Layout, Slot, check_module
@@ -128,6 +128,7 @@ __all__ = [
     "ClusterSplit",
     "Clustered",
     "ConfigError",
+    "ControlVariates",
     "DataError",
     "DataSpec",
     "Disconnected",
@@ -148,9 +149,11 @@ __all__ = [
     "LeftOut",
     "LocalRule",
     "LocalTraining",
+    "MetaLearning",
     "MissingExtraError",
     "Mixture",
     "ModelError",
+    "MoreauEnvelope",
     "Node",
     "ParameterTree",
     "PolicyError",

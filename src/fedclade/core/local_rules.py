@@ -6,7 +6,6 @@ A rule is numbers and a name, so that it travels with a query. What it does, and
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
@@ -102,7 +101,92 @@ class Mixture(LocalRule):
         return 6
 
 
-RULES: Mapping[str, type[LocalRule]] = {rule.name: rule for rule in (Mixture,)}
+@checked()
+@dataclass(frozen=True, kw_only=True)
+class MoreauEnvelope(LocalRule):
+    """Move w towards the θ that is best near it, and be served with θ: pFedMe (Dinh et al. 2020).
+
+    ``lam`` is λ, ``steps`` K, and ``lr`` the step size with which θ is found.
+    """
+
+    name = "moreau_envelope"
+    serves = True
+
+    lam: float
+    steps: int
+    lr: float
+
+    def __post_init__(self) -> None:
+        require(
+            ("algorithm.lam", self.lam, 0 < self.lam <= LARGEST, f"greater than 0 and at most {LARGEST:g}"),
+            ("algorithm.steps", self.steps, self.steps >= 1, "at least 1"),
+            ("algorithm.personal_lr", self.lr, 0 < self.lr <= LARGEST, f"greater than 0 and at most {LARGEST:g}"),
+        )
+
+    @property
+    def gradients(self) -> int:
+        """One for each step of θ."""
+        return self.steps
+
+    @property
+    def vectors(self) -> int:
+        """θ and its gradient, and momentum."""
+        return 4
+
+
+@checked()
+@dataclass(frozen=True, kw_only=True)
+class MetaLearning(LocalRule):
+    """Descend on the loss after a step of size α: Per-FedAvg (Fallah et al. 2020).
+
+    With ``hessian`` the Hessian's product with a gradient is taken by differences, ``delta`` times that to both sides.
+    """
+
+    name = "meta_learning"
+
+    alpha: float
+    hessian: bool
+    delta: float
+
+    def __post_init__(self) -> None:
+        require(
+            ("algorithm.alpha", self.alpha, 0 <= self.alpha <= LARGEST, f"at least 0 and at most {LARGEST:g}"),
+            ("algorithm.delta", self.delta, 0 < self.delta <= LARGEST, f"greater than 0 and at most {LARGEST:g}"),
+        )
+
+    @property
+    def batches(self) -> int:
+        """D′ and D, and D″ of the Hessian."""
+        return 3 if self.hessian else 2
+
+    @property
+    def gradients(self) -> int:
+        """Those at w and after the step, and two of which the Hessian's product is the difference."""
+        return 4 if self.hessian else 2
+
+    @property
+    def vectors(self) -> int:
+        """The model after the step, both gradients, a point beside w, and momentum."""
+        return 5
+
+
+@checked()
+@dataclass(frozen=True, kw_only=True)
+class ControlVariates(LocalRule):
+    """Add c − c_i to every gradient: SCAFFOLD (Karimireddy et al. 2020). The anchor is c, and c_i the client's own."""
+
+    name = "control_variates"
+    needs_anchor = True
+
+    def check_training(self, spec: LocalTraining) -> None:
+        """Check besides that steps have no momentum: c_i is read off their sum, which must be that of the gradients."""
+        super().check_training(spec)
+        require(("local.momentum", spec.momentum, not spec.momentum, f"0 with the local rule {self.name!r}"))
+
+
+RULES: Mapping[str, type[LocalRule]] = {
+    rule.name: rule for rule in (Mixture, MoreauEnvelope, MetaLearning, ControlVariates)
+}
 """Every rule by its name."""
 
 
@@ -123,8 +207,3 @@ def local_rule(described: Mapping[str, Any]) -> LocalRule:
         return kind(**arguments)
     except TypeError as error:  # a number is missing
         raise ConfigError(f"local rule {name!r}: {error}") from error
-
-
-def finite_above(value: float, least: float = 0.0) -> bool:
-    """Return whether a number is above another, and float32 can hold it."""
-    return math.isfinite(value) and least < value <= LARGEST

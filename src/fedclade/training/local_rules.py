@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Generic, TypeVar, cast
 import torch
 from torch import Tensor
 
-from fedclade.core import LocalRule, Mixture, rng
+from fedclade.core import ControlVariates, LocalRule, MetaLearning, Mixture, MoreauEnvelope, rng
 from fedclade.training.jobs import Job, Workload
 from fedclade.training.optimizer import LocalOptimizer, clipping
 from fedclade.training.steps import Places, batches, by_length
@@ -127,7 +127,69 @@ def _mixed(now: Named) -> Tensor:
     return alpha * now["v"] + (1 - alpha) * now["w"]
 
 
-AT_WORK: Mapping[type[LocalRule], type[RuleAtWork[Any]]] = {Mixture: Mixing}
+class Enveloping(RuleAtWork[MoreauEnvelope]):
+    """pFedMe, Algorithm 1: θ ≈ argmin f(θ; D) + λ/2‖θ − w‖² by K steps, w ← w − ηλ(w − θ)."""
+
+    def begin(self, models: Tensor, anchors: Tensor, kept: Sequence[Mapping[str, Tensor]]) -> Named:
+        """Let θ begin with w."""
+        return {"theta": models.clone()}
+
+    def step(self, now: Named, step: Step) -> None:
+        """Let θ go on from where it was with the batch before."""
+        rule, w, theta = self.rule, step.parameters(now["w"]), step.parameters(now["theta"])
+        for _ in range(rule.steps):
+            gradient = step.gradient(now["theta"])
+            theta.sub_(gradient + rule.lam * (theta - w), alpha=rule.lr)
+        step.move("w", rule.lam * (w - theta))
+        step.buffers(now["w"]).copy_(step.buffers(now["theta"]))
+
+    def end(self, now: Named, models: Tensor, steps: Tensor, optimizer: LocalOptimizer) -> Named:
+        """Serve θ."""
+        return {SERVED: now["theta"]}
+
+
+class MetaSteps(RuleAtWork[MetaLearning]):
+    """Per-FedAvg, Algorithm 1: w ← w − β(I − α∇²f(w; D″))∇f(w − α∇f(w; D); D′), in FO without the Hessian."""
+
+    def step(self, now: Named, step: Step) -> None:
+        """Take D′ from the order of plain steps, D and D″ from others; buffers are those of the passes on D and D′."""
+        rule, w = self.rule, now["w"]
+        after = w.clone()
+        step.parameters(after).sub_(step.gradient(w, 1), alpha=rule.alpha)
+        step.buffers(after).copy_(step.buffers(w))
+        gradient = step.gradient(after, 0)
+        if rule.hessian:
+            beside = [w.clone(), w.clone()]
+            for point, sign in zip(beside, (1, -1), strict=True):
+                step.parameters(point).add_(gradient, alpha=sign * rule.delta)
+            above, below = (step.gradient(point, 2) for point in beside)
+            gradient = gradient - rule.alpha * (above - below) / (2 * rule.delta)
+        step.buffers(w).copy_(step.buffers(after))
+        step.move("w", gradient)
+
+
+class Controlled(RuleAtWork[ControlVariates]):
+    """SCAFFOLD, Algorithm 1: y ← y − η(g − c_i + c), c_i ← c_i − c + (x − y)/(Sη) (option II) after S steps."""
+
+    def begin(self, models: Tensor, anchors: Tensor, kept: Sequence[Mapping[str, Tensor]]) -> Named:
+        """Let c_i begin with zeros; where the anchor is NaN, which is what the server has no c for, there is none."""
+        return {"correction": (anchors - or_kept(torch.zeros_like(models), kept, "c")).nan_to_num(0.0)}
+
+    def step(self, now: Named, step: Step) -> None:
+        """Add the correction to the gradient."""
+        step.move("w", step.gradient(now["w"]) + step.parameters(now["correction"]))
+
+    def end(self, now: Named, models: Tensor, steps: Tensor, optimizer: LocalOptimizer) -> Named:
+        """Keep c_i."""
+        return {"c": (models - now["w"]) / (steps * optimizer.lr)[:, None] - now["correction"]}
+
+
+AT_WORK: Mapping[type[LocalRule], type[RuleAtWork[Any]]] = {
+    Mixture: Mixing,
+    MoreauEnvelope: Enveloping,
+    MetaLearning: MetaSteps,
+    ControlVariates: Controlled,
+}
 
 
 def train_by_rule(work: Workload, jobs: Sequence[Job], gradients: Gradients) -> tuple[Tensor, Tensor]:

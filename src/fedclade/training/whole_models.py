@@ -61,7 +61,9 @@ class WholeModels:
         models = torch.stack([self._whole(client, query.models, row, mine, own) for client, row, mine, own in starts])
         each, pulled = range(len(ids)), list[int | None]([None] * len(ids))
         if anchors is not None and query.round.uses_anchors:
-            models = torch.cat([models, self._layout.joined(query.models[anchors], personal)])
+            none = query.round.rule is not None  # a server's vector has nothing to say of what it never sees
+            beside = torch.full_like(personal, torch.nan) if none else personal
+            models = torch.cat([models, self._layout.joined(query.models[anchors], beside)])
             pulled = [len(ids) + k for k in each]
         return Start(models, each, pulled, None if query.own else personal, optimizer)
 
