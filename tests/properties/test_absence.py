@@ -25,8 +25,6 @@ from fedclade import (
     Local,
     LocalTraining,
     Oracle,
-    PerFedAvg,
-    PFedMe,
     ReplicatedCFL,
     Scaffold,
 )
@@ -56,8 +54,6 @@ ALGORITHMS = [
     FeSEM(clusters=3),
     Ditto(),
     APFL(),
-    PFedMe(),
-    PerFedAvg(),
     Scaffold(),
     FineTune(),
 ]

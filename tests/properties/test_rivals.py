@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedclade import ConfigError, LocalTraining, Run, simulate
-from fedclade.algorithms import APFL, IFCA, PACFL, Algorithm, Ditto, FeSEM, FineTune, PerFedAvg, PFedMe, Scaffold
+from fedclade.algorithms import APFL, IFCA, PACFL, Algorithm, Ditto, FeSEM, FineTune, Scaffold
 from fedclade.channel.signature import Signature
 from fedclade.core.params import Layout
 from fedclade.core.queries import Round
@@ -32,8 +32,6 @@ RIVALS: Mapping[str, Algorithm] = {
     "ditto": Ditto(lam=0.5),
     "finetune": FineTune(),
     "apfl": APFL(adaptive=True),
-    "pfedme": PFedMe(steps=2),
-    "per_fedavg": PerFedAvg(),
     "scaffold": Scaffold(),
 }
 each_rival = pytest.mark.parametrize("algorithm", RIVALS.values(), ids=RIVALS.keys())
