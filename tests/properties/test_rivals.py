@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedclade import ConfigError, LocalTraining, Run, simulate
-from fedclade.algorithms import APFL, IFCA, PACFL, Algorithm, Ditto, FeSEM, FineTune, Scaffold
+from fedclade.algorithms import APFL, IFCA, PACFL, Algorithm, Ditto, FedDrift, FeSEM, FineTune, Scaffold
 from fedclade.channel.signature import Signature
 from fedclade.core.params import Layout
 from fedclade.core.queries import Round
@@ -28,6 +28,7 @@ RIVALS: Mapping[str, Algorithm] = {
     "ifca": IFCA(clusters=3, restarts=2, restart_rounds=2),
     "ifca by gradients": IFCA(clusters=3, average="gradients"),
     "fesem": FeSEM(clusters=3),
+    "feddrift": FedDrift(step_rounds=1, delta=0.0, start="together"),  # alone, models tie, and their order decides
     "pacfl": PACFL(vectors=2, threshold=50.0),
     "ditto": Ditto(lam=0.5),
     "finetune": FineTune(),

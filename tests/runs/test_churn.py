@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import fedclade
-from fedclade import CFL, FLHC, IFCA, ConfigError, FedAvg, FedGroup, FeSEM, Local, LocalTraining, Run
+from fedclade import CFL, FLHC, IFCA, ConfigError, FedAvg, FedDrift, FedGroup, FeSEM, Local, LocalTraining, Run
 from fedclade.algorithms import PACFL, CFLState, Ditto, FineTune, Oracle, Scaffold, State
 from fedclade.config import check_config
 from fedclade.core.errors import RunInterrupted
@@ -26,6 +26,7 @@ METHODS = {
     "fedgroup": FedGroup(groups=2),
     "ifca": IFCA(clusters=2, restarts=2, restart_rounds=10),
     "fesem": FeSEM(clusters=2),
+    "feddrift": FedDrift(step_rounds=2, delta=0.2),
     "pacfl": PACFL(n_clusters=2),
     "local": Local(),
     "ditto": Ditto(),

@@ -19,8 +19,13 @@ from fedclade.data import Federation
 from fedclade.runs.store.newcomers import score_columns
 
 SPEC = LocalTraining(epochs=2, lr=0.2)
-OPTIONS = {"cfl": {"eps1": 0.3, "eps2": 0.4}, "ifca": {"clusters": 2}, "fedgroup": {"groups": 2}}
-CLUSTERED = ("cfl", "rcfl", "fl_hc", "fedgroup", "ifca", "fesem", "pacfl", "oracle")
+OPTIONS = {
+    "feddrift": {"step_rounds": 2, "delta": 0.2},
+    "cfl": {"eps1": 0.3, "eps2": 0.4},
+    "ifca": {"clusters": 2},
+    "fedgroup": {"groups": 2},
+}
+CLUSTERED = ("cfl", "rcfl", "fl_hc", "fedgroup", "ifca", "fesem", "feddrift", "pacfl", "oracle")
 
 
 @cache

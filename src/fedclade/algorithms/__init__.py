@@ -18,6 +18,7 @@ from fedclade.algorithms.cluster_update import ClusterUpdate, log_of, move_clust
 from fedclade.algorithms.ditto import Ditto
 from fedclade.algorithms.fedavg import FedAvg, Local, Oracle
 from fedclade.algorithms.fedbuff import FedBuff
+from fedclade.algorithms.feddrift import FedDrift
 from fedclade.algorithms.fedgroup import FedGroup
 from fedclade.algorithms.fesem import FeSEM
 from fedclade.algorithms.finetune import FineTune
@@ -49,6 +50,7 @@ __all__ = [
     "FedAvg",
     "FedBN",
     "FedBuff",
+    "FedDrift",
     "FedGroup",
     "FedPer",
     "FedRep",
@@ -94,6 +96,9 @@ ALGORITHMS: Mapping[str, Entry] = {
     ),
     "ifca": Entry(IFCA, "k models, every client takes the one with the lowest training loss (Ghosh et al. 2020)"),
     "fesem": Entry(FeSEM, "k centres, every client goes to the nearest in parameter space (Xie et al. 2020)"),
+    "feddrift": Entry(
+        FedDrift, "models opened where accuracy drops, merged where they agree (Jothimurugesan et al. 2023)"
+    ),
     "pacfl": Entry(PACFL, "one-shot clusters by principal angles between the clients' data (Vahidian et al. 2023)"),
     "ditto": Entry(Ditto, "a personal model for each client, held near a global one (Li et al. 2021)"),
     "apfl": Entry(APFL, "each client's model is a mixture of the global one and one of its own (Deng et al. 2020)"),

@@ -37,6 +37,11 @@ class Clients(ABC):
     def sizes(self) -> Mapping[int, int]:
         """Number |D_i| of training examples of each client."""
 
+    @property
+    def stage(self) -> int:
+        """How often what clients hold has changed so far; see :class:`~fedclade.data.Stage`."""
+        return 0
+
     @abstractmethod
     def ask(self, query: Query[R], /) -> R:
         """Put a query; return the reply."""
@@ -50,17 +55,20 @@ class Clients(ABC):
         anchors: Sequence[int] | None = None,
         *,
         own: bool = False,
+        data_rounds: Sequence[tuple[int, ...]] | None = None,
     ) -> Updates:
         """Let each client train from its model; see :class:`UpdateQuery`."""
-        return self.ask(UpdateQuery(ids, "train", models, assignment, this_round, anchors, own))
+        return self.ask(UpdateQuery(ids, "train", models, assignment, this_round, anchors, own, data_rounds))
 
     def gradients(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], this_round: Round) -> Updates:
         """Let each client take the negative gradient at its model; see :class:`UpdateQuery`."""
         return self.ask(UpdateQuery(ids, "gradients", models, assignment, this_round))
 
-    def evaluate(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], split: Split) -> Evaluation:
+    def evaluate(
+        self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], split: Split, data_round: int = 0
+    ) -> Evaluation:
         """Let each client evaluate its model on a split of its own data; see :class:`EvaluationQuery`."""
-        return self.ask(EvaluationQuery(ids, models, assignment, split))
+        return self.ask(EvaluationQuery(ids, models, assignment, split, data_round=data_round))
 
     def subspaces(self, ids: Sequence[int], n_vectors: int, per_label: bool) -> Tensor:
         """Let each client decompose its training inputs; see :class:`SubspaceQuery`."""

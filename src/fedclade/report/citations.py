@@ -20,6 +20,7 @@ CITED: Mapping[str, str] = {
     "finetune": "mcmahan2017fedavg",
     "ifca": "ghosh2020ifca",
     "fesem": "xie2020fesem",
+    "feddrift": "jothimurugesan2023feddrift",
     "pacfl": "vahidian2023pacfl",
     "ditto": "li2021ditto",
     "apfl": "deng2020apfl",
