@@ -18,6 +18,7 @@ if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
 from fedclade.algorithms import (
+    APFL,
     CFL,
     FLHC,
     IFCA,
@@ -36,8 +37,11 @@ from fedclade.algorithms import (
     LGFedAvg,
     Local,
     Oracle,
+    PerFedAvg,
+    PFedMe,
     ReplicatedCFL,
     RoundLog,
+    Scaffold,
     State,
     log_of,
     move_clusters,
@@ -107,6 +111,7 @@ __version__ = version_of("fedclade")
 draw_with("fedclade.report")
 
 __all__ = [
+    "APFL",
     "CFL",
     "FLHC",
     "IFCA",
@@ -149,7 +154,9 @@ __all__ = [
     "Newcomers",
     "Node",
     "Oracle",
+    "PFedMe",
     "ParameterTree",
+    "PerFedAvg",
     "Pool",
     "PrivacyError",
     "ReplicatedCFL",
@@ -160,6 +167,7 @@ __all__ = [
     "RunError",
     "RunInterrupted",
     "RunSettings",
+    "Scaffold",
     "Signature",
     "SplitRecord",
     "State",

@@ -23,6 +23,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "ifca": {"clusters": 2},
     "fesem": {"clusters": 2},
     "pacfl": {"n_clusters": 2, "per_label": False},
+    "pfedme": {"lam": 5.0, "personal_lr": 0.02},
 }
 
 CANNOT = {"pacfl": ({"n_clusters": 2}, "whose examples do not have one label each; set algorithm.per_label = false")}

@@ -14,7 +14,19 @@ import pytest
 import torch
 
 from fedclade import Callback, EndRecord, RoundRecord, Run, RunInterrupted, SplitRecord
-from fedclade.algorithms import FLHC, IFCA, PACFL, Algorithm, Ditto, FedAvg, FedDrift, FedGroup, FeSEM, ReplicatedCFL
+from fedclade.algorithms import (
+    FLHC,
+    IFCA,
+    PACFL,
+    Algorithm,
+    Ditto,
+    FedAvg,
+    FedDrift,
+    FedGroup,
+    FeSEM,
+    ReplicatedCFL,
+    Scaffold,
+)
 from fedclade.core.errors import ConfigError, RunError, UpdateError
 from fedclade.flower import LocalGrid, LocalNode
 from fedclade.flower.clients_file import CLIENTS
@@ -233,6 +245,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     "fesem": FeSEM(clusters=2),
     "feddrift": FedDrift(step_rounds=1, delta=0.2),
     "ditto": Ditto(),
+    "scaffold": Scaffold(),
     "rcfl": ReplicatedCFL(level=0.5, check_every=3),
 }
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedclade import ConfigError, LocalTraining, Run, simulate
-from fedclade.algorithms import IFCA, PACFL, Algorithm, Ditto, FedDrift, FeSEM, FineTune
+from fedclade.algorithms import APFL, IFCA, PACFL, Algorithm, Ditto, FedDrift, FeSEM, FineTune, Scaffold
 from fedclade.channel.signature import Signature
 from fedclade.core.params import Layout
 from fedclade.core.queries import Round
@@ -32,6 +32,8 @@ RIVALS: Mapping[str, Algorithm] = {
     "pacfl": PACFL(vectors=2, threshold=50.0),
     "ditto": Ditto(lam=0.5),
     "finetune": FineTune(),
+    "apfl": APFL(adaptive=True),
+    "scaffold": Scaffold(),
 }
 each_rival = pytest.mark.parametrize("algorithm", RIVALS.values(), ids=RIVALS.keys())
 

@@ -10,7 +10,7 @@ import torch
 
 import fedclade
 from fedclade import CFL, FLHC, IFCA, ConfigError, FedAvg, FedDrift, FedGroup, FeSEM, Local, LocalTraining, Run
-from fedclade.algorithms import PACFL, CFLState, Ditto, FineTune, Oracle, State
+from fedclade.algorithms import PACFL, CFLState, Ditto, FineTune, Oracle, Scaffold, State
 from fedclade.config import check_config
 from fedclade.core.errors import RunInterrupted
 from fedclade.core.queries import Round
@@ -30,6 +30,7 @@ METHODS = {
     "pacfl": PACFL(n_clusters=2),
     "local": Local(),
     "ditto": Ditto(),
+    "scaffold": Scaffold(),
     "finetune": FineTune(),
     "oracle": "oracle",
 }

@@ -67,6 +67,7 @@ from fedclade.core.files import (
     write_text,
 )
 from fedclade.core.local import LARGEST, LocalTraining
+from fedclade.core.local_rules import ControlVariates, LocalRule, MetaLearning, Mixture, MoreauEnvelope, local_rule
 from fedclade.core.node import VECTORS, Node
 from fedclade.core.optimizers import OF_TORCH, optimizer_class, own_defaults
 from fedclade.core.params import Layout, Slot, check_module
@@ -131,6 +132,7 @@ __all__ = [
     "ClusterSplit",
     "Clustered",
     "ConfigError",
+    "ControlVariates",
     "DataChanged",
     "DataError",
     "DataSpec",
@@ -151,10 +153,14 @@ __all__ = [
     "Layout",
     "Left",
     "LeftOut",
+    "LocalRule",
     "LocalTraining",
     "Merged",
+    "MetaLearning",
     "MissingExtraError",
+    "Mixture",
     "ModelError",
+    "MoreauEnvelope",
     "Node",
     "ParameterTree",
     "PolicyError",
@@ -210,6 +216,7 @@ __all__ = [
     "inter_group",
     "known_arguments",
     "loaded",
+    "local_rule",
     "make_folder",
     "matching",
     "mean",

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Generic, Literal, Protocol, TypeVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from fedclade.core import rng
 from fedclade.core.errors import ConfigError
+from fedclade.core.evaluation import Evaluation
 from fedclade.core.local import LocalTraining
+from fedclade.core.local_rules import LocalRule
 from fedclade.core.registry import DataSpec
 from fedclade.core.statistics import Statistics
 from fedclade.core.updates import Updates
@@ -65,6 +66,8 @@ class Round:
     personal_epochs
         Above 0, clients train their personal parameters alone for so many epochs, and then the shared ones alone, as
         the local training has it. Otherwise they train all together.
+    rule
+        What clients do in place of plain steps, see :class:`LocalRule`; what it keeps with them lasts as a model does.
     query
         Counts the round's queries from 0: it sets the faults of one apart from those of the next, and nothing else.
     """
@@ -82,6 +85,7 @@ class Round:
     part: tuple[int, int] | None = None
     part_size: int = 0
     personal_epochs: int = 0
+    rule: LocalRule | None = None
     query: int = 0
 
     @property
@@ -93,6 +97,11 @@ class Round:
     def sends_updates(self) -> bool:
         """Whether clients send what they train."""
         return self.communicates in ("all", "updates")
+
+    @property
+    def uses_anchors(self) -> bool:
+        """Whether local training looks at a client's anchor."""
+        return bool(self.spec.mu) or (self.rule is not None and self.rule.needs_anchor)
 
     @property
     def lasts(self) -> bool:
@@ -132,52 +141,6 @@ class Round:
 
 
 @dataclass(frozen=True, eq=False)
-class Evaluation:
-    """How n clients fare on one split of their own data.
-
-    Parameters
-    ----------
-    ids
-        The clients, ``[n]``.
-    scores
-        By each of the task's metrics, of which the first counts, float64 ``[n, M]``.
-    losses
-        Mean loss, float64 ``[n]``; cross-entropy is in nats.
-    examples
-        Number of targets, int64 ``[n]``.
-    left_out
-        Why each client that was queried, and is not among ``ids``, is left out.
-    higher_is_better
-        The direction of the score that counts.
-    """
-
-    ids: tuple[int, ...]
-    scores: Tensor
-    losses: Tensor
-    examples: Tensor
-    left_out: Mapping[int, str] = field(default_factory=dict[int, str])
-    higher_is_better: bool = True
-
-    @property
-    def merit(self) -> Tensor:
-        """The score that counts, with a sign so that more is better, ``[n]``."""
-        return self.scores[:, 0] if self.higher_is_better else -self.scores[:, 0]
-
-    @classmethod
-    def concat(cls, parts: Sequence[Evaluation]) -> Evaluation:
-        """Return the scores of all parts, at least one, behind each other."""
-        if len(parts) == 1:
-            return parts[0]
-        columns = {f.name: [getattr(part, f.name) for part in parts] for f in fields(cls)}
-        ids = tuple(client for part in parts for client in part.ids)
-        left_out = {client: why for part in parts for client, why in part.left_out.items()}
-        of_all: dict[str, Any] = {
-            n: torch.cat(column) for n, column in columns.items() if isinstance(column[0], Tensor)
-        }
-        return replace(parts[0], ids=ids, left_out=left_out, **of_all)
-
-
-@dataclass(frozen=True, eq=False)
 class Query(ABC, Generic[R_co]):
     """A query of a server to some clients."""
 
@@ -199,6 +162,9 @@ class UpdateQuery(Query[Updates]):
 
     With ``own``, each client keeps the model that it trains as its own, and its update is empty, ``[0]``. It starts
     from the model that it is sent, or where its row is :data:`OWN` from its own as that stood before the round.
+
+    A :attr:`rule <Round.rule>` that needs an anchor is given its row in place of the proximal term; one that serves
+    lets each client keep a model of its own besides, while its update is that of the model which it was sent.
 
     Clients that reply one by one may hand a few updates to the ``sink`` as they arrive, and reply with the rest.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import torch
 from flwr.app import RecordDict
@@ -23,21 +23,10 @@ from fedclade.channel import (
     check_encoding,
     client_side,
 )
-from fedclade.core import (
-    OF_TORCH,
-    OWN,
-    ConfigError,
-    DataError,
-    LocalTraining,
-    Round,
-    Split,
-    UpdateError,
-    check_arguments,
-    importing_only,
-    unknown,
-)
+from fedclade.core import OWN, ConfigError, DataError, Round, Split, UpdateError, importing_only
 from fedclade.data import Federation
 from fedclade.flower import wire
+from fedclade.flower.local_training import read_rule, read_spec
 from fedclade.flower.node_store import NodeStore
 from fedclade.flower.policy import Policy
 from fedclade.flower.residuals import Residuals
@@ -149,7 +138,7 @@ class ClientHandler:
         cost = cost_of(kind, content)
         self._policy.check_usage(self._usage_log.usage(state) + cost, len(self._data.train))
         keeps = kind in ("train", "gradients", "evaluate") and (self._layout.personal or content.get("own", bool))
-        keeps = keeps or (kind == "train" and content.json("spec").get("keep_state"))
+        keeps = keeps or (kind == "train" and ("rule" in content.values or content.json("spec").get("keep_state")))
         if keeps:
             self._kept.open(self._trainer.workers.store, content.get("run", str), state)
         with importing_only(self._imports):  # a server's message names nothing else that is imported here
@@ -201,9 +190,10 @@ class ClientHandler:
         if not (1 <= replicates <= examples and 0 <= replicates * part_size <= examples and 0 <= dim <= LARGEST_SKETCH):
             parts = f"{replicates} parts" + (f" of {part_size}" if part_size else "")
             raise UpdateError(f"asked for {parts} of {examples} training examples, compared by {dim} numbers each")
-        spec = _spec(content.json("spec"))
+        spec, rule = read_spec(content), read_rule(content) if kind == "train" else None
         own, personal_epochs = content.get("own", bool), max(0, content.get("personal_epochs", int))
-        self._policy.check_training(spec, replicates, replicates * part_size or examples, personal_epochs)
+        gradients = 1 if rule is None else rule.gradients
+        self._policy.check_training(spec, replicates, replicates * part_size or examples, personal_epochs, gradients)
         this_round = Round(
             number=content.get("round", int),
             spec=spec,
@@ -214,6 +204,7 @@ class ClientHandler:
             part_size=part_size,
             compares_parts=content.get("compares_parts", bool),
             personal_epochs=personal_epochs,
+            rule=rule,
             communicates="nothing" if own else "all",
         )
         goes_on = own and kind == "train" and "model" not in content.vectors
@@ -277,16 +268,6 @@ class ClientHandler:
         size, dtype = self._layout.size, self._layout.dtype
         models = [wire.read_vector(content.vector(name), (size,), dtype, f"model {name!r}") for name in names]
         return torch.stack(models) if models else torch.empty(0, size, dtype=dtype)
-
-
-def _spec(kept: Mapping[str, Any]) -> LocalTraining:
-    optimizer = kept.get("optimizer", "sgd")
-    if not isinstance(optimizer, str) or optimizer not in OF_TORCH:  # a module:name imports what the server likes
-        raise UpdateError(unknown("optimizer of its local training:", optimizer, OF_TORCH))
-    try:
-        return LocalTraining(**check_arguments("its local training", LocalTraining, kept))
-    except (ConfigError, OverflowError) as error:  # a key that another version has, or a value of another type
-        raise UpdateError(f"asked for local training that is not known here: {error}") from error
 
 
 def _maker(model: nn.Module | str | Maker, federation: Federation, parts: Parts) -> Maker:
