@@ -1,0 +1,170 @@
+"""Hyper-parameters of the methods at FLUX's arena, ``configs/arena/mnist.toml``: at most three settings of each.
+
+The same budget for all: each setting runs once in two cells, P(Y|X) and P(X) at level 5, with a seed that the arena
+does not use and a quarter of the examples. Batches are a quarter as large, so that as many steps are made: with fewer,
+LeNet-5 has learnt nothing after ten rounds, and norms of updates would not be those of the arena. The best mean
+accuracy on validation data after the last round wins, the first of equals; test data and true clusters have no part in
+it. The first setting is what the arena has without tuning; FedAvg, local training and the oracle have nothing to tune,
+and rcfl runs with its defaults.
+
+Every run is one line of a JSON file, so that an interrupted call goes on where it stopped. Several processes may share
+the methods out among them, in one file.
+
+    python benchmarks/arena_tuning.py --data-dir DIR --out arena_tuning.jsonl --methods ifca fesem
+    python benchmarks/arena_tuning.py --out arena_tuning.jsonl --table
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import mean
+from time import perf_counter
+from typing import Any
+
+import jsonl
+import torch
+from rcfl import as_table
+from rich.console import Console
+from rich.table import Table
+
+from fedclade.config import Config, check_config, find_configs, read_scenarios
+from fedclade.core import ConfigError
+from fedclade.runs import column_of
+
+Options = Mapping[str, Any]
+Line = dict[str, Any]
+
+SEED, SHARE = 100, 4
+CELLS = ("mnist P(Y|X) 5", "mnist P(X) 5")
+IMAGES = 60_000
+"""Of MNIST, for training."""
+
+MOST = 3
+"""Settings of a method."""
+
+CUTS: Sequence[Options] = ({}, {"n_clusters": 4}, {"n_clusters": 8})
+"""Of a dendrogram: where fedclade cuts it unless told otherwise, and by the number of clusters."""
+
+SETTINGS: Mapping[str, Sequence[Options]] = {
+    "apfl": ({"alpha": 0.5}, {"alpha": 0.25}, {"alpha": 0.75}),
+    # The journal version's rule of thumb, the thresholds of public implementations, and fixed rounds as in figure 8.
+    "cfl": ({"eps1": "auto", "eps2": 1.0}, {"eps1": 0.4, "eps2": 1.6}, {"split_rounds": [3, 5, 7, 9], "eps2": 0.5}),
+    "ditto": ({"lam": 1.0}, {"lam": 0.1}, {"lam": 2.0}),
+    "fedgroup": tuple({"groups": groups, "pretrain_scale": 1} for groups in (4, 2, 8)),
+    "fesem": tuple({"clusters": clusters} for clusters in (4, 2, 8)),
+    "finetune": ({"epochs": 1}, {"epochs": 2}, {"epochs": 5}),
+    "fl_hc": tuple({"rounds_before": 3, "metric": "l2", "linkage": "ward", **cut} for cut in CUTS),
+    "ifca": tuple({"clusters": clusters} for clusters in (4, 2, 8)),
+    "pacfl": CUTS,
+    "per_fedavg": ({"alpha": 0.005}, {"alpha": 0.02}, {"alpha": 0.05}),
+    "pfedme": ({"personal_lr": 0.09}, {"personal_lr": 0.03}, {"personal_lr": 0.01}),
+}
+"""By method; the first is what the arena has without tuning."""
+
+
+def tasks(cells: Sequence[str], scale: str | None) -> dict[str, Config]:
+    """Return the config of FedAvg in each cell, with validation scores, by the cell's name."""
+    (path,) = find_configs("arena")
+    scenarios = {each.name: each for each in read_scenarios(path, ["evaluate_validation=true"], scale)}
+    if unknown := [cell for cell in cells if cell not in scenarios]:
+        raise SystemExit(f"there is no cell {unknown[0]}; there are {', '.join(scenarios)}")
+    return {cell: scenarios[cell].configs["fedavg"] for cell in cells}
+
+
+def configured(task: Config, method: str, setting: Options) -> Config:
+    """Return the config of a run: of MNIST a share of the examples, in batches that are as much smaller."""
+    given = {**task.as_dict(), "seed": SEED, "algorithm": {"name": method, **setting}}
+    if task.data["name"] == "mnist":
+        given["data"] = {**given["data"], "samples_per_client": IMAGES // given["data"]["clients"] // SHARE}
+        given["local"] = {**given["local"], "batch_size": given["local"]["batch_size"] // SHARE}
+    return check_config(given)
+
+
+def run(config: Config, data_dir: Path | None) -> Line:
+    """Run a config; return the mean score over the clients after the last round."""
+    start = perf_counter()
+    done = config.run(config.federation(data_dir), progress=False)
+    score, clusters = done.metric_rows[-1][column_of("accuracy")], done.summary["clusters"]["found"]
+    return {"validation": score, "clusters": clusters, "seconds": round(perf_counter() - start, 1)}
+
+
+def by_setting(lines: Sequence[Line]) -> dict[str, dict[str, list[Line]]]:
+    """Return the runs of each setting, as JSON, of each method."""
+    by_method: dict[str, dict[str, list[Line]]] = defaultdict(lambda: defaultdict(list))
+    for line in lines:
+        by_method[line["method"]][json.dumps(line["setting"])].append(line)
+    return by_method
+
+
+def means(of_method: Mapping[str, Sequence[Line]], cells: Sequence[str]) -> dict[str, float]:
+    """Return the mean over the cells of each setting that has been run in all of them."""
+    done = {setting: {line["cell"]: line["validation"] for line in lines} for setting, lines in of_method.items()}
+    return {setting: mean(of[cell] for cell in cells) for setting, of in done.items() if {*cells} <= of.keys()}
+
+
+def best(method: str, found: Mapping[str, float]) -> str | None:
+    """Return the best setting of a method, the first of equals; None until all have been run."""
+    ordered = [json.dumps(setting) for setting in SETTINGS[method]]  # runs may have come in another order
+    return max(ordered, key=lambda setting: found[setting]) if {*ordered} <= found.keys() else None
+
+
+def table(lines: Sequence[Line], cells: Sequence[str]) -> Table:
+    """Return a row for each setting of each method; the best of each method is marked."""
+    rows: list[tuple[str, ...]] = []
+    for method, settings in by_setting(lines).items():
+        found = means(settings, cells)
+        for setting, of_setting in settings.items():
+            of_cell = {line["cell"]: line for line in of_setting}
+            each = [f"{100 * of_cell[cell]['validation']:.1f}" if cell in of_cell else "" for cell in cells]
+            clusters = ", ".join(str(of_cell[cell]["clusters"]) for cell in cells if cell in of_cell)
+            both = f"{100 * found[setting]:.1f}" if setting in found else ""
+            written = ", ".join(f"{key} = {value}" for key, value in json.loads(setting).items())
+            rows.append((method, written, *each, both, clusters, "best" if setting == best(method, found) else ""))
+    headings = ("method", "setting", *cells, "mean", "clusters", "")
+    return as_table("accuracy on validation data after the last round, %", headings, rows)
+
+
+def chosen(lines: Sequence[Line], cells: Sequence[str]) -> list[str]:
+    """Return the lines of ``[algorithms]`` for the methods all of whose settings have been run."""
+    written: list[str] = []
+    for method, settings in by_setting(lines).items():
+        if (setting := best(method, means(settings, cells))) is not None:
+            inside = ", ".join(f"{key} = {json.dumps(value)}" for key, value in json.loads(setting).items())
+            written.append(f"{method} = {{ {inside} }}" if inside else f"{method} = {{}}")
+    return written
+
+
+def main() -> None:
+    """Run what is missing, and print the table and the lines for the scenario."""
+    parser = jsonl.parser(__doc__, "arena_tuning.jsonl")
+    parser.add_argument("--methods", nargs="+", default=list(SETTINGS), choices=SETTINGS)
+    parser.add_argument("--cells", nargs="+", default=CELLS, metavar="CELL")
+    parser.add_argument("--scale", help="of the scenario, such as smoke")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    console = Console(width=160)
+    assert all(len(settings) <= MOST for settings in SETTINGS.values())
+    configs = {} if given.table else tasks(given.cells, given.scale)
+    jobs = [(m, setting, cell) for m in given.methods for setting in SETTINGS[m] for cell in configs]
+    for method, setting, cell in jobs:
+        head = {"method": method, "setting": setting, "cell": cell, "seed": SEED}
+        if any(head.items() <= line.items() for line in jsonl.read(given.out)):
+            continue
+        try:
+            config = configured(configs[cell], method, setting)
+        except ConfigError as error:  # more clusters than the clients of a small scale
+            console.print(f"{method} {setting} left out: {error}", markup=False)
+            continue
+        line = {**head, **run(config, given.data_dir)}
+        jsonl.add(given.out, line)
+        console.print(f"{method} {setting} in {cell}: {line['validation']:.3f}, {line['seconds']:.0f} s", markup=False)
+    lines = jsonl.read(given.out)
+    console.print(table(lines, given.cells))
+    console.print("\n".join(chosen(lines, given.cells)), markup=False, highlight=False)
+
+
+if __name__ == "__main__":
+    main()
