@@ -17,7 +17,9 @@ from fedclade.algorithms.cluster_update import ClusterUpdate, log_of, move_clust
 from fedclade.algorithms.ditto import Ditto
 from fedclade.algorithms.fedavg import FedAvg, Local, Oracle
 from fedclade.algorithms.fedbuff import FedBuff
+from fedclade.algorithms.fedem import FedEM
 from fedclade.algorithms.fedgroup import FedGroup
+from fedclade.algorithms.fedrc import FedRC
 from fedclade.algorithms.fesem import FeSEM
 from fedclade.algorithms.finetune import FineTune
 from fedclade.algorithms.fl_hc import FLHC
@@ -44,8 +46,10 @@ __all__ = [
     "FedAvg",
     "FedBN",
     "FedBuff",
+    "FedEM",
     "FedGroup",
     "FedPer",
+    "FedRC",
     "FedRep",
     "FineTune",
     "LGFedAvg",
@@ -86,6 +90,8 @@ ALGORITHMS: Mapping[str, Entry] = {
     ),
     "ifca": Entry(IFCA, "k models, every client takes the one with the lowest training loss (Ghosh et al. 2020)"),
     "fesem": Entry(FeSEM, "k centres, every client goes to the nearest in parameter space (Xie et al. 2020)"),
+    "fedem": Entry(FedEM, "M models, and every client a mixture of its own of them (Marfoq et al. 2021)"),
+    "fedrc": Entry(FedRC, "FedEM that does not part clients by their labels alone (Guo et al. 2024)"),
     "pacfl": Entry(PACFL, "one-shot clusters by principal angles between the clients' data (Vahidian et al. 2023)"),
     "ditto": Entry(Ditto, "a personal model for each client, held near a global one (Li et al. 2021)"),
     "fedper": Entry(FedPer, "FedAvg but for the head, which stays with each client (Arivazhagan et al. 2019)"),

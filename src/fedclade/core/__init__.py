@@ -28,6 +28,7 @@ from fedclade.core.errors import (
     shown,
     unknown,
 )
+from fedclade.core.evaluation import Evaluation
 from fedclade.core.events import (
     Buffered,
     Check,
@@ -64,6 +65,7 @@ from fedclade.core.files import (
     write_text,
 )
 from fedclade.core.local import LARGEST, LocalTraining
+from fedclade.core.mixture import Mixture, label_rates, packed, unpacked
 from fedclade.core.node import VECTORS, Node
 from fedclade.core.optimizers import OF_TORCH, optimizer_class, own_defaults
 from fedclade.core.params import Layout, Slot, check_module
@@ -85,7 +87,6 @@ from fedclade.core.plugins import (
 from fedclade.core.queries import (
     OWN,
     Ask,
-    Evaluation,
     EvaluationQuery,
     Handlers,
     Indices,
@@ -147,6 +148,7 @@ __all__ = [
     "LeftOut",
     "LocalTraining",
     "MissingExtraError",
+    "Mixture",
     "ModelError",
     "Node",
     "ParameterTree",
@@ -201,6 +203,7 @@ __all__ = [
     "installed",
     "inter_group",
     "known_arguments",
+    "label_rates",
     "loaded",
     "make_folder",
     "matching",
@@ -210,6 +213,7 @@ __all__ = [
     "optimizer_class",
     "own_defaults",
     "owner_only",
+    "packed",
     "remove",
     "require",
     "row_norms",
@@ -218,6 +222,7 @@ __all__ = [
     "summary_of",
     "take_place",
     "unknown",
+    "unpacked",
     "write_tensors",
     "write_text",
 ]

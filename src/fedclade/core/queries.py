@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Generic, Literal, Protocol, TypeVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from fedclade.core import rng
 from fedclade.core.errors import ConfigError
+from fedclade.core.evaluation import Evaluation
 from fedclade.core.local import LocalTraining
+from fedclade.core.mixture import Mixture
 from fedclade.core.registry import DataSpec
 from fedclade.core.statistics import Statistics
 from fedclade.core.updates import Updates
@@ -132,52 +133,6 @@ class Round:
 
 
 @dataclass(frozen=True, eq=False)
-class Evaluation:
-    """How n clients fare on one split of their own data.
-
-    Parameters
-    ----------
-    ids
-        The clients, ``[n]``.
-    scores
-        By each of the task's metrics, of which the first counts, float64 ``[n, M]``.
-    losses
-        Mean loss, float64 ``[n]``; cross-entropy is in nats.
-    examples
-        Number of targets, int64 ``[n]``.
-    left_out
-        Why each client that was queried, and is not among ``ids``, is left out.
-    higher_is_better
-        The direction of the score that counts.
-    """
-
-    ids: tuple[int, ...]
-    scores: Tensor
-    losses: Tensor
-    examples: Tensor
-    left_out: Mapping[int, str] = field(default_factory=dict[int, str])
-    higher_is_better: bool = True
-
-    @property
-    def merit(self) -> Tensor:
-        """The score that counts, with a sign so that more is better, ``[n]``."""
-        return self.scores[:, 0] if self.higher_is_better else -self.scores[:, 0]
-
-    @classmethod
-    def concat(cls, parts: Sequence[Evaluation]) -> Evaluation:
-        """Return the scores of all parts, at least one, behind each other."""
-        if len(parts) == 1:
-            return parts[0]
-        columns = {f.name: [getattr(part, f.name) for part in parts] for f in fields(cls)}
-        ids = tuple(client for part in parts for client in part.ids)
-        left_out = {client: why for part in parts for client, why in part.left_out.items()}
-        of_all: dict[str, Any] = {
-            n: torch.cat(column) for n, column in columns.items() if isinstance(column[0], Tensor)
-        }
-        return replace(parts[0], ids=ids, left_out=left_out, **of_all)
-
-
-@dataclass(frozen=True, eq=False)
 class Query(ABC, Generic[R_co]):
     """A query of a server to some clients."""
 
@@ -199,6 +154,10 @@ class UpdateQuery(Query[Updates]):
     With ``own``, each client keeps the model that it trains as its own, and its update is empty, ``[0]``. It starts
     from the model that it is sent, or where its row is :data:`OWN` from its own as that stood before the round.
 
+    With a ``mixture``, each client is sent all models, the row in its place is 0, and it trains every one of them on
+    its examples, each weighted by its responsibility (FedEM). Its update is that of all models, as
+    :func:`~fedclade.core.mixture.packed` has it; it keeps its weights π for itself.
+
     Clients that reply one by one may hand a few updates to the ``sink`` as they arrive, and reply with the rest.
     """
 
@@ -209,6 +168,7 @@ class UpdateQuery(Query[Updates]):
     anchors: Sequence[int] | None = None  # the row of each client's anchor, [n]; None: where it starts
     own: bool = False  # whether each client keeps the model that it trains
     sink: Callable[[Updates], None] | None = None  # takes some updates early, which then need not be kept
+    mixture: Mixture | None = None  # what the models are together, if they are one mixture
 
     def handled(self, handlers: Handlers) -> Updates:
         """Return the updates."""
@@ -229,12 +189,14 @@ class EvaluationQuery(Query[Evaluation]):
     """Evaluate models, each on a split of a client's own data.
 
     A client with several models is named once for each, and replies for all of them or for none. One whose row is
-    :data:`OWN` evaluates the model of its own.
+    :data:`OWN` evaluates the model of its own. With a ``mixture``, a client is named once, with row 0, and evaluates
+    all models together by its weights π; one without any finds them first, on its training data (FedEM's newcomers).
     """
 
     models: Tensor  # [K, S]
     assignment: Sequence[int]  # the row of each client, [n]
     split: Split
+    mixture: Mixture | None = None  # what the models are together, if they are one mixture
 
     def handled(self, handlers: Handlers) -> Evaluation:
         """Return the scores."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import torch
 from flwr.app import RecordDict
@@ -23,23 +23,13 @@ from fedclade.channel import (
     check_encoding,
     client_side,
 )
-from fedclade.core import (
-    OF_TORCH,
-    OWN,
-    ConfigError,
-    DataError,
-    LocalTraining,
-    Round,
-    Split,
-    UpdateError,
-    check_arguments,
-    importing_only,
-    unknown,
-)
+from fedclade.core import OWN, ConfigError, DataError, Round, Split, UpdateError, importing_only
 from fedclade.data import Federation
 from fedclade.flower import wire
+from fedclade.flower.models_sent import read_mixture
 from fedclade.flower.node_store import NodeStore
 from fedclade.flower.policy import Policy
+from fedclade.flower.read_spec import read_spec
 from fedclade.flower.residuals import Residuals
 from fedclade.flower.secret import secret_digest, secret_model, seed_of
 from fedclade.flower.statistics import as_values
@@ -146,6 +136,7 @@ class ClientHandler:
         self._policy.check_usage(self._usage_log.usage(state) + cost, len(self._data.train))
         keeps = kind in ("train", "gradients", "evaluate") and (self._layout.personal or content.get("own", bool))
         keeps = keeps or (kind == "train" and content.json("spec").get("keep_state"))
+        keeps = keeps or (kind in ("train", "evaluate") and content.get("mixture", int) > 0)
         if keeps:
             self._kept.open(self._trainer.workers.store, content.get("run", str), state)
         with importing_only(self._imports):  # a server's message names nothing else that is imported here
@@ -197,9 +188,13 @@ class ClientHandler:
         if not (1 <= replicates <= examples and 0 <= replicates * part_size <= examples and 0 <= dim <= LARGEST_SKETCH):
             parts = f"{replicates} parts" + (f" of {part_size}" if part_size else "")
             raise UpdateError(f"asked for {parts} of {examples} training examples, compared by {dim} numbers each")
-        spec = _spec(content.json("spec"))
+        spec = read_spec(content.json("spec"))
         own, personal_epochs = content.get("own", bool), max(0, content.get("personal_epochs", int))
-        self._policy.check_training(spec, replicates, replicates * part_size or examples, personal_epochs)
+        names, mixture = read_mixture(content, self._federation.pool.schema.labels)
+        self._policy.check_models(len(names))
+        self._policy.check_training(
+            spec, replicates, replicates * part_size or examples, personal_epochs, max(1, len(names))
+        )
         this_round = Round(
             number=content.get("round", int),
             spec=spec,
@@ -213,40 +208,47 @@ class ClientHandler:
             communicates="nothing" if own else "all",
         )
         goes_on = own and kind == "train" and "model" not in content.vectors
-        sent = [*([] if goes_on else ["model"]), *(["anchor"] if "anchor" in content.vectors else [])]
+        sent = names or [*([] if goes_on else ["model"]), *(["anchor"] if "anchor" in content.vectors else [])]
         models = self._models(content, sent)
         ids, rows = [self._data.id], [OWN if goes_on else 0]
         if kind == "train":
             sketch = self._sketch(content, this_round.seed) if replicates > 1 else None
-            anchors = [len(sent) - 1] if sent else None
-            updates = self._clients(sketch).train(ids, models, rows, this_round, anchors, own=own)
+            anchors = [len(sent) - 1] if sent and mixture is None else None
+            updates = self._clients(sketch).train(ids, models, rows, this_round, anchors, own=own, mixture=mixture)
         else:
             updates = self._clients().gradients(ids, models, [0], this_round)
         if updates.left_out:
             raise UpdateError(updates.left_out[self._data.id])
         loss = float(updates.losses[0])
         residuals = self._residuals if replicates == 1 else self._exact  # with signatures behind it
+        sizes = updates.required_deltas.shape[1], updates.n_parameters
+        trained = b"".join(content.vectors.get(name, b"") for name in names or ["model"])
+        what = f"{kind} {this_round.purpose}"
         return wire.record(
             {
                 **{name: content.values[name] for name in ("what", "round", "query", "purpose")},
-                "model": wire.digest(content.vectors.get("model", b"")),
+                "model": wire.digest(trained),
                 "size": int(updates.sizes[0]),
                 "encoding": residuals.encoding,
                 **({} if loss != loss else {"loss": loss}),  # NaN: it is withheld from the server
+                **({} if updates.components is None else {"component": int(updates.components[0])}),
             },
-            {} if own else {"update": residuals.encoded(updates.required_deltas[0], f"{kind} {this_round.purpose}")},
+            {} if own else {"update": residuals.encoded(updates.required_deltas[0], what, sizes if mixture else None)},
         )
 
     def _evaluate(self, content: Content) -> RecordDict:
         split = content.get("split", str)
         if split not in get_args(Split):
             raise UpdateError(f"asked for the scores on {split!r} data, which is none of {', '.join(get_args(Split))}")
-        rows = [OWN] if content.get("own", bool) else list(range(len(content.vectors)))
+        names, mixture = read_mixture(content, self._federation.pool.schema.labels)
+        rows = [OWN] if content.get("own", bool) else list(range(len(names or content.vectors)))
         if not rows:
             raise UpdateError("asked for the scores of no model")
         self._policy.check_models(len(rows))
         models = self._models(content, [str(row) for row in rows if row != OWN])
-        scores = self._clients().evaluate([self._data.id] * len(rows), models, rows, split)  # pyright: ignore[reportArgumentType]  (checked)
+        rows = rows if mixture is None else [0]
+        ids = [self._data.id] * len(rows)
+        scores = self._clients().evaluate(ids, models, rows, split, mixture=mixture)  # pyright: ignore[reportArgumentType]  (checked)
         lists = {"scores": scores.scores.flatten(), "losses": scores.losses, "examples": scores.examples}
         return wire.record({name: values.tolist() for name, values in lists.items()})
 
@@ -273,16 +275,6 @@ class ClientHandler:
         size, dtype = self._layout.size, self._layout.dtype
         models = [wire.read_vector(content.vector(name), (size,), dtype, f"model {name!r}") for name in names]
         return torch.stack(models) if models else torch.empty(0, size, dtype=dtype)
-
-
-def _spec(kept: Mapping[str, Any]) -> LocalTraining:
-    optimizer = kept.get("optimizer", "sgd")
-    if not isinstance(optimizer, str) or optimizer not in OF_TORCH:  # a module:name imports what the server likes
-        raise UpdateError(unknown("optimizer of its local training:", optimizer, OF_TORCH))
-    try:
-        return LocalTraining(**check_arguments("its local training", LocalTraining, kept))
-    except (ConfigError, OverflowError) as error:  # a key that another version has, or a value of another type
-        raise UpdateError(f"asked for local training that is not known here: {error}") from error
 
 
 def _maker(model: nn.Module | str | Maker, federation: Federation, parts: Parts) -> Maker:

@@ -68,7 +68,8 @@ def cost_of(kind: str, content: Content) -> Usage:
         if content.get("own", bool):  # its loss alone leaves, as of a model that is scored
             return Usage(evaluations=1)
         replicates = content.get("replicates", int)
-        return Usage(releases=replicates, partings=int(replicates > 1))
+        models = max(1, content.get("mixture", int))  # an update of each leaves
+        return Usage(releases=replicates * models, partings=int(replicates > 1))
     if kind == "evaluate":
         return Usage(evaluations=max(1, len(content.vectors)))  # without any it is the client's own
     return Usage(releases=int(kind == "subspaces"))

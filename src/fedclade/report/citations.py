@@ -20,6 +20,8 @@ CITED: Mapping[str, str] = {
     "finetune": "mcmahan2017fedavg",
     "ifca": "ghosh2020ifca",
     "fesem": "xie2020fesem",
+    "fedem": "marfoq2021fedem",
+    "fedrc": "guo2024fedrc",
     "pacfl": "vahidian2023pacfl",
     "ditto": "li2021ditto",
     "fedper": "arivazhagan2019fedper",

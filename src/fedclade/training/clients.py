@@ -6,7 +6,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -16,7 +15,6 @@ from fedclade.core import (
     Evaluation,
     EvaluationQuery,
     Layout,
-    LocalTraining,
     ModelError,
     Round,
     Statistics,
@@ -32,11 +30,13 @@ from fedclade.tasks import FittedTask, Task
 from fedclade.training import loop
 from fedclade.training.augmentation import augmented
 from fedclade.training.auto import build_engine
+from fedclade.training.blocks import Blocks
 from fedclade.training.data import ClientsData
 from fedclade.training.evaluation import Evaluator
 from fedclade.training.jobs import CannotTrainTogether, Engine, Job, Workload
 from fedclade.training.loop import LoopEngine
-from fedclade.training.memory import bytes_per_client, default_memory
+from fedclade.training.memory import default_memory
+from fedclade.training.mixtures import Mixtures
 from fedclade.training.model_check import check_model_fits
 from fedclade.training.store import PERSONAL, ClientStore
 from fedclade.training.subspaces import subspaces
@@ -115,7 +115,8 @@ class SimulatedClients(Workers):
         self._data = ClientsData(federation, self._device, self._memory // 2)
         self._task = Task().of(federation.pool.schema) if task is None else task
         self._evaluator = Evaluator(federation, self._module, self.layout.full, self._data, self._task)
-        self._bytes_by_spec: dict[LocalTraining, int] = {}
+        self._blocks = Blocks(federation, self._module, self.layout.full, self._data, self._memory)
+        self._mixtures = Mixtures(self._evaluator, self.store, self.layout, pool.schema.labels)
         self._warned: set[str] = set()
 
     @property
@@ -156,6 +157,8 @@ class SimulatedClients(Workers):
         ModelError
             If the model fails on a client's data.
         """
+        if query.mixture is not None:
+            return self._trained_mixture(query)
         return self._trained(query) if query.kind == "train" else self._gradients(query)
 
     def _trained(self, query: UpdateQuery) -> Updates:
@@ -163,7 +166,7 @@ class SimulatedClients(Workers):
         size = 0 if query.own else self.layout.size
         deltas = torch.empty(len(ids), size, dtype=self.layout.dtype, device=self._device)
         losses = torch.empty(len(ids), dtype=torch.float64)
-        blocks = self._blocks(ids, query.round.spec)
+        blocks = self._blocks.of(ids, query.round.spec)
         blocks = [range(len(ids))] if len(blocks) == 1 else blocks
         out = deltas if len(blocks) == 1 and not query.own and not self.layout.personal else None
         for places in blocks:
@@ -173,6 +176,13 @@ class SimulatedClients(Workers):
                 deltas[places] = self.whole.settle(query, places, start, moved, mean_losses)
             losses[places] = mean_losses
         return self._received(ids, deltas, losses, query.round)
+
+    def _trained_mixture(self, query: UpdateQuery) -> Updates:
+        blocks = self._blocks.of(query.ids, query.round.spec, len(query.models))
+        deltas, losses, components = self._mixtures.trained(query, blocks, self._train_block)
+        updates = self._received(query.ids, deltas, losses, query.round, len(query.models) * self.layout.n_parameters)
+        component_of = dict(zip(query.ids, components.tolist(), strict=True))
+        return replace(updates, components=torch.tensor([component_of[client] for client in updates.ids]))
 
     def _moved(self, ids: Sequence[int], start: Start, this_round: Round, out: Tensor | None) -> tuple[Tensor, Tensor]:
         """Train some clients; return what their whole models moved by, ``[k, F]``, and their losses."""
@@ -207,6 +217,8 @@ class SimulatedClients(Workers):
         DataError
             If a client has no examples in the split.
         """
+        if query.mixture is not None:
+            return self._mixtures.evaluated(query)
         at_once = self._memory // (MODELS_AT_A_TIME * self.layout.full.size * self.layout.dtype.itemsize)
         parts = self.whole.evaluated(query, max(1, at_once))
         scores = [self._evaluator.evaluate(query.ids[part], models, rows, query.split) for part, models, rows in parts]
@@ -220,21 +232,6 @@ class SimulatedClients(Workers):
         """Let each client add up its training examples, see :class:`~fedclade.core.Statistics`."""
         return statistics(self._federation, query)
 
-    def _blocks(self, ids: Sequence[int], spec: LocalTraining) -> Sequence[Sequence[int]]:
-        """Cut the places of the queried clients into blocks that fit the memory; clients of one size side by side."""
-        held = self._data.splits["train"]
-        sizes = held.sizes[held.set_of[self._data.places(ids)]].tolist()
-        by_size = sorted(range(len(ids)), key=lambda place: -sizes[place])
-        if spec not in self._bytes_by_spec:
-            largest = int(held.sizes.max())
-            some = np.resize(self._federation.clients[0].train, min(spec.batch_size, largest))
-            batch = self._federation.pool.inputs(some).to(self._device)
-            self._bytes_by_spec[spec] = bytes_per_client(self._module, self.layout.full, batch, spec)
-        own_data = 0 if self._data.bytes_kept else self._data.bytes_each * max(sizes)
-        each = self._bytes_by_spec[spec] + own_data
-        at_once = max(1, (self._memory - self._data.bytes_kept) // each)
-        return [block.tolist() for block in np.array_split(by_size, -(-len(ids) // at_once))]
-
     def _train_block(
         self,
         block: Block,
@@ -243,9 +240,10 @@ class SimulatedClients(Workers):
         optimizer: str | None,
         fixed: frozenset[str] = frozenset(),
         out: Tensor | None = None,
+        weights: Mapping[int, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
         def trained_by(engine: Engine) -> tuple[Tensor, Tensor]:
-            work = replace(self._workload(block, models, this_round), fixed=fixed)
+            work = replace(self._workload(block, models, this_round), fixed=fixed).weighted(weights or {})
             if optimizer is None:  # what is trained for another purpose begins with a new one, and leaves nothing
                 return engine.train(replace(work, spec=replace(work.spec, keep_state=False)), out)
             work = self.store.with_states(work, this_round.number, optimizer)
@@ -291,8 +289,10 @@ class SimulatedClients(Workers):
             f"trains alone: {error}; use --engine loop, or less memory"
         )
 
-    def _received(self, ids: Sequence[int], deltas: Tensor, losses: Tensor, this_round: Round) -> Updates:
+    def _received(
+        self, ids: Sequence[int], deltas: Tensor, losses: Tensor, this_round: Round, n_parameters: int | None = None
+    ) -> Updates:
         sizes, keys = self.sizes, self._federation.keys
         sizes = [len(this_round.examples(sizes[client], keys[client])) for client in ids]
-        n_parameters = min(deltas.shape[1], self.layout.n_parameters)  # none of models that clients keep
+        n_parameters = min(deltas.shape[1], n_parameters or self.layout.n_parameters)  # none of models that they keep
         return Updates.received(ids, sizes, deltas, n_parameters, losses, this_round.number)
