@@ -21,6 +21,8 @@ FEDERATION = federation_of([0, 1, 2, 3, 0, 1, 2, 3])
 OPTIONS = {
     "cfl": {"eps2": 1e-3, "split_rounds": (1, 2), "fallback": True},
     "fedgroup": {"groups": 2, "pretrain_scale": 2},
+    "fedem": {"clusters": 2},
+    "fedrc": {"clusters": 2},
     "fesem": {"clusters": 2},
     "fl_hc": {"rounds_before": 2, "n_clusters": 3},
     "ifca": {"clusters": 2, "restarts": 2, "restart_rounds": 2},

@@ -57,6 +57,7 @@ class SharedMixture(OneCohort[S]):
         tree, K = state.tree, self.clusters
         models, _ = tree.models(leaves := [leaf.id for leaf in tree.leaves])
         updates = clients.train(cohort, models, [0] * len(cohort), this_round, mixture=self.mixture(state))
+        updates = updates.select(sorted(cohort))
         losses = dict(zip(updates.ids, updates.losses.tolist(), strict=True))
         if not updates.ids or len(updates.ids) < this_round.min_clients or updates.components is None:
             events = [TooFew(leaf, len(updates.ids)) for leaf in leaves]
