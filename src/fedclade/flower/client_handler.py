@@ -26,7 +26,7 @@ from fedclade.channel import (
 from fedclade.core import OWN, ConfigError, DataError, Round, Split, UpdateError, importing_only
 from fedclade.data import Federation
 from fedclade.flower import wire
-from fedclade.flower.models_sent import read_mixture
+from fedclade.flower.models_sent import models_of_mixture, read_mixture
 from fedclade.flower.node_store import NodeStore
 from fedclade.flower.policy import Policy
 from fedclade.flower.read_spec import read_spec
@@ -136,7 +136,7 @@ class ClientHandler:
         self._policy.check_usage(self._usage_log.usage(state) + cost, len(self._data.train))
         keeps = kind in ("train", "gradients", "evaluate") and (self._layout.personal or content.get("own", bool))
         keeps = keeps or (kind == "train" and content.json("spec").get("keep_state"))
-        keeps = keeps or (kind in ("train", "evaluate") and content.get("mixture", int) > 0)
+        keeps = keeps or (kind in ("train", "evaluate") and models_of_mixture(content) > 0)
         if keeps:
             self._kept.open(self._trainer.workers.store, content.get("run", str), state)
         with importing_only(self._imports):  # a server's message names nothing else that is imported here

@@ -55,9 +55,13 @@ def of_mixture(query: UpdateQuery | EvaluationQuery) -> Vectors:
 
 
 def as_values(query: UpdateQuery | EvaluationQuery) -> dict[str, int | bool]:
-    """Return what a message says of the mixture that its models are: of how many, 0 if they are none."""
-    mixture = query.mixture
-    return {"mixture": len(query.models) if mixture else 0, "by_label": mixture is not None and mixture.by_label}
+    """Return what a message says of the mixture that its models are: of how many; nothing if they are none."""
+    return {"mixture": len(query.models), "by_label": query.mixture.by_label} if query.mixture else {}
+
+
+def models_of_mixture(content: Content) -> int:
+    """Return of how many models a mixture is that a message is about; 0 if of none."""
+    return content.get("mixture", int) if "mixture" in content.values else 0
 
 
 def read_mixture(content: Content, labels: int | None) -> tuple[list[str], Mixture | None]:
@@ -65,8 +69,7 @@ def read_mixture(content: Content, labels: int | None) -> tuple[list[str], Mixtu
 
     ``labels`` is how many there are, or None where examples do not have one each. An UpdateError if it cannot be read.
     """
-    models = content.get("mixture", int)
-    if models == 0:
+    if (models := models_of_mixture(content)) == 0:
         return [], None
     if not 0 < models <= len(content.vectors):
         raise UpdateError(f"asked about a mixture of {models} models, got {len(content.vectors)} vectors")

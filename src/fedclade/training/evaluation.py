@@ -81,7 +81,8 @@ class Evaluator:
         order = np.argsort(held.set_of[clients], kind="stable")
         sets, views = held.set_of[clients][order], self._view_of[clients[order]]
         queries = np.stack([np.zeros_like(sets), sets, views])
-        at_a_time = max(1, ENTRIES_AT_A_TIME // (len(models) * self._logits_each))
+        entries = ENTRIES_AT_A_TIME_ON_CPU if models.device.type == "cpu" else ENTRIES_AT_A_TIME
+        at_a_time = max(1, entries // (len(models) * self._logits_each))
         for part in _parts(queries, held, at_a_time):
             each: list[Tensor] = []
             for row in range(len(models)):
@@ -285,8 +286,8 @@ def _views(federation: Federation) -> tuple[Indices, Tensor]:
     return views, torch.stack([plain if m is None else m for m in maps.values()])
 
 
-def _parts(queries: Indices, held: SplitInputs, examples: int = EXAMPLES_AT_A_TIME) -> Iterator[slice]:
+def _parts(queries: Indices, held: SplitInputs, examples: int | None = None) -> Iterator[slice]:
     """Cut queries into parts of some examples."""
-    part = held.sizes[queries[1]].cumsum() // examples
+    part = held.sizes[queries[1]].cumsum() // (examples or EXAMPLES_AT_A_TIME)
     for start, stop in pairwise([*np.unique(part, return_index=True)[1].tolist(), len(part)]):
         yield slice(start, stop)
