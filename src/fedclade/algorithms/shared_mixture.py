@@ -63,7 +63,7 @@ class SharedMixture(OneCohort[S]):
             events = [TooFew(leaf, len(updates.ids)) for leaf in leaves]
             return tree, updates, models.new_zeros(K, 0), RoundLog({}, losses, events=tuple(events))
         D = updates.n_parameters // K
-        steps, tables = unpacked(mean(updates), *models.shape, D)
+        steps, tables = unpacked(mean(updates), K, models.shape[1], D)
         component_of = dict(zip(updates.ids, updates.components.tolist(), strict=True))
         after = tree.reassigned({client: leaves[component] for client, component in component_of.items()})
         criteria = dict[int, SplitCriteria]()

@@ -223,7 +223,7 @@ class Permuting(Middleware):
         if query.mixture is None:
             return replace(updates, deltas=self.permutation.apply(updates.required_deltas))
         D = updates.n_parameters // len(models)
-        deltas, tables = unpacked(updates.required_deltas, *models.shape, D)
+        deltas, tables = unpacked(updates.required_deltas, len(models), models.shape[1], D)
         return replace(updates, deltas=packed(self.permutation.apply(deltas), D, tables))
 
     def evaluation(self, query: EvaluationQuery, ask: Ask) -> Evaluation:
