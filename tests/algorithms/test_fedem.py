@@ -145,3 +145,13 @@ def test_what_cannot_be_mixed_is_said():
         FedRC(clusters=2).init(models(1, linear).expand(2, -1), simulated(world(), linear())[0])
     with pytest.raises(ConfigError, match="the models of a mixture have no personal part"):
         simulate(FedEM(), perceptron, world(), rounds=1, personal="head")
+
+
+def test_a_finished_run_has_the_weights_of_those_that_trained(tmp_path):
+    run = simulate(FedEM(), linear, world(), rounds=2, local=SPEC, engine="loop", folder=tmp_path / "run")
+    for kept in (run.kept, Run.load(tmp_path / "run").kept):
+        assert kept.keys() == set(range(5))
+        for client, mine in kept.items():
+            pi = mine[MIXTURE]
+            assert float(pi.sum()) == pytest.approx(1)
+            assert run.tree.leaf_of[client] == 1 + int(pi.argmax())

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedclade import ConfigError, LocalTraining, Run, simulate
-from fedclade.algorithms import IFCA, PACFL, Algorithm, Ditto, FedEM, FedRC, FeSEM, FineTune
+from fedclade.algorithms import IFCA, PACFL, Algorithm, Ditto, FedRC, FeSEM, FineTune
 from fedclade.channel.signature import Signature
 from fedclade.core.params import Layout
 from fedclade.core.queries import Round
@@ -28,7 +28,6 @@ RIVALS: Mapping[str, Algorithm] = {
     "ifca": IFCA(clusters=3, restarts=2, restart_rounds=2),
     "ifca by gradients": IFCA(clusters=3, average="gradients"),
     "fesem": FeSEM(clusters=3),
-    "fedem": FedEM(clusters=3),
     "fedrc": FedRC(clusters=3),
     "pacfl": PACFL(vectors=2, threshold=50.0),
     "ditto": Ditto(lam=0.5),
@@ -183,7 +182,7 @@ def test_compared_by_sketches_models_are_the_same(algorithm: Algorithm):
 
 @each_rival
 def test_one_client_is_enough(algorithm: Algorithm):
-    if isinstance(algorithm, IFCA | FeSEM | FedEM | FedRC):
+    if isinstance(algorithm, IFCA | FeSEM | FedRC):
         with pytest.raises(ConfigError, match="clusters should be at most the number of clients, 1, got 3"):
             run_of(algorithm, federation_of([0]), rounds=3)
         algorithm = replace(algorithm, clusters=1)
