@@ -1,0 +1,59 @@
+"""Queries about mixtures over a network: what travels, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fedclade.core import LocalTraining, Mixture, PolicyError, Round, UpdateError, UpdateQuery
+from fedclade.flower import wire
+from fedclade.flower.models_sent import ModelsSent, as_values, read_mixture
+from fedclade.flower.policy import Policy
+from fedclade.flower.replies import read_update
+from fedclade.flower.usage import cost_of
+from fedclade.flower.wire import Content
+
+MODELS = torch.arange(12, dtype=torch.float32).view(3, 4)
+RATES = torch.full((3, 2), 0.5, dtype=torch.float64)
+
+
+def content(**changes) -> Content:
+    query = UpdateQuery([1], "train", MODELS, [0], Round(1, LocalTraining()), mixture=Mixture(True, RATES))
+    [vectors] = ModelsSent.of(query, 4).vectors.values()
+    return Content(as_values(query) | changes, {name: array.data for name, array in vectors.items()})
+
+
+def test_all_models_and_rates_are_sent_and_read():
+    names, mixture = read_mixture(content(), 2)
+    assert names == ["0", "1", "2"]
+    assert mixture.by_label
+    assert torch.equal(mixture.rates, RATES)
+    assert read_mixture(Content({}), 2) == ([], None)
+    assert cost_of("train", Content({"own": False, "replicates": 1, **content().values})).releases == 3
+
+
+def test_what_cannot_be_a_mixture_is_refused():
+    for models in (-1, 10**9):
+        with pytest.raises(UpdateError, match=f"asked about a mixture of {models} models, got 4 vectors"):
+            read_mixture(content(mixture=models), 2)
+    with pytest.raises(UpdateError, match="asked how common labels are, and its examples do not have one each"):
+        read_mixture(content(), None)
+    with pytest.raises(UpdateError, match=r"rates of 48 bytes, expected 24"):
+        read_mixture(content(), 1)
+
+
+def test_a_policy_counts_the_steps_of_all_models():
+    policy, spec = Policy(max_steps=5), LocalTraining(batch_size=10)
+    policy.check_training(spec, 1, 20, models=2)
+    with pytest.raises(PolicyError, match="6 steps, at most 5"):
+        policy.check_training(spec, 1, 20, models=3)
+
+
+def test_a_component_that_does_not_exist_is_refused():
+    sent = {"encoding": "float32", "size": 5, "loss": 1.0}
+    reply = {"update": wire.raw_vector(torch.zeros(4)).data}
+    assert read_update(Content(sent | {"component": 2}, reply), 4, 4, torch.float32, 5, {}, 3).component == 2
+    with pytest.raises(UpdateError, match="component 3, expected one of 3, from 0"):
+        read_update(Content(sent | {"component": 3}, reply), 4, 4, torch.float32, 5, {}, 3)
+    with pytest.raises(UpdateError, match="'component' should be of type int"):
+        read_update(Content(sent, reply), 4, 4, torch.float32, 5, {}, 3)
