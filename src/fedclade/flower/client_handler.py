@@ -191,6 +191,8 @@ class ClientHandler:
         spec = read_spec(content.json("spec"))
         own, personal_epochs = content.get("own", bool), max(0, content.get("personal_epochs", int))
         names, mixture = read_mixture(content, self._federation.pool.schema.labels)
+        if mixture is not None and (replicates > 1 or own or kind != "train"):
+            raise UpdateError("asked for something else of a mixture than one update of each of its models")
         self._policy.check_models(len(names))
         self._policy.check_training(
             spec, replicates, replicates * part_size or examples, personal_epochs, max(1, len(names))
