@@ -35,10 +35,10 @@ def weights_of(clients) -> dict[int, torch.Tensor]:
 
 @each_method
 def test_equals_algorithm_1_round_by_round(algorithm: Algorithm):
-    """Models, weights, P̂ and leaves after each of 4 rounds of 3 clients, and the scores of all by the mixture."""
+    """Models, weights, P̂ and leaves after each of 3 rounds of 3 clients, and the scores of all by the mixture."""
     federation, start, fraction = world(), models(3), 0.6
     clients, _ = simulated(federation, perceptron())
-    played = play(algorithm, clients, start, 4, spec=SPEC, fraction=fraction)
+    played = play(algorithm, clients, start, 3, spec=SPEC, fraction=fraction)
     cohorts = [call.ids for call in played.clients.calls if call.what == "train"]
     by_label = isinstance(algorithm, FedRC)
     theta_0 = [as_numpy(model) for model in start]
