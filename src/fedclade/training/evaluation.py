@@ -73,16 +73,17 @@ class Evaluator:
     ) -> Iterator[tuple[list[int], Tensor, Tensor, Indices]]:
         """Yield what each of the models ``[K, S]`` gives for the examples of some clients at a time.
 
-        That is the places of these clients, the outputs ``[K, m, ...]`` for their examples, client behind client and in
-        double precision, the targets ``[m, ...]`` as each of them sees its own, and how many each has.
+        That is the places of these clients, the outputs ``[K, m, ...]`` for their examples, client behind client,
+        the targets ``[m, ...]`` as each of them sees its own, and how many each has.
         """
         held = self._held(ids, split)
         clients = self._data.places(ids)
         order = np.argsort(held.set_of[clients], kind="stable")
         sets, views = held.set_of[clients][order], self._view_of[clients[order]]
         queries = np.stack([np.zeros_like(sets), sets, views])
-        entries = ENTRIES_AT_A_TIME_ON_CPU if models.device.type == "cpu" else ENTRIES_AT_A_TIME
-        at_a_time = max(1, entries // (len(models) * self._logits_each))
+        at_a_time = max(
+            1, ENTRIES_AT_A_TIME // (len(models) * self._logits_each)
+        )  # an input that many hold passes once
         for part in _parts(queries, held, at_a_time):
             each: list[Tensor] = []
             for row in range(len(models)):
@@ -90,7 +91,7 @@ class Evaluator:
                 examples = self._examples(some, models, held)
                 passed = [*self._passed(examples, some, models, held)]
                 back = torch.from_numpy(np.concatenate([where for where, *_ in passed]).argsort())
-                rows = torch.cat([outputs[at.to(outputs.device)].double() for _, outputs, at, _ in passed])
+                rows = torch.cat([outputs[at.to(outputs.device)] for _, outputs, at, _ in passed])
                 each.append(rows[back.to(rows.device)])
                 if row == 0:
                     seen = torch.cat([mine for *_, mine in passed])[back]
