@@ -9,7 +9,8 @@ Where paper and official code leave a choice, this file makes it:
 - The M initial models are drawn one by one, as in the official code: from copies of one, all would stay copies. π_t
   begins uniform.
 - The M-step in θ_m is local training as it is configured, from θ_m, on losses that are multiplied by q_j(m); a batch's
-  sum is divided by the number of its examples, as in the official code. All M models see the same batches.
+  sum is divided by the number of its examples, as in the official code: while weights are even, a step is 1/M as long
+  as FedAvg's. All M models see the same batches.
 - The server's mean has the weights |D_t|, as in the paper. The official code takes it over all clients, with old models
   of those that were not sampled; here a cohort's is its own, as Algorithm 1 has it where everybody takes part.
 - π_t and q never leave the client, which keeps π_t. It tells which component it weighs most: that is its leaf in the

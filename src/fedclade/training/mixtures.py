@@ -77,11 +77,8 @@ class Mixtures:
             leaning, tables = self._expected(ids, models, mixture, before)
             deltas = list[Tensor]()
             for component in range(len(models)):
-                mine = (
-                    {}
-                    if len(models) == 1
-                    else {c: q[:, component].to(models) for c, q in zip(ids, leaning, strict=True)}
-                )
+                mine = {client: q[:, component].to(models) for client, q in zip(ids, leaning, strict=True)}
+                mine = mine if len(models) > 1 else {}  # all weigh 1
                 block = [(client, component, None) for client in ids]
                 name = f"{OPTIMIZER} of component {component}" if keeps else None
                 moved, of_component = train(block, models, this_round, name, weights=mine)
