@@ -1,6 +1,6 @@
 """Algorithm 1 of Marfoq et al. 2021 (FedEM), step by step, in torch's float64 and plain loops, without the library.
 
-With ``by_label`` it is Algorithm 1 of Guo et al. 2024 (FedRC), whose E-step divides by how common a label is. Only the
+With ``by_label`` it is FedRC (Guo et al. 2024, official code), whose E-step divides by how common a label is. Only the
 orders of the batches are the library's.
 """
 

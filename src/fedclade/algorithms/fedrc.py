@@ -1,4 +1,4 @@
-"""FedRC: Guo, Tang, Lin 2024, Algorithm 1: FedEM whose responsibilities are divided by how common a label is.
+"""FedRC: Guo, Tang, Lin 2024, as in their official code: FedEM whose responsibilities are divided by label rates.
 
 Clients that differ in their labels alone should share a model, clients that differ in concept should not. So an example
 belongs to component k not if θ_k has made its label likely, but if that has made it more likely than the label is in k:
@@ -68,7 +68,7 @@ class FedRC(SharedMixture[FedRCState]):
     def step(
         self, state: FedRCState, cohort: Sequence[int], clients: Clients, this_round: Round
     ) -> tuple[FedRCState, RoundLog]:
-        """Run one round of Algorithm 1."""
+        """Run one round: the clients' E-step and M-steps, the mean of each model, and P̂."""
         tree, updates, table, log = self.trained(state, cohort, clients, this_round)
         rates = label_rates(table, float(updates.sizes.sum())) if table.shape[1] else state.rates
         return FedRCState(tree, rates), log
