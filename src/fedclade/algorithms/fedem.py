@@ -17,7 +17,8 @@ Where paper and official code leave a choice, this file makes it:
   tree, and nothing else depends on it.
 - A client that has no weights yet (that no cohort has had, or a newcomer) takes one E-step and one M-step in π with the
   models as they are, from even weights, whenever it is evaluated (the official code's test clients go on from those of
-  the time before); it is in no cluster before it has trained. Newcomers to a finished run stand at the leaf of the lowest training loss, and predict with all models.
+  the time before); it is in no cluster before it has trained. Newcomers to a finished run stand at the leaf of the
+  lowest training loss, and predict with all models.
 - A model's ``mean_norm`` is that of its step; a client's ``max_norm`` that of its updates of all M models together.
 """
 
