@@ -280,7 +280,14 @@ def test_privacy_goes_with_permutation_and_faults():
     assert sum(sum(event["clients"].values()) for event in released) == 6 * 8 - lost.count("dropped out")
 
 
-@pytest.mark.parametrize(("algorithm", "what"), [("ifca", "training losses that IFCA"), ("pacfl", "subspaces.*PACFL")])
+@pytest.mark.parametrize(
+    ("algorithm", "what"),
+    [
+        ("ifca", "training losses that IFCA"),
+        ("fedem", "the component that they weigh most that FedEM"),
+        ("pacfl", "subspaces.*PACFL"),
+    ],
+)
 def test_an_algorithm_that_asks_for_more_is_refused_before_the_run(algorithm, what):
     with pytest.raises(ConfigError, match=f"clients with differential privacy do not tell {what}"):
         run_of(algorithm)

@@ -21,6 +21,7 @@ from fedclade import (
     FedAvg,
     FedDrift,
     FedGroup,
+    FedRC,
     FeSEM,
     FineTune,
     Local,
@@ -55,6 +56,7 @@ ALGORITHMS = [
     FeSEM(clusters=3),
     FedDrift(step_rounds=1, delta=0.1),
     FedDrift(step_rounds=1, start="together", eager=True, delta=0.02, models=3),
+    FedRC(clusters=3),
     Ditto(),
     APFL(),
     Scaffold(),
@@ -69,14 +71,14 @@ class Flaky(Around):
         super().__init__(clients)
         self.present, self.draw = np.array(present), np.random.default_rng(seed)
 
-    def train(self, ids, models, assignment, this_round, anchors=None, *, own=False):
-        return self.some(partial(self.clients.train, own=own), ids, models, assignment, this_round, anchors)
+    def train(self, ids, models, assignment, this_round, anchors=None, *, own=False, **more):
+        return self.some(partial(self.clients.train, own=own, **more), ids, models, assignment, this_round, anchors)
 
     def gradients(self, ids, models, assignment, this_round):
         return self.some(lambda i, m, a, r, _: self.clients.gradients(i, m, a, r), ids, models, assignment, this_round)
 
-    def evaluate(self, ids, models, assignment, split):
-        return self.clients.evaluate(ids, models, assignment, split)
+    def evaluate(self, ids, models, assignment, split, **more):
+        return self.clients.evaluate(ids, models, assignment, split, **more)
 
     def subspaces(self, ids, n_vectors, per_label):
         vectors = self.clients.subspaces(ids, n_vectors, per_label)

@@ -22,6 +22,8 @@ OPTIONS = {
     "cfl": {"eps2": 1e-3, "split_rounds": (1, 2), "fallback": True},
     "feddrift": {"step_rounds": 1, "delta": 0.02},
     "fedgroup": {"groups": 2, "pretrain_scale": 2},
+    "fedem": {"clusters": 2},
+    "fedrc": {"clusters": 2},
     "fesem": {"clusters": 2},
     "fl_hc": {"rounds_before": 2, "n_clusters": 3},
     "ifca": {"clusters": 2, "restarts": 2, "restart_rounds": 2},

@@ -19,7 +19,9 @@ from fedclade.algorithms.ditto import Ditto
 from fedclade.algorithms.fedavg import FedAvg, Local, Oracle
 from fedclade.algorithms.fedbuff import FedBuff
 from fedclade.algorithms.feddrift import FedDrift
+from fedclade.algorithms.fedem import FedEM
 from fedclade.algorithms.fedgroup import FedGroup
+from fedclade.algorithms.fedrc import FedRC
 from fedclade.algorithms.fesem import FeSEM
 from fedclade.algorithms.finetune import FineTune
 from fedclade.algorithms.fl_hc import FLHC
@@ -51,8 +53,10 @@ __all__ = [
     "FedBN",
     "FedBuff",
     "FedDrift",
+    "FedEM",
     "FedGroup",
     "FedPer",
+    "FedRC",
     "FedRep",
     "FineTune",
     "LGFedAvg",
@@ -99,6 +103,8 @@ ALGORITHMS: Mapping[str, Entry] = {
     "feddrift": Entry(
         FedDrift, "models opened where accuracy drops, merged where they agree (Jothimurugesan et al. 2023)"
     ),
+    "fedem": Entry(FedEM, "M models, and every client a mixture of its own of them (Marfoq et al. 2021)"),
+    "fedrc": Entry(FedRC, "FedEM that does not part clients by their labels alone (Guo et al. 2024)"),
     "pacfl": Entry(PACFL, "one-shot clusters by principal angles between the clients' data (Vahidian et al. 2023)"),
     "ditto": Entry(Ditto, "a personal model for each client, held near a global one (Li et al. 2021)"),
     "apfl": Entry(APFL, "each client's model is a mixture of the global one and one of its own (Deng et al. 2020)"),

@@ -29,6 +29,7 @@ from fedclade.core.errors import (
     shown,
     unknown,
 )
+from fedclade.core.evaluation import Evaluation
 from fedclade.core.events import (
     Buffered,
     Check,
@@ -67,7 +68,15 @@ from fedclade.core.files import (
     write_text,
 )
 from fedclade.core.local import LARGEST, LocalTraining
-from fedclade.core.local_rules import ControlVariates, LocalRule, MetaLearning, Mixture, MoreauEnvelope, local_rule
+from fedclade.core.local_rules import (
+    ControlVariates,
+    Interpolation,
+    LocalRule,
+    MetaLearning,
+    MoreauEnvelope,
+    local_rule,
+)
+from fedclade.core.mixture import Mixture, label_rates, packed, unpacked
 from fedclade.core.node import VECTORS, Node
 from fedclade.core.optimizers import OF_TORCH, optimizer_class, own_defaults
 from fedclade.core.params import Layout, Slot, check_module
@@ -89,7 +98,6 @@ from fedclade.core.plugins import (
 from fedclade.core.queries import (
     OWN,
     Ask,
-    Evaluation,
     EvaluationQuery,
     Handlers,
     Indices,
@@ -148,6 +156,7 @@ __all__ = [
     "Group",
     "Handlers",
     "Indices",
+    "Interpolation",
     "Joined",
     "Kind",
     "Layout",
@@ -215,6 +224,7 @@ __all__ = [
     "installed",
     "inter_group",
     "known_arguments",
+    "label_rates",
     "loaded",
     "local_rule",
     "make_folder",
@@ -225,6 +235,7 @@ __all__ = [
     "optimizer_class",
     "own_defaults",
     "owner_only",
+    "packed",
     "remove",
     "require",
     "row_norms",
@@ -233,6 +244,7 @@ __all__ = [
     "summary_of",
     "take_place",
     "unknown",
+    "unpacked",
     "write_tensors",
     "write_text",
 ]

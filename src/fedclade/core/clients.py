@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
+from fedclade.core.evaluation import Evaluation
+from fedclade.core.mixture import Mixture
 from fedclade.core.params import Layout
 from fedclade.core.queries import (
-    Evaluation,
     EvaluationQuery,
     Handlers,
     Query,
@@ -56,19 +57,28 @@ class Clients(ABC):
         *,
         own: bool = False,
         data_rounds: Sequence[tuple[int, ...]] | None = None,
+        mixture: Mixture | None = None,
     ) -> Updates:
         """Let each client train from its model; see :class:`UpdateQuery`."""
-        return self.ask(UpdateQuery(ids, "train", models, assignment, this_round, anchors, own, data_rounds))
+        query = UpdateQuery(ids, "train", models, assignment, this_round, anchors, own, data_rounds, mixture=mixture)
+        return self.ask(query)
 
     def gradients(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], this_round: Round) -> Updates:
         """Let each client take the negative gradient at its model; see :class:`UpdateQuery`."""
         return self.ask(UpdateQuery(ids, "gradients", models, assignment, this_round))
 
     def evaluate(
-        self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], split: Split, data_round: int = 0
+        self,
+        ids: Sequence[int],
+        models: Tensor,
+        assignment: Sequence[int],
+        split: Split,
+        data_round: int = 0,
+        *,
+        mixture: Mixture | None = None,
     ) -> Evaluation:
         """Let each client evaluate its model on a split of its own data; see :class:`EvaluationQuery`."""
-        return self.ask(EvaluationQuery(ids, models, assignment, split, data_round=data_round))
+        return self.ask(EvaluationQuery(ids, models, assignment, split, mixture=mixture, data_round=data_round))
 
     def subspaces(self, ids: Sequence[int], n_vectors: int, per_label: bool) -> Tensor:
         """Let each client decompose its training inputs; see :class:`SubspaceQuery`."""

@@ -16,6 +16,7 @@ from fedclade.core.errors import ConfigError
 from fedclade.core.evaluation import Evaluation
 from fedclade.core.local import LocalTraining
 from fedclade.core.local_rules import LocalRule
+from fedclade.core.mixture import Mixture
 from fedclade.core.registry import DataSpec
 from fedclade.core.statistics import Statistics
 from fedclade.core.updates import Updates
@@ -165,6 +166,9 @@ class UpdateQuery(Query[Updates]):
 
     A :attr:`rule <Round.rule>` that needs an anchor is given its row in place of the proximal term; one that serves
     lets each client keep a model of its own besides, while its update is that of the model which it was sent.
+    With a ``mixture``, each client is sent all models, the row in its place is 0, and it trains every one of them on
+    its examples, each weighted by its responsibility (FedEM). Its update is that of all models, as
+    :func:`~fedclade.core.mixture.packed` has it; it keeps its weights π for itself.
 
     Clients that reply one by one may hand a few updates to the ``sink`` as they arrive, and reply with the rest.
     """
@@ -177,6 +181,7 @@ class UpdateQuery(Query[Updates]):
     own: bool = False  # whether each client keeps the model that it trains
     data_rounds: Sequence[tuple[int, ...]] | None = None  # each trains on what it held in these, [n]; None: holds now
     sink: Callable[[Updates], None] | None = None  # takes some updates early, which then need not be kept
+    mixture: Mixture | None = None  # what the models are together, if they are one mixture
 
     def handled(self, handlers: Handlers) -> Updates:
         """Return the updates."""
@@ -199,12 +204,14 @@ class EvaluationQuery(Query[Evaluation]):
     """Evaluate models, each on a split of a client's own data.
 
     A client with several models is named once for each, and replies for all of them or for none. One whose row is
-    :data:`OWN` evaluates the model of its own.
+    :data:`OWN` evaluates the model of its own. With a ``mixture``, a client is named once, with row 0, and evaluates
+    all models together by its weights π; one without any finds them first, on its training data (FedEM's newcomers).
     """
 
     models: Tensor  # [K, S]
     assignment: Sequence[int]  # the row of each client, [n]
     split: Split
+    mixture: Mixture | None = None  # what the models are together, if they are one mixture
 
     def handled(self, handlers: Handlers) -> Evaluation:
         """Return the scores."""

@@ -27,6 +27,7 @@ from fedclade.core import OWN, ConfigError, DataError, Round, Split, UpdateError
 from fedclade.data import Federation
 from fedclade.flower import wire
 from fedclade.flower.local_training import read_rule, read_spec
+from fedclade.flower.models_sent import models_of_mixture, read_mixture
 from fedclade.flower.node_store import NodeStore
 from fedclade.flower.policy import Policy
 from fedclade.flower.residuals import Residuals
@@ -139,6 +140,7 @@ class ClientHandler:
         self._policy.check_usage(self._usage_log.usage(state) + cost, len(self._data.train))
         keeps = kind in ("train", "gradients", "evaluate") and (self._layout.personal or content.get("own", bool))
         keeps = keeps or (kind == "train" and ("rule" in content.values or content.json("spec").get("keep_state")))
+        keeps = keeps or (kind in ("train", "evaluate") and models_of_mixture(content) > 0)
         if keeps:
             self._kept.open(self._trainer.workers.store, content.get("run", str), state)
         with importing_only(self._imports):  # a server's message names nothing else that is imported here
@@ -192,8 +194,12 @@ class ClientHandler:
             raise UpdateError(f"asked for {parts} of {examples} training examples, compared by {dim} numbers each")
         spec, rule = read_spec(content), read_rule(content) if kind == "train" else None
         own, personal_epochs = content.get("own", bool), max(0, content.get("personal_epochs", int))
-        gradients = 1 if rule is None else rule.gradients
-        self._policy.check_training(spec, replicates, replicates * part_size or examples, personal_epochs, gradients)
+        names, mixture = read_mixture(content, self._federation.pool.schema.labels)
+        if mixture is not None and (replicates > 1 or own or rule is not None or kind != "train"):
+            raise UpdateError("asked for something else of a mixture than one update of each of its models")
+        self._policy.check_models(len(names))
+        times = (1 if rule is None else rule.gradients) * max(1, len(names))
+        self._policy.check_training(spec, replicates, replicates * part_size or examples, personal_epochs, times)
         this_round = Round(
             number=content.get("round", int),
             spec=spec,
@@ -208,40 +214,47 @@ class ClientHandler:
             communicates="nothing" if own else "all",
         )
         goes_on = own and kind == "train" and "model" not in content.vectors
-        sent = [*([] if goes_on else ["model"]), *(["anchor"] if "anchor" in content.vectors else [])]
+        sent = names or [*([] if goes_on else ["model"]), *(["anchor"] if "anchor" in content.vectors else [])]
         models = self._models(content, sent)
         ids, rows = [self._data.id], [OWN if goes_on else 0]
         if kind == "train":
             sketch = self._sketch(content, this_round.seed) if replicates > 1 else None
-            anchors = [len(sent) - 1] if sent else None
-            updates = self._clients(sketch).train(ids, models, rows, this_round, anchors, own=own)
+            anchors = [len(sent) - 1] if sent and mixture is None else None
+            updates = self._clients(sketch).train(ids, models, rows, this_round, anchors, own=own, mixture=mixture)
         else:
             updates = self._clients().gradients(ids, models, [0], this_round)
         if updates.left_out:
             raise UpdateError(updates.left_out[self._data.id])
         loss = float(updates.losses[0])
         residuals = self._residuals if replicates == 1 else self._exact  # with signatures behind it
+        sizes = updates.required_deltas.shape[1], updates.n_parameters
+        trained = b"".join(content.vectors.get(name, b"") for name in names or ["model"])
+        what = f"{kind} {this_round.purpose}"
         return wire.record(
             {
                 **{name: content.values[name] for name in ("what", "round", "query", "purpose")},
-                "model": wire.digest(content.vectors.get("model", b"")),
+                "model": wire.digest(trained),
                 "size": int(updates.sizes[0]),
                 "encoding": residuals.encoding,
                 **({} if loss != loss else {"loss": loss}),  # NaN: it is withheld from the server
+                **({} if updates.components is None else {"component": int(updates.components[0])}),
             },
-            {} if own else {"update": residuals.encoded(updates.required_deltas[0], f"{kind} {this_round.purpose}")},
+            {} if own else {"update": residuals.encoded(updates.required_deltas[0], what, sizes if mixture else None)},
         )
 
     def _evaluate(self, content: Content) -> RecordDict:
         split = content.get("split", str)
         if split not in get_args(Split):
             raise UpdateError(f"asked for the scores on {split!r} data, which is none of {', '.join(get_args(Split))}")
-        rows = [OWN] if content.get("own", bool) else list(range(len(content.vectors)))
+        names, mixture = read_mixture(content, self._federation.pool.schema.labels)
+        rows = [OWN] if content.get("own", bool) else list(range(len(names or content.vectors)))
         if not rows:
             raise UpdateError("asked for the scores of no model")
         self._policy.check_models(len(rows))
         models = self._models(content, [str(row) for row in rows if row != OWN])
-        scores = self._clients().evaluate([self._data.id] * len(rows), models, rows, split)  # pyright: ignore[reportArgumentType]  (checked)
+        rows = rows if mixture is None else [0]
+        ids = [self._data.id] * len(rows)
+        scores = self._clients().evaluate(ids, models, rows, split, mixture=mixture)  # pyright: ignore[reportArgumentType]  (checked)
         lists = {"scores": scores.scores.flatten(), "losses": scores.losses, "examples": scores.examples}
         return wire.record({name: values.tolist() for name, values in lists.items()})
 

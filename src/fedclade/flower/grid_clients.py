@@ -32,7 +32,8 @@ from fedclade.core import (
 from fedclade.flower import wire
 from fedclade.flower.backoff import Backoff
 from fedclade.flower.exchange import AT_ONCE, Exchange
-from fedclade.flower.limits import StartModel, UpdateLimits
+from fedclade.flower.limits import UpdateLimits
+from fedclade.flower.models_sent import ModelsSent, as_values, length_of, of_mixture
 from fedclade.flower.node_registry import NodeRegistry
 from fedclade.flower.policy import check_allowed
 from fedclade.flower.replies import Scores, UpdateReply, read_scores, read_update
@@ -109,15 +110,10 @@ class GridClients(Workers):
 
     def handle_updates(self, query: UpdateQuery) -> Updates:
         """Let each client train from its model, or take the gradient at it; return the updates of those that answer."""
-        kind, ids, models, this_round = query.kind, query.ids, query.models, query.round
-        rows = dict(zip(ids, query.assignment, strict=True))
-        anchors = query.anchors if query.anchors is not None and this_round.uses_anchors else query.assignment
-        arrays = wire.raw_vectors(models, [*query.assignment, *anchors])
-        names = {row: wire.digest(array.data) for row, array in arrays.items()} | {OWN: wire.digest(b"")}
+        kind, ids, this_round = query.kind, query.ids, query.round
+        sent = ModelsSent.of(query, self.layout.n_parameters)
         if not query.own:
-            start = {row: StartModel.of(names[row], models[row], self.layout.n_parameters) for row in {*rows.values()}}
-            start_of = {client: start[row] for client, row in rows.items()}
-            self._limits.begin((kind, this_round.purpose, this_round.number), start_of)
+            self._limits.begin((kind, this_round.purpose, this_round.number), sent.starts)
         repeated = {"round": this_round.number, "query": this_round.query, "purpose": this_round.purpose}
         values = {
             **repeated,
@@ -129,22 +125,19 @@ class GridClients(Workers):
                 "dim": 0,
                 **(self._sketch.described if self._sketch else {}),
             },
-            **{"own": query.own, "personal_epochs": this_round.personal_epochs},
+            **{"own": query.own, "personal_epochs": this_round.personal_epochs, **as_values(query)},
             **({} if this_round.rule is None else {"rule": json.dumps(this_round.rule.described())}),
         }
-        contents: dict[int, RecordDict] = {}
-        for (client, row), anchor in zip(rows.items(), anchors, strict=True):
-            vectors = {"model": row, **({"anchor": anchor} if anchor != row else {})}
-            sent = {name: arrays[place] for name, place in vectors.items() if place != OWN}
-            contents[client] = self.content(kind, values, sent)
-        expected = {client: {"what": kind, **repeated, "model": names[row]} for client, row in rows.items()}
+        contents = {client: self.content(kind, values, vectors) for client, vectors in sent.vectors.items()}
+        expected = {client: {"what": kind, **repeated, "model": name} for client, name in sent.names.items()}
         length, n_parameters = self._shape(query)
         largest = max(encoded_bytes(length, encoding, n_parameters) for encoding in ENCODINGS)
         left_out: dict[int, str] = {}
 
         def read(client: int, content: Content) -> UpdateReply:
             size = self._registry.clients.sizes[client]
-            return read_update(content, length, n_parameters, self.layout.dtype, size, expected[client])
+            components = len(query.models) if query.mixture else 0
+            return read_update(content, length, n_parameters, self.layout.dtype, size, expected[client], components)
 
         replies = self.request(contents, MessageType.TRAIN, str(this_round.number), read, left_out, largest)
         updates = self._collected(query, replies, left_out)
@@ -158,10 +151,11 @@ class GridClients(Workers):
         for client, row in zip(ids, query.assignment, strict=True):
             rows.setdefault(client, []).append(row)
         arrays = wire.raw_vectors(query.models, query.assignment)
+        together = of_mixture(query) if query.mixture else None
         contents: dict[int, RecordDict] = {}
         for client, mine in rows.items():
-            sent = {str(k): arrays[row] for k, row in enumerate(mine) if row != OWN}
-            contents[client] = self.content("evaluate", {"split": split, "own": OWN in mine}, sent)
+            sent = together or {str(k): arrays[row] for k, row in enumerate(mine) if row != OWN}
+            contents[client] = self.content("evaluate", {"split": split, "own": OWN in mine, **as_values(query)}, sent)
         scores: dict[int, list[Scores]] = {}
         left_out: dict[int, str] = {}
 
@@ -286,6 +280,8 @@ class GridClients(Workers):
         """Return how long an update is, and how much of it is compared."""
         if query.own:
             return 0, 0
+        if query.mixture is not None:
+            return length_of(query, self.layout, self._registry.clients.schema.labels)
         if query.round.replicates == 1 or not query.round.compares_parts:
             return self.layout.size, self.layout.n_parameters
         sketches = query.round.replicates * (self._sketch.dim if self._sketch else self.layout.n_parameters)

@@ -22,11 +22,15 @@ Scores = tuple[list[float], float, int]  # by each metric, loss, examples
 
 @dataclass(frozen=True, eq=False)
 class UpdateReply:
-    """A client's training examples |D_i|, mean training loss (None if it withholds it), and Δθ_i or signatures."""
+    """A client's training examples |D_i|, mean training loss (None if it withholds it), and Δθ_i or signatures.
+
+    Of a mixture's models, also the component that it weighs most.
+    """
 
     size: int
     loss: float | None
     update: Tensor
+    component: int | None = None
 
 
 def examples(content: Content, name: str) -> int:
@@ -38,13 +42,20 @@ def examples(content: Content, name: str) -> int:
 
 
 def read_update(
-    content: Content, length: int, n_parameters: int, dtype: torch.dtype, size: int, expected: Mapping[str, Any]
+    content: Content,
+    length: int,
+    n_parameters: int,
+    dtype: torch.dtype,
+    size: int,
+    expected: Mapping[str, Any],
+    components: int = 0,
 ) -> UpdateReply:
     """Check and read an update of ``length`` entries, from ``size`` training examples; else it is an UpdateError.
 
     One of no entries is not sent: it is of a model that the client keeps.
 
-    ``expected`` is what the answer must repeat of the query: the round, the number of the query, the model.
+    ``expected`` is what the answer must repeat of the query: the round, the number of the query, the model. With
+    ``components`` above 0 it names one of so many.
     """
     for name, sent in expected.items():
         if (got := content.get(name, type(sent))) != sent:
@@ -57,9 +68,12 @@ def read_update(
     loss = content.get("loss", float) if "loss" in content.values else None
     if loss is not None and not abs(loss) <= LARGEST_LOSS:  # NaN is not less than anything
         raise UpdateError(f"loss {loss:g}, expected one of at most {LARGEST_LOSS:g}")
+    component = content.get("component", int) if components else None
+    if component is not None and not 0 <= component < components:
+        raise UpdateError(f"component {component}, expected one of {components}, from 0")
     content.has_only(("update",) if length else ())
     data = content.vector("update") if length else b""
-    return UpdateReply(size, loss, decode(data, length, encoding, n_parameters).to(dtype))
+    return UpdateReply(size, loss, decode(data, length, encoding, n_parameters).to(dtype), component)
 
 
 def read_scores(content: Content, models: int, metrics: Sequence[Metric], known: int | None = None) -> list[Scores]:

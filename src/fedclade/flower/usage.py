@@ -11,6 +11,7 @@ from typing import Any
 from flwr.app import ConfigRecord, RecordDict
 
 from fedclade.core import PolicyError, appear
+from fedclade.flower.models_sent import models_of_mixture
 from fedclade.flower.wire import Content, shown
 
 FILE = "policy.json"  # in the client's folder
@@ -68,7 +69,8 @@ def cost_of(kind: str, content: Content) -> Usage:
         if content.get("own", bool):  # its loss alone leaves, as of a model that is scored
             return Usage(evaluations=1)
         replicates = content.get("replicates", int)
-        return Usage(releases=replicates, partings=int(replicates > 1))
+        models = max(1, models_of_mixture(content))  # an update of each leaves
+        return Usage(releases=replicates * models, partings=int(replicates > 1))
     if kind == "evaluate":
         return Usage(evaluations=max(1, len(content.vectors)))  # without any it is the client's own
     return Usage(releases=int(kind == "subspaces"))

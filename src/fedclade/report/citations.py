@@ -21,6 +21,8 @@ CITED: Mapping[str, str] = {
     "ifca": "ghosh2020ifca",
     "fesem": "xie2020fesem",
     "feddrift": "jothimurugesan2023feddrift",
+    "fedem": "marfoq2021fedem",
+    "fedrc": "guo2024fedrc",
     "pacfl": "vahidian2023pacfl",
     "ditto": "li2021ditto",
     "apfl": "deng2020apfl",

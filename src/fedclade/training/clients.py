@@ -6,7 +6,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -17,7 +16,6 @@ from fedclade.core import (
     EvaluationQuery,
     Indices,
     Layout,
-    LocalTraining,
     Round,
     Statistics,
     StatisticsQuery,
@@ -32,13 +30,15 @@ from fedclade.tasks import FittedTask, Task
 from fedclade.training import loop
 from fedclade.training.augmentation import augmented
 from fedclade.training.auto import build_engine
+from fedclade.training.blocks import Blocks
 from fedclade.training.data import ClientsData
 from fedclade.training.evaluation import Evaluator
 from fedclade.training.jobs import CannotTrainTogether, Engine, Job, Workload
 from fedclade.training.loop import LoopEngine
-from fedclade.training.memory import bytes_per_client, default_memory
+from fedclade.training.memory import default_memory
+from fedclade.training.mixtures import Mixtures
 from fedclade.training.model_check import MODULE_ERRORS, check_model_fits, model_error
-from fedclade.training.stages import Held, Stages, Trained
+from fedclade.training.stages import Stages, Trained
 from fedclade.training.store import PERSONAL, ClientStore
 from fedclade.training.subspaces import subspaces
 from fedclade.training.whole_models import Start, WholeModels
@@ -116,7 +116,8 @@ class SimulatedClients(Workers):
             return Evaluator(federation, self._module, self.layout.full, data, self._task)
 
         self._stages = Stages(federation, self._device, self._memory // 2, judge)
-        self._bytes_by_spec: dict[LocalTraining, int] = {}
+        self._blocks = Blocks(federation, self._module, self.layout.full, self._stages, self._memory)
+        self._mixtures = Mixtures(self.store, self.layout, pool.schema.labels)
         self._warned: set[str] = set()
 
     @property
@@ -157,7 +158,9 @@ class SimulatedClients(Workers):
         ModelError
             If the model fails on a client's data.
         """
-        return self._trained(query) if query.kind == "train" else self._gradients(query)
+        if query.kind == "gradients":
+            return self._gradients(query)
+        return self._trained(query) if query.mixture is None else self._trained_mixture(query)
 
     def _trained(self, query: UpdateQuery) -> Updates:
         ids, held = query.ids, self._stages.of(query)
@@ -165,7 +168,7 @@ class SimulatedClients(Workers):
         deltas = torch.empty(len(ids), size, dtype=self.layout.dtype, device=self._device)
         losses = torch.empty(len(ids), dtype=torch.float64)
         sizes = self._stages.sizes(query, held)
-        blocks = self._blocks(sizes, query.round, held)
+        blocks = self._blocks.of(sizes, query.round, held)
         blocks = [range(len(ids))] if len(blocks) == 1 else blocks
         out = deltas if len(blocks) == 1 and not query.own and not self.layout.personal else None
         for places in blocks:
@@ -175,6 +178,15 @@ class SimulatedClients(Workers):
                 deltas[places] = self.whole.settle(query, places, start, moved, mean_losses)
             losses[places] = mean_losses
         return self._received(ids, sizes, deltas, losses, query.round)
+
+    def _trained_mixture(self, query: UpdateQuery) -> Updates:
+        held = self._stages.of(query)
+        sizes, clients = self._stages.sizes(query, held), self._stages.trained(query, range(len(query.ids)), held)
+        blocks = self._blocks.of(sizes, query.round, held, len(query.models))
+        deltas, losses, components = self._mixtures.trained(query, clients, blocks, held.evaluator, self._train_block)
+        updates = self._received(query.ids, sizes, deltas, losses, query.round, len(query.models))
+        component_of = dict(zip(query.ids, components.tolist(), strict=True))
+        return replace(updates, components=torch.tensor([component_of[client] for client in updates.ids]))
 
     def _moved(
         self, clients: Sequence[Trained], start: Start, this_round: Round, out: Tensor | None
@@ -212,9 +224,11 @@ class SimulatedClients(Workers):
         DataError
             If a client has no examples in the split.
         """
+        judge = self._stages.in_round(query.data_round).evaluator
+        if query.mixture is not None:
+            return self._mixtures.evaluated(query, judge)
         at_once = self._memory // (MODELS_AT_A_TIME * self.layout.full.size * self.layout.dtype.itemsize)
         parts = self.whole.evaluated(query, max(1, at_once))
-        judge = self._stages.in_round(query.data_round).evaluator
         scores = [judge.evaluate(query.ids[part], models, rows, query.split) for part, models, rows in parts]
         return Evaluation.concat(scores)
 
@@ -226,22 +240,6 @@ class SimulatedClients(Workers):
         """Let each client add up its training examples, see :class:`~fedclade.core.Statistics`."""
         return statistics(self._stages.in_round(query.data_round).federation, query)
 
-    def _blocks(self, sizes: Indices, this_round: Round, held: Held) -> Sequence[Sequence[int]]:
-        """Cut the places of clients with so many examples into blocks that fit the memory; equal sizes side by side."""
-        spec, rule = this_round.spec, this_round.rule
-        by_size = sorted(range(len(sizes)), key=lambda place: -sizes[place])
-        if spec not in self._bytes_by_spec:
-            largest = int(held.data.splits["train"].sizes.max())
-            some = np.resize(self._federation.clients[0].train, min(spec.batch_size, largest))
-            batch = self._federation.pool.inputs(some).to(self._device)
-            self._bytes_by_spec[spec] = bytes_per_client(self._module, self.layout.full, batch, spec)
-        kept = self._stages.bytes_kept
-        own_data = 0 if held.data.bytes_kept else held.data.bytes_each * int(max(sizes))
-        of_rule = 0 if rule is None else rule.vectors * self.layout.full.size * self.layout.dtype.itemsize
-        each = self._bytes_by_spec[spec] + own_data + of_rule
-        at_once = max(1, (self._memory - kept) // each)
-        return [block.tolist() for block in np.array_split(by_size, -(-len(sizes) // at_once))]
-
     def _train_block(
         self,
         block: Block,
@@ -250,9 +248,10 @@ class SimulatedClients(Workers):
         optimizer: str | None,
         fixed: frozenset[str] = frozenset(),
         out: Tensor | None = None,
+        weights: Mapping[int, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
         def trained_by(engine: Engine) -> tuple[Tensor, Tensor]:
-            work = replace(self._workload(block, models, this_round), fixed=fixed)
+            work = replace(self._workload(block, models, this_round), fixed=fixed).weighted(weights or {})
             if optimizer is None:  # what is trained for another purpose begins with a new one, and leaves nothing
                 return engine.train(replace(work, spec=replace(work.spec, keep_state=False)), out)
             work = self.store.with_states(work, this_round.number, optimizer)
@@ -286,9 +285,9 @@ class SimulatedClients(Workers):
         return Workload(self._module, self.layout.full, models, jobs, *of_all, rule=this_round.rule)
 
     def _received(
-        self, ids: Sequence[int], sizes: Indices, deltas: Tensor, losses: Tensor, this_round: Round
+        self, ids: Sequence[int], sizes: Indices, deltas: Tensor, losses: Tensor, this_round: Round, models: int = 1
     ) -> Updates:
         keys = self._federation.keys
         trained = [len(this_round.examples(int(n), keys[client])) for client, n in zip(ids, sizes, strict=True)]
-        n_parameters = min(deltas.shape[1], self.layout.n_parameters)  # none of models that clients keep
+        n_parameters = min(deltas.shape[1], models * self.layout.n_parameters)  # none of models that clients keep
         return Updates.received(ids, trained, deltas, n_parameters, losses, this_round.number)

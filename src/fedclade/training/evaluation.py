@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from fedclade.core import IGNORED, DataError, Evaluation, Indices, Layout, Split
 from fedclade.data import ClientTable, Federation
-from fedclade.tasks import FittedTask, Metric, counted
+from fedclade.tasks import FittedTask, Metric, counted, mixed
 from fedclade.training.data import ClientsData
 from fedclade.training.passes import Examples, Traits
 from fedclade.training.split_inputs import SplitInputs
@@ -56,9 +56,66 @@ class Evaluator:
         for part in _parts(queries, held):
             of_whom = [ids[place] for place in makes[part].tolist()]
             scores[:, part] = self._scores(queries[:, part], models, held, of_whom)
-        *by_metric, losses, counts = torch.from_numpy(scores[:, query_of])
+        return self._evaluation(ids, scores[:, query_of])
+
+    def evaluate_mixture(self, ids: Sequence[int], models: Tensor, weights: Tensor, split: Split) -> Evaluation:
+        """Let each client evaluate the mixture of all models ``[K, S]`` by its weights π, rows of ``[n, K]``."""
+        scores = np.empty((len(self._task.metrics) + 2, len(ids)))
+        for places, outputs, seen, counts in self.outputs(ids, models, split):
+            query, everything = np.arange(len(places)).repeat(counts), torch.arange(len(seen))
+            predicted = mixed(self._task.kind, outputs, weights[places][query].to(outputs.device))
+            passed = [(everything.numpy(), predicted, everything, seen)]
+            scores[:, places] = self._tallied(query, [ids[place] for place in places], passed)
+        return self._evaluation(ids, scores)
+
+    def outputs(
+        self, ids: Sequence[int], models: Tensor, split: Split
+    ) -> Iterator[tuple[list[int], Tensor, Tensor, Indices]]:
+        """Yield what each of the models ``[K, S]`` gives for the examples of some clients at a time.
+
+        That is the places of these clients, the outputs ``[K, m, ...]`` for their examples, client behind client,
+        the targets ``[m, ...]`` as each of them sees its own, and how many each has.
+        """
+        held = self._held(ids, split)
+        clients = self._data.places(ids)
+        order = np.argsort(held.set_of[clients], kind="stable")
+        sets, views = held.set_of[clients][order], self._view_of[clients[order]]
+        queries = np.stack([np.zeros_like(sets), sets, views])
+        at_a_time = max(
+            1, ENTRIES_AT_A_TIME // (len(models) * self._logits_each)
+        )  # an input that many hold passes once
+        for part in _parts(queries, held, at_a_time):
+            each: list[Tensor] = []
+            for row in range(len(models)):
+                some = queries[:, part] + np.array([[row], [0], [0]])
+                examples = self._examples(some, models, held)
+                passed = [*self._passed(examples, some, models, held)]
+                back = torch.from_numpy(np.concatenate([where for where, *_ in passed]).argsort())
+                rows = torch.cat([outputs[at.to(outputs.device)] for _, outputs, at, _ in passed])
+                each.append(rows[back.to(rows.device)])
+                if row == 0:
+                    seen = torch.cat([mine for *_, mine in passed])[back]
+            yield order[part].tolist(), torch.stack(each), seen, held.sizes[queries[1, part]]  # pyright: ignore[reportPossiblyUnboundVariable]  (a mixture has a model)
+
+    def losses(self, outputs: Tensor, seen: Tensor) -> Tensor:
+        """Return the loss of each example by each model, ``[K, m]``; see :meth:`outputs`."""
+        return torch.stack([self._task.losses(each, seen.to(each.device)) for each in outputs])
+
+    def _evaluation(self, ids: Sequence[int], scores: NDArray[Any]) -> Evaluation:
+        *by_metric, losses, counts = torch.from_numpy(scores)
         of_all = torch.stack(by_metric, dim=1), losses / counts, counts.to(torch.int64)
         return Evaluation(tuple(ids), *of_all, higher_is_better=self._task.metrics[0].higher_is_better)
+
+    def _held(self, ids: Sequence[int], split: Split) -> SplitInputs:
+        """Return the inputs of a split, of which each of the clients must have some."""
+        held = self._data.splits[split]
+        sets = held.set_of[self._data.places(ids)]
+        for k in np.flatnonzero(held.sizes[sets] == 0).tolist():
+            raise DataError(
+                f"client {ids[k]} has no {split} examples"
+                + ("; set data.validation_fraction above 0" if split == "validation" else "")
+            )
+        return held
 
     def _queries(
         self, ids: Sequence[int], assignment: Sequence[int], split: Split, models: int
@@ -68,15 +125,10 @@ class Evaluator:
         Besides, which of them each client makes, ``[n]``, the first place among the clients of one that makes each,
         ``[q]``, and the inputs.
         """
-        held = self._data.splits[split]
+        held = self._held(ids, split)
         rows = np.array([row for _, row in zip(ids, assignment, strict=True)], dtype=np.int64)
         clients = self._data.places(ids)
         sets = held.set_of[clients]
-        for k in np.flatnonzero(held.sizes[sets] == 0).tolist():
-            raise DataError(
-                f"client {ids[k]} has no {split} examples"
-                + ("; set data.validation_fraction above 0" if split == "validation" else "")
-            )
         # Clients with the same model, inputs and labels make the same query.
         bounds = models, len(held.sizes), len(self._maps)
         of_clients = np.ravel_multi_index((rows, sets, self._view_of[clients]), bounds)
@@ -88,19 +140,26 @@ class Evaluator:
 
         ``clients`` has one that makes each query.
         """
-        examples, metrics = self._examples(queries, models, held), self._task.metrics
-        terms, whole = np.empty((len(metrics) + 2, len(examples.place))), _Whole(metrics)
-        for some, outputs, at, seen in self._passed(examples, queries, models, held):
+        examples = self._examples(queries, models, held)
+        return self._tallied(examples.query, clients, self._passed(examples, queries, models, held))
+
+    def _tallied(
+        self, query: Indices, clients: Sequence[int], passed: Iterable[tuple[Indices, Tensor, Tensor, Tensor]]
+    ) -> NDArray[Any]:
+        """Return the same of examples that have passed, each of the query of a client; see :meth:`_passed`."""
+        metrics = self._task.metrics
+        terms, whole = np.empty((len(metrics) + 2, len(query))), _Whole(metrics)
+        for some, outputs, at, seen in passed:
             terms[:, some] = score(self._task, outputs, at, seen).cpu()
             whole.keep(some, outputs, at, seen)
-        scores = np.stack([np.bincount(examples.query, each, len(queries[0])) for each in terms])
+        scores = np.stack([np.bincount(query, each, len(clients)) for each in terms])
         for row, metric in enumerate(metrics):
             scores[row] /= scores[-1]
             if metric.final is not None:
                 scores[row] = [metric.final(mean) for mean in scores[row].tolist()]
-        for query, numbers in whole.of_queries(examples.query, clients):
+        for place, numbers in whole.of_queries(query, clients):
             for row, number in numbers.items():
-                scores[row, query] = number
+                scores[row, place] = number
         return scores
 
     @torch.inference_mode()
@@ -228,8 +287,8 @@ def _views(federation: Federation) -> tuple[Indices, Tensor]:
     return views, torch.stack([plain if m is None else m for m in maps.values()])
 
 
-def _parts(queries: Indices, held: SplitInputs) -> Iterator[slice]:
+def _parts(queries: Indices, held: SplitInputs, examples: int | None = None) -> Iterator[slice]:
     """Cut queries into parts of some examples."""
-    part = held.sizes[queries[1]].cumsum() // EXAMPLES_AT_A_TIME
+    part = held.sizes[queries[1]].cumsum() // (examples or EXAMPLES_AT_A_TIME)
     for start, stop in pairwise([*np.unique(part, return_index=True)[1].tolist(), len(part)]):
         yield slice(start, stop)

@@ -32,7 +32,7 @@ class LoopEngine:
                 start, anchor, examples = models[job.row], models[job.anchor_row], (job.inputs, job.targets)
                 of_all = module, work.layout, start, examples, work.spec, work.lr, work.task
                 state = dict(job.state or {}) if work.spec.keep_state else None
-                _, losses[k] = train(*of_all, job.generator, anchor, updates[k], work.fixed, state)
+                _, losses[k] = train(*of_all, job.generator, anchor, updates[k], work.fixed, state, job.weights)
                 if state is not None:
                     states[job.client] = state
         work.states.update(states)
@@ -52,6 +52,7 @@ def train(
     out: Tensor | None = None,
     fixed: frozenset[str] = frozenset(),
     state: dict[str, Tensor] | None = None,
+    weights: Tensor | None = None,
 ) -> tuple[Tensor, float]:
     """Run SGD_n(θ, D_i) − θ (CFL eq. 1) for one client; return the update ``[S]`` and the mean training loss.
 
@@ -59,7 +60,7 @@ def train(
     ``anchor`` the model that the proximal term pulls towards, θ by default; ``examples`` are inputs and targets
     ``[n, ...]``. The generator orders the batches and seeds dropout. ``out`` is memory ``[S]`` for the update, and
     ``state`` that of the optimizer, which it begins with and leaves there. Parameters of ``fixed`` names stay as they
-    are.
+    are. ``weights [n]`` are those of the examples, see :class:`~fedclade.training.jobs.Job`.
     """
     layout.load(model, module)
     layout.set_training(module)
@@ -79,7 +80,8 @@ def train(
             optimizer.zero_grad(set_to_none=True)
             with precision(spec, inputs.device):
                 outputs = module(inputs[batch])
-            loss = task.mean_loss(full(outputs), targets[batch])
+            of_batch = None if weights is None else weights[batch]
+            loss = task.mean_loss(full(outputs), targets[batch], of_batch)
             loss.backward()
             rule.adjust(parameters, anchors)
             optimizer.step()

@@ -19,7 +19,7 @@ from fedclade.core import (
     UpdateQuery,
     row_norms,
 )
-from fedclade.training.store import OPTIMIZER, OWN_MODEL, OWN_OPTIMIZER, PERSONAL, RULE, ClientStore
+from fedclade.training.store import MIXTURE, OPTIMIZER, OWN_MODEL, OWN_OPTIMIZER, PERSONAL, RULE, ClientStore
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,12 +118,17 @@ class WholeModels:
         )
 
     def kept(self, ids: Sequence[int]) -> dict[int, dict[str, Tensor]]:
-        """Return the personal parameters ``[P]`` and models ``[F]`` that clients keep now, by client and name."""
+        """Return the personal parameters ``[P]``, models ``[F]`` and weights of mixtures ``[K]`` that clients keep now.
+
+        By client and name.
+        """
         start = {PERSONAL: self.initial} if self._layout.personal else {}
         if not start and not self._store:  # of a million clients none need be asked
             return {}
         each = {client: {**start, **self._store.latest(client)} for client in ids}
-        found = {c: {name: mine[name] for name in (PERSONAL, OWN_MODEL) if name in mine} for c, mine in each.items()}
+        found = {
+            c: {name: mine[name] for name in (PERSONAL, OWN_MODEL, MIXTURE) if name in mine} for c, mine in each.items()
+        }
         return {client: mine for client, mine in found.items() if mine}
 
     def _whole(self, client: int, models: Tensor, row: int, kept: Mapping[str, Tensor], personal: Tensor) -> Tensor:

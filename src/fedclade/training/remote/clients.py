@@ -209,7 +209,7 @@ class RayClients(Workers):
 
     def _needs_kept(self, query: Query[Any]) -> bool:
         if isinstance(query, EvaluationQuery):
-            return bool(self.layout.personal) or OWN in query.assignment
+            return bool(self.layout.personal) or OWN in query.assignment or query.mixture is not None
         return isinstance(query, UpdateQuery)
 
     def _note(self, query: Query[Any], slot: Slot, places: Sequence[int], reply: Reply) -> None:

@@ -23,6 +23,8 @@ def narrowed(query: Query[Any], places: Sequence[int]) -> tuple[Query[Any], list
     if isinstance(query, UpdateQuery) and query.anchors is not None:
         anchors = [query.anchors[place] for place in places]
     rows = sorted({row for row in (*of_client, *(anchors or ())) if row != OWN}) or [0]
+    if query.mixture is not None:  # each client needs all models
+        rows = list(range(len(query.models)))
     new = {OWN: OWN, **{row: k for k, row in enumerate(rows)}}
     part = replace(query, ids=ids, assignment=[new[row] for row in of_client], models=query.models[:0])
     if isinstance(part, UpdateQuery):
@@ -83,7 +85,7 @@ def _updates(query: UpdateQuery, parts: Sequence[Updates]) -> Updates:
             whole[where] = column
         return whole
 
-    names = ("sizes", "losses", "norms", "deltas", "sketches", "parts")
+    names = ("sizes", "losses", "norms", "deltas", "sketches", "parts", "components")
     columns: dict[str, Any] = {name: of_all(name) for name in names}
     sums = None if some[0].sums is None else _sums(query, ids, some)
     return Updates(ids=ids, n_parameters=some[0].n_parameters, sums=sums, left_out=left_out, **columns)
@@ -92,7 +94,8 @@ def _updates(query: UpdateQuery, parts: Sequence[Updates]) -> Updates:
 def _sums(query: UpdateQuery, ids: Sequence[int], parts: Sequence[Updates]) -> Sums:
     """Add the sums of the same model up: a part numbers its own, and a client's is that of the model it was sent."""
     row_of: Mapping[int, int] = dict(zip(query.ids, query.assignment, strict=True))
-    groups = torch.zeros_like(query.models)
+    assert parts[0].sums is not None
+    groups = parts[0].sums.groups.new_zeros(len(query.models), parts[0].sums.groups.shape[1])
     for part in parts:
         assert part.sums is not None
         theirs = {group: row_of[client] for client, group in zip(part.ids, part.sums.group.tolist(), strict=True)}
