@@ -22,6 +22,7 @@ from fedclade.algorithms import (
     LGFedAvg,
     ReplicatedCFL,
     State,
+    StoCFL,
     build_algorithm,
 )
 from fedclade.algorithms.base import sample
@@ -44,6 +45,7 @@ def test_every_algorithm_can_be_built_by_its_name():
         "ifca": IFCA,
         "fesem": FeSEM,
         "pacfl": PACFL,
+        "stocfl": StoCFL,
         "ditto": Ditto,
         "fedper": FedPer,
         "fedrep": FedRep,

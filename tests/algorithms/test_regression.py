@@ -23,6 +23,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "ifca": {"clusters": 2},
     "fesem": {"clusters": 2},
     "pacfl": {"n_clusters": 2, "per_label": False},
+    "stocfl": {"tau": 0.5, "anchor_epochs": 2},
 }
 
 CANNOT = {"pacfl": ({"n_clusters": 2}, "whose examples do not have one label each; set algorithm.per_label = false")}
@@ -58,7 +59,7 @@ def test_it_says_why_it_cannot(name: str):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["cfl", "fl_hc", "fedgroup", "ifca", "fesem", "oracle"])
+@pytest.mark.parametrize("name", ["cfl", "fl_hc", "fedgroup", "ifca", "fesem", "stocfl", "oracle"])
 def test_planted_clusters_are_found(name: str):
     assert ran(name, OPTIONS.get(name, {}), rounds=4).metric_rows[-1]["ari"] == 1
 

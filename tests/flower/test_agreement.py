@@ -25,6 +25,7 @@ from fedclade.algorithms import (
     FineTune,
     Local,
     ReplicatedCFL,
+    StoCFL,
     build_algorithm,
 )
 from fedclade.channel.signature import Permutation
@@ -53,6 +54,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     "ifca by gradients": IFCA(clusters=2, average="gradients"),
     "fesem": FeSEM(clusters=2),
     "pacfl": PACFL(n_clusters=2),
+    "stocfl": StoCFL(tau=0.3, anchor_epochs=3),
     "ditto": Ditto(),
     "finetune": FineTune(),
 }

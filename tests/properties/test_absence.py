@@ -25,6 +25,7 @@ from fedclade import (
     LocalTraining,
     Oracle,
     ReplicatedCFL,
+    StoCFL,
 )
 from fedclade.algorithms import State
 from fedclade.core.queries import Round
@@ -50,6 +51,7 @@ ALGORITHMS = [
     IFCA(clusters=2, average="gradients", restarts=2),
     PACFL(per_label=True, n_clusters=4),
     FeSEM(clusters=3),
+    StoCFL(tau=0.5, anchor_epochs=1),
     Ditto(),
     FineTune(),
 ]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import fedclade
-from fedclade import CFL, FLHC, IFCA, ConfigError, FedAvg, FedGroup, FeSEM, Local, LocalTraining, Run
+from fedclade import CFL, FLHC, IFCA, ConfigError, FedAvg, FedGroup, FeSEM, Local, LocalTraining, Run, StoCFL
 from fedclade.algorithms import PACFL, CFLState, Ditto, FineTune, Oracle, State
 from fedclade.config import check_config
 from fedclade.core.errors import RunInterrupted
@@ -27,6 +27,7 @@ METHODS = {
     "ifca": IFCA(clusters=2, restarts=2, restart_rounds=10),
     "fesem": FeSEM(clusters=2),
     "pacfl": PACFL(n_clusters=2),
+    "stocfl": StoCFL(tau=0.6, anchor_epochs=5),
     "local": Local(),
     "ditto": Ditto(),
     "finetune": FineTune(),
@@ -78,7 +79,7 @@ def test_until_somebody_comes_or_goes_the_run_is_the_same(name):
             assert run.metric_rows[number][column] == plain.metric_rows[number][column]
 
 
-@pytest.mark.parametrize("name", ["cfl", "fl_hc", "fesem", "pacfl", "oracle"])
+@pytest.mark.parametrize("name", ["cfl", "fl_hc", "fesem", "pacfl", "stocfl", "oracle"])
 def test_newcomers_find_their_true_clusters(name):
     before, after = (run_of(name).metric_rows[number - 1] for number in (JOIN - 1, LEAVE - 1))
     assert before["ari"] == 1.0, "or there would be nothing to find"

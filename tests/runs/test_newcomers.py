@@ -19,8 +19,13 @@ from fedclade.data import Federation
 from fedclade.runs.store.newcomers import score_columns
 
 SPEC = LocalTraining(epochs=2, lr=0.2)
-OPTIONS = {"cfl": {"eps1": 0.3, "eps2": 0.4}, "ifca": {"clusters": 2}, "fedgroup": {"groups": 2}}
-CLUSTERED = ("cfl", "rcfl", "fl_hc", "fedgroup", "ifca", "fesem", "pacfl", "oracle")
+OPTIONS = {
+    "cfl": {"eps1": 0.3, "eps2": 0.4},
+    "ifca": {"clusters": 2},
+    "fedgroup": {"groups": 2},
+    "stocfl": {"tau": 0.6, "anchor_epochs": 5},
+}
+CLUSTERED = ("cfl", "rcfl", "fl_hc", "fedgroup", "ifca", "fesem", "pacfl", "stocfl", "oracle")
 
 
 @cache

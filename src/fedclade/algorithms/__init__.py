@@ -26,6 +26,7 @@ from fedclade.algorithms.pacfl import PACFL
 from fedclade.algorithms.personal import FedBN, FedPer, FedRep, LGFedAvg
 from fedclade.algorithms.replicated_cfl import ReplicatedCFL
 from fedclade.algorithms.state import State
+from fedclade.algorithms.stocfl import StoCFL
 from fedclade.core import ConfigError, Event, FedcladeError, check_arguments, known_arguments, name_of, named, shown
 
 __all__ = [
@@ -55,6 +56,7 @@ __all__ = [
     "ReplicatedCFL",
     "RoundLog",
     "State",
+    "StoCFL",
     "algorithm_class",
     "build_algorithm",
     "describe",
@@ -87,6 +89,7 @@ ALGORITHMS: Mapping[str, Entry] = {
     "ifca": Entry(IFCA, "k models, every client takes the one with the lowest training loss (Ghosh et al. 2020)"),
     "fesem": Entry(FeSEM, "k centres, every client goes to the nearest in parameter space (Xie et al. 2020)"),
     "pacfl": Entry(PACFL, "one-shot clusters by principal angles between the clients' data (Vahidian et al. 2023)"),
+    "stocfl": Entry(StoCFL, "clusters united by how an anchor model moves on their data (Zeng et al. 2023)"),
     "ditto": Entry(Ditto, "a personal model for each client, held near a global one (Li et al. 2021)"),
     "fedper": Entry(FedPer, "FedAvg but for the head, which stays with each client (Arivazhagan et al. 2019)"),
     "fedrep": Entry(FedRep, "FedPer whose clients fit their heads first, and then the rest (Collins et al. 2021)"),

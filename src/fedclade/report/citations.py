@@ -21,6 +21,7 @@ CITED: Mapping[str, str] = {
     "ifca": "ghosh2020ifca",
     "fesem": "xie2020fesem",
     "pacfl": "vahidian2023pacfl",
+    "stocfl": "zeng2023stocfl",
     "ditto": "li2021ditto",
     "fedper": "arivazhagan2019fedper",
     "fedrep": "collins2021fedrep",
