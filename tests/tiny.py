@@ -119,6 +119,7 @@ class Fake(Clients):
                 lambda q: self.evaluate(q.ids, q.models, q.assignment, q.split),
                 lambda q: self.subspaces(q.ids, q.n_vectors, q.per_label),
                 lambda q: self.clients.ask(q),
+                lambda q: self.clients.ask(q),
             )
         )
 

@@ -20,13 +20,17 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "cfl": {"split_rounds": (2,), "eps2": 1e-6},
     "fl_hc": {"rounds_before": 1, "n_clusters": 2},
     "fedgroup": {"groups": 2, "pretrain_scale": 1},
+    "flexcfl": {"groups": 2, "pretrain_scale": 1, "migrate": False},
     "ifca": {"clusters": 2},
     "fesem": {"clusters": 2},
     "pacfl": {"n_clusters": 2, "per_label": False},
     "stocfl": {"tau": 0.5, "anchor_epochs": 2},
 }
 
-CANNOT = {"pacfl": ({"n_clusters": 2}, "whose examples do not have one label each; set algorithm.per_label = false")}
+CANNOT = {
+    "pacfl": ({"n_clusters": 2}, "whose examples do not have one label each; set algorithm.per_label = false"),
+    "flexcfl": ({"groups": 2}, "the labels of a regression task cannot be counted, .* set algorithm.migrate = false"),
+}
 """What does not fit: options, and a part of the line that says so."""
 
 

@@ -22,6 +22,7 @@ OPTIONS = {
     "cfl": {"eps2": 1e-3, "split_rounds": (1, 2), "fallback": True},
     "fedgroup": {"groups": 2, "pretrain_scale": 2},
     "fesem": {"clusters": 2},
+    "flexcfl": {"groups": 2, "pretrain_scale": 2, "pretrain_steps": 3},
     "fl_hc": {"rounds_before": 2, "n_clusters": 3},
     "ifca": {"clusters": 2, "restarts": 2, "restart_rounds": 2},
     "pacfl": {"n_clusters": 3},

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import fedclade
-from fedclade import CFL, FLHC, IFCA, ConfigError, FedAvg, FedGroup, FeSEM, Local, LocalTraining, Run, StoCFL
+from fedclade import CFL, FLHC, IFCA, ConfigError, FedAvg, FedGroup, FeSEM, FlexCFL, Local, LocalTraining, Run, StoCFL
 from fedclade.algorithms import PACFL, CFLState, Ditto, FineTune, Oracle, State
 from fedclade.config import check_config
 from fedclade.core.errors import RunInterrupted
@@ -24,6 +24,7 @@ METHODS = {
     "cfl": CFL(eps2=0.4, split_rounds=(6,)),
     "fl_hc": FLHC(rounds_before=3, metric="l2", n_clusters=2),
     "fedgroup": FedGroup(groups=2),
+    "flexcfl": FlexCFL(groups=2, pretrain_steps=8),
     "ifca": IFCA(clusters=2, restarts=2, restart_rounds=10),
     "fesem": FeSEM(clusters=2),
     "pacfl": PACFL(n_clusters=2),

@@ -21,6 +21,7 @@ from fedclade.algorithms.fedgroup import FedGroup
 from fedclade.algorithms.fesem import FeSEM
 from fedclade.algorithms.finetune import FineTune
 from fedclade.algorithms.fl_hc import FLHC
+from fedclade.algorithms.flexcfl import FlexCFL
 from fedclade.algorithms.ifca import IFCA
 from fedclade.algorithms.pacfl import PACFL
 from fedclade.algorithms.personal import FedBN, FedPer, FedRep, LGFedAvg
@@ -49,6 +50,7 @@ __all__ = [
     "FedPer",
     "FedRep",
     "FineTune",
+    "FlexCFL",
     "LGFedAvg",
     "Local",
     "Oracle",
@@ -86,6 +88,7 @@ ALGORITHMS: Mapping[str, Entry] = {
     "fedgroup": Entry(
         FedGroup, "groups by the first updates, newcomers by theirs; FedGrouProx with mu > 0 (Duan et al. 2020)"
     ),
+    "flexcfl": Entry(FlexCFL, "FedGroup whose clients migrate when their labels shift (Duan et al. 2021)"),
     "ifca": Entry(IFCA, "k models, every client takes the one with the lowest training loss (Ghosh et al. 2020)"),
     "fesem": Entry(FeSEM, "k centres, every client goes to the nearest in parameter space (Xie et al. 2020)"),
     "pacfl": Entry(PACFL, "one-shot clusters by principal angles between the clients' data (Vahidian et al. 2023)"),

@@ -127,7 +127,7 @@ class StoCFL(OneCohort[State]):
         if not leaves:
             return to_root(ids)
         updates = all_of(ids, self._observed(ids, tree, clients, this_round))
-        means = torch.stack([leaf.cached.mean(0) for leaf in leaves if leaf.cached is not None])
+        means = torch.stack([_psi(leaf).mean(0) for leaf in leaves])
         found: list[Assignment] = []
         for client, alpha in zip(updates.ids, cosines(updates.signatures, means).tolist(), strict=True):
             scores = {leaf.id: cosine for leaf, cosine in zip(leaves, alpha, strict=True)}
@@ -149,7 +149,7 @@ class StoCFL(OneCohort[State]):
 
         Every client that was observed first is a cluster of its own.
         """
-        groups = [Group(leaf.members, leaf.id, leaf.params, leaf.cached) for leaf in _clusters(tree)]
+        groups = [Group(leaf.members, leaf.id, leaf.params, _psi(leaf)) for leaf in _clusters(tree)]
         if observed is not None and observed.ids:
             omega = tree.nodes[0].model
             groups += [Group((c,), 0, omega, observed.signatures_of([c])) for c in sorted(observed.ids)]
@@ -172,6 +172,12 @@ class StoCFL(OneCohort[State]):
 def _clusters(tree: ParameterTree) -> list[Node]:
     """Return the clusters that have members; before the first there are none."""
     return [leaf for leaf in tree.leaves if leaf.id and leaf.members]
+
+
+def _psi(cluster: Node) -> Tensor:
+    """Return Ψ of a cluster's members, ``[n, R]``."""
+    assert cluster.cached is not None  # as of every cluster with members
+    return cluster.cached
 
 
 def _pairs(means: Sequence[Tensor], tau: float) -> list[tuple[int, int]]:

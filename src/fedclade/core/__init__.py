@@ -28,6 +28,7 @@ from fedclade.core.errors import (
     shown,
     unknown,
 )
+from fedclade.core.evaluation import Evaluation
 from fedclade.core.events import (
     Buffered,
     Check,
@@ -85,13 +86,13 @@ from fedclade.core.plugins import (
 from fedclade.core.queries import (
     OWN,
     Ask,
-    Evaluation,
     EvaluationQuery,
     Handlers,
     Indices,
     Query,
     R,
     Round,
+    ShiftQuery,
     Split,
     StatisticsQuery,
     SubspaceQuery,
@@ -166,6 +167,7 @@ __all__ = [
     "Round",
     "RunError",
     "RunInterrupted",
+    "ShiftQuery",
     "Slot",
     "Split",
     "Stationary",

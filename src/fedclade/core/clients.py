@@ -7,14 +7,15 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
+from fedclade.core.evaluation import Evaluation
 from fedclade.core.params import Layout
 from fedclade.core.queries import (
-    Evaluation,
     EvaluationQuery,
     Handlers,
     Query,
     R,
     Round,
+    ShiftQuery,
     Split,
     StatisticsQuery,
     SubspaceQuery,
@@ -66,6 +67,10 @@ class Clients(ABC):
         """Let each client decompose its training inputs; see :class:`SubspaceQuery`."""
         return self.ask(SubspaceQuery(ids, n_vectors, per_label))
 
+    def shifts(self, ids: Sequence[int], round_number: int, share: float, by_label: bool) -> Tensor:
+        """Let each client say whether its labels have shifted; see :class:`ShiftQuery`."""
+        return self.ask(ShiftQuery(ids, round_number, share, by_label))
+
 
 class Workers(Clients):
     """Clients that do the work themselves, or reach those that do: a handler for each kind of query."""
@@ -85,8 +90,8 @@ class Workers(Clients):
 
     def ask(self, query: Query[R], /) -> R:
         """Put a query; return the reply."""
-        handlers = self.handle_updates, self.handle_evaluation, self.handle_subspaces, self.handle_statistics
-        return query.handled(Handlers(*handlers))
+        of_models = self.handle_updates, self.handle_evaluation
+        return query.handled(Handlers(*of_models, self.handle_subspaces, self.handle_statistics, self.handle_shifts))
 
     @abstractmethod
     def handle_updates(self, query: UpdateQuery) -> Updates:
@@ -103,3 +108,7 @@ class Workers(Clients):
     @abstractmethod
     def handle_statistics(self, query: StatisticsQuery) -> Statistics:
         """Return what the training examples of all clients come to."""
+
+    @abstractmethod
+    def handle_shifts(self, query: ShiftQuery) -> Tensor:
+        """Return whose labels have shifted, bool ``[n]``."""

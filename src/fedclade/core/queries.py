@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Generic, Literal, Protocol, TypeVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from fedclade.core import rng
 from fedclade.core.errors import ConfigError
+from fedclade.core.evaluation import Evaluation
 from fedclade.core.local import LocalTraining
 from fedclade.core.registry import DataSpec
 from fedclade.core.statistics import Statistics
@@ -132,52 +132,6 @@ class Round:
 
 
 @dataclass(frozen=True, eq=False)
-class Evaluation:
-    """How n clients fare on one split of their own data.
-
-    Parameters
-    ----------
-    ids
-        The clients, ``[n]``.
-    scores
-        By each of the task's metrics, of which the first counts, float64 ``[n, M]``.
-    losses
-        Mean loss, float64 ``[n]``; cross-entropy is in nats.
-    examples
-        Number of targets, int64 ``[n]``.
-    left_out
-        Why each client that was queried, and is not among ``ids``, is left out.
-    higher_is_better
-        The direction of the score that counts.
-    """
-
-    ids: tuple[int, ...]
-    scores: Tensor
-    losses: Tensor
-    examples: Tensor
-    left_out: Mapping[int, str] = field(default_factory=dict[int, str])
-    higher_is_better: bool = True
-
-    @property
-    def merit(self) -> Tensor:
-        """The score that counts, with a sign so that more is better, ``[n]``."""
-        return self.scores[:, 0] if self.higher_is_better else -self.scores[:, 0]
-
-    @classmethod
-    def concat(cls, parts: Sequence[Evaluation]) -> Evaluation:
-        """Return the scores of all parts, at least one, behind each other."""
-        if len(parts) == 1:
-            return parts[0]
-        columns = {f.name: [getattr(part, f.name) for part in parts] for f in fields(cls)}
-        ids = tuple(client for part in parts for client in part.ids)
-        left_out = {client: why for part in parts for client, why in part.left_out.items()}
-        of_all: dict[str, Any] = {
-            n: torch.cat(column) for n, column in columns.items() if isinstance(column[0], Tensor)
-        }
-        return replace(parts[0], ids=ids, left_out=left_out, **of_all)
-
-
-@dataclass(frozen=True, eq=False)
 class Query(ABC, Generic[R_co]):
     """A query of a server to some clients."""
 
@@ -278,6 +232,35 @@ class StatisticsQuery(Query[Statistics]):
         return handlers.statistics(self)
 
 
+@dataclass(frozen=True, eq=False)
+class ShiftQuery(Query[Tensor]):
+    """Say whether the labels of the training data have shifted since one last said so; the reply is bool ``[n]``.
+
+    Each client compares how often it has each of C labels with how often it had when it was first asked, or last said
+    that they had shifted, n examples then. They have if the distance is above ``share · n/C``. It is Σ|a − b|/C over
+    the two lists of counts, each in ascending order, which is SciPy's ``wasserstein_distance`` of counts that are taken
+    for samples, and does not see that labels trade places; ``by_label`` leaves them in the order of the labels.
+    Clients that do not reply have not shifted.
+    """
+
+    round: int
+    share: float
+    by_label: bool
+
+    def labels(self, spec: DataSpec) -> int:
+        """Return C for some data; a ConfigError if examples have no label, or several."""
+        if spec.labels is None:
+            raise ConfigError(
+                f"the labels of a {spec.task} task cannot be counted, so no shift is seen in its data; set "
+                "algorithm.migrate = false"
+            )
+        return spec.labels
+
+    def handled(self, handlers: Handlers) -> Tensor:
+        """Return who has shifted."""
+        return handlers.shifts(self)
+
+
 @dataclass(frozen=True)
 class Handlers:
     """What replies to each kind of query."""
@@ -286,6 +269,7 @@ class Handlers:
     evaluation: Callable[[EvaluationQuery], Evaluation]
     subspaces: Callable[[SubspaceQuery], Tensor]
     statistics: Callable[[StatisticsQuery], Statistics]
+    shifts: Callable[[ShiftQuery], Tensor]
 
 
 class Ask(Protocol):

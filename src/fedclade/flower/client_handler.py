@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import torch
 from flwr.app import RecordDict
@@ -23,31 +23,21 @@ from fedclade.channel import (
     check_encoding,
     client_side,
 )
-from fedclade.core import (
-    OF_TORCH,
-    OWN,
-    ConfigError,
-    DataError,
-    LocalTraining,
-    Round,
-    Split,
-    UpdateError,
-    check_arguments,
-    importing_only,
-    unknown,
-)
+from fedclade.core import OWN, ConfigError, DataError, Round, Split, UpdateError, importing_only
 from fedclade.data import Federation
 from fedclade.flower import wire
+from fedclade.flower.asked import maker_of, read_spec
 from fedclade.flower.node_store import NodeStore
 from fedclade.flower.policy import Policy
 from fedclade.flower.residuals import Residuals
 from fedclade.flower.secret import secret_digest, secret_model, seed_of
+from fedclade.flower.shifts import read_query
 from fedclade.flower.statistics import as_values
 from fedclade.flower.trainer import Trainer
 from fedclade.flower.usage import Usage, UsageLog, cost_of
 from fedclade.flower.wire import Content, shown
 from fedclade.models import Parts
-from fedclade.runs import Maker, module_for
+from fedclade.runs import Maker
 from fedclade.tasks import FittedTask, Task
 from fedclade.training import SimulatedClients
 
@@ -83,7 +73,7 @@ class ClientHandler:
             raise DataError(f"data_fn should return a federation of one client, got {len(federation)}; see alone()")
         check_encoding(encoding)
         self._federation, self._data = federation, federation.clients[0]
-        self._make = _maker(model, federation, parts or Parts())
+        self._make = maker_of(model, federation, parts or Parts())
         self._number, self._folder, self._secret = number, folder, secret
         self._policy, self._usage_log = policy or Policy(), UsageLog(folder)
         self._imports = {*self._policy.imports, *([model] if isinstance(model, str) else [])}
@@ -132,6 +122,7 @@ class ClientHandler:
             "evaluate": self._evaluate,
             "subspaces": self._subspaces,
             "statistics": self._statistics,
+            "shifts": self._shifts,
         }
         kind = content.get("what", str)
         if kind not in answers:
@@ -145,12 +136,12 @@ class ClientHandler:
         cost = cost_of(kind, content)
         self._policy.check_usage(self._usage_log.usage(state) + cost, len(self._data.train))
         keeps = kind in ("train", "gradients", "evaluate") and (self._layout.personal or content.get("own", bool))
-        keeps = keeps or (kind == "train" and content.json("spec").get("keep_state"))
+        keeps = keeps or kind == "shifts" or (kind == "train" and content.json("spec").get("keep_state"))
         if keeps:
             self._kept.open(self._trainer.workers.store, content.get("run", str), state)
         with importing_only(self._imports):  # a server's message names nothing else that is imported here
             answer = answers[kind](content)
-        if keeps and kind == "train":
+        if keeps and kind in ("train", "shifts"):
             self._kept.close(state)
         if cost != Usage():
             self._usage_log.write(self._usage_log.usage(state) + cost, state)
@@ -197,7 +188,7 @@ class ClientHandler:
         if not (1 <= replicates <= examples and 0 <= replicates * part_size <= examples and 0 <= dim <= LARGEST_SKETCH):
             parts = f"{replicates} parts" + (f" of {part_size}" if part_size else "")
             raise UpdateError(f"asked for {parts} of {examples} training examples, compared by {dim} numbers each")
-        spec = _spec(content.json("spec"))
+        spec = read_spec(content.json("spec"))
         own, personal_epochs = content.get("own", bool), max(0, content.get("personal_epochs", int))
         self._policy.check_training(spec, replicates, replicates * part_size or examples, personal_epochs)
         this_round = Round(
@@ -256,6 +247,10 @@ class ClientHandler:
         found = self._clients().subspaces([self._data.id], vectors, per_label)
         return wire.record({}, {"subspaces": wire.raw_vector(found.flatten())})
 
+    def _shifts(self, content: Content) -> RecordDict:
+        shifted = self._clients().ask(read_query(self._data.id, content))
+        return wire.record({"round": content.get("round", int), "shifted": bool(shifted[0])})
+
     def _sketch(self, content: Content, seed: int) -> Sketch | None:
         """Return what is compared of each of several updates, as the server asks for it."""
         dim, of = content.get("dim", int), content.values.get("of", [])
@@ -273,24 +268,3 @@ class ClientHandler:
         size, dtype = self._layout.size, self._layout.dtype
         models = [wire.read_vector(content.vector(name), (size,), dtype, f"model {name!r}") for name in names]
         return torch.stack(models) if models else torch.empty(0, size, dtype=dtype)
-
-
-def _spec(kept: Mapping[str, Any]) -> LocalTraining:
-    optimizer = kept.get("optimizer", "sgd")
-    if not isinstance(optimizer, str) or optimizer not in OF_TORCH:  # a module:name imports what the server likes
-        raise UpdateError(unknown("optimizer of its local training:", optimizer, OF_TORCH))
-    try:
-        return LocalTraining(**check_arguments("its local training", LocalTraining, kept))
-    except (ConfigError, OverflowError) as error:  # a key that another version has, or a value of another type
-        raise UpdateError(f"asked for local training that is not known here: {error}") from error
-
-
-def _maker(model: nn.Module | str | Maker, federation: Federation, parts: Parts) -> Maker:
-    """Return a function that makes a model of some parts from a seed; a module is the same for every seed."""
-
-    def make(seed: int) -> nn.Module:
-        if isinstance(model, str):
-            return module_for(model, federation.pool.schema, seed)
-        return model if isinstance(model, nn.Module) else model(seed)
-
-    return lambda seed: parts.applied(make(seed), seed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from flwr.app import Array, MessageType, RecordDict
@@ -19,6 +19,7 @@ from fedclade.core import (
     Evaluation,
     EvaluationQuery,
     Layout,
+    ShiftQuery,
     Split,
     Statistics,
     StatisticsQuery,
@@ -28,7 +29,7 @@ from fedclade.core import (
     Updates,
     Workers,
 )
-from fedclade.flower import wire
+from fedclade.flower import shifts, wire
 from fedclade.flower.backoff import Backoff
 from fedclade.flower.exchange import AT_ONCE, Exchange
 from fedclade.flower.limits import StartModel, UpdateLimits
@@ -127,8 +128,8 @@ class GridClients(Workers):
                 "compares_parts": this_round.compares_parts,
                 "dim": 0,
                 **(self._sketch.described if self._sketch else {}),
+                **{"own": query.own, "personal_epochs": this_round.personal_epochs},
             },
-            **{"own": query.own, "personal_epochs": this_round.personal_epochs},
         }
         contents: dict[int, RecordDict] = {}
         for (client, row), anchor in zip(rows.items(), anchors, strict=True):
@@ -206,9 +207,13 @@ class GridClients(Workers):
         clients, content = self._registry.clients, self.content("statistics", {})
         return summed(query, clients.sizes, math.prod(clients.schema.input_shape), content, self.request)
 
-    def content(
-        self, kind: str, values: Mapping[str, str | int | bool | list[int]], vectors: Mapping[str, Array] | None = None
-    ) -> RecordDict:
+    def handle_shifts(self, query: ShiftQuery) -> Tensor:
+        """Let each client compare its labels with those of before; who does not answer has not shifted."""
+        query.labels(self._registry.clients.schema)
+        content, connected = self.content("shifts", shifts.described(query)), len(self._registry.connected)
+        return shifts.asked(query, content, self.request, connected)
+
+    def content(self, kind: str, values: Mapping[str, Any], vectors: Mapping[str, Array] | None = None) -> RecordDict:
         """Return the content of a request of a kind about this model."""
         values = {"what": kind, **values, "layout": self._structure, **self._registry.of_all}
         return wire.record(values, vectors)

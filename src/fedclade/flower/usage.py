@@ -25,7 +25,7 @@ class Usage:
 
     releases: int = 0  # updates, gradients and subspaces, each replicate by itself
     partings: int = 0  # queries for replicates: each parts the data anew
-    evaluations: int = 0  # models that were scored, or trained for the client itself
+    evaluations: int = 0  # models that were scored, or trained for the client itself; words on whether data shifted
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(**{name: value + getattr(other, name) for name, value in asdict(self).items()})
@@ -71,7 +71,7 @@ def cost_of(kind: str, content: Content) -> Usage:
         return Usage(releases=replicates, partings=int(replicates > 1))
     if kind == "evaluate":
         return Usage(evaluations=max(1, len(content.vectors)))  # without any it is the client's own
-    return Usage(releases=int(kind == "subspaces"))
+    return Usage(releases=int(kind == "subspaces"), evaluations=int(kind == "shifts"))
 
 
 def _read(path: Path) -> Usage:

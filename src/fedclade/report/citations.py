@@ -16,6 +16,7 @@ CITED: Mapping[str, str] = {
     "fedavg": "mcmahan2017fedavg",
     "fedprox": "li2020fedprox",
     "fedgroup": "duan2020fedgroup",
+    "flexcfl": "duan2021flexcfl",
     "fedbuff": "nguyen2022fedbuff",
     "finetune": "mcmahan2017fedavg",
     "ifca": "ghosh2020ifca",

@@ -19,6 +19,7 @@ from fedclade.core import (
     LocalTraining,
     ModelError,
     Round,
+    ShiftQuery,
     Statistics,
     StatisticsQuery,
     SubspaceQuery,
@@ -38,6 +39,7 @@ from fedclade.training.jobs import CannotTrainTogether, Engine, Job, Workload
 from fedclade.training.loop import LoopEngine
 from fedclade.training.memory import bytes_per_client, default_memory
 from fedclade.training.model_check import check_model_fits
+from fedclade.training.shifts import shifts
 from fedclade.training.store import PERSONAL, ClientStore
 from fedclade.training.subspaces import subspaces
 from fedclade.training.whole_models import Start, WholeModels
@@ -50,9 +52,6 @@ MODULE_ERRORS = (RuntimeError, ValueError, IndexError)
 
 MODELS_AT_A_TIME = 8
 """Of the memory, one part in so many is for the models of clients that are evaluated with parameters of their own."""
-
-LOGITS_AT_A_TIME = 2**24
-"""How many logits a gradient over all examples holds at once: 64 MiB in float32."""
 
 _log = logging.getLogger(__name__)
 
@@ -107,8 +106,7 @@ class SimulatedClients(Workers):
         self.store = ClientStore()
         self.whole = WholeModels(self.layout, self.layout.flatten_personal(module), self.store)
         pool = federation.pool
-        logits_each = pool.outputs * (pool.y[0].numel() if len(pool.y) else 1)
-        self._chunk = max(1, min(1024, LOGITS_AT_A_TIME // logits_each))
+        self._chunk = loop.chunk(pool.outputs * (pool.y[0].numel() if len(pool.y) else 1))
         check_model_fits(module, federation, self._device)
         self._engine = build_engine(engine, resolved)
         self._memory = default_memory(self._device) if memory is None else memory
@@ -220,6 +218,10 @@ class SimulatedClients(Workers):
         """Let each client add up its training examples, see :class:`~fedclade.core.Statistics`."""
         return statistics(self._federation, query)
 
+    def handle_shifts(self, query: ShiftQuery) -> Tensor:
+        """Let each client compare its labels with those of before, see :func:`~fedclade.training.shifts.shifts`."""
+        return shifts(self._federation, self.store, query)
+
     def _blocks(self, ids: Sequence[int], spec: LocalTraining) -> Sequence[Sequence[int]]:
         """Cut the places of the queried clients into blocks that fit the memory; clients of one size side by side."""
         held = self._data.splits["train"]
@@ -292,7 +294,7 @@ class SimulatedClients(Workers):
         )
 
     def _received(self, ids: Sequence[int], deltas: Tensor, losses: Tensor, this_round: Round) -> Updates:
-        sizes, keys = self.sizes, self._federation.keys
-        sizes = [len(this_round.examples(sizes[client], keys[client])) for client in ids]
+        keys = self._federation.keys
+        sizes = [len(this_round.examples(self.sizes[client], keys[client])) for client in ids]
         n_parameters = min(deltas.shape[1], self.layout.n_parameters)  # none of models that clients keep
         return Updates.received(ids, sizes, deltas, n_parameters, losses, this_round.number)

@@ -10,7 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedclade.core import OWN, Evaluation, EvaluationQuery, Query, Statistics, SubspaceQuery, Sums, UpdateQuery, Updates
+from fedclade.core import (
+    OWN,
+    Evaluation,
+    EvaluationQuery,
+    Query,
+    ShiftQuery,
+    Statistics,
+    SubspaceQuery,
+    Sums,
+    UpdateQuery,
+    Updates,
+)
 
 
 def narrowed(query: Query[Any], places: Sequence[int]) -> tuple[Query[Any], list[int] | None]:
@@ -36,7 +47,7 @@ def together(query: Query[Any], replies: Sequence[tuple[Sequence[int], Any]]) ->
         return _updates(query, [reply for _, reply in replies])
     if isinstance(query, EvaluationQuery):
         return _evaluation(replies)
-    if isinstance(query, SubspaceQuery):
+    if isinstance(query, SubspaceQuery | ShiftQuery):
         return _in_order(query, [(places, reply) for places, reply in replies])
     return reduce(Statistics.plus, (statistics for _, statistics in replies))
 
