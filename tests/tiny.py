@@ -112,11 +112,11 @@ class Fake(Clients):
         return query.handled(
             Handlers(
                 lambda q: (
-                    self.train(q.ids, q.models, q.assignment, q.round, q.anchors, **of_own(q.own))
+                    self.train(q.ids, q.models, q.assignment, q.round, q.anchors, **of_own(q.own, q.shares))
                     if q.kind == "train"
                     else self.gradients(q.ids, q.models, q.assignment, q.round)
                 ),
-                lambda q: self.evaluate(q.ids, q.models, q.assignment, q.split),
+                lambda q: self.evaluate(q.ids, q.models, q.assignment, q.split, **of_compared(q.compares)),
                 lambda q: self.subspaces(q.ids, q.n_vectors, q.per_label),
                 lambda q: self.clients.ask(q),
                 lambda q: self.clients.ask(q),
@@ -136,9 +136,14 @@ class Fake(Clients):
         return self.clients.subspaces(*args)
 
 
-def of_own(own: bool) -> dict[str, bool]:
-    """Return the argument that only training of clients' own models needs."""
-    return {"own": True} if own else {}
+def of_own(own: bool, shares: bool = False) -> dict[str, bool]:
+    """Return the arguments that only training of clients' own models needs."""
+    return {**({"own": True} if own else {}), **({"shares": True} if shares else {})}
+
+
+def of_compared(compares: bool) -> dict[str, bool]:
+    """Return the argument that only an evaluation needs in which clients compare their models."""
+    return {"compares": True} if compares else {}
 
 
 class Around(Fake):
@@ -201,8 +206,9 @@ class SpyClients(Fake):
         anchors: Sequence[int] | None = None,
         *,
         own: bool = False,
+        shares: bool = False,
     ) -> Updates:
-        answer = self.clients.train(ids, models, assignment, this_round, anchors, **of_own(own))
+        answer = self.clients.train(ids, models, assignment, this_round, anchors, **of_own(own, shares))
         self._note("train", ids, models, assignment, this_round.number, answer=answer, anchors=anchors, own=own)
         self.calls[-1].round = this_round
         return answer
@@ -212,9 +218,11 @@ class SpyClients(Fake):
         self._note("gradients", ids, models, assignment, this_round.number, answer=answer)
         return answer
 
-    def evaluate(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], split: Split) -> Evaluation:
+    def evaluate(
+        self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], split: Split, *, compares: bool = False
+    ) -> Evaluation:
         self._note("evaluate", ids, models, assignment, 0, split)
-        return self.clients.evaluate(ids, models, assignment, split)
+        return self.clients.evaluate(ids, models, assignment, split, **of_compared(compares))
 
     def subspaces(self, ids: Sequence[int], n_vectors: int, per_label: bool) -> Tensor:
         self.calls.append(Asked("subspaces", tuple(ids), {}, 0))

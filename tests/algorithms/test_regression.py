@@ -22,6 +22,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "fedgroup": {"groups": 2, "pretrain_scale": 1},
     "flexcfl": {"groups": 2, "pretrain_scale": 1, "migrate": False},
     "ifca": {"clusters": 2},
+    "fedsoft": {"clusters": 2},
     "fesem": {"clusters": 2},
     "pacfl": {"n_clusters": 2, "per_label": False},
     "stocfl": {"tau": 0.5, "anchor_epochs": 2},

@@ -14,7 +14,19 @@ import pytest
 import torch
 
 from fedclade import Callback, EndRecord, RoundRecord, Run, RunInterrupted, SplitRecord
-from fedclade.algorithms import FLHC, IFCA, PACFL, Algorithm, Ditto, FedAvg, FedGroup, FeSEM, ReplicatedCFL, StoCFL
+from fedclade.algorithms import (
+    FLHC,
+    IFCA,
+    PACFL,
+    Algorithm,
+    Ditto,
+    FedAvg,
+    FedGroup,
+    FedSoft,
+    FeSEM,
+    ReplicatedCFL,
+    StoCFL,
+)
 from fedclade.core.errors import ConfigError, RunError, UpdateError
 from fedclade.flower import LocalGrid, LocalNode
 from fedclade.flower.clients_file import CLIENTS
@@ -232,6 +244,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     "ifca": IFCA(clusters=2),
     "fesem": FeSEM(clusters=2),
     "stocfl": StoCFL(tau=0.3, anchor_epochs=2),
+    "fedsoft": FedSoft(selection=2),
     "ditto": Ditto(),
     "rcfl": ReplicatedCFL(level=0.5, check_every=3),
 }

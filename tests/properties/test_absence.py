@@ -19,6 +19,7 @@ from fedclade import (
     Ditto,
     FedAvg,
     FedGroup,
+    FedSoft,
     FeSEM,
     FineTune,
     FlexCFL,
@@ -53,6 +54,7 @@ ALGORITHMS = [
     IFCA(clusters=2, average="gradients", restarts=2),
     PACFL(per_label=True, n_clusters=4),
     FeSEM(clusters=3),
+    FedSoft(clusters=3, selection=4),
     StoCFL(tau=0.5, anchor_epochs=1),
     Ditto(),
     FineTune(),
@@ -66,14 +68,14 @@ class Flaky(Around):
         super().__init__(clients)
         self.present, self.draw = np.array(present), np.random.default_rng(seed)
 
-    def train(self, ids, models, assignment, this_round, anchors=None, *, own=False):
-        return self.some(partial(self.clients.train, own=own), ids, models, assignment, this_round, anchors)
+    def train(self, ids, models, assignment, this_round, anchors=None, **kept):
+        return self.some(partial(self.clients.train, **kept), ids, models, assignment, this_round, anchors)
 
     def gradients(self, ids, models, assignment, this_round):
         return self.some(lambda i, m, a, r, _: self.clients.gradients(i, m, a, r), ids, models, assignment, this_round)
 
-    def evaluate(self, ids, models, assignment, split):
-        return self.clients.evaluate(ids, models, assignment, split)
+    def evaluate(self, ids, models, assignment, split, **compared):
+        return self.clients.evaluate(ids, models, assignment, split, **compared)
 
     def subspaces(self, ids, n_vectors, per_label):
         vectors = self.clients.subspaces(ids, n_vectors, per_label)

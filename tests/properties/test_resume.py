@@ -21,6 +21,7 @@ FEDERATION = federation_of([0, 1, 2, 3, 0, 1, 2, 3])
 OPTIONS = {
     "cfl": {"eps2": 1e-3, "split_rounds": (1, 2), "fallback": True},
     "fedgroup": {"groups": 2, "pretrain_scale": 2},
+    "fedsoft": {"selection": 3},
     "fesem": {"clusters": 2},
     "flexcfl": {"groups": 2, "pretrain_scale": 2, "pretrain_steps": 3},
     "fl_hc": {"rounds_before": 2, "n_clusters": 3},

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedclade import ConfigError, LocalTraining, Run, simulate
-from fedclade.algorithms import IFCA, PACFL, Algorithm, Ditto, FeSEM, FineTune, StoCFL
+from fedclade.algorithms import IFCA, PACFL, Algorithm, Ditto, FedSoft, FeSEM, FineTune, StoCFL
 from fedclade.channel.signature import Signature
 from fedclade.core.params import Layout
 from fedclade.core.queries import Round
@@ -28,6 +28,7 @@ RIVALS: Mapping[str, Algorithm] = {
     "ifca": IFCA(clusters=3, restarts=2, restart_rounds=2),
     "ifca by gradients": IFCA(clusters=3, average="gradients"),
     "fesem": FeSEM(clusters=3),
+    "fedsoft": FedSoft(clusters=3, lam=0.5),
     "pacfl": PACFL(vectors=2, threshold=50.0),
     "stocfl": StoCFL(tau=0.6, anchor_epochs=3),
     "ditto": Ditto(lam=0.5),
@@ -183,7 +184,7 @@ def test_compared_by_sketches_models_are_the_same(name: str):
 
 @each_rival
 def test_one_client_is_enough(algorithm: Algorithm):
-    if isinstance(algorithm, IFCA | FeSEM):
+    if isinstance(algorithm, IFCA | FeSEM | FedSoft):
         with pytest.raises(ConfigError, match="clusters should be at most the number of clients, 1, got 3"):
             run_of(algorithm, federation_of([0]), rounds=3)
         algorithm = replace(algorithm, clusters=1)

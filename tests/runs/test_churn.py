@@ -9,7 +9,21 @@ import pytest
 import torch
 
 import fedclade
-from fedclade import CFL, FLHC, IFCA, ConfigError, FedAvg, FedGroup, FeSEM, FlexCFL, Local, LocalTraining, Run, StoCFL
+from fedclade import (
+    CFL,
+    FLHC,
+    IFCA,
+    ConfigError,
+    FedAvg,
+    FedGroup,
+    FedSoft,
+    FeSEM,
+    FlexCFL,
+    Local,
+    LocalTraining,
+    Run,
+    StoCFL,
+)
 from fedclade.algorithms import PACFL, CFLState, Ditto, FineTune, Oracle, State
 from fedclade.config import check_config
 from fedclade.core.errors import RunInterrupted
@@ -26,6 +40,7 @@ METHODS = {
     "fedgroup": FedGroup(groups=2),
     "flexcfl": FlexCFL(groups=2, pretrain_steps=8),
     "ifca": IFCA(clusters=2, restarts=2, restart_rounds=10),
+    "fedsoft": FedSoft(selection=12),
     "fesem": FeSEM(clusters=2),
     "pacfl": PACFL(n_clusters=2),
     "stocfl": StoCFL(tau=0.6, anchor_epochs=5),

@@ -26,7 +26,7 @@ OPTIONS = {
     "flexcfl": {"groups": 2},
     "stocfl": {"tau": 0.6, "anchor_epochs": 5},
 }
-CLUSTERED = ("cfl", "rcfl", "fl_hc", "fedgroup", "flexcfl", "ifca", "fesem", "pacfl", "stocfl", "oracle")
+CLUSTERED = ("cfl", "rcfl", "fl_hc", "fedgroup", "flexcfl", "ifca", "fedsoft", "fesem", "pacfl", "stocfl", "oracle")
 
 
 @cache

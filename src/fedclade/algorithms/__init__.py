@@ -18,6 +18,7 @@ from fedclade.algorithms.ditto import Ditto
 from fedclade.algorithms.fedavg import FedAvg, Local, Oracle
 from fedclade.algorithms.fedbuff import FedBuff
 from fedclade.algorithms.fedgroup import FedGroup
+from fedclade.algorithms.fedsoft import FedSoft
 from fedclade.algorithms.fesem import FeSEM
 from fedclade.algorithms.finetune import FineTune
 from fedclade.algorithms.fl_hc import FLHC
@@ -49,6 +50,7 @@ __all__ = [
     "FedGroup",
     "FedPer",
     "FedRep",
+    "FedSoft",
     "FineTune",
     "FlexCFL",
     "LGFedAvg",
@@ -91,6 +93,9 @@ ALGORITHMS: Mapping[str, Entry] = {
     "flexcfl": Entry(FlexCFL, "FedGroup whose clients migrate when their labels shift (Duan et al. 2021)"),
     "ifca": Entry(IFCA, "k models, every client takes the one with the lowest training loss (Ghosh et al. 2020)"),
     "fesem": Entry(FeSEM, "k centres, every client goes to the nearest in parameter space (Xie et al. 2020)"),
+    "fedsoft": Entry(
+        FedSoft, "models of each client between k centres, by whose examples they fit (Ruan and Joe-Wong 2022)"
+    ),
     "pacfl": Entry(PACFL, "one-shot clusters by principal angles between the clients' data (Vahidian et al. 2023)"),
     "stocfl": Entry(StoCFL, "clusters united by how an anchor model moves on their data (Zeng et al. 2023)"),
     "ditto": Entry(Ditto, "a personal model for each client, held near a global one (Li et al. 2021)"),

@@ -169,7 +169,7 @@ class Sketching(Middleware):
 
     def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
         """Return the updates with their sketches; models of one's own stay."""
-        if query.own:
+        if query.is_secret:
             return ask(query)
         if (sink := query.sink) is not None:
             query = replace(query, sink=lambda updates: sink(self._sketched(updates)))

@@ -67,7 +67,8 @@ class Traffic(Middleware):
         """Count models down and updates up."""
         updates, models = ask(query), query.models
         if query.kind == "train" and query.round.communicates in ("all", "models"):
-            pulled_to = query.anchors if query.anchors is not None and query.round.spec.mu else query.assignment
+            needs = query.anchors is not None and (query.round.spec.mu or query.shares)
+            pulled_to = query.anchors if query.anchors is not None and needs else query.assignment
             rows = query.assignment
             sent = sum((row != OWN) + (a != row) for a, row in zip(pulled_to, rows, strict=True))
             self.meter.bytes_down += sent * models[0].nbytes

@@ -51,17 +51,20 @@ class Clients(ABC):
         anchors: Sequence[int] | None = None,
         *,
         own: bool = False,
+        shares: bool = False,
     ) -> Updates:
         """Let each client train from its model; see :class:`UpdateQuery`."""
-        return self.ask(UpdateQuery(ids, "train", models, assignment, this_round, anchors, own))
+        return self.ask(UpdateQuery(ids, "train", models, assignment, this_round, anchors, own, shares))
 
     def gradients(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], this_round: Round) -> Updates:
         """Let each client take the negative gradient at its model; see :class:`UpdateQuery`."""
         return self.ask(UpdateQuery(ids, "gradients", models, assignment, this_round))
 
-    def evaluate(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], split: Split) -> Evaluation:
+    def evaluate(
+        self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], split: Split, *, compares: bool = False
+    ) -> Evaluation:
         """Let each client evaluate its model on a split of its own data; see :class:`EvaluationQuery`."""
-        return self.ask(EvaluationQuery(ids, models, assignment, split))
+        return self.ask(EvaluationQuery(ids, models, assignment, split, compares))
 
     def subspaces(self, ids: Sequence[int], n_vectors: int, per_label: bool) -> Tensor:
         """Let each client decompose its training inputs; see :class:`SubspaceQuery`."""

@@ -151,7 +151,8 @@ class UpdateQuery(Query[Updates]):
     towards its anchor: the model that it starts from (FedProx), or in Ditto (Li et al. 2021, eq. 1) the global model.
 
     With ``own``, each client keeps the model that it trains as its own, and its update is empty, ``[0]``. It starts
-    from the model that it is sent, or where its row is :data:`OWN` from its own as that stood before the round.
+    from the model that it is sent, or where its row is :data:`OWN` from its own as that stood before the round. If it
+    ``shares`` that, its update is how far the model is from its anchor, which must be given: the server then knows it.
 
     Clients that reply one by one may hand a few updates to the ``sink`` as they arrive, and reply with the rest.
     """
@@ -162,7 +163,13 @@ class UpdateQuery(Query[Updates]):
     round: Round
     anchors: Sequence[int] | None = None  # the row of each client's anchor, [n]; None: where it starts
     own: bool = False  # whether each client keeps the model that it trains
+    shares: bool = False  # whether it then also sends it
     sink: Callable[[Updates], None] | None = None  # takes some updates early, which then need not be kept
+
+    @property
+    def is_secret(self) -> bool:
+        """Whether clients keep what they train to themselves, so that updates are empty."""
+        return self.own and not self.shares
 
     def handled(self, handlers: Handlers) -> Updates:
         """Return the updates."""
@@ -183,12 +190,14 @@ class EvaluationQuery(Query[Evaluation]):
     """Evaluate models, each on a split of a client's own data.
 
     A client with several models is named once for each, and replies for all of them or for none. One whose row is
-    :data:`OWN` evaluates the model of its own.
+    :data:`OWN` evaluates the model of its own. If it ``compares`` its models, which then stand side by side, it counts
+    besides which of them is best for how many examples (:attr:`Evaluation.wins`).
     """
 
     models: Tensor  # [K, S]
     assignment: Sequence[int]  # the row of each client, [n]
     split: Split
+    compares: bool = False
 
     def handled(self, handlers: Handlers) -> Evaluation:
         """Return the scores."""

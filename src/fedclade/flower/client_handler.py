@@ -190,6 +190,7 @@ class ClientHandler:
             raise UpdateError(f"asked for {parts} of {examples} training examples, compared by {dim} numbers each")
         spec = read_spec(content.json("spec"))
         own, personal_epochs = content.get("own", bool), max(0, content.get("personal_epochs", int))
+        shares = own and content.get("shares", bool)
         self._policy.check_training(spec, replicates, replicates * part_size or examples, personal_epochs)
         this_round = Round(
             number=content.get("round", int),
@@ -201,7 +202,7 @@ class ClientHandler:
             part_size=part_size,
             compares_parts=content.get("compares_parts", bool),
             personal_epochs=personal_epochs,
-            communicates="nothing" if own else "all",
+            communicates="nothing" if own and not shares else "all",
         )
         goes_on = own and kind == "train" and "model" not in content.vectors
         sent = [*([] if goes_on else ["model"]), *(["anchor"] if "anchor" in content.vectors else [])]
@@ -210,7 +211,7 @@ class ClientHandler:
         if kind == "train":
             sketch = self._sketch(content, this_round.seed) if replicates > 1 else None
             anchors = [len(sent) - 1] if sent else None
-            updates = self._clients(sketch).train(ids, models, rows, this_round, anchors, own=own)
+            updates = self._clients(sketch).train(ids, models, rows, this_round, anchors, own=own, shares=shares)
         else:
             updates = self._clients().gradients(ids, models, [0], this_round)
         if updates.left_out:
@@ -225,7 +226,9 @@ class ClientHandler:
                 "encoding": residuals.encoding,
                 **({} if loss != loss else {"loss": loss}),  # NaN: it is withheld from the server
             },
-            {} if own else {"update": residuals.encoded(updates.required_deltas[0], f"{kind} {this_round.purpose}")},
+            {}
+            if own and not shares
+            else {"update": residuals.encoded(updates.required_deltas[0], f"{kind} {this_round.purpose}")},
         )
 
     def _evaluate(self, content: Content) -> RecordDict:
@@ -237,8 +240,10 @@ class ClientHandler:
             raise UpdateError("asked for the scores of no model")
         self._policy.check_models(len(rows))
         models = self._models(content, [str(row) for row in rows if row != OWN])
-        scores = self._clients().evaluate([self._data.id] * len(rows), models, rows, split)  # pyright: ignore[reportArgumentType]  (checked)
+        ids, compares = [self._data.id] * len(rows), content.get("compares", bool)
+        scores = self._clients().evaluate(ids, models, rows, split, compares=compares)  # pyright: ignore[reportArgumentType]  (checked)
         lists = {"scores": scores.scores.flatten(), "losses": scores.losses, "examples": scores.examples}
+        lists |= {} if scores.wins is None else {"wins": scores.wins}
         return wire.record({name: values.tolist() for name, values in lists.items()})
 
     def _subspaces(self, content: Content) -> RecordDict:

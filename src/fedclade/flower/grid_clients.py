@@ -35,7 +35,7 @@ from fedclade.flower.exchange import AT_ONCE, Exchange
 from fedclade.flower.limits import StartModel, UpdateLimits
 from fedclade.flower.node_registry import NodeRegistry
 from fedclade.flower.policy import check_allowed
-from fedclade.flower.replies import Scores, UpdateReply, read_scores, read_update
+from fedclade.flower.replies import Scores, UpdateReply, evaluation_of, read_scores, read_update, read_wins
 from fedclade.flower.statistics import summed
 from fedclade.flower.update_buffer import UpdateBuffer
 from fedclade.flower.wire import Content
@@ -111,12 +111,14 @@ class GridClients(Workers):
         """Let each client train from its model, or take the gradient at it; return the updates of those that answer."""
         kind, ids, models, this_round = query.kind, query.ids, query.models, query.round
         rows = dict(zip(ids, query.assignment, strict=True))
-        anchors = query.anchors if query.anchors is not None and this_round.spec.mu else query.assignment
+        needs = this_round.spec.mu or query.shares
+        anchors = query.anchors if query.anchors is not None and needs else query.assignment
         arrays = wire.raw_vectors(models, [*query.assignment, *anchors])
         names = {row: wire.digest(array.data) for row, array in arrays.items()} | {OWN: wire.digest(b"")}
-        if not query.own:
-            start = {row: StartModel.of(names[row], models[row], self.layout.n_parameters) for row in {*rows.values()}}
-            start_of = {client: start[row] for client, row in rows.items()}
+        if not query.is_secret:  # an update starts from the model sent, or from the anchor of one that is shared
+            starts = dict(zip(ids, anchors if query.shares else query.assignment, strict=True))
+            start = {r: StartModel.of(names[r], models[r], self.layout.n_parameters) for r in {*starts.values()}}
+            start_of = {client: start[row] for client, row in starts.items()}
             self._limits.begin((kind, this_round.purpose, this_round.number), start_of)
         repeated = {"round": this_round.number, "query": this_round.query, "purpose": this_round.purpose}
         values = {
@@ -128,7 +130,7 @@ class GridClients(Workers):
                 "compares_parts": this_round.compares_parts,
                 "dim": 0,
                 **(self._sketch.described if self._sketch else {}),
-                **{"own": query.own, "personal_epochs": this_round.personal_epochs},
+                **{"own": query.own, "shares": query.shares, "personal_epochs": this_round.personal_epochs},
             },
         }
         contents: dict[int, RecordDict] = {}
@@ -160,27 +162,22 @@ class GridClients(Workers):
         contents: dict[int, RecordDict] = {}
         for client, mine in rows.items():
             sent = {str(k): arrays[row] for k, row in enumerate(mine) if row != OWN}
-            contents[client] = self.content("evaluate", {"split": split, "own": OWN in mine}, sent)
-        scores: dict[int, list[Scores]] = {}
+            contents[client] = self.content(
+                "evaluate", {"split": split, "own": OWN in mine, "compares": query.compares}, sent
+            )
+        scores, wins = dict[int, list[Scores]](), dict[int, list[int]]()
         left_out: dict[int, str] = {}
 
         def read(client: int, content: Content) -> list[Scores]:
-            return read_scores(content, len(rows[client]), self._task.metrics, self._examples(client, split))
+            found = read_scores(content, len(rows[client]), self._task.metrics, self._examples(client, split))
+            if query.compares:
+                wins[client] = read_wins(content, len(found), found[0][2])
+            return found
 
         for client, mine in self.request(contents, MessageType.EVALUATE, f"evaluate {split}", read, left_out):
             self._scored[client, split] = mine[0][2]
             scores[client] = mine
-        answered = [(client, scores[client].pop(0)) for client in ids if client in scores]
-        scored, losses, examples = zip(*(mine for _, mine in answered), strict=True) if answered else ((), (), ())
-        metrics = self._task.metrics
-        return Evaluation(
-            ids=tuple(client for client, _ in answered),
-            scores=torch.tensor(scored, dtype=torch.float64).view(-1, len(metrics)),
-            losses=torch.tensor(losses, dtype=torch.float64),
-            examples=torch.tensor(examples, dtype=torch.int64),
-            left_out=left_out,
-            higher_is_better=metrics[0].higher_is_better,
-        )
+        return evaluation_of(ids, scores, wins, self._task.metrics, left_out)
 
     def handle_subspaces(self, query: SubspaceQuery) -> Tensor:
         """Let each client decompose its training inputs; those of a client that does not answer are all zeros."""
@@ -283,11 +280,11 @@ class GridClients(Workers):
         sizes = self.sizes
         weights = torch.tensor([sizes[client] for client in updates.ids], dtype=updates.sizes.dtype)
         updates = replace(updates, sizes=weights, left_out={**left_out, **updates.left_out})
-        return updates if query.own else self._limits.admit(updates)  # what a client keeps affects no other
+        return updates if query.is_secret else self._limits.admit(updates)  # what a client keeps affects no other
 
     def _shape(self, query: UpdateQuery) -> tuple[int, int]:
         """Return how long an update is, and how much of it is compared."""
-        if query.own:
+        if query.is_secret:
             return 0, 0
         if query.round.replicates == 1 or not query.round.compares_parts:
             return self.layout.size, self.layout.n_parameters

@@ -65,7 +65,9 @@ class UsageLog:
 def cost_of(kind: str, content: Content) -> Usage:
     """Return what the answer to a query adds to the client's usage."""
     if kind in ("train", "gradients"):
-        if content.get("own", bool):  # its loss alone leaves, as of a model that is scored
+        if content.get("own", bool) and not content.get(
+            "shares", bool
+        ):  # its loss alone leaves, as of a model that is scored
             return Usage(evaluations=1)
         replicates = content.get("replicates", int)
         return Usage(releases=replicates, partings=int(replicates > 1))

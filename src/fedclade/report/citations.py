@@ -20,6 +20,7 @@ CITED: Mapping[str, str] = {
     "fedbuff": "nguyen2022fedbuff",
     "finetune": "mcmahan2017fedavg",
     "ifca": "ghosh2020ifca",
+    "fedsoft": "ruan2022fedsoft",
     "fesem": "xie2020fesem",
     "pacfl": "vahidian2023pacfl",
     "stocfl": "zeng2023stocfl",

@@ -158,7 +158,7 @@ class SimulatedClients(Workers):
 
     def _trained(self, query: UpdateQuery) -> Updates:
         ids = query.ids
-        size = 0 if query.own else self.layout.size
+        size = 0 if query.is_secret else self.layout.size
         deltas = torch.empty(len(ids), size, dtype=self.layout.dtype, device=self._device)
         losses = torch.empty(len(ids), dtype=torch.float64)
         blocks = self._blocks(ids, query.round.spec)
@@ -207,8 +207,7 @@ class SimulatedClients(Workers):
         """
         at_once = self._memory // (MODELS_AT_A_TIME * self.layout.full.size * self.layout.dtype.itemsize)
         parts = self.whole.evaluated(query, max(1, at_once))
-        scores = [self._evaluator.evaluate(query.ids[part], models, rows, query.split) for part, models, rows in parts]
-        return Evaluation.concat(scores)
+        return Evaluation.concat([self._evaluator.evaluate(query, *part) for part in parts])
 
     def handle_subspaces(self, query: SubspaceQuery) -> Tensor:
         """Let each client decompose its training inputs, see :func:`~fedclade.training.subspaces.subspaces`."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedclade.core import IGNORED, DataError, Evaluation, Indices, Layout, Split
+from fedclade.core import IGNORED, DataError, Evaluation, EvaluationQuery, Indices, Layout, Split
 from fedclade.data import ClientTable, Federation
 from fedclade.tasks import FittedTask, Metric, counted
 from fedclade.training.data import ClientsData
@@ -49,16 +49,19 @@ class Evaluator:
         self._logits_each = pool.outputs * max(1, pool.y[:1].numel())
         self._view_of, self._maps = _views(federation)
 
-    def evaluate(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], split: Split) -> Evaluation:
-        """Let each client evaluate its model; see :meth:`fedclade.core.clients.Clients.evaluate`."""
+    def evaluate(self, query: EvaluationQuery, part: slice, models: Tensor, assignment: Sequence[int]) -> Evaluation:
+        """Let each client of a part of a query evaluate its model, by its row of ``[m, F]``."""
+        ids, split, compares = query.ids[part], query.split, query.compares
         queries, query_of, makes, held = self._queries(ids, assignment, split, len(models))
         scores = np.empty((len(self._task.metrics) + 2, len(queries[0])))
+        each: list[NDArray[Any]] | None = [] if compares else None  # the losses of the examples of each query
         for part in _parts(queries, held):
             of_whom = [ids[place] for place in makes[part].tolist()]
-            scores[:, part] = self._scores(queries[:, part], models, held, of_whom)
+            scores[:, part] = self._scores(queries[:, part], models, held, of_whom, each)
         *by_metric, losses, counts = torch.from_numpy(scores[:, query_of])
         of_all = torch.stack(by_metric, dim=1), losses / counts, counts.to(torch.int64)
-        return Evaluation(tuple(ids), *of_all, higher_is_better=self._task.metrics[0].higher_is_better)
+        wins = None if each is None else _wins(ids, [each[query] for query in query_of.tolist()])
+        return Evaluation(tuple(ids), *of_all, higher_is_better=self._task.metrics[0].higher_is_better, wins=wins)
 
     def _queries(
         self, ids: Sequence[int], assignment: Sequence[int], split: Split, models: int
@@ -83,16 +86,25 @@ class Evaluator:
         numbers, makes, query_of = np.unique(of_clients, return_index=True, return_inverse=True)
         return np.stack(np.unravel_index(numbers, bounds)), query_of, makes, held
 
-    def _scores(self, queries: Indices, models: Tensor, held: SplitInputs, clients: Sequence[int]) -> NDArray[Any]:
+    def _scores(
+        self,
+        queries: Indices,
+        models: Tensor,
+        held: SplitInputs,
+        clients: Sequence[int],
+        each: list[NDArray[Any]] | None = None,
+    ) -> NDArray[Any]:
         """Return the scores of queries by each metric, their summed losses, and how many targets count, ``[M + 2, q]``.
 
-        ``clients`` has one that makes each query.
+        ``clients`` has one that makes each query. The loss of each example goes to ``each``, query by query.
         """
         examples, metrics = self._examples(queries, models, held), self._task.metrics
         terms, whole = np.empty((len(metrics) + 2, len(examples.place))), _Whole(metrics)
         for some, outputs, at, seen in self._passed(examples, queries, models, held):
             terms[:, some] = score(self._task, outputs, at, seen).cpu()
             whole.keep(some, outputs, at, seen)
+        if each is not None:  # the examples of a query stand side by side, in the order of its inputs
+            each += np.split(terms[-2], np.bincount(examples.query, minlength=len(queries[0])).cumsum()[:-1])
         scores = np.stack([np.bincount(examples.query, each, len(queries[0])) for each in terms])
         for row, metric in enumerate(metrics):
             scores[row] /= scores[-1]
@@ -214,6 +226,17 @@ def _terms(metric: Metric, outputs: Tensor, at: Tensor, seen: Tensor, losses: Te
         return losses
     predicted = outputs if metric.predict is None else metric.predict(outputs)
     return metric.terms(predicted[at], seen)
+
+
+def _wins(ids: Sequence[int], losses: Sequence[NDArray[Any]]) -> Tensor:
+    """Return of how many examples of its client each model has the least loss; those of a client stand side by side."""
+    wins, first = torch.zeros(len(ids), dtype=torch.int64), 0
+    while first < len(ids):
+        stop = next((place for place in range(first, len(ids)) if ids[place] != ids[first]), len(ids))
+        table = np.nan_to_num(np.stack(losses[first:stop]), nan=np.inf)
+        wins[first:stop] = torch.from_numpy(np.bincount(table.argmin(axis=0), minlength=stop - first))
+        first = stop
+    return wins
 
 
 def _views(federation: Federation) -> tuple[Indices, Tensor]:

@@ -67,9 +67,9 @@ def _evaluation(replies: Sequence[tuple[Sequence[int], Evaluation]]) -> Evaluati
         return whole
     order = places.argsort()
     ids = tuple(whole.ids[k] for k in order.tolist())
-    return replace(
-        whole, ids=ids, scores=whole.scores[order], losses=whole.losses[order], examples=whole.examples[order]
-    )
+    wins = None if whole.wins is None else whole.wins[order]
+    of_all = {"scores": whole.scores[order], "losses": whole.losses[order], "examples": whole.examples[order]}
+    return replace(whole, ids=ids, wins=wins, **of_all)
 
 
 def _updates(query: UpdateQuery, parts: Sequence[Updates]) -> Updates:
