@@ -94,6 +94,16 @@ def test_whether_its_labels_have_shifted_is_told_where_it_is_allowed_and_possibl
         ask(handler_of(), "shifts", {}, round=2, share=0.2, by_label=True)
 
 
+def test_a_client_that_comes_back_with_other_labels_says_so_once(tmp_path: Path):
+    """It keeps in its folder how often it had each."""
+    told: list[bool] = []
+    for number, truth in ((1, [0]), (2, [3]), (3, [3])):
+        client = handler_of(0, federation_of(truth), policy=Policy(allow=("shifts",)), folder=tmp_path)
+        answer = ask(client, "shifts", {}, round=number, share=0.1, by_label=True)
+        told.append(answer.get("shifted", bool))
+    assert told == [False, True, False]
+
+
 def test_parts_cannot_be_drawn_so_often_that_single_examples_can_be_solved_for():
     """A round's number says which examples are in which half: as many questions as examples would be enough."""
     client = handler_of()

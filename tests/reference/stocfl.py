@@ -55,7 +55,7 @@ def stochastic_cfl(
         for i in S_t:  # distribution representation of those that have none
             if i not in psi:
                 to_observe = replace(spec, epochs=anchor_epochs)
-                psi[i] = sgd(anchor, clients[i], federation, module, to_observe, seed, 1, "anchor") - anchor
+                psi[i] = sgd(anchor, clients[i], federation, module, to_observe, seed, t, "anchor") - anchor
                 C.append([i])
                 theta.append(None)
         sampled = [k for k in range(len(C)) if set(C[k]) & set(S_t)]

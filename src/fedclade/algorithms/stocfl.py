@@ -7,8 +7,8 @@ models, held near a global model ω that is trained beside them: min f_i(θ_k) +
 
 This file follows the authors' code (``StoCFL-FCC+CFL.py``) in its order of steps. Choices and departures:
 
-- The anchor is the initial model, as in the code. Ψ_i is trained as the run's clients train, for ``anchor_epochs``,
-  with the draws of round 1 whenever that is, so that it depends on the client's data alone.
+- The anchor is the initial model, as in the code. Ψ_i is trained as the run's clients train in the round in which i is
+  first sampled, for ``anchor_epochs``; the server keeps it, and does not ask again should the data change.
 - Clients that no round has sampled yet are in no cluster; in the code each is a cluster by itself, which is the same,
   as only sampled clients are compared. They are served with ω.
 - Means of Ψ are plain and over the sampled members, and stay as they were while pairs are united, as in the code. (The
@@ -139,8 +139,8 @@ class StoCFL(OneCohort[State]):
     def _observed(self, ids: Sequence[int], tree: ParameterTree, clients: Clients, this_round: Round) -> Updates:
         """Return Ψ of some clients, as the signatures of their training from the anchor."""
         spec = replace(this_round.spec.in_epochs(self.anchor_epochs), mu=0.0)
-        training = replace(this_round, number=1, spec=spec, purpose="anchor")
-        return clients.train(ids, tree.nodes[0].params[None], [0] * len(ids), training)
+        observing = replace(this_round, spec=spec, purpose="anchor")
+        return clients.train(ids, tree.nodes[0].params[None], [0] * len(ids), observing)
 
     def _united(
         self, tree: ParameterTree, cohort: Sequence[int], observed: Updates | None, this_round: Round
