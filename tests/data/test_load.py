@@ -261,7 +261,7 @@ def test_examples_are_not_copied_for_a_client() -> None:
             {"partition": "label_groups", "partition_arguments": {"clusters": 2}},
             "partition_arguments should be without 'clusters', which is a setting of its own, got {'clusters': 2}",
         ),
-        ({"partition_arguments": {"alpha": 1}}, "unknown key of partition 'iid': 'alpha' (it takes none)"),
+        ({"partition_arguments": {"alpha": 1}}, "unknown key of partition 'iid': 'alpha' (known: tests)"),
         ({"source_arguments": {"alpha": 1}}, "unknown key of data source 'digits': 'alpha' (it takes none)"),
         (
             {"source": DIGITS, "source_arguments": {"a": 1}},

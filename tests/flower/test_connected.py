@@ -21,6 +21,7 @@ from fedclade.algorithms import (
     Algorithm,
     Ditto,
     FedAvg,
+    FedDrift,
     FedGroup,
     FedSoft,
     FeSEM,
@@ -245,6 +246,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     "fesem": FeSEM(clusters=2),
     "stocfl": StoCFL(tau=0.3, anchor_epochs=2),
     "fedsoft": FedSoft(selection=2),
+    "feddrift": FedDrift(step_rounds=1, delta=0.2),
     "ditto": Ditto(),
     "rcfl": ReplicatedCFL(level=0.5, check_every=3),
 }

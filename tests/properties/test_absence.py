@@ -18,6 +18,7 @@ from fedclade import (
     PACFL,
     Ditto,
     FedAvg,
+    FedDrift,
     FedGroup,
     FedSoft,
     FeSEM,
@@ -56,6 +57,8 @@ ALGORITHMS = [
     FeSEM(clusters=3),
     FedSoft(clusters=3, selection=4),
     StoCFL(tau=0.5, anchor_epochs=1),
+    FedDrift(step_rounds=1, delta=0.1),
+    FedDrift(step_rounds=1, start="together", eager=True, delta=0.02, models=3),
     Ditto(),
     FineTune(),
 ]

@@ -20,6 +20,7 @@ FEDERATION = federation_of([0, 1, 2, 3, 0, 1, 2, 3])
 
 OPTIONS = {
     "cfl": {"eps2": 1e-3, "split_rounds": (1, 2), "fallback": True},
+    "feddrift": {"step_rounds": 1, "delta": 0.02},
     "fedgroup": {"groups": 2, "pretrain_scale": 2},
     "fedsoft": {"selection": 3},
     "fesem": {"clusters": 2},

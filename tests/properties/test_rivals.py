@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedclade import ConfigError, LocalTraining, Run, simulate
-from fedclade.algorithms import IFCA, PACFL, Algorithm, Ditto, FedSoft, FeSEM, FineTune, StoCFL
+from fedclade.algorithms import IFCA, PACFL, Algorithm, Ditto, FedDrift, FedSoft, FeSEM, FineTune, StoCFL
 from fedclade.channel.signature import Signature
 from fedclade.core.params import Layout
 from fedclade.core.queries import Round
@@ -29,6 +29,7 @@ RIVALS: Mapping[str, Algorithm] = {
     "ifca by gradients": IFCA(clusters=3, average="gradients"),
     "fesem": FeSEM(clusters=3),
     "fedsoft": FedSoft(clusters=3, lam=0.5),
+    "feddrift": FedDrift(step_rounds=1, delta=0.0, start="together"),  # alone, models tie, and their order decides
     "pacfl": PACFL(vectors=2, threshold=50.0),
     "stocfl": StoCFL(tau=0.6, anchor_epochs=3),
     "ditto": Ditto(lam=0.5),

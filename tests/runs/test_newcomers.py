@@ -20,13 +20,17 @@ from fedclade.runs.store.newcomers import score_columns
 
 SPEC = LocalTraining(epochs=2, lr=0.2)
 OPTIONS = {
+    "feddrift": {"step_rounds": 2, "delta": 0.2},
     "cfl": {"eps1": 0.3, "eps2": 0.4},
     "ifca": {"clusters": 2},
     "fedgroup": {"groups": 2},
     "flexcfl": {"groups": 2},
     "stocfl": {"tau": 0.6, "anchor_epochs": 5},
 }
-CLUSTERED = ("cfl", "rcfl", "fl_hc", "fedgroup", "flexcfl", "ifca", "fedsoft", "fesem", "pacfl", "stocfl", "oracle")
+CLUSTERED = (
+    *("cfl", "rcfl", "fl_hc", "fedgroup", "flexcfl", "ifca", "fedsoft", "fesem", "feddrift", "pacfl", "stocfl"),
+    "oracle",
+)
 
 
 @cache

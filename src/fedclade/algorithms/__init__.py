@@ -17,6 +17,7 @@ from fedclade.algorithms.cluster_update import ClusterUpdate, log_of, move_clust
 from fedclade.algorithms.ditto import Ditto
 from fedclade.algorithms.fedavg import FedAvg, Local, Oracle
 from fedclade.algorithms.fedbuff import FedBuff
+from fedclade.algorithms.feddrift import FedDrift
 from fedclade.algorithms.fedgroup import FedGroup
 from fedclade.algorithms.fedsoft import FedSoft
 from fedclade.algorithms.fesem import FeSEM
@@ -47,6 +48,7 @@ __all__ = [
     "FedAvg",
     "FedBN",
     "FedBuff",
+    "FedDrift",
     "FedGroup",
     "FedPer",
     "FedRep",
@@ -95,6 +97,9 @@ ALGORITHMS: Mapping[str, Entry] = {
     "fesem": Entry(FeSEM, "k centres, every client goes to the nearest in parameter space (Xie et al. 2020)"),
     "fedsoft": Entry(
         FedSoft, "models of each client between k centres, by whose examples they fit (Ruan and Joe-Wong 2022)"
+    ),
+    "feddrift": Entry(
+        FedDrift, "models opened where accuracy drops, merged where they agree (Jothimurugesan et al. 2023)"
     ),
     "pacfl": Entry(PACFL, "one-shot clusters by principal angles between the clients' data (Vahidian et al. 2023)"),
     "stocfl": Entry(StoCFL, "clusters united by how an anchor model moves on their data (Zeng et al. 2023)"),

@@ -35,12 +35,14 @@ from fedclade.core.events import (
     Checked,
     Clustered,
     ClusterSplit,
+    DataChanged,
     Disconnected,
     Empty,
     Event,
     Joined,
     Left,
     LeftOut,
+    Merged,
     Postponed,
     Reconnected,
     Refused,
@@ -101,6 +103,7 @@ from fedclade.core.queries import (
 from fedclade.core.registry import IGNORED, ClientRegistry, DataSpec, TaskKind
 from fedclade.core.rng import BESIDE
 from fedclade.core.statistics import Statistics
+from fedclade.core.tables import flat
 from fedclade.core.tree import Group, ParameterTree
 from fedclade.core.updates import DROPPED_OUT, KEEPS_NONE, LARGEST_NORM, NOT_ASKED, TOO_LATE, Sums, Updates, row_norms
 
@@ -128,6 +131,7 @@ __all__ = [
     "ClusterSplit",
     "Clustered",
     "ConfigError",
+    "DataChanged",
     "DataError",
     "DataSpec",
     "Disconnected",
@@ -147,6 +151,7 @@ __all__ = [
     "Left",
     "LeftOut",
     "LocalTraining",
+    "Merged",
     "MissingExtraError",
     "ModelError",
     "Node",
@@ -195,6 +200,7 @@ __all__ = [
     "draw_with",
     "drawn",
     "fitting",
+    "flat",
     "function_named",
     "import_extra",
     "imported",

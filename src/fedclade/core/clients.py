@@ -38,6 +38,11 @@ class Clients(ABC):
     def sizes(self) -> Mapping[int, int]:
         """Number |D_i| of training examples of each client."""
 
+    @property
+    def stage(self) -> int:
+        """How often what clients hold has changed so far; see :class:`~fedclade.data.Stage`."""
+        return 0
+
     @abstractmethod
     def ask(self, query: Query[R], /) -> R:
         """Put a query; return the reply."""
@@ -52,19 +57,29 @@ class Clients(ABC):
         *,
         own: bool = False,
         shares: bool = False,
+        data_rounds: Sequence[tuple[int, ...]] | None = None,
     ) -> Updates:
         """Let each client train from its model; see :class:`UpdateQuery`."""
-        return self.ask(UpdateQuery(ids, "train", models, assignment, this_round, anchors, own, shares))
+        return self.ask(
+            UpdateQuery(ids, "train", models, assignment, this_round, anchors, own, shares, data_rounds=data_rounds)
+        )
 
     def gradients(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], this_round: Round) -> Updates:
         """Let each client take the negative gradient at its model; see :class:`UpdateQuery`."""
         return self.ask(UpdateQuery(ids, "gradients", models, assignment, this_round))
 
     def evaluate(
-        self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], split: Split, *, compares: bool = False
+        self,
+        ids: Sequence[int],
+        models: Tensor,
+        assignment: Sequence[int],
+        split: Split,
+        data_round: int = 0,
+        *,
+        compares: bool = False,
     ) -> Evaluation:
         """Let each client evaluate its model on a split of its own data; see :class:`EvaluationQuery`."""
-        return self.ask(EvaluationQuery(ids, models, assignment, split, compares))
+        return self.ask(EvaluationQuery(ids, models, assignment, split, compares, data_round=data_round))
 
     def subspaces(self, ids: Sequence[int], n_vectors: int, per_label: bool) -> Tensor:
         """Let each client decompose its training inputs; see :class:`SubspaceQuery`."""

@@ -73,6 +73,13 @@ class Reconnected(_OfClients):
 
 
 @dataclass(frozen=True)
+class DataChanged(_OfClients):
+    """Clients hold other data from this round on, or see it differently."""
+
+    kind = "data_changed"
+
+
+@dataclass(frozen=True)
 class Refused(Event):
     """Nodes of the network were not let in: why, by node."""
 
@@ -157,6 +164,15 @@ class Empty(Event):
     """A cluster has no members."""
 
     kind = "empty"
+
+
+@dataclass(frozen=True)
+class Merged(Event):
+    """Clusters were merged into this one."""
+
+    kind = "merged"
+
+    merged: tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Generic, Literal, Protocol, TypeVar
 
 import numpy as np
@@ -136,6 +136,7 @@ class Query(ABC, Generic[R_co]):
     """A query of a server to some clients."""
 
     ids: Sequence[int]  # [n]
+    data_round: int = field(default=0, kw_only=True)  # about what they held in that round; 0: about what they hold
 
     @abstractmethod
     def handled(self, handlers: Handlers) -> R_co:
@@ -164,6 +165,7 @@ class UpdateQuery(Query[Updates]):
     anchors: Sequence[int] | None = None  # the row of each client's anchor, [n]; None: where it starts
     own: bool = False  # whether each client keeps the model that it trains
     shares: bool = False  # whether it then also sends it
+    data_rounds: Sequence[tuple[int, ...]] | None = None  # each trains on what it held in these, [n]; None: holds now
     sink: Callable[[Updates], None] | None = None  # takes some updates early, which then need not be kept
 
     @property
@@ -179,10 +181,12 @@ class UpdateQuery(Query[Updates]):
         """Return the query to some of the clients, in the order given."""
         if list(ids) == list(self.ids):
             return self
-        row_of = dict(zip(self.ids, self.assignment, strict=True))
-        anchor_of = None if self.anchors is None else dict(zip(self.ids, self.anchors, strict=True))
-        anchors = None if anchor_of is None else [anchor_of[client] for client in ids]
-        return replace(self, ids=ids, assignment=[row_of[client] for client in ids], anchors=anchors)
+        place_of = {client: place for place, client in enumerate(self.ids)}
+        places = [place_of[client] for client in ids]
+        assignment = [self.assignment[k] for k in places]
+        anchors = None if self.anchors is None else [self.anchors[k] for k in places]
+        data_rounds = None if self.data_rounds is None else [self.data_rounds[k] for k in places]
+        return replace(self, ids=ids, assignment=assignment, anchors=anchors, data_rounds=data_rounds)
 
 
 @dataclass(frozen=True, eq=False)

@@ -42,6 +42,7 @@ class ClientRegistry:
     sizes: Mapping[int, int] = field(default_factory=dict[int, int])  # training examples |D_i|
     true_clusters: Mapping[int, int] | None = None  # where they are known; for scoring only
     columns: Mapping[str, object] = field(default_factory=dict[str, object])  # of a table, for people
+    stages: Sequence[tuple[int, ClientRegistry]] = ()  # what is so from a round on, where clients' data changes
 
     def __len__(self) -> int:
         return len(self.names)
@@ -50,3 +51,8 @@ class ClientRegistry:
     def ids(self) -> Sequence[int]:
         """All clients, in a fixed order."""
         return self.names.positions.sequence if isinstance(self.names, ArrayMapping) else tuple(self.names)
+
+    def in_round(self, number: int) -> ClientRegistry:
+        """Return what is known of the clients in a round, from 1."""
+        begun = [registry for first, registry in self.stages if first <= number]
+        return begun[-1] if begun else self

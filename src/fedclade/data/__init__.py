@@ -7,7 +7,9 @@ from fedclade.data.augment import Augment, augment_of
 from fedclade.data.cache import cache_folder
 from fedclade.data.client_data import ClientData, mapped
 from fedclade.data.client_table import ClientTable, SplitRows
+from fedclade.data.concepts import concepts
 from fedclade.data.custom import one_client, pool_from_torch
+from fedclade.data.drift import Drift
 from fedclade.data.federation import Federation
 from fedclade.data.files import FilesSettings, matches, read_table
 from fedclade.data.folder import open_folder
@@ -21,6 +23,7 @@ from fedclade.data.pool import Pool
 from fedclade.data.sheets import Rows, Sheet
 from fedclade.data.shift import SHIFTS, Shift, View, shift_named, shift_views
 from fedclade.data.sources import SOURCES, Source, load_pool
+from fedclade.data.stages import Stage
 from fedclade.data.standardize import rescaled, statistics
 
 __all__ = [
@@ -31,6 +34,7 @@ __all__ = [
     "ClientBlock",
     "ClientData",
     "ClientTable",
+    "Drift",
     "Federation",
     "FilesSettings",
     "OnClients",
@@ -44,11 +48,13 @@ __all__ = [
     "Shift",
     "Source",
     "SplitRows",
+    "Stage",
     "View",
     "augment_of",
     "cache_folder",
     "check_data_settings",
     "check_newcomers",
+    "concepts",
     "federation",
     "federation_from_frame",
     "load_federation",

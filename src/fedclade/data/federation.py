@@ -19,6 +19,7 @@ from fedclade.data.augment import Augment, augment_of
 from fedclade.data.client_data import ClientData, check_held, no_examples
 from fedclade.data.client_table import ClientTable
 from fedclade.data.pool import Pool
+from fedclade.data.stages import Stage, check_stages
 
 
 @checked()
@@ -42,6 +43,8 @@ class Federation(Displayed):
     augment
         A function that every training batch's inputs ``[B, ...]`` go through on their way to the model, and no other
         inputs do. It treats each example by itself, and draws from torch's generators.
+    stages
+        What clients hold from later rounds on, where their data changes during a run; of a table, none.
 
     Raises
     ------
@@ -56,15 +59,19 @@ class Federation(Displayed):
     description: str = ""
     newcomers: Federation | None = None
     augment: Augment | None = None
+    stages: tuple[Stage, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "augment", augment_of(self.augment))
         if not self.clients:
             raise DataError("a federation should have at least 1 client, got 0")
         if isinstance(self.clients, ClientTable):
+            if self.stages:
+                raise DataError("the clients of a table hold the same data in all rounds, and it was given stages")
             self.clients.check(self.pool)
         else:
             self._check_clients(self.clients)
+            check_stages(self.stages, self.clients)
         self._check_truth()
         self._check_together()
 
@@ -110,6 +117,27 @@ class Federation(Displayed):
 
     def __str__(self) -> str:
         return self.description or f"{self.pool.name}, {len(self)} clients"
+
+    def in_round(self, number: int) -> Federation:
+        """Return the clients with what they hold in a round, from 1, and no stages; the same in a whole stage."""
+        return self.each_stage[self.stage_in(number)]
+
+    def stage_in(self, number: int) -> int:
+        """Return which stage a round is in: 0 before the first."""
+        return sum(stage.first_round <= number for stage in self.stages)
+
+    @cached_property
+    def each_stage(self) -> tuple[Federation, ...]:
+        """The clients with what they hold before the first stage, and in each."""
+        if not self.stages and (self.newcomers is None or not self.newcomers.stages):
+            return (self,)
+        first = Stage(1, tuple(self.clients), self.true_clusters)  # which is checked no more than the others
+
+        def held(stage: Stage) -> Federation:
+            late = None if self.newcomers is None else self.newcomers.in_round(stage.first_round)
+            return replace(self, clients=stage.clients, true_clusters=stage.true_clusters, newcomers=late, stages=())
+
+        return tuple(held(stage) for stage in (first, *self.stages))
 
     @cached_property
     def positions(self) -> Mapping[int, int]:
@@ -170,16 +198,17 @@ class Federation(Displayed):
     def roster(self) -> ClientRegistry:
         """What a server knows of the clients."""
         columns = {} if self.pool.columns is None else self.pool.columns.described
-        return ClientRegistry(
-            self.pool.schema, str(self), self._by_id("names"), self.sizes, self.true_clusters, columns
-        )
+        known = self.pool.schema, str(self), self._by_id("names"), self.sizes, self.true_clusters, columns
+        later = zip(self.stages, self.each_stage[1:], strict=True)
+        return ClientRegistry(*known, [(stage.first_round, held.roster) for stage, held in later])
 
     def alone(self, client: int) -> Federation:
         """Return a federation of one client; raise a DataError if there is no such client."""
         if client not in self.by_id:
             raise DataError(f"there is no client {client}; {self} has clients {min(self.ids)} to {max(self.ids)}")
         truth = None if self.true_clusters is None else {client: self.true_clusters[client]}
-        return replace(self, clients=(self.by_id[client],), true_clusters=truth, newcomers=None, description=str(self))
+        more = {"stages": tuple(stage.of({client}) for stage in self.stages), "description": str(self)}
+        return replace(self, clients=(self.by_id[client],), true_clusters=truth, newcomers=None, **more)
 
     def shard(self, clients: Collection[int]) -> Federation:
         """Return a federation of some of the clients, over the same pool, without true clusters and newcomers."""
@@ -188,7 +217,9 @@ class Federation(Displayed):
             some: tuple[ClientData, ...] | ClientTable = self.clients.taken(places)
         else:
             some = tuple(client for client in self.clients if client.id in clients)
-        return replace(self, clients=some, true_clusters=None, newcomers=None, description=str(self))
+        stages = tuple(replace(stage.of(clients), true_clusters=None) for stage in self.stages)
+        more = {"stages": stages, "description": str(self)}
+        return replace(self, clients=some, true_clusters=None, newcomers=None, **more)
 
     def joined(self, others: Federation) -> Federation:
         """Return these clients and those of another federation over the same pool; no newcomers are left."""
@@ -199,7 +230,11 @@ class Federation(Displayed):
             clients = mine.joined(theirs)
         else:
             clients = (*mine, *theirs)
-        return replace(self, clients=clients, true_clusters=truth, newcomers=None)
+        stages: list[Stage] = []
+        for number in sorted({stage.first_round for of in (self, others) for stage in of.stages}):
+            both = self.in_round(number).joined(others.in_round(number))
+            stages.append(Stage(number, tuple(both.clients), both.true_clusters))
+        return replace(self, clients=clients, true_clusters=truth, newcomers=None, stages=tuple(stages))
 
     @cached_property
     def fingerprint(self) -> str:
@@ -215,7 +250,9 @@ class Federation(Displayed):
         if isinstance(self.clients, ClientTable):
             found.update(self.clients.digest().encode())
             return found.hexdigest()
-        for client in self.clients:
+        later = (client for stage in self.stages for client in stage.clients)
+        found.update(json.dumps([stage.first_round for stage in self.stages]).encode() if self.stages else b"")
+        for client in (*self.clients, *later):
             labels = None if client.label_map is None else client.label_map.tolist()
             found.update(json.dumps([client.id, client.key, client.quarter_turns, labels]).encode())
             for indices in (client.train, client.validation, client.test):

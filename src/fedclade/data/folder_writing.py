@@ -162,6 +162,8 @@ def write_federation(federation: Federation, folder: str | Path, on_clients: OnC
 
     An example that several clients hold is written for each of them. What is done to batches (``augment``) is not kept.
     """
+    if federation.stages:
+        raise DataError(f"{federation} changes during a run, and a folder holds what does not; leave data.drift out")
     late = federation.newcomers
     everyone = federation if late is None else federation.joined(late)
     table = ClientTable.of(everyone.clients)

@@ -20,6 +20,9 @@ def train_and_test(
         if test_samples is not None:
             shared = rng.generator(seed, "test").permutation(pool.test)[:test_samples]
         return parts.indices, [shared] * len(parts.indices)
+    if parts.test == "parts":
+        lots = np.array_split(rng.generator(seed, "test").permutation(pool.test), len(parts.indices))
+        return parts.indices, [lot[:test_samples] for lot in lots]
     tests = [_matched(pool, train, test_samples, seed, client) for client, train in enumerate(parts.indices)]
     return parts.indices, tests
 

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from torch.utils.data import Dataset
 
-from fedclade.core import ConfigError, checked, known_arguments, require, unknown
+from fedclade.core import ConfigError, checked, known_arguments, require, rng, unknown
 from fedclade.data.augment import Augment, augment_of
 from fedclade.data.custom import pool_from_torch
+from fedclade.data.drift import Drift, drift_of, drifting
 from fedclade.data.federation import ClientData, Federation
 from fedclade.data.held_back import share_out
 from fedclade.data.holdout import set_aside, train_and_test
 from fedclade.data.partition import partition_named
 from fedclade.data.parts import Parts
 from fedclade.data.pool import Pool, Scaling
-from fedclade.data.shift import View, shift_named, shift_views
+from fedclade.data.seen import as_seen
+from fedclade.data.shift import shift_named, shift_views
 from fedclade.data.sources import SOURCES, load_pool
+from fedclade.data.view import View
 
 DEFAULT_CLUSTERS = 4
 
@@ -39,6 +43,8 @@ def load_federation(
     test_fraction: float | None = None,
     scaling: Scaling = "source",
     augment: Augment | str | None = None,
+    drift: Drift | Mapping[str, Any] | None = None,
+    views: Literal["parts", "each"] = "parts",
     newcomers: int = 0,
     newcomer_samples: int | None = None,
     seed: int = 0,
@@ -86,6 +92,11 @@ def load_federation(
     augment
         A function that the inputs of every training batch go through, or its ``module:function``; see
         :class:`Federation`.
+    drift
+        How clients' data changes during a run, a :class:`~fedclade.data.Drift` or its fields; it does not, if left out.
+    views
+        Whether the true clusters of a shift share the source's training examples between them, in ``parts``, or
+        ``each`` has all of them, as in IFCA's rotated MNIST (Ghosh et al. 2020), for equally many clients.
     newcomers
         Number of further clients, held back from training: ``Federation.newcomers``, spread evenly over the true
         clusters. With ``samples_per_client`` they get what the others leave, whose data is the same as without them;
@@ -120,6 +131,8 @@ def load_federation(
         test_samples=test_samples,
         test_fraction=test_fraction,
         scaling=scaling,
+        drift=drift,
+        views=views,
     )
     doubled = partition == "label_groups" and "clusters" in arguments
     named, given = isinstance(source, str), dict(source_arguments or {})
@@ -136,29 +149,59 @@ def load_federation(
     if partition == "label_groups":
         labels = len(np.unique(pool.groups[pool.train]))
         clusters = arguments["clusters"] = clusters or min(DEFAULT_CLUSTERS, clients or 1, labels)
-    elif shift != "none" and clients is not None:
+    elif shift != "none" and clients is not None and not shift_named(shift).of_clients:
         clusters = clusters or min(DEFAULT_CLUSTERS, clients)
     limits = {"samples_per_client": samples_per_client, "newcomer_samples": newcomer_samples}
-    parts, places = share_out(
-        pool, partition, clients, newcomers, clusters=clusters or 1, seed=seed, arguments=arguments, **limits
-    )
+    share = partial(share_out, pool, partition, clusters=clusters or 1, arguments=arguments, **limits)
+    if views == "each":
+        parts, places = _each_view(share, clients, newcomers, shift, clusters or 1, seed)
+    else:
+        parts, places = share(clients, newcomers, seed=seed)
     if test_fraction is not None:
         parts = replace(parts, own_test_fraction=test_fraction)
     n = len(places) - newcomers
-    if shift != "none":
+    if shift != "none" and not shift_named(shift).of_clients:
         clusters = clusters or min(DEFAULT_CLUSTERS, n)
-    views, _ = shift_views(pool, shift, clients=n, clusters=clusters or 1, seed=seed, **(shift_arguments or {}))
-    of_each = [views[place % len(views)] for place in places]
+    seen_by, drawn = shift_views(pool, shift, clients=n, clusters=clusters or 1, seed=seed, **(shift_arguments or {}))
+    if shift_named(shift).of_clients:
+        clusters, cluster_of = len(seen_by), [drawn[place % n] for place in places]
+    else:
+        cluster_of = [place % len(seen_by) for place in places]
+    of_each = [seen_by[cluster] for cluster in cluster_of]
     members = _client_data(pool, parts, of_each, validation_fraction, test_samples, seed)
     shifted = f", shift {shift}" if shift != "none" else ""
     grouped = f", {clusters} cluster{'s' if clusters > 1 else ''}" if clusters else ""
 
     def federation(members: tuple[ClientData, ...], newcomers: Federation | None = None) -> Federation:
-        truth = {client.id: places[client.id] % len(views) for client in members} if clusters else None
+        truth = {client.id: cluster_of[client.id] for client in members} if clusters else None
         description = f"{pool.name}, {len(members)} clients, partition {partition}{shifted}{grouped}"
         return Federation(pool, members, truth, description, newcomers, augmented)
 
-    return federation(members[:n], federation(members[n:]) if newcomers else None)
+    whole = federation(members[:n], federation(members[n:]) if newcomers else None)
+    moving = drift_of(drift)
+    return as_seen(whole, seen_by) if moving is None else drifting(whole, seen_by, moving, seed)
+
+
+def _each_view(
+    share: Callable[..., tuple[Parts, list[int]]],
+    clients: int | None,
+    newcomers: int,
+    shift: str,
+    clusters: int,
+    seed: int,
+) -> tuple[Parts, list[int]]:
+    """Share the source out once for each true cluster; client i is the next one of cluster i mod ``clusters``."""
+    shifted = shift != "none" and not shift_named(shift).of_clients
+    whole = clients is not None and clients % clusters == 0
+    require(
+        ("views", "each", shifted, "'parts' without a shift, or with one that draws a view for each client"),
+        ("clients", clients, whole, f"a multiple of the number of clusters ({clusters}) where each has all examples"),
+        ("newcomers.clients", newcomers, newcomers == 0, "0 where each cluster has all examples"),
+    )
+    count = (clients or 0) // clusters
+    each = [share(count, 0, seed=rng.torch_seed(seed, "view", k) % 2**31)[0] for k in range(clusters)]
+    indices = [each[client % clusters].indices[client // clusters] for client in range(count * clusters)]
+    return replace(each[0], indices=indices, names=None), [*range(len(indices))]
 
 
 def _client_data(
@@ -170,7 +213,9 @@ def _client_data(
     members: list[ClientData] = []
     for i, view in enumerate(views):
         train, validation = set_aside(trains[i], validation_fraction, "validation", seed, i)
-        members.append(ClientData(i, names[i], i, train, validation, tests[i], view.label_map, view.quarter_turns))
+        draw = rng.generator(seed, "classes", i)
+        train, validation, test = (view.chosen(indices, pool, draw) for indices in (train, validation, tests[i]))
+        members.append(ClientData(i, names[i], i, train, validation, test, view.label_map, view.quarter_turns))
     return tuple(members)
 
 
@@ -185,10 +230,13 @@ def check_data_settings(
     test_samples: int | None = None,
     test_fraction: float | None = None,
     scaling: Scaling = "source",
+    drift: Drift | Mapping[str, Any] | None = None,
+    views: str = "parts",
 ) -> None:
     """Check the settings of :func:`load_federation` that can be checked without the data."""
     partition_named(partition)
     shift_named(shift)
+    drift_of(drift)
     if scaling not in get_args(Scaling):
         raise ConfigError(unknown("scaling", scaling, get_args(Scaling)))
     everyone = clients is None and partition == "natural"
@@ -205,6 +253,7 @@ def check_data_settings(
         ("validation_fraction", validation_fraction, 0 <= validation_fraction < 1, "in [0, 1)"),
         ("test_samples", test_samples, test_samples is None or test_samples >= 1, "at least 1"),
         ("test_fraction", test_fraction, is_fraction, "greater than 0 and less than 1"),
+        ("views", views, views in ("parts", "each"), "'parts' or 'each'"),
     )
 
 

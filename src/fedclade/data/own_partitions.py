@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 
@@ -12,9 +13,13 @@ from fedclade.data.parts import Parts, labels_of, require_labels, shuffled
 from fedclade.data.pool import Pool
 
 
-def iid(pool: Pool, clients: int, seed: int) -> Parts:
-    """Shuffle, and cut into parts that differ in size by one at most."""
-    return Parts(np.array_split(shuffled(pool, seed), clients), test="pool")
+def iid(pool: Pool, clients: int, seed: int, *, tests: Literal["all", "parts"] = "all") -> Parts:
+    """Shuffle, and cut into parts that differ in size by one at most.
+
+    Clients are tested on ``all`` of the source's test split, or it is cut into ``parts`` as well.
+    """
+    require(("tests", tests, tests in ("all", "parts"), "'all' or 'parts'"))
+    return Parts(np.array_split(shuffled(pool, seed), clients), test="pool" if tests == "all" else "parts")
 
 
 def natural(pool: Pool, clients: int | None, seed: int, *, min_samples: int = 2) -> Parts:

@@ -10,8 +10,11 @@ import numpy as np
 from fedclade.core import ConfigError, Indices, require, rng
 from fedclade.data.pool import Pool
 
-TestRule = Literal["pool", "matched", "own"]
-"""What to test clients on: the whole test split, its examples in proportion to the client's labels, or their own."""
+TestRule = Literal["pool", "parts", "matched", "own"]
+"""What to test clients on.
+
+The whole test split; an equal part of it; its examples in proportion to the client's labels; or examples of their own.
+"""
 
 
 @dataclass(frozen=True, eq=False)

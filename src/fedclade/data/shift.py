@@ -10,19 +10,13 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fedclade.core import DataError, call_own, check_arguments, function_named, require, rng, shown
+from fedclade.data.anda import anda
 from fedclade.data.arrays import as_indices, check_range
 from fedclade.data.pool import Pool
-
-
-@dataclass(frozen=True, eq=False)
-class View:
-    """How the clients of one cluster see the pool."""
-
-    label_map: Tensor | None = None  # int64 [outputs]: where the pool has label y, they see label_map[y]
-    quarter_turns: int = 0  # their images are turned by so many times 90°, counter-clockwise
+from fedclade.data.skews import blur, colour, invert, noise, thickness
+from fedclade.data.view import View, require_images
 
 
 @dataclass(frozen=True)
@@ -31,6 +25,9 @@ class Shift:
 
     views: Callable[..., list[View]]
     description: str  # for ``fedclade ls shifts``
+    of_clients: bool = False
+    """Whether there is a view for each client: ``views(pool, clients, seed, ...)``; those with equal ones are a
+    cluster, and ``clusters`` is not for the user to say."""
 
 
 def shift_views(
@@ -38,10 +35,17 @@ def shift_views(
 ) -> tuple[list[View], tuple[int, ...]]:
     """Return how each cluster sees the data by a shift of :func:`shift_named`, and the cluster of each client.
 
-    Client ``i`` belongs to cluster ``i mod clusters``, so clusters differ in size by one client at most.
+    Client ``i`` belongs to cluster ``i mod clusters``, so clusters differ in size by one client at most; unless the
+    shift draws a view for each client.
     """
     shift = shift_named(name)
     check_arguments(f"shift {name!r}", shift.views, arguments)
+    if shift.of_clients:
+        require(("clusters", clusters, clusters == 1, f"left out with shift {name!r}, which draws them"))
+        each = shift.views(pool, clients, seed, **arguments)
+        numbers = {view.key: number for number, view in enumerate({view.key: view for view in each}.values())}
+        distinct = {view.key: view for view in reversed(each)}
+        return [distinct[key] for key in numbers], tuple(numbers[view.key] for view in each)
     require(("clusters", clusters, 1 <= clusters <= clients, f"from 1 to the number of clients ({clients})"))
     if name in SHIFTS:
         views = shift.views(pool, clusters, seed, **arguments)
@@ -116,6 +120,12 @@ SHIFTS: Mapping[str, Shift] = MappingProxyType(
         "label_swap": Shift(_label_swap, "each cluster swaps two labels"),
         "label_permutation": Shift(_label_permutation, "each cluster permutes all labels in its own way"),
         "rotation": Shift(_rotation, "each cluster turns its images by another multiple of 90°; up to 4 clusters"),
+        "invert": Shift(invert, "one of two clusters sees images as negatives"),
+        "blur": Shift(blur, "images of cluster j are blurred by j times strength pixels"),
+        "noise": Shift(noise, "images of cluster j have noise of j times strength of the range"),
+        "colour": Shift(colour, "clusters see images in grey, red, green or blue; up to 4"),
+        "thickness": Shift(thickness, "strokes of clusters are as they are, wider, narrower; up to 3"),
+        "anda": Shift(anda, "the shifts of FLUX's arena: one of four kinds, at eight levels", of_clients=True),
     }
 )
 
@@ -144,6 +154,8 @@ def _checked(views: Any, pool: Pool, clusters: int, name: str) -> list[View]:
 def _checked_view(view: View, pool: Pool, name: str) -> View:
     if view.quarter_turns:
         _require_square_images(pool, name)
+    if view.transform is not None:
+        require_images(pool, name)
     if view.label_map is None:
         return view
     labels, what = _labels_to_shift(pool, name), f"the label_map by shift {name!r}"

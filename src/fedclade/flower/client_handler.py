@@ -71,6 +71,10 @@ class ClientHandler:
     ) -> None:
         if len(federation) != 1:
             raise DataError(f"data_fn should return a federation of one client, got {len(federation)}; see alone()")
+        if federation.stages:
+            raise DataError(
+                f"{federation} changes during a run, which a network does not know of; leave data.drift out"
+            )
         check_encoding(encoding)
         self._federation, self._data = federation, federation.clients[0]
         self._make = maker_of(model, federation, parts or Parts())

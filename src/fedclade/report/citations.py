@@ -22,6 +22,7 @@ CITED: Mapping[str, str] = {
     "ifca": "ghosh2020ifca",
     "fedsoft": "ruan2022fedsoft",
     "fesem": "xie2020fesem",
+    "feddrift": "jothimurugesan2023feddrift",
     "pacfl": "vahidian2023pacfl",
     "stocfl": "zeng2023stocfl",
     "ditto": "li2021ditto",

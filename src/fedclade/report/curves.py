@@ -6,10 +6,12 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from fedclade.core import DataChanged
 from fedclade.report import queries
 from fedclade.report.picture import FEW_ROUNDS, Axis, Band, LegendEntry, Line, Mark, Panel, Picture, Rule, rounds_axis
 from fedclade.report.queries import Series
 from fedclade.report.run_view import RunView
+from fedclade.runs import events_of
 
 BAND = (10, 90)
 """Percentiles between which most of many clusters lie."""
@@ -58,6 +60,8 @@ def _over_rounds(view: RunView, title: str, panels: list[Panel], height: int) ->
     splits = queries.splits_by_round(view.run.tree)
     names = {at: ", ".join(map(str, nodes)) for at, nodes in splits.items()}
     uprights = {at: f"split {names[at] if len(nodes) <= 2 else f'{len(nodes)} nodes'}" for at, nodes in splits.items()}
+    for at, _ in events_of(view.run.events, DataChanged):
+        uprights[at] = f"{uprights[at]}, other data" if at in uprights else "other data"
     return Picture(title, panels, rounds_axis(view.rounds), height, _legend(view), uprights)
 
 

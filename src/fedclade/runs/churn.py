@@ -11,7 +11,20 @@ import numpy as np
 
 from fedclade.algorithms import Algorithm, State
 from fedclade.channel import Absence, Channel
-from fedclade.core import Clients, Event, Left, ParameterTree, Round, TooFew, checked, require, rng
+from fedclade.core import (
+    Clients,
+    DataChanged,
+    Event,
+    Left,
+    ParameterTree,
+    Query,
+    R,
+    Round,
+    TooFew,
+    checked,
+    require,
+    rng,
+)
 from fedclade.data import Federation
 from fedclade.runs.trace import DAILY, Trace
 
@@ -140,7 +153,8 @@ class Churn:
         if self.leave_round is not None:
             drawn = rng.generator(seed, "leave").choice(list(clients.ids), len(late), replace=False).tolist()
             leaves = dict.fromkeys(sorted(drawn), self.leave_round)
-        return ChurningClients(clients, joins, leaves, timetable, absence)
+        everybody = self.everybody(federation) if federation.stages else None
+        return ChurningClients(clients, joins, leaves, timetable, absence, everybody)
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,6 +175,7 @@ class ChurningClients(Channel, ComingAndGoing):
     """Clients with the first round of each that ``joins`` late, and the first round without each that ``leaves``.
 
     With a timetable, those that are away are left out of a round by the ``absence``, which is among their middleware.
+    A ``federation`` whose data changes says what they hold in each round; queries are about that, unless they say more.
     """
 
     def __init__(
@@ -170,9 +185,10 @@ class ChurningClients(Channel, ComingAndGoing):
         leaves: Mapping[int, int],
         timetable: Timetable | None = None,
         absence: Absence | None = None,
+        federation: Federation | None = None,
     ) -> None:
         super().__init__(clients)
-        self._joins, self._leaves = joins, leaves
+        self._joins, self._leaves, self._federation = joins, leaves, federation
         self._timetable, self._absence = timetable, absence or Absence(0)
         self._at(1)
 
@@ -186,15 +202,28 @@ class ChurningClients(Channel, ComingAndGoing):
     @property
     def sizes(self) -> Mapping[int, int]:
         """Number of training examples of each client that is there."""
-        sizes = self._clients.sizes
+        held = self._federation
+        sizes = self._clients.sizes if held is None else held.in_round(self._number).sizes
         if not self._joins and not self._leaves:
             return sizes
         return {client: sizes[client] for client in self.ids}
 
+    @property
+    def stage(self) -> int:
+        """How often what clients hold has changed so far."""
+        return 0 if self._federation is None else self._federation.stage_in(self._number)
+
+    def ask(self, query: Query[R], /) -> R:
+        """Put a query, about what clients hold in this round unless it names another; return the reply."""
+        if self._federation is not None and query.data_round == 0:
+            query = replace(query, data_round=self._number)
+        return super().ask(query)
+
     def begin(self, algorithm: Algorithm, state: State, this_round: Round) -> tuple[State, list[Event]]:
         """Begin a round: let clients come and go; return the next state and the events of that."""
         self._at(this_round.number)
-        events: list[Event] = []
+        changed = self._changed()
+        events: list[Event] = [DataChanged(0, changed)] if changed else []
         if left := [client for client, number in self._leaves.items() if number == self._number]:
             state = replace(state, tree=state.tree.without(left))
             events.append(Left(0, tuple(left)))
@@ -224,6 +253,13 @@ class ChurningClients(Channel, ComingAndGoing):
             return []
         alone = [leaf for leaf in before.leaves if leaf.members and away.issuperset(leaf.members)]
         return [TooFew(leaf.id, 0) for leaf in alone if after.nodes[leaf.id].params is leaf.params]
+
+    def _changed(self) -> tuple[int, ...]:
+        """Return the clients that are there, and hold other data than in the round before."""
+        if self._federation is None or self.stage == self._federation.stage_in(self._number - 1):
+            return ()
+        now, before = (self._federation.in_round(number).by_id for number in (self._number, self._number - 1))
+        return tuple(client for client in self.ids if now[client] is not before[client])
 
     def _at(self, number: int) -> None:
         """Go on to a round."""

@@ -63,13 +63,13 @@ class History:
         if evaluation is not None:
             block = self._client_columns(number, state.tree, evaluation, served)
             self.clients = RowTable.of(self.clients).with_block(block)
-        leaf_of = state.tree.leaf_of
+        leaf_of, truth = state.tree.leaf_of, self.registry.in_round(number).true_clusters
         present = {client: leaf_of[client] for client in self.registry.ids if client in leaf_of}
-        scores = cluster_scores(present, self.registry.true_clusters)
+        scores = cluster_scores(present, truth)
         if state.tree.stragglers:
             inside = {client for leaf in state.tree.leaves for client in leaf.members}
             present = {client: leaf for client, leaf in present.items() if client in inside}
-            assigned = cluster_scores(present, self.registry.true_clusters)["ari"] if present else None
+            assigned = cluster_scores(present, truth)["ari"] if present else None
         else:
             assigned = scores["ari"]
         row: Row = {
@@ -108,7 +108,7 @@ class History:
     def _summary(self, config: Mapping[str, Any], tree: ParameterTree, device: str) -> dict[str, Any]:
         last = self.metrics[-1]
         final = RowTable.of(self.clients).last
-        truth = self.registry.true_clusters
+        truth = self.registry.in_round(len(self.metrics)).true_clusters
         phases = ("train", "evaluate", "server")
         reached = [r for r in self.metrics if self._is_reached(r, "_mean")]
         until = [r for r in self.metrics if reached and r["round"] <= reached[0]["round"]]
@@ -168,7 +168,7 @@ class History:
         row: Row = {"round": number, "node": node, "clients": len(criteria.members)}
         row |= dict.fromkeys(CRITERIA, None)
         row |= criteria.numbers
-        truth, bipartition = self.registry.true_clusters, criteria.bipartition
+        truth, bipartition = self.registry.in_round(number).true_clusters, criteria.bipartition
         if truth is not None and bipartition is not None and criteria.similarity is not None:
             labels = [truth[client] for client in criteria.members]
             row["separation_gap"] = separation_gap(criteria.similarity, labels, bipartition.alpha_cross_max)
@@ -183,7 +183,8 @@ class History:
     def _client_columns(
         self, number: int, tree: ParameterTree, evaluation: Evaluation, served: Mapping[int, int]
     ) -> Block:
-        clients, truth, registry = evaluation.ids, self.registry.true_clusters, self.registry
+        clients, registry = evaluation.ids, self.registry.in_round(number)
+        truth = registry.true_clusters
         scores = evaluation.scores.double().numpy()
         return {
             "round": np.full(len(clients), number),

@@ -76,6 +76,7 @@ def assign(
     UpdateError
         If a newcomer's training diverges.
     """
+    newcomers = newcomers.in_round(run.summary["rounds"])
     arrival = Arrival.of(run, newcomers, algorithm, model, task, local, device=device, engine=engine, memory=memory)
     with float32_products(run.config.get("tf32", False)), closing(arrival.backend):
         assignments = arrival.assignments()

@@ -15,9 +15,9 @@ from fedclade.core import (
     ConfigError,
     Evaluation,
     EvaluationQuery,
+    Indices,
     Layout,
     LocalTraining,
-    ModelError,
     Round,
     ShiftQuery,
     Statistics,
@@ -38,17 +38,15 @@ from fedclade.training.evaluation import Evaluator
 from fedclade.training.jobs import CannotTrainTogether, Engine, Job, Workload
 from fedclade.training.loop import LoopEngine
 from fedclade.training.memory import bytes_per_client, default_memory
-from fedclade.training.model_check import check_model_fits
+from fedclade.training.model_check import MODULE_ERRORS, check_model_fits, model_error
 from fedclade.training.shifts import shifts
+from fedclade.training.stages import Held, Stages, Trained
 from fedclade.training.store import PERSONAL, ClientStore
 from fedclade.training.subspaces import subspaces
 from fedclade.training.whole_models import Start, WholeModels
 
-Block = Sequence[tuple[int, int, int | None]]
+Block = Sequence[tuple[Trained, int, int | None]]
 """Clients that train at the same time, each with the row of its model, and of its anchor if that is another."""
-
-MODULE_ERRORS = (RuntimeError, ValueError, IndexError)
-"""What a module raises that does not fit a client's data."""
 
 MODELS_AT_A_TIME = 8
 """Of the memory, one part in so many is for the models of clients that are evaluated with parameters of their own."""
@@ -110,9 +108,12 @@ class SimulatedClients(Workers):
         check_model_fits(module, federation, self._device)
         self._engine = build_engine(engine, resolved)
         self._memory = default_memory(self._device) if memory is None else memory
-        self._data = ClientsData(federation, self._device, self._memory // 2)
         self._task = Task().of(federation.pool.schema) if task is None else task
-        self._evaluator = Evaluator(federation, self._module, self.layout.full, self._data, self._task)
+
+        def judge(federation: Federation, data: ClientsData) -> Evaluator:
+            return Evaluator(federation, self._module, self.layout.full, data, self._task)
+
+        self._stages = Stages(federation, self._device, self._memory // 2, judge)
         self._bytes_by_spec: dict[LocalTraining, int] = {}
         self._warned: set[str] = set()
 
@@ -138,8 +139,8 @@ class SimulatedClients(Workers):
 
     @property
     def sizes(self) -> Mapping[int, int]:
-        """Number of training examples of each client."""
-        return self._federation.sizes
+        """Number of training examples of each client, in the latest stage that was asked about."""
+        return self._stages.now.federation.sizes
 
     @property
     def kept(self) -> dict[int, dict[str, Tensor]]:
@@ -157,24 +158,27 @@ class SimulatedClients(Workers):
         return self._trained(query) if query.kind == "train" else self._gradients(query)
 
     def _trained(self, query: UpdateQuery) -> Updates:
-        ids = query.ids
+        ids, held = query.ids, self._stages.of(query)
         size = 0 if query.is_secret else self.layout.size
         deltas = torch.empty(len(ids), size, dtype=self.layout.dtype, device=self._device)
         losses = torch.empty(len(ids), dtype=torch.float64)
-        blocks = self._blocks(ids, query.round.spec)
+        sizes = self._stages.sizes(query, held)
+        blocks = self._blocks(sizes, query.round.spec, held)
         blocks = [range(len(ids))] if len(blocks) == 1 else blocks
         out = deltas if len(blocks) == 1 and not query.own and not self.layout.personal else None
         for places in blocks:
             start = self.whole.start(query, places)
-            moved, mean_losses = self._moved([ids[place] for place in places], start, query.round, out)
+            moved, mean_losses = self._moved(self._stages.trained(query, places, held), start, query.round, out)
             if out is None:
                 deltas[places] = self.whole.settle(query, places, start, moved, mean_losses)
             losses[places] = mean_losses
-        return self._received(ids, deltas, losses, query.round)
+        return self._received(ids, sizes, deltas, losses, query.round)
 
-    def _moved(self, ids: Sequence[int], start: Start, this_round: Round, out: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _moved(
+        self, clients: Sequence[Trained], start: Start, this_round: Round, out: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         """Train some clients; return what their whole models moved by, ``[k, F]``, and their losses."""
-        block = list(zip(ids, start.rows, start.anchors, strict=True))
+        block = list(zip(clients, start.rows, start.anchors, strict=True))
         if this_round.personal_epochs == 0:
             return self._train_block(block, start.models, this_round, start.optimizer, out=out)
         own = frozenset(slot.name for slot in self.layout.personal)
@@ -183,19 +187,20 @@ class SimulatedClients(Workers):
         first = replace(this_round, spec=spec, purpose=f"{this_round.purpose} personal")
         moved, _ = self._train_block(block, start.models, first, start.optimizer, shared)
         moved = self.whole.only(PERSONAL, moved)  # buffers of the other part have changed too
-        models = torch.cat([start.models[: len(ids)] + moved, start.models[len(ids) :]])
+        models = torch.cat([start.models[: len(block)] + moved, start.models[len(block) :]])
         then, losses = self._train_block(block, models, this_round, start.optimizer, own)
         return moved + self.whole.only("shared", then), losses
 
     def _gradients(self, query: UpdateQuery) -> Updates:
-        answers: list[tuple[Tensor, float]] = []
-        for client, row in zip(query.ids, query.assignment, strict=True):
+        held, answers = self._stages.of(query), list[tuple[Tensor, float]]()
+        for place, row in enumerate(query.assignment):
+            client, inputs, targets = self._stages.trained(query, [place], held)[0]
             whole = self.whole.of(query.round, client, query.models[row])
-            examples = self._data.examples(client, query.round)
-            answers.append(loop.gradient(self._module, self.layout.full, whole, examples, self._task, self._chunk))
+            of_client = whole, (inputs, targets), self._task, self._chunk
+            answers.append(loop.gradient(self._module, self.layout.full, *of_client))
         deltas, _ = self.layout.parted(torch.stack([delta for delta, _ in answers]))
         losses = torch.tensor([loss for _, loss in answers], dtype=torch.float64)
-        return self._received(query.ids, deltas, losses, query.round)
+        return self._received(query.ids, self._stages.sizes(query, held), deltas, losses, query.round)
 
     def handle_evaluation(self, query: EvaluationQuery) -> Evaluation:
         """Let each client evaluate its model on a split of its own data.
@@ -207,34 +212,34 @@ class SimulatedClients(Workers):
         """
         at_once = self._memory // (MODELS_AT_A_TIME * self.layout.full.size * self.layout.dtype.itemsize)
         parts = self.whole.evaluated(query, max(1, at_once))
-        return Evaluation.concat([self._evaluator.evaluate(query, *part) for part in parts])
+        judge = self._stages.in_round(query.data_round).evaluator
+        return Evaluation.concat([judge.evaluate(query, *part) for part in parts])
 
     def handle_subspaces(self, query: SubspaceQuery) -> Tensor:
         """Let each client decompose its training inputs, see :func:`~fedclade.training.subspaces.subspaces`."""
-        return subspaces(self._federation, query)
+        return subspaces(self._stages.in_round(query.data_round).federation, query)
 
     def handle_statistics(self, query: StatisticsQuery) -> Statistics:
         """Let each client add up its training examples, see :class:`~fedclade.core.Statistics`."""
-        return statistics(self._federation, query)
+        return statistics(self._stages.in_round(query.data_round).federation, query)
 
     def handle_shifts(self, query: ShiftQuery) -> Tensor:
         """Let each client compare its labels with those of before, see :func:`~fedclade.training.shifts.shifts`."""
-        return shifts(self._federation, self.store, query)
+        return shifts(self._stages.in_round(query.round).federation, self.store, query)
 
-    def _blocks(self, ids: Sequence[int], spec: LocalTraining) -> Sequence[Sequence[int]]:
-        """Cut the places of the queried clients into blocks that fit the memory; clients of one size side by side."""
-        held = self._data.splits["train"]
-        sizes = held.sizes[held.set_of[self._data.places(ids)]].tolist()
-        by_size = sorted(range(len(ids)), key=lambda place: -sizes[place])
+    def _blocks(self, sizes: Indices, spec: LocalTraining, held: Held) -> Sequence[Sequence[int]]:
+        """Cut the places of clients with so many examples into blocks that fit the memory; equal sizes side by side."""
+        by_size = sorted(range(len(sizes)), key=lambda place: -sizes[place])
         if spec not in self._bytes_by_spec:
-            largest = int(held.sizes.max())
+            largest = int(held.data.splits["train"].sizes.max())
             some = np.resize(self._federation.clients[0].train, min(spec.batch_size, largest))
             batch = self._federation.pool.inputs(some).to(self._device)
             self._bytes_by_spec[spec] = bytes_per_client(self._module, self.layout.full, batch, spec)
-        own_data = 0 if self._data.bytes_kept else self._data.bytes_each * max(sizes)
+        kept = self._stages.bytes_kept
+        own_data = 0 if held.data.bytes_kept else held.data.bytes_each * int(max(sizes))
         each = self._bytes_by_spec[spec] + own_data
-        at_once = max(1, (self._memory - self._data.bytes_kept) // each)
-        return [block.tolist() for block in np.array_split(by_size, -(-len(ids) // at_once))]
+        at_once = max(1, (self._memory - kept) // each)
+        return [block.tolist() for block in np.array_split(by_size, -(-len(sizes) // at_once))]
 
     def _train_block(
         self,
@@ -266,34 +271,22 @@ class SimulatedClients(Workers):
         except ConfigError:  # of an engine that the user chose, and that names what prevents it
             raise
         except MODULE_ERRORS as error:
-            raise self._model_error(error, block, models, this_round) from error
+            each = ((one[0][0], self._workload([one], models, this_round)) for one in block)
+            raise model_error(error, each, self._federation, this_round.number, self.engine) from error
 
     def _workload(self, block: Block, models: Tensor, this_round: Round) -> Workload:
         purpose = "train" if this_round.purpose == BESIDE else this_round.purpose
         keyed = this_round.seed, purpose, this_round.number
         jobs: list[Job] = []
-        for client, row, anchor in block:
+        for (client, inputs, targets), row, anchor in block:
             generator = rng.torch_generator(*keyed, self._federation.keys[client])
-            jobs.append(Job(client, row, *self._data.examples(client, this_round), generator, anchor))
+            jobs.append(Job(client, row, inputs, targets, generator, anchor))
         return Workload(self._module, self.layout.full, models, jobs, this_round.spec, this_round.lr, self._task)
 
-    def _model_error(self, error: Exception, block: Block, models: Tensor, this_round: Round) -> ModelError:
-        """Find the client on whose data training fails, by itself, and name it."""
-        for one in block:
-            try:
-                LoopEngine().train(self._workload([one], models, this_round))
-            except MODULE_ERRORS as its_own:
-                return ModelError(
-                    f"round {this_round.number}: the model fails on the data of client {one[0]} "
-                    f"({self._federation.by_id[one[0]].name!r}): {its_own}"
-                )
-        return ModelError(
-            f"round {this_round.number}: engine {self.engine!r} fails on {len(block)} clients together, each of whom "
-            f"trains alone: {error}; use --engine loop, or less memory"
-        )
-
-    def _received(self, ids: Sequence[int], deltas: Tensor, losses: Tensor, this_round: Round) -> Updates:
+    def _received(
+        self, ids: Sequence[int], sizes: Indices, deltas: Tensor, losses: Tensor, this_round: Round
+    ) -> Updates:
         keys = self._federation.keys
-        sizes = [len(this_round.examples(self.sizes[client], keys[client])) for client in ids]
+        trained = [len(this_round.examples(int(n), keys[client])) for client, n in zip(ids, sizes, strict=True)]
         n_parameters = min(deltas.shape[1], self.layout.n_parameters)  # none of models that clients keep
-        return Updates.received(ids, sizes, deltas, n_parameters, losses, this_round.number)
+        return Updates.received(ids, trained, deltas, n_parameters, losses, this_round.number)

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor, nn
 
 from fedclade.core import ModelError
 from fedclade.data import Federation
+from fedclade.training.jobs import Workload
+from fedclade.training.loop import LoopEngine
+
+MODULE_ERRORS = (RuntimeError, ValueError, IndexError)
+"""What a module raises that does not fit a client's data."""
 
 
 def check_model_fits(module: nn.Module, federation: Federation, device: torch.device) -> None:
@@ -27,3 +34,25 @@ def check_model_fits(module: nn.Module, federation: Federation, device: torch.de
         got = (*got, 1) if got == (len(inputs),) and pool.outputs == 1 else got
     if got != expected:
         raise ModelError(f"the model should give {expected} outputs for {of_what} of {pool.name}, got {got}")
+
+
+def model_error(
+    error: Exception, each: Iterable[tuple[int, Workload]], federation: Federation, number: int, engine: str
+) -> ModelError:
+    """Return the error of clients that could not be trained together in a round, given the workload of each by itself.
+
+    It names the client on whose data training fails.
+    """
+    together = list(each)
+    for client, work in together:
+        try:
+            LoopEngine().train(work)
+        except MODULE_ERRORS as its_own:
+            return ModelError(
+                f"round {number}: the model fails on the data of client {client} "
+                f"({federation.by_id[client].name!r}): {its_own}"
+            )
+    return ModelError(
+        f"round {number}: engine {engine!r} fails on {len(together)} clients together, each of whom trains alone: "
+        f"{error}; use --engine loop, or less memory"
+    )

@@ -37,7 +37,9 @@ def narrowed(query: Query[Any], places: Sequence[int]) -> tuple[Query[Any], list
     new = {OWN: OWN, **{row: k for k, row in enumerate(rows)}}
     part = replace(query, ids=ids, assignment=[new[row] for row in of_client], models=query.models[:0])
     if isinstance(part, UpdateQuery):
-        part = replace(part, anchors=None if anchors is None else [new[row] for row in anchors], sink=None)
+        held = None if part.data_rounds is None else [part.data_rounds[place] for place in places]
+        anchors = None if anchors is None else [new[row] for row in anchors]
+        part = replace(part, anchors=anchors, data_rounds=held, sink=None)
     return part, rows
 
 

@@ -1,0 +1,215 @@
+"""FedDrift and FedDrift-Eager: Jothimurugesan, Hsieh, Wang, Joshi, Gibbons 2023, Algorithms 1 and 2.
+
+Time goes in steps of some rounds, and every client gets new data at the start of each. It then takes the most accurate
+of the models on its new data; if even that is less accurate by more than δ than its model was on the data of the step
+before, its concept has drifted, and it opens a model of its own, a copy of the most accurate. Then models are merged,
+by complete linkage up to δ′, that are about as accurate on each other's data as on their own: d(i, j) =
+max(A_ii − A_ij, A_jj − A_ji, 0), with A_ij the accuracy of model i on all data of model j. A model is trained on all
+data that was ever assigned to it: a client trains every model to which data of some step of its own belongs.
+
+Where paper and official code leave a choice, this file makes it:
+
+- A step begins where clients' data changes (:class:`~fedclade.data.Stage`), and after ``step_rounds``. Where data stays
+  the same, so do the data of all steps, and a client that trains a model on those of several has each example once.
+- Every client begins with a model of its own, all of them equal, as in the run that the official code names FedDrift;
+  its δ and W are the defaults here. The paper sets δ for each data set: 0.04 for SEA, 0.2 for SINE, 0.1 for CIRCLE and
+  MNIST. With ``start = "together"`` all begin with one model, as in the algorithms.
+- Clients compute A on all of their data, and report accuracies and numbers of examples. (The official code does so on
+  the server, which has all data there, and on twenty batches.)
+- A model is in use as long as some data is assigned to it; one that no client has in the step is kept, but not trained
+  (official code). A merged model is the mean, weighted by how many (client, step) are assigned to each (official code).
+- A model that is opened takes no part in merging in its step, and is isolated for W steps: nobody else may take it.
+- Where ``models`` limits their number, a new one takes the place of the one that was used least recently, of equals one
+  drawn at random, and if all are used in the step, the client stays with the most accurate (official code). Its
+  count of free places ignores those that merging left; here they are free again.
+- All clients, not a cohort, report at the start of a step; one that does not answer stays with its model.
+- A newcomer during a run takes the most accurate model at once. After a run, that with the lowest loss.
+- Another metric than accuracy takes its place where the task has another; δ is in its unit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedclade.algorithms.base import OneCohort, RoundLog
+from fedclade.algorithms.cluster_update import ClusterUpdate, log_of
+from fedclade.algorithms.drifting import FedDriftState, Move, accuracies
+from fedclade.core import (
+    BESIDE,
+    Clients,
+    Event,
+    Joined,
+    ParameterTree,
+    Round,
+    UpdateQuery,
+    Updates,
+    checked,
+    mean,
+    require,
+)
+
+
+@checked()
+@dataclass(frozen=True, kw_only=True)
+class FedDrift(OneCohort[FedDriftState]):
+    """FedDrift (Jothimurugesan et al. 2023): models are opened where accuracy drops, and merged where they agree.
+
+    Parameters
+    ----------
+    step_rounds
+        R, the rounds of a time step; it ends earlier where clients' data changes. The paper's 200 are more than most
+        runs over data that stays the same have: such a run needs several steps.
+    delta
+        δ: by how much a client's accuracy may fall from one step to the next before it opens a model, at least 0.
+    delta_merge
+        δ′: up to which distance models are merged, at least 0; δ if left out.
+    isolation
+        W: for how many steps a client that has drifted keeps to the model that it opened, and others do not get it.
+    start
+        Whether clients begin ``alone``, each with a model of its own, or ``together`` with one.
+    eager
+        FedDrift-Eager: those who drift in a step open one model together, nobody is isolated, and nothing is merged.
+    models
+        How many models there may be at most; any number, if left out.
+    """
+
+    state_type = FedDriftState
+    asks_for = "training accuracies"
+
+    step_rounds: int = 200
+    delta: float = 0.06
+    delta_merge: float | None = None
+    isolation: int = 1
+    start: Literal["alone", "together"] = "alone"
+    eager: bool = False
+    models: int | None = None
+
+    def __post_init__(self) -> None:
+        most, apart = self.models, self.delta_merge
+        require(
+            ("algorithm.step_rounds", self.step_rounds, self.step_rounds >= 1, "at least 1"),
+            ("algorithm.delta", self.delta, self.delta >= 0, "at least 0"),
+            ("algorithm.delta_merge", apart, apart is None or apart >= 0, "at least 0, or left out"),
+            ("algorithm.isolation", self.isolation, self.isolation >= 1, "at least 1"),
+            ("algorithm.start", self.start, self.start in ("alone", "together"), "'alone' or 'together'"),
+            ("algorithm.models", most, most is None or most >= 1, "at least 1, or left out"),
+        )
+
+    @property
+    def needs_updates(self) -> bool:
+        """Whether a step works on the updates of single clients."""
+        return False
+
+    @property
+    def compares(self) -> bool:
+        """Whether a step looks at signatures of updates."""
+        return False
+
+    def check_clients(self, clients: int) -> None:
+        """Check that there are as many models as clients, where each begins with one; a ConfigError otherwise."""
+        enough = self.models is None or self.start == "together" or self.models >= clients
+        rule = f"at least the number of clients, {clients}, where start is 'alone'"
+        require(("algorithm.models", self.models, enough, rule))
+
+    def too_short(self, rounds: int) -> str:
+        """Return that in a single time step there is nothing to merge and no drift."""
+        if rounds > self.step_rounds:
+            return ""
+        alone = "every client trains alone" if self.start == "alone" else "it is federated averaging"
+        return (
+            f"FedDrift merges and opens models at the start of a time step, of {self.step_rounds} rounds, and this run "
+            f"has {rounds}: unless clients' data changes, {alone}; set a smaller algorithm.step_rounds"
+        )
+
+    def init(self, params: Tensor, clients: Clients) -> FedDriftState:
+        """Give every client a model, equal to all others; no data belongs to any yet."""
+        ids = tuple(clients.ids)
+        clusters = [[client] for client in ids] if self.start == "alone" else [ids]
+        return FedDriftState.first(ParameterTree.star(clusters, params), ids)
+
+    def step(
+        self, state: FedDriftState, cohort: Sequence[int], clients: Clients, this_round: Round
+    ) -> tuple[FedDriftState, RoundLog]:
+        """Run one round: if a time step begins, see where clients go; then train every model that is in use."""
+        events, number, cohort = list[Event](), this_round.number, sorted(cohort)
+        changed = not state.stages or clients.stage != state.stages[-1]
+        if changed or number - state.begun[-1] >= self.step_rounds:
+            state, events = self._new_step(state, clients, this_round)
+        tree, parts = state.tree, list[ClusterUpdate]()
+        there = set(clients.ids)
+        for node in sorted({leaf.id for leaf in tree.leaves if there.intersection(leaf.members)}):
+            tree, part = self._trained(replace(state, tree=tree), node, cohort, clients, this_round)
+            parts += [part] if part is not None else []
+        return replace(state, tree=tree), log_of(parts, events)
+
+    def _new_step(self, state: FedDriftState, clients: Clients, this_round: Round) -> tuple[FedDriftState, list[Event]]:
+        """Begin a time step: see which model each client takes, and merge models."""
+        move = Move.begin(state, clients, this_round)
+        if len(move.begun) == 1:
+            move.stay()
+        else:
+            drifted = move.choose(self.delta)
+            if self.eager:
+                move.open(drifted, self.models)
+            else:
+                for client in drifted:
+                    move.open([client], self.models, self.isolation)
+                move.merge(self.delta if self.delta_merge is None else self.delta_merge)
+        return move.ended()
+
+    def _trained(
+        self, state: FedDriftState, node: int, cohort: Sequence[int], clients: Clients, this_round: Round
+    ) -> tuple[ParameterTree, ClusterUpdate | None]:
+        """Train a model on all data that belongs to it; return the tree, and what its present clients sent."""
+        places = {client: place for place, client in enumerate(state.ids)}
+        leaf_of, assigned = state.tree.leaf_of, state.assigned.numpy()
+        steps_of = {client: np.flatnonzero(assigned[:, places[client]] == node).tolist() for client in cohort}
+
+        def train(ids: Sequence[int], purpose: str) -> Updates | None:
+            if not ids:
+                return None
+            rounds = [tuple(state.begun[step] for step in steps_of[client]) for client in ids]
+            held = rounds if len(set(state.stages)) > 1 else None
+            model, asked = state.tree.nodes[node].params[None], replace(this_round, purpose=purpose)
+            return clients.ask(UpdateQuery(ids, "train", model, [0] * len(ids), asked, data_rounds=held))
+
+        # Clients keep what they train of the model that they have in the step, and nothing of others.
+        former = train([c for c in cohort if leaf_of[c] != node and steps_of[c]], BESIDE)
+        present = train([c for c in cohort if leaf_of[c] == node], this_round.purpose)
+        came = [updates for updates in (former, present) if updates is not None and updates.ids]
+        weights = [float(updates.sizes.sum()) for updates in came]
+        enough = sum(len(updates.ids) for updates in came) >= this_round.min_clients
+        moved = [mean(updates) * (weight / sum(weights)) for updates, weight in zip(came, weights, strict=True)]
+        step = torch.stack(moved).sum(0) if moved else None
+        tree = state.tree.moved(node, step) if step is not None and enough else state.tree
+        if present is None:
+            return tree, None
+        part = ClusterUpdate.of(node, present, this_round)
+        return tree, replace(part, mean=step if present.ids else None, enough=enough)
+
+    def serve(self, state: FedDriftState, clients: Clients) -> Mapping[int, int]:
+        """Return the node that each client is served with: its model, or the one that it would take now."""
+        unseen = [client for client, node in state.tree.leaf_of.items() if node == 0]
+        found, _ = accuracies(state.tree, state.free, unseen, clients)
+        return {**state.tree.leaf_of, **{c: state.free[int(mine.argmax())] for c, mine in found.items()}}
+
+    def join(
+        self, state: FedDriftState, ids: Sequence[int], clients: Clients, this_round: Round
+    ) -> tuple[FedDriftState, list[Event]]:
+        """Let newcomers take the most accurate model on their data, which belongs to it in this step."""
+        state = state.with_clients(ids)
+        found, _ = accuracies(state.tree, state.free, ids, clients)
+        taken = {client: state.free[int(mine.argmax())] for client, mine in found.items()}
+        assigned, accuracy = state.assigned.clone(), state.accuracy.clone()
+        for client, node in taken.items():
+            place = state.ids.index(client)
+            assigned[-1, place], accuracy[place] = node, found[client].max()
+        tree = state.tree.reassigned(taken)
+        joined = [Joined(n, tuple(c for c in taken if taken[c] == n)) for n in sorted(set(taken.values()))]
+        return replace(state, tree=tree, assigned=assigned, accuracy=accuracy), [Joined(0, tuple(ids)), *joined]

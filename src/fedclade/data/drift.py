@@ -1,0 +1,169 @@
+"""Drift: clients that get other examples, or move to another true cluster, during a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from fedclade.core import Split, check_arguments, checked, require, rng
+from fedclade.data.client_data import ClientData
+from fedclade.data.federation import Federation
+from fedclade.data.patterns import concepts_of
+from fedclade.data.seen import Hand, written_out
+from fedclade.data.shift import View
+from fedclade.data.stages import Stage
+
+
+@checked()
+@dataclass(frozen=True, kw_only=True)
+class Drift:
+    """How the data of a federation's clients changes during a run, in stages.
+
+    Parameters
+    ----------
+    rounds
+        The first round of each stage but the first, from 2 on, ascending.
+    kind
+        Whether a stage's training and validation data ``replace`` those of the stages before, or clients ``accumulate``
+        them, with the labels and the views of then. They are tested on the present stage's data alone.
+    examples
+        ``new``: every stage has a part of its own, all of equal size, of what a client trains on; ``same``: it keeps
+        its examples, and only sees them as its true cluster does.
+    share
+        Of the clients, how many move to another true cluster at each stage, drawn anew: in [0, 1], and at least one
+        client unless it is 0. Newcomers move likewise.
+    pattern
+        In its place, the true cluster of each client in each stage: a name of FedDrift's, ``A`` to ``F``, ``W`` to
+        ``Z``, ``R0`` to ``R9``, or a list with a row for each stage. Rows of fewer clients are repeated.
+    test
+        Whether a stage is tested on data as clients see it ``now``, or in the ``next`` stage, as FedDrift is; the last
+        is then tested by the pattern's next row, or as it is if there is none.
+
+    Raises
+    ------
+    ConfigError
+        If a value is out of range, or there is both a share and a pattern.
+    """
+
+    rounds: tuple[int, ...] = ()
+    kind: Literal["replace", "accumulate"] = "replace"
+    examples: Literal["new", "same"] = "new"
+    share: float | None = None
+    pattern: str | tuple[tuple[int, ...], ...] = ""
+    test: Literal["now", "next"] = "now"
+
+    def __post_init__(self) -> None:
+        ascending = bool(self.rounds) and self.rounds[0] >= 2 and list(self.rounds) == sorted(set(self.rounds))
+        share, both = self.share, self.share is not None and bool(self.pattern)
+        require(
+            ("drift.rounds", list(self.rounds), ascending, "one round or more from 2 on, in ascending order"),
+            ("drift.kind", self.kind, self.kind in ("replace", "accumulate"), "'replace' or 'accumulate'"),
+            ("drift.examples", self.examples, self.examples in ("new", "same"), "'new' or 'same'"),
+            ("drift.share", share, share is None or 0 <= share <= 1, "in [0, 1]"),
+            ("drift.share", share, not both, "left out with a pattern, which says who moves"),
+            ("drift.test", self.test, self.test in ("now", "next"), "'now' or 'next'"),
+        )
+        if self.pattern:
+            concepts_of(self.pattern, len(self.rounds) + 1, 1)
+
+    def clusters(self, first: Sequence[int], clusters: int, seed: int, purpose: str) -> list[list[int]]:
+        """Return the true cluster of each client in each stage, and where a pattern knows it in one more."""
+        if self.pattern:
+            rows = [list(row) for row in concepts_of(self.pattern, len(self.rounds) + 1, len(first))]
+            most = max(max(row) for row in rows[: len(self.rounds) + 2])
+            require(("drift.pattern", self.pattern, most < clusters, f"of {clusters} concepts, as clusters says"))
+            return rows[: len(self.rounds) + 2]
+        rows, share = [list(first)], DEFAULT_SHARE if self.share is None else self.share
+        for stage in range(1, len(self.rounds) + 1):
+            draw = rng.generator(seed, f"drift {purpose}", stage)
+            movers = draw.permutation(len(first))[: max(1, round(share * len(first))) if share and clusters > 1 else 0]
+            rows.append(list(rows[-1]))
+            for client in np.sort(movers).tolist():
+                rows[-1][client] = (rows[-1][client] + 1 + int(draw.integers(clusters - 1))) % clusters
+        return rows
+
+
+DEFAULT_SHARE = 0.5
+
+
+def drift_of(drift: Drift | Mapping[str, Any] | None) -> Drift | None:
+    """Return a drift, or that of some fields, such as those of a config; a ConfigError if these are not right."""
+    if drift is None or isinstance(drift, Drift):
+        return drift
+    return Drift(**check_arguments("[data.drift]", Drift, drift))
+
+
+Clients = tuple[ClientData, ...]
+
+
+def drifting(federation: Federation, views: Sequence[View], drift: Drift, seed: int) -> Federation:
+    """Return a federation, whose true clusters see it by these views, with stages; its newcomers have the same."""
+    parts = [each for each in (federation, federation.newcomers) if each is not None]
+    truths: list[list[list[int]]] = []
+    for part, purpose in zip(parts, ("clients", "newcomers"), strict=False):
+        known = part.true_clusters or dict.fromkeys(part.ids, 0)
+        truths.append(drift.clusters([known[client] for client in part.ids], len(views), seed, purpose))
+    hands = [_hands(part, rows, drift, seed) for part, rows in zip(parts, truths, strict=True)]
+    rule = "one that leaves all labels to all clients, where their data drifts"
+    require(("shift", "anda", not any(view.classes for view in views), rule))
+    transformed = any(view.transform for view in views)
+    if drift.kind == "accumulate" or drift.test == "next" or transformed:
+        pool, held = written_out(federation.pool, views, hands)
+    else:
+        pool, held = federation.pool, [[[_seen(hand, views) for hand in now] for now in of] for of in hands]
+    made: Federation | None = None
+    for part, of, rows in reversed([*zip(parts, held, truths, strict=True)]):
+        known = [None if part.true_clusters is None else dict(zip(part.ids, row, strict=True)) for row in rows]
+        each = [*zip(accumulate(map(tuple, of), _unchanged), known, strict=False)]
+        later = zip(drift.rounds, each[1:], strict=True)
+        made = replace(
+            part,
+            pool=pool,
+            clients=each[0][0],
+            true_clusters=each[0][1],
+            stages=tuple(Stage(number, *stage) for number, stage in later),
+            newcomers=made,
+            description=f"{part.description}, {len(each)} stages",
+        )
+    assert made is not None  # there is one part at least
+    return made
+
+
+def _hands(part: Federation, rows: Sequence[Sequence[int]], drift: Drift, seed: int) -> list[list[Hand]]:
+    """Return what each client has in each stage, given its true clusters ``[stages][clients]``."""
+    stages = len(drift.rounds) + 1
+    hands: list[list[Hand]] = [[] for _ in range(stages)]
+    for place, client in enumerate(part.clients):
+        held, views = [client.train] * stages, [row[place] for row in rows]
+        if drift.examples == "new":
+            rule = f"at least {stages}, one for each stage, of client {client.id}; or take drift.examples = 'same'"
+            require(("training examples", len(client.train), len(client.train) >= stages, rule))
+            order = rng.generator(seed, "stages", client.key).permutation(client.train)
+            held = np.array_split(order, stages)
+        for k in range(stages):
+            lots = range(0 if drift.kind == "accumulate" else k, k + 1)
+            train, validation = (tuple((of[j], views[j]) for j in lots) for of in (held, [client.validation] * stages))
+            shown = views[min(k + 1, len(views) - 1)] if drift.test == "next" else views[k]
+            hands[k].append(Hand(client, train, validation, ((client.test, shown),)))
+    return hands
+
+
+def _seen(hand: Hand, views: Sequence[View]) -> ClientData:
+    """Return a client that has one lot of examples, seen by one view."""
+    (train, number), *_ = hand.train
+    view = views[number]
+    return replace(hand.client, train=train, label_map=view.label_map, quarter_turns=view.quarter_turns)
+
+
+def _unchanged(before: Clients, now: Clients) -> Clients:
+    """Return clients, where nothing changes for one as the object that it was before."""
+
+    def same(one: ClientData, other: ClientData) -> bool:
+        seen_alike = one.label_map is other.label_map and one.quarter_turns == other.quarter_turns
+        return seen_alike and all(np.array_equal(getattr(one, s), getattr(other, s)) for s in get_args(Split))
+
+    return tuple(one if same(one, other) else other for one, other in zip(before, now, strict=True))

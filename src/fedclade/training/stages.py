@@ -1,0 +1,120 @@
+"""What simulated clients hold in each stage of a federation whose data changes during a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedclade.core import Indices, Round, UpdateQuery
+from fedclade.data import Federation
+from fedclade.training.data import ClientsData
+from fedclade.training.evaluation import Evaluator
+
+Trained = tuple[int, Tensor, Tensor]
+"""A client with the inputs and the targets ``[n, ...]`` that it trains on, as it sees them."""
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """What clients hold in one stage."""
+
+    federation: Federation
+    data: ClientsData
+    evaluator: Evaluator
+
+
+class Stages:
+    """What clients hold in each stage, gathered when it is first needed.
+
+    The data of the latest stage that was asked about takes ``budget`` bytes at most; those of earlier stages take what
+    that leaves. When a later stage begins, what was gathered before is let go.
+    """
+
+    def __init__(
+        self, federation: Federation, device: torch.device, budget: int, judge: Callable[..., Evaluator]
+    ) -> None:
+        self._federation, self._device, self._budget, self._judge = federation, device, budget, judge
+        self._held: dict[int, Held] = {}
+        self._joined: dict[tuple[int, tuple[int, ...]], tuple[Tensor, Tensor]] = {}
+        self._latest = self._bytes_joined = 0
+        self.now = self.at(0)
+
+    @property
+    def bytes_kept(self) -> int:
+        """How many bytes all that is gathered may take."""
+        return self._bytes_joined + sum(held.data.bytes_kept for held in self._held.values())
+
+    def in_round(self, number: int) -> Held:
+        """Return what clients hold in a round; where none is named (0), in the latest stage so far."""
+        return self.at(self._federation.stage_in(number)) if number else self.now
+
+    def at(self, stage: int) -> Held:
+        """Return what clients hold in a stage."""
+        if stage > self._latest:
+            self._latest, self._bytes_joined = stage, 0
+            self._held.clear()
+            self._joined.clear()
+            self.now = self.at(stage)
+        if stage not in self._held:
+            federation = self._federation.each_stage[stage]
+            data = ClientsData(federation, self._device, max(0, self._budget - self.bytes_kept))
+            self._held[stage] = Held(federation, data, self._judge(federation, data))
+        return self._held[stage]
+
+    def of(self, query: UpdateQuery) -> Held:
+        """Return what clients hold in the round of a query."""
+        return self.in_round(query.data_round or query.round.number)
+
+    def trained(self, query: UpdateQuery, places: Sequence[int], held: Held) -> list[Trained]:
+        """Return the clients at some places of a query, each with what it trains on."""
+        rounds = [None if query.data_rounds is None else query.data_rounds[place] for place in places]
+        ids = [query.ids[place] for place in places]
+        return [(c, *self._examples(c, query.round, held, of)) for c, of in zip(ids, rounds, strict=True)]
+
+    def _examples(
+        self, client: int, this_round: Round, held: Held, rounds: Sequence[int] | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return what a client trains on: of what it holds, or of what it held in some rounds, one behind the other.
+
+        What is the same in several of the rounds is there once.
+        """
+        stages = self._different(client, rounds)
+        if len(stages) < 2:
+            return (self.at(stages[0]) if stages else held).data.examples(client, this_round)
+        key = client, stages
+        if key not in self._joined:
+            parts = [self.at(stage).data.of(client) for stage in stages]
+            inputs, targets = (torch.cat(column) for column in zip(*parts, strict=True))
+            needed = inputs.nbytes + targets.nbytes
+            if self.bytes_kept + needed <= self._budget:
+                self._joined[key] = inputs, targets  # the same tensors again: worker processes know them
+                self._bytes_joined += needed
+        else:
+            inputs, targets = self._joined[key]
+        if this_round.part is None:
+            return inputs, targets
+        part = this_round.examples(len(targets), self._federation.keys[client])
+        places = torch.from_numpy(part).to(targets.device)
+        return inputs[places], targets[places]
+
+    def sizes(self, query: UpdateQuery, held: Held) -> Indices:
+        """Return how many examples each client of a query holds, of what it is to train on, ``[n]``."""
+        if query.data_rounds is None:
+            of_split = held.data.splits["train"]
+            return of_split.sizes[of_split.set_of[held.data.places(query.ids)]]
+        each = zip(query.ids, query.data_rounds, strict=True)
+        return np.array([sum(self._size(client, k) for k in self._different(client, of)) for client, of in each])
+
+    def _size(self, client: int, stage: int) -> int:
+        return self._federation.each_stage[stage].sizes[client]
+
+    def _different(self, client: int, rounds: Sequence[int] | None) -> tuple[int, ...]:
+        """Return the stages that some rounds are in, without those in which a client holds the same as in another."""
+        seen: dict[int, int] = {}
+        for stage in sorted({self._federation.stage_in(number) for number in rounds or ()}):
+            seen.setdefault(id(self._federation.each_stage[stage].by_id[client]), stage)
+        return tuple(seen.values())

@@ -1,0 +1,82 @@
+"""Clients that hold other data from some round on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedclade import LocalTraining
+from fedclade.core import Round, SubspaceQuery, UpdateQuery
+from fedclade.data import Federation, Stage
+from fedclade.training import SimulatedClients
+from tests.tiny import federation_of, linear
+
+SPEC = LocalTraining(epochs=2, batch_size=10, lr=0.2)
+
+
+def changing() -> Federation:
+    """Return clients that hold others' data, and another number of examples, from rounds 2 and 4 on; one stays."""
+    federation = federation_of([0, 1, 2, 3], [24, 31, 7, 40])
+    stages = []
+    for first, order in ((2, (1, 0, 2, 3)), (4, (3, 1, 2, 0))):
+        held = [federation.clients[k] for k in order]
+        clients = tuple(
+            now if now.id == at else replace(now, id=at, name=f"c{at}", key=at) for at, now in enumerate(held)
+        )
+        stages.append(Stage(first, clients, {0: 1, 1: 0, 2: 2, 3: 3}))
+    return replace(federation, stages=tuple(stages))
+
+
+def trained(clients: SimulatedClients, number: int, data_rounds=None) -> Tensor:
+    models = torch.stack([clients.layout.flatten(linear(0))])
+    updates = clients.train(clients.ids, models, [0] * 4, Round(number, SPEC), data_rounds=data_rounds)
+    return torch.cat([updates.required_deltas.flatten(), updates.sizes.float()])
+
+
+@pytest.mark.parametrize(("engine", "memory"), [("loop", 1), ("stacked", None), ("workers", None)])
+def test_clients_train_on_what_they_hold_in_the_round(engine, memory):
+    federation = changing()
+    clients = SimulatedClients(federation, linear(), engine=engine, memory=memory)
+    for number in (1, 2, 3, 4, 2):  # as one who asks for a round again
+        expected = trained(SimulatedClients(federation.in_round(number), linear(), engine="loop"), number)
+        assert torch.allclose(trained(clients, number), expected, atol=1e-5)
+    assert clients.sizes == federation.in_round(4).sizes
+
+
+@pytest.mark.parametrize(("engine", "memory"), [("loop", 1), ("stacked", None), ("workers", None)])
+def test_clients_train_on_what_they_held_before(engine, memory):
+    """What is the same in several rounds is there once: client 2 holds the same in all."""
+    federation = changing()
+    clients = SimulatedClients(federation, linear(), engine=engine, memory=memory)
+    rounds = [(1, 2), (4,), (1, 2, 4), (2, 3)]
+    for _ in range(2):
+        found = trained(clients, 5, rounds)
+        assert found[-4:].tolist() == [24 + 31, 31, 7, 40]
+    joined = [federation.in_round(number).examples(0, "train") for number in (1, 2)]
+    x, y = (torch.cat(column) for column in zip(*joined, strict=True))
+    layout, model = clients.layout, linear(0)
+    query = UpdateQuery(clients.ids, "gradients", layout.flatten(model)[None], [0] * 4, Round(5, SPEC))
+    gradient = clients.ask(replace(query, data_rounds=rounds)).required_deltas[0]
+    model.zero_grad()
+    torch.nn.functional.cross_entropy(model(x), y).backward()
+    assert torch.allclose(gradient, -torch.cat([p.grad.flatten() for p in model.parameters()]), atol=1e-6)
+
+
+def test_every_query_is_about_a_round():
+    federation = changing()
+    clients, models = SimulatedClients(federation, linear(), engine="loop"), linear(0)
+    models = clients.layout.flatten(models)[None]
+    for number in (1, 4, 3):
+        then = SimulatedClients(federation.in_round(number), linear(), engine="loop")
+        for split in ("train", "validation", "test"):
+            found = clients.evaluate(clients.ids, models, [0] * 4, split, number)
+            expected = then.evaluate(clients.ids, models, [0] * 4, split)
+            assert torch.equal(found.losses, expected.losses)
+            assert torch.equal(found.examples, expected.examples)
+        query = SubspaceQuery(clients.ids, 2, per_label=True, data_round=number)
+        assert torch.equal(clients.ask(query), then.ask(query))
+    now = clients.evaluate(clients.ids, models, [0] * 4, "train")
+    assert torch.equal(now.losses, clients.evaluate(clients.ids, models, [0] * 4, "train", 4).losses)
