@@ -11,7 +11,7 @@ from pathlib import Path
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message
 
-from fedclade import CFL, Ditto, LocalTraining, Task
+from fedclade import APFL, CFL, Ditto, LocalTraining, Task
 from fedclade.flower import LocalGrid, LocalNode, Network, client_app_from_config, federate
 from fedclade.flower.from_config import AppSettings, RunConfig
 from fedclade.flower.policy import Policy
@@ -84,6 +84,7 @@ def test_messages_have_what_the_page_says(tmp_path: Path):
         (CFL(similarity="gradients", split_rounds=(1,), eps2=1e-9), True),
         ("pacfl", False),
         (Ditto(), False),
+        (APFL(), False),
         ("ifca", False),
         ("fedsoft", False),
         ("flexcfl", False),

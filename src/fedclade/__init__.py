@@ -18,6 +18,7 @@ if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
 from fedclade.algorithms import (
+    APFL,
     CFL,
     FLHC,
     IFCA,
@@ -38,8 +39,11 @@ from fedclade.algorithms import (
     LGFedAvg,
     Local,
     Oracle,
+    PerFedAvg,
+    PFedMe,
     ReplicatedCFL,
     RoundLog,
+    Scaffold,
     State,
     StoCFL,
     log_of,
@@ -110,6 +114,7 @@ __version__ = version_of("fedclade")
 draw_with("fedclade.report")
 
 __all__ = [
+    "APFL",
     "CFL",
     "FLHC",
     "IFCA",
@@ -154,7 +159,9 @@ __all__ = [
     "Newcomers",
     "Node",
     "Oracle",
+    "PFedMe",
     "ParameterTree",
+    "PerFedAvg",
     "Pool",
     "PrivacyError",
     "ReplicatedCFL",
@@ -165,6 +172,7 @@ __all__ = [
     "RunError",
     "RunInterrupted",
     "RunSettings",
+    "Scaffold",
     "Signature",
     "SplitRecord",
     "State",

@@ -10,6 +10,7 @@ import torch
 from fedclade import CFL, FLHC, ConfigError, FedAvg, FedGroup, Local, LocalTraining, Oracle
 from fedclade.algorithms import (
     ALGORITHMS,
+    APFL,
     IFCA,
     PACFL,
     Ditto,
@@ -23,7 +24,10 @@ from fedclade.algorithms import (
     FineTune,
     FlexCFL,
     LGFedAvg,
+    PerFedAvg,
+    PFedMe,
     ReplicatedCFL,
+    Scaffold,
     State,
     StoCFL,
     build_algorithm,
@@ -53,6 +57,10 @@ def test_every_algorithm_can_be_built_by_its_name():
         "pacfl": PACFL,
         "stocfl": StoCFL,
         "ditto": Ditto,
+        "apfl": APFL,
+        "pfedme": PFedMe,
+        "per_fedavg": PerFedAvg,
+        "scaffold": Scaffold,
         "fedper": FedPer,
         "fedrep": FedRep,
         "lg_fedavg": LGFedAvg,
@@ -69,7 +77,8 @@ def test_options_reach_the_algorithm():
 
 
 def test_an_unknown_algorithm_suggests_the_nearest():
-    with pytest.raises(ConfigError, match=r"unknown algorithm 'clf'; did you mean 'cfl'\? \(known: cfl, .*, fedavg, "):
+    told = r"unknown algorithm 'clf'; did you mean 'cfl'\? \(known: apfl, cfl, .*, fedavg, "
+    with pytest.raises(ConfigError, match=told):
         build_algorithm("clf")
 
 

@@ -26,6 +26,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "fesem": {"clusters": 2},
     "pacfl": {"n_clusters": 2, "per_label": False},
     "stocfl": {"tau": 0.5, "anchor_epochs": 2},
+    "pfedme": {"lam": 5.0, "personal_lr": 0.02},
 }
 
 CANNOT = {

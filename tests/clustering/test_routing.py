@@ -7,7 +7,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedclade import Ditto, FedAvg, FedGroup, FineTune, Local, LocalTraining, UpdateError
+from fedclade import (
+    APFL,
+    Ditto,
+    FedAvg,
+    FedGroup,
+    FineTune,
+    Local,
+    LocalTraining,
+    PerFedAvg,
+    PFedMe,
+    Scaffold,
+    UpdateError,
+)
 from fedclade.clustering.routing import Assignment, Step, by_loss, least_similarity, route
 from fedclade.core.queries import Evaluation, Round, Split
 from fedclade.core.tree import Node, ParameterTree
@@ -127,7 +139,9 @@ def test_a_single_leaf_is_judged_by_the_guess_alone():
     assert not lowest_loss({0.0: 2.3, 1.0: 2.4}, clusters=((0,),)).fits
 
 
-@pytest.mark.parametrize("algorithm", [FedAvg(), Local(), Ditto(), FineTune()])
+@pytest.mark.parametrize(
+    "algorithm", [FedAvg(), Local(), Ditto(), APFL(), PFedMe(), PerFedAvg(), Scaffold(), FineTune()]
+)
 def test_methods_whose_leaves_are_single_clients_give_newcomers_the_root(algorithm):
     clients = ScriptedClients({client: [1.0, 0.0] for client in range(3)})
     tree = algorithm.init(torch.zeros(2), clients).tree

@@ -40,3 +40,50 @@ def test_a_batch_goes_on_when_runs_of_it_fail(tmp_path, caplog):
     assert "suite: b seed 0 failed" in caplog.text
     assert "suite: a seed 0 failed" not in caplog.text
     assert "Traceback" in caplog.text
+
+
+def silent(name, rounds):
+    return lambda row, tree: None
+
+
+def test_only_some_runs_are_made_and_others_are_read(tmp_path):
+    configs = {"a": check_config(DIGITS), "b": check_config(DIGITS)}
+    assert Batch(silent, only="*a seed 1").run(configs, 2, tmp_path).keys() == {"a"}
+    later = Batch(silent, only="b seed 0")
+    runs = later.run(configs, 2, tmp_path)
+    assert {label: [run.config["seed"] for run in each] for label, each in runs.items()} == {"a": [1], "b": [0]}
+    assert later.left == ["a seed 0", "b seed 1"]
+
+
+def test_no_run_begins_when_it_is_too_late(tmp_path):
+    batch = Batch(silent, over=lambda: bool(list(tmp_path.glob("*/*/summary.json"))))
+    assert len(batch.run({"a": check_config(DIGITS)}, 3, tmp_path)["a"]) == 1
+    assert batch.left == ["a seed 1", "a seed 2"]
+
+
+def test_a_run_that_another_process_makes_is_left_to_it(tmp_path):
+    config = check_config({**DIGITS, "checkpoint_every": 1})
+    inner = Batch(silent)
+
+    def meanwhile(name, rounds):
+        def on_round(row, tree):
+            assert inner.run({"a": config}, 1, tmp_path) == {}
+
+        return on_round
+
+    assert Batch(meanwhile).run({"a": config}, 1, tmp_path).keys() == {"a"}
+    assert inner.left == ["a"]
+    assert inner.failures == {}
+
+
+def test_runs_of_one_scenario_have_their_data_in_common(tmp_path):
+    config, loaded = check_config(DIGITS), []
+
+    class Counted(type(config)):
+        def federation(self, data_dir=None):
+            loaded.append(self.top.seed)
+            return super().federation(data_dir)
+
+    counted = Counted(**{name: getattr(config, name) for name in config.__dataclass_fields__})
+    Batch(silent).run({"a": counted, "b": replace(counted, algorithm={"name": "local"})}, 2, tmp_path)
+    assert loaded == [0, 1]

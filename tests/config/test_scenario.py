@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from fedclade.config.scenario import is_scenario, known_scales, read_scenario
+from fedclade.config.scenario import is_scenario, known_scales, read_scenario, read_scenarios
 from fedclade.core.errors import ConfigError
 
 SCENARIO = """
@@ -75,3 +75,37 @@ def test_a_scenario_needs_an_algorithm_and_knows_its_scales(scenario):
     scenario.write_text("[algorithms]")
     with pytest.raises(ConfigError, match=r"\[algorithms\] should name at least 1 algorithm, got none"):
         read_scenario(scenario)
+
+
+GRID = (
+    SCENARIO
+    + """
+[cells]
+"data.clients" = [4, 6]
+"local.lr" = [0.1]
+"""
+)
+
+
+def test_cells_make_a_scenario_of_each_combination(tmp_path):
+    file = tmp_path / "grid.toml"
+    file.write_text(GRID)
+    few, more = read_scenarios(file)
+    assert (few.name, few.folder, more.name) == ("grid 4 0.1", "grid-4-0.1", "grid 6 0.1")
+    assert [each.configs["prox"].data["clients"] for each in (few, more)] == [4, 6]
+    with pytest.raises(ConfigError, match="has 2 scenarios"):
+        read_scenario(file)
+
+
+def test_a_name_that_is_no_folder_has_one_that_is(tmp_path):
+    file = tmp_path / "grid.toml"
+    file.write_text(GRID.replace('"data.clients" = [4, 6]', '"model.name" = ["mlp"]\n"data.name" = ["digits"]'))
+    assert read_scenarios(file)[0].folder == "grid-mlp-digits-0.1"
+
+
+@pytest.mark.parametrize("values", ["3", "[]"])
+def test_a_cell_without_values_is_an_error(tmp_path, values):
+    file = tmp_path / "grid.toml"
+    file.write_text(GRID.replace("[4, 6]", values))
+    with pytest.raises(ConfigError, match=r"data.clients of \[cells\] should be a list of values"):
+        read_scenarios(file)

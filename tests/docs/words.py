@@ -20,7 +20,7 @@ import pytest
 import typer
 
 from fedclade.cli import app
-from fedclade.config import Building, check_config, find_config, find_configs, is_scenario, read_config, read_scenario
+from fedclade.config import Building, check_config, find_config, find_configs, is_scenario, read_config, read_scenarios
 from fedclade.config.toml_files import apply_overrides
 from fedclade.papers import EXPERIMENTS
 from fedclade.report import cite_name
@@ -105,7 +105,7 @@ def check_settings(name: str, changes: Sequence[str], scale: str | None = None) 
         return
     for path in find_configs(name) if scale is not None or not Path(name).suffix else [find_config(name)]:
         if is_scenario(path):
-            read_scenario(path, changes, scale)
+            read_scenarios(path, changes, scale)
         else:
             read_config(path, changes)
 

@@ -12,6 +12,7 @@ from torch import nn
 
 from fedclade import LocalTraining, ModelError, Run, Signature, simulate
 from fedclade.algorithms import (
+    APFL,
     CFL,
     FLHC,
     IFCA,
@@ -27,7 +28,10 @@ from fedclade.algorithms import (
     FineTune,
     FlexCFL,
     Local,
+    PerFedAvg,
+    PFedMe,
     ReplicatedCFL,
+    Scaffold,
     StoCFL,
     build_algorithm,
 )
@@ -62,6 +66,10 @@ ALGORITHMS: dict[str, Algorithm] = {
     "pacfl": PACFL(n_clusters=2),
     "stocfl": StoCFL(tau=0.3, anchor_epochs=3),
     "ditto": Ditto(),
+    "apfl": APFL(adaptive=True),
+    "pfedme": PFedMe(),
+    "per_fedavg": PerFedAvg(variant="HF"),
+    "scaffold": Scaffold(),
     "finetune": FineTune(),
 }
 
@@ -150,7 +158,7 @@ def test_what_clusters_have_in_common_is_averaged_over_all(name: str):
     assert torch.equal(bodies, bodies[:1].expand_as(bodies))
 
 
-@pytest.mark.parametrize("name", ["cfl", "cfl by gradients", "rcfl", "ifca", "ditto", "fedrep"])
+@pytest.mark.parametrize("name", ["cfl", "cfl by gradients", "rcfl", "ifca", "ditto", "apfl", "scaffold", "fedrep"])
 def test_what_is_personal_stays_with_the_clients(name: str):
     algorithm = FedRep(head_epochs=2) if name == "fedrep" else ALGORITHMS[name]
     here, there = both(algorithm, personal="head", client_fraction=0.5)

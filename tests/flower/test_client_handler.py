@@ -205,6 +205,12 @@ def test_it_evaluates_all_models_that_it_is_sent():
             {"replicates": 2, "dim": 2**40},
             "asked for 2 parts of 24 training examples, compared by 1099511627776 numbers each",
         ),
+        ({"rule": '{"name": "steal"}'}, "asked for a local rule that is not known here: unknown local rule 'steal'"),
+        (
+            {"rule": '{"name": "mixture", "alpha": 2.0}'},
+            r"not known here: algorithm.alpha should be in \[0, 1\], got 2",
+        ),
+        ({"rule": '{"name": "mixture"}'}, "not known here: local rule 'mixture': .* missing .* 'alpha'"),
         ({"spec": '{"epochs": 0}'}, "local.epochs should be at least 1, got 0"),
         (
             {"what": "evaluate", "split": "secrets"},

@@ -26,6 +26,7 @@ from fedclade.algorithms import (
     FedSoft,
     FeSEM,
     ReplicatedCFL,
+    Scaffold,
     StoCFL,
 )
 from fedclade.core.errors import ConfigError, RunError, UpdateError
@@ -248,6 +249,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     "fedsoft": FedSoft(selection=2),
     "feddrift": FedDrift(step_rounds=1, delta=0.2),
     "ditto": Ditto(),
+    "scaffold": Scaffold(),
     "rcfl": ReplicatedCFL(level=0.5, check_every=3),
 }
 

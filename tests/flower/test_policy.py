@@ -63,6 +63,13 @@ def test_steps_are_those_of_all_parts():
             Policy(max_steps=most).check_training(spec, replicates, EXAMPLES)
 
 
+def test_a_step_counts_as_many_times_as_it_takes_gradients():
+    spec = LocalTraining(batch_size=5)
+    Policy(max_steps=20).check_training(spec, 1, EXAMPLES, gradients=4)
+    with pytest.raises(PolicyError, match="forbids 20 steps, at most 19"):
+        Policy(max_steps=19).check_training(spec, 1, EXAMPLES, gradients=4)
+
+
 def test_steps_in_place_of_epochs_are_bounded_by_both_limits():
     spec = LocalTraining(steps=11, batch_size=5)  # 5 batches of 24 examples, so they begin 3 epochs
     Policy(max_steps=11, max_epochs=3).check_training(spec, 1, EXAMPLES)

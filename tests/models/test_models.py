@@ -154,8 +154,8 @@ def test_initial_parameters_depend_on_the_seed_alone():
 
 
 def test_an_unknown_model_suggests_the_nearest():
-    text = "unknown model 'mpl'; did you mean 'mlp'? (known: cifar_cnn, cnn, lstm, mclr, mlp, vector_lstm); your own "
-    "is given as"
+    known = "cifar_cnn, cnn, lenet, lstm, mclr, mlp, vector_lstm"
+    text = f"unknown model 'mpl'; did you mean 'mlp'? (known: {known}); your own is given as"
     with pytest.raises(ConfigError, match=re.escape(text)):
         build_model("mpl", input_shape=(4,), outputs=2)
 

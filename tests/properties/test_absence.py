@@ -12,6 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fedclade import (
+    APFL,
     CFL,
     FLHC,
     IFCA,
@@ -28,6 +29,7 @@ from fedclade import (
     LocalTraining,
     Oracle,
     ReplicatedCFL,
+    Scaffold,
     StoCFL,
 )
 from fedclade.algorithms import State
@@ -60,6 +62,8 @@ ALGORITHMS = [
     FedDrift(step_rounds=1, delta=0.1),
     FedDrift(step_rounds=1, start="together", eager=True, delta=0.02, models=3),
     Ditto(),
+    APFL(),
+    Scaffold(),
     FineTune(),
 ]
 

@@ -11,7 +11,19 @@ import torch
 from torch import Tensor, nn
 
 from fedclade import ConfigError, LocalTraining, Run, simulate
-from fedclade.algorithms import IFCA, PACFL, Algorithm, Ditto, FedDrift, FedSoft, FeSEM, FineTune, StoCFL
+from fedclade.algorithms import (
+    APFL,
+    IFCA,
+    PACFL,
+    Algorithm,
+    Ditto,
+    FedDrift,
+    FedSoft,
+    FeSEM,
+    FineTune,
+    Scaffold,
+    StoCFL,
+)
 from fedclade.channel.signature import Signature
 from fedclade.core.params import Layout
 from fedclade.core.queries import Round
@@ -34,6 +46,8 @@ RIVALS: Mapping[str, Algorithm] = {
     "stocfl": StoCFL(tau=0.6, anchor_epochs=3),
     "ditto": Ditto(lam=0.5),
     "finetune": FineTune(),
+    "apfl": APFL(adaptive=True),
+    "scaffold": Scaffold(),
 }
 each_rival = pytest.mark.parametrize("algorithm", RIVALS.values(), ids=RIVALS.keys())
 

@@ -25,7 +25,7 @@ from fedclade import (
     Run,
     StoCFL,
 )
-from fedclade.algorithms import PACFL, CFLState, Ditto, FineTune, Oracle, State
+from fedclade.algorithms import PACFL, CFLState, Ditto, FineTune, Oracle, Scaffold, State
 from fedclade.config import check_config
 from fedclade.core.errors import RunInterrupted
 from fedclade.core.queries import Round
@@ -48,6 +48,7 @@ METHODS = {
     "stocfl": StoCFL(tau=0.6, anchor_epochs=5),
     "local": Local(),
     "ditto": Ditto(),
+    "scaffold": Scaffold(),
     "finetune": FineTune(),
     "oracle": "oracle",
 }

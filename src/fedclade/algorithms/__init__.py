@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from inspect import isclass
 from typing import Any
 
+from fedclade.algorithms.apfl import APFL
 from fedclade.algorithms.base import Algorithm, OwnModels, RoundLog
 from fedclade.algorithms.cfl import CFL, CFLState
 from fedclade.algorithms.cluster_update import ClusterUpdate, log_of, move_clusters, train_clusters, train_root
@@ -26,14 +27,18 @@ from fedclade.algorithms.fl_hc import FLHC
 from fedclade.algorithms.flexcfl import FlexCFL
 from fedclade.algorithms.ifca import IFCA
 from fedclade.algorithms.pacfl import PACFL
+from fedclade.algorithms.per_fedavg import PerFedAvg
 from fedclade.algorithms.personal import FedBN, FedPer, FedRep, LGFedAvg
+from fedclade.algorithms.pfedme import PFedMe
 from fedclade.algorithms.replicated_cfl import ReplicatedCFL
+from fedclade.algorithms.scaffold import Scaffold
 from fedclade.algorithms.state import State
 from fedclade.algorithms.stocfl import StoCFL
 from fedclade.core import ConfigError, Event, FedcladeError, check_arguments, known_arguments, name_of, named, shown
 
 __all__ = [
     "ALGORITHMS",
+    "APFL",
     "CFL",
     "FLHC",
     "IFCA",
@@ -59,8 +64,11 @@ __all__ = [
     "Local",
     "Oracle",
     "OwnModels",
+    "PFedMe",
+    "PerFedAvg",
     "ReplicatedCFL",
     "RoundLog",
+    "Scaffold",
     "State",
     "StoCFL",
     "algorithm_class",
@@ -104,6 +112,10 @@ ALGORITHMS: Mapping[str, Entry] = {
     "pacfl": Entry(PACFL, "one-shot clusters by principal angles between the clients' data (Vahidian et al. 2023)"),
     "stocfl": Entry(StoCFL, "clusters united by how an anchor model moves on their data (Zeng et al. 2023)"),
     "ditto": Entry(Ditto, "a personal model for each client, held near a global one (Li et al. 2021)"),
+    "apfl": Entry(APFL, "each client's model is a mixture of the global one and one of its own (Deng et al. 2020)"),
+    "pfedme": Entry(PFedMe, "personal models near a global one, which moves towards them (Dinh et al. 2020)"),
+    "per_fedavg": Entry(PerFedAvg, "a global model that is good after a step of each client (Fallah et al. 2020)"),
+    "scaffold": Entry(Scaffold, "FedAvg with control variates against client drift (Karimireddy et al. 2020)"),
     "fedper": Entry(FedPer, "FedAvg but for the head, which stays with each client (Arivazhagan et al. 2019)"),
     "fedrep": Entry(FedRep, "FedPer whose clients fit their heads first, and then the rest (Collins et al. 2021)"),
     "lg_fedavg": Entry(LGFedAvg, "FedAvg of the head alone, over representations of each client (Liang et al. 2020)"),

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedclade.algorithms.state import OwnS, OwnState, S, State
 from fedclade.clustering import Assignment, SplitCriteria, route, to_root, walk_down
-from fedclade.core import Clients, Event, Joined, ParameterTree, Round, require
+from fedclade.core import Clients, Event, Joined, LocalTraining, ParameterTree, Round, require
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,6 +109,15 @@ class Algorithm(ABC, Generic[S]):
         count: int | None = getattr(self, name) if name else None
         holds = count is None or count <= clients
         require((f"algorithm.{name}", count, holds, f"at most the number of clients, {clients}"))
+
+    def check_training(self, spec: LocalTraining) -> None:
+        """Check that the method can go with some local training; by default it can with any.
+
+        Raises
+        ------
+        ConfigError
+            If it cannot; one line for each setting.
+        """
 
     @property
     def begins_in(self) -> str | None:

@@ -54,8 +54,9 @@ class Timing(Middleware):
 class Traffic(Middleware):
     """Counts the bytes that would travel between simulated clients and the server.
 
-    A client receives a model before it trains, and a second one where the proximal term pulls it towards another, and
-    sends an update back, unless the round says that less travels; gradients are taken at a model that it already has.
+    A client receives a model before it trains, and a second one where the proximal term pulls it towards another or its
+    local rule needs one, and sends an update back, unless the round says that less travels; gradients are taken at a
+    model that it already has.
     Evaluation is not counted, since a client has its model anyway; but on training data, which is how a client chooses
     among several, each of them is sent to it first. A client that drops out has received its models and sends nothing;
     what is too late or not usable was sent all the same.
@@ -67,8 +68,9 @@ class Traffic(Middleware):
         """Count models down and updates up."""
         updates, models = ask(query), query.models
         if query.kind == "train" and query.round.communicates in ("all", "models"):
-            needs = query.anchors is not None and (query.round.spec.mu or query.shares)
-            pulled_to = query.anchors if query.anchors is not None and needs else query.assignment
+            pulled_to = query.assignment
+            if query.anchors is not None and (query.round.uses_anchors or query.shares):
+                pulled_to = query.anchors
             rows = query.assignment
             sent = sum((row != OWN) + (a != row) for a, row in zip(pulled_to, rows, strict=True))
             self.meter.bytes_down += sent * models[0].nbytes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from time import monotonic
 from typing import Annotated
 
 import typer
@@ -11,13 +12,14 @@ from rich.console import Console
 from fedclade.cli import options
 from fedclade.cli.console import new_console, say
 from fedclade.cli.interrupt import interruptible
-from fedclade.config import Batch, Scenario, find_config, find_configs, is_scenario, read_config, read_scenario
+from fedclade.config import Batch, Scenario, find_config, find_configs, is_scenario, read_config, read_scenarios
 from fedclade.core import ConfigError, RunError
 from fedclade.report import (
     Comparison,
     RunProgress,
     SuiteComparison,
     add_figures,
+    count,
     event_table,
     shortened,
     tree_view,
@@ -82,6 +84,12 @@ def compare(
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue in the folder --out: finished runs are read, others go on.")
     ] = False,
+    only: Annotated[
+        str, typer.Option("--only", metavar="PATTERN", help="Runs of such names, as '*rcfl*'; others are read.")
+    ] = "*",
+    at_most: Annotated[
+        float | None, typer.Option("--at-most", metavar="MINUTES", min=0, help="Begin no run after so many.")
+    ] = None,
     quiet: options.Quiet = False,
 ) -> None:
     """Run several configs, each with several seeds, and put them in one table with 95 % intervals.
@@ -90,6 +98,9 @@ def compare(
 
     Scenarios, such as those in configs/suite, set all their algorithms the same task, and get a table each.
     Example: fedclade compare suite --scale smoke
+
+    Many runs can be made in pieces, and by several processes at once, in one folder.
+    Example: fedclade compare arena --out arena --resume --only '*P(Y|X) 8*' --at-most 10
     """
     console = new_console()
     paths = [path for config in configs for path in find_configs(config)]
@@ -104,20 +115,23 @@ def compare(
     if ordinary:  # all that is not said for each scenario is as if they were one without a name
         scenarios = [Scenario("", {path.stem: read_config(path, changes) for path in paths}, 1)]
     else:
-        scenarios = [read_scenario(path, changes, scale) for path in paths]
+        scenarios = [each for path in paths for each in read_scenarios(path, changes, scale)]
     target = options.target_folder(out, "compare", resume=resume)
     options.check_machine(device, memory)
     options.callbacks_of(log)  # to find out now whether they can be had; each run gets its own
     progress = RunProgress(console, quiet=quiet)
     batch = Batch(progress.start, data_dir, device, memory, callbacks=lambda: options.callbacks_of(log))
+    batch.only, end = only, None if at_most is None else monotonic() + 60 * at_most
+    batch.over = lambda: end is not None and monotonic() > end
     if ordinary:
         batch.finished = lambda run, folder: add_figures(run, folder, console)
     found: dict[str, Comparison] = {}
+    total = sum(len(each.configs) * (seeds or each.seeds) for each in scenarios)
     then = f"continue with the same command and --out {target} --resume"
     with progress.shown(), interruptible(lambda: then) as batch.stop:
         for each in scenarios:
             prefix = f"{each.name}: " if each.name else ""
-            if runs := batch.run(each.configs, seeds or each.seeds, target / each.name, prefix):
+            if runs := batch.run(each.configs, seeds or each.seeds, target / each.folder, prefix):
                 found[each.name] = Comparison(runs, each.name)
     if found:
         comparison = found[""] if ordinary else SuiteComparison(found)
@@ -127,6 +141,8 @@ def compare(
             say(console, f"comparison folder: {target}")
         except RunError as error:
             batch.failures[str(error)] = ["comparison"]
+    if batch.left:
+        say(console, f"{count(len(batch.left), 'run')} of {count(total, 'run')} left: {then}")
     _raise_failures(batch)
 
 

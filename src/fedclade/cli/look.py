@@ -9,7 +9,7 @@ import typer
 
 from fedclade.cli import options
 from fedclade.cli.console import new_console, say
-from fedclade.config import find_config, is_scenario, known_scales, read_config, read_scenario
+from fedclade.config import find_config, is_scenario, known_scales, read_config, read_scenarios
 from fedclade.report import cite_name, tree_view
 from fedclade.runs import Run, export_adapter, export_model
 
@@ -54,7 +54,7 @@ def validate(config: options.ConfigFile) -> None:
     path = find_config(config)
     if is_scenario(path):
         for scale in (None, *known_scales(path)):
-            read_scenario(path, scale=scale)
+            read_scenarios(path, scale=scale)
     else:
         read_config(path)
     say(new_console(), f"{path} is fine")

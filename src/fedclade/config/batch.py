@@ -5,13 +5,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatch
 from pathlib import Path
 
 from fedclade.config.settings import Config
-from fedclade.core import FedcladeError, RunInterrupted
-from fedclade.runs import Callback, OnRound, Run
+from fedclade.core import FedcladeError, FolderInUseError, RunInterrupted
+from fedclade.data import Federation
+from fedclade.runs import Callback, OnRound, Run, is_finished
 
 _log = logging.getLogger(__name__)
+
+MOST_FEDERATIONS = 3
+"""That are kept for the next runs; the data of one may take as much memory as all else."""
 
 
 @dataclass
@@ -30,8 +35,16 @@ class Batch:
     finished: Callable[[Run, Path], object] = lambda run, folder: None
     stop: Callable[[], bool] = lambda: False
     callbacks: Callable[[], Sequence[Callback]] = tuple[Callback, ...]
+    over: Callable[[], bool] = lambda: False
+    """Whether it is too late to begin another run."""
+    only: str = "*"
+    """Which runs are made, by a pattern over their names, such as ``*rcfl*``; others are read if they are done."""
     failures: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
     """By what went wrong: the names of the runs."""
+    left: list[str] = field(default_factory=list[str])
+    """The names of the runs that are not done: not wanted, too late, or in the hands of another process."""
+    _federations: dict[int, tuple[Config, Federation]] = field(default_factory=dict[int, tuple[Config, Federation]])
+    """By seed, with the config that it is of: algorithms of one scenario have it in common."""
 
     def run(self, configs: Mapping[str, Config], seeds: int, target: Path, prefix: str = "") -> dict[str, list[Run]]:
         """Run every config with every seed into ``target/LABEL/seed-N``; return the runs that finished."""
@@ -40,8 +53,14 @@ class Batch:
             for seed in range(seeds):
                 name = f"{prefix}{label}" + (f" seed {seed}" if seeds > 1 else "")
                 folder = target / label / f"seed-{seed}"
+                if not is_finished(folder) and (self.over() or not fnmatch(name, self.only)):
+                    self.left.append(name)
+                    continue
                 try:
                     run = self._run(replace(config, top=replace(config.top, seed=seed)), name, folder)
+                except FolderInUseError:
+                    self.left.append(name)
+                    continue
                 except RunInterrupted:
                     raise
                 except Exception as error:  # of a config, or of the user's own model or data: the others go on
@@ -60,7 +79,7 @@ class Batch:
             raise RunInterrupted(f"interrupted before {name}", "")
         on_round = self.start(name, config.top.rounds)
         return config.run(
-            config.federation(self.data_dir),
+            self._federation(config),
             device=self.device,
             memory=self.memory,
             callbacks=self.callbacks(),
@@ -69,3 +88,14 @@ class Batch:
             stop=self.stop,
             progress=False,  # which start() shows
         )
+
+    def _federation(self, config: Config) -> Federation:
+        """Return the federation of a run: that of the last with this seed, if their data are configured alike."""
+        seed = config.top.seed
+        known = self._federations.pop(seed, None)
+        if known is None or known[0].data != config.data:
+            known = config, config.federation(self.data_dir)
+        self._federations[seed] = known
+        while len(self._federations) > MOST_FEDERATIONS:
+            self._federations.pop(next(iter(self._federations)))
+        return known[1]

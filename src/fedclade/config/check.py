@@ -95,6 +95,8 @@ def _check_together(
             problems.collect("", presence.check, newcomers.clients, clients or 0, top.rounds)
     if algorithm is not None and data is not None and data.get("clients") is not None:
         problems.collect("", algorithm.check_clients, data["clients"])
+    if algorithm is not None and right["local"] is not None:
+        problems.collect("", algorithm.check_training, right["local"])
     if right["task"] is not None:
         problems.collect("task", lambda: right["task"].task)
     if top is not None:

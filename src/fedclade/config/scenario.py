@@ -1,7 +1,9 @@
-"""Scenarios: TOML files that set several algorithms the same task, at a scale of choice."""
+"""Scenarios: TOML files that set several algorithms the same task, or several tasks, at a scale of choice."""
 
 from __future__ import annotations
 
+import copy
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +13,7 @@ from typing import Any
 from fedclade.config.check import check_config
 from fedclade.config.data import with_files_found
 from fedclade.config.settings import Config
-from fedclade.config.toml_files import apply_overrides, read_toml
+from fedclade.config.toml_files import apply_overrides, as_override, read_toml
 from fedclade.core import ConfigError, shown, unknown
 
 
@@ -24,6 +26,11 @@ class Scenario:
     """By the algorithm's name in the table ``[algorithms]``; they differ in nothing else."""
     seeds: int
 
+    @property
+    def folder(self) -> str:
+        """The name as that of a folder: letters, digits, dots, dashes and underscores."""
+        return re.sub(r"[^\w.-]+", "-", self.name).strip("-")
+
 
 def is_scenario(path: Path) -> bool:
     """Return whether a TOML file is a scenario rather than the config of one run; raises what reading it raises."""
@@ -35,12 +42,13 @@ def known_scales(path: Path) -> tuple[str, ...]:
     return tuple(_table(read_toml(path), "scales", path))
 
 
-def read_scenario(path: Path, overrides: Sequence[str] = (), scale: str | None = None) -> Scenario:
-    """Read and check a scenario.
+def read_scenarios(path: Path, overrides: Sequence[str] = (), scale: str | None = None) -> list[Scenario]:
+    """Read and check the scenarios of a file: one, or one for each cell of a grid.
 
-    It is a config with a table ``[algorithms]`` in the place of ``[algorithm]``: a table of hyper-parameters for each
-    algorithm, with its ``name`` where that differs from the key. It may also have a number of ``seeds``, and tables
-    ``[scales.NAME]`` with whatever differs at that scale. ``overrides``, as after ``--set``, win over both.
+    A scenario is a config with a table ``[algorithms]`` in place of ``[algorithm]``: a table of hyper-parameters for
+    each algorithm, with its ``name`` where that differs from the key. It may have a number of ``seeds``, and tables
+    ``[scales.NAME]`` with whatever differs at that scale. ``overrides``, as after ``--set``, win over both. A table
+    ``[cells]`` of lists, such as ``"data.level" = [1, 5]``, makes a scenario of each combination of their values.
 
     Raises
     ------
@@ -62,8 +70,30 @@ def read_scenario(path: Path, overrides: Sequence[str] = (), scale: str | None =
         raise ConfigError(f"{path}: a scenario has no [algorithm]; set hyper-parameters in [algorithms]")
     if not isinstance(seeds, int) or isinstance(seeds, bool) or seeds < 1:
         raise ConfigError(f"{path}: seeds should be a whole number of at least 1, got {shown(seeds)}")
-    shared = {key: value for key, value in raw.items() if key not in ("algorithms", "scales", "seeds")}
+    shared = {key: value for key, value in raw.items() if key not in ("algorithms", "scales", "seeds", "cells")}
     shared = with_files_found(shared, path.parent)
+    cells = _table(raw, "cells", path)
+    for key, values in cells.items():
+        if not isinstance(values, list) or not values:
+            raise ConfigError(f"{path}: {key} of [cells] should be a list of values, got {shown(values)}")
+    found: list[Scenario] = []
+    for values in itertools.product(*cells.values()):
+        name, of_cell = " ".join([path.stem, *map(str, values)]), copy.deepcopy(shared)
+        apply_overrides(of_cell, [as_override(key, value) for key, value in zip(cells, values, strict=True)])
+        found.append(Scenario(name, _configs(path, of_cell, algorithms), seeds))
+    return found
+
+
+def read_scenario(path: Path, overrides: Sequence[str] = (), scale: str | None = None) -> Scenario:
+    """Read and check a file of one scenario, see :func:`read_scenarios`; a ConfigError if it has several."""
+    scenario, *others = read_scenarios(path, overrides, scale)
+    if others:
+        raise ConfigError(f"{path} has {1 + len(others)} scenarios, the cells of a grid")
+    return scenario
+
+
+def _configs(path: Path, shared: Mapping[str, Any], algorithms: Mapping[str, Any]) -> dict[str, Config]:
+    """Return the config of each algorithm."""
     configs: dict[str, Config] = {}
     problems: dict[str, None] = {}  # a dict, since all algorithms share the problems of the other sections
     for label in algorithms:
@@ -74,7 +104,7 @@ def read_scenario(path: Path, overrides: Sequence[str] = (), scale: str | None =
             problems |= dict.fromkeys(f"{path}: {line}" for line in named.splitlines())
     if problems:
         raise ConfigError("\n".join(problems))
-    return Scenario(path.stem, configs, seeds)
+    return configs
 
 
 def _table(raw: Mapping[str, Any], key: str, path: Path) -> Mapping[str, Any]:

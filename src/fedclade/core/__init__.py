@@ -15,6 +15,7 @@ from fedclade.core.errors import (
     DataError,
     EngineError,
     FedcladeError,
+    FolderInUseError,
     MissingExtraError,
     ModelError,
     PolicyError,
@@ -67,6 +68,7 @@ from fedclade.core.files import (
     write_text,
 )
 from fedclade.core.local import LARGEST, LocalTraining
+from fedclade.core.local_rules import ControlVariates, LocalRule, MetaLearning, Mixture, MoreauEnvelope, local_rule
 from fedclade.core.node import VECTORS, Node
 from fedclade.core.optimizers import OF_TORCH, optimizer_class, own_defaults
 from fedclade.core.params import Layout, Slot, check_module
@@ -94,7 +96,6 @@ from fedclade.core.queries import (
     Query,
     R,
     Round,
-    ShiftQuery,
     Split,
     StatisticsQuery,
     SubspaceQuery,
@@ -102,6 +103,7 @@ from fedclade.core.queries import (
 )
 from fedclade.core.registry import IGNORED, ClientRegistry, DataSpec, TaskKind
 from fedclade.core.rng import BESIDE
+from fedclade.core.shift_query import ShiftQuery
 from fedclade.core.statistics import Statistics
 from fedclade.core.tables import flat
 from fedclade.core.tree import Group, ParameterTree
@@ -131,6 +133,7 @@ __all__ = [
     "ClusterSplit",
     "Clustered",
     "ConfigError",
+    "ControlVariates",
     "DataChanged",
     "DataError",
     "DataSpec",
@@ -142,6 +145,7 @@ __all__ = [
     "EvaluationQuery",
     "Event",
     "FedcladeError",
+    "FolderInUseError",
     "Group",
     "Handlers",
     "Indices",
@@ -150,10 +154,14 @@ __all__ = [
     "Layout",
     "Left",
     "LeftOut",
+    "LocalRule",
     "LocalTraining",
     "Merged",
+    "MetaLearning",
     "MissingExtraError",
+    "Mixture",
     "ModelError",
+    "MoreauEnvelope",
     "Node",
     "ParameterTree",
     "PolicyError",
@@ -210,6 +218,7 @@ __all__ = [
     "inter_group",
     "known_arguments",
     "loaded",
+    "local_rule",
     "make_folder",
     "matching",
     "mean",

@@ -15,12 +15,12 @@ from fedclade.core.queries import (
     Query,
     R,
     Round,
-    ShiftQuery,
     Split,
     StatisticsQuery,
     SubspaceQuery,
     UpdateQuery,
 )
+from fedclade.core.shift_query import ShiftQuery
 from fedclade.core.statistics import Statistics
 from fedclade.core.updates import Updates
 

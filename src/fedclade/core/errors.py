@@ -62,6 +62,10 @@ class RunInterrupted(FedcladeError):  # noqa: N818 -- nothing went wrong
         self.happened = happened
 
 
+class FolderInUseError(RunError):
+    """Another process, or another run of this one, is writing to a run folder."""
+
+
 class MissingExtraError(FedcladeError, ImportError):
     """An optional dependency is not installed."""
 

@@ -1,4 +1,4 @@
-"""What an evaluation finds: how clients fare on their own data."""
+"""How clients fare with their models: the reply to a query for scores."""
 
 from __future__ import annotations
 

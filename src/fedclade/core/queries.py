@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Generic, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +15,13 @@ from fedclade.core import rng
 from fedclade.core.errors import ConfigError
 from fedclade.core.evaluation import Evaluation
 from fedclade.core.local import LocalTraining
+from fedclade.core.local_rules import LocalRule
 from fedclade.core.registry import DataSpec
 from fedclade.core.statistics import Statistics
 from fedclade.core.updates import Updates
+
+if TYPE_CHECKING:
+    from fedclade.core.shift_query import ShiftQuery
 
 Split = Literal["train", "validation", "test"]
 
@@ -65,6 +69,8 @@ class Round:
     personal_epochs
         Above 0, clients train their personal parameters alone for so many epochs, and then the shared ones alone, as
         the local training has it. Otherwise they train all together.
+    rule
+        What clients do in place of plain steps, see :class:`LocalRule`; what it keeps with them lasts as a model does.
     query
         Counts the round's queries from 0: it sets the faults of one apart from those of the next, and nothing else.
     """
@@ -82,6 +88,7 @@ class Round:
     part: tuple[int, int] | None = None
     part_size: int = 0
     personal_epochs: int = 0
+    rule: LocalRule | None = None
     query: int = 0
 
     @property
@@ -93,6 +100,11 @@ class Round:
     def sends_updates(self) -> bool:
         """Whether clients send what they train."""
         return self.communicates in ("all", "updates")
+
+    @property
+    def uses_anchors(self) -> bool:
+        """Whether local training looks at a client's anchor."""
+        return bool(self.spec.mu) or (self.rule is not None and self.rule.needs_anchor)
 
     @property
     def lasts(self) -> bool:
@@ -154,6 +166,9 @@ class UpdateQuery(Query[Updates]):
     With ``own``, each client keeps the model that it trains as its own, and its update is empty, ``[0]``. It starts
     from the model that it is sent, or where its row is :data:`OWN` from its own as that stood before the round. If it
     ``shares`` that, its update is how far the model is from its anchor, which must be given: the server then knows it.
+
+    A :attr:`rule <Round.rule>` that needs an anchor is given its row in place of the proximal term; one that serves
+    lets each client keep a model of its own besides, while its update is that of the model which it was sent.
 
     Clients that reply one by one may hand a few updates to the ``sink`` as they arrive, and reply with the rest.
     """
@@ -243,35 +258,6 @@ class StatisticsQuery(Query[Statistics]):
     def handled(self, handlers: Handlers) -> Statistics:
         """Return the sums."""
         return handlers.statistics(self)
-
-
-@dataclass(frozen=True, eq=False)
-class ShiftQuery(Query[Tensor]):
-    """Say whether the labels of the training data have shifted since one last said so; the reply is bool ``[n]``.
-
-    Each client compares how often it has each of C labels with how often it had when it was first asked, or last said
-    that they had shifted, n examples then. They have if the distance is above ``share · n/C``. It is Σ|a − b|/C over
-    the two lists of counts, each in ascending order, which is SciPy's ``wasserstein_distance`` of counts that are taken
-    for samples, and does not see that labels trade places; ``by_label`` leaves them in the order of the labels.
-    Clients that do not reply have not shifted.
-    """
-
-    round: int
-    share: float
-    by_label: bool
-
-    def labels(self, spec: DataSpec) -> int:
-        """Return C for some data; a ConfigError if examples have no label, or several."""
-        if spec.labels is None:
-            raise ConfigError(
-                f"the labels of a {spec.task} task cannot be counted, so no shift is seen in its data; set "
-                "algorithm.migrate = false"
-            )
-        return spec.labels
-
-    def handled(self, handlers: Handlers) -> Tensor:
-        """Return who has shifted."""
-        return handlers.shifts(self)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,8 @@ from fedclade.channel import (
 from fedclade.core import OWN, ConfigError, DataError, Round, Split, UpdateError, importing_only
 from fedclade.data import Federation
 from fedclade.flower import wire
-from fedclade.flower.asked import maker_of, read_spec
+from fedclade.flower.asked import maker_of
+from fedclade.flower.local_training import read_rule, read_spec
 from fedclade.flower.node_store import NodeStore
 from fedclade.flower.policy import Policy
 from fedclade.flower.residuals import Residuals
@@ -140,7 +141,8 @@ class ClientHandler:
         cost = cost_of(kind, content)
         self._policy.check_usage(self._usage_log.usage(state) + cost, len(self._data.train))
         keeps = kind in ("train", "gradients", "evaluate") and (self._layout.personal or content.get("own", bool))
-        keeps = keeps or kind == "shifts" or (kind == "train" and content.json("spec").get("keep_state"))
+        keeps = keeps or kind == "shifts"
+        keeps = keeps or (kind == "train" and ("rule" in content.values or content.json("spec").get("keep_state")))
         if keeps:
             self._kept.open(self._trainer.workers.store, content.get("run", str), state)
         with importing_only(self._imports):  # a server's message names nothing else that is imported here
@@ -192,10 +194,10 @@ class ClientHandler:
         if not (1 <= replicates <= examples and 0 <= replicates * part_size <= examples and 0 <= dim <= LARGEST_SKETCH):
             parts = f"{replicates} parts" + (f" of {part_size}" if part_size else "")
             raise UpdateError(f"asked for {parts} of {examples} training examples, compared by {dim} numbers each")
-        spec = read_spec(content.json("spec"))
+        spec, rule = read_spec(content), read_rule(content) if kind == "train" else None
         own, personal_epochs = content.get("own", bool), max(0, content.get("personal_epochs", int))
-        shares = own and content.get("shares", bool)
-        self._policy.check_training(spec, replicates, replicates * part_size or examples, personal_epochs)
+        shares, gradients = own and content.get("shares", bool), 1 if rule is None else rule.gradients
+        self._policy.check_training(spec, replicates, replicates * part_size or examples, personal_epochs, gradients)
         this_round = Round(
             number=content.get("round", int),
             spec=spec,
@@ -206,6 +208,7 @@ class ClientHandler:
             part_size=part_size,
             compares_parts=content.get("compares_parts", bool),
             personal_epochs=personal_epochs,
+            rule=rule,
             communicates="nothing" if own and not shares else "all",
         )
         goes_on = own and kind == "train" and "model" not in content.vectors

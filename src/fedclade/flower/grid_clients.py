@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -111,7 +112,7 @@ class GridClients(Workers):
         """Let each client train from its model, or take the gradient at it; return the updates of those that answer."""
         kind, ids, models, this_round = query.kind, query.ids, query.models, query.round
         rows = dict(zip(ids, query.assignment, strict=True))
-        needs = this_round.spec.mu or query.shares
+        needs = this_round.uses_anchors or query.shares
         anchors = query.anchors if query.anchors is not None and needs else query.assignment
         arrays = wire.raw_vectors(models, [*query.assignment, *anchors])
         names = {row: wire.digest(array.data) for row, array in arrays.items()} | {OWN: wire.digest(b"")}
@@ -132,6 +133,7 @@ class GridClients(Workers):
                 **(self._sketch.described if self._sketch else {}),
                 **{"own": query.own, "shares": query.shares, "personal_epochs": this_round.personal_epochs},
             },
+            **({} if this_round.rule is None else {"rule": json.dumps(this_round.rule.described())}),
         }
         contents: dict[int, RecordDict] = {}
         for (client, row), anchor in zip(rows.items(), anchors, strict=True):

@@ -92,8 +92,13 @@ class Policy:
             allowed = " ".join([*self.allow, kind])
             raise PolicyError(f'{FORBIDS} the question {kind!r}; to allow it, set allow="{allowed}" in its node config')
 
-    def check_training(self, spec: LocalTraining, replicates: int, examples: int, personal_epochs: int = 0) -> None:
-        """Check the local training of a client with so many training examples; see :class:`~fedclade.core.Round`."""
+    def check_training(
+        self, spec: LocalTraining, replicates: int, examples: int, personal_epochs: int = 0, gradients: int = 1
+    ) -> None:
+        """Check the local training of a client with so many training examples; see :class:`~fedclade.core.Round`.
+
+        A step of a local rule counts as many times as it takes ``gradients``.
+        """
         parts = [len(range(part, examples, replicates)) for part in range(min(replicates, examples))]
         own = spec.in_epochs(max(1, personal_epochs))
         before = sum(map(own.steps_with, parts)) if personal_epochs else 0
@@ -104,7 +109,7 @@ class Policy:
                 f"least {self.min_part} (min-part in its node config)"
             )
         self._check("epochs", max(map(spec.epochs_with, parts)) + personal_epochs, "max_epochs")
-        self._check("steps", sum(map(spec.steps_with, parts)) + before, "max_steps")
+        self._check("steps", gradients * sum(map(spec.steps_with, parts)) + before, "max_steps")
 
     def check_sum(self, examples: int) -> None:
         """Check that a client has enough training examples to tell what they come to."""

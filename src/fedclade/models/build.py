@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fedclade.core import ModelError, check_arguments, check_function, known_arguments, named, rng, shown
-from fedclade.models.convolutional import cifar_cnn, cnn
+from fedclade.models.convolutional import cifar_cnn, cnn, lenet
 from fedclade.models.dense import mclr, mlp
 from fedclade.models.recurrent import lstm, vector_lstm
 
@@ -32,6 +32,7 @@ MODELS: Mapping[str, Model] = {
     "mclr": Model(mclr, "multinomial logistic regression: one dense layer"),
     "mlp": Model(mlp, "one hidden layer (hidden = 128; FEMNIST in the FedGroup paper: 512)"),
     "cnn": Model(cnn, "FL+HC's: two 5×5 convolutions (32, 64) with max-pools, dense 512"),
+    "lenet": Model(lenet, "LeNet-5 with average pools, of FLUX and ANDA: 5×5 convolutions (6, 16), dense 120 and 84"),
     "cifar_cnn": Model(cifar_cnn, "five layers: three 3×3 convolutions with max-pools, two dense"),
     "lstm": Model(lstm, "two-layer LSTM over words: predicts the next one, or classifies the text"),
     "vector_lstm": Model(vector_lstm, "two-layer LSTM over word vectors: classifies the text (FedGroup's Sent140)"),

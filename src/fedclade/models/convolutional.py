@@ -26,6 +26,25 @@ def cnn(input_shape: tuple[int, ...], outputs: int, *, hidden: int = 512) -> nn.
     )
 
 
+def lenet(input_shape: tuple[int, ...], outputs: int) -> nn.Module:
+    """Return LeNet-5 with average pools, as FLUX and ANDA have it: 5×5 convolutions of 6 and 16 channels, three layers.
+
+    61,706 parameters on MNIST, 62,006 with three channels, 83,126 on CIFAR-10.
+
+    Raises
+    ------
+    ModelError
+        If images are smaller than 12 pixels.
+    """
+    channels, height, width = _image(input_shape, smallest=12)
+    left = ((height // 2 - 4) // 2) * ((width // 2 - 4) // 2)
+    return nn.Sequential(
+        *(nn.Conv2d(channels, 6, 5, padding=2), nn.ReLU(), nn.AvgPool2d(2)),
+        *(nn.Conv2d(6, 16, 5), nn.ReLU(), nn.AvgPool2d(2)),
+        *(nn.Flatten(), nn.Linear(16 * left, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, outputs)),
+    )
+
+
 def cifar_cnn(input_shape: tuple[int, ...], outputs: int, *, width: int = 32) -> nn.Module:
     """Return a network of five layers: 3×3 convolutions of 1, 2 and 2 times ``width`` channels, then two dense layers.
 

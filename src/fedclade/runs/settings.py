@@ -149,13 +149,18 @@ class RunSettings:
         Raises
         ------
         ConfigError
-            If the run should stream, and the algorithm needs the updates of single clients or compares full ones; if
-            clients are private, and the algorithm asks them for more than updates. One line for each.
+            If the algorithm cannot go with the local training; if the run should stream, and the algorithm needs the
+            updates of single clients or compares full ones; if clients are private, and the algorithm asks them for
+            more than updates. One line for each.
         MissingExtraError
             If clients are private and ``dp-accounting`` is not installed.
         """
         name = type(algorithm).__name__
         problems: list[str] = []
+        try:
+            algorithm.check_training(self.local)
+        except ConfigError as error:
+            problems.append(str(error))
         if self.stream is True and algorithm.needs_updates:
             problems.append(f"stream = true: {name} needs the updates of single clients; set stream = false")
         if self.stream is True and self.signature.kind == "full" and algorithm.compares:

@@ -76,7 +76,8 @@ class ChosenEngine:
     """The engine of a name; or the fastest that can train the module, chosen in the first call and kept.
 
     A module that cannot be stacked goes to ``vmap``, and if that fails to the loop or the workers; that is logged. So
-    it is where a worker process dies, by ``auto`` to the loop.
+    it is where a worker process dies, by ``auto`` to the loop. Local rules are for ``vmap`` and the loop alone: of
+    another name, it is the faster of these.
     """
 
     def __init__(self, name: str, resolved: str | None = None) -> None:
@@ -101,7 +102,8 @@ class ChosenEngine:
             If worker processes die whatever they train with, and the name is theirs.
         """
         if self._engine is None:
-            self.resolved, self._engine = _chosen(work) if self._name == "auto" else _by_name(self._name, work)
+            chosen = self._name == "auto" or (work.rule is not None and self._name in ("stacked", "workers"))
+            self.resolved, self._engine = _chosen(work) if chosen else _by_name(self._name, work)
         try:
             return self._engine.train(work, out)
         except EngineError as error:
@@ -117,7 +119,7 @@ class ChosenEngine:
 def _chosen(work: Workload) -> tuple[str, Engine]:
     engines: dict[str, Engine] = {}
     objections: list[str] = []
-    for name in TOGETHER:
+    for name in TOGETHER if work.rule is None else ("vmap",):
         found, reason = _together(name, work)
         if found is not None:
             engines[name] = found
@@ -127,7 +129,7 @@ def _chosen(work: Workload) -> tuple[str, Engine]:
         engines |= _replaying(work)
     if torch.get_num_threads() > 1 and len(work.jobs) > 1 and not cannot_work(work):
         engines |= _workers(work, stackable="stacked" in engines)
-    elif torch.get_num_threads() == 1 and work.models.device.type == "cpu" and not work.spec.keep_state:
+    elif torch.get_num_threads() == 1 and work.models.device.type == "cpu" and _takes_plain_steps(work):
         engines |= {FITTED: ChannelsLastLoop()} if _keeps_channels_last(work) else {}
     engines["loop"] = LoopEngine()
     chosen = fastest(engines, work) if len(engines) > 1 else "loop"
@@ -189,6 +191,10 @@ def _workers(work: Workload, stackable: bool) -> dict[str, Engine]:
     one_by_one = "channels last" if _keeps_channels_last(work) else "loop"
     inside = [*(["stacked"] if stackable else []), one_by_one]
     return {f"workers, {way}": WorkersEngine(way) for way in inside}
+
+
+def _takes_plain_steps(work: Workload) -> bool:
+    return work.rule is None and not work.spec.keep_state
 
 
 def _keeps_channels_last(work: Workload) -> bool:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn import functional
 
-from fedclade.training.jobs import Workload
+from fedclade.training.jobs import CannotTrainTogether, Workload
 from fedclade.training.loop import LoopEngine
 from fedclade.training.optimizer import LocalOptimizer
 from fedclade.training.stacking.stacked_parameter import FEW_ROWS
@@ -38,6 +38,8 @@ class ChannelsLastLoop(LoopEngine):
 
     def train(self, work: Workload, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Train every client from its model; see :class:`~fedclade.training.jobs.Engine`."""
+        if work.rule is not None:  # which needs gradients, and a fused step has none
+            raise CannotTrainTogether(f"local rule {work.rule.name} takes no plain steps")
         if work.module not in self._copies:
             self._copies[work.module] = fitted(work.module)
         module, optimizer = self._copies[work.module], LocalOptimizer.of(work.spec, work.lr)

@@ -163,7 +163,7 @@ class SimulatedClients(Workers):
         deltas = torch.empty(len(ids), size, dtype=self.layout.dtype, device=self._device)
         losses = torch.empty(len(ids), dtype=torch.float64)
         sizes = self._stages.sizes(query, held)
-        blocks = self._blocks(sizes, query.round.spec, held)
+        blocks = self._blocks(sizes, query.round, held)
         blocks = [range(len(ids))] if len(blocks) == 1 else blocks
         out = deltas if len(blocks) == 1 and not query.own and not self.layout.personal else None
         for places in blocks:
@@ -227,8 +227,9 @@ class SimulatedClients(Workers):
         """Let each client compare its labels with those of before, see :func:`~fedclade.training.shifts.shifts`."""
         return shifts(self._stages.in_round(query.round).federation, self.store, query)
 
-    def _blocks(self, sizes: Indices, spec: LocalTraining, held: Held) -> Sequence[Sequence[int]]:
+    def _blocks(self, sizes: Indices, this_round: Round, held: Held) -> Sequence[Sequence[int]]:
         """Cut the places of clients with so many examples into blocks that fit the memory; equal sizes side by side."""
+        spec, rule = this_round.spec, this_round.rule
         by_size = sorted(range(len(sizes)), key=lambda place: -sizes[place])
         if spec not in self._bytes_by_spec:
             largest = int(held.data.splits["train"].sizes.max())
@@ -237,7 +238,8 @@ class SimulatedClients(Workers):
             self._bytes_by_spec[spec] = bytes_per_client(self._module, self.layout.full, batch, spec)
         kept = self._stages.bytes_kept
         own_data = 0 if held.data.bytes_kept else held.data.bytes_each * int(max(sizes))
-        each = self._bytes_by_spec[spec] + own_data
+        of_rule = 0 if rule is None else rule.vectors * self.layout.full.size * self.layout.dtype.itemsize
+        each = self._bytes_by_spec[spec] + own_data + of_rule
         at_once = max(1, (self._memory - kept) // each)
         return [block.tolist() for block in np.array_split(by_size, -(-len(sizes) // at_once))]
 
@@ -281,7 +283,8 @@ class SimulatedClients(Workers):
         for (client, inputs, targets), row, anchor in block:
             generator = rng.torch_generator(*keyed, self._federation.keys[client])
             jobs.append(Job(client, row, inputs, targets, generator, anchor))
-        return Workload(self._module, self.layout.full, models, jobs, this_round.spec, this_round.lr, self._task)
+        of_all = this_round.spec, this_round.lr, self._task
+        return Workload(self._module, self.layout.full, models, jobs, *of_all, rule=this_round.rule)
 
     def _received(
         self, ids: Sequence[int], sizes: Indices, deltas: Tensor, losses: Tensor, this_round: Round

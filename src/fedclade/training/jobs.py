@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from fedclade.core import Layout, LocalTraining
+from fedclade.core import Layout, LocalRule, LocalTraining
 from fedclade.tasks import FittedTask
 
 
@@ -25,7 +25,7 @@ class Job:
     """Orders its batches: one ``torch.randperm(n, generator=...)`` at the start of each epoch, in every engine."""
     anchor: int | None = None  #: which of the models the proximal term pulls it towards; ``row`` by default
     state: Mapping[str, Tensor] | None = None
-    """Of its optimizer, as an earlier round left it in :attr:`Workload.states`; None or empty for a new one."""
+    """Of its optimizer or local rule, as an earlier round left it in :attr:`Workload.states`; None or empty if new."""
 
     @property
     def size(self) -> int:
@@ -54,10 +54,11 @@ class Workload:
     lr: float  #: the step size of this round
     task: FittedTask = CLASSIFICATION  #: the loss
     fixed: frozenset[str] = frozenset()  #: names of the parameters that stay as they are
+    rule: LocalRule | None = None  #: what clients do in place of plain steps
     states: dict[int, dict[str, Tensor]] = field(default_factory=dict[int, dict[str, Tensor]])
-    """Where engines leave the state of each client's optimizer if it is kept, by the client's id.
+    """Where engines leave the state of each client's optimizer if it is kept, or of its local rule, by the client's id.
 
-    Its tensors are named ``<parameter>.<what it is>``, such as ``0.weight.exp_avg``.
+    Tensors of an optimizer are named ``<parameter>.<what it is>``, such as ``0.weight.exp_avg``.
     """
 
     @property

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
 from fedclade.core import Layout, LocalTraining, rng
 from fedclade.tasks import FittedTask, counted
-from fedclade.training.jobs import Workload
+from fedclade.training.jobs import Job, Workload
+from fedclade.training.local_rules import train_by_rule
 from fedclade.training.optimizer import LocalOptimizer, get_state
+from fedclade.training.steps import Places, batches, full, precision
 from fedclade.training.threads import threads_of_step, using_threads
 
 LOGITS_AT_A_TIME = 2**24
@@ -24,6 +25,8 @@ class LoopEngine:
 
     def train(self, work: Workload, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Train every client from its model; see :class:`~fedclade.training.jobs.Engine`."""
+        if work.rule is not None:
+            return _by_rule(work, out)
         module, models = work.module, work.models
         updates, losses = work.room(out), torch.empty(len(work.jobs), dtype=torch.float64)
         states: dict[int, dict[str, Tensor]] = {}
@@ -96,16 +99,6 @@ def train(
     return layout.difference(module, model, torch.empty_like(model) if out is None else out), mean_loss
 
 
-def precision(spec: LocalTraining, device: torch.device) -> AbstractContextManager[Any]:
-    """Return what a forward pass has to be in, to be of the precision of local training."""
-    return nullcontext() if spec.precision == "float32" else torch.autocast(device.type, torch.bfloat16)
-
-
-def full(outputs: Tensor) -> Tensor:
-    """Return outputs as the loss takes them: in float32 if they are less."""
-    return outputs.float() if outputs.dtype == torch.bfloat16 else outputs
-
-
 @contextmanager
 def without_gradients(parameters: Sequence[nn.Parameter]) -> Generator[None]:
     """Let parameters get no gradients meanwhile, so that whatever takes steps leaves them as they are."""
@@ -116,17 +109,6 @@ def without_gradients(parameters: Sequence[nn.Parameter]) -> Generator[None]:
     finally:
         for parameter in parameters:
             parameter.requires_grad_(True)
-
-
-def batches(
-    examples: int, spec: LocalTraining, generator: torch.Generator, device: torch.device | str = "cpu"
-) -> Iterator[Tensor]:
-    """Yield which examples each step of a client's local training is about, in an order drawn for every epoch."""
-    left = spec.steps_with(examples)
-    while left > 0:
-        of_epoch = torch.randperm(examples, generator=generator).to(device).split(spec.batch_size)[:left]
-        yield from of_epoch
-        left -= len(of_epoch)
 
 
 def gradient(
@@ -153,3 +135,42 @@ def gradient(
         if (g := gradients[slot.name]) is not None:
             update[slot.start : slot.stop] = -g.flatten()
     return update, total
+
+
+def _by_rule(work: Workload, out: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Train by a local rule, one client after another."""
+    updates, losses, module = work.room(out), torch.empty(len(work.jobs), dtype=torch.float64), work.module
+    with using_threads(threads_of_step(module, work.jobs[0].inputs, work.batch_size)):
+        for k, job in enumerate(work.jobs):
+            work.layout.set_training(module)
+            with rng.seeded_globally(job.generator.initial_seed(), job.inputs.device):
+                updates[k], losses[k] = train_by_rule(work, [job], _Gradients(work, job))
+    return updates, losses
+
+
+class _Gradients:
+    """Gradients of one client, whose buffers change as the module's do; see :class:`~.local_rules.Gradients`."""
+
+    def __init__(self, work: Workload, job: Job) -> None:
+        self._work, self._job, self._layout = work, job, work.layout
+        self._parameters = dict(work.module.named_parameters())
+        self._buffers = dict(work.module.named_buffers())
+
+    def __call__(self, models: Tensor, places: Places, batch: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return gradients ``[1, D]``, losses ``[1]``, and which entries the loss depends on, ``[D]``."""
+        work, layout, module = self._work, self._layout, self._work.module
+        layout.load(models[0], module)
+        module.zero_grad(set_to_none=True)
+        with precision(work.spec, models.device):
+            outputs = module(self._job.inputs[batch[0]])
+        loss = work.task.mean_loss(full(outputs), self._job.targets[batch[0]])
+        loss.backward()
+        gradients = models.new_zeros(1, layout.n_parameters)
+        reached = torch.zeros(layout.n_parameters, dtype=torch.bool, device=models.device)
+        for slot in layout.parameters:
+            if (gradient := self._parameters[slot.name].grad) is not None:
+                gradients[0, slot.start : slot.stop] = gradient.flatten()
+                reached[slot.start : slot.stop] = True
+        for slot in layout.buffers:
+            models[0, slot.start : slot.stop] = self._buffers[slot.name].flatten().to(models)
+        return gradients, loss.detach()[None], reached

@@ -47,6 +47,8 @@ class StackedEngine:
             If the module, or the optimizer, cannot be stacked, which is found before any job's generator is drawn from;
             or if training changes a buffer that clients share.
         """
+        if work.rule is not None:
+            raise CannotStack(f"local rule {work.rule.name} takes no plain steps")
         optimizer = LocalOptimizer.of(work.spec, work.lr)
         if not optimizer.is_element_wise:
             raise CannotStack(f"optimizer {work.spec.optimizer} is not known to work element by element")

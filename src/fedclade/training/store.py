@@ -19,6 +19,9 @@ OPTIMIZER = "optimizer"
 OWN_OPTIMIZER = "optimizer of model"
 """How the names of an optimizer's state begin, before ``/<parameter>.<what it is>``; a model of its own has another."""
 
+RULE, SERVED = "rule", "served"
+"""How the names of a local rule's state begin; and the name, in that, of the client's own model that comes of it."""
+
 
 @dataclass(frozen=True)
 class Generation:
@@ -58,7 +61,7 @@ class ClientStore:
         self._kept[client] = (before, Generation(number, {**of_round, **new}))
 
     def with_states(self, work: Workload, number: int, name: str) -> Workload:
-        """Return the workload of a round with what the clients' optimizers kept before it under a name."""
+        """Return the workload of a round with what the clients' optimizers or rules kept before it under a name."""
         jobs = [
             replace(
                 job, state={key.removeprefix(f"{name}/"): t for key, t in kept.items() if key.startswith(f"{name}/")}
@@ -69,11 +72,11 @@ class ClientStore:
         return replace(work, jobs=jobs)
 
     def keep_states(self, work: Workload, number: int, name: str, deltas: Tensor, losses: Tensor) -> None:
-        """Keep what the clients' optimizers had after a round, but for those that diverged."""
+        """Keep what the clients' optimizers or rules had after a round, but for those that diverged."""
         fine = (row_norms(deltas) <= LARGEST_NORM).cpu() & losses.isfinite()
         for job, is_fine in zip(work.jobs, fine.tolist(), strict=True):
             if is_fine:
-                state = {f"{name}/{key}": tensor for key, tensor in work.states[job.client].items()}
+                state = {_stored(name, key): tensor for key, tensor in work.states[job.client].items()}
                 self.keep(number, job.client, state)
 
     def _before(self, number: int, client: int) -> Generation:
@@ -115,3 +118,8 @@ class ClientStore:
             client: (Generation(0, {}), *(Generation(number, rounds[number]) for number in sorted(rounds)))[-2:]
             for client, rounds in found.items()
         }
+
+
+def _stored(name: str, key: str) -> str:
+    """Return the name under which a tensor of a state is kept."""
+    return OWN_MODEL if key == SERVED else f"{name}/{key}"

@@ -6,7 +6,6 @@ stacked ``[n, ...]``. Batches of one length make one call, so that no example is
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import cast
 
@@ -14,15 +13,14 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from fedclade.core import Layout, LocalTraining
+from fedclade.core import Layout
 from fedclade.training.jobs import CannotTrainTogether, Job, Workload
-from fedclade.training.loop import batches, full, precision
+from fedclade.training.local_rules import train_by_rule
 from fedclade.training.optimizer import LocalOptimizer
 from fedclade.training.stacking.batches import joined
+from fedclade.training.steps import Places, batches, by_length, full, precision
 
 Named = dict[str, Tensor]
-Places = slice | Tensor
-"""Some of the stacked clients: the first k, or a list of indices."""
 
 
 class CannotMapError(CannotTrainTogether):
@@ -50,7 +48,9 @@ class VmapEngine:
         optimizer = LocalOptimizer.of(spec, work.lr)
         if not optimizer.is_plain:
             raise CannotMapError(f"optimizer {spec.optimizer} takes its steps in place; plain SGD can be mapped")
-        plans = [_batches_of(job, spec) for job in jobs]
+        if work.rule is not None:
+            return self._by_rule(work, out)
+        plans = [[*batches(job.size, spec, job.generator)] for job in jobs]
         order = sorted(range(len(jobs)), key=lambda k: -len(plans[k]))  # those who train longest come first
         ordered, plans = [jobs[k] for k in order], [plans[k] for k in order]
         start = models[torch.tensor([job.row for job in ordered], device=models.device)]
@@ -63,7 +63,7 @@ class VmapEngine:
         first = torch.tensor(first_inputs)[:, None], torch.tensor(first_targets)[:, None]
         totals = torch.zeros(len(jobs), dtype=torch.float64, device=models.device)
         for step in range(len(plans[0])):
-            for places, batch in _by_length(plans, step):
+            for places, batch in by_length(plans, step):
                 x, y = ((each[places] + batch).to(inputs.device) for each in first)
                 losses = clients.step(places, inputs[x], targets[y])
                 totals[places] += losses.to(torch.float64) * batch.shape[1]
@@ -74,6 +74,14 @@ class VmapEngine:
         losses[torch.tensor(order)] = totals.cpu() / seen
         return updates, losses
 
+    def _by_rule(self, work: Workload, out: Tensor | None) -> tuple[Tensor, Tensor]:
+        order = sorted(range(len(work.jobs)), key=lambda k: -work.spec.steps_with(work.jobs[k].size))
+        ordered, back = [work.jobs[k] for k in order], torch.tensor(order).argsort()
+        gradients = _Gradients(work, ordered)
+        work.layout.set_training(work.module)
+        moved, losses = train_by_rule(work, ordered, gradients)
+        return torch.index_select(moved, 0, back.to(moved.device), out=work.room(out)), losses[back]
+
 
 def _refuse_what_cannot_be_mapped(module: nn.Module, layout: Layout) -> None:
     """Look for layers that change their buffers in training, which those that rest do not."""
@@ -83,20 +91,57 @@ def _refuse_what_cannot_be_mapped(module: nn.Module, layout: Layout) -> None:
             raise CannotMapError(f"layer {name!r} ({type(layer).__name__}) changes its buffers in training")
 
 
-def _batches_of(job: Job, spec: LocalTraining) -> list[Tensor]:
-    """Return the indices of every batch of every epoch, drawn as the loop draws them."""
-    return [*batches(job.size, spec, job.generator)]
+class _Gradients:
+    """Gradients of clients at any of their models; see :class:`~fedclade.training.local_rules.Gradients`."""
+
+    def __init__(self, work: Workload, jobs: Sequence[Job]) -> None:
+        self._layout, self._mapped = work.layout, _Mapped(work)
+        inputs, first_inputs = joined([job.inputs for job in jobs])
+        targets, first_targets = joined([job.targets for job in jobs])
+        self._inputs, self._targets, device = inputs, targets, inputs.device
+        self._first = torch.tensor([first_inputs, first_targets], device=device)[:, :, None]
+        self._reached = torch.zeros(work.layout.n_parameters, dtype=torch.bool, device=device)
+        names = _reached(work, work.models[jobs[0].row], jobs[0])
+        for slot in work.layout.parameters:
+            self._reached[slot.start : slot.stop] = slot.name in names
+
+    def __call__(self, models: Tensor, places: Places, batch: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return gradients ``[k, D]``, losses ``[k]``, and which entries the loss depends on, ``[D]``."""
+        x, y = (first[places] + batch for first in self._first)
+        tensors = self._layout.unflatten(models)
+        trained = {slot.name: tensors[slot.name] for slot in self._layout.parameters}
+        others = {slot.name: tensors[slot.name] for slot in self._layout.buffers}
+        gradients, losses = self._mapped(trained, others, self._inputs[x], self._targets[y])
+        flat = [gradients[slot.name].reshape(len(models), -1) for slot in self._layout.parameters]
+        return torch.cat(flat, 1), losses, self._reached
 
 
-def _by_length(plans: Sequence[Sequence[Tensor]], step: int) -> list[tuple[Places, Tensor]]:
-    """Return the clients that take a step, and their batches ``[k, B]``: one entry for each length of a batch."""
-    active = [plan[step] for plan in plans if step < len(plan)]
-    groups: dict[int, list[int]] = defaultdict(list)
-    for k, batch in enumerate(active):
-        groups[len(batch)].append(k)
-    if len(groups) == 1:
-        return [(slice(0, len(active)), torch.stack(active))]
-    return [(torch.tensor(group), torch.stack([active[k] for k in group])) for group in groups.values()]
+class _Mapped:
+    """The module's loss and gradients as functions of named tensors, each ``[k, ...]``."""
+
+    def __init__(self, work: Workload) -> None:
+        module, task = work.module, work.task
+        self._module = module
+
+        def loss(trained: Named, others: Named, inputs: Tensor, targets: Tensor) -> Tensor:
+            with precision(work.spec, inputs.device):
+                outputs = functional_call(module, {**trained, **others}, (inputs,))
+            return task.mean_loss(full(outputs), targets)
+
+        self._gradients = cast("Callable[..., tuple[Named, Tensor]]", vmap(grad_and_value(loss)))
+
+    def __call__(self, trained: Named, others: Named, inputs: Tensor, targets: Tensor) -> tuple[Named, Tensor]:
+        """Return the gradients of each client, and its loss ``[k]``."""
+        kind = type(self._module).__name__
+        before = [buffer._version for buffer in (*self._module.buffers(), *others.values())]
+        try:
+            found = self._gradients(trained, others, inputs, targets)
+        except (RuntimeError, NotImplementedError) as error:
+            first_line = str(error).partition("\n")[0] or type(error).__name__
+            raise CannotMapError(f"{kind} cannot be mapped over clients: {first_line}") from error
+        if before != [buffer._version for buffer in (*self._module.buffers(), *others.values())]:
+            raise CannotMapError(f"{kind} changes its buffers in training")
+        return found
 
 
 class _Stacked:
@@ -106,35 +151,20 @@ class _Stacked:
     """
 
     def __init__(self, work: Workload, start: Tensor, anchors: Tensor, sgd: LocalOptimizer, reached: set[str]) -> None:
-        module, layout, task = work.module, work.layout, work.task
+        layout = work.layout
         self.models = start.clone()
-        self._module, self._sgd, self._reached = module, sgd, reached
+        self._sgd, self._reached, self._mapped = sgd, reached, _Mapped(work)
         tensors = layout.unflatten(self.models)
         self._anchors = layout.unflatten(anchors)
         self._trained = {slot.name: tensors[slot.name] for slot in layout.parameters}  # views of the models
         self._others = {slot.name: tensors[slot.name] for slot in layout.buffers}
         self._velocity = {name: torch.zeros_like(p) for name, p in self._trained.items()} if sgd.momentum else {}
 
-        def loss(trained: Named, others: Named, inputs: Tensor, targets: Tensor) -> Tensor:
-            with precision(work.spec, inputs.device):
-                outputs = functional_call(module, {**trained, **others}, (inputs,))
-            return task.mean_loss(full(outputs), targets)
-
-        self._gradients = cast("Callable[..., tuple[Named, Tensor]]", vmap(grad_and_value(loss)))
-
     def step(self, places: Places, inputs: Tensor, targets: Tensor) -> Tensor:
         """Let some clients take a step on their batches ``[k, B, ...]``; return their losses before it, ``[k]``."""
         sgd, trained = self._sgd, {name: p[places] for name, p in self._trained.items()}
         others = {name: b[places] for name, b in self._others.items()}
-        kind = type(self._module).__name__
-        before = [buffer._version for buffer in (*self._module.buffers(), *others.values())]
-        try:
-            gradients, losses = self._gradients(trained, others, inputs, targets)
-        except (RuntimeError, NotImplementedError) as error:
-            first_line = str(error).partition("\n")[0] or type(error).__name__
-            raise CannotMapError(f"{kind} cannot be mapped over clients: {first_line}") from error
-        if before != [buffer._version for buffer in (*self._module.buffers(), *others.values())]:
-            raise CannotMapError(f"{kind} changes its buffers in training")
+        gradients, losses = self._mapped(trained, others, inputs, targets)
         gradients = {name: gradients[name] for name in self._reached}
         if mu := sgd.mu:
             gradients = {name: g + mu * (trained[name] - self._anchors[name][places]) for name, g in gradients.items()}

@@ -19,7 +19,7 @@ from fedclade.core import (
     UpdateQuery,
     row_norms,
 )
-from fedclade.training.store import OPTIMIZER, OWN_MODEL, OWN_OPTIMIZER, PERSONAL, ClientStore
+from fedclade.training.store import OPTIMIZER, OWN_MODEL, OWN_OPTIMIZER, PERSONAL, RULE, ClientStore
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +30,7 @@ class Start:
     rows: Sequence[int]  #: of each client's own, ``[k]``
     anchors: Sequence[int | None]  #: of what its proximal term pulls it to, ``[k]``; None: where it starts
     personal: Tensor | None = None  #: personal parameters ``[k, P]``, where they are part of what is trained
-    optimizer: str | None = None  #: the name under which the states of the optimizers are kept, if they are
+    optimizer: str | None = None  #: the name under which the states of optimizers or local rules are kept, if they are
 
 
 class WholeModels:
@@ -47,8 +47,9 @@ class WholeModels:
         """Return where the clients at some places of a query start."""
         rows = [query.assignment[place] for place in places]
         anchors = None if query.anchors is None else [query.anchors[place] for place in places]
-        keeps = query.round.spec.keep_state and query.round.lasts
-        optimizer = (OWN_OPTIMIZER if query.own else OPTIMIZER) if keeps else None
+        kept_as = RULE if query.round.rule else OWN_OPTIMIZER if query.own else OPTIMIZER
+        keeps = (query.round.spec.keep_state or query.round.rule) and query.round.lasts
+        optimizer = kept_as if keeps else None
         if not query.own and not self._layout.personal:
             return Start(query.models, rows, anchors or [None] * len(rows), optimizer=optimizer)
         ids, number = [query.ids[place] for place in places], query.round.number
@@ -59,8 +60,10 @@ class WholeModels:
         starts = zip(ids, rows, kept, personal, strict=True)
         models = torch.stack([self._whole(client, query.models, row, mine, own) for client, row, mine, own in starts])
         each, pulled = range(len(ids)), list[int | None]([None] * len(ids))
-        if anchors is not None and query.round.spec.mu:
-            models = torch.cat([models, self._layout.joined(query.models[anchors], personal)])
+        if anchors is not None and query.round.uses_anchors:
+            none = query.round.rule is not None  # a server's vector has nothing to say of what it never sees
+            beside = torch.full_like(personal, torch.nan) if none else personal
+            models = torch.cat([models, self._layout.joined(query.models[anchors], beside)])
             pulled = [len(ids) + k for k in each]
         return Start(models, each, pulled, None if query.own else personal, optimizer)
 

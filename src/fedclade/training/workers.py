@@ -236,6 +236,8 @@ class _WorkerPool:
 
 def cannot_work(work: Workload) -> str | None:
     """Return why worker processes cannot train these clients; None if they can, so far."""
+    if work.rule is not None:
+        return "what local rules keep does not come back from worker processes"
     if work.spec.keep_state:
         return "what optimizers keep does not come back from worker processes"
     return cannot_fork(work.models.device)

@@ -24,7 +24,7 @@ def export_model(
     """Write one model of a run as a state dict, with its card beside it: ``.json`` for programs, ``.md`` for people.
 
     The card is in the header of the file too, under ``fedclade``. A client's model is whole: with its personal
-    parameters, and where it keeps a model of its own (Ditto, local training, fine-tuning) it is that, unless a level is
+    parameters, and where it keeps a model of its own (Ditto, local training, ...) it is that, unless a level is
     given. A node's has what is shared.
 
     Parameters

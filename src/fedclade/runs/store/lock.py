@@ -6,7 +6,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from fedclade.core import RunError
+from fedclade.core import FolderInUseError
 
 try:
     import fcntl
@@ -28,7 +28,7 @@ class Lock:
         self._folder = Path()
 
     def take(self, folder: Path) -> None:
-        """Take the lock of a folder; a RunError if another process has it, or another run of this one."""
+        """Take the lock of a folder; a FolderInUseError if another process has it, or another run of this one."""
         place = folder.resolve()
         if _held.get(place) == os.getpid():
             raise _busy(folder)
@@ -68,7 +68,7 @@ def _locked(opened: int) -> bool:
     return True
 
 
-def _busy(folder: Path) -> RunError:
-    return RunError(
+def _busy(folder: Path) -> FolderInUseError:
+    return FolderInUseError(
         f"another process is writing to the run folder {folder}; wait until it is done, stop it, or name another folder"
     )

@@ -1,0 +1,50 @@
+"""APFL, Adaptive Personalized Federated Learning: Deng, Kamani, Mahdavi 2020 (arXiv:2003.13461), Algorithm 1.
+
+FedAvg trains a global model w, and beside it every client a local one v_i where the mixture v̄_i = α_i v_i + (1−α_i) w_i
+stands: v_i ← v_i − η ∇_v f_i(v̄_i), which is −η α_i ∇f_i(v̄_i). Clients are served with v̄_i. α = 0 is FedAvg, as v
+never moves; with α = 1 it is local training.
+
+Where paper and official code leave a choice, this file makes it:
+
+- α_i is given and stays, as in Algorithm 1; 0.5 is the official code's. ``adaptive`` moves it in every step by
+  α_i ← α_i − η ⟨∇f_i(v̄_i), v_i − w_i⟩ (section 4), clipped to [0, 1]; the official code does so once a round.
+- Both gradients of a step are on the same batch, at w_i and v̄_i as they are before it (Algorithm 1); the official code
+  moves w_i first.
+- v_i begins with w as the client is sent it when it first trains. α_i and v_i move only in rounds in which i is in the
+  cohort, and so does v̄_i, whose w_i is the client's own at the end of its training: that is what the official code
+  validates. A client that has not trained yet, and a newcomer, is served with w.
+- The global mean is weighted by |D_i| as in FedAvg; the paper's is not. With equal sizes it is the same.
+- v_i and α_i never leave their client.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedclade.algorithms.ruled import Ruled
+from fedclade.core import Mixture, checked
+
+
+@checked()
+@dataclass(frozen=True, kw_only=True)
+class APFL(Ruled):
+    """APFL (Deng et al. 2020): each client's model is a mixture of the global one and one of its own.
+
+    Parameters
+    ----------
+    alpha
+        α, in [0, 1]: the share of a client's own model.
+    adaptive
+        Whether each client learns its α, from this one on.
+    """
+
+    alpha: float = 0.5
+    adaptive: bool = False
+
+    def __post_init__(self) -> None:
+        _ = self.rule
+
+    @property
+    def rule(self) -> Mixture:
+        """What clients do in a step."""
+        return Mixture(alpha=self.alpha, adaptive=self.adaptive)

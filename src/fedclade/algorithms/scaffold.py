@@ -1,0 +1,104 @@
+"""SCAFFOLD: Karimireddy, Kale, Mohri, Reddi, Stich, Suresh 2020 (arXiv:1910.06378), Algorithm 1.
+
+FedAvg whose clients correct each gradient by c − c_i, the server's control variate less their own:
+y_i ← y_i − η_l (g_i(y_i) − c_i + c). So their models do not drift apart by what their data differ in.
+
+Where paper and others leave a choice, this file makes it:
+
+- c_i is option II: c_i⁺ = c_i − c + (x − y_i)/(K η_l), with the steps K that the client has really taken, which differ
+  where local training counts epochs. c and all c_i begin with zeros, and so does c_i of a client that joins later.
+- A client sends Δy_i alone: c_i⁺ − c_i = −c − Δy_i/(K η_l), and the server knows K from the client's |D_i|. So traffic
+  is twice that of FedAvg down, and the same up. This is exact if the server receives what the client has trained: where
+  updates are coded or made private, or the server caps |D_i|, c is no longer quite the mean of the c_i; nor is it where
+  an update gets lost, as its client has moved c_i.
+- Means are weighted by |D_i| as in FedAvg, that of the c_i too: c ← c + Σ_{i∈S} |D_i| (c_i⁺ − c_i) / Σ_i |D_i|, below
+  over all clients. The algorithm's are not. With equal sizes it is the same.
+- Steps are plain SGD: with momentum (x − y_i)/(K η_l) would not be a mean of gradients, so it is refused.
+- η_g = 1, as in the paper's experiments. Buffers, such as BatchNorm's, are averaged; they have no control variate, and
+  personal parameters have none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fedclade.algorithms.base import OneCohort, RoundLog
+from fedclade.algorithms.cluster_update import ClusterUpdate, log_of, move_clusters
+from fedclade.algorithms.ruled import scaled
+from fedclade.algorithms.state import State
+from fedclade.core import (
+    LARGEST,
+    Clients,
+    ControlVariates,
+    LocalTraining,
+    ParameterTree,
+    Round,
+    Updates,
+    checked,
+    require,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class ScaffoldState(State):
+    """The server's control variate c, ``[S]``, zeros where buffers are."""
+
+    control: Tensor
+
+
+@checked()
+@dataclass(frozen=True, kw_only=True)
+class Scaffold(OneCohort[ScaffoldState]):
+    """SCAFFOLD (Karimireddy et al. 2020): FedAvg with control variates against the drift of the clients.
+
+    Parameters
+    ----------
+    server_lr
+        η_g: how far the global model goes to the mean of the clients'.
+    """
+
+    state_type = ScaffoldState
+
+    server_lr: float = 1.0
+
+    def __post_init__(self) -> None:
+        step = self.server_lr
+        require(("algorithm.server_lr", step, 0 < step <= LARGEST, f"greater than 0 and at most {LARGEST:g}"))
+
+    @property
+    def compares(self) -> bool:
+        """Whether a step looks at signatures of updates."""
+        return False
+
+    def check_training(self, spec: LocalTraining) -> None:
+        """Check that local training is plain SGD."""
+        ControlVariates().check_training(spec)
+
+    def init(self, params: Tensor, clients: Clients) -> ScaffoldState:
+        """Put all clients under the global model, with c = 0."""
+        return ScaffoldState(ParameterTree.root_only(clients.ids, params), torch.zeros_like(params))
+
+    def step(
+        self, state: ScaffoldState, cohort: Sequence[int], clients: Clients, this_round: Round
+    ) -> tuple[ScaffoldState, RoundLog]:
+        """Run one round of Algorithm 1."""
+        models = torch.stack([state.tree.nodes[0].params, state.control])
+        ruled = replace(this_round, rule=ControlVariates())
+        updates = clients.train(cohort, models, [0] * len(cohort), ruled, anchors=[1] * len(cohort))
+        updates = updates.select(sorted(cohort))
+        part = scaled(ClusterUpdate.of(0, updates, this_round), self.server_lr)
+        control = state.control + _moved(state.control, updates, sum(clients.sizes.values()), this_round)
+        return ScaffoldState(move_clusters(state.tree, [part]), control), log_of([part])
+
+
+def _moved(control: Tensor, updates: Updates, examples: int, this_round: Round) -> Tensor:
+    """Return what c moves by, ``[S]``: the mean of c_i⁺ − c_i over the examples of all clients."""
+    deltas, sizes, moved = updates.required_deltas, updates.sizes, torch.zeros_like(control)
+    steps = torch.tensor([this_round.spec.steps_with(int(size)) for size in sizes.tolist()])
+    D, of_sum = updates.n_parameters, (sizes / (steps * this_round.lr)).to(deltas)
+    moved[:D] = -(of_sum @ deltas[:, :D] + sizes.sum().to(control) * control[:D]) / examples
+    return moved

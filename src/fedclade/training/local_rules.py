@@ -1,0 +1,246 @@
+"""Local rules at work: steps of k clients at once, on flat models ``[k, S]``.
+
+What each rule of :mod:`fedclade.core.local_rules` does is written here once, given what returns gradients at any model.
+The loop returns those of one client, by autograd; ``vmap`` those of all.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+from fedclade.core import ControlVariates, LocalRule, MetaLearning, Mixture, MoreauEnvelope, rng
+from fedclade.training.jobs import Job, Workload
+from fedclade.training.optimizer import LocalOptimizer, clipping
+from fedclade.training.steps import Places, batches, by_length
+from fedclade.training.store import SERVED
+
+Gradients = Callable[[Tensor, Places, Tensor], tuple[Tensor, Tensor, Tensor]]
+"""Takes models ``[k, S]`` of the clients at some places, and their batches ``[k, B]``.
+
+Returns gradients ``[k, D]``, losses ``[k]``, and which entries the losses depend on, ``[D]``. Buffers in the models
+change as the pass has them change.
+"""
+
+Named = dict[str, Tensor]
+"""What k clients have in the course of their training, each tensor ``[k, ...]``; ``w`` is what they were sent."""
+
+R = TypeVar("R", bound=LocalRule)
+
+
+@dataclass
+class Step:
+    """A step of k clients, which may change what they have, in place or by other tensors."""
+
+    now: Named
+    optimizer: LocalOptimizer
+    n_parameters: int  # D
+    gradients: Callable[[Tensor, int], tuple[Tensor, Tensor, Tensor]]
+    losses: Tensor | None = None  # at the first gradient that is taken, [k]
+
+    def gradient(self, model: Tensor, batch: int = 0) -> Tensor:
+        """Return gradients ``[k, D]`` at models ``[k, S]``, whose buffers change, on one of the step's batches.
+
+        They are those that SGD takes its step with: clipped, and with weight decay.
+        """
+        optimizer = self.optimizer
+        gradient, losses, reached = self.gradients(model, batch)
+        self.losses = losses if self.losses is None else self.losses
+        if optimizer.clip_norm is not None:
+            gradient = gradient * clipping([gradient], optimizer.clip_norm)[:, None]
+        if optimizer.weight_decay:
+            gradient = gradient + optimizer.weight_decay * self.parameters(model) * reached
+        return gradient
+
+    def parameters(self, model: Tensor) -> Tensor:
+        """Return the parameters ``[k, D]`` of models, which can be written to."""
+        return model[:, : self.n_parameters]
+
+    def buffers(self, model: Tensor) -> Tensor:
+        """Return the buffers ``[k, S − D]`` of models, which can be written to."""
+        return model[:, self.n_parameters :]
+
+    def move(self, name: str, gradient: Tensor) -> None:
+        """Let models of a name take the step of SGD with a gradient ``[k, D]``."""
+        if self.optimizer.momentum:
+            velocity = self.now[f"velocity of {name}"]
+            gradient = velocity.mul_(self.optimizer.momentum).add_(gradient)
+        self.parameters(self.now[name]).sub_(gradient, alpha=self.optimizer.lr)
+
+
+class RuleAtWork(ABC, Generic[R]):
+    """What a rule does, on k clients at once."""
+
+    moved: ClassVar[tuple[str, ...]] = ("w",)
+    """What takes steps of SGD, each with momentum of its own."""
+
+    def __init__(self, rule: R) -> None:
+        self.rule = rule
+
+    def begin(self, models: Tensor, anchors: Tensor, kept: Sequence[Mapping[str, Tensor]]) -> Named:
+        """Return what clients have before the first step besides ``w``, from what they kept."""
+        return {}
+
+    @abstractmethod
+    def step(self, now: Named, step: Step) -> None:
+        """Take a step."""
+
+    def end(self, now: Named, models: Tensor, steps: Tensor, optimizer: LocalOptimizer) -> Named:
+        """Return what clients keep, after so many steps ``[k]``; they are served with what is named ``SERVED``."""
+        return {}
+
+
+class Mixing(RuleAtWork[Mixture]):
+    """APFL, Algorithm 1: w ← w − η∇f(w), v ← v − η∇_v f(v̄), with v̄ = αv + (1−α)w; α by eq. 10, clipped to [0, 1]."""
+
+    moved = ("w", "v")
+
+    def begin(self, models: Tensor, anchors: Tensor, kept: Sequence[Mapping[str, Tensor]]) -> Named:
+        """Let those who have no v begin with w."""
+        first = models.new_full((len(models),), self.rule.alpha)
+        return {"v": or_kept(models, kept, "v"), "alpha": or_kept(first, kept, "alpha")}
+
+    def step(self, now: Named, step: Step) -> None:
+        """Take the gradients at w and at v̄, both as they are before the step."""
+        alpha, mixed = now["alpha"][:, None], _mixed(now)
+        of_w, of_mixed = step.gradient(now["w"]), step.gradient(mixed)
+        apart = step.parameters(now["v"]) - step.parameters(now["w"])
+        step.move("w", of_w)
+        step.move("v", alpha * of_mixed)
+        step.buffers(now["v"]).copy_(step.buffers(mixed))
+        if self.rule.adaptive:
+            slope = (of_mixed * apart).sum(1)
+            now["alpha"] = (now["alpha"] - step.optimizer.lr * slope).clamp(0, 1)
+
+    def end(self, now: Named, models: Tensor, steps: Tensor, optimizer: LocalOptimizer) -> Named:
+        """Keep v and α; serve v̄."""
+        return {"v": now["v"], "alpha": now["alpha"], SERVED: _mixed(now)}
+
+
+def _mixed(now: Named) -> Tensor:
+    alpha = now["alpha"][:, None]
+    return alpha * now["v"] + (1 - alpha) * now["w"]
+
+
+class Enveloping(RuleAtWork[MoreauEnvelope]):
+    """pFedMe, Algorithm 1: θ ≈ argmin f(θ; D) + λ/2‖θ − w‖² by K steps, w ← w − ηλ(w − θ)."""
+
+    def begin(self, models: Tensor, anchors: Tensor, kept: Sequence[Mapping[str, Tensor]]) -> Named:
+        """Let θ begin with w."""
+        return {"theta": models.clone()}
+
+    def step(self, now: Named, step: Step) -> None:
+        """Let θ go on from where it was with the batch before."""
+        rule, w, theta = self.rule, step.parameters(now["w"]), step.parameters(now["theta"])
+        for _ in range(rule.steps):
+            gradient = step.gradient(now["theta"])
+            theta.sub_(gradient + rule.lam * (theta - w), alpha=rule.lr)
+        step.move("w", rule.lam * (w - theta))
+        step.buffers(now["w"]).copy_(step.buffers(now["theta"]))
+
+    def end(self, now: Named, models: Tensor, steps: Tensor, optimizer: LocalOptimizer) -> Named:
+        """Serve θ."""
+        return {SERVED: now["theta"]}
+
+
+class MetaSteps(RuleAtWork[MetaLearning]):
+    """Per-FedAvg, Algorithm 1: w ← w − β(I − α∇²f(w; D″))∇f(w − α∇f(w; D); D′), in FO without the Hessian."""
+
+    def step(self, now: Named, step: Step) -> None:
+        """Take D′ from the order of plain steps, D and D″ from others; buffers are those of the passes on D and D′."""
+        rule, w = self.rule, now["w"]
+        after = w.clone()
+        step.parameters(after).sub_(step.gradient(w, 1), alpha=rule.alpha)
+        step.buffers(after).copy_(step.buffers(w))
+        gradient = step.gradient(after, 0)
+        if rule.hessian:
+            beside = [w.clone(), w.clone()]
+            for point, sign in zip(beside, (1, -1), strict=True):
+                step.parameters(point).add_(gradient, alpha=sign * rule.delta)
+            above, below = (step.gradient(point, 2) for point in beside)
+            gradient = gradient - rule.alpha * (above - below) / (2 * rule.delta)
+        step.buffers(w).copy_(step.buffers(after))
+        step.move("w", gradient)
+
+
+class Controlled(RuleAtWork[ControlVariates]):
+    """SCAFFOLD, Algorithm 1: y ← y − η(g − c_i + c), c_i ← c_i − c + (x − y)/(Sη) (option II) after S steps."""
+
+    def begin(self, models: Tensor, anchors: Tensor, kept: Sequence[Mapping[str, Tensor]]) -> Named:
+        """Let c_i begin with zeros; where the anchor is NaN, which is what the server has no c for, there is none."""
+        return {"correction": (anchors - or_kept(torch.zeros_like(models), kept, "c")).nan_to_num(0.0)}
+
+    def step(self, now: Named, step: Step) -> None:
+        """Add the correction to the gradient."""
+        step.move("w", step.gradient(now["w"]) + step.parameters(now["correction"]))
+
+    def end(self, now: Named, models: Tensor, steps: Tensor, optimizer: LocalOptimizer) -> Named:
+        """Keep c_i."""
+        return {"c": (models - now["w"]) / (steps * optimizer.lr)[:, None] - now["correction"]}
+
+
+AT_WORK: Mapping[type[LocalRule], type[RuleAtWork[Any]]] = {
+    Mixture: Mixing,
+    MoreauEnvelope: Enveloping,
+    MetaLearning: MetaSteps,
+    ControlVariates: Controlled,
+}
+
+
+def train_by_rule(work: Workload, jobs: Sequence[Job], gradients: Gradients) -> tuple[Tensor, Tensor]:
+    """Train clients, those who take the most steps first, by the rule of a workload; keep its states.
+
+    Returns what their models moved by, ``[k, S]``, and their mean losses, float64 ``[k]``: NaN where what a client
+    would keep is not finite.
+    """
+    rule, spec, models = cast("LocalRule", work.rule), work.spec, work.models
+    at_work, optimizer = AT_WORK[type(rule)](rule), LocalOptimizer.of(spec, work.lr)
+    n_parameters = work.layout.n_parameters
+    start = models[[job.row for job in jobs]]
+    now: Named = {"w": start.clone()}
+    now |= at_work.begin(start, models[[job.anchor_row for job in jobs]], [job.state or {} for job in jobs])
+    if optimizer.momentum:
+        now |= {f"velocity of {name}": start.new_zeros(len(jobs), n_parameters) for name in at_work.moved}
+    plans = [_plan(job, work) for job in jobs]
+    totals = torch.zeros(len(jobs), dtype=torch.float64, device=models.device)
+    for number in range(len(plans[0])):
+        for places, batch in by_length(plans, number):
+            mine, here = {name: values[places] for name, values in now.items()}, batch.to(models.device)
+            views = dict(mine) if isinstance(places, slice) else {}
+
+            def of_batch(model: Tensor, which: int, places: Places = places, here: Tensor = here) -> Any:
+                return gradients(model, places, here[:, which])
+
+            step = Step(mine, optimizer, n_parameters, of_batch)
+            at_work.step(mine, step)
+            for name, values in mine.items():
+                if values is not views.get(name):  # else it was written in place
+                    now[name][places] = values
+            if step.losses is not None:
+                totals[places] += step.losses.to(torch.float64) * here.shape[-1]
+    steps = torch.tensor([len(plan) for plan in plans], dtype=start.dtype, device=start.device)
+    kept = at_work.end(now, start, steps, optimizer)
+    passed = torch.tensor([spec.passed(job.size) for job in jobs], dtype=torch.float64)
+    losses = totals.cpu() / passed
+    for tensor in kept.values():
+        losses[~tensor.reshape(len(jobs), -1).isfinite().all(1).cpu()] = torch.nan
+    work.states.update({job.client: {name: t[k] for name, t in kept.items()} for k, job in enumerate(jobs)})
+    return now["w"] - start, losses
+
+
+def or_kept(first: Tensor, kept: Sequence[Mapping[str, Tensor]], name: str) -> Tensor:
+    """Return what each client kept under a name, or else its row of ``first``, in a copy ``[k, ...]``."""
+    return torch.stack([mine[name].to(own) if name in mine else own for own, mine in zip(first, kept, strict=True)])
+
+
+def _plan(job: Job, work: Workload) -> list[Tensor]:
+    """Return the batches of every step, ``[m, B]`` where it takes m; the first is that of a plain step."""
+    count, seed = cast("LocalRule", work.rule).batches, job.generator.initial_seed()
+    others = [rng.torch_generator(seed, "further batch", k) for k in range(1, count)]
+    orders = [batches(job.size, work.spec, generator) for generator in (job.generator, *others)]
+    return [torch.stack(each) for each in zip(*orders, strict=True)]
