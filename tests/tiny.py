@@ -132,6 +132,7 @@ class Fake(Clients):
                 lambda q: self.evaluate(q.ids, q.models, q.assignment, q.split, **only_asked(q)),
                 lambda q: self.subspaces(q.ids, q.n_vectors, q.per_label),
                 lambda q: self.clients.ask(q),
+                lambda q: self.clients.ask(q),
             )
         )
 
@@ -149,9 +150,10 @@ class Fake(Clients):
 
 
 def only_asked(query: UpdateQuery | EvaluationQuery) -> dict[str, Any]:
-    """Return the arguments that only queries about clients' own models, or about mixtures, need."""
-    own = {"own": True} if isinstance(query, UpdateQuery) and query.own else {}
-    return own if query.mixture is None else {**own, "mixture": query.mixture}
+    """Return the arguments that only some queries need: about clients' own models, or mixtures, or who is best."""
+    names = ("own", "shares", "compares")
+    asked = {name: True for name in names if getattr(query, name, False)}
+    return asked if query.mixture is None else {**asked, "mixture": query.mixture}
 
 
 class Around(Fake):

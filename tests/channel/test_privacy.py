@@ -182,6 +182,8 @@ def test_training_losses_are_refused_and_other_scores_are_not():
         behind.evaluate([0, 1], params[None], [0, 0], "train")
     with pytest.raises(ConfigError, match="do not tell subspaces of their data"):
         behind.subspaces([0, 1], 2, False)
+    with pytest.raises(ConfigError, match="do not tell shifts of their data"):
+        behind.shifts([0, 1], 1, 0.2, False)
 
 
 # A real client

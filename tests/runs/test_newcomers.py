@@ -24,8 +24,13 @@ OPTIONS = {
     "cfl": {"eps1": 0.3, "eps2": 0.4},
     "ifca": {"clusters": 2},
     "fedgroup": {"groups": 2},
+    "flexcfl": {"groups": 2},
+    "stocfl": {"tau": 0.6, "anchor_epochs": 5},
 }
-CLUSTERED = ("cfl", "rcfl", "fl_hc", "fedgroup", "ifca", "fesem", "fedem", "fedrc", "feddrift", "pacfl", "oracle")
+CLUSTERED = (
+    *("cfl", "rcfl", "fl_hc", "fedgroup", "flexcfl", "ifca", "fedsoft", "fesem", "fedem", "fedrc", "feddrift"),
+    *("pacfl", "stocfl", "oracle"),
+)
 
 
 @cache

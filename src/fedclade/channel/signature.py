@@ -171,7 +171,7 @@ class Sketching(Middleware):
 
     def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
         """Return the updates with their sketches; models of one's own stay, and of a mixture nothing is compared."""
-        if query.own:
+        if query.is_secret:
             return ask(query)
         sketching = self if query.mixture is None else Sketching(Nothing())
         if (sink := query.sink) is not None:

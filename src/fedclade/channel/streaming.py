@@ -30,7 +30,7 @@ class Streaming(Middleware):
 
     def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
         """Return sums of the updates."""
-        if query.own:  # the replies are empty
+        if query.is_secret:  # the replies are empty
             return reduce(Updates.concat, map(ask, self._slices(query))).select(query.ids)
         tally = Tally(query)
         for some in self._slices(query):

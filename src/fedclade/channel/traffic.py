@@ -68,7 +68,9 @@ class Traffic(Middleware):
         """Count models down and updates up."""
         updates, models = ask(query), query.models
         if query.kind == "train" and query.round.communicates in ("all", "models"):
-            pulled_to = query.anchors if query.anchors is not None and query.round.uses_anchors else query.assignment
+            pulled_to = query.assignment
+            if query.anchors is not None and (query.round.uses_anchors or query.shares):
+                pulled_to = query.anchors
             rows = query.assignment
             sent = sum((row != OWN) + (a != row) for a, row in zip(pulled_to, rows, strict=True))
             if (mixture := query.mixture) is not None:

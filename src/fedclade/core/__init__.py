@@ -111,6 +111,7 @@ from fedclade.core.queries import (
 )
 from fedclade.core.registry import IGNORED, ClientRegistry, DataSpec, TaskKind
 from fedclade.core.rng import BESIDE
+from fedclade.core.shift_query import ShiftQuery
 from fedclade.core.statistics import Statistics
 from fedclade.core.tables import flat
 from fedclade.core.tree import Group, ParameterTree
@@ -188,6 +189,7 @@ __all__ = [
     "Round",
     "RunError",
     "RunInterrupted",
+    "ShiftQuery",
     "Slot",
     "Split",
     "Stationary",

@@ -34,15 +34,18 @@ class ModelsSent:
             name = wire.digest(b"".join(vectors[str(k)].data for k in range(len(models))))
             start = StartModel.of(name, packed(models, n_parameters), len(models) * n_parameters)
             return cls(dict.fromkeys(rows, vectors), dict.fromkeys(rows, name), dict.fromkeys(rows, start))
-        anchors = query.anchors if query.anchors is not None and query.round.uses_anchors else query.assignment
+        needs = query.round.uses_anchors or query.shares
+        anchors = query.anchors if query.anchors is not None and needs else query.assignment
         arrays = wire.raw_vectors(models, [*query.assignment, *anchors])
         names = {row: wire.digest(array.data) for row, array in arrays.items()} | {OWN: wire.digest(b"")}
-        start = {} if query.own else {r: StartModel.of(names[r], models[r], n_parameters) for r in {*rows.values()}}
+        begins = dict(zip(rows, anchors if query.shares else query.assignment, strict=True))
+        of = set[int]() if query.is_secret else {*begins.values()}  # an update starts from what was sent, or the anchor
+        start = {row: StartModel.of(names[row], models[row], n_parameters) for row in of}
         sent: dict[int, Vectors] = {}
         for (client, row), anchor in zip(rows.items(), anchors, strict=True):
             places = {"model": row, **({"anchor": anchor} if anchor != row else {})}
             sent[client] = {name: arrays[place] for name, place in places.items() if place != OWN}
-        starts = {client: start[row] for client, row in rows.items() if row in start}
+        starts = {client: start[row] for client, row in begins.items() if row in start}
         return cls(sent, {client: names[row] for client, row in rows.items()}, starts)
 
 

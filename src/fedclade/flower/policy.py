@@ -10,7 +10,7 @@ from fedclade.core import ConfigError, LocalTraining, PolicyError, UpdateError, 
 from fedclade.flower.usage import Usage
 from fedclade.flower.wire import shown
 
-QUERIES = ("train", "evaluate", "statistics", "gradients", "subspaces")
+QUERIES = ("train", "evaluate", "statistics", "gradients", "subspaces", "shifts")
 """Kinds of queries that are about a client's data, and need its permission."""
 
 FORBIDS = "the client's policy forbids"
@@ -32,7 +32,7 @@ class Policy:
     """What one client allows. It belongs to the client: no run can change it.
 
     The defaults let every algorithm run with its own defaults, but for those that query gradients (CFL with
-    ``similarity = "gradients"``, IFCA with ``average = "gradients"``) and subspaces (PACFL).
+    ``similarity = "gradients"``, IFCA with ``average = "gradients"``), subspaces (PACFL) and shifts (FlexCFL).
 
     A server that queries replicates gets sums over parts of the data. It knows which examples are in which part, so
     with as many partings as there are examples it could solve for every single one: hence ``max_partings``.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedclade.channel import ENCODINGS, decode
-from fedclade.core import UpdateError
+from fedclade.core import Evaluation, UpdateError
 from fedclade.flower.wire import Content, shown
 from fedclade.tasks import Metric
 
@@ -74,6 +74,40 @@ def read_update(
     content.has_only(("update",) if length else ())
     data = content.vector("update") if length else b""
     return UpdateReply(size, loss, decode(data, length, encoding, n_parameters).to(dtype), component)
+
+
+def read_wins(content: Content, models: int, examples: int) -> list[int]:
+    """Check and read of how many of its examples each model is best; anything else is an UpdateError."""
+    wins = content.values.get("wins")
+    if not isinstance(wins, list) or not all(type(each) is int and each >= 0 for each in wins):
+        raise UpdateError(f"expected how often each of {models} models is best, got {shown(wins)}")
+    found = cast("list[int]", wins)
+    if len(found) != models or not 0 < sum(found) <= examples:
+        raise UpdateError(f"{shown(found)} as how often each of {models} models is best of {examples} examples")
+    return found
+
+
+def evaluation_of(
+    ids: Sequence[int],
+    scores: Mapping[int, list[Scores]],
+    wins: Mapping[int, list[int]],
+    metrics: Sequence[Metric],
+    left_out: Mapping[int, str],
+) -> Evaluation:
+    """Return the scores of the clients that answered, in the order of a query's ``ids``, with wins if they compared."""
+    left = {client: iter(mine) for client, mine in scores.items()}
+    answered = [(client, next(left[client])) for client in ids if client in left]
+    scored, losses, examples = zip(*(mine for _, mine in answered), strict=True) if answered else ((), (), ())
+    most = {client: iter(mine) for client, mine in wins.items()}
+    return Evaluation(
+        ids=tuple(client for client, _ in answered),
+        scores=torch.tensor(scored, dtype=torch.float64).view(-1, len(metrics)),
+        losses=torch.tensor(losses, dtype=torch.float64),
+        examples=torch.tensor(examples, dtype=torch.int64),
+        left_out=left_out,
+        higher_is_better=metrics[0].higher_is_better,
+        wins=torch.tensor([next(most[client]) for client, _ in answered]) if wins else None,
+    )
 
 
 def read_scores(content: Content, models: int, metrics: Sequence[Metric], known: int | None = None) -> list[Scores]:

@@ -17,6 +17,7 @@ from fedclade.core import (
     Indices,
     Layout,
     Round,
+    ShiftQuery,
     Statistics,
     StatisticsQuery,
     SubspaceQuery,
@@ -38,6 +39,7 @@ from fedclade.training.loop import LoopEngine
 from fedclade.training.memory import default_memory
 from fedclade.training.mixtures import Mixtures
 from fedclade.training.model_check import MODULE_ERRORS, check_model_fits, model_error
+from fedclade.training.shifts import shifts
 from fedclade.training.stages import Stages, Trained
 from fedclade.training.store import PERSONAL, ClientStore
 from fedclade.training.subspaces import subspaces
@@ -48,9 +50,6 @@ Block = Sequence[tuple[Trained, int, int | None]]
 
 MODELS_AT_A_TIME = 8
 """Of the memory, one part in so many is for the models of clients that are evaluated with parameters of their own."""
-
-LOGITS_AT_A_TIME = 2**24
-"""How many logits a gradient over all examples holds at once: 64 MiB in float32."""
 
 _log = logging.getLogger(__name__)
 
@@ -105,8 +104,7 @@ class SimulatedClients(Workers):
         self.store = ClientStore()
         self.whole = WholeModels(self.layout, self.layout.flatten_personal(module), self.store)
         pool = federation.pool
-        logits_each = pool.outputs * (pool.y[0].numel() if len(pool.y) else 1)
-        self._chunk = max(1, min(1024, LOGITS_AT_A_TIME // logits_each))
+        self._chunk = loop.chunk(pool.outputs * (pool.y[0].numel() if len(pool.y) else 1))
         check_model_fits(module, federation, self._device)
         self._engine = build_engine(engine, resolved)
         self._memory = default_memory(self._device) if memory is None else memory
@@ -164,7 +162,7 @@ class SimulatedClients(Workers):
 
     def _trained(self, query: UpdateQuery) -> Updates:
         ids, held = query.ids, self._stages.of(query)
-        size = 0 if query.own else self.layout.size
+        size = 0 if query.is_secret else self.layout.size
         deltas = torch.empty(len(ids), size, dtype=self.layout.dtype, device=self._device)
         losses = torch.empty(len(ids), dtype=torch.float64)
         sizes = self._stages.sizes(query, held)
@@ -229,8 +227,7 @@ class SimulatedClients(Workers):
             return self._mixtures.evaluated(query, judge)
         at_once = self._memory // (MODELS_AT_A_TIME * self.layout.full.size * self.layout.dtype.itemsize)
         parts = self.whole.evaluated(query, max(1, at_once))
-        scores = [judge.evaluate(query.ids[part], models, rows, query.split) for part, models, rows in parts]
-        return Evaluation.concat(scores)
+        return Evaluation.concat([judge.evaluate(query, *part) for part in parts])
 
     def handle_subspaces(self, query: SubspaceQuery) -> Tensor:
         """Let each client decompose its training inputs, see :func:`~fedclade.training.subspaces.subspaces`."""
@@ -239,6 +236,10 @@ class SimulatedClients(Workers):
     def handle_statistics(self, query: StatisticsQuery) -> Statistics:
         """Let each client add up its training examples, see :class:`~fedclade.core.Statistics`."""
         return statistics(self._stages.in_round(query.data_round).federation, query)
+
+    def handle_shifts(self, query: ShiftQuery) -> Tensor:
+        """Let each client compare its labels with those of before, see :func:`~fedclade.training.shifts.shifts`."""
+        return shifts(self._stages.in_round(query.round).federation, self.store, query)
 
     def _train_block(
         self,

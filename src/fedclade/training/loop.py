@@ -16,6 +16,9 @@ from fedclade.training.optimizer import LocalOptimizer, get_state
 from fedclade.training.steps import Places, batches, full, precision
 from fedclade.training.threads import threads_of_step, using_threads
 
+LOGITS_AT_A_TIME = 2**24
+"""How many logits a gradient over all examples holds at once: 64 MiB in float32."""
+
 
 class LoopEngine:
     """One client after another; each step on as many threads as it has work for."""
@@ -37,6 +40,11 @@ class LoopEngine:
                     states[job.client] = state
         work.states.update(states)
         return updates, losses
+
+
+def chunk(logits_each: int) -> int:
+    """Return how many examples of so many logits a gradient over all of them takes at once."""
+    return max(1, min(1024, LOGITS_AT_A_TIME // logits_each))
 
 
 def train(

@@ -10,7 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedclade.core import OWN, Evaluation, EvaluationQuery, Query, Statistics, SubspaceQuery, Sums, UpdateQuery, Updates
+from fedclade.core import (
+    OWN,
+    Evaluation,
+    EvaluationQuery,
+    Query,
+    ShiftQuery,
+    Statistics,
+    SubspaceQuery,
+    Sums,
+    UpdateQuery,
+    Updates,
+)
 
 
 def narrowed(query: Query[Any], places: Sequence[int]) -> tuple[Query[Any], list[int] | None]:
@@ -40,7 +51,7 @@ def together(query: Query[Any], replies: Sequence[tuple[Sequence[int], Any]]) ->
         return _updates(query, [reply for _, reply in replies])
     if isinstance(query, EvaluationQuery):
         return _evaluation(replies)
-    if isinstance(query, SubspaceQuery):
+    if isinstance(query, SubspaceQuery | ShiftQuery):
         return _in_order(query, [(places, reply) for places, reply in replies])
     return reduce(Statistics.plus, (statistics for _, statistics in replies))
 
@@ -60,9 +71,9 @@ def _evaluation(replies: Sequence[tuple[Sequence[int], Evaluation]]) -> Evaluati
         return whole
     order = places.argsort()
     ids = tuple(whole.ids[k] for k in order.tolist())
-    return replace(
-        whole, ids=ids, scores=whole.scores[order], losses=whole.losses[order], examples=whole.examples[order]
-    )
+    wins = None if whole.wins is None else whole.wins[order]
+    of_all = {"scores": whole.scores[order], "losses": whole.losses[order], "examples": whole.examples[order]}
+    return replace(whole, ids=ids, wins=wins, **of_all)
 
 
 def _updates(query: UpdateQuery, parts: Sequence[Updates]) -> Updates:
