@@ -86,8 +86,10 @@ def test_messages_have_what_the_page_says(tmp_path: Path):
         (Ditto(), False),
         (APFL(), False),
         ("ifca", False),
+        ("fedsoft", False),
+        ("flexcfl", False),
     ):
-        config = {"allow": "train evaluate gradients subspaces"}
+        config = {"allow": "train evaluate gradients subspaces shifts"}
         config |= {"secret-file": str(secret)} if shares else {}
         nodes = {10 + k: LocalNode(app, {"partition-id": k, **config}) for k in range(4)}
         grid = LocalGrid(nodes, DATA)

@@ -13,7 +13,20 @@ from torch import Tensor, nn
 from fedclade import LocalTraining
 from fedclade.algorithms import Algorithm, RoundLog, State
 from fedclade.channel import Channel, Meter, Replicating, Retrying, Streaming, Timing, Traffic, Unpacking
-from fedclade.core import OWN, ClusterSplit, Evaluation, Event, Handlers, Query, R, Round, Split, TaskKind
+from fedclade.core import (
+    OWN,
+    ClusterSplit,
+    Evaluation,
+    EvaluationQuery,
+    Event,
+    Handlers,
+    Query,
+    R,
+    Round,
+    Split,
+    TaskKind,
+    UpdateQuery,
+)
 from fedclade.core.clients import Clients
 from fedclade.core.updates import Updates
 from fedclade.data.federation import ClientData, Federation, Pool
@@ -112,12 +125,13 @@ class Fake(Clients):
         return query.handled(
             Handlers(
                 lambda q: (
-                    self.train(q.ids, q.models, q.assignment, q.round, q.anchors, **of_own(q.own))
+                    self.train(q.ids, q.models, q.assignment, q.round, q.anchors, **only_asked(q))
                     if q.kind == "train"
                     else self.gradients(q.ids, q.models, q.assignment, q.round)
                 ),
-                lambda q: self.evaluate(q.ids, q.models, q.assignment, q.split),
+                lambda q: self.evaluate(q.ids, q.models, q.assignment, q.split, **only_asked(q)),
                 lambda q: self.subspaces(q.ids, q.n_vectors, q.per_label),
+                lambda q: self.clients.ask(q),
                 lambda q: self.clients.ask(q),
             )
         )
@@ -135,9 +149,11 @@ class Fake(Clients):
         return self.clients.subspaces(*args)
 
 
-def of_own(own: bool) -> dict[str, bool]:
-    """Return the argument that only training of clients' own models needs."""
-    return {"own": True} if own else {}
+def only_asked(query: UpdateQuery | EvaluationQuery) -> dict[str, Any]:
+    """Return the arguments that only some queries need: about clients' own models, or mixtures, or who is best."""
+    names = ("own", "shares", "compares")
+    asked = {name: True for name in names if getattr(query, name, False)}
+    return asked if query.mixture is None else {**asked, "mixture": query.mixture}
 
 
 class Around(Fake):
@@ -200,8 +216,10 @@ class SpyClients(Fake):
         anchors: Sequence[int] | None = None,
         *,
         own: bool = False,
+        **more: Any,
     ) -> Updates:
-        answer = self.clients.train(ids, models, assignment, this_round, anchors, **of_own(own))
+        more |= {"own": True} if own else {}
+        answer = self.clients.train(ids, models, assignment, this_round, anchors, **more)
         self._note("train", ids, models, assignment, this_round.number, answer=answer, anchors=anchors, own=own)
         self.calls[-1].round = this_round
         return answer
@@ -211,9 +229,11 @@ class SpyClients(Fake):
         self._note("gradients", ids, models, assignment, this_round.number, answer=answer)
         return answer
 
-    def evaluate(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], split: Split) -> Evaluation:
+    def evaluate(
+        self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], split: Split, **more: Any
+    ) -> Evaluation:
         self._note("evaluate", ids, models, assignment, 0, split)
-        return self.clients.evaluate(ids, models, assignment, split)
+        return self.clients.evaluate(ids, models, assignment, split, **more)
 
     def subspaces(self, ids: Sequence[int], n_vectors: int, per_label: bool) -> Tensor:
         self.calls.append(Asked("subspaces", tuple(ids), {}, 0))

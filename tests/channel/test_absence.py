@@ -34,6 +34,7 @@ def test_nobody_there_is_an_answer_of_nobody():
     assert clients.evaluate([0, 1], torch.zeros(1, 28), [0, 0], "train").ids == ()
     assert not spy.calls
     assert not clients.subspaces([0, 1], 2, per_label=False).any()
+    assert clients.shifts([0, 1], 1, 0.2, by_label=False).tolist() == [False, False]
 
 
 def test_test_data_are_evaluated_for_all_and_training_data_for_those_that_are_there():

@@ -182,6 +182,8 @@ def test_training_losses_are_refused_and_other_scores_are_not():
         behind.evaluate([0, 1], params[None], [0, 0], "train")
     with pytest.raises(ConfigError, match="do not tell subspaces of their data"):
         behind.subspaces([0, 1], 2, False)
+    with pytest.raises(ConfigError, match="do not tell shifts of their data"):
+        behind.shifts([0, 1], 1, 0.2, False)
 
 
 # A real client
@@ -280,7 +282,14 @@ def test_privacy_goes_with_permutation_and_faults():
     assert sum(sum(event["clients"].values()) for event in released) == 6 * 8 - lost.count("dropped out")
 
 
-@pytest.mark.parametrize(("algorithm", "what"), [("ifca", "training losses that IFCA"), ("pacfl", "subspaces.*PACFL")])
+@pytest.mark.parametrize(
+    ("algorithm", "what"),
+    [
+        ("ifca", "training losses that IFCA"),
+        ("fedem", "the component that they weigh most that FedEM"),
+        ("pacfl", "subspaces.*PACFL"),
+    ],
+)
 def test_an_algorithm_that_asks_for_more_is_refused_before_the_run(algorithm, what):
     with pytest.raises(ConfigError, match=f"clients with differential privacy do not tell {what}"):
         run_of(algorithm)

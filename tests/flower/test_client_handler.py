@@ -7,6 +7,7 @@ import math
 import os
 import re
 import stat
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from fedclade.core.queries import Round
 from fedclade.flower import wire
 from fedclade.flower.client_handler import ClientHandler
 from fedclade.flower.policy import QUERIES, Policy
-from fedclade.flower.replies import read_update
+from fedclade.flower.replies import read_update, read_wins
 from fedclade.flower.residuals import MOST_RESIDUALS
 from fedclade.flower.secret import read_secret, secret_model, seed_of
 from fedclade.flower.wire import Content
@@ -56,6 +57,8 @@ def ask(
         "compares_parts": True,
         "dim": 0,
         "own": False,
+        "shares": False,
+        "compares": False,
         "personal_epochs": 0,
         "run": "here",
         "seed": 3,
@@ -407,3 +410,23 @@ def test_answering_imports_nothing_that_a_server_names(monkeypatch: pytest.Monke
     monkeypatch.setattr(ClientHandler, "_register", lambda self, content: imported("os:getcwd", "loss")())
     with pytest.raises(ConfigError, match=r"loss 'os:getcwd' is not imported here"):
         ask(handler_of(policy=OPEN), "hello")
+
+
+def test_it_sends_how_far_its_own_model_is_from_the_anchor_where_it_shares_it():
+    federation, anchor = federation_of(FOUR), MODEL + 0.5
+    clients, _ = simulated(federation, perceptron())
+    spec = replace(LOCAL, mu=0.1)
+    here = clients.train([2], torch.stack([MODEL, anchor]), [0], Round(2, spec, 3), [1], own=True, shares=True)
+    client, words = handler_of(2, federation), {"own": True, "shares": True, "spec": wire.to_json(spec)}
+    there = ask(client, "train", {"model": MODEL, "anchor": anchor}, **words)
+    assert torch.equal(update_of(there), here.required_deltas[0])
+    again = ask(client, "train", {"anchor": anchor}, **words, round=3)  # from its own
+    assert not torch.equal(update_of(again), update_of(there))
+    assert ask(client, "train", {"model": MODEL, "anchor": anchor}, **words | {"shares": False}).vectors == {}
+
+
+@pytest.mark.parametrize("wins", [None, [3], [3, -1, 1], [3.0, 1, 0], [20, 5, 0], [0, 0, 0]])
+def test_how_often_models_are_best_must_be_possible(wins: Any):
+    with pytest.raises(UpdateError, match="how often each of 3 models is best"):
+        read_wins(Content({"wins": wins}), 3, 24)
+    assert read_wins(Content({"wins": [20, 4, 0]}), 3, 24) == [20, 4, 0]

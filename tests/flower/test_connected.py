@@ -23,9 +23,12 @@ from fedclade.algorithms import (
     FedAvg,
     FedDrift,
     FedGroup,
+    FedRC,
+    FedSoft,
     FeSEM,
     ReplicatedCFL,
     Scaffold,
+    StoCFL,
 )
 from fedclade.core.errors import ConfigError, RunError, UpdateError
 from fedclade.flower import LocalGrid, LocalNode
@@ -243,7 +246,10 @@ ALGORITHMS: dict[str, Algorithm] = {
     "fedgroup": FedGroup(groups=2),
     "ifca": IFCA(clusters=2),
     "fesem": FeSEM(clusters=2),
+    "stocfl": StoCFL(tau=0.3, anchor_epochs=2),
+    "fedsoft": FedSoft(selection=2),
     "feddrift": FedDrift(step_rounds=1, delta=0.2),
+    "fedrc": FedRC(clusters=2),
     "ditto": Ditto(),
     "scaffold": Scaffold(),
     "rcfl": ReplicatedCFL(level=0.5, check_every=3),

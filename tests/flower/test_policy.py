@@ -14,7 +14,7 @@ import torch
 from flwr.app import Context, Message, RecordDict
 
 from fedclade import LocalTraining
-from fedclade.algorithms import ALGORITHMS, CFL, IFCA, PACFL, FedAvg, build_algorithm
+from fedclade.algorithms import ALGORITHMS, CFL, IFCA, PACFL, FedAvg, FlexCFL, build_algorithm
 from fedclade.channel.ledger import Budget
 from fedclade.channel.privacy import DifferentialPrivacy
 from fedclade.core.errors import ConfigError, PolicyError, UpdateError
@@ -89,6 +89,26 @@ def test_vectors_of_its_data_are_few_even_where_they_are_allowed():
     assert ask(client, "subspaces", {}, vectors=5, per_label=False).vector("subspaces")
     with pytest.raises(PolicyError, match=r"forbids 6 vectors of its data, at most 5 .max-vectors"):
         ask(client, "subspaces", {}, vectors=6, per_label=False)
+
+
+def test_whether_its_labels_have_shifted_is_told_where_it_is_allowed_and_possible():
+    client = handler_of(policy=Policy(allow=("shifts",)))
+    answer = ask(client, "shifts", {}, round=2, share=0.2, by_label=True)
+    assert (answer.get("round", int), answer.get("shifted", bool)) == (2, False)
+    with pytest.raises(UpdateError, match=r"asked for shifts by -1\.0 of the examples in round 2"):
+        ask(client, "shifts", {}, round=2, share=-1.0, by_label=True)
+    with pytest.raises(PolicyError, match="forbids the question 'shifts'"):
+        ask(handler_of(), "shifts", {}, round=2, share=0.2, by_label=True)
+
+
+def test_a_client_that_comes_back_with_other_labels_says_so_once(tmp_path: Path):
+    """It keeps in its folder how often it had each."""
+    told: list[bool] = []
+    for number, truth in ((1, [0]), (2, [3]), (3, [3])):
+        client = handler_of(0, federation_of(truth), policy=Policy(allow=("shifts",)), folder=tmp_path)
+        answer = ask(client, "shifts", {}, round=number, share=0.1, by_label=True)
+        told.append(answer.get("shifted", bool))
+    assert told == [False, True, False]
 
 
 def test_parts_cannot_be_drawn_so_often_that_single_examples_can_be_solved_for():
@@ -194,7 +214,7 @@ def test_what_it_refuses_it_logs(caplog: pytest.LogCaptureFixture):
     assert caplog.messages == 2 * [f"refused train: {why}"]
 
 
-@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name not in ("pacfl", "fedbn", "fedbuff")])
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name not in ("pacfl", "flexcfl", "fedbn", "fedbuff")])
 def test_the_defaults_let_every_algorithm_run_with_its_defaults(name: str):
     federation = federation_of(FOUR, sizes=[40] * 4)
     grid = grid_of(federation, personal=ALGORITHMS[name].algorithm.personal or ())
@@ -212,6 +232,7 @@ def test_the_defaults_let_every_algorithm_run_with_its_defaults(name: str):
         (CFL(split_rounds=(2,), eps2=1e-6, similarity="gradients"), "gradients"),
         (IFCA(clusters=2, average="gradients"), "gradients"),
         (PACFL(n_clusters=2), "subspaces"),
+        (FlexCFL(groups=2), "shifts"),
     ],
 )
 def test_what_nobody_allows_ends_the_run_with_one_clear_error_on_both_sides(

@@ -21,13 +21,17 @@ from fedclade import (
     FedAvg,
     FedDrift,
     FedGroup,
+    FedRC,
+    FedSoft,
     FeSEM,
     FineTune,
+    FlexCFL,
     Local,
     LocalTraining,
     Oracle,
     ReplicatedCFL,
     Scaffold,
+    StoCFL,
 )
 from fedclade.algorithms import State
 from fedclade.core.queries import Round
@@ -49,12 +53,16 @@ ALGORITHMS = [
     FLHC(rounds_before=2, metric="l2", linkage="ward", n_clusters=4),
     FedGroup(groups=3, pretrain_scale=2),
     FedGroup(groups=3, pretrain_scale=2, rac=True),
+    FlexCFL(groups=3, pretrain_scale=2, pretrain_steps=2, eta_g=0.1),
     IFCA(clusters=3),
     IFCA(clusters=2, average="gradients", restarts=2),
     PACFL(per_label=True, n_clusters=4),
     FeSEM(clusters=3),
+    FedSoft(clusters=3, selection=4),
+    StoCFL(tau=0.5, anchor_epochs=1),
     FedDrift(step_rounds=1, delta=0.1),
     FedDrift(step_rounds=1, start="together", eager=True, delta=0.02, models=3),
+    FedRC(clusters=3),
     Ditto(),
     APFL(),
     Scaffold(),
@@ -69,14 +77,14 @@ class Flaky(Around):
         super().__init__(clients)
         self.present, self.draw = np.array(present), np.random.default_rng(seed)
 
-    def train(self, ids, models, assignment, this_round, anchors=None, *, own=False):
-        return self.some(partial(self.clients.train, own=own), ids, models, assignment, this_round, anchors)
+    def train(self, ids, models, assignment, this_round, anchors=None, **more):
+        return self.some(partial(self.clients.train, **more), ids, models, assignment, this_round, anchors)
 
     def gradients(self, ids, models, assignment, this_round):
         return self.some(lambda i, m, a, r, _: self.clients.gradients(i, m, a, r), ids, models, assignment, this_round)
 
-    def evaluate(self, ids, models, assignment, split):
-        return self.clients.evaluate(ids, models, assignment, split)
+    def evaluate(self, ids, models, assignment, split, **more):
+        return self.clients.evaluate(ids, models, assignment, split, **more)
 
     def subspaces(self, ids, n_vectors, per_label):
         vectors = self.clients.subspaces(ids, n_vectors, per_label)

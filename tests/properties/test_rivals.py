@@ -11,7 +11,19 @@ import torch
 from torch import Tensor, nn
 
 from fedclade import ConfigError, LocalTraining, Run, simulate
-from fedclade.algorithms import APFL, IFCA, PACFL, Algorithm, Ditto, FedDrift, FeSEM, FineTune, Scaffold
+from fedclade.algorithms import (
+    APFL,
+    IFCA,
+    PACFL,
+    Algorithm,
+    Ditto,
+    FedDrift,
+    FedSoft,
+    FeSEM,
+    FineTune,
+    Scaffold,
+    StoCFL,
+)
 from fedclade.channel.signature import Signature
 from fedclade.core.params import Layout
 from fedclade.core.queries import Round
@@ -28,8 +40,10 @@ RIVALS: Mapping[str, Algorithm] = {
     "ifca": IFCA(clusters=3, restarts=2, restart_rounds=2),
     "ifca by gradients": IFCA(clusters=3, average="gradients"),
     "fesem": FeSEM(clusters=3),
+    "fedsoft": FedSoft(clusters=3, lam=0.5),
     "feddrift": FedDrift(step_rounds=1, delta=0.0, start="together"),  # alone, models tie, and their order decides
     "pacfl": PACFL(vectors=2, threshold=50.0),
+    "stocfl": StoCFL(tau=0.6, anchor_epochs=3),
     "ditto": Ditto(lam=0.5),
     "finetune": FineTune(),
     "apfl": APFL(adaptive=True),
@@ -173,9 +187,10 @@ def test_a_run_that_streams_is_the_run_that_does_not_but_for_rounding(name: str)
             torch.testing.assert_close(b.params, a.params, rtol=0, atol=1e-5)
 
 
-@each_rival
-def test_compared_by_sketches_models_are_the_same(algorithm: Algorithm):
-    """No rival compares signatures; what it compares, parameters or losses or data, stays what it is."""
+@pytest.mark.parametrize("name", [name for name in RIVALS if name != "stocfl"])
+def test_compared_by_sketches_models_are_the_same(name: str):
+    """Few rivals compare signatures; what the others compare, parameters or losses or data, stays what it is."""
+    algorithm = RIVALS[name]
     plain, sketched = plain_run(algorithm), run_of(algorithm, signature=Signature(kind="projected", dim=8))
     for ours, theirs in zip(plain.tree.nodes, sketched.tree.nodes, strict=True):
         assert ours.members == theirs.members
@@ -184,7 +199,7 @@ def test_compared_by_sketches_models_are_the_same(algorithm: Algorithm):
 
 @each_rival
 def test_one_client_is_enough(algorithm: Algorithm):
-    if isinstance(algorithm, IFCA | FeSEM):
+    if isinstance(algorithm, IFCA | FeSEM | FedSoft):
         with pytest.raises(ConfigError, match="clusters should be at most the number of clients, 1, got 3"):
             run_of(algorithm, federation_of([0]), rounds=3)
         algorithm = replace(algorithm, clusters=1)

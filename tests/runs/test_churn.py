@@ -9,7 +9,22 @@ import pytest
 import torch
 
 import fedclade
-from fedclade import CFL, FLHC, IFCA, ConfigError, FedAvg, FedDrift, FedGroup, FeSEM, Local, LocalTraining, Run
+from fedclade import (
+    CFL,
+    FLHC,
+    IFCA,
+    ConfigError,
+    FedAvg,
+    FedDrift,
+    FedGroup,
+    FedSoft,
+    FeSEM,
+    FlexCFL,
+    Local,
+    LocalTraining,
+    Run,
+    StoCFL,
+)
 from fedclade.algorithms import PACFL, CFLState, Ditto, FineTune, Oracle, Scaffold, State
 from fedclade.config import check_config
 from fedclade.core.errors import RunInterrupted
@@ -24,10 +39,13 @@ METHODS = {
     "cfl": CFL(eps2=0.4, split_rounds=(6,)),
     "fl_hc": FLHC(rounds_before=3, metric="l2", n_clusters=2),
     "fedgroup": FedGroup(groups=2),
+    "flexcfl": FlexCFL(groups=2, pretrain_steps=8),
     "ifca": IFCA(clusters=2, restarts=2, restart_rounds=10),
+    "fedsoft": FedSoft(selection=12),
     "fesem": FeSEM(clusters=2),
     "feddrift": FedDrift(step_rounds=2, delta=0.2),
     "pacfl": PACFL(n_clusters=2),
+    "stocfl": StoCFL(tau=0.6, anchor_epochs=5),
     "local": Local(),
     "ditto": Ditto(),
     "scaffold": Scaffold(),
@@ -80,7 +98,7 @@ def test_until_somebody_comes_or_goes_the_run_is_the_same(name):
             assert run.metric_rows[number][column] == plain.metric_rows[number][column]
 
 
-@pytest.mark.parametrize("name", ["cfl", "fl_hc", "fesem", "pacfl", "oracle"])
+@pytest.mark.parametrize("name", ["cfl", "fl_hc", "fesem", "pacfl", "stocfl", "oracle"])
 def test_newcomers_find_their_true_clusters(name):
     before, after = (run_of(name).metric_rows[number - 1] for number in (JOIN - 1, LEAVE - 1))
     assert before["ari"] == 1.0, "or there would be nothing to find"

@@ -24,8 +24,13 @@ OPTIONS = {
     "cfl": {"eps1": 0.3, "eps2": 0.4},
     "ifca": {"clusters": 2},
     "fedgroup": {"groups": 2},
+    "flexcfl": {"groups": 2},
+    "stocfl": {"tau": 0.6, "anchor_epochs": 5},
 }
-CLUSTERED = ("cfl", "rcfl", "fl_hc", "fedgroup", "ifca", "fesem", "feddrift", "pacfl", "oracle")
+CLUSTERED = (
+    *("cfl", "rcfl", "fl_hc", "fedgroup", "flexcfl", "ifca", "fedsoft", "fesem", "fedem", "fedrc", "feddrift"),
+    *("pacfl", "stocfl", "oracle"),
+)
 
 
 @cache
@@ -110,6 +115,22 @@ def test_a_stranger_is_told_to_fit_nowhere_and_gets_a_leaf_or_on_request_the_roo
         assert not leaves & {row["node"] for row in fitting.rows}
         assert not any(row["right"] for row in fitting.rows)
     assert {row["node"] for row in fitting.rows} == {0}
+
+
+def test_newcomers_to_a_mixture_find_weights_of_their_own():
+    run, newcomers = run_of("fedem"), digits().newcomers
+    found = fedclade.assign(run, newcomers)
+    module = fedclade.models.build_model("mclr", input_shape=(64,), outputs=10)
+    for row in found.rows:
+        (x, y), (seen, labels) = (newcomers.examples(row["client"], split) for split in ("test", "train"))
+        logs, losses = [], []
+        for leaf in run.tree.leaves:
+            torch.nn.utils.vector_to_parameters(leaf.params, module.parameters())
+            logs.append(module(x).log_softmax(1))
+            losses.append(nn.functional.cross_entropy(module(seen), labels, reduction="none"))
+        pi = (-torch.stack(losses)).softmax(0).mean(1)
+        right = torch.logsumexp(torch.stack(logs) + pi.log()[:, None, None], 0).argmax(1) == y
+        assert row["accuracy"] == pytest.approx(float(right.double().mean()), abs=1e-6)
 
 
 def test_without_truth_there_is_no_assignment_accuracy():

@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from fedclade import IFCA, FedAvg, LocalTraining, load_federation, simulate
+from fedclade import IFCA, FedAvg, FlexCFL, LocalTraining, load_federation, simulate
 from fedclade.data import Federation
 from fedclade.report.curves import score_picture
 from fedclade.report.run_view import RunView
@@ -67,3 +67,13 @@ def test_newcomers_hold_what_the_others_do_in_the_stage(federation):
     for number in (4, 5):
         for client in federation.newcomers.ids:
             assert rows[number, client] == federation.newcomers.in_round(number).true_clusters[client]
+
+
+def test_clients_of_flexcfl_migrate_in_the_rounds_in_which_their_labels_shift(federation):
+    found = run(federation, FlexCFL(groups=2, by_label=True, shift_share=0.0))
+    changed = {event["round"]: set(event["clients"]) for event in found.events if event["kind"] == "data_changed"}
+    for row in found.metric_rows:
+        most = len(changed.get(row["round"], ()))
+        assert 0 < row["clients_shifted"] <= most if most else row["clients_shifted"] == 0
+        assert row["ari"] == 1.0
+    assert sum(row["clients_migrated"] for row in found.metric_rows) == sum(map(len, changed.values()))

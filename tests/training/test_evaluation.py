@@ -19,7 +19,7 @@ from fedclade.data.federation import ClientData, Federation, Pool
 from fedclade.models import build_model
 from fedclade.tasks import FittedTask
 from fedclade.training import SimulatedClients, evaluation, passes
-from fedclade.training.evaluation import score
+from fedclade.training.scores import score
 from tests.reference import evaluation as reference
 from tests.tiny import VIEWS, federation_of, linear, perceptron, simulated
 from tests.training.worlds import Counts, Mixes

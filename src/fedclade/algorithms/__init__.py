@@ -19,10 +19,14 @@ from fedclade.algorithms.ditto import Ditto
 from fedclade.algorithms.fedavg import FedAvg, Local, Oracle
 from fedclade.algorithms.fedbuff import FedBuff
 from fedclade.algorithms.feddrift import FedDrift
+from fedclade.algorithms.fedem import FedEM
 from fedclade.algorithms.fedgroup import FedGroup
+from fedclade.algorithms.fedrc import FedRC
+from fedclade.algorithms.fedsoft import FedSoft
 from fedclade.algorithms.fesem import FeSEM
 from fedclade.algorithms.finetune import FineTune
 from fedclade.algorithms.fl_hc import FLHC
+from fedclade.algorithms.flexcfl import FlexCFL
 from fedclade.algorithms.ifca import IFCA
 from fedclade.algorithms.pacfl import PACFL
 from fedclade.algorithms.per_fedavg import PerFedAvg
@@ -31,6 +35,7 @@ from fedclade.algorithms.pfedme import PFedMe
 from fedclade.algorithms.replicated_cfl import ReplicatedCFL
 from fedclade.algorithms.scaffold import Scaffold
 from fedclade.algorithms.state import State
+from fedclade.algorithms.stocfl import StoCFL
 from fedclade.core import ConfigError, Event, FedcladeError, check_arguments, known_arguments, name_of, named, shown
 
 __all__ = [
@@ -51,10 +56,14 @@ __all__ = [
     "FedBN",
     "FedBuff",
     "FedDrift",
+    "FedEM",
     "FedGroup",
     "FedPer",
+    "FedRC",
     "FedRep",
+    "FedSoft",
     "FineTune",
+    "FlexCFL",
     "LGFedAvg",
     "Local",
     "Oracle",
@@ -65,6 +74,7 @@ __all__ = [
     "RoundLog",
     "Scaffold",
     "State",
+    "StoCFL",
     "algorithm_class",
     "build_algorithm",
     "describe",
@@ -94,12 +104,19 @@ ALGORITHMS: Mapping[str, Entry] = {
     "fedgroup": Entry(
         FedGroup, "groups by the first updates, newcomers by theirs; FedGrouProx with mu > 0 (Duan et al. 2020)"
     ),
+    "flexcfl": Entry(FlexCFL, "FedGroup whose clients migrate when their labels shift (Duan et al. 2021)"),
     "ifca": Entry(IFCA, "k models, every client takes the one with the lowest training loss (Ghosh et al. 2020)"),
     "fesem": Entry(FeSEM, "k centres, every client goes to the nearest in parameter space (Xie et al. 2020)"),
+    "fedsoft": Entry(
+        FedSoft, "models of each client between k centres, by whose examples they fit (Ruan and Joe-Wong 2022)"
+    ),
     "feddrift": Entry(
         FedDrift, "models opened where accuracy drops, merged where they agree (Jothimurugesan et al. 2023)"
     ),
+    "fedem": Entry(FedEM, "M models, and every client a mixture of its own of them (Marfoq et al. 2021)"),
+    "fedrc": Entry(FedRC, "FedEM that does not part clients by their labels alone (Guo et al. 2024)"),
     "pacfl": Entry(PACFL, "one-shot clusters by principal angles between the clients' data (Vahidian et al. 2023)"),
+    "stocfl": Entry(StoCFL, "clusters united by how an anchor model moves on their data (Zeng et al. 2023)"),
     "ditto": Entry(Ditto, "a personal model for each client, held near a global one (Li et al. 2021)"),
     "apfl": Entry(APFL, "each client's model is a mixture of the global one and one of its own (Deng et al. 2020)"),
     "pfedme": Entry(PFedMe, "personal models near a global one, which moves towards them (Dinh et al. 2020)"),

@@ -22,7 +22,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedclade.algorithms.ruled import Ruled
-from fedclade.core import Mixture, checked
+from fedclade.core import Interpolation, checked
 
 
 @checked()
@@ -45,6 +45,6 @@ class APFL(Ruled):
         _ = self.rule
 
     @property
-    def rule(self) -> Mixture:
+    def rule(self) -> Interpolation:
         """What clients do in a step."""
-        return Mixture(alpha=self.alpha, adaptive=self.adaptive)
+        return Interpolation(alpha=self.alpha, adaptive=self.adaptive)

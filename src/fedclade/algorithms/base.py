@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedclade.algorithms.state import OwnS, OwnState, S, State
 from fedclade.clustering import Assignment, SplitCriteria, route, to_root, walk_down
-from fedclade.core import Clients, Event, Joined, LocalTraining, ParameterTree, Round, require
+from fedclade.core import Clients, Event, Joined, LocalTraining, Mixture, ParameterTree, Round, require
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,6 +160,13 @@ class Algorithm(ABC, Generic[S]):
     def keepers(self, state: S) -> Sequence[int]:
         """Return the clients that keep a model of their own, and are served with that in place of a node's."""
         return ()
+
+    def mixture(self, state: S | None) -> Mixture | None:
+        """Return what the leaves' models are together, where all clients are served with all of them; by default None.
+
+        Without a state it is that which newcomers to a finished run are served with.
+        """
+        return None
 
     def join(self, state: S, ids: Sequence[int], clients: Clients, this_round: Round) -> tuple[S, list[Event]]:
         """Take newcomers in before a round; return the next state and what happened.

@@ -113,14 +113,15 @@ def log_of(parts: Sequence[ClusterUpdate], events: Sequence[Event] = (), phase: 
 
 
 def membership_events(before: ParameterTree, after: ParameterTree) -> list[Event]:
-    """Return which clients joined which cluster, and which clusters are empty now; the leaves are the same."""
-    started = any(leaf.members for leaf in before.leaves)
+    """Return which clients joined which cluster, and which clusters are empty now; there may be new leaves."""
+    was = {leaf.id: set(leaf.members) for leaf in before.leaves}
     events: list[Event] = []
-    for old, new in zip(before.leaves, after.leaves, strict=True):
-        if joined := tuple(sorted(set(new.members) - set(old.members))):
-            events.append(Joined(new.id, joined))
-        if not new.members and (old.members or not started):
-            events.append(Empty(new.id))
+    for leaf in after.leaves:
+        old = was.get(leaf.id, set[int]())
+        if joined := tuple(sorted(set(leaf.members) - old)):
+            events.append(Joined(leaf.id, joined))
+        if not leaf.members and (old or not any(was.values())):
+            events.append(Empty(leaf.id))
     return events
 
 

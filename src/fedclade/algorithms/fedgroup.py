@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from torch import Tensor
@@ -63,9 +63,11 @@ class FedGroup(OneCohort[State]):
         η_g, the step of a group's model along the other groups' models in every round; 0 for none.
     mu
         μ of FedGrouProx, the proximal term within the groups; left out: that of the local training.
+    pretrain_steps
+        Steps of pre-training; one epoch if left out.
     base_directions
-        Columns of V: three, or the number of groups in the paper's later version. From the number of clients on there
-        are no more of them.
+        Columns of V: three, or None for the number of groups, as in the paper's later version. From the number of
+        clients on there are no more of them.
     weighted_start
         Whether a group's first model weights its clients by their examples; Algorithm 4 line 7 does not.
     cold_start
@@ -79,11 +81,14 @@ class FedGroup(OneCohort[State]):
         The ablation "randomly assign cold clients": those that did not pre-train for the groups join any of them.
     """
 
+    _directions: ClassVar[tuple[GroupDirection, ...]] = ("update", "position")
+
     groups: int = 3
     pretrain_scale: int = 20
     eta_g: float = 0.01
     mu: float | None = None
-    base_directions: int = 3
+    pretrain_steps: int | None = None
+    base_directions: int | None = 3
     weighted_start: bool = False
     cold_start: Literal["start", "sampled"] = "start"
     direction: GroupDirection = "update"
@@ -91,7 +96,8 @@ class FedGroup(OneCohort[State]):
     rac: bool = False
 
     def __post_init__(self) -> None:
-        moments, directions = ("start", "sampled"), ("update", "position")
+        moments, steps, columns = ("start", "sampled"), self.pretrain_steps, self.base_directions
+        directions = " or ".join(f"'{name}'" for name in self._directions)
         require(
             ("algorithm.groups", self.groups, self.groups >= 1, "at least 1"),
             ("algorithm.pretrain_scale", self.pretrain_scale, self.pretrain_scale >= 1, "at least 1"),
@@ -99,9 +105,10 @@ class FedGroup(OneCohort[State]):
             ("algorithm.eta_g", self.eta_g, not self.eta_g > LARGEST, f"at most {LARGEST:g}"),
             ("algorithm.mu", self.mu, self.mu is None or self.mu >= 0, "at least 0, or left out"),
             ("algorithm.mu", self.mu, self.mu is None or not self.mu > LARGEST, f"at most {LARGEST:g}"),
-            ("algorithm.base_directions", self.base_directions, self.base_directions >= 1, "at least 1"),
+            ("algorithm.pretrain_steps", steps, steps is None or steps >= 1, "at least 1, or left out"),
+            ("algorithm.base_directions", columns, columns is None or columns >= 1, "at least 1"),
             ("algorithm.cold_start", self.cold_start, self.cold_start in moments, "'start' or 'sampled'"),
-            ("algorithm.direction", self.direction, self.direction in directions, "'update' or 'position'"),
+            ("algorithm.direction", self.direction, self.direction in self._directions, directions),
         )
 
     def check_clients(self, clients: int) -> None:
@@ -113,7 +120,7 @@ class FedGroup(OneCohort[State]):
                 f"at most {clients}, the number of clients that can pre-train",
             ),
             (
-                *("algorithm.base_directions", self.base_directions, self.base_directions <= largest),
+                *("algorithm.base_directions", self.base_directions, (self.base_directions or 1) <= largest),
                 f"at most {largest}, as {clients} clients have no more directions",
             ),
         )
@@ -135,11 +142,7 @@ class FedGroup(OneCohort[State]):
         grouped = [client for client in cohort if state.tree.leaf_of[client]]
         local = this_round if self.mu is None else replace(this_round, spec=replace(this_round.spec, mu=self.mu))
         trained = train_clusters(state, grouped, clients, local) if grouped else []  # lines 5 to 7
-        tree = state.tree
-        for part in trained:
-            tree = tree if part.step is None else tree.trained(part.node, part.step)
-        if any(part.enough for part in trained):
-            tree = moved_together(tree, self.eta_g, trained[0].updates.n_parameters)  # lines 10 and 11
+        tree = self._moved(state.tree, trained)
         log = log_of([*pretrained, *trained], membership_events(before, tree), "pretrain" if pretrained else "train")
         return State(tree), replace(log, discrepancy=_discrepancy(trained, state.tree, tree))
 
@@ -147,21 +150,29 @@ class FedGroup(OneCohort[State]):
         self, tree: ParameterTree, ids: Sequence[int], clients: Clients, this_round: Round
     ) -> Sequence[Assignment]:
         """Let newcomers join groups as cold clients do (eq. 10), from the last global model."""
-        return assigned(tree, ids, clients, this_round, self.direction)
+        return assigned(tree, ids, clients, this_round, self.direction, self.pretrain_steps)
+
+    def _moved(self, tree: ParameterTree, trained: Sequence[ClusterUpdate]) -> ParameterTree:
+        """Return the tree after groups moved by what their clients trained, and by each other (lines 8 to 11)."""
+        for part in trained:
+            tree = tree if part.step is None else tree.trained(part.node, part.step)
+        if not any(part.enough for part in trained):
+            return tree
+        return moved_together(tree, self.eta_g, trained[0].updates.n_parameters)
 
     def _group_cold_start(self, state: State, clients: Clients, this_round: Round) -> tuple[State, list[ClusterUpdate]]:
         """Let αm clients pre-train, cluster them, and give each group its first model (Algorithms 3 and 4)."""
         wanted = self.groups if self.rcc else self.pretrain_scale * self.groups
         share = min(1.0, wanted / len(clients.ids))
         chosen = sample(clients.ids, share, this_round.generator("pretrain"))  # Algorithm 3, line 2
-        updates = pretrain(chosen, state.tree, clients, replace(this_round, require_all=True))
+        updates = pretrain(chosen, state.tree, clients, replace(this_round, require_all=True), self.pretrain_steps)
         part = ClusterUpdate.of(0, updates, this_round)
         if not part.enough or len(updates.ids) < self.groups:
             return state, [part]
         if self.rcc:
             groups = np.arange(self.groups)
         else:
-            points = ternary_similarity(updates.signatures, self.base_directions)
+            points = ternary_similarity(updates.signatures, self.base_directions or self.groups)
             groups = k_means(points, self.groups, this_round.generator("centers"))  # Algorithm 4, line 3
         tree = with_groups(state.tree, updates, groups, weighted=self.weighted_start)  # Algorithm 4, line 7
         return State(tree), [part]
@@ -175,7 +186,7 @@ class FedGroup(OneCohort[State]):
             groups = this_round.generator("cold start").integers(self.groups, size=len(cold))
             joined = dict(zip(cold, (1 + groups).tolist(), strict=True))
         for first in range(0, 0 if self.rac else len(cold), AT_ONCE):
-            updates = pretrain(cold[first : first + AT_ONCE], tree, clients, this_round)
+            updates = pretrain(cold[first : first + AT_ONCE], tree, clients, this_round, self.pretrain_steps)
             groups = directions_to_groups(updates, tree, self.direction).argmax(axis=1)
             joined |= dict(zip(updates.ids, (1 + groups).tolist(), strict=True))
         return State(tree.reassigned(joined)) if joined else state

@@ -11,14 +11,17 @@ import torch
 from fedclade.clustering import Assignment, Labels, Similarity, Step, all_of, cosines, fits_by_loss, leaf_losses
 from fedclade.core import Clients, ParameterTree, Round, Updates, inter_group, mean
 
-GroupDirection = Literal["update", "position"]
-"""Of a group: its latest update, or where its model is from the global one."""
+GroupDirection = Literal["update", "position", "first"]
+"""Of a group: its latest update, where its model is from the root's, or where the model that it began with is."""
 
 
-def pretrain(ids: Sequence[int], tree: ParameterTree, clients: Clients, this_round: Round) -> Updates:
-    """Let clients train for one epoch from the current global model (Algorithm 3, lines 11 to 16)."""
-    training = replace(this_round, spec=replace(this_round.spec.in_epochs(1), mu=0.0), purpose="pretrain")
-    return clients.train(ids, *tree.models([0] * len(ids)), training)
+def pretrain(
+    ids: Sequence[int], tree: ParameterTree, clients: Clients, this_round: Round, steps: int | None = None
+) -> Updates:
+    """Let clients train from the root's model, by default for one epoch (Algorithm 3, lines 11 to 16)."""
+    spec = replace(this_round.spec.in_epochs(1), mu=0.0)
+    spec = spec if steps is None else replace(spec, epochs=None, steps=steps)
+    return clients.train(ids, *tree.models([0] * len(ids)), replace(this_round, spec=spec, purpose="pretrain"))
 
 
 def with_groups(tree: ParameterTree, updates: Updates, groups: Labels, *, weighted: bool = False) -> ParameterTree:
@@ -43,28 +46,35 @@ def moved_together(tree: ParameterTree, eta_g: float, n_parameters: int) -> Para
 def directions_to_groups(updates: Updates, tree: ParameterTree, by: GroupDirection) -> Similarity:
     """Return the cosine of each pre-training update with the direction of each group (eq. 10), ``[n, m]``."""
     known = any(leaf.trained_from is not None for leaf in tree.leaves)  # it is not in runs of earlier versions
-    if by == "position" or not known:
-        starts = [tree.nodes[0].params] * len(tree.leaves)
-    else:  # a group that never had clients learnt nothing
-        starts = [leaf.params if leaf.trained_from is None else leaf.trained_from for leaf in tree.leaves]
-    of_groups = torch.stack([leaf.params - start for leaf, start in zip(tree.leaves, starts, strict=True)])
+    now = [leaf.params for leaf in tree.leaves]
+    # A group that never had clients learnt nothing.
+    began = [leaf.params if leaf.trained_from is None else leaf.trained_from for leaf in tree.leaves]
+    root = [tree.nodes[0].params] * len(tree.leaves)
+    ends, starts = (began, root) if by == "first" else (now, root if by == "position" or not known else began)
+    of_groups = torch.stack([end - start for end, start in zip(ends, starts, strict=True)])
     return cosines(updates.required_deltas[:, : updates.n_parameters], of_groups[:, : updates.n_parameters])
 
 
 def assigned(
-    tree: ParameterTree, ids: Sequence[int], clients: Clients, this_round: Round, by: GroupDirection
+    tree: ParameterTree,
+    ids: Sequence[int],
+    clients: Clients,
+    this_round: Round,
+    by: GroupDirection,
+    steps: int | None = None,
 ) -> list[Assignment]:
-    """Assign newcomers as cold clients are (eq. 10), from the last global model; a group without members is no choice.
+    """Assign newcomers as cold clients are (eq. 10), from the root's model; a group without members is no choice.
 
     Their losses say whether they fit. The largest cosine of a newcomer with 40 images can be smaller than a
     stranger's: 0.04 and 0.12, measured as in :mod:`fedclade.clustering.routing`.
     """
-    updates, losses = all_of(ids, pretrain(ids, tree, clients, this_round)), leaf_losses(tree, ids, clients)
+    updates = all_of(ids, pretrain(ids, tree, clients, this_round, steps))
+    losses = leaf_losses(tree, ids, clients)
     places = [place for place, leaf in enumerate(tree.leaves) if leaf.members]
     peopled = [tree.leaves[place].id for place in places]
     similar = directions_to_groups(updates, tree, by)[:, places].tolist()
     scores = {c: dict(zip(peopled, mine, strict=True)) for c, mine in zip(updates.ids, similar, strict=True)}
     taken = {client: max(mine, key=mine.__getitem__) for client, mine in scores.items()}
     fits = fits_by_loss(losses, taken, tree, clients)
-    steps = {c: Step(0, "similarity", mine, taken[c], fits[c]) for c, mine in scores.items()}
-    return [Assignment.along(tree, client, [steps[client]]) for client in ids]
+    choices = {c: Step(0, "similarity", mine, taken[c], fits[c]) for c, mine in scores.items()}
+    return [Assignment.along(tree, client, [choices[client]]) for client in ids]

@@ -71,7 +71,7 @@ MOST_EXTRA = 0.15
 @checked()
 @dataclass(frozen=True, kw_only=True)
 class ReplicatedCFL(Algorithm[ReplicatedState]):
-    """Clustered federated learning whose clusters are found by updates from parts of the clients' data.
+    """Clusters found by updates from parts of the clients' data.
 
     Parameters
     ----------
@@ -80,7 +80,6 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
     check_every
         Rounds between later checks, each of which costs every client the training of a round: by default they add a
         seventh. Where only some clients take part in a round, those that would add more than 15 % are left out.
-        Nothing else hangs on it but how soon a change of the clusters is found.
     fallback
         Once there are clusters train a model for all beside theirs, and serve each client with that which validation
         data speaks for (:mod:`fedclade.algorithms.fallback`), so that clients fare at least about as well as with

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedclade.channel.middleware import Middleware
-from fedclade.core import NOT_ASKED, Ask, Evaluation, EvaluationQuery, SubspaceQuery, UpdateQuery, Updates
+from fedclade.core import NOT_ASKED, Ask, Evaluation, EvaluationQuery, ShiftQuery, SubspaceQuery, UpdateQuery, Updates
 
 AWAY = f"{NOT_ASKED}, as it is away"
 """Why a client is left out that is not there in the round."""
@@ -58,6 +58,16 @@ class Absence(Middleware):
         vectors = found.new_zeros(len(query.ids), *found.shape[1:])
         vectors[places] = found[: len(places)]
         return vectors
+
+    def shifts(self, query: ShiftQuery, ask: Ask) -> Tensor:
+        """Return who has shifted of those that are there."""
+        if not (away := self._left_out(query.ids)):
+            return ask(query)
+        places = [place for place, client in enumerate(query.ids) if client not in away]
+        shifted = torch.zeros(len(query.ids), dtype=torch.bool)
+        if places:
+            shifted[places] = ask(replace(query, ids=[query.ids[place] for place in places]))
+        return shifted
 
     def _left_out(self, ids: Collection[int]) -> dict[int, str]:
         return {client: AWAY for client in ids if client in self.away} if self.away else {}

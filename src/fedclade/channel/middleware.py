@@ -16,6 +16,7 @@ from fedclade.core import (
     Handlers,
     Query,
     R,
+    ShiftQuery,
     Statistics,
     StatisticsQuery,
     SubspaceQuery,
@@ -31,7 +32,8 @@ class Middleware:
         """Put a query; return the reply."""
         updates, evaluation = partial(self.updates, ask=ask), partial(self.evaluation, ask=ask)
         subspaces, statistics = partial(self.subspaces, ask=ask), partial(self.statistics, ask=ask)
-        return query.handled(Handlers(updates, evaluation, subspaces, statistics))
+        shifts = partial(self.shifts, ask=ask)
+        return query.handled(Handlers(updates, evaluation, subspaces, statistics, shifts))
 
     def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
         """Return the updates of the clients that reply."""
@@ -47,6 +49,10 @@ class Middleware:
 
     def statistics(self, query: StatisticsQuery, ask: Ask) -> Statistics:
         """Return what the training examples of all clients come to."""
+        return ask(query)
+
+    def shifts(self, query: ShiftQuery, ask: Ask) -> Tensor:
+        """Return whose labels have shifted, bool ``[n]``."""
         return ask(query)
 
 

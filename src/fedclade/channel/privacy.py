@@ -29,6 +29,7 @@ from fedclade.core import (
     Evaluation,
     EvaluationQuery,
     Round,
+    ShiftQuery,
     Statistics,
     StatisticsQuery,
     SubspaceQuery,
@@ -152,6 +153,10 @@ class Privatizing(Middleware):
     def subspaces(self, query: SubspaceQuery, ask: Ask) -> Tensor:
         """Raise a ConfigError: these are directions of the data."""
         raise refusal("subspaces of their data")
+
+    def shifts(self, query: ShiftQuery, ask: Ask) -> Tensor:
+        """Raise a ConfigError: that tells of the labels."""
+        raise refusal("shifts of their data")
 
     def statistics(self, query: StatisticsQuery, ask: Ask) -> Statistics:
         """Raise a ConfigError: they are exact."""

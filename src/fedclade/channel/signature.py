@@ -19,8 +19,10 @@ from fedclade.core import (
     Updates,
     checked,
     matching,
+    packed,
     require,
     rng,
+    unpacked,
 )
 
 PARTS_DIM = 4096
@@ -168,12 +170,13 @@ class Sketching(Middleware):
     sketch: Sketch
 
     def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
-        """Return the updates with their sketches; models of one's own stay."""
-        if query.own:
+        """Return the updates with their sketches; models of one's own stay, and of a mixture nothing is compared."""
+        if query.is_secret:
             return ask(query)
+        sketching = self if query.mixture is None else Sketching(Nothing())
         if (sink := query.sink) is not None:
-            query = replace(query, sink=lambda updates: sink(self._sketched(updates)))
-        return self._sketched(ask(query))
+            query = replace(query, sink=lambda updates: sink(sketching._sketched(updates)))
+        return sketching._sketched(ask(query))
 
     def _sketched(self, updates: Updates) -> Updates:
         return replace(updates, sketches=self.sketch.apply(updates.signatures))
@@ -216,8 +219,12 @@ class Permuting(Middleware):
 
     def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
         """Return P·Δθ_i."""
-        updates = ask(replace(query, models=self.permutation.invert(query.models)))
-        return replace(updates, deltas=self.permutation.apply(updates.required_deltas))
+        updates, models = ask(replace(query, models=self.permutation.invert(query.models))), query.models
+        if query.mixture is None:
+            return replace(updates, deltas=self.permutation.apply(updates.required_deltas))
+        D = updates.n_parameters // len(models)
+        deltas, tables = unpacked(updates.required_deltas, len(models), models.shape[1], D)
+        return replace(updates, deltas=packed(self.permutation.apply(deltas), D, tables))
 
     def evaluation(self, query: EvaluationQuery, ask: Ask) -> Evaluation:
         """Return the scores of P⁻¹·θ."""

@@ -30,7 +30,7 @@ class Streaming(Middleware):
 
     def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
         """Return sums of the updates."""
-        if query.own:  # the replies are empty
+        if query.is_secret:  # the replies are empty
             return reduce(Updates.concat, map(ask, self._slices(query))).select(query.ids)
         tally = Tally(query)
         for some in self._slices(query):
@@ -52,7 +52,10 @@ class Tally:
         self._ids = query.ids
         self._row_of = dict(zip(query.ids, query.assignment, strict=True))
         self._place_of = {client: place for place, client in enumerate(query.ids)}
-        self._sums = Sums(torch.zeros_like(query.models), torch.full((len(query.ids),), -1))
+        self._rows = len(query.models)  # of a mixture one alone is named, that of all its models together
+        self._group = torch.full((len(query.ids),), -1)
+        self._sums: Tensor | None = None
+        self._components: Tensor | None = None
         self._kept: Updates | None = None
         self._left_out: dict[int, str] = {}
 
@@ -64,20 +67,27 @@ class Tally:
         for name in ("sizes", "losses", "norms", "signatures", *(["parts"] if updates.parts is not None else [])):
             whole: Tensor = getattr(self._kept, "sketches" if name == "signatures" else name)
             whole[places] = getattr(updates, name).to(whole)
+        if updates.components is not None:
+            self._components = torch.zeros_like(self._group) if self._components is None else self._components
+            self._components[places] = updates.components
+        if updates.ids and self._sums is None:
+            self._sums = updates.required_deltas.new_zeros(self._rows, updates.required_deltas.shape[1])
         members: dict[int, list[int]] = defaultdict(list)
         for client, place in zip(updates.ids, places, strict=True):
-            self._sums.group[place] = self._row_of[client]
+            self._group[place] = self._row_of[client]
             members[self._row_of[client]].append(client)
         for row, clients in members.items():
+            assert self._sums is not None  # somebody has answered
             mine = updates.select(clients)
-            self._sums.groups[row] += mine.sizes.to(mine.required_deltas) @ mine.required_deltas
+            self._sums[row] += mine.sizes.to(mine.required_deltas) @ mine.required_deltas
 
     def total(self) -> Updates:
         """Return the sums and signatures of all clients that answered; at least one slice must have been added."""
         assert self._kept is not None  # as a query names at least one client
-        groups = self._sums.group.tolist()
-        answered = [client for client, group in zip(self._ids, groups, strict=True) if group >= 0]
-        return replace(self._kept.select(answered), left_out=self._left_out)
+        answered = [client for client, group in zip(self._ids, self._group.tolist(), strict=True) if group >= 0]
+        sums = Sums(self._kept.norms.new_zeros(0, 0) if self._sums is None else self._sums, self._group)
+        whole = replace(self._kept, sums=sums, components=self._components)
+        return replace(whole.select(answered), left_out=self._left_out)
 
     def _room_like(self, some: Updates) -> Updates:
         """Return updates like some others, for all clients that were asked, to be filled in.
@@ -93,7 +103,6 @@ class Tally:
             losses=losses,
             norms=norms,
             n_parameters=some.n_parameters,
-            sums=self._sums,
             sketches=sketches,
             parts=None if some.parts is None else some.parts.new_zeros(len(self._ids), *some.parts.shape[1:]),
         )

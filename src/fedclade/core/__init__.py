@@ -29,6 +29,7 @@ from fedclade.core.errors import (
     shown,
     unknown,
 )
+from fedclade.core.evaluation import Evaluation
 from fedclade.core.events import (
     Buffered,
     Check,
@@ -67,7 +68,15 @@ from fedclade.core.files import (
     write_text,
 )
 from fedclade.core.local import LARGEST, LocalTraining
-from fedclade.core.local_rules import ControlVariates, LocalRule, MetaLearning, Mixture, MoreauEnvelope, local_rule
+from fedclade.core.local_rules import (
+    ControlVariates,
+    Interpolation,
+    LocalRule,
+    MetaLearning,
+    MoreauEnvelope,
+    local_rule,
+)
+from fedclade.core.mixture import Mixture, label_rates, packed, unpacked
 from fedclade.core.node import VECTORS, Node
 from fedclade.core.optimizers import OF_TORCH, optimizer_class, own_defaults
 from fedclade.core.params import Layout, Slot, check_module
@@ -89,7 +98,6 @@ from fedclade.core.plugins import (
 from fedclade.core.queries import (
     OWN,
     Ask,
-    Evaluation,
     EvaluationQuery,
     Handlers,
     Indices,
@@ -103,6 +111,7 @@ from fedclade.core.queries import (
 )
 from fedclade.core.registry import IGNORED, ClientRegistry, DataSpec, TaskKind
 from fedclade.core.rng import BESIDE
+from fedclade.core.shift_query import ShiftQuery
 from fedclade.core.statistics import Statistics
 from fedclade.core.tables import flat
 from fedclade.core.tree import Group, ParameterTree
@@ -148,6 +157,7 @@ __all__ = [
     "Group",
     "Handlers",
     "Indices",
+    "Interpolation",
     "Joined",
     "Kind",
     "Layout",
@@ -179,6 +189,7 @@ __all__ = [
     "Round",
     "RunError",
     "RunInterrupted",
+    "ShiftQuery",
     "Slot",
     "Split",
     "Stationary",
@@ -215,6 +226,7 @@ __all__ = [
     "installed",
     "inter_group",
     "known_arguments",
+    "label_rates",
     "loaded",
     "local_rule",
     "make_folder",
@@ -225,6 +237,7 @@ __all__ = [
     "optimizer_class",
     "own_defaults",
     "owner_only",
+    "packed",
     "remove",
     "require",
     "row_norms",
@@ -233,6 +246,7 @@ __all__ = [
     "summary_of",
     "take_place",
     "unknown",
+    "unpacked",
     "write_tensors",
     "write_text",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -22,12 +23,18 @@ def mean(updates: Updates, *, weighted: bool = True) -> Tensor:
     return (updates.sizes / total).to(updates.required_deltas) @ updates.required_deltas
 
 
-def inter_group(models: Tensor, eta_g: float, n_parameters: int) -> Tensor:
+def inter_group(models: Tensor, eta_g: float, n_parameters: int, *, averages: bool = False) -> Tensor:
     """Return every group's model after a step along the others', w_j + η_g Σ_{l≠j} w_l/‖w_l‖ (FedGroup Algorithm 2).
 
+    If it ``averages``, that is divided by the sum of the weights, 1 + Σ_{l≠j} η_g/‖w_l‖ (FlexCFL's code).
     ``models`` has a row for each group, ``[m, S]``; ``eta_g`` is η_g in parameter units. The buffers behind the first
     D = ``n_parameters`` entries are statistics of a group's own data, and stay as they are.
     """
-    directions = functional.normalize(models[:, :n_parameters], dim=1)  # of a model of zeros: zeros
-    steps = functional.pad(directions.sum(0) - directions, (0, models.shape[1] - n_parameters))
-    return models + eta_g * steps
+    parameters = models[:, :n_parameters]
+    directions = functional.normalize(parameters, dim=1)  # of a model of zeros: zeros
+    moved = parameters + eta_g * (directions.sum(0) - directions)
+    if averages:
+        weights = eta_g / torch.linalg.vector_norm(parameters, dim=1, keepdim=True)
+        weights = weights.where(weights.isfinite(), 0.0)
+        moved = moved / (1 + weights.sum() - weights)
+    return torch.cat([moved, models[:, n_parameters:]], dim=1)

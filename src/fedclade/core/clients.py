@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from torch import Tensor
 
+from fedclade.core.evaluation import Evaluation
+from fedclade.core.mixture import Mixture
 from fedclade.core.params import Layout
 from fedclade.core.queries import (
-    Evaluation,
     EvaluationQuery,
     Handlers,
     Query,
@@ -20,6 +22,7 @@ from fedclade.core.queries import (
     SubspaceQuery,
     UpdateQuery,
 )
+from fedclade.core.shift_query import ShiftQuery
 from fedclade.core.statistics import Statistics
 from fedclade.core.updates import Updates
 
@@ -55,24 +58,40 @@ class Clients(ABC):
         anchors: Sequence[int] | None = None,
         *,
         own: bool = False,
+        shares: bool = False,
         data_rounds: Sequence[tuple[int, ...]] | None = None,
+        mixture: Mixture | None = None,
     ) -> Updates:
         """Let each client train from its model; see :class:`UpdateQuery`."""
-        return self.ask(UpdateQuery(ids, "train", models, assignment, this_round, anchors, own, data_rounds))
+        query = UpdateQuery(ids, "train", models, assignment, this_round, anchors, own, shares, data_rounds)
+        return self.ask(query if mixture is None else replace(query, mixture=mixture))
 
     def gradients(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], this_round: Round) -> Updates:
         """Let each client take the negative gradient at its model; see :class:`UpdateQuery`."""
         return self.ask(UpdateQuery(ids, "gradients", models, assignment, this_round))
 
     def evaluate(
-        self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], split: Split, data_round: int = 0
+        self,
+        ids: Sequence[int],
+        models: Tensor,
+        assignment: Sequence[int],
+        split: Split,
+        data_round: int = 0,
+        *,
+        compares: bool = False,
+        mixture: Mixture | None = None,
     ) -> Evaluation:
         """Let each client evaluate its model on a split of its own data; see :class:`EvaluationQuery`."""
-        return self.ask(EvaluationQuery(ids, models, assignment, split, data_round=data_round))
+        query = EvaluationQuery(ids, models, assignment, split, compares, mixture, data_round=data_round)
+        return self.ask(query)
 
     def subspaces(self, ids: Sequence[int], n_vectors: int, per_label: bool) -> Tensor:
         """Let each client decompose its training inputs; see :class:`SubspaceQuery`."""
         return self.ask(SubspaceQuery(ids, n_vectors, per_label))
+
+    def shifts(self, ids: Sequence[int], round_number: int, share: float, by_label: bool) -> Tensor:
+        """Let each client say whether its labels have shifted; see :class:`ShiftQuery`."""
+        return self.ask(ShiftQuery(ids, round_number, share, by_label))
 
 
 class Workers(Clients):
@@ -93,8 +112,8 @@ class Workers(Clients):
 
     def ask(self, query: Query[R], /) -> R:
         """Put a query; return the reply."""
-        handlers = self.handle_updates, self.handle_evaluation, self.handle_subspaces, self.handle_statistics
-        return query.handled(Handlers(*handlers))
+        of_models = self.handle_updates, self.handle_evaluation
+        return query.handled(Handlers(*of_models, self.handle_subspaces, self.handle_statistics, self.handle_shifts))
 
     @abstractmethod
     def handle_updates(self, query: UpdateQuery) -> Updates:
@@ -111,3 +130,7 @@ class Workers(Clients):
     @abstractmethod
     def handle_statistics(self, query: StatisticsQuery) -> Statistics:
         """Return what the training examples of all clients come to."""
+
+    @abstractmethod
+    def handle_shifts(self, query: ShiftQuery) -> Tensor:
+        """Return whose labels have shifted, bool ``[n]``."""

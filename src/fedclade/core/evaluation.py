@@ -28,6 +28,9 @@ class Evaluation:
         Why each client that was queried, and is not among ``ids``, is left out.
     higher_is_better
         The direction of the score that counts.
+    wins
+        Where each client compares its models: of how many of its examples each has the least loss, of equals the first
+        that it was asked about; int64 ``[n]``.
     """
 
     ids: tuple[int, ...]
@@ -36,6 +39,7 @@ class Evaluation:
     examples: Tensor
     left_out: Mapping[int, str] = field(default_factory=dict[int, str])
     higher_is_better: bool = True
+    wins: Tensor | None = None
 
     @property
     def merit(self) -> Tensor:

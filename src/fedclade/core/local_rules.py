@@ -75,7 +75,7 @@ class LocalRule:
 
 @checked()
 @dataclass(frozen=True, kw_only=True)
-class Mixture(LocalRule):
+class Interpolation(LocalRule):
     """Beside w, train v where αv + (1−α)w stands, and be served with that: APFL (Deng et al. 2020).
 
     ``alpha`` is α where a client begins, and stays so unless it is ``adaptive``.
@@ -185,7 +185,7 @@ class ControlVariates(LocalRule):
 
 
 RULES: Mapping[str, type[LocalRule]] = {
-    rule.name: rule for rule in (Mixture, MoreauEnvelope, MetaLearning, ControlVariates)
+    rule.name: rule for rule in (Interpolation, MoreauEnvelope, MetaLearning, ControlVariates)
 }
 """Every rule by its name."""
 

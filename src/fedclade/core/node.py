@@ -35,7 +35,8 @@ class Node:
         order of members. None for the root, and where no split made the node.
     trained_from
         The model ``[S]`` from which its last own training began, so that ``params - trained_from`` is its latest update
-        (Δw_t^(g) of FedGroup's eq. 10). None where no algorithm needs it.
+        (Δw_t^(g) of FedGroup's eq. 10); in FlexCFL the model that the group began with. None where no algorithm needs
+        it.
     continued
         The model ``[S]`` that went on training beside the clusters that the node was split into, and that clients are
         served with in place of ``params``. None where there is none.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Generic, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,9 +16,13 @@ from fedclade.core.errors import ConfigError
 from fedclade.core.evaluation import Evaluation
 from fedclade.core.local import LocalTraining
 from fedclade.core.local_rules import LocalRule
+from fedclade.core.mixture import Mixture
 from fedclade.core.registry import DataSpec
 from fedclade.core.statistics import Statistics
 from fedclade.core.updates import Updates
+
+if TYPE_CHECKING:
+    from fedclade.core.shift_query import ShiftQuery
 
 Split = Literal["train", "validation", "test"]
 
@@ -161,10 +165,14 @@ class UpdateQuery(Query[Updates]):
     towards its anchor: the model that it starts from (FedProx), or in Ditto (Li et al. 2021, eq. 1) the global model.
 
     With ``own``, each client keeps the model that it trains as its own, and its update is empty, ``[0]``. It starts
-    from the model that it is sent, or where its row is :data:`OWN` from its own as that stood before the round.
+    from the model that it is sent, or where its row is :data:`OWN` from its own as that stood before the round. If it
+    ``shares`` that, its update is how far the model is from its anchor, which must be given: the server then knows it.
 
     A :attr:`rule <Round.rule>` that needs an anchor is given its row in place of the proximal term; one that serves
     lets each client keep a model of its own besides, while its update is that of the model which it was sent.
+    With a ``mixture``, each client is sent all models, the row in its place is 0, and it trains every one of them on
+    its examples, each weighted by its responsibility (FedEM). Its update is that of all models, as
+    :func:`~fedclade.core.mixture.packed` has it; it keeps its weights π for itself.
 
     Clients that reply one by one may hand a few updates to the ``sink`` as they arrive, and reply with the rest.
     """
@@ -175,8 +183,15 @@ class UpdateQuery(Query[Updates]):
     round: Round
     anchors: Sequence[int] | None = None  # the row of each client's anchor, [n]; None: where it starts
     own: bool = False  # whether each client keeps the model that it trains
+    shares: bool = False  # whether it then also sends it
     data_rounds: Sequence[tuple[int, ...]] | None = None  # each trains on what it held in these, [n]; None: holds now
     sink: Callable[[Updates], None] | None = None  # takes some updates early, which then need not be kept
+    mixture: Mixture | None = None  # what the models are together, if they are one mixture
+
+    @property
+    def is_secret(self) -> bool:
+        """Whether clients keep what they train to themselves, so that updates are empty."""
+        return self.own and not self.shares
 
     def handled(self, handlers: Handlers) -> Updates:
         """Return the updates."""
@@ -199,12 +214,17 @@ class EvaluationQuery(Query[Evaluation]):
     """Evaluate models, each on a split of a client's own data.
 
     A client with several models is named once for each, and replies for all of them or for none. One whose row is
-    :data:`OWN` evaluates the model of its own.
+    :data:`OWN` evaluates the model of its own. With a ``mixture``, a client is named once, with row 0, and evaluates
+    all models together by its weights π; one without any finds them first, on its training data (FedEM's newcomers).
+    :data:`OWN` evaluates the model of its own. If it ``compares`` its models, which then stand side by side, it counts
+    besides which of them is best for how many examples (:attr:`Evaluation.wins`).
     """
 
     models: Tensor  # [K, S]
     assignment: Sequence[int]  # the row of each client, [n]
     split: Split
+    compares: bool = False
+    mixture: Mixture | None = None  # what the models are together, if they are one mixture
 
     def handled(self, handlers: Handlers) -> Evaluation:
         """Return the scores."""
@@ -256,6 +276,7 @@ class Handlers:
     evaluation: Callable[[EvaluationQuery], Evaluation]
     subspaces: Callable[[SubspaceQuery], Tensor]
     statistics: Callable[[StatisticsQuery], Statistics]
+    shifts: Callable[[ShiftQuery], Tensor]
 
 
 class Ask(Protocol):

@@ -70,6 +70,8 @@ class Updates:
     parts
         Where clients trained on m parts of their data one by one, what these are compared by, ``[n, m, R]``; ``deltas``
         are the means of their updates then.
+    components
+        Where clients trained the components of a mixture, which of them each weighs most, int64 ``[n]``.
     left_out
         Why each client that was queried, and is not among ``ids``, is left out.
     """
@@ -83,6 +85,7 @@ class Updates:
     sums: Sums | None = None
     sketches: Tensor | None = None
     parts: Tensor | None = None
+    components: Tensor | None = None
     left_out: Mapping[int, str] = field(default_factory=dict[int, str])
 
     @classmethod
@@ -195,6 +198,7 @@ class Updates:
             sums=sums,
             sketches=None if self.sketches is None else self.sketches[rows],
             parts=None if self.parts is None else self.parts[rows],
+            components=None if self.components is None else self.components[rows],
             left_out=left_out,
         )
 
@@ -225,7 +229,8 @@ class Updates:
             deltas=None if sums is not None else torch.cat([self.required_deltas, other.required_deltas]),
             sums=sums,
             sketches=sketches,
-            parts=None if self.parts is None or other.parts is None else torch.cat([self.parts, other.parts]),
+            parts=_joined(self.parts, other.parts),
+            components=_joined(self.components, other.components),
             left_out=left_out,
         )
 
@@ -238,6 +243,10 @@ class Updates:
 
     def _named(self, rows: Tensor) -> list[int]:
         return [self.ids[row] for row in rows.tolist()]
+
+
+def _joined(mine: Tensor | None, others: Tensor | None) -> Tensor | None:
+    return None if mine is None or others is None else torch.cat([mine, others])
 
 
 def _what_is_wrong(delta: Tensor, norm: float, loss: float) -> str:

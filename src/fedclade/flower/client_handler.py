@@ -23,20 +23,23 @@ from fedclade.channel import (
     check_encoding,
     client_side,
 )
-from fedclade.core import OWN, ConfigError, DataError, Round, Split, UpdateError, importing_only
+from fedclade.core import OWN, ConfigError, DataError, EvaluationQuery, Round, Split, UpdateError, importing_only
 from fedclade.data import Federation
 from fedclade.flower import wire
+from fedclade.flower.asked import maker_of
 from fedclade.flower.local_training import read_rule, read_spec
+from fedclade.flower.models_sent import models_of_mixture, read_mixture
 from fedclade.flower.node_store import NodeStore
 from fedclade.flower.policy import Policy
 from fedclade.flower.residuals import Residuals
 from fedclade.flower.secret import secret_digest, secret_model, seed_of
+from fedclade.flower.shifts import read_query
 from fedclade.flower.statistics import as_values
 from fedclade.flower.trainer import Trainer
 from fedclade.flower.usage import Usage, UsageLog, cost_of
 from fedclade.flower.wire import Content, shown
 from fedclade.models import Parts
-from fedclade.runs import Maker, module_for
+from fedclade.runs import Maker
 from fedclade.tasks import FittedTask, Task
 from fedclade.training import SimulatedClients
 
@@ -76,7 +79,7 @@ class ClientHandler:
             )
         check_encoding(encoding)
         self._federation, self._data = federation, federation.clients[0]
-        self._make = _maker(model, federation, parts or Parts())
+        self._make = maker_of(model, federation, parts or Parts())
         self._number, self._folder, self._secret = number, folder, secret
         self._policy, self._usage_log = policy or Policy(), UsageLog(folder)
         self._imports = {*self._policy.imports, *([model] if isinstance(model, str) else [])}
@@ -125,6 +128,7 @@ class ClientHandler:
             "evaluate": self._evaluate,
             "subspaces": self._subspaces,
             "statistics": self._statistics,
+            "shifts": self._shifts,
         }
         kind = content.get("what", str)
         if kind not in answers:
@@ -138,12 +142,14 @@ class ClientHandler:
         cost = cost_of(kind, content)
         self._policy.check_usage(self._usage_log.usage(state) + cost, len(self._data.train))
         keeps = kind in ("train", "gradients", "evaluate") and (self._layout.personal or content.get("own", bool))
+        keeps = keeps or kind == "shifts"
         keeps = keeps or (kind == "train" and ("rule" in content.values or content.json("spec").get("keep_state")))
+        keeps = keeps or (kind in ("train", "evaluate") and models_of_mixture(content) > 0)
         if keeps:
             self._kept.open(self._trainer.workers.store, content.get("run", str), state)
         with importing_only(self._imports):  # a server's message names nothing else that is imported here
             answer = answers[kind](content)
-        if keeps and kind == "train":
+        if keeps and kind in ("train", "shifts"):
             self._kept.close(state)
         if cost != Usage():
             self._usage_log.write(self._usage_log.usage(state) + cost, state)
@@ -192,8 +198,13 @@ class ClientHandler:
             raise UpdateError(f"asked for {parts} of {examples} training examples, compared by {dim} numbers each")
         spec, rule = read_spec(content), read_rule(content) if kind == "train" else None
         own, personal_epochs = content.get("own", bool), max(0, content.get("personal_epochs", int))
-        gradients = 1 if rule is None else rule.gradients
-        self._policy.check_training(spec, replicates, replicates * part_size or examples, personal_epochs, gradients)
+        shares = own and content.get("shares", bool)
+        names, mixture = read_mixture(content, self._federation.pool.schema.labels)
+        if mixture is not None and (replicates > 1 or own or rule is not None or kind != "train"):
+            raise UpdateError("asked for something else of a mixture than one update of each of its models")
+        self._policy.check_models(len(names))
+        times = (1 if rule is None else rule.gradients) * max(1, len(names))
+        self._policy.check_training(spec, replicates, replicates * part_size or examples, personal_epochs, times)
         this_round = Round(
             number=content.get("round", int),
             spec=spec,
@@ -205,44 +216,57 @@ class ClientHandler:
             compares_parts=content.get("compares_parts", bool),
             personal_epochs=personal_epochs,
             rule=rule,
-            communicates="nothing" if own else "all",
+            communicates="nothing" if own and not shares else "all",
         )
         goes_on = own and kind == "train" and "model" not in content.vectors
-        sent = [*([] if goes_on else ["model"]), *(["anchor"] if "anchor" in content.vectors else [])]
+        sent = names or [*([] if goes_on else ["model"]), *(["anchor"] if "anchor" in content.vectors else [])]
         models = self._models(content, sent)
         ids, rows = [self._data.id], [OWN if goes_on else 0]
         if kind == "train":
             sketch = self._sketch(content, this_round.seed) if replicates > 1 else None
-            anchors = [len(sent) - 1] if sent else None
-            updates = self._clients(sketch).train(ids, models, rows, this_round, anchors, own=own)
+            anchors = [len(sent) - 1] if sent and mixture is None else None
+            updates = self._clients(sketch).train(
+                ids, models, rows, this_round, anchors, own=own, shares=shares, mixture=mixture
+            )
         else:
             updates = self._clients().gradients(ids, models, [0], this_round)
         if updates.left_out:
             raise UpdateError(updates.left_out[self._data.id])
         loss = float(updates.losses[0])
         residuals = self._residuals if replicates == 1 else self._exact  # with signatures behind it
+        sizes = updates.required_deltas.shape[1], updates.n_parameters
+        trained = b"".join(content.vectors.get(name, b"") for name in names or ["model"])
+        what = f"{kind} {this_round.purpose}"
         return wire.record(
             {
                 **{name: content.values[name] for name in ("what", "round", "query", "purpose")},
-                "model": wire.digest(content.vectors.get("model", b"")),
+                "model": wire.digest(trained),
                 "size": int(updates.sizes[0]),
                 "encoding": residuals.encoding,
                 **({} if loss != loss else {"loss": loss}),  # NaN: it is withheld from the server
+                **({} if updates.components is None else {"component": int(updates.components[0])}),
             },
-            {} if own else {"update": residuals.encoded(updates.required_deltas[0], f"{kind} {this_round.purpose}")},
+            {}
+            if own and not shares
+            else {"update": residuals.encoded(updates.required_deltas[0], what, sizes if mixture else None)},
         )
 
     def _evaluate(self, content: Content) -> RecordDict:
         split = content.get("split", str)
         if split not in get_args(Split):
             raise UpdateError(f"asked for the scores on {split!r} data, which is none of {', '.join(get_args(Split))}")
-        rows = [OWN] if content.get("own", bool) else list(range(len(content.vectors)))
+        names, mixture = read_mixture(content, self._federation.pool.schema.labels)
+        rows = [OWN] if content.get("own", bool) else list(range(len(names or content.vectors)))
         if not rows:
             raise UpdateError("asked for the scores of no model")
         self._policy.check_models(len(rows))
         models = self._models(content, [str(row) for row in rows if row != OWN])
-        scores = self._clients().evaluate([self._data.id] * len(rows), models, rows, split)  # pyright: ignore[reportArgumentType]  (checked)
+        rows = rows if mixture is None else [0]
+        ids, compares = [self._data.id] * len(rows), content.get("compares", bool)
+        query = EvaluationQuery(ids, models, rows, split, compares, mixture)  # pyright: ignore[reportArgumentType]  (checked)
+        scores = self._clients().ask(query)
         lists = {"scores": scores.scores.flatten(), "losses": scores.losses, "examples": scores.examples}
+        lists |= {} if scores.wins is None else {"wins": scores.wins}
         return wire.record({name: values.tolist() for name, values in lists.items()})
 
     def _subspaces(self, content: Content) -> RecordDict:
@@ -250,6 +274,10 @@ class ClientHandler:
         self._policy.check_vectors(vectors)
         found = self._clients().subspaces([self._data.id], vectors, per_label)
         return wire.record({}, {"subspaces": wire.raw_vector(found.flatten())})
+
+    def _shifts(self, content: Content) -> RecordDict:
+        shifted = self._clients().ask(read_query(self._data.id, content))
+        return wire.record({"round": content.get("round", int), "shifted": bool(shifted[0])})
 
     def _sketch(self, content: Content, seed: int) -> Sketch | None:
         """Return what is compared of each of several updates, as the server asks for it."""
@@ -268,14 +296,3 @@ class ClientHandler:
         size, dtype = self._layout.size, self._layout.dtype
         models = [wire.read_vector(content.vector(name), (size,), dtype, f"model {name!r}") for name in names]
         return torch.stack(models) if models else torch.empty(0, size, dtype=dtype)
-
-
-def _maker(model: nn.Module | str | Maker, federation: Federation, parts: Parts) -> Maker:
-    """Return a function that makes a model of some parts from a seed; a module is the same for every seed."""
-
-    def make(seed: int) -> nn.Module:
-        if isinstance(model, str):
-            return module_for(model, federation.pool.schema, seed)
-        return model if isinstance(model, nn.Module) else model(seed)
-
-    return lambda seed: parts.applied(make(seed), seed)

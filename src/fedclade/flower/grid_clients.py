@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from flwr.app import Array, MessageType, RecordDict
@@ -20,6 +20,7 @@ from fedclade.core import (
     Evaluation,
     EvaluationQuery,
     Layout,
+    ShiftQuery,
     Split,
     Statistics,
     StatisticsQuery,
@@ -29,13 +30,14 @@ from fedclade.core import (
     Updates,
     Workers,
 )
-from fedclade.flower import wire
+from fedclade.flower import shifts, wire
 from fedclade.flower.backoff import Backoff
 from fedclade.flower.exchange import AT_ONCE, Exchange
-from fedclade.flower.limits import StartModel, UpdateLimits
+from fedclade.flower.limits import UpdateLimits
+from fedclade.flower.models_sent import ModelsSent, as_values, length_of, of_mixture
 from fedclade.flower.node_registry import NodeRegistry
 from fedclade.flower.policy import check_allowed
-from fedclade.flower.replies import Scores, UpdateReply, read_scores, read_update
+from fedclade.flower.replies import Scores, UpdateReply, evaluation_of, read_scores, read_update, read_wins
 from fedclade.flower.statistics import summed
 from fedclade.flower.update_buffer import UpdateBuffer
 from fedclade.flower.wire import Content
@@ -109,15 +111,10 @@ class GridClients(Workers):
 
     def handle_updates(self, query: UpdateQuery) -> Updates:
         """Let each client train from its model, or take the gradient at it; return the updates of those that answer."""
-        kind, ids, models, this_round = query.kind, query.ids, query.models, query.round
-        rows = dict(zip(ids, query.assignment, strict=True))
-        anchors = query.anchors if query.anchors is not None and this_round.uses_anchors else query.assignment
-        arrays = wire.raw_vectors(models, [*query.assignment, *anchors])
-        names = {row: wire.digest(array.data) for row, array in arrays.items()} | {OWN: wire.digest(b"")}
-        if not query.own:
-            start = {row: StartModel.of(names[row], models[row], self.layout.n_parameters) for row in {*rows.values()}}
-            start_of = {client: start[row] for client, row in rows.items()}
-            self._limits.begin((kind, this_round.purpose, this_round.number), start_of)
+        kind, ids, this_round = query.kind, query.ids, query.round
+        sent = ModelsSent.of(query, self.layout.n_parameters)
+        if not query.is_secret:
+            self._limits.begin((kind, this_round.purpose, this_round.number), sent.starts)
         repeated = {"round": this_round.number, "query": this_round.query, "purpose": this_round.purpose}
         values = {
             **repeated,
@@ -128,23 +125,21 @@ class GridClients(Workers):
                 "compares_parts": this_round.compares_parts,
                 "dim": 0,
                 **(self._sketch.described if self._sketch else {}),
+                **{"own": query.own, "shares": query.shares, "personal_epochs": this_round.personal_epochs},
             },
-            **{"own": query.own, "personal_epochs": this_round.personal_epochs},
+            **as_values(query),
             **({} if this_round.rule is None else {"rule": json.dumps(this_round.rule.described())}),
         }
-        contents: dict[int, RecordDict] = {}
-        for (client, row), anchor in zip(rows.items(), anchors, strict=True):
-            vectors = {"model": row, **({"anchor": anchor} if anchor != row else {})}
-            sent = {name: arrays[place] for name, place in vectors.items() if place != OWN}
-            contents[client] = self.content(kind, values, sent)
-        expected = {client: {"what": kind, **repeated, "model": names[row]} for client, row in rows.items()}
+        contents = {client: self.content(kind, values, vectors) for client, vectors in sent.vectors.items()}
+        expected = {client: {"what": kind, **repeated, "model": name} for client, name in sent.names.items()}
         length, n_parameters = self._shape(query)
         largest = max(encoded_bytes(length, encoding, n_parameters) for encoding in ENCODINGS)
         left_out: dict[int, str] = {}
 
         def read(client: int, content: Content) -> UpdateReply:
             size = self._registry.clients.sizes[client]
-            return read_update(content, length, n_parameters, self.layout.dtype, size, expected[client])
+            components = len(query.models) if query.mixture else 0
+            return read_update(content, length, n_parameters, self.layout.dtype, size, expected[client], components)
 
         replies = self.request(contents, MessageType.TRAIN, str(this_round.number), read, left_out, largest)
         updates = self._collected(query, replies, left_out)
@@ -158,30 +153,25 @@ class GridClients(Workers):
         for client, row in zip(ids, query.assignment, strict=True):
             rows.setdefault(client, []).append(row)
         arrays = wire.raw_vectors(query.models, query.assignment)
+        together = of_mixture(query) if query.mixture else None
         contents: dict[int, RecordDict] = {}
         for client, mine in rows.items():
-            sent = {str(k): arrays[row] for k, row in enumerate(mine) if row != OWN}
-            contents[client] = self.content("evaluate", {"split": split, "own": OWN in mine}, sent)
-        scores: dict[int, list[Scores]] = {}
+            sent = together or {str(k): arrays[row] for k, row in enumerate(mine) if row != OWN}
+            said = {"split": split, "own": OWN in mine, "compares": query.compares, **as_values(query)}
+            contents[client] = self.content("evaluate", said, sent)
+        scores, wins = dict[int, list[Scores]](), dict[int, list[int]]()
         left_out: dict[int, str] = {}
 
         def read(client: int, content: Content) -> list[Scores]:
-            return read_scores(content, len(rows[client]), self._task.metrics, self._examples(client, split))
+            found = read_scores(content, len(rows[client]), self._task.metrics, self._examples(client, split))
+            if query.compares:
+                wins[client] = read_wins(content, len(found), found[0][2])
+            return found
 
         for client, mine in self.request(contents, MessageType.EVALUATE, f"evaluate {split}", read, left_out):
             self._scored[client, split] = mine[0][2]
             scores[client] = mine
-        answered = [(client, scores[client].pop(0)) for client in ids if client in scores]
-        scored, losses, examples = zip(*(mine for _, mine in answered), strict=True) if answered else ((), (), ())
-        metrics = self._task.metrics
-        return Evaluation(
-            ids=tuple(client for client, _ in answered),
-            scores=torch.tensor(scored, dtype=torch.float64).view(-1, len(metrics)),
-            losses=torch.tensor(losses, dtype=torch.float64),
-            examples=torch.tensor(examples, dtype=torch.int64),
-            left_out=left_out,
-            higher_is_better=metrics[0].higher_is_better,
-        )
+        return evaluation_of(ids, scores, wins, self._task.metrics, left_out)
 
     def handle_subspaces(self, query: SubspaceQuery) -> Tensor:
         """Let each client decompose its training inputs; those of a client that does not answer are all zeros."""
@@ -208,9 +198,13 @@ class GridClients(Workers):
         clients, content = self._registry.clients, self.content("statistics", {})
         return summed(query, clients.sizes, math.prod(clients.schema.input_shape), content, self.request)
 
-    def content(
-        self, kind: str, values: Mapping[str, str | int | bool | list[int]], vectors: Mapping[str, Array] | None = None
-    ) -> RecordDict:
+    def handle_shifts(self, query: ShiftQuery) -> Tensor:
+        """Let each client compare its labels with those of before; who does not answer has not shifted."""
+        query.labels(self._registry.clients.schema)
+        content, connected = self.content("shifts", shifts.described(query)), len(self._registry.connected)
+        return shifts.asked(query, content, self.request, connected)
+
+    def content(self, kind: str, values: Mapping[str, Any], vectors: Mapping[str, Array] | None = None) -> RecordDict:
         """Return the content of a request of a kind about this model."""
         values = {"what": kind, **values, "layout": self._structure, **self._registry.of_all}
         return wire.record(values, vectors)
@@ -280,12 +274,14 @@ class GridClients(Workers):
         sizes = self.sizes
         weights = torch.tensor([sizes[client] for client in updates.ids], dtype=updates.sizes.dtype)
         updates = replace(updates, sizes=weights, left_out={**left_out, **updates.left_out})
-        return updates if query.own else self._limits.admit(updates)  # what a client keeps affects no other
+        return updates if query.is_secret else self._limits.admit(updates)  # what a client keeps affects no other
 
     def _shape(self, query: UpdateQuery) -> tuple[int, int]:
         """Return how long an update is, and how much of it is compared."""
-        if query.own:
+        if query.is_secret:
             return 0, 0
+        if query.mixture is not None:
+            return length_of(query, self.layout, self._registry.clients.schema.labels)
         if query.round.replicates == 1 or not query.round.compares_parts:
             return self.layout.size, self.layout.n_parameters
         sketches = query.round.replicates * (self._sketch.dim if self._sketch else self.layout.n_parameters)

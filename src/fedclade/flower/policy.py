@@ -10,7 +10,7 @@ from fedclade.core import ConfigError, LocalTraining, PolicyError, UpdateError, 
 from fedclade.flower.usage import Usage
 from fedclade.flower.wire import shown
 
-QUERIES = ("train", "evaluate", "statistics", "gradients", "subspaces")
+QUERIES = ("train", "evaluate", "statistics", "gradients", "subspaces", "shifts")
 """Kinds of queries that are about a client's data, and need its permission."""
 
 FORBIDS = "the client's policy forbids"
@@ -32,7 +32,7 @@ class Policy:
     """What one client allows. It belongs to the client: no run can change it.
 
     The defaults let every algorithm run with its own defaults, but for those that query gradients (CFL with
-    ``similarity = "gradients"``, IFCA with ``average = "gradients"``) and subspaces (PACFL).
+    ``similarity = "gradients"``, IFCA with ``average = "gradients"``), subspaces (PACFL) and shifts (FlexCFL).
 
     A server that queries replicates gets sums over parts of the data. It knows which examples are in which part, so
     with as many partings as there are examples it could solve for every single one: hence ``max_partings``.
@@ -43,8 +43,8 @@ class Policy:
     allow: tuple[str, ...] = ("train", "evaluate", "statistics")  # kinds of queries that are answered, of QUERIES
     imports: tuple[str, ...] = ()  # what a run may name by ``module:name``, and the client then imports
     max_epochs: int = 100  # of local training
-    max_steps: int = 50_000  # of local training, all replicates together
-    max_models: int = 64  # that one query asks to be scored, or drawn
+    max_steps: int = 50_000  # of local training, all replicates or models of a mixture together
+    max_models: int = 64  # that one query asks to be scored or drawn, or that are one mixture
     max_replicates: int = 8  # that one query asks for
     min_part: int = 10  # fewest training examples that a replicate or a sum may be made from
     max_partings: int | None = None  # queries for replicates in all; None: one to every EXAMPLES_A_PARTING examples
@@ -93,11 +93,11 @@ class Policy:
             raise PolicyError(f'{FORBIDS} the question {kind!r}; to allow it, set allow="{allowed}" in its node config')
 
     def check_training(
-        self, spec: LocalTraining, replicates: int, examples: int, personal_epochs: int = 0, gradients: int = 1
+        self, spec: LocalTraining, replicates: int, examples: int, personal_epochs: int = 0, times: int = 1
     ) -> None:
         """Check the local training of a client with so many training examples; see :class:`~fedclade.core.Round`.
 
-        A step of a local rule counts as many times as it takes ``gradients``.
+        All steps count so many ``times``: as often as a local rule takes gradients, for each model of a mixture.
         """
         parts = [len(range(part, examples, replicates)) for part in range(min(replicates, examples))]
         own = spec.in_epochs(max(1, personal_epochs))
@@ -109,7 +109,7 @@ class Policy:
                 f"least {self.min_part} (min-part in its node config)"
             )
         self._check("epochs", max(map(spec.epochs_with, parts)) + personal_epochs, "max_epochs")
-        self._check("steps", gradients * sum(map(spec.steps_with, parts)) + before, "max_steps")
+        self._check("steps", times * (sum(map(spec.steps_with, parts)) + before), "max_steps")
 
     def check_sum(self, examples: int) -> None:
         """Check that a client has enough training examples to tell what they come to."""

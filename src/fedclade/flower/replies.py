@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedclade.channel import ENCODINGS, decode
-from fedclade.core import UpdateError
+from fedclade.core import Evaluation, UpdateError
 from fedclade.flower.wire import Content, shown
 from fedclade.tasks import Metric
 
@@ -22,11 +22,15 @@ Scores = tuple[list[float], float, int]  # by each metric, loss, examples
 
 @dataclass(frozen=True, eq=False)
 class UpdateReply:
-    """A client's training examples |D_i|, mean training loss (None if it withholds it), and Δθ_i or signatures."""
+    """A client's training examples |D_i|, mean training loss (None if it withholds it), and Δθ_i or signatures.
+
+    Of a mixture's models, also the component that it weighs most.
+    """
 
     size: int
     loss: float | None
     update: Tensor
+    component: int | None = None
 
 
 def examples(content: Content, name: str) -> int:
@@ -38,13 +42,20 @@ def examples(content: Content, name: str) -> int:
 
 
 def read_update(
-    content: Content, length: int, n_parameters: int, dtype: torch.dtype, size: int, expected: Mapping[str, Any]
+    content: Content,
+    length: int,
+    n_parameters: int,
+    dtype: torch.dtype,
+    size: int,
+    expected: Mapping[str, Any],
+    components: int = 0,
 ) -> UpdateReply:
     """Check and read an update of ``length`` entries, from ``size`` training examples; else it is an UpdateError.
 
     One of no entries is not sent: it is of a model that the client keeps.
 
-    ``expected`` is what the answer must repeat of the query: the round, the number of the query, the model.
+    ``expected`` is what the answer must repeat of the query: the round, the number of the query, the model. With
+    ``components`` above 0 it names one of so many.
     """
     for name, sent in expected.items():
         if (got := content.get(name, type(sent))) != sent:
@@ -57,9 +68,46 @@ def read_update(
     loss = content.get("loss", float) if "loss" in content.values else None
     if loss is not None and not abs(loss) <= LARGEST_LOSS:  # NaN is not less than anything
         raise UpdateError(f"loss {loss:g}, expected one of at most {LARGEST_LOSS:g}")
+    component = content.get("component", int) if components else None
+    if component is not None and not 0 <= component < components:
+        raise UpdateError(f"component {component}, expected one of {components}, from 0")
     content.has_only(("update",) if length else ())
     data = content.vector("update") if length else b""
-    return UpdateReply(size, loss, decode(data, length, encoding, n_parameters).to(dtype))
+    return UpdateReply(size, loss, decode(data, length, encoding, n_parameters).to(dtype), component)
+
+
+def read_wins(content: Content, models: int, examples: int) -> list[int]:
+    """Check and read of how many of its examples each model is best; anything else is an UpdateError."""
+    wins = content.values.get("wins")
+    if not isinstance(wins, list) or not all(type(each) is int and each >= 0 for each in wins):
+        raise UpdateError(f"expected how often each of {models} models is best, got {shown(wins)}")
+    found = cast("list[int]", wins)
+    if len(found) != models or not 0 < sum(found) <= examples:
+        raise UpdateError(f"{shown(found)} as how often each of {models} models is best of {examples} examples")
+    return found
+
+
+def evaluation_of(
+    ids: Sequence[int],
+    scores: Mapping[int, list[Scores]],
+    wins: Mapping[int, list[int]],
+    metrics: Sequence[Metric],
+    left_out: Mapping[int, str],
+) -> Evaluation:
+    """Return the scores of the clients that answered, in the order of a query's ``ids``, with wins if they compared."""
+    left = {client: iter(mine) for client, mine in scores.items()}
+    answered = [(client, next(left[client])) for client in ids if client in left]
+    scored, losses, examples = zip(*(mine for _, mine in answered), strict=True) if answered else ((), (), ())
+    most = {client: iter(mine) for client, mine in wins.items()}
+    return Evaluation(
+        ids=tuple(client for client, _ in answered),
+        scores=torch.tensor(scored, dtype=torch.float64).view(-1, len(metrics)),
+        losses=torch.tensor(losses, dtype=torch.float64),
+        examples=torch.tensor(examples, dtype=torch.int64),
+        left_out=left_out,
+        higher_is_better=metrics[0].higher_is_better,
+        wins=torch.tensor([next(most[client]) for client, _ in answered]) if wins else None,
+    )
 
 
 def read_scores(content: Content, models: int, metrics: Sequence[Metric], known: int | None = None) -> list[Scores]:

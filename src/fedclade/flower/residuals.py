@@ -22,22 +22,22 @@ class Residuals:
         self._sizes = layout.size, layout.n_parameters
         self._kept: dict[str, ErrorFeedback] = {}
 
-    def encoded(self, update: Tensor, kind: str) -> Array:
-        """Return an update of a kind of answer as it travels."""
-        exact = self.encoding == "float32"
-        data = encode(update, "float32", len(update)) if exact else self._with_feedback(update, kind)
+    def encoded(self, update: Tensor, kind: str, sizes: tuple[int, int] | None = None) -> Array:
+        """Return an update of a kind of answer as it travels; ``sizes`` are its S and D, if not those of one model."""
+        exact, sizes = self.encoding == "float32", sizes or self._sizes
+        data = encode(update, "float32", len(update)) if exact else self._with_feedback(update, kind, sizes)
         return wire.raw(data, self.encoding, len(update))
 
-    def _with_feedback(self, update: Tensor, kind: str) -> bytes:
+    def _with_feedback(self, update: Tensor, kind: str, sizes: tuple[int, int]) -> bytes:
         name = wire.digest(kind.encode())  # the server chooses it, and it must not name a file
         path = None if self._folder is None else self._folder / f"residual-{name}.safetensors"
         kept = self._kept if self._folder is None else list(self._folder.glob("residual-*.safetensors"))
         new = name not in self._kept if path is None else not path.exists()
         if new and len(kept) >= MOST_RESIDUALS:
-            return encode(update, self.encoding, self._sizes[1])
+            return encode(update, self.encoding, sizes[1])
         if path is None:
-            return self._kept.setdefault(name, ErrorFeedback(self.encoding, *self._sizes)).encode(update)
-        feedback = ErrorFeedback.load(path, self.encoding, *self._sizes)
+            return self._kept.setdefault(name, ErrorFeedback(self.encoding, *sizes)).encode(update)
+        feedback = ErrorFeedback.load(path, self.encoding, *sizes)
         data = feedback.encode(update)
         feedback.save(path)
         return data

@@ -21,6 +21,7 @@ class UpdateBuffer:
     def __init__(self, rows: int, length: int, models: Tensor) -> None:
         self._deltas = models.new_empty(rows, length)
         self._reply_of: dict[int, tuple[int, int, float | None]] = {}  # client, size and loss by row
+        self._component_of: dict[int, int] = {}  # by client, of a mixture
 
     @property
     def full(self) -> bool:
@@ -32,6 +33,8 @@ class UpdateBuffer:
         row = len(self._reply_of) if row is None else row
         self._deltas[row] = reply.update
         self._reply_of[row] = (client, reply.size, reply.loss)
+        if reply.component is not None:
+            self._component_of[client] = reply.component
 
     def checked(self, n_parameters: int, number: int) -> Updates:
         """Return the usable updates of a round by rows. Losses that clients withhold are NaN."""
@@ -41,6 +44,8 @@ class UpdateBuffer:
         ids, sizes = [client for client, *_ in replies], [size for _, size, _ in replies]
         losses = torch.tensor([0.0 if loss is None else loss for *_, loss in replies], dtype=torch.float64)
         updates = Updates.received(ids, sizes, deltas, n_parameters, losses, number)
+        if self._component_of:
+            updates = replace(updates, components=torch.tensor([self._component_of[client] for client in updates.ids]))
         withheld = {client for client, _, loss in replies if loss is None}
         if not withheld:
             return updates

@@ -11,6 +11,7 @@ from typing import Any
 from flwr.app import ConfigRecord, RecordDict
 
 from fedclade.core import PolicyError, appear
+from fedclade.flower.models_sent import models_of_mixture
 from fedclade.flower.wire import Content, shown
 
 FILE = "policy.json"  # in the client's folder
@@ -25,7 +26,7 @@ class Usage:
 
     releases: int = 0  # updates, gradients and subspaces, each replicate by itself
     partings: int = 0  # queries for replicates: each parts the data anew
-    evaluations: int = 0  # models that were scored, or trained for the client itself
+    evaluations: int = 0  # models that were scored, or trained for the client itself; words on whether data shifted
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(**{name: value + getattr(other, name) for name, value in asdict(self).items()})
@@ -65,13 +66,16 @@ class UsageLog:
 def cost_of(kind: str, content: Content) -> Usage:
     """Return what the answer to a query adds to the client's usage."""
     if kind in ("train", "gradients"):
-        if content.get("own", bool):  # its loss alone leaves, as of a model that is scored
+        if content.get("own", bool) and not content.get(
+            "shares", bool
+        ):  # its loss alone leaves, as of a model that is scored
             return Usage(evaluations=1)
         replicates = content.get("replicates", int)
-        return Usage(releases=replicates, partings=int(replicates > 1))
+        models = max(1, models_of_mixture(content))  # an update of each leaves
+        return Usage(releases=replicates * models, partings=int(replicates > 1))
     if kind == "evaluate":
         return Usage(evaluations=max(1, len(content.vectors)))  # without any it is the client's own
-    return Usage(releases=int(kind == "subspaces"))
+    return Usage(releases=int(kind == "subspaces"), evaluations=int(kind == "shifts"))
 
 
 def _read(path: Path) -> Usage:

@@ -163,13 +163,14 @@ class Arrival:
     def scores(self, assignments: Sequence[Assignment], nodes: Sequence[int]) -> dict[str, list[float]]:
         """Return the columns of :func:`score_columns`, for newcomers that get the models of some nodes.
 
-        Personal parameters, where there are any, are fitted to a model before it is scored.
+        Personal parameters, where there are any, are fitted to a model before it is scored. Where clients are served
+        with a mixture of the leaves' models, newcomers at a leaf get that; for one epoch they train the leaf's alone.
         """
         clients, ids = self.backend.clients, [each.client for each in assignments]
         (models, rows), root = self.tree.models(nodes, served=True), self.tree.nodes[0].model[None]
         each_its_own, to_root = list(range(len(ids))), [0] * len(ids)
         self._fit_personal(ids, models, rows)
-        got = self._score(ids, models, rows)
+        got = self._by_mixture(ids, nodes, self._score(ids, models, rows))
         tuning = replace(self.last, spec=self.last.spec.in_epochs(1), purpose="finetune", communicates="nothing")
         tuning = replace(tuning, number=self.last.number + self._is_parted)  # after they were fitted
         tuned = models[rows] + all_of(ids, clients.train(ids, models, rows, tuning)).required_deltas
@@ -186,6 +187,15 @@ class Arrival:
 
     def _score(self, ids: Sequence[int], models: Tensor, rows: Sequence[int]) -> list[float]:
         return self.backend.clients.evaluate(ids, models, rows, "test").scores[:, 0].tolist()
+
+    def _by_mixture(self, ids: Sequence[int], nodes: Sequence[int], scores: list[float]) -> list[float]:
+        """Return the scores of newcomers, by the mixture of all leaves' models if the algorithm has one."""
+        if (mixture := self.algorithm.mixture(None)) is None:
+            return scores
+        models, _ = self.tree.models([leaf.id for leaf in self.tree.leaves])
+        found = self.backend.clients.evaluate(ids, models, [0] * len(ids), "test", mixture=mixture)
+        mixed = found.scores[:, 0].tolist()
+        return [mine if node else score for mine, node, score in zip(mixed, nodes, scores, strict=True)]
 
     def _forget(self) -> None:
         if self.backend.store is not None:

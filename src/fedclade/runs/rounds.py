@@ -163,10 +163,13 @@ def run_round(
         models, rows = state.tree.models([served[client] for client in asked], served=True)
         own = set(algorithm.keepers(state))
         rows = [OWN if client in own else row for client, row in zip(asked, rows, strict=True)]
-        answered = clients.evaluate(asked, models, rows, "test")
+        together = _together(algorithm, state)
+        if together:
+            models, rows = state.tree.models([leaf.id for leaf in state.tree.leaves])[0], [0] * len(asked)
+        answered = clients.evaluate(asked, models, rows, "test", **together)
         evaluation = answered if answered.ids else None
         if settings.evaluate_validation:
-            found = clients.evaluate(asked, models, rows, "validation")
+            found = clients.evaluate(asked, models, rows, "validation", **together)
             validation = found if found.ids else None
         _warn_of_losses(number, answered)
     log = replace(log, events=(*events, *backend.retrying.told()))
@@ -175,6 +178,12 @@ def run_round(
     row = training.history.add(number, state, log, cost, evaluation, served, validation)
     training.number, training.state = number, state
     return row, log.events
+
+
+def _together(algorithm: Algorithm, state: State) -> dict[str, Any]:
+    """Return what to evaluate with, of an algorithm whose clients are served with a mixture of all leaves' models."""
+    mixture = algorithm.mixture(state)
+    return {} if mixture is None else {"mixture": mixture}
 
 
 def step(

@@ -5,6 +5,7 @@ It imports :mod:`fedclade.core` alone.
 
 from fedclade.tasks.losses import LOSSES, Loss, counted, cross_entropy
 from fedclade.tasks.metrics import OLD_METRIC, Metric, is_share, metric, noted_metrics
+from fedclade.tasks.mixing import mixed
 from fedclade.tasks.scores import RIGHT, SPREAD, cluster_scores, gap_closed, mean_and_interval, perplexity, spread
 from fedclade.tasks.task import SUMMARIES, TASKS, FittedTask, Task, build_task
 
@@ -27,6 +28,7 @@ __all__ = [
     "is_share",
     "mean_and_interval",
     "metric",
+    "mixed",
     "noted_metrics",
     "perplexity",
     "spread",

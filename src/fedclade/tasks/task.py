@@ -231,8 +231,14 @@ class FittedTask:
             )
         return losses * self.weights.to(losses)[targets.long().clamp(min=0)]
 
-    def mean_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean over the targets of a batch that count, which is what it trains on."""
+    def mean_loss(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Return the mean over the targets of a batch that count, which is what it trains on.
+
+        With ``weights [B]`` of examples, each loss counts so many times; it is divided by no other number.
+        """
+        if weights is not None:
+            counts = counted(targets)
+            return (self.losses(outputs, targets) * counts * weights.to(outputs)).sum() / counts.sum()
         if self.is_plain:
             return functional.cross_entropy(outputs.flatten(0, -2), targets.flatten(), ignore_index=IGNORED)
         return self.total_loss(outputs, targets) / counted(targets).sum()

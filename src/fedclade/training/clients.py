@@ -6,7 +6,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -17,8 +16,8 @@ from fedclade.core import (
     EvaluationQuery,
     Indices,
     Layout,
-    LocalTraining,
     Round,
+    ShiftQuery,
     Statistics,
     StatisticsQuery,
     SubspaceQuery,
@@ -32,13 +31,16 @@ from fedclade.tasks import FittedTask, Task
 from fedclade.training import loop
 from fedclade.training.augmentation import augmented
 from fedclade.training.auto import build_engine
+from fedclade.training.blocks import Blocks
 from fedclade.training.data import ClientsData
 from fedclade.training.evaluation import Evaluator
 from fedclade.training.jobs import CannotTrainTogether, Engine, Job, Workload
 from fedclade.training.loop import LoopEngine
-from fedclade.training.memory import bytes_per_client, default_memory
+from fedclade.training.memory import default_memory
+from fedclade.training.mixtures import Mixtures
 from fedclade.training.model_check import MODULE_ERRORS, check_model_fits, model_error
-from fedclade.training.stages import Held, Stages, Trained
+from fedclade.training.shifts import shifts
+from fedclade.training.stages import Stages, Trained
 from fedclade.training.store import PERSONAL, ClientStore
 from fedclade.training.subspaces import subspaces
 from fedclade.training.whole_models import Start, WholeModels
@@ -48,9 +50,6 @@ Block = Sequence[tuple[Trained, int, int | None]]
 
 MODELS_AT_A_TIME = 8
 """Of the memory, one part in so many is for the models of clients that are evaluated with parameters of their own."""
-
-LOGITS_AT_A_TIME = 2**24
-"""How many logits a gradient over all examples holds at once: 64 MiB in float32."""
 
 _log = logging.getLogger(__name__)
 
@@ -105,8 +104,7 @@ class SimulatedClients(Workers):
         self.store = ClientStore()
         self.whole = WholeModels(self.layout, self.layout.flatten_personal(module), self.store)
         pool = federation.pool
-        logits_each = pool.outputs * (pool.y[0].numel() if len(pool.y) else 1)
-        self._chunk = max(1, min(1024, LOGITS_AT_A_TIME // logits_each))
+        self._chunk = loop.chunk(pool.outputs * (pool.y[0].numel() if len(pool.y) else 1))
         check_model_fits(module, federation, self._device)
         self._engine = build_engine(engine, resolved)
         self._memory = default_memory(self._device) if memory is None else memory
@@ -116,7 +114,8 @@ class SimulatedClients(Workers):
             return Evaluator(federation, self._module, self.layout.full, data, self._task)
 
         self._stages = Stages(federation, self._device, self._memory // 2, judge)
-        self._bytes_by_spec: dict[LocalTraining, int] = {}
+        self._blocks = Blocks(federation, self._module, self.layout.full, self._stages, self._memory)
+        self._mixtures = Mixtures(self.store, self.layout, pool.schema.labels)
         self._warned: set[str] = set()
 
     @property
@@ -157,15 +156,17 @@ class SimulatedClients(Workers):
         ModelError
             If the model fails on a client's data.
         """
-        return self._trained(query) if query.kind == "train" else self._gradients(query)
+        if query.kind == "gradients":
+            return self._gradients(query)
+        return self._trained(query) if query.mixture is None else self._trained_mixture(query)
 
     def _trained(self, query: UpdateQuery) -> Updates:
         ids, held = query.ids, self._stages.of(query)
-        size = 0 if query.own else self.layout.size
+        size = 0 if query.is_secret else self.layout.size
         deltas = torch.empty(len(ids), size, dtype=self.layout.dtype, device=self._device)
         losses = torch.empty(len(ids), dtype=torch.float64)
         sizes = self._stages.sizes(query, held)
-        blocks = self._blocks(sizes, query.round, held)
+        blocks = self._blocks.of(sizes, query.round, held)
         blocks = [range(len(ids))] if len(blocks) == 1 else blocks
         out = deltas if len(blocks) == 1 and not query.own and not self.layout.personal else None
         for places in blocks:
@@ -175,6 +176,15 @@ class SimulatedClients(Workers):
                 deltas[places] = self.whole.settle(query, places, start, moved, mean_losses)
             losses[places] = mean_losses
         return self._received(ids, sizes, deltas, losses, query.round)
+
+    def _trained_mixture(self, query: UpdateQuery) -> Updates:
+        held = self._stages.of(query)
+        sizes, clients = self._stages.sizes(query, held), self._stages.trained(query, range(len(query.ids)), held)
+        blocks = self._blocks.of(sizes, query.round, held, len(query.models))
+        deltas, losses, components = self._mixtures.trained(query, clients, blocks, held.evaluator, self._train_block)
+        updates = self._received(query.ids, sizes, deltas, losses, query.round, len(query.models))
+        component_of = dict(zip(query.ids, components.tolist(), strict=True))
+        return replace(updates, components=torch.tensor([component_of[client] for client in updates.ids]))
 
     def _moved(
         self, clients: Sequence[Trained], start: Start, this_round: Round, out: Tensor | None
@@ -212,11 +222,12 @@ class SimulatedClients(Workers):
         DataError
             If a client has no examples in the split.
         """
+        judge = self._stages.in_round(query.data_round).evaluator
+        if query.mixture is not None:
+            return self._mixtures.evaluated(query, judge)
         at_once = self._memory // (MODELS_AT_A_TIME * self.layout.full.size * self.layout.dtype.itemsize)
         parts = self.whole.evaluated(query, max(1, at_once))
-        judge = self._stages.in_round(query.data_round).evaluator
-        scores = [judge.evaluate(query.ids[part], models, rows, query.split) for part, models, rows in parts]
-        return Evaluation.concat(scores)
+        return Evaluation.concat([judge.evaluate(query, *part) for part in parts])
 
     def handle_subspaces(self, query: SubspaceQuery) -> Tensor:
         """Let each client decompose its training inputs, see :func:`~fedclade.training.subspaces.subspaces`."""
@@ -226,21 +237,9 @@ class SimulatedClients(Workers):
         """Let each client add up its training examples, see :class:`~fedclade.core.Statistics`."""
         return statistics(self._stages.in_round(query.data_round).federation, query)
 
-    def _blocks(self, sizes: Indices, this_round: Round, held: Held) -> Sequence[Sequence[int]]:
-        """Cut the places of clients with so many examples into blocks that fit the memory; equal sizes side by side."""
-        spec, rule = this_round.spec, this_round.rule
-        by_size = sorted(range(len(sizes)), key=lambda place: -sizes[place])
-        if spec not in self._bytes_by_spec:
-            largest = int(held.data.splits["train"].sizes.max())
-            some = np.resize(self._federation.clients[0].train, min(spec.batch_size, largest))
-            batch = self._federation.pool.inputs(some).to(self._device)
-            self._bytes_by_spec[spec] = bytes_per_client(self._module, self.layout.full, batch, spec)
-        kept = self._stages.bytes_kept
-        own_data = 0 if held.data.bytes_kept else held.data.bytes_each * int(max(sizes))
-        of_rule = 0 if rule is None else rule.vectors * self.layout.full.size * self.layout.dtype.itemsize
-        each = self._bytes_by_spec[spec] + own_data + of_rule
-        at_once = max(1, (self._memory - kept) // each)
-        return [block.tolist() for block in np.array_split(by_size, -(-len(sizes) // at_once))]
+    def handle_shifts(self, query: ShiftQuery) -> Tensor:
+        """Let each client compare its labels with those of before, see :func:`~fedclade.training.shifts.shifts`."""
+        return shifts(self._stages.in_round(query.round).federation, self.store, query)
 
     def _train_block(
         self,
@@ -250,9 +249,10 @@ class SimulatedClients(Workers):
         optimizer: str | None,
         fixed: frozenset[str] = frozenset(),
         out: Tensor | None = None,
+        weights: Mapping[int, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
         def trained_by(engine: Engine) -> tuple[Tensor, Tensor]:
-            work = replace(self._workload(block, models, this_round), fixed=fixed)
+            work = replace(self._workload(block, models, this_round), fixed=fixed).weighted(weights or {})
             if optimizer is None:  # what is trained for another purpose begins with a new one, and leaves nothing
                 return engine.train(replace(work, spec=replace(work.spec, keep_state=False)), out)
             work = self.store.with_states(work, this_round.number, optimizer)
@@ -286,9 +286,9 @@ class SimulatedClients(Workers):
         return Workload(self._module, self.layout.full, models, jobs, *of_all, rule=this_round.rule)
 
     def _received(
-        self, ids: Sequence[int], sizes: Indices, deltas: Tensor, losses: Tensor, this_round: Round
+        self, ids: Sequence[int], sizes: Indices, deltas: Tensor, losses: Tensor, this_round: Round, models: int = 1
     ) -> Updates:
         keys = self._federation.keys
         trained = [len(this_round.examples(int(n), keys[client])) for client, n in zip(ids, sizes, strict=True)]
-        n_parameters = min(deltas.shape[1], self.layout.n_parameters)  # none of models that clients keep
+        n_parameters = min(deltas.shape[1], models * self.layout.n_parameters)  # none of models that clients keep
         return Updates.received(ids, trained, deltas, n_parameters, losses, this_round.number)

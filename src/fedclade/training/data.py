@@ -25,7 +25,7 @@ class ClientsData:
 
     def __init__(self, federation: Federation, device: torch.device, budget: int) -> None:
         self._federation = federation
-        self._device = device
+        self._device = self.device = device
         self._targets: dict[int, Tensor] = {}
         self._copies: dict[int, Indices] = {}
         self.positions = federation.positions

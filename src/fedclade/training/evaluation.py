@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn import functional
 
-from fedclade.core import IGNORED, DataError, Evaluation, Indices, Layout, Split
+from fedclade.core import IGNORED, DataError, Evaluation, EvaluationQuery, Indices, Layout, Split
 from fedclade.data import ClientTable, Federation
-from fedclade.tasks import FittedTask, Metric, counted
+from fedclade.tasks import FittedTask, mixed
 from fedclade.training.data import ClientsData
 from fedclade.training.passes import Examples, Traits
+from fedclade.training.scores import Whole, score, wins_of
 from fedclade.training.split_inputs import SplitInputs
 from fedclade.training.threads import using_threads
 
@@ -49,16 +49,76 @@ class Evaluator:
         self._logits_each = pool.outputs * max(1, pool.y[:1].numel())
         self._view_of, self._maps = _views(federation)
 
-    def evaluate(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], split: Split) -> Evaluation:
-        """Let each client evaluate its model; see :meth:`fedclade.core.clients.Clients.evaluate`."""
+    def evaluate(self, query: EvaluationQuery, part: slice, models: Tensor, assignment: Sequence[int]) -> Evaluation:
+        """Let each client of a part of a query evaluate its model, by its row of ``[m, F]``."""
+        ids, split, compares = query.ids[part], query.split, query.compares
         queries, query_of, makes, held = self._queries(ids, assignment, split, len(models))
         scores = np.empty((len(self._task.metrics) + 2, len(queries[0])))
+        each: list[NDArray[Any]] | None = [] if compares else None  # the losses of the examples of each query
         for part in _parts(queries, held):
             of_whom = [ids[place] for place in makes[part].tolist()]
-            scores[:, part] = self._scores(queries[:, part], models, held, of_whom)
-        *by_metric, losses, counts = torch.from_numpy(scores[:, query_of])
+            scores[:, part] = self._scores(queries[:, part], models, held, of_whom, each)
+        wins = None if each is None else wins_of(ids, [each[query] for query in query_of.tolist()])
+        return self._evaluation(ids, scores[:, query_of], wins)
+
+    def evaluate_mixture(self, ids: Sequence[int], models: Tensor, weights: Tensor, split: Split) -> Evaluation:
+        """Let each client evaluate the mixture of all models ``[K, S]`` by its weights π, rows of ``[n, K]``."""
+        scores = np.empty((len(self._task.metrics) + 2, len(ids)))
+        for places, outputs, seen, counts in self.outputs(ids, models, split):
+            query, everything = np.arange(len(places)).repeat(counts), torch.arange(len(seen))
+            predicted = mixed(self._task.kind, outputs, weights[places][query].to(outputs.device))
+            passed = [(everything.numpy(), predicted, everything, seen)]
+            scores[:, places] = self._tallied(query, [ids[place] for place in places], passed)
+        return self._evaluation(ids, scores)
+
+    def outputs(
+        self, ids: Sequence[int], models: Tensor, split: Split
+    ) -> Iterator[tuple[list[int], Tensor, Tensor, Indices]]:
+        """Yield what each of the models ``[K, S]`` gives for the examples of some clients at a time.
+
+        That is the places of these clients, the outputs ``[K, m, ...]`` for their examples, client behind client,
+        the targets ``[m, ...]`` as each of them sees its own, and how many each has.
+        """
+        held = self._held(ids, split)
+        clients = self._data.places(ids)
+        order = np.argsort(held.set_of[clients], kind="stable")
+        sets, views = held.set_of[clients][order], self._view_of[clients[order]]
+        queries = np.stack([np.zeros_like(sets), sets, views])
+        at_a_time = max(
+            1, ENTRIES_AT_A_TIME // (len(models) * self._logits_each)
+        )  # an input that many hold passes once
+        for part in _parts(queries, held, at_a_time):
+            each: list[Tensor] = []
+            for row in range(len(models)):
+                some = queries[:, part] + np.array([[row], [0], [0]])
+                examples = self._examples(some, models, held)
+                passed = [*self._passed(examples, some, models, held)]
+                back = torch.from_numpy(np.concatenate([where for where, *_ in passed]).argsort())
+                rows = torch.cat([outputs[at.to(outputs.device)] for _, outputs, at, _ in passed])
+                each.append(rows[back.to(rows.device)])
+                if row == 0:
+                    seen = torch.cat([mine for *_, mine in passed])[back]
+            yield order[part].tolist(), torch.stack(each), seen, held.sizes[queries[1, part]]  # pyright: ignore[reportPossiblyUnboundVariable]  (a mixture has a model)
+
+    def losses(self, outputs: Tensor, seen: Tensor) -> Tensor:
+        """Return the loss of each example by each model, ``[K, m]``; see :meth:`outputs`."""
+        return torch.stack([self._task.losses(each, seen.to(each.device)) for each in outputs])
+
+    def _evaluation(self, ids: Sequence[int], scores: NDArray[Any], wins: Tensor | None = None) -> Evaluation:
+        *by_metric, losses, counts = torch.from_numpy(scores)
         of_all = torch.stack(by_metric, dim=1), losses / counts, counts.to(torch.int64)
-        return Evaluation(tuple(ids), *of_all, higher_is_better=self._task.metrics[0].higher_is_better)
+        return Evaluation(tuple(ids), *of_all, higher_is_better=self._task.metrics[0].higher_is_better, wins=wins)
+
+    def _held(self, ids: Sequence[int], split: Split) -> SplitInputs:
+        """Return the inputs of a split, of which each of the clients must have some."""
+        held = self._data.splits[split]
+        sets = held.set_of[self._data.places(ids)]
+        for k in np.flatnonzero(held.sizes[sets] == 0).tolist():
+            raise DataError(
+                f"client {ids[k]} has no {split} examples"
+                + ("; set data.validation_fraction above 0" if split == "validation" else "")
+            )
+        return held
 
     def _queries(
         self, ids: Sequence[int], assignment: Sequence[int], split: Split, models: int
@@ -68,39 +128,54 @@ class Evaluator:
         Besides, which of them each client makes, ``[n]``, the first place among the clients of one that makes each,
         ``[q]``, and the inputs.
         """
-        held = self._data.splits[split]
+        held = self._held(ids, split)
         rows = np.array([row for _, row in zip(ids, assignment, strict=True)], dtype=np.int64)
         clients = self._data.places(ids)
         sets = held.set_of[clients]
-        for k in np.flatnonzero(held.sizes[sets] == 0).tolist():
-            raise DataError(
-                f"client {ids[k]} has no {split} examples"
-                + ("; set data.validation_fraction above 0" if split == "validation" else "")
-            )
         # Clients with the same model, inputs and labels make the same query.
         bounds = models, len(held.sizes), len(self._maps)
         of_clients = np.ravel_multi_index((rows, sets, self._view_of[clients]), bounds)
         numbers, makes, query_of = np.unique(of_clients, return_index=True, return_inverse=True)
         return np.stack(np.unravel_index(numbers, bounds)), query_of, makes, held
 
-    def _scores(self, queries: Indices, models: Tensor, held: SplitInputs, clients: Sequence[int]) -> NDArray[Any]:
+    def _scores(
+        self,
+        queries: Indices,
+        models: Tensor,
+        held: SplitInputs,
+        clients: Sequence[int],
+        each: list[NDArray[Any]] | None = None,
+    ) -> NDArray[Any]:
         """Return the scores of queries by each metric, their summed losses, and how many targets count, ``[M + 2, q]``.
 
-        ``clients`` has one that makes each query.
+        ``clients`` has one that makes each query. The loss of each example goes to ``each``, query by query.
         """
-        examples, metrics = self._examples(queries, models, held), self._task.metrics
-        terms, whole = np.empty((len(metrics) + 2, len(examples.place))), _Whole(metrics)
-        for some, outputs, at, seen in self._passed(examples, queries, models, held):
+        examples = self._examples(queries, models, held)
+        return self._tallied(examples.query, clients, self._passed(examples, queries, models, held), each)
+
+    def _tallied(
+        self,
+        query: Indices,
+        clients: Sequence[int],
+        passed: Iterable[tuple[Indices, Tensor, Tensor, Tensor]],
+        each: list[NDArray[Any]] | None = None,
+    ) -> NDArray[Any]:
+        """Return the same of examples that have passed, each of the query of a client; see :meth:`_passed`."""
+        metrics = self._task.metrics
+        terms, whole = np.empty((len(metrics) + 2, len(query))), Whole(metrics)
+        for some, outputs, at, seen in passed:
             terms[:, some] = score(self._task, outputs, at, seen).cpu()
             whole.keep(some, outputs, at, seen)
-        scores = np.stack([np.bincount(examples.query, each, len(queries[0])) for each in terms])
+        if each is not None:  # the examples of a query stand side by side, in the order of its inputs
+            each += np.split(terms[-2], np.bincount(query, minlength=len(clients)).cumsum()[:-1])
+        scores = np.stack([np.bincount(query, of_term, len(clients)) for of_term in terms])
         for row, metric in enumerate(metrics):
             scores[row] /= scores[-1]
             if metric.final is not None:
                 scores[row] = [metric.final(mean) for mean in scores[row].tolist()]
-        for query, numbers in whole.of_queries(examples.query, clients):
+        for place, numbers in whole.of_queries(query, clients):
             for row, number in numbers.items():
-                scores[row, query] = number
+                scores[row, place] = number
         return scores
 
     @torch.inference_mode()
@@ -136,36 +211,6 @@ class Evaluator:
         return torch.where(counts, self._maps[view, targets.where(counts, 0)], IGNORED)
 
 
-class _Whole:
-    """Metrics of all outputs of a client together: keeps the outputs until it has them all."""
-
-    def __init__(self, metrics: Sequence[Metric]) -> None:
-        self._metrics = {row: metric.whole for row, metric in enumerate(metrics) if metric.whole is not None}
-        self._examples: list[Indices] = []
-        self._outputs: list[Tensor] = []
-        self._targets: list[Tensor] = []
-
-    def keep(self, examples: Indices, outputs: Tensor, at: Tensor, seen: Tensor) -> None:
-        """Keep the outputs for some examples; see :func:`score`."""
-        if self._metrics:
-            self._examples.append(examples)
-            self._outputs.append(outputs[at.to(outputs.device)].cpu())
-            self._targets.append(seen.cpu())
-
-    def of_queries(self, query: Indices, clients: Sequence[int]) -> Iterator[tuple[int, dict[int, float]]]:
-        """Yield the numbers of each query, by the rows of the metrics; ``query`` is of each example."""
-        if not self._metrics:
-            return
-        order = np.argsort(np.concatenate(self._examples))
-        outputs, targets = torch.cat(self._outputs)[order], torch.cat(self._targets)[order]
-        counts = np.bincount(query, minlength=len(clients)).tolist()
-        for k, (mine, seen) in enumerate(zip(outputs.split(counts), targets.split(counts), strict=True)):
-            try:
-                yield k, {row: whole(mine, seen) for row, whole in self._metrics.items()}
-            except DataError as error:
-                raise DataError(f"client {clients[k]}: {error}") from None
-
-
 class _Loader:
     """Makes the module one of the models ``[K, S]``, in evaluation mode: ``load(row)(inputs)``."""
 
@@ -184,38 +229,6 @@ class _Loader:
         return self._module
 
 
-def score(task: FittedTask, outputs: Tensor, at: Tensor, seen: Tensor) -> Tensor:
-    """Score examples by the outputs ``[b, ...]`` of the distinct inputs.
-
-    ``at`` is which of these is the input of each example, int64 ``[m]``, and ``seen`` its targets ``[m, ...]``, as its
-    client sees them. Returns for each example the terms of each metric (0 for those of all outputs together), its loss,
-    and how many of its targets count, float64 ``[M + 2, m]``.
-    """
-    at, seen = at.to(outputs.device), seen.to(outputs.device)
-    counts = counted(seen).double()
-    losses = _nats(outputs, at, seen) if task.is_plain else task.losses(outputs[at], seen).double() * counts
-    terms = [_terms(metric, outputs, at, seen, losses) for metric in task.metrics]
-    return torch.stack([*terms, losses, counts])
-
-
-def _nats(logits: Tensor, at: Tensor, seen: Tensor) -> Tensor:
-    """Return the summed cross-entropy of each example, without a copy of the logits for each."""
-    at, seen = at.unsqueeze(1), seen.view(len(seen), -1)
-    logits = logits.view(len(logits), seen.shape[1], -1)
-    counts, place = seen != IGNORED, torch.arange(seen.shape[1], device=seen.device)
-    nats = -functional.log_softmax(logits, -1)[at, place, seen.where(counts, 0)]
-    return nats.where(counts, 0).sum(1, dtype=torch.float64)
-
-
-def _terms(metric: Metric, outputs: Tensor, at: Tensor, seen: Tensor, losses: Tensor) -> Tensor:
-    if metric.whole is not None:
-        return torch.zeros_like(losses)
-    if metric.terms is None:
-        return losses
-    predicted = outputs if metric.predict is None else metric.predict(outputs)
-    return metric.terms(predicted[at], seen)
-
-
 def _views(federation: Federation) -> tuple[Indices, Tensor]:
     """Return the view that each client has of the labels, ``[n]``, and the label map of each view."""
     plain = torch.arange(federation.pool.outputs)
@@ -228,8 +241,8 @@ def _views(federation: Federation) -> tuple[Indices, Tensor]:
     return views, torch.stack([plain if m is None else m for m in maps.values()])
 
 
-def _parts(queries: Indices, held: SplitInputs) -> Iterator[slice]:
+def _parts(queries: Indices, held: SplitInputs, examples: int | None = None) -> Iterator[slice]:
     """Cut queries into parts of some examples."""
-    part = held.sizes[queries[1]].cumsum() // EXAMPLES_AT_A_TIME
+    part = held.sizes[queries[1]].cumsum() // (examples or EXAMPLES_AT_A_TIME)
     for start, stop in pairwise([*np.unique(part, return_index=True)[1].tolist(), len(part)]):
         yield slice(start, stop)

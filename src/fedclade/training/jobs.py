@@ -24,8 +24,15 @@ class Job:
     generator: torch.Generator
     """Orders its batches: one ``torch.randperm(n, generator=...)`` at the start of each epoch, in every engine."""
     anchor: int | None = None  #: which of the models the proximal term pulls it towards; ``row`` by default
+    weights: Tensor | None = None
+    """By which the loss of each training example is multiplied, ``[n]``; the mean still divides by their number."""
     state: Mapping[str, Tensor] | None = None
     """Of its optimizer or local rule, as an earlier round left it in :attr:`Workload.states`; None or empty if new."""
+
+    def first(self, examples: int) -> Job:
+        """Return the job with some of its examples: the first."""
+        weights = None if self.weights is None else self.weights[:examples]
+        return replace(self, inputs=self.inputs[:examples], targets=self.targets[:examples], weights=weights)
 
     @property
     def size(self) -> int:
@@ -72,8 +79,12 @@ class Workload:
 
     def cut(self, clients: int, examples: int) -> Workload:
         """Return a small copy: some clients, some examples of each, one epoch; the generators stay unused."""
-        jobs = [replace(j, inputs=j.inputs[:examples], targets=j.targets[:examples]) for j in self.jobs[:clients]]
+        jobs = [job.first(examples) for job in self.jobs[:clients]]
         return replace(self, jobs=jobs, spec=self.spec.in_epochs(1)).redrawn()
+
+    def weighted(self, weights: Mapping[int, Tensor]) -> Workload:
+        """Return the workload with weights of the examples of all clients, ``[n]`` each, or of none."""
+        return replace(self, jobs=[replace(job, weights=weights[job.client]) for job in self.jobs]) if weights else self
 
     def redrawn(self, by: int = 0) -> Workload:
         """Return the workload with fresh generators: of the seeds that it began with, or of others."""

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Generic, TypeVar, cast
 import torch
 from torch import Tensor
 
-from fedclade.core import ControlVariates, LocalRule, MetaLearning, Mixture, MoreauEnvelope, rng
+from fedclade.core import ControlVariates, Interpolation, LocalRule, MetaLearning, MoreauEnvelope, rng
 from fedclade.training.jobs import Job, Workload
 from fedclade.training.optimizer import LocalOptimizer, clipping
 from fedclade.training.steps import Places, batches, by_length
@@ -95,7 +95,7 @@ class RuleAtWork(ABC, Generic[R]):
         return {}
 
 
-class Mixing(RuleAtWork[Mixture]):
+class Mixing(RuleAtWork[Interpolation]):
     """APFL, Algorithm 1: w ← w − η∇f(w), v ← v − η∇_v f(v̄), with v̄ = αv + (1−α)w; α by eq. 10, clipped to [0, 1]."""
 
     moved = ("w", "v")
@@ -185,7 +185,7 @@ class Controlled(RuleAtWork[ControlVariates]):
 
 
 AT_WORK: Mapping[type[LocalRule], type[RuleAtWork[Any]]] = {
-    Mixture: Mixing,
+    Interpolation: Mixing,
     MoreauEnvelope: Enveloping,
     MetaLearning: MetaSteps,
     ControlVariates: Controlled,

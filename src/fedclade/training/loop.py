@@ -16,6 +16,9 @@ from fedclade.training.optimizer import LocalOptimizer, get_state
 from fedclade.training.steps import Places, batches, full, precision
 from fedclade.training.threads import threads_of_step, using_threads
 
+LOGITS_AT_A_TIME = 2**24
+"""How many logits a gradient over all examples holds at once: 64 MiB in float32."""
+
 
 class LoopEngine:
     """One client after another; each step on as many threads as it has work for."""
@@ -32,11 +35,16 @@ class LoopEngine:
                 start, anchor, examples = models[job.row], models[job.anchor_row], (job.inputs, job.targets)
                 of_all = module, work.layout, start, examples, work.spec, work.lr, work.task
                 state = dict(job.state or {}) if work.spec.keep_state else None
-                _, losses[k] = train(*of_all, job.generator, anchor, updates[k], work.fixed, state)
+                _, losses[k] = train(*of_all, job.generator, anchor, updates[k], work.fixed, state, job.weights)
                 if state is not None:
                     states[job.client] = state
         work.states.update(states)
         return updates, losses
+
+
+def chunk(logits_each: int) -> int:
+    """Return how many examples of so many logits a gradient over all of them takes at once."""
+    return max(1, min(1024, LOGITS_AT_A_TIME // logits_each))
 
 
 def train(
@@ -52,6 +60,7 @@ def train(
     out: Tensor | None = None,
     fixed: frozenset[str] = frozenset(),
     state: dict[str, Tensor] | None = None,
+    weights: Tensor | None = None,
 ) -> tuple[Tensor, float]:
     """Run SGD_n(θ, D_i) − θ (CFL eq. 1) for one client; return the update ``[S]`` and the mean training loss.
 
@@ -59,7 +68,7 @@ def train(
     ``anchor`` the model that the proximal term pulls towards, θ by default; ``examples`` are inputs and targets
     ``[n, ...]``. The generator orders the batches and seeds dropout. ``out`` is memory ``[S]`` for the update, and
     ``state`` that of the optimizer, which it begins with and leaves there. Parameters of ``fixed`` names stay as they
-    are.
+    are. ``weights [n]`` are those of the examples, see :class:`~fedclade.training.jobs.Job`.
     """
     layout.load(model, module)
     layout.set_training(module)
@@ -79,7 +88,8 @@ def train(
             optimizer.zero_grad(set_to_none=True)
             with precision(spec, inputs.device):
                 outputs = module(inputs[batch])
-            loss = task.mean_loss(full(outputs), targets[batch])
+            of_batch = None if weights is None else weights[batch]
+            loss = task.mean_loss(full(outputs), targets[batch], of_batch)
             loss.backward()
             rule.adjust(parameters, anchors)
             optimizer.step()

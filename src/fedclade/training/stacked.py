@@ -88,10 +88,10 @@ class StackedEngine:
         states = [job.state or {} for job in jobs] if optimizer.keeps_state else ()
         stacked.begin(optimizer, seeds, anchors, plan.edges, work.fixed, states)
 
-        def step_by_step(step: Step, x: Tensor, y: Tensor) -> Tensor:
+        def step_by_step(step: Step, x: Tensor, y: Tensor, w: Tensor | None = None) -> Tensor:
             stacked.bind(step.start, step.stop)
             logits = stacked.forward(x)
-            of_rows, gradient = losses.of(step, logits, y)
+            of_rows, gradient = losses.of(step, logits, y, w)
             stacked.backward(logits, gradient)
             stacked.step()
             return of_rows
@@ -102,8 +102,8 @@ class StackedEngine:
         # What is not stacked and draws, draws from all of the clients' keys.
         with rng.seeded_globally(sum(seeds) % 2**63, models.device), torch.enable_grad():
             for _ in range(spec.epochs or 1):
-                for step, x, y in batches.drawn():
-                    losses.note(run(step, x, y))
+                for step, x, y, w in batches.drawn():  # of weights no recording knows
+                    losses.note(run(step, x, y) if w is None else step_by_step(step, x, y, w))
         return losses.of_clients()
 
 

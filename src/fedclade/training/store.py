@@ -15,6 +15,9 @@ PERSONAL = "personal"
 OWN_MODEL = "model"
 """Names of what is kept: personal parameters ``[P]``, and a whole model ``[F]``."""
 
+MIXTURE = "mixture"
+"""The name of the weights π of a mixture's models, float64 ``[K]``."""
+
 OPTIMIZER = "optimizer"
 OWN_OPTIMIZER = "optimizer of model"
 """How the names of an optimizer's state begin, before ``/<parameter>.<what it is>``; a model of its own has another."""

@@ -61,11 +61,14 @@ class VmapEngine:
         inputs, first_inputs = joined([job.inputs for job in ordered])
         targets, first_targets = joined([job.targets for job in ordered])
         first = torch.tensor(first_inputs)[:, None], torch.tensor(first_targets)[:, None]
+        given = [job.weights for job in ordered if job.weights is not None]  # of all jobs, or of none
+        weights, first_weights = joined(given) if given else (None, [])
         totals = torch.zeros(len(jobs), dtype=torch.float64, device=models.device)
         for step in range(len(plans[0])):
             for places, batch in by_length(plans, step):
                 x, y = ((each[places] + batch).to(inputs.device) for each in first)
-                losses = clients.step(places, inputs[x], targets[y])
+                of_batch = () if weights is None else (weights[torch.tensor(first_weights)[:, None][places] + batch],)
+                losses = clients.step(places, inputs[x], targets[y], *of_batch)
                 totals[places] += losses.to(torch.float64) * batch.shape[1]
         updates = work.room(out)
         updates[torch.tensor(order)] = clients.models - start
@@ -123,19 +126,21 @@ class _Mapped:
         module, task = work.module, work.task
         self._module = module
 
-        def loss(trained: Named, others: Named, inputs: Tensor, targets: Tensor) -> Tensor:
+        def loss(trained: Named, others: Named, inputs: Tensor, targets: Tensor, *weights: Tensor) -> Tensor:
             with precision(work.spec, inputs.device):
                 outputs = functional_call(module, {**trained, **others}, (inputs,))
-            return task.mean_loss(full(outputs), targets)
+            return task.mean_loss(full(outputs), targets, *weights)
 
         self._gradients = cast("Callable[..., tuple[Named, Tensor]]", vmap(grad_and_value(loss)))
 
-    def __call__(self, trained: Named, others: Named, inputs: Tensor, targets: Tensor) -> tuple[Named, Tensor]:
+    def __call__(
+        self, trained: Named, others: Named, inputs: Tensor, targets: Tensor, *weights: Tensor
+    ) -> tuple[Named, Tensor]:
         """Return the gradients of each client, and its loss ``[k]``."""
         kind = type(self._module).__name__
         before = [buffer._version for buffer in (*self._module.buffers(), *others.values())]
         try:
-            found = self._gradients(trained, others, inputs, targets)
+            found = self._gradients(trained, others, inputs, targets, *weights)
         except (RuntimeError, NotImplementedError) as error:
             first_line = str(error).partition("\n")[0] or type(error).__name__
             raise CannotMapError(f"{kind} cannot be mapped over clients: {first_line}") from error
@@ -160,11 +165,14 @@ class _Stacked:
         self._others = {slot.name: tensors[slot.name] for slot in layout.buffers}
         self._velocity = {name: torch.zeros_like(p) for name, p in self._trained.items()} if sgd.momentum else {}
 
-    def step(self, places: Places, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Let some clients take a step on their batches ``[k, B, ...]``; return their losses before it, ``[k]``."""
+    def step(self, places: Places, inputs: Tensor, targets: Tensor, *weights: Tensor) -> Tensor:
+        """Let some clients take a step on their batches ``[k, B, ...]``; return their losses before it, ``[k]``.
+
+        Where examples have weights, those are ``[k, B]`` too.
+        """
         sgd, trained = self._sgd, {name: p[places] for name, p in self._trained.items()}
         others = {name: b[places] for name, b in self._others.items()}
-        gradients, losses = self._mapped(trained, others, inputs, targets)
+        gradients, losses = self._mapped(trained, others, inputs, targets, *weights)
         gradients = {name: gradients[name] for name in self._reached}
         if mu := sgd.mu:
             gradients = {name: g + mu * (trained[name] - self._anchors[name][places]) for name, g in gradients.items()}

@@ -19,7 +19,7 @@ from fedclade.core import (
     UpdateQuery,
     row_norms,
 )
-from fedclade.training.store import OPTIMIZER, OWN_MODEL, OWN_OPTIMIZER, PERSONAL, RULE, ClientStore
+from fedclade.training.store import MIXTURE, OPTIMIZER, OWN_MODEL, OWN_OPTIMIZER, PERSONAL, RULE, ClientStore
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,6 +78,9 @@ class WholeModels:
         losses[diverged] = torch.nan
         if start.personal is None:
             sent, name, now = deltas[:, :0], OWN_MODEL, start.models[: len(places)] + deltas
+            if query.shares:
+                assert query.anchors is not None  # as such a query has
+                sent = self._layout.parted(now)[0] - query.models[[query.anchors[place] for place in places]]
         else:
             sent, moved = self._layout.parted(deltas)
             name, now = PERSONAL, start.personal + moved
@@ -92,8 +95,7 @@ class WholeModels:
         if not self._layout.personal and OWN not in query.assignment:
             yield slice(None), query.models, query.assignment
             return
-        for first in range(0, len(query.ids), at_once):
-            part = slice(first, first + at_once)
+        for part in _parts(query, at_once):
             models = dict[tuple[int, int | None], Tensor]()
             keys: list[tuple[int, int | None]] = []
             for client, row in zip(query.ids[part], query.assignment[part], strict=True):
@@ -118,12 +120,17 @@ class WholeModels:
         )
 
     def kept(self, ids: Sequence[int]) -> dict[int, dict[str, Tensor]]:
-        """Return the personal parameters ``[P]`` and models ``[F]`` that clients keep now, by client and name."""
+        """Return the personal parameters ``[P]``, models ``[F]`` and weights of mixtures ``[K]`` that clients keep now.
+
+        By client and name.
+        """
         start = {PERSONAL: self.initial} if self._layout.personal else {}
         if not start and not self._store:  # of a million clients none need be asked
             return {}
         each = {client: {**start, **self._store.latest(client)} for client in ids}
-        found = {c: {name: mine[name] for name in (PERSONAL, OWN_MODEL) if name in mine} for c, mine in each.items()}
+        found = {
+            c: {name: mine[name] for name in (PERSONAL, OWN_MODEL, MIXTURE) if name in mine} for c, mine in each.items()
+        }
         return {client: mine for client, mine in found.items() if mine}
 
     def _whole(self, client: int, models: Tensor, row: int, kept: Mapping[str, Tensor], personal: Tensor) -> Tensor:
@@ -136,3 +143,14 @@ class WholeModels:
 
     def _personal(self, kept: Sequence[Tensor | None]) -> Tensor:
         return torch.stack([self.initial if each is None else each for each in kept])
+
+
+def _parts(query: EvaluationQuery, at_once: int) -> Iterator[slice]:
+    """Cut a query into parts of so many models, or some more where a client compares its own."""
+    ids, first = query.ids, 0
+    while first < len(ids):
+        stop = min(first + at_once, len(ids))
+        while query.compares and stop < len(ids) and ids[stop] == ids[stop - 1]:
+            stop += 1
+        yield slice(first, stop)
+        first = stop

@@ -21,6 +21,7 @@ from time import thread_time
 from typing import Any, NamedTuple
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedclade.core import EngineError, Layout, LocalTraining
@@ -47,6 +48,7 @@ class _Client(NamedTuple):
     inputs: _Place
     targets: _Place
     seed: int
+    weights: NDArray[Any] | None
 
 
 class _Chunk(NamedTuple):
@@ -181,7 +183,8 @@ class _WorkerPool:
         clients: list[_Client] = []
         for job in work.jobs:
             examples = self._place(job.inputs), self._place(job.targets)
-            clients.append(_Client(job.row, job.anchor, *examples, job.generator.initial_seed()))
+            weights = None if job.weights is None else job.weights.cpu().numpy()  # anew in every round
+            clients.append(_Client(job.row, job.anchor, *examples, job.generator.initial_seed(), weights))
         common = len(work.models), work.spec, work.lr, work.fixed
         # Every so-many-th client of the sorted ones, so that no chunk has all the large ones.
         return [_Chunk(range(i, n, count), clients[i::count], *common) for i in range(count)]
@@ -218,7 +221,9 @@ class _WorkerPool:
         jobs: list[Job] = []
         for k, client in enumerate(chunk.clients):
             examples = self._tensor(client.inputs), self._tensor(client.targets)
-            jobs.append(Job(k, client.row, *examples, torch.Generator().manual_seed(client.seed), client.anchor))
+            weights = None if client.weights is None else torch.from_numpy(client.weights)
+            generator = torch.Generator().manual_seed(client.seed)
+            jobs.append(Job(k, client.row, *examples, generator, client.anchor, weights))
         models, todo = self._models[: chunk.n_models], (chunk.spec, chunk.lr, self._task, chunk.fixed)
         work = Workload(self._module, self._layout, models, jobs, *todo)
         try:

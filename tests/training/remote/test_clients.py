@@ -14,7 +14,7 @@ import torch
 from fedclade import ConfigError, EngineError, LocalTraining, ModelError, Updates
 from fedclade.channel import CountSketch, Meter, Streaming, Traffic
 from fedclade.channel.compose import client_side, received
-from fedclade.core import OWN, Layout, Round, StatisticsQuery
+from fedclade.core import OWN, Layout, Mixture, Round, StatisticsQuery
 from fedclade.tasks import Task
 from fedclade.training import SimulatedClients
 from fedclade.training.remote import Actors, RayClients, Setup, here, taken_by
@@ -159,6 +159,19 @@ def test_all_queries_are_replied_to_in_the_order_asked(count):
     torch.testing.assert_close(clients.subspaces(ids, 2, True), plain.subspaces(ids, 2, True))
     query = StatisticsQuery(ids, labels=LABELS)
     assert torch.equal(clients.ask(query).labels, plain.ask(query).labels)
+
+
+def test_a_mixture_is_trained_and_evaluated_as_in_one_process():
+    clients, plain, asked = on_actors(3)[0], in_process(), Mixture(by_label=True)
+    for number in (1, 2):
+        this, ids = replace(ROUND, number=number), [5, 0, 3, 1, 6]
+        got, expected = (
+            each.train(ids, models(each, 3), [0] * 5, this, mixture=asked) for each in (clients, plain)
+        )  # fmt: skip
+    assert_same(got, expected)
+    assert torch.equal(got.components, expected.components)
+    scores = [each.evaluate([2, 5, 0], models(each, 3), [0] * 3, "test", mixture=asked) for each in (clients, plain)]
+    torch.testing.assert_close(scores[0].losses, scores[1].losses)
 
 
 def test_each_actor_holds_a_shard_and_is_called_once_for_a_query():

@@ -22,11 +22,16 @@ def write_kept(path: Path, kept: Mapping[int, Mapping[str, Tensor]], private: bo
 
 
 def read_kept(path: Path, layout: Layout | None) -> dict[int, dict[str, Tensor]]:
-    """Read what clients keep, of models of a layout; raises one of the errors of damaged files."""
+    """Read what clients keep, of models of a layout; raises one of the errors of damaged files.
+
+    Weights of mixtures, float64, are as many as there are models.
+    """
     kept: dict[int, dict[str, Tensor]] = {}
     lengths = {} if layout is None else {"personal": layout.personal_size, "model": layout.full.size}
     for key, tensor in (load_file(path) if path.exists() else {}).items():
         client, _, name = key.partition("/")
+        if name == "mixture":
+            lengths["mixture"] = len(tensor) if tensor.dim() else 0
         if tensor.shape != (lengths.get(name),) or not tensor.is_floating_point():
             raise ValueError(f"{key} in {path.name} should be of shape [{lengths.get(name)}], got {list(tensor.shape)}")
         kept.setdefault(int(client), {})[name] = tensor

@@ -86,8 +86,8 @@ class Run(Displayed):
     layout
         Where the entries of a model belong in the module; None in folders from before this was kept.
     kept
-        What each client of a simulation keeps for itself: ``personal``, its personal parameters ``[P]``, and ``model``,
-        a whole model of its own ``[F]``.
+        What each client of a simulation keeps for itself: ``personal``, its personal parameters ``[P]``, ``model``, a
+        whole model of its own ``[F]``, and ``mixture``, its weights of the leaves' models ``[K]``.
     """
 
     summary: Mapping[str, Any]

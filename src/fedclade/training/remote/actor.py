@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedclade.channel import Channel, Meter, Middleware
-from fedclade.core import EvaluationQuery, Query, UpdateQuery
+from fedclade.core import EvaluationQuery, Query, ShiftQuery, UpdateQuery
 from fedclade.data import Federation
 from fedclade.tasks import FittedTask
 from fedclade.training.clients import SimulatedClients
@@ -146,7 +146,7 @@ class Shard:
             clients.engine_taken,
             meter.bytes_up - before[0],
             meter.bytes_down - before[1],
-            clients.store.tensors(before=True) if isinstance(query, UpdateQuery) else {},
+            clients.store.tensors(before=True) if isinstance(query, UpdateQuery | ShiftQuery) else {},
             self._log.taken(),
             self._place.device == "cuda",
         )

@@ -17,6 +17,7 @@ from fedclade.core import (
     EvaluationQuery,
     Layout,
     Query,
+    ShiftQuery,
     Statistics,
     StatisticsQuery,
     SubspaceQuery,
@@ -157,6 +158,10 @@ class RayClients(Workers):
         """Let all clients add up their training examples, each on the actor that holds it."""
         return self._asked(query)
 
+    def handle_shifts(self, query: ShiftQuery) -> Tensor:
+        """Let each client compare its labels with those of before on the actor that holds it."""
+        return self._asked(query)
+
     def _asked(self, query: Query[Any]) -> Any:
         """Put a query to the actors, and its parts anew to others where some die; return the reply to all of it."""
         cluster = self._pool.begun()
@@ -209,8 +214,8 @@ class RayClients(Workers):
 
     def _needs_kept(self, query: Query[Any]) -> bool:
         if isinstance(query, EvaluationQuery):
-            return bool(self.layout.personal) or OWN in query.assignment
-        return isinstance(query, UpdateQuery)
+            return bool(self.layout.personal) or OWN in query.assignment or query.mixture is not None
+        return isinstance(query, UpdateQuery | ShiftQuery)
 
     def _note(self, query: Query[Any], slot: Slot, places: Sequence[int], reply: Reply) -> None:
         """Note what a reply tells besides its answer."""

@@ -10,7 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedclade.core import OWN, Evaluation, EvaluationQuery, Query, Statistics, SubspaceQuery, Sums, UpdateQuery, Updates
+from fedclade.core import (
+    OWN,
+    Evaluation,
+    EvaluationQuery,
+    Query,
+    ShiftQuery,
+    Statistics,
+    SubspaceQuery,
+    Sums,
+    UpdateQuery,
+    Updates,
+)
 
 
 def narrowed(query: Query[Any], places: Sequence[int]) -> tuple[Query[Any], list[int] | None]:
@@ -23,6 +34,8 @@ def narrowed(query: Query[Any], places: Sequence[int]) -> tuple[Query[Any], list
     if isinstance(query, UpdateQuery) and query.anchors is not None:
         anchors = [query.anchors[place] for place in places]
     rows = sorted({row for row in (*of_client, *(anchors or ())) if row != OWN}) or [0]
+    if query.mixture is not None:  # each client needs all models
+        rows = list(range(len(query.models)))
     new = {OWN: OWN, **{row: k for k, row in enumerate(rows)}}
     part = replace(query, ids=ids, assignment=[new[row] for row in of_client], models=query.models[:0])
     if isinstance(part, UpdateQuery):
@@ -38,7 +51,7 @@ def together(query: Query[Any], replies: Sequence[tuple[Sequence[int], Any]]) ->
         return _updates(query, [reply for _, reply in replies])
     if isinstance(query, EvaluationQuery):
         return _evaluation(replies)
-    if isinstance(query, SubspaceQuery):
+    if isinstance(query, SubspaceQuery | ShiftQuery):
         return _in_order(query, [(places, reply) for places, reply in replies])
     return reduce(Statistics.plus, (statistics for _, statistics in replies))
 
@@ -58,9 +71,9 @@ def _evaluation(replies: Sequence[tuple[Sequence[int], Evaluation]]) -> Evaluati
         return whole
     order = places.argsort()
     ids = tuple(whole.ids[k] for k in order.tolist())
-    return replace(
-        whole, ids=ids, scores=whole.scores[order], losses=whole.losses[order], examples=whole.examples[order]
-    )
+    wins = None if whole.wins is None else whole.wins[order]
+    of_all = {"scores": whole.scores[order], "losses": whole.losses[order], "examples": whole.examples[order]}
+    return replace(whole, ids=ids, wins=wins, **of_all)
 
 
 def _updates(query: UpdateQuery, parts: Sequence[Updates]) -> Updates:
@@ -83,7 +96,7 @@ def _updates(query: UpdateQuery, parts: Sequence[Updates]) -> Updates:
             whole[where] = column
         return whole
 
-    names = ("sizes", "losses", "norms", "deltas", "sketches", "parts")
+    names = ("sizes", "losses", "norms", "deltas", "sketches", "parts", "components")
     columns: dict[str, Any] = {name: of_all(name) for name in names}
     sums = None if some[0].sums is None else _sums(query, ids, some)
     return Updates(ids=ids, n_parameters=some[0].n_parameters, sums=sums, left_out=left_out, **columns)
@@ -92,7 +105,8 @@ def _updates(query: UpdateQuery, parts: Sequence[Updates]) -> Updates:
 def _sums(query: UpdateQuery, ids: Sequence[int], parts: Sequence[Updates]) -> Sums:
     """Add the sums of the same model up: a part numbers its own, and a client's is that of the model it was sent."""
     row_of: Mapping[int, int] = dict(zip(query.ids, query.assignment, strict=True))
-    groups = torch.zeros_like(query.models)
+    assert parts[0].sums is not None
+    groups = parts[0].sums.groups.new_zeros(len(query.models), parts[0].sums.groups.shape[1])
     for part in parts:
         assert part.sums is not None
         theirs = {group: row_of[client] for client, group in zip(part.ids, part.sums.group.tolist(), strict=True)}

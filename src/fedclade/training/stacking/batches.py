@@ -30,11 +30,14 @@ class Batches:
         self._targets, first_targets = joined([job.targets for job in jobs])
         self._first_inputs = plan.of_examples(first_inputs)
         self._first_targets = self._first_inputs if first_targets == first_inputs else plan.of_examples(first_targets)
+        weights = [job.weights for job in jobs if job.weights is not None]  # of all jobs, or of none
+        self._weights, starts = joined(weights) if weights else (None, [])
+        self._first_weights = plan.of_examples(starts) if weights else None
         self._are_labels = not self._targets.is_floating_point()
         self.all_count = not (self._are_labels and bool((self._targets == IGNORED).any()))
 
-    def drawn(self) -> Iterator[tuple[Step, Tensor, Tensor]]:
-        """Draw the orders that the plan is for, and yield each step with its inputs and targets ``[k·B, ...]``."""
+    def drawn(self) -> Iterator[tuple[Step, Tensor, Tensor, Tensor | None]]:
+        """Draw the orders that the plan is for; yield each step, its inputs, targets and weights ``[k·B, ...]``."""
         each = zip(self._jobs, self._plan.epochs, strict=True)
         orders = (torch.randperm(job.size, generator=job.generator) for job, epochs in each for _ in range(epochs))
         drawn = torch.cat([*orders])
@@ -44,10 +47,14 @@ class Batches:
         rows = [step.rows for step in self._plan.steps]
         seen = self._targets.index_select(0, targets)
         batches = (self._plan.masked(seen, IGNORED) if self._are_labels else seen).split(rows)
+        weights: Sequence[Tensor | None] = [None] * len(rows)
+        if self._weights is not None and self._first_weights is not None:
+            of_rows = self._plan.rows(drawn + self._first_weights).to(self._weights.device)
+            weights = self._weights.index_select(0, of_rows).split(rows)
         room = self._pool.room(self._inputs, max(rows), *self._inputs.shape[1:])
-        for step, x, y in zip(self._plan.steps, inputs.split(rows), batches, strict=True):
+        for step, x, y, w in zip(self._plan.steps, inputs.split(rows), batches, weights, strict=True):
             # Step by step, so that what is fetched is still in the cache when it is used.
-            yield step, torch.index_select(self._inputs, 0, x, out=room[: step.rows]), y
+            yield step, torch.index_select(self._inputs, 0, x, out=room[: step.rows]), y, w
 
 
 def joined(tensors: Sequence[Tensor]) -> tuple[Tensor, list[int]]:

@@ -33,13 +33,15 @@ class Losses:
         self._noted: list[Tensor] = []  # of the rows of each step
         self._scoring: _ByRow | None = None
 
-    def of(self, step: Step, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def of(
+        self, step: Step, logits: Tensor, targets: Tensor, of_examples: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Return the losses of a step, for :meth:`note`, and the gradient of the logits, until the next step.
 
-        Logits are ``[k·B, ..., outputs]`` and targets ``[k·B, ...]``.
+        Logits are ``[k·B, ..., outputs]``, targets ``[k·B, ...]`` and the weights of the examples ``[k·B]``.
         """
         if not self._task.is_plain:
-            return self._of_any(step, logits, targets)
+            return self._of_any(step, logits, targets, of_examples)
         scoring = self._scoring
         if scoring is None or not scoring.holds(logits):
             scoring = self._scoring = (_ByRow if logits.shape[-1] >= REGISTER or logits.is_cuda else _ByColumn)(logits)
@@ -48,22 +50,31 @@ class Losses:
         if self._all_count and step.own is None:
             losses, gradient = scoring.of(flat, 1 / (step.width * each))
             of_rows = losses.view(step.rows, each).mean(1) if each > 1 else losses
+            if of_examples is not None:
+                of_rows = of_rows * of_examples
+                gradient.mul_(of_examples.repeat_interleave(each).unsqueeze(1))
         else:
             counts = (flat != IGNORED).view(step.clients, -1)
             weights = counts / counts.sum(1, keepdim=True, dtype=logits.dtype)
+            if of_examples is not None:
+                weights = weights * of_examples.repeat_interleave(each).view_as(weights)
             own = step.width if step.own is None else step.own.to(logits.device).unsqueeze(1)
             losses, gradient = scoring.of(flat.clamp(min=0), 1.0)
             of_rows = (losses.view_as(weights) * weights * own).view(step.rows, -1).sum(1)
             gradient.mul_(weights.view(-1, 1))
         return of_rows, gradient.view_as(logits)
 
-    def _of_any(self, step: Step, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def _of_any(
+        self, step: Step, outputs: Tensor, targets: Tensor, of_examples: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Return the same for any loss, by autograd."""
         outputs = outputs.detach().requires_grad_()
         counts = counted(targets).view(step.clients, -1)
         if step.own is not None:
             counts = counts * (torch.arange(step.width) < step.own.unsqueeze(1)).to(counts.device)
         weights = counts / counts.sum(1, keepdim=True)
+        if of_examples is not None:
+            weights = weights * of_examples.view_as(weights)
         with torch.enable_grad():
             losses = self._task.losses(outputs, targets).view(step.clients, -1) * weights.to(outputs)
             (gradient,) = torch.autograd.grad(losses.sum(), outputs)

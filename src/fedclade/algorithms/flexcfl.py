@@ -1,0 +1,120 @@
+"""FlexCFL: Duan, Liu, Ji, Wu, Liang, Chen, Tan 2021 (TPDS; arXiv:2108.09749), FedGroup's successor.
+
+Groups are found as in FedGroup (:mod:`~fedclade.algorithms.fedgroup`, with Algorithms 2 to 4 there). New are: clients
+that notice that the labels of their data have shifted leave their group and are cold again; cold clients pre-train from
+the *initial* model, and join the group whose *first* update is most like theirs, by (1 − cos)/2; and a group's step
+along the others' models is an average, (w_j + Σ_{l≠j} η_G/‖w_l‖ w_l) / (1 + Σ_{l≠j} η_G/‖w_l‖), the paper's eq. 4.
+
+Where the paper leaves a choice, this file does as the authors' code does, but for what is said here:
+
+- In every round all clients, in the cohort or not, compare the counts of their labels with those of before
+  (:class:`~fedclade.core.ShiftQuery`), and say only whether they have shifted. The distance takes the counts for
+  samples (code), so labels that trade places are no shift: a whole permutation of labels goes unnoticed, as does all
+  that changes images alone. ``by_label`` compares label by label.
+- The counts are compared with those of the first round that a client is asked in, and of the last that it said shifted
+  in; so many small shifts add up (code). The threshold goes by the number of examples then; in the code by the first.
+- All clients that have shifted migrate at once, at the start of the round (code); one that does not answer when it
+  pre-trains is in no group until it is sampled.
+- Pre-training takes 50 mini-batches (code; in the paper's earlier version an epoch), V has as many columns as there are
+  groups, and who did not pre-train for the groups does so in the first round that it is sampled in (code).
+- The global model is the mean of all groups' models; who is in no group is served with it.
+- ``eta_g`` is 0 in the code, and 0.1 in its example.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import torch
+
+from fedclade.algorithms.base import RoundLog
+from fedclade.algorithms.cluster_update import ClusterUpdate, membership_events, move_clusters
+from fedclade.algorithms.fedgroup import FedGroup
+from fedclade.algorithms.groups import GroupDirection
+from fedclade.algorithms.state import State
+from fedclade.core import Clients, ParameterTree, Round, checked, inter_group, require
+
+
+@checked()
+@dataclass(frozen=True, kw_only=True)
+class FlexCFL(FedGroup):
+    """FlexCFL (Duan et al. 2021): FedGroup whose clients migrate when the labels of their data shift.
+
+    The root has the initial model, and beside it the global one; each group began with its ``trained_from``. What is
+    not named here is as in :class:`~fedclade.FedGroup`, but for the defaults.
+
+    Parameters
+    ----------
+    direction
+        Of a group: its ``first`` update, or its ``position``, where its model is from the initial one.
+    migrate
+        Whether clients are asked if their labels have shifted.
+    shift_share
+        Above which share of n/C, examples over labels, the distance is a shift.
+    by_label
+        Whether counts are compared label by label.
+    """
+
+    asks_for = "whether their labels have shifted"
+    _directions: ClassVar[tuple[GroupDirection, ...]] = ("first", "position")
+
+    pretrain_steps: int | None = 50
+    eta_g: float = 0.0
+    base_directions: int | None = None
+    cold_start: Literal["start", "sampled"] = "sampled"
+    direction: GroupDirection = "first"
+    migrate: bool = True
+    shift_share: float = 0.2
+    by_label: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(("algorithm.shift_share", self.shift_share, 0 <= self.shift_share <= 2, "in [0, 2]"))
+
+    def asks(self, clients: int, fraction: float) -> str:
+        """Return :attr:`asks_for`, if clients may migrate."""
+        return self.asks_for if self.migrate else ""
+
+    def step(self, state: State, cohort: Sequence[int], clients: Clients, this_round: Round) -> tuple[State, RoundLog]:
+        """Let clients that have shifted migrate; then run one round as FedGroup does."""
+        if not self.migrate:
+            return super().step(state, cohort, clients, this_round)
+        before, ids = state.tree, sorted(clients.ids)
+        answers = clients.shifts(ids, this_round.number, self.shift_share, self.by_label).tolist()
+        shifted = [c for c, has in zip(ids, answers, strict=True) if has and before.leaf_of[c]]
+        if shifted:
+            left = State(before.reassigned(dict.fromkeys(shifted, 0)))
+            state = self._client_cold_start(left, shifted, clients, this_round)
+        migrated = [client for client in shifted if state.tree.leaf_of[client] != before.leaf_of[client]]
+        after, log = super().step(state, cohort, clients, this_round)
+        events = membership_events(before, state.tree) if shifted else []
+        numbers = {"clients_shifted": float(len(shifted)), "clients_migrated": float(len(migrated))}
+        return after, replace(log, events=(*events, *log.events), numbers={**log.numbers, **numbers})
+
+    def _group_cold_start(self, state: State, clients: Clients, this_round: Round) -> tuple[State, list[ClusterUpdate]]:
+        """Found groups as FedGroup does; each remembers the model that it begins with."""
+        founded, pretrained = super()._group_cold_start(state, clients, this_round)
+        tree = founded.tree
+        if tree is not state.tree:
+            for leaf in tree.leaves:
+                tree = tree.trained(leaf.id, torch.zeros_like(leaf.params))
+            tree = tree.continued(_mean_of_groups(tree))
+        return State(tree), pretrained
+
+    def _moved(self, tree: ParameterTree, trained: Sequence[ClusterUpdate]) -> ParameterTree:
+        """Return the tree after groups moved by what their clients trained, and towards each other (eq. 4)."""
+        tree = move_clusters(tree, trained)
+        if not any(part.enough for part in trained):
+            return tree
+        models = torch.stack([leaf.params for leaf in tree.leaves])
+        if self.eta_g:
+            models = inter_group(models, self.eta_g, trained[0].updates.n_parameters, averages=True)
+        for leaf, model in zip(tree.leaves, models, strict=True):
+            tree = tree.with_model(leaf.id, model)
+        return tree.continued(_mean_of_groups(tree))
+
+
+def _mean_of_groups(tree: ParameterTree) -> torch.Tensor:
+    return torch.stack([leaf.params for leaf in tree.leaves]).mean(0)

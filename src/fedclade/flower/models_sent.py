@@ -1,0 +1,99 @@
+"""The models of a query as they travel: what each client is sent, and by which name it says what it trained from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from flwr.app import Array
+
+from fedclade.core import OWN, ConfigError, EvaluationQuery, Layout, Mixture, UpdateError, UpdateQuery, packed
+from fedclade.flower import wire
+from fedclade.flower.limits import StartModel
+from fedclade.flower.wire import Content
+
+Vectors = Mapping[str, Array]
+
+
+@dataclass(frozen=True, eq=False)
+class ModelsSent:
+    """By client: the vectors of its message, the name of the model it trains from, and that model's norms, if sent."""
+
+    vectors: Mapping[int, Vectors]
+    names: Mapping[int, str]
+    starts: Mapping[int, StartModel]
+
+    @classmethod
+    def of(cls, query: UpdateQuery, n_parameters: int) -> Self:
+        """Return what a query to train models of D = ``n_parameters`` parameters sends."""
+        models, rows = query.models, dict(zip(query.ids, query.assignment, strict=True))
+        if query.mixture is not None:
+            vectors = of_mixture(query)
+            name = wire.digest(b"".join(vectors[str(k)].data for k in range(len(models))))
+            start = StartModel.of(name, packed(models, n_parameters), len(models) * n_parameters)
+            return cls(dict.fromkeys(rows, vectors), dict.fromkeys(rows, name), dict.fromkeys(rows, start))
+        needs = query.round.uses_anchors or query.shares
+        anchors = query.anchors if query.anchors is not None and needs else query.assignment
+        arrays = wire.raw_vectors(models, [*query.assignment, *anchors])
+        names = {row: wire.digest(array.data) for row, array in arrays.items()} | {OWN: wire.digest(b"")}
+        begins = dict(zip(rows, anchors if query.shares else query.assignment, strict=True))
+        of = set[int]() if query.is_secret else {*begins.values()}  # an update starts from what was sent, or the anchor
+        start = {row: StartModel.of(names[row], models[row], n_parameters) for row in of}
+        sent: dict[int, Vectors] = {}
+        for (client, row), anchor in zip(rows.items(), anchors, strict=True):
+            places = {"model": row, **({"anchor": anchor} if anchor != row else {})}
+            sent[client] = {name: arrays[place] for name, place in places.items() if place != OWN}
+        starts = {client: start[row] for client, row in begins.items() if row in start}
+        return cls(sent, {client: names[row] for client, row in rows.items()}, starts)
+
+
+def of_mixture(query: UpdateQuery | EvaluationQuery) -> Vectors:
+    """Return the vectors of a query about a mixture: its models by their numbers, and P̂ as ``rates`` if it has that."""
+    vectors = {str(row): array for row, array in wire.raw_vectors(query.models, range(len(query.models))).items()}
+    if query.mixture is not None and query.mixture.rates is not None:
+        vectors["rates"] = wire.raw_vector(query.mixture.rates.flatten())
+    return vectors
+
+
+def as_values(query: UpdateQuery | EvaluationQuery) -> dict[str, int | bool]:
+    """Return what a message says of the mixture that its models are: of how many; nothing if they are none."""
+    return {"mixture": len(query.models), "by_label": query.mixture.by_label} if query.mixture else {}
+
+
+def models_of_mixture(content: Content) -> int:
+    """Return of how many models a mixture is that a message is about; 0 if of none."""
+    return content.get("mixture", int) if "mixture" in content.values else 0
+
+
+def read_mixture(content: Content, labels: int | None) -> tuple[list[str], Mixture | None]:
+    """Return the names of the models of a mixture, and the mixture; none and None if a message is about something else.
+
+    ``labels`` is how many there are, or None where examples do not have one each. An UpdateError if it cannot be read.
+    """
+    if (models := models_of_mixture(content)) == 0:
+        return [], None
+    if not 0 < models <= len(content.vectors):
+        raise UpdateError(f"asked about a mixture of {models} models, got {len(content.vectors)} vectors")
+    names = [str(row) for row in range(models)]
+    by_label = content.get("by_label", bool)
+    if "rates" not in content.vectors:
+        return names, Mixture(by_label)
+    if labels is None:
+        raise UpdateError("asked how common labels are, and its examples do not have one each")
+    return names, Mixture(by_label, wire.read_vector(content.vector("rates"), (models, labels), torch.float64, "rates"))
+
+
+def length_of(query: UpdateQuery, layout: Layout, labels: int | None) -> tuple[int, int]:
+    """Return how long the update of all models of a mixture is, and how much of it are parameters.
+
+    A ConfigError is raised if it should come with a table of labels, and examples do not have one each.
+    """
+    K = len(query.models)
+    by_label = query.mixture is not None and query.mixture.by_label
+    if by_label and labels is None:
+        raise ConfigError(
+            "labels cannot be counted in a task whose examples do not have one label each; take fedem in place of fedrc"
+        )
+    return K * (layout.size + ((labels or 0) if by_label else 0)), K * layout.n_parameters

@@ -1,0 +1,150 @@
+"""Clients that train and evaluate a mixture of models (FedEM): responsibilities, weights, and what they send."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from fedclade.core import (
+    LARGEST_NORM,
+    ConfigError,
+    Evaluation,
+    EvaluationQuery,
+    Layout,
+    Mixture,
+    Round,
+    UpdateQuery,
+    packed,
+    row_norms,
+)
+from fedclade.training.evaluation import Evaluator
+from fedclade.training.stages import Trained
+from fedclade.training.store import MIXTURE, OPTIMIZER, ClientStore
+
+
+class Train(Protocol):
+    """Trains clients on what they hold, each the model of its row, with the name of their optimizers' states."""
+
+    def __call__(
+        self,
+        block: Sequence[tuple[Trained, int, int | None]],
+        models: Tensor,
+        this_round: Round,
+        optimizer: str | None,
+        *,
+        weights: Mapping[int, Tensor],
+    ) -> tuple[Tensor, Tensor]:
+        """Return the updates ``[k, S]`` and mean losses ``[k]``; weights are those of a client's examples."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Mixtures:
+    """The clients' part of FedEM (Marfoq et al. 2021, Algorithm 1): what each keeps is its weights π ``[K]``.
+
+    ``labels`` is how many labels examples have, or None if they do not have one each.
+    """
+
+    store: ClientStore
+    layout: Layout
+    labels: int | None
+
+    def trained(
+        self,
+        query: UpdateQuery,
+        clients: Sequence[Trained],
+        blocks: Sequence[Sequence[int]],
+        evaluator: Evaluator,
+        train: Train,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Let clients of blocks of places take an E-step and an M-step; keep their weights.
+
+        Returns
+        -------
+        tuple
+            What each sends ``[n, E]`` (:func:`~fedclade.core.packed`), its loss Σ_m mean_j q_j(m) ℓ_jm ``[n]``, and the
+            component that it weighs most ``[n]``.
+        """
+        mixture, models, this_round = query.mixture, query.models, query.round
+        assert mixture is not None
+        self._check(mixture)
+        keeps = this_round.spec.keep_state and this_round.lasts
+        sent = list[Tensor]()
+        losses = torch.zeros(len(query.ids), dtype=torch.float64)
+        components = torch.zeros(len(query.ids), dtype=torch.int64)
+        for places in blocks:
+            ids = [query.ids[place] for place in places]
+            before = [self.store.before(this_round.number, client).get(MIXTURE) for client in ids]
+            leaning, tables = self._expected(evaluator, ids, models, mixture, before)
+            deltas = list[Tensor]()
+            for component in range(len(models)):
+                mine = {client: q[:, component].to(models) for client, q in zip(ids, leaning, strict=True)}
+                mine = mine if len(models) > 1 else {}  # all weigh 1
+                block = [(clients[place], component, None) for place in places]
+                name = f"{OPTIMIZER} of component {component}" if keeps else None
+                moved, of_component = train(block, models, this_round, name, weights=mine)
+                deltas.append(moved.clone())
+                losses[places] += of_component
+            together = packed(torch.stack(deltas, 1), self.layout.n_parameters, tables)
+            pi = torch.stack([each.mean(0) for each in leaning]).cpu()  # M-step
+            losses[places] += torch.where(pi.isfinite().all(1), 0.0, torch.nan)
+            components[places] = pi.argmax(1)
+            fine = (row_norms(together) <= LARGEST_NORM) & losses[places].isfinite()
+            for client, mine, is_fine in zip(ids, pi, fine.tolist(), strict=True):
+                if is_fine and this_round.lasts:
+                    self.store.keep(this_round.number, client, {MIXTURE: mine})
+            sent.append(together)
+        back = torch.tensor([place for places in blocks for place in places]).argsort()
+        return torch.cat(sent)[back.to(models.device)], losses, components
+
+    def evaluated(self, query: EvaluationQuery, evaluator: Evaluator) -> Evaluation:
+        """Let clients evaluate the mixture by their weights; one without any finds them with the models as they are."""
+        mixture, ids = query.mixture, query.ids
+        assert mixture is not None
+        self._check(mixture)
+        kept = {client: pi for client in ids if (pi := self.store.latest(client).get(MIXTURE)) is not None}
+        if new := [client for client in ids if client not in kept]:
+            leaning, _ = self._expected(evaluator, new, query.models, mixture, [None] * len(new))
+            kept |= {client: each.mean(0).cpu() for client, each in zip(new, leaning, strict=True)}
+        weights = torch.stack([kept[client].cpu() for client in ids])
+        return evaluator.evaluate_mixture(ids, query.models, weights, query.split)
+
+    def _expected(
+        self,
+        evaluator: Evaluator,
+        ids: Sequence[int],
+        models: Tensor,
+        mixture: Mixture,
+        before: Sequence[Tensor | None],
+    ) -> tuple[list[Tensor], Tensor | None]:
+        """Return the responsibilities of each client's training examples ``[n_i, K]``, and its table (E-step)."""
+        alike = torch.full((len(models),), 1 / len(models), dtype=torch.float64)
+        leaning: list[Tensor] = [alike] * len(ids)
+        tables: list[Tensor] = [alike] * len(ids)
+        for places, outputs, seen, counts in evaluator.outputs(ids, models, "train"):
+            losses = evaluator.losses(outputs, seen)
+            each = zip(places, losses.split(counts.tolist(), 1), seen.split(counts.tolist()), strict=True)
+            for place, mine, targets in each:
+                pi = alike if before[place] is None else before[place]
+                assert pi is not None
+                targets = targets.to(mine.device)
+                leaning[place] = mixture.responsibilities(pi.to(mine), mine.t(), targets)
+                if mixture.by_label:
+                    tables[place] = mixture.tables(leaning[place], targets, self.labels or 1)
+        return leaning, torch.stack(tables) if mixture.by_label else None
+
+    def _check(self, mixture: Mixture) -> None:
+        if self.layout.personal:
+            raise ConfigError(
+                "the models of a mixture have no personal part, since each client has all of them; leave out "
+                "model.personal"
+            )
+        if (mixture.by_label or mixture.rates is not None) and self.labels is None:
+            raise ConfigError(
+                "labels cannot be counted in a task whose examples do not have one label each; take fedem in place of "
+                "fedrc"
+            )

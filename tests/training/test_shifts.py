@@ -1,0 +1,36 @@
+"""Clients that compare the labels they have with those that they had."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fedclade import ConfigError
+from fedclade.core import ShiftQuery
+from fedclade.training import ClientStore
+from fedclade.training.shifts import LABELS, shifts
+from tests.tiny import federation_of, task_federation
+
+
+def test_a_client_compares_with_what_it_had_when_it_was_first_asked_or_last_said_so():
+    was = federation_of([0, 0])
+    one_label = torch.tensor((0, 0, 0, 0))
+    now = replace(was, clients=(was.clients[0], replace(was.clients[1], label_map=one_label)))
+    store = ClientStore()
+
+    def asked(federation, number):
+        return shifts(federation, store, ShiftQuery([1, 0], number, 0.2, False)).tolist()
+
+    assert asked(was, 1) == asked(was, 2) == [False, False]
+    first = store.latest(1)[LABELS]
+    assert asked(now, 3) == asked(now, 3) == [True, False], "a round that is repeated is answered alike"
+    assert store.latest(1)[LABELS].tolist() == [int(first.sum()), 0, 0, 0]
+    assert asked(now, 4) == [False, False]
+    assert asked(was, 5) == [True, False]
+
+
+def test_targets_that_are_no_labels_are_refused():
+    with pytest.raises(ConfigError, match=r"labels of a regression task cannot be counted.*algorithm\.migrate = false"):
+        shifts(task_federation("regression", [0]), ClientStore(), ShiftQuery([0], 1, 0.2, False))
