@@ -53,14 +53,20 @@ SETTINGS: Mapping[str, Sequence[Options]] = {
     # The journal version's rule of thumb, the thresholds of public implementations, and fixed rounds as in figure 8.
     "cfl": ({"eps1": "auto", "eps2": 1.0}, {"eps1": 0.4, "eps2": 1.6}, {"split_rounds": [3, 5, 7, 9], "eps2": 0.5}),
     "ditto": ({"lam": 1.0}, {"lam": 0.1}, {"lam": 2.0}),
+    "feddrift": ({"step_rounds": 1}, {"step_rounds": 1, "delta": 0.1}, {"step_rounds": 3}),
+    "fedem": ({"clusters": 3}, {"clusters": 2}, {"clusters": 4}),  # each client trains all of them
     "fedgroup": tuple({"groups": groups, "pretrain_scale": 1} for groups in (4, 2, 8)),
+    "fedrc": ({"clusters": 3}, {"clusters": 2}, {"clusters": 4}),
+    "fedsoft": tuple({"clusters": clusters, "selection": 10} for clusters in (4, 2, 8)),
     "fesem": tuple({"clusters": clusters} for clusters in (4, 2, 8)),
     "finetune": ({"epochs": 1}, {"epochs": 2}, {"epochs": 5}),
     "fl_hc": tuple({"rounds_before": 3, "metric": "l2", "linkage": "ward", **cut} for cut in CUTS),
+    "flexcfl": tuple({"groups": groups, "pretrain_scale": 1} for groups in (4, 2, 8)),
     "ifca": tuple({"clusters": clusters} for clusters in (4, 2, 8)),
     "pacfl": CUTS,
     "per_fedavg": ({"alpha": 0.005}, {"alpha": 0.02}, {"alpha": 0.05}),
     "pfedme": ({"personal_lr": 0.09}, {"personal_lr": 0.03}, {"personal_lr": 0.01}),
+    "stocfl": ({"tau": 0.65}, {"tau": 0.3}, {"tau": 0.9}),
 }
 """By method; the first is what the arena has without tuning."""
 
