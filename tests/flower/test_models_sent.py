@@ -49,9 +49,9 @@ def test_what_cannot_be_a_mixture_is_refused():
 
 def test_a_policy_counts_the_steps_of_all_models():
     policy, spec = Policy(max_steps=5), LocalTraining(batch_size=10)
-    policy.check_training(spec, 1, 20, models=2)
+    policy.check_training(spec, 1, 20, times=2)
     with pytest.raises(PolicyError, match="6 steps, at most 5"):
-        policy.check_training(spec, 1, 20, models=3)
+        policy.check_training(spec, 1, 20, times=3)
 
 
 def test_a_component_that_does_not_exist_is_refused():

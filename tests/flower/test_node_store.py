@@ -34,7 +34,15 @@ def asked(
         **{"what": what, "round": number, "query": 0, "purpose": "train", "seed": 3, "replicates": 1, "dim": 0},
         "part_size": 0,
         "compares_parts": True,
-        **{"own": False, "personal_epochs": 0, "run": "a", "split": "test", "spec": wire.to_json(LOCAL)},
+        **{
+            "own": False,
+            "shares": False,
+            "compares": False,
+            "personal_epochs": 0,
+            "run": "a",
+            "split": "test",
+            "spec": wire.to_json(LOCAL),
+        },
         **{"layout": wire.layout_digest(layout), **more},
     }
     name = carries or ("model" if what == "train" else "0")

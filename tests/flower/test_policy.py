@@ -65,9 +65,9 @@ def test_steps_are_those_of_all_parts():
 
 def test_a_step_counts_as_many_times_as_it_takes_gradients():
     spec = LocalTraining(batch_size=5)
-    Policy(max_steps=20).check_training(spec, 1, EXAMPLES, gradients=4)
+    Policy(max_steps=20).check_training(spec, 1, EXAMPLES, times=4)
     with pytest.raises(PolicyError, match="forbids 20 steps, at most 19"):
-        Policy(max_steps=19).check_training(spec, 1, EXAMPLES, gradients=4)
+        Policy(max_steps=19).check_training(spec, 1, EXAMPLES, times=4)
 
 
 def test_steps_in_place_of_epochs_are_bounded_by_both_limits():

@@ -169,6 +169,7 @@ BUILT: dict[str, dict[str, object]] = {
     "mclr": {"input_shape": (4,)},
     "mlp": {"input_shape": (4,), "arguments": {"hidden": 6}},
     "cnn": {"input_shape": (1, 16, 16), "arguments": {"hidden": 4}},
+    "lenet": {"input_shape": (1, 12, 12)},
     "cifar_cnn": {"input_shape": (2, 8, 8), "arguments": {"width": 2}},
     "lstm": {"input_shape": (PLACES,), "vocabulary_size": WORDS, "arguments": {"embedding": 3, "hidden": 4}},
     "vector_lstm": {"input_shape": (PLACES, 3), "arguments": {"hidden": 4, "dense": 5}},
