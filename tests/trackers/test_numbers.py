@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from fedclade.config import check_config
-from fedclade.trackers import TAGS, flat, numbers_of, scores
+from fedclade.trackers import TAGS, numbers_of, scores
 from fedclade.trackers.numbers import MOST_SIZES
 from tests.trackers.runs import round_record
 
@@ -22,8 +22,3 @@ def test_the_tags_are_columns_of_a_run():
 def test_of_many_clusters_the_sizes_of_the_largest_and_the_smallest_are_written():
     numbers = numbers_of(round_record(1, None, (3, *[1] * MOST_SIZES)))
     assert numbers == {"clusters/found": 21.0, "clusters/largest": 3.0, "clusters/smallest": 1.0}
-
-
-def test_a_config_is_flat_without_what_is_unset():
-    config = {"seed": 0, "local": {"lr": 0.1, "mu": None}, "model": {"adapter": {"rank": 8}}, "target": {}}
-    assert flat(config) == {"seed": 0, "local.lr": 0.1, "model.adapter.rank": 8}

@@ -12,6 +12,12 @@ from torch import Tensor
 from fedclade.clustering import Labels
 from fedclade.core import Group, ParameterTree, Updates
 
+SHARING_FADES = 0.9
+"""What is left of the sharing of new clusters from one round to the next."""
+
+LEAST_SHARING = 1e-3
+"""Less of the way has no effect, and is not gone."""
+
 
 def clusters_of(ids: Sequence[int], labels: Labels) -> tuple[tuple[int, ...], ...]:
     """Return the clients of each cluster, by labels ``[n]``."""
@@ -49,3 +55,35 @@ def _origin(tree: ParameterTree, cluster: Sequence[int]) -> tuple[int, Tensor]:
     weights = torch.tensor([float(n) for n in taken_over.values()])
     models = torch.stack([tree.nodes[leaf].params for leaf in taken_over])
     return max(taken_over, key=lambda leaf: taken_over[leaf]), (weights / weights.sum()).to(models) @ models
+
+
+def drawn_together(tree: ParameterTree, sizes: Mapping[int, int], number: int, sharing: float) -> ParameterTree:
+    """Move the models of clusters that are new towards the mean of all, after a round in which they trained apart.
+
+    What they have in common they go on learning together for a while, though nobody knows which part of a model that
+    is; then each is on its own. In the round in which a cluster was found its model goes this share of the way, in each
+    further one a tenth less.
+
+    Parameters
+    ----------
+    tree
+        After the round.
+    sizes
+        Training examples of each client.
+    number
+        Of the round.
+    sharing
+        A share of the way, in [0, 1).
+    """
+    pulls = {
+        leaf.id: sharing * SHARING_FADES ** (number - leaf.born - 1)
+        for leaf in tree.leaves
+        if leaf.members and leaf.parent is not None
+    }
+    if len(pulls) < 2 or max(pulls.values()) < LEAST_SHARING:
+        return tree
+    joint = joint_model(tree, sizes)
+    for node, pull in pulls.items():
+        model = tree.nodes[node].params
+        tree = tree.with_model(node, model + pull * (joint - model))
+    return tree

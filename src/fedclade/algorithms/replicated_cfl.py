@@ -18,7 +18,7 @@ a check splits clusters, merges them, and moves single clients.
   of it. Inside clusters that were found, each test has the whole level.
 - Clusters that there are already stay unless others gain more; if they gain nothing any more, they become one again.
 - A new cluster goes on from the models of the clusters most of whose members it has, by the number of these; if there
-  is none, from that of the cluster that most of its members come from.
+  is none, from that of the cluster that most of its members come from. For a while new ones are drawn together.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from fedclade.algorithms.base import Algorithm, RoundLog
 from fedclade.algorithms.cluster_update import ClusterUpdate, log_of, move_clusters, place_stragglers, train_clusters
 from fedclade.algorithms.fallback import best_on_validation, train_beside
 from fedclade.algorithms.personalized import LEAF, ROOT, keep_better
-from fedclade.algorithms.regrouping import clusters_of, joint_model, regrouped
+from fedclade.algorithms.regrouping import clusters_of, drawn_together, joint_model, regrouped
 from fedclade.algorithms.replicated_checks import Verdict, by_halves, by_parts, cosines_of
 from fedclade.algorithms.replicated_cohorts import CohortTests, cohort_round
 from fedclade.algorithms.replicated_state import ReplicatedState
@@ -93,6 +93,9 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
     sample
         Where a round has only some of more than a thousand clients: so many of its clients, at most, are tested
         (:mod:`fedclade.algorithms.replicated_cohorts`). The more there are, the finer are the differences found.
+    sharing
+        After each round the models of new clusters move a share of the way to their mean: this one in the round in
+        which they were found, a tenth less in each further one. Not done where nobody is asked but the cohort.
     """
 
     state_type = ReplicatedState
@@ -102,12 +105,14 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
     fallback: bool = False
     personalize: bool = False
     sample: int = 32
+    sharing: float = 0.1
 
     def __post_init__(self) -> None:
         require(
             ("algorithm.level", self.level, 0 < self.level < 1, "greater than 0 and less than 1"),
             ("algorithm.check_every", self.check_every, self.check_every >= 1, "at least 1"),
             ("algorithm.sample", self.sample, self.sample >= 2, "at least 2"),
+            ("algorithm.sharing", self.sharing, 0 <= self.sharing < 1, "at least 0 and less than 1"),
         )
 
     @property
@@ -123,10 +128,8 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
         """Return what a run of so few rounds misses: to go apart."""
         if rounds >= EARLY_ROUNDS:
             return ""
-        return (
-            f"ReplicatedCFL lets clients go apart after {EARLY_ROUNDS} rounds, and this run has {rounds}: it will be "
-            "federated averaging; set more rounds"
-        )
+        needed = f"ReplicatedCFL lets clients go apart after {EARLY_ROUNDS} rounds, and this run has {rounds}"
+        return f"{needed}: it will be federated averaging; set more rounds"
 
     def init(self, params: Tensor, clients: Clients) -> ReplicatedState:
         """Put all clients in one cluster, and choose the parts of their data."""
@@ -174,6 +177,7 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
         if events:  # criteria are for people: nothing is decided by them
             parts = [part.compared() for part in parts]
         tree, joined = place_stragglers(move_clusters(state.tree, parts), parts)
+        tree = drawn_together(tree, clients.sizes, number, self.sharing)
         if self.fallback and not together and len(one := _clusters(tree)) == 1:  # all became one again
             tree = tree.continued(one[0].params)
         return replace(state, tree=tree), log_of(parts, [*events, *joined], "check" if events else "train")

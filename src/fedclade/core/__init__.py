@@ -102,6 +102,7 @@ from fedclade.core.queries import (
 from fedclade.core.registry import IGNORED, ClientRegistry, DataSpec, TaskKind
 from fedclade.core.rng import BESIDE
 from fedclade.core.statistics import Statistics
+from fedclade.core.tables import flat
 from fedclade.core.tree import Group, ParameterTree
 from fedclade.core.updates import DROPPED_OUT, KEEPS_NONE, LARGEST_NORM, NOT_ASKED, TOO_LATE, Sums, Updates, row_norms
 
@@ -197,6 +198,7 @@ __all__ = [
     "draw_with",
     "drawn",
     "fitting",
+    "flat",
     "function_named",
     "import_extra",
     "imported",

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedclade.config import Config, apply_overrides, check_config, find_config, read_config
-from fedclade.core import ConfigError, RunError, RunInterrupted, checked, require, unknown
+from fedclade.core import ConfigError, RunError, RunInterrupted, checked, flat, require, unknown
 from fedclade.report import Score
 from fedclade.runs import OnRound, Run, check_free, check_validation, fitted_task, without_unset
 from fedclade.sweeps.places import Here, OnRay, Place, Processes
@@ -131,7 +131,7 @@ def sweep(
         trials = largest if trials is None else min(trials, largest)
     score = _score(base, metric, data_dir)
     of = {
-        **_flat(base),
+        **_settings(base),
         **{f"--over {each.key}": each.as_dict() for each in parameters},
         **{"--sampler": sampler, "--seed": seed, "--seeds": seeds, "--metric": score.name},
     }
@@ -277,9 +277,7 @@ def _score(base: Config, metric: str | None, data_dir: str | Path | None) -> Sco
     return Score(metrics[metric or next(iter(metrics))])
 
 
-def _flat(config: Config) -> dict[str, Any]:
-    """Return a config's settings by section and key, without those that change no result."""
-    flat: dict[str, Any] = {}
-    for name, value in without_unset(config.as_dict()).items():
-        flat |= {f"{name}.{key}": each for key, each in value.items()} if isinstance(value, dict) else {name: value}
-    return {key: value for key, value in flat.items() if key not in ("checkpoint_every", "seed")}
+def _settings(config: Config) -> dict[str, Any]:
+    """Return a config's settings by dotted names, without those that change no result."""
+    named = flat(without_unset(config.as_dict()))
+    return {key: value for key, value in named.items() if key not in ("checkpoint_every", "seed")}

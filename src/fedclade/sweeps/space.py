@@ -6,7 +6,7 @@ import math
 import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fedclade.config import as_override
@@ -113,7 +113,7 @@ def fitted(parameters: Sequence[Parameter], check: Check) -> list[Parameter]:
         return True
 
     return [
-        Parameter(each.key, float(each.low), float(each.high), each.log) if each.whole and takes_floats(each) else each
+        replace(each, low=float(each.low), high=float(each.high)) if each.whole and takes_floats(each) else each
         for each in parameters
     ]
 

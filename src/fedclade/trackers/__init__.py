@@ -6,7 +6,7 @@ this room; it imports runs and core.
 
 from fedclade.trackers.mlflow import MLflowTracker
 from fedclade.trackers.named import TRACKERS, build_callback
-from fedclade.trackers.numbers import TAGS, flat, numbers_of, scores
+from fedclade.trackers.numbers import TAGS, numbers_of, scores
 from fedclade.trackers.tensorboard import TensorBoardTracker
 from fedclade.trackers.tracker import Tracker
 from fedclade.trackers.wandb import WandbTracker
@@ -19,7 +19,6 @@ __all__ = [
     "Tracker",
     "WandbTracker",
     "build_callback",
-    "flat",
     "numbers_of",
     "scores",
 ]

@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
-from fedclade.core import ConfigError, checked, import_extra
+from fedclade.core import ConfigError, checked, flat, import_extra
 from fedclade.runs import EndRecord
-from fedclade.trackers.numbers import flat
 from fedclade.trackers.tracker import AnyRecord, Tracker, files_of, keep, kept, name_of_run, tags_of
 
 MOST_PARAMS = 100

@@ -1,9 +1,8 @@
-"""What trackers write of a run: the numbers of a round by their tags, and tables as flat names and values."""
+"""What trackers write of a run: the numbers of a round by their tags."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
 
 from fedclade.runs import RoundRecord, Row
 
@@ -53,14 +52,3 @@ def scores(row: Row) -> dict[str, str]:
     metrics = [name.removesuffix("_mean") for name in row if name.endswith("_mean") and name != "loss_mean"]
     metrics = [name for name in metrics if not name.endswith("_worst10")]
     return {f"{metric}/{tag}": f"{metric}_{end}" for metric in metrics for tag, end in SCORES.items()}
-
-
-def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return a table of tables as one, by names such as ``algorithm.name``; what is unset is left out."""
-    found: dict[str, Any] = {}
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            found |= flat(cast("Mapping[str, Any]", value), f"{prefix}{key}.")
-        elif value is not None:
-            found[f"{prefix}{key}"] = value
-    return found

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedclade.core import ConfigError, checked, import_extra
+from fedclade.core import ConfigError, checked, flat, import_extra
 from fedclade.runs import EndRecord, RoundRecord
-from fedclade.trackers.numbers import flat
 from fedclade.trackers.tracker import AnyRecord, Tracker
 
 FOLDER = "tensorboard"

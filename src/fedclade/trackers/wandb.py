@@ -6,9 +6,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from fedclade.core import ConfigError, checked, import_extra
+from fedclade.core import ConfigError, checked, flat, import_extra
 from fedclade.runs import EndRecord
-from fedclade.trackers.numbers import flat
 from fedclade.trackers.tracker import AnyRecord, Tracker, files_of, keep, kept, name_of_run, tags_of
 
 

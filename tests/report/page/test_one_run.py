@@ -17,7 +17,7 @@ from fedclade.report.page import Card, RunView
 from fedclade.report.page.curves import scores_section
 from fedclade.report.page.plot import LONGEST
 from fedclade.report.page.sankey import REST, STAGES, WIDEST
-from fedclade.report.page.setting import flat, repeat_command
+from fedclade.report.page.setting import as_texts, repeat_command
 from fedclade.report.page.similarity import MATRICES, SIDE
 from fedclade.runs import Callback, RoundRecord
 from fedclade.runs.store.similarities import SimilarityMatrix
@@ -320,7 +320,7 @@ def test_parts_of_a_model_and_a_task_are_settings_like_others(make_run, section,
     for line in ('personal = ["3.*", "a, b"]', 'targets = ["1.*"]', 'metrics = ["mae"]', "class_weights = []"):
         assert line in text.splitlines()
     assert tomllib.loads(text) == parts
-    assert flat(parts) == {
+    assert as_texts(parts) == {
         **{"model.name": "mlp", "model.personal": "3.*, a, b", "model.adapter.kind": "lora"},
         **{"model.adapter.targets": "1.*", "task.name": "regression", "task.metrics": "mae", "task.class_weights": "–"},
         **{"algorithm.name": "ifca", "algorithm.long": ", ".join(["0.123456"] * 20)},

@@ -17,7 +17,7 @@ from fedclade.report.colours import series
 from fedclade.report.estimates import CHOSEN
 from fedclade.report.formats import NONE, duration, number, traffic
 from fedclade.report.page.section import Card, Page, Section, Table, table_by_round
-from fedclade.report.page.setting import flat, repeat_command
+from fedclade.report.page.setting import as_texts, repeat_command
 from fedclade.report.page.tree import tree_picture
 from fedclade.report.picture import Axis, LegendEntry, Line, Panel, Picture, rounds_axis
 from fedclade.report.run_view import RunView
@@ -272,7 +272,7 @@ def _trees(runs: Sequence[Compared]) -> Section:
 
 def _settings(runs: Sequence[Compared]) -> Section:
     """Return in what the configs differ, and the command that repeats each run."""
-    settings = [flat(run.view.run.config) for run in runs]
+    settings = [as_texts(run.view.run.config) for run in runs]
     keys = list(dict.fromkeys(key for each in settings for key in each))
     rows = [[key, *values] for key in keys if len(set(values := [each.get(key, NONE) for each in settings])) > 1]
     caption = "The settings in which the runs differ; all others are the same."

@@ -12,7 +12,7 @@ from typing import Any, cast
 import tomli_w
 
 from fedclade.config import WRITTEN_ONLY, check_config
-from fedclade.core import ConfigError
+from fedclade.core import ConfigError, flat
 from fedclade.report.formats import NONE
 from fedclade.report.page.section import Section, Table
 from fedclade.report.run_view import RunView
@@ -71,20 +71,14 @@ def _is_config(toml: str) -> bool:
     return True
 
 
-def flat(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the settings of a config as text, by section and key.
+def as_texts(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the settings of a config as text, by dotted names.
 
-    >>> flat({"seed": 1, "model": {"freeze": ["conv1.*", "conv2.*"], "adapter": {"rank": 8}}})
+    >>> as_texts({"seed": 1, "model": {"freeze": ["conv1.*", "conv2.*"], "adapter": {"rank": 8}}})
     {'seed': '1', 'model.freeze': 'conv1.*, conv2.*', 'model.adapter.rank': '8'}
     """
-    found: dict[str, str] = {}
-    for key, value in config.items():
-        if key in WRITTEN_ONLY:
-            continue
-        if isinstance(value, Mapping):
-            found |= {f"{key}.{name}": text for name, text in flat(cast("Mapping[str, Any]", value)).items()}
-        elif isinstance(value, list):
-            found[key] = ", ".join(map(str, cast("list[Any]", value))) or NONE
-        else:
-            found[key] = str(value)
-    return found
+    settings = flat({key: value for key, value in config.items() if key not in WRITTEN_ONLY})
+    return {
+        key: (", ".join(map(str, cast("list[Any]", value))) or NONE) if isinstance(value, list) else str(value)
+        for key, value in settings.items()
+    }

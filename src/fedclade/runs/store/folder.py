@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedclade.core import CheckpointError, RunError, appear, make_folder, remove
+from fedclade.core import CheckpointError, RunError, appear, flat, make_folder, remove
 from fedclade.runs.store.checkpoint import Checkpoint
 from fedclade.runs.store.config_file import CONFIG, read_run_config, write_config
 from fedclade.runs.store.contents import without_unset
@@ -160,7 +160,7 @@ class RunFolder:
 
 def first_difference(kept: Mapping[str, Any], config: Mapping[str, Any]) -> str | None:
     """Say by which setting a run whose config was ``kept`` cannot be continued with another; None if it can."""
-    before, now = _flat(kept), _flat(config)
+    before, now = _settings(kept), _settings(config)
     for key in dict.fromkeys([*before, *now]):
         if key.split(".")[0] in FREE_TO_CHANGE or before.get(key) == now.get(key):
             continue
@@ -185,10 +185,6 @@ def _check_origin(folder: Path, checkpoint: Checkpoint, config: Mapping[str, Any
         )
 
 
-def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a config by section and key, as JSON has them; what is not set is left out."""
-    plain = json.loads(json.dumps(without_unset(config), default=str))
-    flat: dict[str, Any] = {}
-    for name, value in plain.items():
-        flat |= {f"{name}.{key}": entry for key, entry in value.items()} if isinstance(value, dict) else {name: value}
-    return flat
+def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a config by dotted names, as JSON has them; what is not set is left out."""
+    return flat(json.loads(json.dumps(without_unset(config), default=str)))
