@@ -95,6 +95,21 @@ def test_a_stage_may_be_tested_on_the_next():
     assert moved == []  # so the last row of this pattern tests as the one before
 
 
+def test_clients_may_draw_their_cluster_anew():
+    federation = drifting(share="anew", rounds=tuple(range(2, 42)), examples="same")
+    drawn = [cluster for number in range(2, 42) for cluster in truth(federation, number)]
+    assert np.bincount(drawn) == pytest.approx(100, abs=35)  # four standard deviations
+
+
+def test_all_stages_may_be_tested_as_one_that_was_seen():
+    federation, now = drifting(share="anew", test="seen"), drifting(share="anew")
+    for client in federation.ids:
+        tests = [federation.in_round(number).by_id[client].test for number in (1, 3, 5)]
+        assert tests[0] is tests[1] is tests[2]
+        shown = sorted(federation.in_round(1).examples(client, "test")[1].tolist())
+        assert shown in [sorted(now.in_round(number).examples(client, "test")[1].tolist()) for number in (1, 3, 5)]
+
+
 def test_stages_follow_the_clients():
     federation = drifting()
     alone, some = federation.alone(4), federation.shard({2, 4})
@@ -129,7 +144,7 @@ def test_stages_have_the_clients_of_the_federation():
         ({"rounds": [1]}, "one round or more from 2 on, in ascending order, got [1]"),
         ({"rounds": [5, 3]}, "in ascending order, got [5, 3]"),
         ({"kind": "swap"}, "kind of [data.drift] should be 'replace' or 'accumulate', got 'swap'"),
-        ({"share": 2.0}, "drift.share should be in [0, 1], got 2.0"),
+        ({"share": 2.0}, "drift.share should be in [0, 1], or 'anew', got 2.0"),
         ({"share": 0.5, "pattern": "A"}, "left out with a pattern"),
         ({"pattern": "G"}, "unknown pattern of drift: 'G'"),
         ({"pattern": [[0, 1]]}, "the pattern of drift has 1 rows, and 3 are needed"),

@@ -40,6 +40,12 @@ def test_clusters_are_scored_by_those_of_the_stage(federation):
     assert score_picture(RunView(found)).uprights == {3: "other data", 5: "other data"}
 
 
+@pytest.mark.parametrize("join", [None, 4])
+def test_the_oracle_knows_the_clusters_of_every_stage(federation, join):
+    found = run(federation, "oracle", presence=Churn(join_round=join))
+    assert [row["ari"] for row in found.metric_rows] == [1.0] * ROUNDS
+
+
 def test_before_the_first_stage_a_run_is_that_of_the_data_alone(federation):
     whole, first = (run(of, FedAvg(), rounds=2) for of in (federation, federation.in_round(1)))
     assert torch.equal(whole.tree.nodes[0].params, first.tree.nodes[0].params)

@@ -131,7 +131,7 @@ ALGORITHMS: Mapping[str, Entry] = {
 }
 
 
-TRUTH = ("true_clusters",)
+TRUTH = ("true_clusters", "later")
 """Parameters that are no hyper-parameters: only the oracle gets them, and no file has them."""
 
 BUILTIN: Mapping[str, type[Algorithm]] = {name: entry.algorithm for name, entry in ALGORITHMS.items()}
@@ -167,7 +167,10 @@ def describe(algorithm: Algorithm) -> dict[str, Any]:
 
 
 def build_algorithm(
-    name: str, options: Mapping[str, Any] | None = None, true_clusters: Mapping[int, int] | None = None
+    name: str,
+    options: Mapping[str, Any] | None = None,
+    true_clusters: Mapping[int, int] | None = None,
+    later: Mapping[int, Mapping[int, int]] | None = None,
 ) -> Algorithm:
     """Build an algorithm from its name and hyper-parameters.
 
@@ -178,8 +181,8 @@ def build_algorithm(
         ``module:Class``.
     options
         Its hyper-parameters; what is left out keeps its default.
-    true_clusters
-        Handed to the ``oracle``, and to nobody else.
+    true_clusters, later
+        Handed to the ``oracle``, and to nobody else: those at first, and those from some rounds on.
 
     Raises
     ------
@@ -195,7 +198,7 @@ def build_algorithm(
     if kind is Oracle:
         if true_clusters is None:
             raise ConfigError("algorithm 'oracle' needs data whose true clusters are known; set data.shift")
-        return Oracle(true_clusters)
+        return Oracle(true_clusters, later or {})
     try:
         return kind(**given)
     except FedcladeError:

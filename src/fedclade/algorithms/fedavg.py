@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from torch import Tensor
@@ -86,11 +86,14 @@ class Oracle(_FixedClusters[OracleState]):
     ----------
     true_clusters
         By client. No other algorithm knows it.
+    later
+        Those from some rounds on, by the round, where clients' data changes.
     """
 
     state_type = OracleState
 
     true_clusters: Mapping[int, int]
+    later: Mapping[int, Mapping[int, int]] = field(default_factory=dict[int, Mapping[int, int]])
 
     def init(self, params: Tensor, clients: Clients) -> OracleState:
         """Put the clients in their true clusters.
@@ -105,9 +108,30 @@ class Oracle(_FixedClusters[OracleState]):
             raise ConfigError(
                 f"oracle: no true cluster is known for clients {missing}; choose data.shift or label groups"
             )
-        labels = sorted({self.true_clusters[client] for client in clients.ids})
+        labels = sorted({truth[client] for truth in self._all for client in clients.ids if client in truth})
         members = [[client for client in clients.ids if self.true_clusters[client] == label] for label in labels]
         return OracleState(ParameterTree.star(members, params), tuple(labels))
+
+    @property
+    def _all(self) -> list[Mapping[int, int]]:
+        return [self.true_clusters, *(self.later[first] for first in sorted(self.later))]
+
+    def _now(self, this_round: Round) -> Mapping[int, int]:
+        """Return the true clusters in a round."""
+        return self._all[sum(first <= this_round.number for first in self.later)]
+
+    def step(
+        self, state: OracleState, cohort: Sequence[int], clients: Clients, this_round: Round
+    ) -> tuple[OracleState, RoundLog]:
+        """Run one round of FedAvg in the true clusters, as they are in the round."""
+        events: list[Event] = []
+        if self.later:
+            leaf_of = {label: leaf for leaf, label in enumerate(state.labels, start=1)}
+            truth = {c: leaf_of[label] for c, label in self._now(this_round).items() if c in state.tree.leaf_of}
+            placed = state.tree.reassigned(truth)
+            events, state = membership_events(state.tree, placed), replace(state, tree=placed)
+        state, log = super().step(state, cohort, clients, this_round)
+        return state, replace(log, events=(*events, *log.events))
 
     def join(
         self, state: OracleState, ids: Sequence[int], clients: Clients, this_round: Round
@@ -120,8 +144,9 @@ class Oracle(_FixedClusters[OracleState]):
             If one is in a cluster that nobody was in at the start, or in none that is known.
         """
         leaf_of = {label: leaf for leaf, label in enumerate(state.labels, start=1)}
-        if lost := [client for client in ids if self.true_clusters.get(client) not in leaf_of]:
+        truth = self._now(this_round)
+        if lost := [client for client in ids if truth.get(client) not in leaf_of]:
             raise ConfigError(f"oracle: newcomers {lost} are in no cluster that the run began with")
         state, events = super().join(state, ids, clients, this_round)
-        placed = state.tree.reassigned({client: leaf_of[self.true_clusters[client]] for client in ids})
+        placed = state.tree.reassigned({client: leaf_of[truth[client]] for client in ids})
         return replace(state, tree=placed), [*events, *membership_events(state.tree, placed)]

@@ -190,7 +190,7 @@ class Config:
     ) -> Run:
         """Run it over a federation; see :func:`fedclade.simulate` for the rest, and for what it raises."""
         return simulate(
-            self.built_algorithm(self.newcomers.presence.everybody(federation).true_clusters),
+            self.built_algorithm(*self.newcomers.presence.everybody(federation).truth),
             lambda seed: self.built_model(federation.pool.schema, seed),
             federation,
             replace(self.settings, memory=memory),
@@ -208,9 +208,11 @@ class Config:
             progress=progress,
         )
 
-    def built_algorithm(self, true_clusters: Mapping[int, int] | None) -> Algorithm:
+    def built_algorithm(
+        self, true_clusters: Mapping[int, int] | None, later: Mapping[int, Mapping[int, int]] | None = None
+    ) -> Algorithm:
         """Build the algorithm; the oracle needs the true clusters, and raises a ConfigError without them."""
-        return build_algorithm(self.algorithm["name"], options(self.algorithm), true_clusters)
+        return build_algorithm(self.algorithm["name"], options(self.algorithm), true_clusters, later)
 
     def built_model(self, schema: DataSpec, seed: int) -> nn.Module:
         """Build the model for some data, drawn from a seed, before it is parted.

@@ -35,13 +35,15 @@ class Drift:
         its examples, and only sees them as its true cluster does.
     share
         Of the clients, how many move to another true cluster at each stage, drawn anew: in [0, 1], and at least one
-        client unless it is 0. Newcomers move likewise.
+        client unless it is 0; half of them, if left out. With ``anew`` every client draws its cluster from all, which
+        may be the one that it had. Newcomers move likewise.
     pattern
         In its place, the true cluster of each client in each stage: a name of FedDrift's, ``A`` to ``F``, ``W`` to
         ``Z``, ``R0`` to ``R9``, or a list with a row for each stage. Rows of fewer clients are repeated.
     test
-        Whether a stage is tested on data as clients see it ``now``, or in the ``next`` stage, as FedDrift is; the last
-        is then tested by the pattern's next row, or as it is if there is none.
+        Whether a stage is tested on data as clients see it ``now``; in the ``next`` stage, as FedDrift is, and in the
+        last by the pattern's next row, if there is one; or all stages as in one of those that are ``seen``, drawn for
+        each client.
 
     Raises
     ------
@@ -52,9 +54,9 @@ class Drift:
     rounds: tuple[int, ...] = ()
     kind: Literal["replace", "accumulate"] = "replace"
     examples: Literal["new", "same"] = "new"
-    share: float | None = None
+    share: float | Literal["anew"] | None = None
     pattern: str | tuple[tuple[int, ...], ...] = ""
-    test: Literal["now", "next"] = "now"
+    test: Literal["now", "next", "seen"] = "now"
 
     def __post_init__(self) -> None:
         ascending = bool(self.rounds) and self.rounds[0] >= 2 and list(self.rounds) == sorted(set(self.rounds))
@@ -63,9 +65,9 @@ class Drift:
             ("drift.rounds", list(self.rounds), ascending, "one round or more from 2 on, in ascending order"),
             ("drift.kind", self.kind, self.kind in ("replace", "accumulate"), "'replace' or 'accumulate'"),
             ("drift.examples", self.examples, self.examples in ("new", "same"), "'new' or 'same'"),
-            ("drift.share", share, share is None or 0 <= share <= 1, "in [0, 1]"),
+            ("drift.share", share, share in (None, "anew") or 0 <= float(share) <= 1, "in [0, 1], or 'anew'"),
             ("drift.share", share, not both, "left out with a pattern, which says who moves"),
-            ("drift.test", self.test, self.test in ("now", "next"), "'now' or 'next'"),
+            ("drift.test", self.test, self.test in ("now", "next", "seen"), "'now', 'next' or 'seen'"),
         )
         if self.pattern:
             concepts_of(self.pattern, len(self.rounds) + 1, 1)
@@ -80,6 +82,9 @@ class Drift:
         rows, share = [list(first)], DEFAULT_SHARE if self.share is None else self.share
         for stage in range(1, len(self.rounds) + 1):
             draw = rng.generator(seed, f"drift {purpose}", stage)
+            if isinstance(share, str):
+                rows.append(draw.integers(clusters, size=len(first)).tolist())
+                continue
             movers = draw.permutation(len(first))[: max(1, round(share * len(first))) if share and clusters > 1 else 0]
             rows.append(list(rows[-1]))
             for client in np.sort(movers).tolist():
@@ -110,8 +115,7 @@ def drifting(federation: Federation, views: Sequence[View], drift: Drift, seed: 
     hands = [_hands(part, rows, drift, seed) for part, rows in zip(parts, truths, strict=True)]
     rule = "one that leaves all labels to all clients, where their data drifts"
     require(("shift", "anda", not any(view.classes for view in views), rule))
-    transformed = any(view.transform for view in views)
-    if drift.kind == "accumulate" or drift.test == "next" or transformed:
+    if drift.kind == "accumulate" or drift.test != "now" or any(view.transform for view in views):
         pool, held = written_out(federation.pool, views, hands)
     else:
         pool, held = federation.pool, [[[_seen(hand, views) for hand in now] for now in of] for of in hands]
@@ -139,6 +143,7 @@ def _hands(part: Federation, rows: Sequence[Sequence[int]], drift: Drift, seed: 
     hands: list[list[Hand]] = [[] for _ in range(stages)]
     for place, client in enumerate(part.clients):
         held, views = [client.train] * stages, [row[place] for row in rows]
+        seen = int(rng.generator(seed, "seen", client.key).integers(stages))
         if drift.examples == "new":
             rule = f"at least {stages}, one for each stage, of client {client.id}; or take drift.examples = 'same'"
             require(("training examples", len(client.train), len(client.train) >= stages, rule))
@@ -147,8 +152,8 @@ def _hands(part: Federation, rows: Sequence[Sequence[int]], drift: Drift, seed: 
         for k in range(stages):
             lots = range(0 if drift.kind == "accumulate" else k, k + 1)
             train, validation = (tuple((of[j], views[j]) for j in lots) for of in (held, [client.validation] * stages))
-            shown = views[min(k + 1, len(views) - 1)] if drift.test == "next" else views[k]
-            hands[k].append(Hand(client, train, validation, ((client.test, shown),)))
+            shown = {"now": k, "next": min(k + 1, len(views) - 1), "seen": seen}[drift.test]
+            hands[k].append(Hand(client, train, validation, ((client.test, views[shown]),)))
     return hands
 
 

@@ -122,6 +122,11 @@ class Federation(Displayed):
         """Return the clients with what they hold in a round, from 1, and no stages; the same in a whole stage."""
         return self.each_stage[self.stage_in(number)]
 
+    @property
+    def truth(self) -> tuple[Mapping[int, int] | None, dict[int, Mapping[int, int]]]:
+        """The true clusters at first, and those from the first round of each stage on, as far as they are known."""
+        return self.true_clusters, {s.first_round: s.true_clusters for s in self.stages if s.true_clusters is not None}
+
     def stage_in(self, number: int) -> int:
         """Return which stage a round is in: 0 before the first."""
         return sum(stage.first_round <= number for stage in self.stages)

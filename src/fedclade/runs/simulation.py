@@ -128,7 +128,7 @@ def simulate(
     presence.check(newcomers, len(federation), settings.rounds)
     everybody = presence.everybody(federation)
     if isinstance(algorithm, str):
-        algorithm = build_algorithm(algorithm, true_clusters=everybody.true_clusters)
+        algorithm = build_algorithm(algorithm, None, *everybody.truth)
     algorithm.check_clients(len(federation))
     settings = settings.completed(algorithm)
     settings.check_algorithm(algorithm, len(federation))
