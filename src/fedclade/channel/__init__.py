@@ -5,10 +5,12 @@ and the network import it; algorithms do not know of it.
 """
 
 from fedclade.channel.absence import AWAY, Absence
-from fedclade.channel.compose import client_side, received, server_side
+from fedclade.channel.aggregating import Aggregating
+from fedclade.channel.compose import arrived, client_side, received, server_side
 from fedclade.channel.encoding import ENCODINGS, ErrorFeedback, check_encoding, decode, encode, encoded_bytes
 from fedclade.channel.faults import FaultInjection, Faults
 from fedclade.channel.ledger import Budget, Ledger
+from fedclade.channel.limits import Limiting
 from fedclade.channel.middleware import Channel, Middleware
 from fedclade.channel.privacy import DifferentialPrivacy, Privatizing, booked, keyed_noise, refusal
 from fedclade.channel.replicates import Replicating, Unpacking
@@ -30,6 +32,7 @@ __all__ = [
     "AWAY",
     "ENCODINGS",
     "Absence",
+    "Aggregating",
     "Budget",
     "Channel",
     "CountSketch",
@@ -38,6 +41,7 @@ __all__ = [
     "FaultInjection",
     "Faults",
     "Ledger",
+    "Limiting",
     "Meter",
     "Middleware",
     "Nothing",
@@ -54,6 +58,7 @@ __all__ = [
     "Timing",
     "Traffic",
     "Unpacking",
+    "arrived",
     "booked",
     "check_encoding",
     "client_side",
