@@ -56,6 +56,7 @@ from fedclade.algorithms import (
 from fedclade.channel import DifferentialPrivacy, Faults, Signature
 from fedclade.clustering import Assignment, k_means
 from fedclade.core import (
+    Aggregation,
     CheckpointError,
     Clients,
     ConfigError,
@@ -122,6 +123,7 @@ __all__ = [
     "IFCA",
     "PACFL",
     "Actors",
+    "Aggregation",
     "Algorithm",
     "Assignment",
     "Callback",

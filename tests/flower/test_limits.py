@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fedclade.flower.limits import StartModel, UpdateLimits
 from flwr.app import Array, ArrayRecord, RecordDict
 
 from fedclade import Signature
@@ -17,7 +18,6 @@ from fedclade.core.errors import ConfigError
 from fedclade.core.params import Layout
 from fedclade.core.updates import Updates
 from fedclade.flower import LocalGrid, Network
-from fedclade.flower.limits import StartModel, UpdateLimits
 from fedclade.flower.wire import RAW
 from tests.flower.grids import federated, grid_of, network_of, node_of, reasons, spoil, worded
 from tests.flower.test_connected import same

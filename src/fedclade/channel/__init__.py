@@ -6,10 +6,12 @@ and the network import it; algorithms do not know of it.
 
 from fedclade.channel.absence import AWAY, Absence
 from fedclade.channel.adversary import Adversary
-from fedclade.channel.compose import client_side, received, server_side
+from fedclade.channel.aggregating import Aggregating
+from fedclade.channel.compose import arrived, client_side, received, server_side
 from fedclade.channel.encoding import ENCODINGS, ErrorFeedback, check_encoding, decode, encode, encoded_bytes
 from fedclade.channel.faults import FaultInjection, Faults
 from fedclade.channel.ledger import Budget, Ledger
+from fedclade.channel.limits import Limiting
 from fedclade.channel.lying import Lying
 from fedclade.channel.middleware import Channel, Middleware
 from fedclade.channel.privacy import DifferentialPrivacy, Privatizing, booked, keyed_noise, refusal
@@ -33,6 +35,7 @@ __all__ = [
     "ENCODINGS",
     "Absence",
     "Adversary",
+    "Aggregating",
     "Budget",
     "Channel",
     "CountSketch",
@@ -41,6 +44,7 @@ __all__ = [
     "FaultInjection",
     "Faults",
     "Ledger",
+    "Limiting",
     "Lying",
     "Meter",
     "Middleware",
@@ -58,6 +62,7 @@ __all__ = [
     "Timing",
     "Traffic",
     "Unpacking",
+    "arrived",
     "booked",
     "check_encoding",
     "client_side",

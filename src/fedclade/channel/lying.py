@@ -67,7 +67,7 @@ class Lying(Middleware):
         early = self.adversary.kind == "sybil" and self.number < self.adversary.from_round
         return self.liars if early else frozenset()
 
-    def claimed(self, sizes: Mapping[int, int]) -> Mapping[int, int]:
+    def weights(self, sizes: Mapping[int, int]) -> Mapping[int, int]:
         """Return the numbers of training examples as clients tell them."""
         if (claims := self.adversary.claims) is None or not self.awake:
             return sizes

@@ -17,6 +17,7 @@ from fedclade.channel import (
     Channel,
     FaultInjection,
     Faults,
+    Limiting,
     Meter,
     Nothing,
     Permutation,
@@ -26,6 +27,7 @@ from fedclade.channel import (
     Streaming,
     Timing,
     Traffic,
+    arrived,
     client_side,
     keyed_noise,
     received,
@@ -47,6 +49,7 @@ from fedclade.core import (
 from fedclade.data import Federation, statistics
 from fedclade.models import Parts, build_model
 from fedclade.runs.settings import RunOptions, RunSettings, settings_from
+from fedclade.runs.stream import decide_stream
 from fedclade.tasks import FittedTask
 from fedclade.training import (
     Actors,
@@ -63,9 +66,6 @@ from fedclade.training import (
 
 Maker = Callable[[int], nn.Module]
 """Makes a module whose initial parameters depend on a seed alone."""
-
-SHARE_OF_UPDATES = 4
-"""A run streams by itself if the updates of all clients would take more than one part in so many of its memory."""
 
 _log = logging.getLogger(__name__)
 
@@ -101,12 +101,13 @@ class Backend:
         taken: str | None = None,
         faults: Faults | None = None,
         actors: Actors | None = None,
+        untrusted: bool = False,
         **options: Unpack[RunOptions],
     ) -> Backend:
         """Simulate the clients of a federation; see :func:`fedclade.simulate`.
 
         ``taken`` is the engine of a run that is continued, see :attr:`SimulatedClients.engine_taken
-        <fedclade.training.clients.SimulatedClients.engine_taken>`.
+        <fedclade.training.clients.SimulatedClients.engine_taken>`. With ``untrusted`` clients ``auto`` limits act.
         """
         settings = settings_from(settings, options).completed(algorithm)
         seed, signature, privacy = settings.seed, settings.signature, settings.privacy
@@ -132,6 +133,8 @@ class Backend:
         compared = Nothing() if streams and sketch is None else sketch  # an algorithm that compares has one
         at_once = updates_at_once(bytes_each, initial.device, budget)
         streaming = Streaming(federation.sizes, at_once) if streams else None
+        limits = settings.aggregate.limits(untrusted=untrusted)
+        limiting = Limiting.within(limits, layout.n_parameters, lambda: federation.sizes)
         retrying = Retrying(tells_releases=privacy is not None)
         private = Privatizing(privacy, keyed_noise(keys)) if privacy else None
         of_clients = [
@@ -141,15 +144,16 @@ class Backend:
         meter, taken, absence = Meter(), taken_by(engine, taken), Absence(layout.n_parameters)
         if remote:  # all that makes a reply small is done where it is made
             counted = Meter()
-            inside = [*of_clients, Traffic(counted), *received(compared, streaming)]
+            inside = [*of_clients, Traffic(counted), *received(compared, streaming, limiting if streams else None)]
             memory = None if settings.memory is None else budget
             setup = Setup(federation, module, task, personal, inside, counted, memory)
             workers: Workers = RayClients(setup, actors, asked, taken, meter)
-            clients = Channel(workers, Timing(meter), absence, retrying)
+            last = arrived(retrying, settings.aggregate, None if streams else limiting)
+            clients = Channel(workers, Timing(meter), absence, *last)
         else:
             workers = SimulatedClients(federation, module, device, engine, budget, taken, task, personal)
-            arrival = Timing(meter), Traffic(meter), absence, *server_side(retrying, compared, streaming)
-            clients = Channel(workers, *of_clients, *arrival)
+            last = server_side(retrying, compared, streaming, limiting, settings.aggregate)
+            clients = Channel(workers, *of_clients, Timing(meter), Traffic(meter), absence, *last)
         initial = permutation.apply(initial) if permutation else initial
         common = settings.parts.common_entries(module)
         of_run = meter, retrying, permutation, sketch, streams, device, budget, task, absence, common
@@ -274,23 +278,3 @@ def module_for(name: str, schema: DataSpec, seed: int, arguments: Mapping[str, A
         seed=seed,
         arguments=arguments,
     )
-
-
-def decide_stream(settings: RunSettings, algorithm: Algorithm, size: int, budget: int, remote: bool = False) -> bool:
-    """Decide whether to stream, given the bytes of all clients' updates and those that may be taken.
-
-    Updates that come from ``remote`` actors are only sent one by one if they have to be.
-    """
-    if settings.stream != "auto":
-        return settings.stream
-    if algorithm.needs_updates or (size <= budget // SHARE_OF_UPDATES and not remote):
-        return False
-    can = settings.signature.kind == "projected" or not algorithm.compares
-    if not can and size > budget // SHARE_OF_UPDATES:
-        _log.warning(
-            "the updates of all clients take %.1f GB, the run may take %.1f GB; with signature.kind = 'projected' it "
-            "would stream and keep none of them",
-            size / 1e9,
-            budget / 1e9,
-        )
-    return can
