@@ -76,8 +76,8 @@ class Adversary:
     direction
         In which ``minmax`` and ``minsum`` leave the mean: ``std``, ``sign`` or ``unit``.
     knows
-        Whose updates ``alie``, ``ipm``, ``minmax`` and ``minsum`` start from: those of ``honest`` clients that were sent
-        the same model, or those that the adversaries among them would send, their ``own``.
+        Whose updates ``alie``, ``ipm``, ``minmax`` and ``minsum`` start from: those of the ``honest`` clients that were
+        sent the same model, or those that the adversaries among them would send, their ``own``.
     target
         The label that a ``backdoor`` leads to: 0.
     patch

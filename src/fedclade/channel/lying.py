@@ -122,7 +122,9 @@ class Lying(Middleware):
         """Return at which places there is a client whose data is poisoned now."""
         return [k for k, client in enumerate(ids) if client in self.awake] if self.adversary.poisons else []
 
-    def _both(self, ids: Sequence[int], places: Sequence[int], data_round: int) -> list[tuple[list[int], list[int], int]]:
+    def _both(
+        self, ids: Sequence[int], places: Sequence[int], data_round: int
+    ) -> list[tuple[list[int], list[int], int]]:
         """Return the places and ids of clients with honest and with poisoned data, and the round to ask about."""
         lying = set(places)
         honest = [k for k in range(len(ids)) if k not in lying]
