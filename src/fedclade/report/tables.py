@@ -136,10 +136,7 @@ def _adversaries(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     found = "" if told["ari_honest"] is None else f"; ARI {number(told['ari_honest'])} of honest clients"
     yield "", f"{alone} of adversaries alone, {beside} in clusters with honest clients{found}"
     if told["attack_success"] is not None:
-        yield (
-            "",
-            f"backdoor: {percent(told['attack_success'])} of honest clients' test examples with its trigger get its target",
-        )
+        yield "", f"backdoor: succeeds with {percent(told['attack_success'])} of honest clients' test examples"
 
 
 def _privacy(epsilon: float | None, delta: float, releases: int, **_: float) -> str:

@@ -39,7 +39,7 @@ def test_the_terminal_says_how_honest_clients_fare(run):
         "1 cluster of adversaries alone, 1 adversary in clusters with honest clients; ARI 0.50 of honest clients"
         in lines
     )
-    assert "backdoor: 25.0 % of honest clients' test examples with its trigger get its target" in lines
+    assert "backdoor: succeeds with 25.0 % of honest clients' test examples" in lines
 
 
 def test_the_page_draws_both_and_lists_clusters(run):
