@@ -57,7 +57,7 @@ class Aggregation:
     clip_above
         One that is more than so many times as long is shortened to that. Infinity is no limit; ``auto`` is none in a
         simulation whose clients are all honest. Where some may lie it is 2, 20 and 5; over a network the first two are
-        those of the ``[network]`` section.
+        those of the ``[network]`` section. Without a largest norm, ``auto`` clips nothing.
 
     Raises
     ------
@@ -97,9 +97,11 @@ class Aggregation:
 
     def limits(self, *, untrusted: bool, largest_weight: float = 2.0, largest_norm: float = 20.0) -> Limits:
         """Return the limits of a run; what is left to ``auto`` acts where clients are ``untrusted``, that may lie."""
-        auto = (largest_weight, largest_norm, CLIP_ABOVE) if untrusted else (math.inf,) * 3
-        given = self.largest_weight, self.largest_norm, self.clip_above
-        return Limits(*(auto[i] if isinstance(each, str) else each for i, each in enumerate(given)))
+        auto = (largest_weight, largest_norm) if untrusted else (math.inf, math.inf)
+        weight = auto[0] if isinstance(self.largest_weight, str) else self.largest_weight
+        norm = auto[1] if isinstance(self.largest_norm, str) else self.largest_norm
+        clip = CLIP_ABOVE if untrusted and math.isfinite(norm) else math.inf
+        return Limits(weight, norm, clip if isinstance(self.clip_above, str) else self.clip_above)
 
     def tolerated(self, clients: int, most: int) -> int:
         """Return f of so many clients: the share of them, rounded down, at most what a rule allows, at least 0."""
