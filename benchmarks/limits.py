@@ -1,6 +1,6 @@
 """What limits on updates cost clients of whom none lies, and how far honest updates are from what is bound.
 
-The suite's scenarios, and two more partitions, each with and without the limits of ``[aggregate]``: the mean accuracy
+The suite's scenarios, and two more partitions, on the bundled digits or as they stand (``--data mnist``), each with and without the limits of ``[aggregate]``: the mean accuracy
 of each method, how many updates were left out or shortened and how many weights were capped, of all that were sent, and
 the longest update of the run without limits, as a multiple of the median of its cluster (clients that start from one
 model, at least three of them).
@@ -41,7 +41,7 @@ SUITE = Path(__file__).parents[1] / "configs" / "suite"
 SCENARIOS: Mapping[str, tuple[str, Sequence[str]]] = {
     **{name: (name, ()) for name in ("iid", "label-swap", "label-permutation", "rotation", "label-groups")},
     **{name: (name, ()) for name in ("natural", "two-labels", "quantity-skew")},
-    "dirichlet 0.1": ("iid", ("data.partition=dirichlet", "data.alpha=0.1", "data.samples_per_client=0")),
+    "dirichlet 0.1": ("iid", ("data.partition=dirichlet", "data.alpha=0.1")),
     "power law": ("iid", ("data.partition=power_law",)),
 }
 """File of the suite, and what differs."""
@@ -140,6 +140,9 @@ def one(
     rows: list[tuple[float, float]] = []
     for seed in range(arguments.seeds):
         last = [f"rounds={arguments.rounds}", f"evaluate_every={arguments.rounds}", f"seed={seed}", "stream=false"]
+        data = read_scenario(SUITE / f"{file}.toml").configs["fedavg"].data["name"]
+        if data == "mnist" and arguments.data == "digits":
+            last += ["data.name=digits", "data.samples_per_client=70", "data.test_samples=300"]
         try:
             config = read_scenario(SUITE / f"{file}.toml", [*changes, *last]).configs.get(method)
         except ConfigError as error:
@@ -165,6 +168,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scenarios", nargs="+", choices=tuple(SCENARIOS), default=tuple(SCENARIOS))
     parser.add_argument("--methods", nargs="+", default=("fedavg", "oracle", "cfl", "rcfl", "ifca", "fedgroup"))
+    parser.add_argument("--data", choices=("digits", "mnist"), default="digits")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--weight", type=float, default=2.0, help="largest_weight")
