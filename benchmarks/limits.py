@@ -1,9 +1,9 @@
 """What limits on updates cost clients of whom none lies, and how far honest updates are from what is bound.
 
-The suite's scenarios, and two more partitions, on the bundled digits or as they stand (``--data mnist``), each with and without the limits of ``[aggregate]``: the mean accuracy
-of each method, how many updates were left out or shortened and how many weights were capped, of all that were sent, and
-the longest update of the run without limits, as a multiple of the median of its cluster (clients that start from one
-model, at least three of them).
+The suite's scenarios, and two more partitions, on the bundled digits or with ``--data mnist`` as they stand, each with
+and without the limits of ``[aggregate]``: the mean accuracy of each method, how many updates were left out or shortened
+and how many weights were capped, of all that were sent, and the longest update of the run without limits, as a multiple
+of the median of its cluster (clients that start from one model, at least three of them).
 
 With ``--attack FACTOR`` the first client of each run sends so many times its update, and claims ``--claim`` examples;
 accuracies are those of all others then, beside those of a run in which it is honest.

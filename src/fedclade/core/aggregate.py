@@ -42,7 +42,7 @@ def mean_of_all(parts: Sequence[Updates]) -> Tensor:
     return torch.stack(each).sum(0)
 
 
-def centre(
+def centre_of(
     updates: Updates, models: Tensor, members: Sequence[int], before: Tensor, *, weighted: bool = True
 ) -> Tensor:
     """Return what a robust rule makes of the models ``[n, S]`` that clients have reached, of some members: ``[S]``.
