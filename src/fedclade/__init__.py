@@ -53,7 +53,7 @@ from fedclade.algorithms import (
     train_clusters,
     train_root,
 )
-from fedclade.channel import DifferentialPrivacy, Faults, Signature
+from fedclade.channel import Adversary, DifferentialPrivacy, Faults, Signature
 from fedclade.clustering import Assignment, k_means
 from fedclade.core import (
     Aggregation,
@@ -123,6 +123,7 @@ __all__ = [
     "IFCA",
     "PACFL",
     "Actors",
+    "Adversary",
     "Aggregation",
     "Algorithm",
     "Assignment",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fedclade.channel.aggregating import Aggregating
 from fedclade.channel.limits import Limiting
+from fedclade.channel.lying import Lying
 from fedclade.channel.middleware import Middleware
 from fedclade.channel.privacy import Privatizing
 from fedclade.channel.replicates import Replicating, Unpacking
@@ -14,13 +15,16 @@ from fedclade.core import Aggregation
 
 
 def client_side(
-    privatizing: Privatizing | None = None, permutation: Permutation | None = None, sketch: Sketch | None = None
+    privatizing: Privatizing | None = None,
+    permutation: Permutation | None = None,
+    sketch: Sketch | None = None,
+    lying: Lying | None = None,
 ) -> list[Middleware]:
     """Return what an update passes before it leaves a client, in a simulation and on a real client alike.
 
-    The sketch is that of the updates of parts; without one they are sent whole.
+    The sketch is that of the updates of parts; without one they are sent whole. Adversaries lie behind their privacy.
     """
-    private = [privatizing] if privatizing else []
+    private = [*([privatizing] if privatizing else []), *([lying] if lying else [])]
     permuting = [Permuting(permutation)] if permutation else []
     return [*private, *permuting, Replicating(sketch)]
 

@@ -102,6 +102,8 @@ def _check_together(
     if top is not None:
         problems.collect("", RunSettings, **top.shared)
         problems.collect("", check_engine, top.engine)
+        if right["adversary"] is not None:
+            problems.collect("", right["adversary"].check_stream, top.stream)
     if top is not None and right["signature"] is not None and algorithm is not None:
         private = None if privacy is None else privacy.mechanism
         rule = right["aggregate"] or Aggregation()

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from fedclade.algorithms import Algorithm, algorithm_class, build_algorithm
-from fedclade.channel import DifferentialPrivacy, Faults, Signature
+from fedclade.channel import Adversary, DifferentialPrivacy, Faults, Signature
 from fedclade.config.data import load_data
 from fedclade.config.toml_files import Section
 from fedclade.core import Aggregation, DataSpec, LocalTraining
@@ -111,6 +111,7 @@ FIXED: Mapping[str, type[Any]] = {
     "faults": Faults,
     "newcomers": Newcomers,
     "presence": Presence,
+    "adversary": Adversary,
     "aggregate": Aggregation,
 }
 """Sections of fixed keys; those of the others depend on ``name``."""
@@ -134,6 +135,7 @@ class Config:
     faults: Faults
     newcomers: Newcomers
     presence: Presence
+    adversary: Adversary
     aggregate: Aggregation
 
     def as_dict(self) -> Section:
@@ -145,6 +147,8 @@ class Config:
             del sections["presence"]
         if self.aggregate == Aggregation():  # which earlier versions did not know
             del sections["aggregate"]
+        if self.adversary == Adversary():
+            del sections["adversary"]
         top = sections.pop("top")
         if not self.top.evaluate_validation:  # which earlier versions did not know
             del top["evaluate_validation"]
@@ -204,6 +208,7 @@ class Config:
             actors=actors,
             tf32=self.top.tf32,
             faults=self.faults,
+            adversary=self.adversary,
             presence=replace(self.newcomers.presence, **asdict(self.presence)),
             callbacks=callbacks,
             on_round=on_round,
