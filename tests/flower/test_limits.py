@@ -11,7 +11,7 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, RecordDict
 
-from fedclade import Signature
+from fedclade import Aggregation, Signature
 from fedclade.algorithms import CFL, FedAvg, ReplicatedCFL
 from fedclade.core.errors import ConfigError
 from fedclade.core.params import Layout
@@ -123,6 +123,32 @@ def test_honest_clients_do_not_notice(algorithm: Any):
     assert reasons(with_doors) == {}
     without = federated(grid, algorithm, network=open_network(grid))
     same(with_doors, without)
+
+
+def test_a_robust_rule_needs_no_limits():
+    """A client that sends −1,000 times its update moves the median no further than its going would."""
+    federation, loud = federation_of(ONE_CLUSTER), lying_grid(scaled(-1000.0))
+    open_, median = Aggregation(rule="mean", clip_above=math.inf), Aggregation(rule="median", clip_above=math.inf)
+    far = federated(loud, FedAvg(), rounds=2, network=open_network(loud), aggregate=open_)
+    loud = lying_grid(scaled(-1000.0))
+    near = federated(loud, FedAvg(), rounds=2, network=open_network(loud), aggregate=median)
+    honest = federated(grid_of(federation), FedAvg(), rounds=2, aggregate=median)
+    assert distance(far, honest) > 50
+    assert distance(near, honest) < 0.5
+
+
+def test_an_update_ten_times_as_long_is_shortened():
+    run = federated(lying_grid(scaled(-10.0)), FedAvg(), rounds=2)
+    limited = [event["clients"] for event in run.events if event["kind"] == "limited"]
+    assert [list(clients) for clients in limited] == [[str(BAD)]] * 2
+    assert all("shortened to 5 times its cluster's median" in clients[str(BAD)] for clients in limited)
+    assert reasons(run) == {}
+
+
+def test_what_aggregate_says_wins_over_the_network():
+    grid = lying_grid(scaled(1000.0))
+    without = Aggregation(largest_norm=math.inf, largest_weight=math.inf)
+    assert reasons(federated(grid, FedAvg(), rounds=1, aggregate=without)) == {}
 
 
 def test_limits_are_checked():

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from fedclade.core.arguments import checked
-from fedclade.core.errors import ConfigError, require, unknown
+from fedclade.core.errors import require
 
 Rule = Literal["mean", "median", "trimmed_mean", "krum", "multi_krum", "bulyan", "geometric_median", "centred_clipping"]
 """How one update is made of those of a cluster; see ``core/robust.py``."""
@@ -74,8 +74,6 @@ class Aggregation:
     clip_above: Limit = "auto"
 
     def __post_init__(self) -> None:
-        if self.rule not in (rules := get_args(Rule)):
-            raise ConfigError(unknown("aggregate.rule:", self.rule, rules))
         require(
             ("aggregate.byzantine", self.byzantine, 0 <= self.byzantine < 0.5, "at least 0 and below 0.5"),
             ("aggregate.mixing", self.mixing, not self.mixing or self.is_robust, "false where the rule is 'mean'"),
