@@ -47,8 +47,8 @@ from fedclade.core import (
     Round,
     TooFew,
     Updates,
+    centre_of,
     checked,
-    mean,
     require,
     row_norms,
 )
@@ -209,7 +209,7 @@ def _centre(before: Tensor, local: Tensor, share: Weights, updates: Updates) -> 
     if updates.aggregation is None:
         return torch.from_numpy(share).to(local) @ local
     drawn = [client for client, mine in zip(updates.ids, share.tolist(), strict=True) if mine > 0]
-    return before + mean(replace(updates, deltas=local - before).select(drawn), weighted=False)
+    return centre_of(updates, local, drawn, before, weighted=False)
 
 
 def _kept(weights: Mapping[int, Weights]) -> dict[str, Tensor | tuple[int, ...] | None]:

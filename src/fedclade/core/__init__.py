@@ -4,7 +4,7 @@ Errors, random keys, vectors of parameters, queries and replies, updates, the tr
 may import it; it imports none. It knows nothing of how clients are trained or clustered, or where a run is kept.
 """
 
-from fedclade.core.aggregate import inter_group, mean, mean_of_all
+from fedclade.core.aggregate import centre_of, inter_group, mean, mean_of_all
 from fedclade.core.aggregation import Aggregation, Limits, Rule
 from fedclade.core.arguments import check_arguments, checked, defaults, known_arguments
 from fedclade.core.array_mapping import ArrayMapping, Positions
@@ -215,6 +215,7 @@ __all__ = [
     "at_prompt",
     "bring_to_disk",
     "call_own",
+    "centre_of",
     "check_arguments",
     "check_function",
     "check_module",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import reduce
 
 import torch
@@ -39,6 +40,17 @@ def mean_of_all(parts: Sequence[Updates]) -> Tensor:
     weights = [float(updates.sizes.sum()) for updates in parts]
     each = [mean(updates) * (weight / sum(weights)) for updates, weight in zip(parts, weights, strict=True)]
     return torch.stack(each).sum(0)
+
+
+def centre_of(
+    updates: Updates, models: Tensor, members: Sequence[int], before: Tensor, *, weighted: bool = True
+) -> Tensor:
+    """Return what a robust rule makes of the models ``[n, S]`` that clients have reached, of some members: ``[S]``.
+
+    For methods whose clients reach a centre from elsewhere. The rule is given how far they are from ``before``, where
+    the centre was.
+    """
+    return before + mean(replace(updates, deltas=models - before).select(members), weighted=weighted)
 
 
 def inter_group(models: Tensor, eta_g: float, n_parameters: int, *, averages: bool = False) -> Tensor:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from fedclade.core.arguments import checked
-from fedclade.core.errors import ConfigError, require, unknown
+from fedclade.core.errors import require
 
 Rule = Literal["mean", "median", "trimmed_mean", "krum", "multi_krum", "bulyan", "geometric_median", "centred_clipping"]
 """How one update is made of those of a cluster; see ``core/robust.py``."""
@@ -57,7 +57,7 @@ class Aggregation:
     clip_above
         One that is more than so many times as long is shortened to that. Infinity is no limit; ``auto`` is none in a
         simulation whose clients are all honest. Where some may lie it is 2, 20 and 5; over a network the first two are
-        those of the ``[network]`` section.
+        those of the ``[network]`` section. Without a largest norm, ``auto`` clips nothing.
 
     Raises
     ------
@@ -74,8 +74,6 @@ class Aggregation:
     clip_above: Limit = "auto"
 
     def __post_init__(self) -> None:
-        if self.rule not in (rules := get_args(Rule)):
-            raise ConfigError(unknown("aggregate.rule:", self.rule, rules))
         require(
             ("aggregate.byzantine", self.byzantine, 0 <= self.byzantine < 0.5, "at least 0 and below 0.5"),
             ("aggregate.mixing", self.mixing, not self.mixing or self.is_robust, "false where the rule is 'mean'"),
@@ -97,9 +95,11 @@ class Aggregation:
 
     def limits(self, *, untrusted: bool, largest_weight: float = 2.0, largest_norm: float = 20.0) -> Limits:
         """Return the limits of a run; what is left to ``auto`` acts where clients are ``untrusted``, that may lie."""
-        auto = (largest_weight, largest_norm, CLIP_ABOVE) if untrusted else (math.inf,) * 3
-        given = self.largest_weight, self.largest_norm, self.clip_above
-        return Limits(*(auto[i] if isinstance(each, str) else each for i, each in enumerate(given)))
+        auto = (largest_weight, largest_norm) if untrusted else (math.inf, math.inf)
+        weight = auto[0] if isinstance(self.largest_weight, str) else self.largest_weight
+        norm = auto[1] if isinstance(self.largest_norm, str) else self.largest_norm
+        clip = CLIP_ABOVE if untrusted and math.isfinite(norm) else math.inf
+        return Limits(weight, norm, clip if isinstance(self.clip_above, str) else self.clip_above)
 
     def tolerated(self, clients: int, most: int) -> int:
         """Return f of so many clients: the share of them, rounded down, at most what a rule allows, at least 0."""

@@ -4,7 +4,7 @@
   of both in the middle.
 - ``trimmed_mean``, of each coordinate without the f largest and the f smallest: the same, definition 2; 2f < n.
 - ``krum``: Blanchard, El Mhamdi, Guerraoui, Stainer 2017, section 4. The update with the least sum of squared distances
-  to its n − f − 2 nearest, of equal ones the first; n ≥ 2f + 3. ``multi_krum`` is the mean of the n − f − 2 that score
+  to its n − f − 2 nearest; n ≥ 2f + 3. ``multi_krum`` is the mean of the n − f − 2 that score
   best: the paper leaves their number m open, this is the most of El Mhamdi et al. 2018.
 - ``bulyan``: El Mhamdi, Guerraoui, Rouault 2018, section 4. Krum selects n − 2f updates, one after the other from those
   that are left; then each coordinate is the mean of the n − 4f of them nearest to their median; n ≥ 4f + 3.
@@ -20,6 +20,8 @@ Where the papers leave a choice, this file makes it:
   whatever the rule: one whose parameters a rule trusts may have sent any buffers.
 - f is a share of the clients that answered, rounded down, and at most what the rule allows; so a small cluster has
   fewer, and for Bulyan fewer than seven have none. Of one or two clients, which cannot be told apart, it is the mean.
+- Of equal scores, which two clients have that are nearest to each other where one neighbour counts, the better is that
+  with the least sum over all others, so that clients' names do not matter; Krum's paper takes the first.
 - In the last rounds of Bulyan fewer than n − f − 2 neighbours are left: those that there are count, at least one.
 - Weiszfeld's algorithm begins at the coordinate-wise median, and ends when the result moves by less than a millionth of
   its length, or after 100 steps; the paper takes 3, since there each costs a round of secure aggregation.
@@ -94,22 +96,25 @@ def trimmed_mean(rows: Tensor, f: int) -> Tensor:
 
 def multi_krum(rows: Tensor, f: int, keep: int) -> Tensor:
     """Return the mean ``[m]`` of those of the rows ``[n, m]`` that Krum scores best."""
-    best = krum_scores(squared_distances(rows), f).argsort(stable=True)[:keep]
-    return rows[best.to(rows.device)].mean(dim=0)
+    return rows[krum_order(squared_distances(rows), f)[:keep]].mean(dim=0)
 
 
-def krum_scores(squared: Tensor, f: int) -> Tensor:
-    """Return each row's sum of squared distances ``[n, n]`` to the n − f − 2 other rows nearest to it, at least one."""
+def krum_order(squared: Tensor, f: int) -> list[int]:
+    """Return rows by their scores, the best first, given the squared distances between them, ``[n, n]``.
+
+    A score is the sum of the distances to the n − f − 2 other rows that are nearest, at least one.
+    """
     nearest = squared.sort(dim=1).values[:, 1:]  # the first is the row itself
-    return nearest[:, : max(1, len(squared) - f - 2)].sum(1)
+    scores = nearest[:, : max(1, len(squared) - f - 2)].sum(1).tolist()
+    over_all = nearest.sum(1).tolist()
+    return sorted(range(len(squared)), key=lambda row: (scores[row], over_all[row]))
 
 
 def bulyan(rows: Tensor, f: int) -> Tensor:
     """Return what Bulyan makes of rows ``[n, m]``, n ≥ 4f + 3: ``[m]``."""
     squared, left, selected = squared_distances(rows), list(range(len(rows))), list[int]()
     while len(selected) < len(rows) - 2 * f:
-        scores = krum_scores(squared[left][:, left], f) if len(left) > 1 else torch.zeros(1)
-        selected.append(left.pop(int(scores.argmin())))
+        selected.append(left.pop(krum_order(squared[left][:, left], f)[0]))
     return torch.cat([_nearest_to_median(some, len(rows) - 4 * f) for some in _columns(rows[sorted(selected)])])
 
 
@@ -154,8 +159,8 @@ def squared_distances(rows: Tensor) -> Tensor:
     products = torch.zeros(len(rows), len(rows), dtype=torch.float64, device=rows.device)
     for some in _columns(rows):
         products += some.double() @ some.double().T
-    products, own = products.cpu(), products.diagonal().cpu()
-    return (own[:, None] + own - products - products.T).clamp(min=0.0).fill_diagonal_(0.0)
+    both, own = (products + products.T).cpu(), products.diagonal().cpu()  # symmetric to the last bit
+    return (own[:, None] + own - both).clamp(min=0.0).fill_diagonal_(0.0)
 
 
 def _columns(rows: Tensor) -> Iterator[Tensor]:
