@@ -2,12 +2,12 @@
 
 Clusters are in the run folder, in the report and with the server; what clients get is a model. Four parts:
 
-- ``probes``: an attacker joins with a client of each distribution that there may be, and guesses for every other client
+- ``probes``: an attacker joins with a client of each distribution that there may be, and guesses for every other one
   that of the probe it lands with (a share of one over the probes there; where there are none, by chance);
-- ``canary``: a client whose labels are permuted takes part, or stays away; a guess by how many clusters the *others* are
-  in, from a threshold chosen on every second run;
-- ``coins``: 18 clients each toss a coin for one of two label swaps, under differential privacy. An attacker with a probe
-  of each guesses the coins by the clusters, and by the updates as they leave: by their inner products with the
+- ``canary``: a client whose labels are permuted takes part, or stays away; a guess by how many clusters the *others*
+  are in, from a threshold chosen on every second run;
+- ``coins``: 18 clients each toss a coin for one of two label swaps, under differential privacy. An attacker with a
+  probe of each guesses the coins by the clusters, and by the updates as they leave: by their inner products with the
   difference of its probes' updates before the noise. The bound on ε is Steinke, Nasr, Jagielski's (2023);
 - ``mechanism``: the noise of a real client on the two updates that are hardest to hide, C·u and −C·u, and the bound of
   Jagielski, Ullman, Oprea (2020) on 20,000 releases of each; and that of Nasr et al. (2023), which takes for granted
@@ -70,7 +70,7 @@ BOUNDS = ("epsilon", "bound", "bound_of_gaussian")
 
 @cache
 def mnist(data_dir: Path | None) -> Pool:
-    return load_pool("mnist", data_dir)
+    return load_pool("mnist", data_dir=data_dir)
 
 
 def federation_of(clients: int, images: int, seed: int, data_dir: Path | None, **kind: Any) -> Federation:
@@ -97,9 +97,7 @@ def guessed(leaves: Mapping[int, int], truth: Mapping[int, int], probes: Sequenc
 def probes(case: str, method: str, seed: int, *, data_dir: Path | None) -> Line:
     """Join with a client of each distribution."""
     kind, images = case.split()
-    federation = federation_of(
-        CLUSTERS + VICTIMS, int(images), seed, data_dir, clusters=CLUSTERS, **KINDS[kind]
-    )
+    federation = federation_of(CLUSTERS + VICTIMS, int(images), seed, data_dir, clusters=CLUSTERS, **KINDS[kind])
     truth = federation.true_clusters or {}
     joined = [next(client for client in truth if truth[client] == cluster) for cluster in range(CLUSTERS)]
     leaves = found_by(method, federation, seed)
@@ -129,6 +127,7 @@ class Watching(Middleware):
     seen: list[Updates]
 
     def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
+        """Return the updates, and note them."""
         self.seen.append(updates := ask(query))
         return updates
 
@@ -188,12 +187,7 @@ def mechanism(case: str, method: str, seed: int, *, data_dir: Path | None) -> Li
     }
 
 
-PARTS: Mapping[str, Callable[..., Line]] = {
-    "mechanism": mechanism,
-    "probes": probes,
-    "canary": canary,
-    "coins": coins,
-}
+PARTS: Mapping[str, Callable[..., Line]] = {"mechanism": mechanism, "probes": probes, "canary": canary, "coins": coins}
 
 
 def jobs(seeds: int, trials: int) -> Iterator[Line]:

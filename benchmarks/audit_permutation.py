@@ -177,7 +177,9 @@ def named(found: Ints, right: Ints) -> tuple[float, Ints]:
 def shares_of(federation: Federation) -> Floats:
     """Return the share of each label among each client's examples ``[n, 10]``."""
     y = federation.pool.y.numpy()
-    return np.stack([np.bincount(y[client.train], minlength=LABELS) / len(client.train) for client in federation.clients])
+    return np.stack(
+        [np.bincount(y[client.train], minlength=LABELS) / len(client.train) for client in federation.clients]
+    )
 
 
 def work(case: str, seed: int, *, data_dir: Path | None) -> dict[str, Any]:
@@ -200,7 +202,8 @@ def work(case: str, seed: int, *, data_dir: Path | None) -> dict[str, Any]:
     pixels = pixel_groups(moved, live)
     sizes = np.bincount(seen.pixels[live])
     whole = [
-        len(set(seen.pixels[live[pixels == g]])) == 1 and (pixels == g).sum() == sizes[seen.pixels[live[pixels == g][0]]]
+        len(set(seen.pixels[live[pixels == g]])) == 1
+        and (pixels == g).sum() == sizes[seen.pixels[live[pixels == g][0]]]
         for g in pixels
     ]
     classes = classes_of(moved, live, pixels, groups)

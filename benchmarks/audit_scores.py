@@ -38,7 +38,7 @@ def tpr_at(inside: Floats, outside: Floats, fpr: float) -> float:
 
 
 def interval(
-    groups: Sequence[tuple[Floats, Floats]], score: Callable[[Floats, Floats], float], draws: int = 200, seed: int = 0
+    groups: Sequence[tuple[Floats, Floats]], score: Callable[[Floats, Floats], float], draws: int = 100, seed: int = 0
 ) -> tuple[float, float, float]:
     """Return a score over all groups of (inside, outside), and its 95 % interval over groups drawn with replacement."""
     draw = np.random.default_rng(seed)

@@ -1,6 +1,6 @@
 """What a sketch of an update tells (``[signature] kind = "projected"``), to somebody who knows the model and the seed.
 
-Both are public in a run: the sketch's signs and buckets come from its seed. Three decoders, with the full update beside:
+Both are public in a run: the sketch's signs and buckets come from its seed. Decoded are, the full update beside:
 
 - *the update*: the shortest vector with this sketch; and the best one among combinations of the principal components of
   updates that the attacker makes itself, by clients of its own with images that no client has;
@@ -96,7 +96,7 @@ def shortest(sketch: Sketcher, seen: Tensor, size: int) -> Tensor:
 
 
 def among(sketch: Sketcher, seen: Tensor, own: Tensor) -> Tensor:
-    """Return of the combinations of the principal components of ``own`` updates ``[m, D]`` those with these sketches."""
+    """Return the combinations of principal components of ``own`` updates ``[m, D]`` that have these sketches."""
     middle = own.mean(0)
     directions = torch.linalg.svd(own - middle, full_matrices=False).Vh[:COMPONENTS]
     columns, wanted = sketch(directions), seen - sketch(middle)
@@ -185,7 +185,10 @@ def decoded(model: str, dim: int, seed: int, data_dir: Path | None) -> tuple[Ten
     """Return images of clients that have one, and as decoded; and labels as they are, and as decoded."""
     federation = clients_of(seed, 1, ALONE, data_dir)
     module, local = module_of(model, seed, federation), LocalTraining(epochs=1, batch_size=1, lr=0.1)
-    (images, right), (others, _) = images_of(federation), images_of(clients_of(1000 + seed, 50, 100, data_dir, own=True))
+    (images, right), (others, _) = (
+        images_of(federation),
+        images_of(clients_of(1000 + seed, 50, 100, data_dir, own=True)),
+    )
     sketch = sketch_of(dim, seed, module)
     middle = others.mean(0)
     factors = torch.linalg.svd(others - middle, full_matrices=False)
