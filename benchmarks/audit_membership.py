@@ -159,7 +159,8 @@ def attacked(phi: Floats, inside: NDArray[np.bool_]) -> Mapping[str, Groups]:
 def rows(lines: Sequence[Mapping[str, Any]]) -> Iterator[list[str]]:
     """Yield a row for each setting and attack."""
     by_case: dict[tuple[str, int], list[Mapping[str, Any]]] = defaultdict(list)
-    for line in lines:
+    once = {(line["setting"], line["images"], line["run"]): line for line in lines}  # a run is no shadow of itself
+    for line in once.values():
         by_case[line["setting"], line["images"]].append(line)
     for setting, images in sorted(by_case, key=lambda case: (case[1], list(SETTINGS).index(case[0]))):
         runs = by_case[setting, images]

@@ -38,10 +38,11 @@ from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import connected_components
 from sklearn.cluster import DBSCAN
 from sklearn.linear_model import RidgeCV
+from torch.nn import functional
 
 from fedclade import FedAvg, load_federation
 from fedclade.core.queries import Round
-from fedclade.data import Federation
+from fedclade.data import Federation, load_pool
 from fedclade.runs.backend import Backend
 
 Ints = NDArray[np.int64]
@@ -63,6 +64,7 @@ class Case:
     model: str = "mclr"
     partition: str = "dirichlet"
     pixels: bool = False
+    halved: bool = False  # images of 14 × 14, each pixel the mean of four
 
 
 CASES: Mapping[str, Case] = {
@@ -70,7 +72,8 @@ CASES: Mapping[str, Case] = {
     "labels, 40 images, 20 rounds": Case(20, 40, 20),
     "labels, 40 images, 1 round": Case(20, 40, 1),
     "neurons of mlp": Case(20, 300, 3, model="mlp"),
-    "pixels": Case(100, 60, 75, partition="iid", pixels=True),
+    "pixels, 14 × 14": Case(40, 100, 50, partition="iid", pixels=True, halved=True),
+    "pixels, 28 × 28": Case(100, 60, 75, partition="iid", pixels=True),
 }
 
 
@@ -136,15 +139,15 @@ def pixel_groups(moved: Floats, live: Ints) -> Ints:
     return connected_components(csr_matrix(near), directed=False)[1].astype(np.int64)
 
 
-def classes_of(moved: Floats, live: Ints, pixels: Ints, known: Ints) -> Ints:
+def classes_of(moved: Floats, live: Ints, pixels: Ints, known: Ints, biases: Sequence[int]) -> Ints:
     """Return the class of each entry: from what moves like the group of a class on, always the next most alike pixel.
 
-    ``known [D]`` are the groups of :func:`alike`; of a pixel, no two entries are of one class.
+    ``known [D]`` are the groups of :func:`alike`, with their biases; of a pixel, no two entries are of one class.
     """
     found, labels = known.copy(), known.max() + 1
     groups = [live[pixels == each] for each in range(pixels.max() + 1)]
     groups = [group for group in groups if 1 < len(group) <= labels]
-    best = [moved[:, group].T @ moved[:, biases(known, moved[None])] * -1 for group in groups]
+    best = [-moved[:, group].T @ moved[:, biases] for group in groups]  # dark pixels move against the bias
     left = set(range(len(groups)))
 
     def fit(k: int) -> tuple[float, Any]:
@@ -185,8 +188,11 @@ def shares_of(federation: Federation) -> Floats:
 def work(case: str, seed: int, *, data_dir: Path | None) -> dict[str, Any]:
     """Attack one federation."""
     chosen = CASES[case]
+    pool = load_pool("mnist", data_dir=data_dir)
+    if chosen.halved:
+        pool = replace(pool, x=functional.avg_pool2d(pool.x.float(), 2).to(torch.uint8))
     dealt = {"clients": chosen.clients, "samples_per_client": chosen.images, "partition": chosen.partition}
-    federation = load_federation("mnist", **dealt, test_samples=100, seed=seed, data_dir=data_dir)
+    federation = load_federation(pool, **dealt, test_samples=100, seed=seed)
     seen = watched(federation, chosen.rounds, seed, model=chosen.model)
     moved = moves(seen.updates)
     groups = alike(moved)
@@ -206,7 +212,7 @@ def work(case: str, seed: int, *, data_dir: Path | None) -> dict[str, Any]:
         and (pixels == g).sum() == sizes[seen.pixels[live[pixels == g][0]]]
         for g in pixels
     ]
-    classes = classes_of(moved, live, pixels, groups)
+    classes = classes_of(moved, live, pixels, groups, found)
     return line | {
         "whole_pixels": float(np.mean(whole)),
         "classes": named(classes, seen.classes)[0],

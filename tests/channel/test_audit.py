@@ -154,7 +154,7 @@ def test_entries_of_one_class_and_of_one_pixel_are_told_apart(audit):
     rows, classes = 200, 10
     of_class = draw.normal(size=(rows, classes))
     bias = of_class - of_class.mean(1, keepdims=True)
-    shown = np.repeat(-0.42, 8)[None], draw.normal(size=(rows, 4))
+    shown = np.repeat(-0.42, 8)[None], -0.42 + 0.1 * draw.normal(size=(rows, 4))
     dark = bias[:, :, None] * shown[0][:, None, :]
     noise = draw.normal(size=(rows, classes, 4))
     live = bias[:, :, None] * shown[1][:, None, :] + 0.3 * (noise - noise.mean(1, keepdims=True))
@@ -171,6 +171,8 @@ def test_entries_of_one_class_and_of_one_pixel_are_told_apart(audit):
     assert {tuple(pixel[alive[together == g]]) for g in range(together.max() + 1)} == {
         (p,) * classes for p in range(8, 12)
     }
+    found = permutation.classes_of(moved, alive, together, groups, permutation.biases(groups, updates[None]))
+    assert permutation.named(found, right)[0] == 1.0
 
 
 def test_a_server_sees_permuted_updates_and_their_right_places(audit, monkeypatch: pytest.MonkeyPatch):
