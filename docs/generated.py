@@ -20,7 +20,7 @@ import fedclade
 from fedclade.algorithms import ALGORITHMS, TRUTH
 from fedclade.channel import DifferentialPrivacy, Faults, Signature
 from fedclade.cli.app import app
-from fedclade.core import LocalTraining
+from fedclade.core import Aggregation, LocalTraining
 from fedclade.data import FilesSettings
 from fedclade.models import Parts
 from fedclade.report import cite_name
@@ -164,6 +164,7 @@ def config_page() -> str:
         ("[privacy]", "", privacy),
         ("[faults]", "", parameters(Faults)),
         ("[newcomers]", "", late),
+        ("[aggregate]", "See [robustness](../robustness.md).", parameters(Aggregation)),
         ("[presence]", "", _only(parameters(Churn), "trace", "round_seconds", "trace_period")),
     ]
     of_algorithms = [

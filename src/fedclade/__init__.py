@@ -53,9 +53,10 @@ from fedclade.algorithms import (
     train_clusters,
     train_root,
 )
-from fedclade.channel import DifferentialPrivacy, Faults, Signature
+from fedclade.channel import Adversary, DifferentialPrivacy, Faults, Signature
 from fedclade.clustering import Assignment, k_means
 from fedclade.core import (
+    Aggregation,
     CheckpointError,
     Clients,
     ConfigError,
@@ -122,6 +123,8 @@ __all__ = [
     "IFCA",
     "PACFL",
     "Actors",
+    "Adversary",
+    "Aggregation",
     "Algorithm",
     "Assignment",
     "Callback",

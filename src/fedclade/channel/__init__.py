@@ -1,14 +1,18 @@
-"""What lies between the server and clients: privacy, permutation, sketches, encodings, faults, traffic, retries.
+"""What lies between the server and clients: privacy, permutation, sketches, encodings, faults, lies, traffic, retries.
 
 Each is a function ``(query, ask) -> reply``; ``compose.py`` has the list of them, for clients and for the server. Runs
 and the network import it; algorithms do not know of it.
 """
 
 from fedclade.channel.absence import AWAY, Absence
-from fedclade.channel.compose import client_side, received, server_side
+from fedclade.channel.adversary import Adversary
+from fedclade.channel.aggregating import Aggregating
+from fedclade.channel.compose import arrived, client_side, received, server_side
 from fedclade.channel.encoding import ENCODINGS, ErrorFeedback, check_encoding, decode, encode, encoded_bytes
 from fedclade.channel.faults import FaultInjection, Faults
 from fedclade.channel.ledger import Budget, Ledger
+from fedclade.channel.limits import Limiting
+from fedclade.channel.lying import Lying
 from fedclade.channel.middleware import Channel, Middleware
 from fedclade.channel.privacy import DifferentialPrivacy, Privatizing, booked, keyed_noise, refusal
 from fedclade.channel.replicates import Replicating, Unpacking
@@ -30,6 +34,8 @@ __all__ = [
     "AWAY",
     "ENCODINGS",
     "Absence",
+    "Adversary",
+    "Aggregating",
     "Budget",
     "Channel",
     "CountSketch",
@@ -38,6 +44,8 @@ __all__ = [
     "FaultInjection",
     "Faults",
     "Ledger",
+    "Limiting",
+    "Lying",
     "Meter",
     "Middleware",
     "Nothing",
@@ -54,6 +62,7 @@ __all__ = [
     "Timing",
     "Traffic",
     "Unpacking",
+    "arrived",
     "booked",
     "check_encoding",
     "client_side",

@@ -20,6 +20,7 @@ from fedclade.core import (
     EvaluationQuery,
     Event,
     LeftOut,
+    Limited,
     Released,
     Retried,
     SubspaceQuery,
@@ -58,6 +59,8 @@ class Retrying(Middleware):
             updates = updates.concat(more).select(query.ids)
         if updates.left_out:
             self._events.append(_left_out(what, updates.left_out))
+        if updates.limited:
+            self._events.append(Limited(0, what, dict(sorted(updates.limited.items()))))
         self._count(updates, travels=query.round.sends_updates)
         return updates
 

@@ -10,10 +10,10 @@ from typing import Any
 from torch import nn
 
 from fedclade.algorithms import Algorithm, algorithm_class, build_algorithm
-from fedclade.channel import DifferentialPrivacy, Faults, Signature
+from fedclade.channel import Adversary, DifferentialPrivacy, Faults, Signature
 from fedclade.config.data import load_data
 from fedclade.config.toml_files import Section
-from fedclade.core import DataSpec, LocalTraining
+from fedclade.core import Aggregation, DataSpec, LocalTraining
 from fedclade.data import Federation
 from fedclade.models import PARTS, Parts
 from fedclade.runs import Callback, Churn, Every, OnRound, Run, RunSettings, Stream, module_for, simulate
@@ -111,6 +111,8 @@ FIXED: Mapping[str, type[Any]] = {
     "faults": Faults,
     "newcomers": Newcomers,
     "presence": Presence,
+    "adversary": Adversary,
+    "aggregate": Aggregation,
 }
 """Sections of fixed keys; those of the others depend on ``name``."""
 
@@ -133,6 +135,8 @@ class Config:
     faults: Faults
     newcomers: Newcomers
     presence: Presence
+    adversary: Adversary
+    aggregate: Aggregation
 
     def as_dict(self) -> Section:
         """Return the config as a TOML file has it."""
@@ -141,6 +145,10 @@ class Config:
             del sections["task"]
         if self.presence == Presence():  # all are there all the time
             del sections["presence"]
+        if self.aggregate == Aggregation():  # which earlier versions did not know
+            del sections["aggregate"]
+        if self.adversary == Adversary():
+            del sections["adversary"]
         top = sections.pop("top")
         if not self.top.evaluate_validation:  # which earlier versions did not know
             del top["evaluate_validation"]
@@ -164,6 +172,7 @@ class Config:
             common=self.parts.common,
             adapter=self.parts.adapter,
             signature=self.signature,
+            aggregate=self.aggregate,
             target=self.target or None,
             task=self.task.task,
             permute=self.privacy.permute,
@@ -199,6 +208,7 @@ class Config:
             actors=actors,
             tf32=self.top.tf32,
             faults=self.faults,
+            adversary=self.adversary,
             presence=replace(self.newcomers.presence, **asdict(self.presence)),
             callbacks=callbacks,
             on_round=on_round,

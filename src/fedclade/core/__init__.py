@@ -4,7 +4,8 @@ Errors, random keys, vectors of parameters, queries and replies, updates, the tr
 may import it; it imports none. It knows nothing of how clients are trained or clustered, or where a run is kept.
 """
 
-from fedclade.core.aggregate import inter_group, mean
+from fedclade.core.aggregate import centre_of, inter_group, mean, mean_of_all
+from fedclade.core.aggregation import Aggregation, Limits, Rule
 from fedclade.core.arguments import check_arguments, checked, defaults, known_arguments
 from fedclade.core.array_mapping import ArrayMapping, Positions
 from fedclade.core.clients import Clients, Workers
@@ -43,6 +44,7 @@ from fedclade.core.events import (
     Joined,
     Left,
     LeftOut,
+    Limited,
     Merged,
     Postponed,
     Reconnected,
@@ -130,6 +132,7 @@ __all__ = [
     "OWN",
     "TOO_LATE",
     "VECTORS",
+    "Aggregation",
     "ArrayMapping",
     "Ask",
     "Buffered",
@@ -163,6 +166,8 @@ __all__ = [
     "Layout",
     "Left",
     "LeftOut",
+    "Limited",
+    "Limits",
     "LocalRule",
     "LocalTraining",
     "Merged",
@@ -187,6 +192,7 @@ __all__ = [
     "Restart",
     "Retried",
     "Round",
+    "Rule",
     "RunError",
     "RunInterrupted",
     "ShiftQuery",
@@ -209,6 +215,7 @@ __all__ = [
     "at_prompt",
     "bring_to_disk",
     "call_own",
+    "centre_of",
     "check_arguments",
     "check_function",
     "check_module",
@@ -232,6 +239,7 @@ __all__ = [
     "make_folder",
     "matching",
     "mean",
+    "mean_of_all",
     "name_of",
     "named",
     "optimizer_class",

@@ -113,6 +113,16 @@ class LeftOut(Event):
 
 
 @dataclass(frozen=True)
+class Limited(Event):
+    """Updates of clients were shortened, or weigh less than they say: how, by client."""
+
+    kind = "limited"
+
+    query: str
+    clients: Mapping[int, str]
+
+
+@dataclass(frozen=True)
 class Released(Event):
     """How many updates private clients sent in the round, by client."""
 

@@ -87,11 +87,10 @@ class ClientHandler:
         personal = parts.personal_names(module)
 
         def workers(federation: Federation, task: FittedTask) -> SimulatedClients:
-            return SimulatedClients(federation, module, device, engine, task=task, personal=personal)
+            return SimulatedClients(self._held(federation), module, device, engine, task=task, personal=personal)
 
         self._trainer = Trainer(federation, task or Task(), workers)
-        self._layout = self._trainer.workers.layout
-        self._permutation = None
+        self._layout, self._permutation = self._trainer.workers.layout, None
         if secret is not None:
             self._permutation = Permutation(seed_of(secret), self._layout.size, self._layout.n_parameters)
         privatizing = None
@@ -142,9 +141,8 @@ class ClientHandler:
         cost = cost_of(kind, content)
         self._policy.check_usage(self._usage_log.usage(state) + cost, len(self._data.train))
         keeps = kind in ("train", "gradients", "evaluate") and (self._layout.personal or content.get("own", bool))
-        keeps = keeps or kind == "shifts"
+        keeps = keeps or kind == "shifts" or (kind in ("train", "evaluate") and models_of_mixture(content) > 0)
         keeps = keeps or (kind == "train" and ("rule" in content.values or content.json("spec").get("keep_state")))
-        keeps = keeps or (kind in ("train", "evaluate") and models_of_mixture(content) > 0)
         if keeps:
             self._kept.open(self._trainer.workers.store, content.get("run", str), state)
         with importing_only(self._imports):  # a server's message names nothing else that is imported here
@@ -155,13 +153,17 @@ class ClientHandler:
             self._usage_log.write(self._usage_log.usage(state) + cost, state)
         return answer
 
+    def _held(self, federation: Federation) -> Federation:
+        """Return the data that it trains and evaluates on."""
+        return federation
+
     def _register(self, content: Content) -> RecordDict:
         truth = self._federation.true_clusters
         return wire.record(
             {
                 "number": -1 if self._number is None else self._number,
                 "name": self._data.name,
-                "size": len(self._data.train),
+                "size": self._clients().sizes[self._data.id],
                 "schema": wire.to_json(self._federation.pool.schema),
                 "description": str(self._federation),
                 "layout": wire.layout_digest(self._layout),

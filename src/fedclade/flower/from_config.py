@@ -28,7 +28,7 @@ from fedclade.models import Preset
 from fedclade.runs import Callback, Run
 from fedclade.training import REMOTE, choose_device
 
-SIMULATED = ("faults", "newcomers", "presence")
+SIMULATED = ("faults", "newcomers", "presence", "adversary")
 """Sections of a config that a network does not need: there clients fail, come and go by themselves."""
 
 LISTS = (

@@ -13,7 +13,17 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from fedclade.core import DROPPED_OUT, TOO_LATE, Disconnected, LeftOut, Node, ParameterTree, Reconnected, Refused
+from fedclade.core import (
+    DROPPED_OUT,
+    TOO_LATE,
+    Disconnected,
+    LeftOut,
+    Limited,
+    Node,
+    ParameterTree,
+    Reconnected,
+    Refused,
+)
 from fedclade.report import outcome as outcomes
 from fedclade.report import queries
 from fedclade.report.decisions import criterion_text
@@ -113,6 +123,8 @@ def facts(run: Run) -> Iterator[tuple[str, str]]:
     if lost := [why for _, event in events_of(run.events, LeftOut) for why in event.clients.values()]:
         absent = sum(why in (DROPPED_OUT, TOO_LATE) for why in lost)
         yield "left out", f"{count(len(lost), 'answer')}: {absent:,} absent, {len(lost) - absent:,} unusable"
+    if limited := [client for _, event in events_of(run.events, Limited) for client in event.clients]:
+        yield "limited", f"{count(len(limited), 'answer')} of {count(len(set(limited)), 'client')}"
     if privacy := s.get("privacy"):
         yield "privacy", _privacy(**privacy)
     yield "traffic", f"{traffic(s['bytes_up'])} up, {traffic(s['bytes_down'])} down"

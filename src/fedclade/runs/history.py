@@ -17,6 +17,7 @@ from fedclade.algorithms import RoundLog, State
 from fedclade.channel import DifferentialPrivacy
 from fedclade.clustering import SplitCriteria, separation_gap
 from fedclade.core import ClientRegistry, DataSpec, Evaluation, Layout, ParameterTree
+from fedclade.runs.adversaries import Adversaries
 from fedclade.runs.store.contents import plain
 from fedclade.runs.store.row_table import Block, RowTable
 from fedclade.runs.store.run import FORMAT, Row, Run
@@ -35,6 +36,7 @@ class History:
     registry: ClientRegistry
     task: FittedTask
     target: tuple[str, float] | None = None
+    adversaries: Adversaries | None = None
     metrics: list[Row] = field(default_factory=list[Row])
     clusters: list[Row] = field(default_factory=list[Row])
     clients: Sequence[Row] = field(default_factory=RowTable)
@@ -153,6 +155,8 @@ class History:
         }
         if self.task.balanced and self.task.weights is not None:  # by which newcomers weigh too
             summary["class_weights"] = self.task.weights.tolist()
+        if self.adversaries is not None:
+            summary["adversary"] = self.adversaries.summary(last, final, tree, truth)
         if privacy := DifferentialPrivacy.of(config.get("privacy", {})):
             summary["privacy"] = privacy.spent(self._most_releases())
         return summary

@@ -53,8 +53,8 @@ class Stages:
         return self.at(self._federation.stage_in(number)) if number else self.now
 
     def at(self, stage: int) -> Held:
-        """Return what clients hold in a stage."""
-        if stage > self._latest:
+        """Return what clients hold in a stage; those behind the last one are poisoned, and no round goes on to them."""
+        if self._latest < stage <= len(self._federation.stages):
             self._latest, self._bytes_joined = stage, 0
             self._held.clear()
             self._joined.clear()
