@@ -18,7 +18,7 @@ from roles import linked
 
 import fedclade
 from fedclade.algorithms import ALGORITHMS, TRUTH
-from fedclade.channel import DifferentialPrivacy, Faults, Signature
+from fedclade.channel import Adversary, DifferentialPrivacy, Faults, Signature
 from fedclade.cli.app import app
 from fedclade.core import Aggregation, LocalTraining
 from fedclade.data import FilesSettings
@@ -163,6 +163,7 @@ def config_page() -> str:
         ("[signature]", "", parameters(Signature)),
         ("[privacy]", "", privacy),
         ("[faults]", "", parameters(Faults)),
+        ("[adversary]", "See [robustness](../robustness.md).", parameters(Adversary)),
         ("[newcomers]", "", late),
         ("[aggregate]", "See [robustness](../robustness.md).", parameters(Aggregation)),
         ("[presence]", "", _only(parameters(Churn), "trace", "round_seconds", "trace_period")),

@@ -116,6 +116,7 @@ def facts(run: Run) -> Iterator[tuple[str, str]]:
         yield "recovery", f"ARI {number(clusters['ari'])}, NMI {number(clusters['nmi'])}"
         if (inside := sum(clusters["sizes"])) < s["clients"] and (ari := clusters.get("ari_assigned")) is not None:
             yield "", f"ARI {number(ari)} of the {count(inside, 'client')} in a cluster"
+    yield from _adversaries(s)
     if own := s.get("own_models"):
         yield "own models", f"{own} of {count(s['clients'], 'client')} served with one"
     yield from _target(s)
@@ -130,6 +131,24 @@ def facts(run: Run) -> Iterator[tuple[str, str]]:
     yield "traffic", f"{traffic(s['bytes_up'])} up, {traffic(s['bytes_down'])} down"
     phases = ", ".join(f"{phase} {duration(seconds[phase])}" for phase in ("train", "evaluate", "server"))
     yield "time", f"{duration(seconds['total'])}: {phases}"
+
+
+def _adversaries(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the lines about adversaries, and how honest clients fare beside them."""
+    if (told := summary.get("adversary")) is None:
+        return
+    score, clusters = Score.all_of(summary)[0], told["clusters"]
+    of_each = told["scores"][score.name]
+    shown = f"honest {score.label} {score.text(of_each['honest'])}, worst tenth {score.text(of_each['honest_worst10'])}"
+    yield "adversaries", f"{len(told['ids']):,} of {count(summary['clients'], 'client')}, {told['kind']}; {shown}"
+    alone, beside = (
+        count(clusters["of_adversaries"], "cluster"),
+        queries.adversaries(clusters["adversaries_with_honest"]),
+    )
+    found = "" if told["ari_honest"] is None else f"; ARI {number(told['ari_honest'])} of honest clients"
+    yield "", f"{alone} of adversaries alone, {beside} in clusters with honest clients{found}"
+    if told["attack_success"] is not None:
+        yield "", f"backdoor: succeeds with {percent(told['attack_success'])} of honest clients' test examples"
 
 
 def _privacy(epsilon: float | None, delta: float, releases: int, **_: float) -> str:
