@@ -7,10 +7,27 @@ and the network import it; algorithms do not know of it.
 from fedclade.channel.absence import AWAY, Absence
 from fedclade.channel.compose import client_side, received, server_side
 from fedclade.channel.encoding import ENCODINGS, ErrorFeedback, check_encoding, decode, encode, encoded_bytes
+from fedclade.channel.example_privacy import (
+    ExamplePrivacy,
+    Mechanism,
+    PrivateExamples,
+    booked_steps,
+    mechanism_of,
+    noisy_steps,
+    sampling_rate,
+)
 from fedclade.channel.faults import FaultInjection, Faults
 from fedclade.channel.ledger import Budget, Ledger
 from fedclade.channel.middleware import Channel, Middleware
-from fedclade.channel.privacy import DifferentialPrivacy, Privatizing, booked, keyed_noise, refusal
+from fedclade.channel.privacy import (
+    DifferentialPrivacy,
+    Privatizing,
+    booked,
+    keyed_noise,
+    refusal,
+    system_noise,
+    system_uniform,
+)
 from fedclade.channel.replicates import Replicating, Unpacking
 from fedclade.channel.retry import Retrying
 from fedclade.channel.signature import (
@@ -23,6 +40,7 @@ from fedclade.channel.signature import (
     Sketch,
     Sketching,
 )
+from fedclade.channel.step_ledger import StepLedger
 from fedclade.channel.streaming import Streaming
 from fedclade.channel.traffic import Meter, Timing, Traffic
 
@@ -35,14 +53,17 @@ __all__ = [
     "CountSketch",
     "DifferentialPrivacy",
     "ErrorFeedback",
+    "ExamplePrivacy",
     "FaultInjection",
     "Faults",
     "Ledger",
+    "Mechanism",
     "Meter",
     "Middleware",
     "Nothing",
     "Permutation",
     "Permuting",
+    "PrivateExamples",
     "Privatizing",
     "Replicating",
     "Retrying",
@@ -50,18 +71,25 @@ __all__ = [
     "Signature",
     "Sketch",
     "Sketching",
+    "StepLedger",
     "Streaming",
     "Timing",
     "Traffic",
     "Unpacking",
     "booked",
+    "booked_steps",
     "check_encoding",
     "client_side",
     "decode",
     "encode",
     "encoded_bytes",
     "keyed_noise",
+    "mechanism_of",
+    "noisy_steps",
     "received",
     "refusal",
+    "sampling_rate",
     "server_side",
+    "system_noise",
+    "system_uniform",
 ]
