@@ -53,7 +53,7 @@ from fedclade.algorithms import (
     train_clusters,
     train_root,
 )
-from fedclade.channel import DifferentialPrivacy, Faults, Signature
+from fedclade.channel import DifferentialPrivacy, ExamplePrivacy, Faults, Signature
 from fedclade.clustering import Assignment, k_means
 from fedclade.core import (
     CheckpointError,
@@ -136,6 +136,7 @@ __all__ = [
     "EngineError",
     "Evaluation",
     "Event",
+    "ExamplePrivacy",
     "Faults",
     "FeSEM",
     "FedAvg",

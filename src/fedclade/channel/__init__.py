@@ -14,6 +14,7 @@ from fedclade.channel.example_privacy import (
     booked_steps,
     mechanism_of,
     noisy_steps,
+    privatizing,
     sampling_rate,
 )
 from fedclade.channel.faults import FaultInjection, Faults
@@ -25,7 +26,7 @@ from fedclade.channel.privacy import (
     booked,
     keyed_noise,
     refusal,
-    system_noise,
+    system_normal,
     system_uniform,
 )
 from fedclade.channel.replicates import Replicating, Unpacking
@@ -86,10 +87,11 @@ __all__ = [
     "keyed_noise",
     "mechanism_of",
     "noisy_steps",
+    "privatizing",
     "received",
     "refusal",
     "sampling_rate",
     "server_side",
-    "system_noise",
+    "system_normal",
     "system_uniform",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fedclade.channel.example_privacy import PrivateExamples
 from fedclade.channel.middleware import Middleware
 from fedclade.channel.privacy import Privatizing
 from fedclade.channel.replicates import Replicating, Unpacking
@@ -11,7 +12,9 @@ from fedclade.channel.streaming import Streaming
 
 
 def client_side(
-    privatizing: Privatizing | None = None, permutation: Permutation | None = None, sketch: Sketch | None = None
+    privatizing: Privatizing | PrivateExamples | None = None,
+    permutation: Permutation | None = None,
+    sketch: Sketch | None = None,
 ) -> list[Middleware]:
     """Return what an update passes before it leaves a client, in a simulation and on a real client alike.
 

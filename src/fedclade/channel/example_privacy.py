@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from fedclade.channel.middleware import Middleware
-from fedclade.channel.privacy import DifferentialPrivacy, refusal
+from fedclade.channel.privacy import DifferentialPrivacy, Privatizing, keyed_noise, refusal
 from fedclade.channel.step_ledger import StepLedger, epsilon_of_steps
 from fedclade.core import (
     Ask,
@@ -195,9 +195,16 @@ class PrivateExamples(Middleware):
         raise refusal("sums of their data (standardize = 'federated', class_weights = 'balanced')")
 
 
-def booked_steps(
-    privacy: ExamplePrivacy, ledger: StepLedger, run: str, sizes: Mapping[int, int]
-) -> PrivateExamples:
+def privatizing(
+    privacy: Mechanism | None, sizes: Mapping[int, int], keys: Mapping[int, int]
+) -> Privatizing | PrivateExamples | None:
+    """Return what makes simulated clients of these sizes and keys private; None for nothing."""
+    if isinstance(privacy, DifferentialPrivacy):
+        return Privatizing(privacy, keyed_noise(keys))
+    return None if privacy is None else PrivateExamples(sizes)
+
+
+def booked_steps(privacy: ExamplePrivacy, ledger: StepLedger, run: str, sizes: Mapping[int, int]) -> PrivateExamples:
     """Return what makes a real client book its steps before it takes them; beyond its budget it takes none."""
     return PrivateExamples(sizes, lambda r, rates: ledger.book(privacy.noise_multiplier, rates, run, r.number))
 

@@ -188,11 +188,16 @@ def system_noise(size: int, client: int, this_round: Round, what: str) -> Tensor
     Not from the run's seed, since the server knows that and could subtract the noise. Nor from a generator with a seed
     of its own: torch's seeds its generator on the CPU with 32 bits, few enough to try all of them.
     """
+    return system_normal(size)
+
+
+def system_normal(size: int) -> Tensor:
+    """Return standard normal numbers of the operating system, float64."""
     return torch.from_numpy(ndtri(system_uniform(size)))
 
 
-def system_uniform(size: int) -> NDArray[np.float64]:
-    """Return numbers of the operating system, uniform in (0, 1), of 52 random bits each."""
+def system_uniform(size: int) -> NDArray[Any]:
+    """Return numbers of the operating system, uniform in (0, 1), of 52 random bits each, float64."""
     words = np.frombuffer(secrets.token_bytes(8 * size), dtype=np.uint64)
     return ((words >> np.uint64(12)) + 0.5) * 2.0**-52
 

@@ -53,6 +53,7 @@ from fedclade.core.events import (
     Restart,
     Retried,
     Stationary,
+    Stepped,
     Tested,
     TooFew,
 )
@@ -195,6 +196,7 @@ __all__ = [
     "Stationary",
     "Statistics",
     "StatisticsQuery",
+    "Stepped",
     "SubspaceQuery",
     "Sums",
     "TaskKind",

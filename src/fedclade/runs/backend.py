@@ -15,19 +15,20 @@ from fedclade.algorithms import Algorithm
 from fedclade.channel import (
     Absence,
     Channel,
+    DifferentialPrivacy,
+    ExamplePrivacy,
     FaultInjection,
     Faults,
     Meter,
     Nothing,
     Permutation,
-    Privatizing,
     Retrying,
     Sketch,
     Streaming,
     Timing,
     Traffic,
     client_side,
-    keyed_noise,
+    privatizing,
     received,
     server_side,
 )
@@ -51,6 +52,7 @@ from fedclade.tasks import FittedTask
 from fedclade.training import (
     Actors,
     ClientStore,
+    PrivateSteps,
     RayClients,
     Setup,
     SimulatedClients,
@@ -120,7 +122,7 @@ class Backend:
         secret = rng.torch_seed(seed, "the clients' secret")
         permutation = Permutation(secret, layout.size, layout.n_parameters) if settings.permute else None
         keys = federation.keys
-        if privacy and layout.size > layout.n_parameters:
+        if isinstance(privacy, DifferentialPrivacy) and layout.size > layout.n_parameters:
             _log.warning(
                 "noise is put on %d buffers of the model too, and can turn BatchNorm's variances negative; take a "
                 "model without buffers, such as one with GroupNorm",
@@ -132,8 +134,9 @@ class Backend:
         compared = Nothing() if streams and sketch is None else sketch  # an algorithm that compares has one
         at_once = updates_at_once(bytes_each, initial.device, budget)
         streaming = Streaming(federation.sizes, at_once) if streams else None
-        retrying = Retrying(tells_releases=privacy is not None)
-        private = Privatizing(privacy, keyed_noise(keys)) if privacy else None
+        by_example = PrivateSteps.of(privacy) if isinstance(privacy, ExamplePrivacy) else None
+        retrying = Retrying(tells_releases=privacy is not None, sizes=federation.sizes if by_example else None)
+        private = privatizing(privacy, federation.sizes, keys)
         of_clients = [
             *client_side(private, permutation, signature.sketch_of_parts(seed, layout)),
             *([FaultInjection(faults, keys, layout.n_parameters)] if faults else []),
@@ -143,11 +146,11 @@ class Backend:
             counted = Meter()
             inside = [*of_clients, Traffic(counted), *received(compared, streaming)]
             memory = None if settings.memory is None else budget
-            setup = Setup(federation, module, task, personal, inside, counted, memory)
+            setup = Setup(federation, module, task, personal, inside, counted, memory, by_example)
             workers: Workers = RayClients(setup, actors, asked, taken, meter)
             clients = Channel(workers, Timing(meter), absence, retrying)
         else:
-            workers = SimulatedClients(federation, module, device, engine, budget, taken, task, personal)
+            workers = SimulatedClients(federation, module, device, engine, budget, taken, task, personal, by_example)
             arrival = Timing(meter), Traffic(meter), absence, *server_side(retrying, compared, streaming)
             clients = Channel(workers, *of_clients, *arrival)
         initial = permutation.apply(initial) if permutation else initial

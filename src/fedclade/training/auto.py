@@ -194,7 +194,7 @@ def _workers(work: Workload, stackable: bool) -> dict[str, Engine]:
 
 
 def _takes_plain_steps(work: Workload) -> bool:
-    return work.rule is None and not work.spec.keep_state
+    return work.rule is None and work.private is None and not work.spec.keep_state
 
 
 def _keeps_channels_last(work: Workload) -> bool:

@@ -12,9 +12,9 @@ from fedclade.core import Layout, LocalTraining, rng
 from fedclade.tasks import FittedTask, counted
 from fedclade.training.jobs import Job, Workload
 from fedclade.training.local_rules import train_by_rule
+from fedclade.training.optimizer import LocalOptimizer, get_state
 from fedclade.training.private_loop import train_privately
 from fedclade.training.private_steps import PrivateSteps
-from fedclade.training.optimizer import LocalOptimizer, get_state
 from fedclade.training.steps import Places, batches, full, precision
 from fedclade.training.threads import threads_of_step, using_threads
 

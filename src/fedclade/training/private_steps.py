@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from fedclade.channel import ExamplePrivacy, sampling_rate, system_noise, system_uniform
-from fedclade.core import ConfigError, Layout, Round, rng
+from fedclade.channel import ExamplePrivacy, sampling_rate, system_normal, system_uniform
+from fedclade.core import BESIDE, ConfigError, Layout, Round, rng
+from fedclade.data import Federation
 
 if TYPE_CHECKING:
     from fedclade.training.jobs import Job, Workload
@@ -81,18 +82,29 @@ class Draws:
         if self.scale == 0:
             return out.zero_()
         if self._secret:
-            return out.copy_(system_noise(len(out))).mul_(self.scale)
+            return out.copy_(system_normal(len(out))).mul_(self.scale)
         return torch.randn(len(out), generator=self._noise, out=out).mul_(self.scale)
 
 
-def keyed_seed(this_round: Round, key: int) -> int:
-    """Return the seed of a client's DP-SGD: of this query alone, as noise that is used twice protects once."""
-    numbers = this_round.number, this_round.query, key
-    return rng.torch_seed(this_round.seed, f"dp-sgd of {this_round.purpose}", *numbers)
+def generator_of(this_round: Round, key: int, private: PrivateSteps | None) -> torch.Generator:
+    """Return the generator of a client's local training in a round.
+
+    Of DP-SGD it is that of one query alone: noise that is used twice protects once.
+    """
+    if private is not None:
+        numbers = this_round.number, this_round.query, key
+        return rng.torch_generator(this_round.seed, f"dp-sgd of {this_round.purpose}", *numbers)
+    purpose = "train" if this_round.purpose == BESIDE else this_round.purpose
+    return rng.torch_generator(this_round.seed, purpose, this_round.number, key)
 
 
-def check_private(module: nn.Module, layout: Layout) -> None:
-    """Check that a module has a gradient for each example; a ConfigError if it mixes them."""
+def check_private(module: nn.Module, layout: Layout, federation: Federation) -> None:
+    """Check that a module has a gradient for each example, and that its data stays; a ConfigError if not."""
+    if federation.stages:
+        raise ConfigError(
+            f"privacy.level = 'example': {federation} changes during a run, and what an example costs is counted of "
+            "data that stays; leave data.drift out"
+        )
     for name, layer in module.named_modules():
         if isinstance(layer, nn.modules.batchnorm._NormBase) and name not in layout.resting:  # pyright: ignore[reportPrivateUsage]
             mixes = isinstance(layer, nn.modules.batchnorm._BatchNorm) or layer.track_running_stats  # pyright: ignore[reportPrivateUsage]
@@ -107,4 +119,6 @@ def refuse_rules(work: Workload) -> None:
     """Check that clients take plain steps of examples that all count alike; a ConfigError if they do not."""
     if work.rule is not None or any(job.weights is not None for job in work.jobs):
         what = "examples of different weights" if work.rule is None else f"local rule {work.rule.name}"
-        raise ConfigError(f"privacy.level = 'example': {what} cannot be trained by DP-SGD; set privacy.level = 'client'")
+        raise ConfigError(
+            f"privacy.level = 'example': {what} cannot be trained by DP-SGD; set privacy.level = 'client'"
+        )

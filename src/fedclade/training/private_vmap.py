@@ -74,9 +74,7 @@ class NoisyGradients:
                 losses[here] += lost
         return self._with_noise(found, draws), losses
 
-    def _clipped(
-        self, trained: Named, others: Named, x: Tensor, y: Tensor, counts: Tensor
-    ) -> tuple[Named, Tensor]:
+    def _clipped(self, trained: Named, others: Named, x: Tensor, y: Tensor, counts: Tensor) -> tuple[Named, Tensor]:
         gradients, losses = self._of_clients(trained, others, x, y)
         flat = {name: g.flatten(2) if g.dim() > 2 else g.unsqueeze(2) for name, g in gradients.items()}
         squares = torch.stack([g.square().sum(2) for g in flat.values()]).sum(0)

@@ -98,7 +98,8 @@ class VmapEngine:
         inputs, first_inputs = joined([job.inputs for job in jobs])
         targets, first_targets = joined([job.targets for job in jobs])
         first_x, first_y = (torch.tensor(each)[:, None] for each in (first_inputs, first_targets))
-        samples, totals, seen = Samples(private, jobs, spec.batch_size), torch.zeros(len(jobs)).double(), 0
+        samples = Samples(private, jobs, spec.batch_size)
+        totals, seen = torch.zeros(2, len(jobs), dtype=torch.float64)
         for number in range(max(steps)):
             active = sum(count > number for count in steps)
             examples, counts = samples.drawn(active)
@@ -106,7 +107,7 @@ class VmapEngine:
             draws = samples.draws[:active]
             losses = clients.step(slice(0, active), inputs[x], targets[y], counts.to(inputs.device), draws)
             totals[:active] += losses.cpu()
-            seen = seen + nn.functional.pad(counts.sum(1), (0, len(jobs) - active))
+            seen[:active] += counts.sum(1)
         back = torch.tensor(order).argsort()
         updates = torch.index_select(clients.models - start, 0, back.to(models.device), out=work.room(out))
         return updates, (totals / seen.clamp(min=1))[back]

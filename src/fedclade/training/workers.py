@@ -29,8 +29,8 @@ from fedclade.training.channels_last import ChannelsLastLoop
 from fedclade.training.jobs import CannotTrainTogether, Engine, Job, Workload
 from fedclade.training.loop import LoopEngine
 from fedclade.training.memory import clients_in_cache, hot_bytes, keep_freed_memory
-from fedclade.training.processes import cannot_fork, fork, how_it_ended
 from fedclade.training.private_steps import PrivateSteps
+from fedclade.training.processes import cannot_fork, fork, how_it_ended
 from fedclade.training.stacked import StackedEngine
 from fedclade.training.threads import cores
 
