@@ -17,7 +17,7 @@ from fedclade.training.steps import full, precision
 def train_privately(work: Workload, private: PrivateSteps, updates: Tensor) -> Tensor:
     """Train every client, one after another; write updates ``[n, S]`` and return mean losses, float64 ``[n]``.
 
-    A loss is the mean over the examples that were sampled, 0 if none was.
+    A loss is the mean over the examples that were sampled and have a gradient, 0 if there was none.
 
     Raises
     ------
@@ -55,7 +55,7 @@ def _train(work: Workload, private: PrivateSteps, job: Job, out: Tensor) -> floa
                 factor = float(private.factors(gradient.square().sum()))
                 if factor > 0:
                     total.add_(gradient, alpha=factor)
-                losses.append(loss)
+                    losses.append(loss)
             noisy = total / draws.expected + draws.noise(noise).to(total)  # "add noise"
             _hand(layout, trained, noisy)
             rule.adjust(parameters, anchors)

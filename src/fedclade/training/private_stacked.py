@@ -55,13 +55,17 @@ class PrivateBlock:
                 examples, counts = samples.drawn(active)
                 x, y = ((first[:active] + examples).flatten().to(inputs.device) for first in (first_x, first_y))
                 rows = torch.index_select(inputs, 0, x, out=self._pool.room(inputs, len(x), *inputs.shape[1:]))
-                of_rows = self._step(losses, rows, targets.index_select(0, y), counts.to(inputs.device), samples)
-                totals[:active] += of_rows.where(counts.to(of_rows.device), 0).double().sum(1).cpu()
-                seen[:active] += counts.sum(1)
+                y = targets.index_select(0, y)
+                of_rows, counted = self._step(losses, rows, y, counts.to(inputs.device), samples)
+                totals[:active] += of_rows.where(counted, 0).double().sum(1).cpu()
+                seen[:active] += counted.sum(1).cpu()
         return totals / seen.clamp(min=1)
 
-    def _step(self, losses: Losses, x: Tensor, y: Tensor, counts: Tensor, samples: Samples) -> Tensor:
-        """Take a step on examples ``[k·B, ...]``, of which some are padding; return the losses ``[k, B]``."""
+    def _step(self, losses: Losses, x: Tensor, y: Tensor, counts: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
+        """Take a step on examples ``[k·B, ...]``, of which some are padding.
+
+        Returns the losses ``[k, B]``, and which of them are of a gradient that counts.
+        """
         stacked, (k, width) = self._stacked, counts.shape
         self._by_example.begin(width)
         logits = stacked.forward(x)
@@ -77,4 +81,4 @@ class PrivateBlock:
             mine.noise(row)
         stacked.add(noise.to(logits))
         stacked.step()
-        return of_rows.view(k, width)
+        return of_rows.view(k, width), factors > 0

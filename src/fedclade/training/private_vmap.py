@@ -57,12 +57,12 @@ class NoisyGradients:
     def __call__(
         self, trained: Named, others: Named, x: Tensor, y: Tensor, counts: Tensor, draws: Sequence[Draws]
     ) -> tuple[Named, Tensor]:
-        """Return gradients with noise, and the sums of the losses ``[k]`` of the examples ``[k, B]`` that count."""
+        """Return gradients with noise, and of the examples ``[k, B]`` that count the losses' sum and number ``[k, 2]``."""
         size = max(1, self._layout.n_parameters)
         clients = max(1, GRADIENTS_AT_A_TIME // (size * x.shape[1]))
         examples = max(1, min(x.shape[1], GRADIENTS_AT_A_TIME // size))
         found = {name: torch.empty_like(p) for name, p in trained.items()}
-        losses = x.new_zeros(len(x), dtype=torch.float64)
+        losses = torch.zeros(len(x), 2, dtype=torch.float64, device=x.device)
         for first in range(0, len(x), clients):
             here = slice(first, first + clients)
             mine, rest = ({n: t[here] for n, t in named.items()} for named in (trained, others))
@@ -82,7 +82,9 @@ class NoisyGradients:
         left_out = (factors == 0)[..., None]  # whose gradients may be infinite
         sums = {n: torch.bmm(factors.unsqueeze(1), g.masked_fill(left_out, 0)) for n, g in flat.items()}
         named = {name: tensor.view_as(trained[name]) for name, tensor in sums.items()}
-        return named, torch.where(counts, losses, 0.0).double().sum(1)
+        return named, torch.stack([losses.masked_fill(left_out[..., 0], 0), (factors > 0).to(losses)], 2).double().sum(
+            1
+        )
 
     def _with_noise(self, sums: Named, draws: Sequence[Draws]) -> Named:
         noise = torch.empty(len(draws), self._layout.n_parameters)

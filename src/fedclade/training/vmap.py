@@ -99,7 +99,7 @@ class VmapEngine:
         targets, first_targets = joined([job.targets for job in jobs])
         first_x, first_y = (torch.tensor(each)[:, None] for each in (first_inputs, first_targets))
         samples = Samples(private, jobs, spec.batch_size)
-        totals, seen = torch.zeros(2, len(jobs), dtype=torch.float64)
+        totals = torch.zeros(len(jobs), 2, dtype=torch.float64)  # sums of losses, and of how many
         for number in range(max(steps)):
             active = sum(count > number for count in steps)
             examples, counts = samples.drawn(active)
@@ -107,10 +107,9 @@ class VmapEngine:
             draws = samples.draws[:active]
             losses = clients.step(slice(0, active), inputs[x], targets[y], counts.to(inputs.device), draws)
             totals[:active] += losses.cpu()
-            seen[:active] += counts.sum(1)
         back = torch.tensor(order).argsort()
         updates = torch.index_select(clients.models - start, 0, back.to(models.device), out=work.room(out))
-        return updates, (totals / seen.clamp(min=1))[back]
+        return updates, (totals[:, 0] / totals[:, 1].clamp(min=1))[back]
 
     def _by_rule(self, work: Workload, out: Tensor | None) -> tuple[Tensor, Tensor]:
         order = sorted(range(len(work.jobs)), key=lambda k: -work.spec.steps_with(work.jobs[k].size))

@@ -38,6 +38,7 @@ class ByExample:
         self.width = 0
         """Examples of each client in the step: B."""
         self._found: dict[StackedParameter, list[_Dense | Tensor]] = {}
+        self._broken: Tensor | None = None  # which examples have no norm, [k, B, 1], if any
 
     def begin(self, width: int) -> None:
         """Begin a step of so many examples of each client."""
@@ -69,9 +70,11 @@ class ByExample:
         """Return the squared norm of each example's gradient, of all parameters together, ``[k, B]``."""
         self._found = {parameter: [_together(parts)] for parameter, parts in self._found.items()}
         each = [parts[0] for parts in self._found.values()]
-        return torch.stack([e.squares() if isinstance(e, _Dense) else e.flatten(2).square().sum(2) for e in each]).sum(
-            0
-        )
+        squares = [e.squares() if isinstance(e, _Dense) else e.flatten(2).square().sum(2) for e in each]
+        found = torch.stack(squares).sum(0)
+        broken = ~found.isfinite()
+        self._broken = broken.unsqueeze(2) if bool(broken.any()) else None
+        return found
 
     def deliver(self, factors: Tensor) -> None:
         """Give every parameter the sum of its examples' gradients, each times a factor ``[k, B]``; 0 leaves one out."""
@@ -83,7 +86,8 @@ class ByExample:
                 if found.rows is None:
                     parameter.add(outputs.sum(1).view(parameter.state.shape))
                 else:
-                    parameter.add_product(outputs.mT, found.rows)
+                    rows = found.rows if self._broken is None else found.rows.masked_fill(self._broken, 0)
+                    parameter.add_product(outputs.mT, rows)
             else:
                 flat = found.flatten(2) if found.dim() > 2 else found.unsqueeze(2)
                 parameter.add(torch.bmm(weights, flat.masked_fill(left_out, 0)).view(parameter.state.shape))
