@@ -1,6 +1,6 @@
 """DP-SGD on clients: whether engines agree, what it costs in time, and what accuracy it leaves clustered methods.
 
-Agreement: updates of engine ``stacked`` and ``vmap`` against those of the loop, with the same draws, for three models on
+Agreement: updates of engines ``stacked`` and ``vmap`` against those of the loop, with the same draws, for models on
 images of random numbers. Time: CPU seconds of a step's examples, with DP-SGD and without. Accuracy: MNIST with four
 label swaps; σ is found for each ε, for the steps of a client that trains in every round, and the ε of the table is what
 the run states. Methods know the number of clusters, or the rounds in which to split, so that what is seen is the noise.

@@ -62,9 +62,9 @@ def test_the_level_of_a_config_says_whom_noise_protects():
     assert mechanism_of(section) == mechanism_of({**section, "level": "client"}) == DifferentialPrivacy(**section)
     assert mechanism_of({**section, "level": "example"}) == ExamplePrivacy(**section)
     assert mechanism_of({}) is None
-    with pytest.raises(ConfigError, match="privacy.clip_norm should be a number where privacy.level = 'example'"):
+    with pytest.raises(ConfigError, match=r"privacy.clip_norm should be a number where privacy.level = 'example'"):
         mechanism_of({"level": "example"})
-    with pytest.raises(ConfigError, match="privacy.level should be client or example, got 'label'"):
+    with pytest.raises(ConfigError, match=r"privacy.level should be client or example, got 'label'"):
         check_config({"privacy": {"level": "label"}})
     noted = check_config({"privacy": {**section, "level": "example"}}).as_dict()["privacy"]
     assert noted == {"permute": False, **section, "level": "example"}
@@ -270,7 +270,7 @@ def test_what_an_algorithm_asks_besides_is_refused():
         run_of("ifca")
     with pytest.raises(ConfigError, match="do not tell gradients over all their examples"):
         run_of(CFL(similarity="gradients", eps2=1e-3, split_rounds=(1,)))
-    with pytest.raises(ConfigError, match="local rule .* takes other steps than those of DP-SGD"):
+    with pytest.raises(ConfigError, match=r"local rule .* takes other steps than those of DP-SGD"):
         run_of("scaffold", local=LocalTraining(batch_size=10))
 
 

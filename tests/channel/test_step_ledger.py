@@ -149,5 +149,5 @@ def test_a_ledger_that_does_not_add_up_is_damaged(tmp_path, change, told):
 
 
 def test_a_budget_is_of_a_level_there_is():
-    with pytest.raises(ConfigError, match="budget.level should be client or example, got 'label'"):
+    with pytest.raises(ConfigError, match=r"budget.level should be client or example, got 'label'"):
         Budget(epsilon=1.0, level="label")

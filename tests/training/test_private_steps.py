@@ -275,7 +275,7 @@ def test_auto_takes_an_engine_that_can(monkeypatch, tmp_path):
     engine.train(work.redrawn())
     assert engine.name == "stacked"
     of_own = replace(task_of(perceptron(Scaled()), features(), LABELS, SPECS["plain"]), private=PRIVATE)
-    with pytest.raises(ConfigError, match="engine 'stacked' cannot train this model.*'scale', but no stacked form"):
+    with pytest.raises(ConfigError, match=r"engine 'stacked' cannot train this model.*'scale', but no stacked form"):
         build_engine("stacked").train(of_own.redrawn())
     auto = build_engine("auto")
     expected, _ = trained("loop", of_own)
@@ -299,7 +299,7 @@ def test_layers_that_do_not_tell_examples_apart_are_left_to_others():
     expected, _ = trained("loop", work)
     torch.testing.assert_close(trained("vmap", work)[0], expected, rtol=1e-4, atol=1e-6)
     broken = replace(task_of(perceptron(Counts()), features(), LABELS, SPECS["plain"]), private=PRIVATE)
-    with pytest.raises(CannotMapError, match="Sequential changes its buffers in training|cannot be mapped"):
+    with pytest.raises(CannotMapError, match=r"Sequential changes its buffers in training|cannot be mapped"):
         trained("vmap", broken)
     with pytest.raises(CannotTrainTogether, match="the steps of DP-SGD cannot be fused"):
         ChannelsLastLoop().train(work.redrawn())
@@ -331,14 +331,14 @@ def test_layers_that_mix_examples_are_refused_with_advice():
 
 def test_buffers_that_training_changes_are_refused():
     work = replace(task_of(perceptron(Counts()), features(), LABELS, SPECS["plain"]), private=PRIVATE)
-    with pytest.raises(ModelError, match="training changes buffer '1.calls' of Sequential, on which no noise is put"):
+    with pytest.raises(ModelError, match=r"training changes buffer '1.calls' of Sequential, on which no noise is put"):
         trained("loop", work)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_rules_and_weights_are_refused(engine):
     work = private(perceptron(), features(), SPECS["plain"])
-    with pytest.raises(ConfigError, match="local rule .* cannot be trained by DP-SGD; set privacy.level = 'client'"):
+    with pytest.raises(ConfigError, match=r"local rule .* cannot be trained by DP-SGD; set privacy.level = 'client'"):
         trained(engine, replace(work, rule=MoreauEnvelope(lam=1.0, steps=2, lr=0.1)))
     weighted = work.weighted({job.client: torch.ones(job.size) for job in work.jobs})
     with pytest.raises(ConfigError, match="examples of different weights cannot be trained by DP-SGD"):

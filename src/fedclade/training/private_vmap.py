@@ -57,7 +57,7 @@ class NoisyGradients:
     def __call__(
         self, trained: Named, others: Named, x: Tensor, y: Tensor, counts: Tensor, draws: Sequence[Draws]
     ) -> tuple[Named, Tensor]:
-        """Return gradients with noise, and of the examples ``[k, B]`` that count the losses' sum and number ``[k, 2]``."""
+        """Return gradients with noise; and of the examples ``[k, B]`` that count, losses' sum and number ``[k, 2]``."""
         size = max(1, self._layout.n_parameters)
         clients = max(1, GRADIENTS_AT_A_TIME // (size * x.shape[1]))
         examples = max(1, min(x.shape[1], GRADIENTS_AT_A_TIME // size))
