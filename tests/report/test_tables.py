@@ -99,6 +99,10 @@ def test_run_table_tells_what_private_clients_spent(summary_run, epsilon, text):
         cells(line) for line in lines(run_table(replace(run, summary=run.summary | {"privacy": spent})))
     ]
     assert "privacy" not in "\n".join(lines(run_table(run)))
+    spent |= {"level": "example", "steps": 1200}
+    (line,) = [cells(line) for line in lines(run_table(replace(run, summary=run.summary | {"privacy": spent})))][-3:-2]
+    assert line[0] == "privacy"
+    assert line[1].endswith(" for each example; 1,200 noisy steps of the client that spent most")
 
 
 def test_run_table_leaves_out_what_is_not_known(summary_run):

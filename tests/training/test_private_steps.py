@@ -326,6 +326,7 @@ def test_layers_that_mix_examples_are_refused_with_advice():
     with pytest.raises(ConfigError, match=r"layer '1' \(BatchNorm1d\) mixes the examples of a batch.*take GroupNorm"):
         SimulatedClients(federation_of([0]), norm, private=PRIVATE)
     norm[1].eval().requires_grad_(False)  # at rest it is a scale, and mixes nothing
+    SimulatedClients(federation_of([0]), norm, private=PRIVATE)
     SimulatedClients(federation_of([0]), nn.Sequential(nn.GroupNorm(2, 6), nn.Linear(6, 4)), private=PRIVATE)
 
 

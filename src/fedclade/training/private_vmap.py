@@ -82,9 +82,8 @@ class NoisyGradients:
         left_out = (factors == 0)[..., None]  # whose gradients may be infinite
         sums = {n: torch.bmm(factors.unsqueeze(1), g.masked_fill(left_out, 0)) for n, g in flat.items()}
         named = {name: tensor.view_as(trained[name]) for name, tensor in sums.items()}
-        return named, torch.stack([losses.masked_fill(left_out[..., 0], 0), (factors > 0).to(losses)], 2).double().sum(
-            1
-        )
+        seen = torch.stack([losses.masked_fill(left_out[..., 0], 0), (factors > 0).to(losses)], 2)
+        return named, seen.double().sum(1)
 
     def _with_noise(self, sums: Named, draws: Sequence[Draws]) -> Named:
         noise = torch.empty(len(draws), self._layout.n_parameters)
