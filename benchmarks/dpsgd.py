@@ -179,7 +179,7 @@ def main() -> None:
     parser.add_argument("--clip", type=float, default=1.0, metavar="C")
     parser.add_argument("--model", default="mclr")
     parser.add_argument("--epsilon", type=float, nargs="*", default=[float("inf"), 8.0, 2.0])
-    parser.add_argument("--methods", nargs="*", default=list(METHODS))
+    parser.add_argument("--methods", nargs="*", default=["oracle", "fl_hc", "fedavg"])
     arguments = parser.parse_args()
     for part in arguments.only:
         for number, row in enumerate(PARTS[part](arguments)):
