@@ -139,7 +139,13 @@ def one(
     """Print the row of a scenario and a method, the mean of some seeds; return what the limits cost, or the liar."""
     rows: list[tuple[float, float]] = []
     for seed in range(arguments.seeds):
-        last = [f"rounds={arguments.rounds}", f"evaluate_every={arguments.rounds}", f"seed={seed}", "stream=false"]
+        last = [
+            f"rounds={arguments.rounds}",
+            f"evaluate_every={arguments.rounds}",
+            f"seed={seed}",
+            "stream=false",
+            "engine=loop",
+        ]
         data = read_scenario(SUITE / f"{file}.toml").configs["fedavg"].data["name"]
         if data == "mnist" and arguments.data == "digits":
             last += ["data.name=digits", "data.samples_per_client=70", "data.test_samples=300"]

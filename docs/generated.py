@@ -151,7 +151,8 @@ def config_page() -> str:
     data = {"name": data.pop("source"), **data}
     for not_there in ("seed", "data_dir", "source_arguments, partition_arguments, shift_arguments"):
         data.pop(not_there, None)
-    privacy = {"permute": parameters(RunSettings)["permute"], **parameters(DifferentialPrivacy)}
+    level = "`'client'`", "Whom noise protects: a `client` with all its data, or each `example` of it, by DP-SGD."
+    privacy = {"permute": parameters(RunSettings)["permute"], "level": level, **parameters(DifferentialPrivacy)}
     parts = {"name": ("'mlp'", "Of the model, or `module:factory`; its options are keys, too."), **parameters(Parts)}
     sections = [
         ("Above the sections", "", top),

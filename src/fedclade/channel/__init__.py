@@ -9,12 +9,30 @@ from fedclade.channel.adversary import Adversary
 from fedclade.channel.aggregating import Aggregating
 from fedclade.channel.compose import arrived, client_side, received, server_side
 from fedclade.channel.encoding import ENCODINGS, ErrorFeedback, check_encoding, decode, encode, encoded_bytes
+from fedclade.channel.example_privacy import (
+    ExamplePrivacy,
+    Mechanism,
+    PrivateExamples,
+    booked_steps,
+    mechanism_of,
+    noisy_steps,
+    privatizing,
+    sampling_rate,
+)
 from fedclade.channel.faults import FaultInjection, Faults
 from fedclade.channel.ledger import Budget, Ledger
 from fedclade.channel.limits import Limiting
 from fedclade.channel.lying import Lying
 from fedclade.channel.middleware import Channel, Middleware
-from fedclade.channel.privacy import DifferentialPrivacy, Privatizing, booked, keyed_noise, refusal
+from fedclade.channel.privacy import (
+    DifferentialPrivacy,
+    Privatizing,
+    booked,
+    keyed_noise,
+    refusal,
+    system_normal,
+    system_uniform,
+)
 from fedclade.channel.replicates import Replicating, Unpacking
 from fedclade.channel.retry import Retrying
 from fedclade.channel.signature import (
@@ -27,6 +45,7 @@ from fedclade.channel.signature import (
     Sketch,
     Sketching,
 )
+from fedclade.channel.step_ledger import StepLedger
 from fedclade.channel.streaming import Streaming
 from fedclade.channel.traffic import Meter, Timing, Traffic
 
@@ -41,16 +60,19 @@ __all__ = [
     "CountSketch",
     "DifferentialPrivacy",
     "ErrorFeedback",
+    "ExamplePrivacy",
     "FaultInjection",
     "Faults",
     "Ledger",
     "Limiting",
     "Lying",
+    "Mechanism",
     "Meter",
     "Middleware",
     "Nothing",
     "Permutation",
     "Permuting",
+    "PrivateExamples",
     "Privatizing",
     "Replicating",
     "Retrying",
@@ -58,19 +80,27 @@ __all__ = [
     "Signature",
     "Sketch",
     "Sketching",
+    "StepLedger",
     "Streaming",
     "Timing",
     "Traffic",
     "Unpacking",
     "arrived",
     "booked",
+    "booked_steps",
     "check_encoding",
     "client_side",
     "decode",
     "encode",
     "encoded_bytes",
     "keyed_noise",
+    "mechanism_of",
+    "noisy_steps",
+    "privatizing",
     "received",
     "refusal",
+    "sampling_rate",
     "server_side",
+    "system_normal",
+    "system_uniform",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fedclade.channel.aggregating import Aggregating
+from fedclade.channel.example_privacy import PrivateExamples
 from fedclade.channel.limits import Limiting
 from fedclade.channel.lying import Lying
 from fedclade.channel.middleware import Middleware
@@ -15,7 +16,7 @@ from fedclade.core import Aggregation
 
 
 def client_side(
-    privatizing: Privatizing | None = None,
+    privatizing: Privatizing | PrivateExamples | None = None,
     permutation: Permutation | None = None,
     sketch: Sketch | None = None,
     lying: Lying | None = None,

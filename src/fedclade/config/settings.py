@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from fedclade.algorithms import Algorithm, algorithm_class, build_algorithm
-from fedclade.channel import Adversary, DifferentialPrivacy, Faults, Signature
+from fedclade.channel import Adversary, Faults, Mechanism, Signature, mechanism_of
 from fedclade.config.data import load_data
 from fedclade.config.toml_files import Section
 from fedclade.core import Aggregation, DataSpec, LocalTraining
@@ -66,14 +66,15 @@ class Privacy:
     clip_norm: float | None = None
     noise_multiplier: float = 0.0
     delta: float = 1e-5
+    level: str = "client"
 
     def __post_init__(self) -> None:
-        DifferentialPrivacy.of(asdict(self))
+        mechanism_of(asdict(self))
 
     @property
-    def mechanism(self) -> DifferentialPrivacy | None:
-        """How updates are clipped, and how much noise is put on them."""
-        return DifferentialPrivacy.of(asdict(self))
+    def mechanism(self) -> Mechanism | None:
+        """How updates, or the gradients of examples, are clipped, and how much noise is put on them."""
+        return mechanism_of(asdict(self))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,6 +144,8 @@ class Config:
         sections = asdict(self)
         if self.task == TaskSection():  # the data's own
             del sections["task"]
+        if self.privacy.level == "client":  # which earlier versions knew alone
+            del sections["privacy"]["level"]
         if self.presence == Presence():  # all are there all the time
             del sections["presence"]
         if self.aggregate == Aggregation():  # which earlier versions did not know

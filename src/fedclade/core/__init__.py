@@ -55,6 +55,7 @@ from fedclade.core.events import (
     Restart,
     Retried,
     Stationary,
+    Stepped,
     Tested,
     TooFew,
 )
@@ -201,6 +202,7 @@ __all__ = [
     "Stationary",
     "Statistics",
     "StatisticsQuery",
+    "Stepped",
     "SubspaceQuery",
     "Sums",
     "TaskKind",

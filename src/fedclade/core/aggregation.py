@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from fedclade.core.arguments import checked
 from fedclade.core.errors import require
@@ -74,7 +74,9 @@ class Aggregation:
     clip_above: Limit = "auto"
 
     def __post_init__(self) -> None:
+        rules = get_args(Rule)
         require(
+            ("aggregate.rule", self.rule, self.rule in rules, " or ".join(map(repr, rules))),
             ("aggregate.byzantine", self.byzantine, 0 <= self.byzantine < 0.5, "at least 0 and below 0.5"),
             ("aggregate.mixing", self.mixing, not self.mixing or self.is_robust, "false where the rule is 'mean'"),
             ("aggregate.radius", self.radius, self.radius is None or self.radius > 0, "greater than 0, or left out"),

@@ -13,7 +13,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from torch import nn
 
-from fedclade.channel import Adversary, Budget, DifferentialPrivacy
+from fedclade.channel import Adversary, Budget, Mechanism
 from fedclade.core import ConfigError, DataError, FedcladeError, checked
 from fedclade.data import Federation
 from fedclade.flower.client_handler import ClientHandler
@@ -53,7 +53,7 @@ def client_app(
     engine: str = "loop",
     device: str = "auto",
     encoding: str = "float32",
-    privacy: DifferentialPrivacy | None = None,
+    privacy: Mechanism | None = None,
     budget: Budget | None = None,
     task: Task | str | None = None,
     freeze: tuple[str, ...] = (),

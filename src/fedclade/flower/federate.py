@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 from torch import nn
 
 from fedclade.algorithms import Algorithm, build_algorithm
-from fedclade.channel import Channel, Limiting, Meter, Nothing, Retrying, Streaming, Timing, server_side
+from fedclade.channel import Channel, ExamplePrivacy, Limiting, Meter, Nothing, Retrying, Streaming, Timing, server_side
 from fedclade.core import ConfigError, DataSpec, Layout, StatisticsQuery, checked, owner_only, require
 from fedclade.flower import wire
 from fedclade.flower.admission import Identity
@@ -196,7 +196,8 @@ def federate(
     if registry.statistics is not None and labels:
         task = settings.task.of(joined.schema, registry.statistics.labels)
     joined.columns = registry.scales
-    retrying = Retrying(tells_releases=settings.privacy is not None)
+    by_example = isinstance(settings.privacy, ExamplePrivacy)
+    retrying = Retrying(tells_releases=settings.privacy is not None, sizes=joined.sizes if by_example else None)
     compared = Nothing() if streams and sketch is None else sketch  # an algorithm that compares has one
     of_network = {"largest_weight": network.largest_weight, "largest_norm": network.largest_norm}
     limits = settings.aggregate.limits(untrusted=True, **of_network)

@@ -151,11 +151,13 @@ def _adversaries(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "", f"backdoor: succeeds with {percent(told['attack_success'])} of honest clients' test examples"
 
 
-def _privacy(epsilon: float | None, delta: float, releases: int, **_: float) -> str:
+def _privacy(epsilon: float | None, delta: float, releases: int, steps: int | None = None, **_: object) -> str:
     spent = "clipped, without noise"
     if epsilon is not None:
         spent = f"ε = {epsilon:,.0f}" if epsilon >= 100 else f"ε = {epsilon:.3g}"
         spent += f" at δ = {delta:g}"
+    if steps is not None:
+        return f"{spent} for each example; {count(steps, 'noisy step')} of the client that spent most"
     return f"{spent}; {count(releases, 'update')} of the client that sent most"
 
 

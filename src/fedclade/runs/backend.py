@@ -15,13 +15,14 @@ from fedclade.algorithms import Algorithm
 from fedclade.channel import (
     Absence,
     Channel,
+    DifferentialPrivacy,
+    ExamplePrivacy,
     FaultInjection,
     Faults,
     Limiting,
     Meter,
     Nothing,
     Permutation,
-    Privatizing,
     Retrying,
     Sketch,
     Streaming,
@@ -29,7 +30,7 @@ from fedclade.channel import (
     Traffic,
     arrived,
     client_side,
-    keyed_noise,
+    privatizing,
     received,
     server_side,
 )
@@ -55,6 +56,7 @@ from fedclade.tasks import FittedTask
 from fedclade.training import (
     Actors,
     ClientStore,
+    PrivateSteps,
     RayClients,
     Setup,
     SimulatedClients,
@@ -123,7 +125,7 @@ class Backend:
         secret = rng.torch_seed(seed, "the clients' secret")
         permutation = Permutation(secret, layout.size, layout.n_parameters) if settings.permute else None
         keys = federation.keys
-        if privacy and layout.size > layout.n_parameters:
+        if isinstance(privacy, DifferentialPrivacy) and layout.size > layout.n_parameters:
             _log.warning(
                 "noise is put on %d buffers of the model too, and can turn BatchNorm's variances negative; take a "
                 "model without buffers, such as one with GroupNorm",
@@ -144,8 +146,9 @@ class Backend:
         limits = settings.aggregate.limits(untrusted=lying is not None)
         told = (lambda: federation.sizes) if lying is None else (lambda: lying.weights(federation.sizes))
         limiting = Limiting.within(limits, layout.n_parameters, told)
-        retrying = Retrying(tells_releases=privacy is not None)
-        private = Privatizing(privacy, keyed_noise(keys)) if privacy else None
+        by_example = PrivateSteps.of(privacy) if isinstance(privacy, ExamplePrivacy) else None
+        retrying = Retrying(tells_releases=privacy is not None, sizes=federation.sizes if by_example else None)
+        private = privatizing(privacy, federation.sizes, keys)
         of_clients = [
             *client_side(private, permutation, signature.sketch_of_parts(seed, layout), lying),
             *([FaultInjection(faults, keys, layout.n_parameters)] if faults else []),
@@ -155,10 +158,10 @@ class Backend:
             counted = Meter()
             inside = [*of_clients, Traffic(counted), *received(compared, streaming, limiting if streams else None)]
             memory = None if settings.memory is None else budget
-            setup = Setup(held, module, task, personal, inside if sheltered else (), counted, memory)
+            setup = Setup(held, module, task, personal, inside if sheltered else (), counted, memory, by_example)
             workers: Workers = RayClients(setup, actors, asked, taken, meter)
         else:
-            workers = SimulatedClients(held, module, device, engine, budget, taken, task, personal)
+            workers = SimulatedClients(held, module, device, engine, budget, taken, task, personal, by_example)
         if sheltered:  # all that makes a reply small is done where it is made
             last = arrived(retrying, settings.aggregate, None if streams else limiting)
             clients = Channel(workers, Timing(meter), absence, *last)

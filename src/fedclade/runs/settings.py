@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, TypedDict
 
 from fedclade.algorithms import Algorithm, describe
-from fedclade.channel import DifferentialPrivacy, Signature, refusal
+from fedclade.channel import ExamplePrivacy, Mechanism, Signature, refusal
 from fedclade.core import Aggregation, ConfigError, LocalTraining, checked, require, unknown
 from fedclade.models import LoRA, Parts, Preset
 from fedclade.tasks import FittedTask, Task, build_task
@@ -76,7 +76,8 @@ class RunSettings:
         network: whether the clients share a secret that gives the permutation.
     privacy
         How clients clip their updates, and how much noise they add; None for neither. In a network only clients can do
-        that, and the run notes it.
+        that, and the run notes it. :class:`~fedclade.ExamplePrivacy` in place of :class:`~fedclade.DifferentialPrivacy`
+        lets them train by DP-SGD, which protects each of their examples.
     checkpoint_every
         Rounds between checkpoints in the run's folder. ``auto``: as often as costs less than 2 % of the run; 0: only
         when the run stops early.
@@ -106,7 +107,7 @@ class RunSettings:
     aggregate: Aggregation = field(default_factory=Aggregation)
     min_clients: int = 1
     permute: bool = False
-    privacy: DifferentialPrivacy | None = None
+    privacy: Mechanism | None = None
     checkpoint_every: Every = "auto"
 
     def __post_init__(self) -> None:
@@ -183,7 +184,9 @@ class RunSettings:
             problems.append(str(refusal(f"{what} that {name} asks for")))
         if problems:
             raise ConfigError("\n".join(problems))
-        if self.privacy:
+        if isinstance(self.privacy, ExamplePrivacy):
+            self.privacy.epsilon({})
+        elif self.privacy:
             self.privacy.epsilon(1)
 
     def as_config(
@@ -204,9 +207,16 @@ class RunSettings:
             **({} if self.aggregate == Aggregation() else {"aggregate": asdict(self.aggregate)}),
             "target": dict(self.target) if isinstance(self.target, Mapping) else {task.metrics[0].name: self.target},
             **({} if self.task == Task() else {"task": self.task.described}),
-            "privacy": {"permute": self.permute, **(asdict(self.privacy) if self.privacy else {})},
+            "privacy": {"permute": self.permute, **_noted(self.privacy)},
             **more,
         }
+
+
+def _noted(privacy: Mechanism | None) -> dict[str, Any]:
+    """Return what a config says of a privacy besides the permutation."""
+    if privacy is None:
+        return {}
+    return privacy.section if isinstance(privacy, ExamplePrivacy) else asdict(privacy)
 
 
 class RunOptions(TypedDict, total=False):
@@ -231,7 +241,7 @@ class RunOptions(TypedDict, total=False):
     aggregate: Aggregation | None
     min_clients: int
     permute: bool
-    privacy: DifferentialPrivacy | None
+    privacy: Mechanism | None
     checkpoint_every: Every
 
 

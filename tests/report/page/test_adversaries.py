@@ -25,10 +25,8 @@ TOLD = {
 def run(make_run):
     """Clients 0 and 1 in cluster 1, with 2; 3 alone in cluster 3."""
     made = make_run([(1, 0), (2, 2)], truth=[0, 0, 1, 2])
-    rows = [
-        {**row, "accuracy_honest": 0.5 + row["round"] / 100, "accuracy_adversaries": 0.9, "attack_success": 0.25}
-        for row in made.metric_rows
-    ]
+    columns = {"accuracy_adversaries": 0.9, "attack_success": 0.25}
+    rows = [{"round": number, "accuracy_honest": 0.5 + number / 100, **columns} for number in (1, 2, 3)]
     return replace(made, summary={**made.summary, "adversary": TOLD}, metric_rows=rows)
 
 
