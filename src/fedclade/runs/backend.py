@@ -80,7 +80,7 @@ class Backend:
     meter: Meter
     retrying: Retrying
     permutation: Permutation | None  #: the clients' secret P, where it is known: in a simulation, not in a network
-    sketch: Sketch | None
+    sketch: Sketch | None  #: None: what clusters cache of updates is permuted as these are
     streams: bool  #: whether the server keeps no updates
     device: str  #: ``cpu`` or ``cuda``
     memory: int  #: bytes that the data and the training of a round may take
@@ -152,7 +152,8 @@ class Backend:
             clients = Channel(workers, *of_clients, *arrival)
         initial = permutation.apply(initial) if permutation else initial
         common = settings.parts.common_entries(module)
-        of_run = meter, retrying, permutation, sketch, streams, device, budget, task, absence, common
+        kept = sketch if algorithm.compares else Nothing()
+        of_run = meter, retrying, permutation, kept, streams, device, budget, task, absence, common
         return cls(clients, initial, workers, *of_run)
 
     @property
