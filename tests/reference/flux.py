@@ -63,9 +63,7 @@ def flux(
         if status == 0:
             right = sum(int((outputs(models[0], x)[1].argmax(1) == y).sum()) for x, y in data.values())
             accuracy_trend.append(right / sum(n.values()))
-            if server_round >= 3 and any(np.diff(accuracy_trend) < th_round):
-                status = 1
-            elif server_round >= latest:
+            if (server_round >= 3 and any(np.diff(accuracy_trend) < th_round)) or server_round >= latest:
                 status = 1
         clusters = [[i for i in ids if cluster_of[i] == cl] for cl in range(len(models))]
         history.append(AfterRound(clusters, models))

@@ -25,11 +25,12 @@ OPTIONS = {
     "ifca": {"clusters": 2},
     "fedgroup": {"groups": 2},
     "flexcfl": {"groups": 2},
+    "flux": {"clusters": 2, "latest": 4},
     "stocfl": {"tau": 0.6, "anchor_epochs": 5},
 }
 CLUSTERED = (
     *("cfl", "rcfl", "fl_hc", "fedgroup", "flexcfl", "ifca", "fedsoft", "fesem", "fedem", "fedrc", "feddrift"),
-    *("pacfl", "stocfl", "oracle"),
+    *("pacfl", "stocfl", "flux", "oracle"),
 )
 
 

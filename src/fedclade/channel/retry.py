@@ -141,7 +141,7 @@ def _left_out(query: str, why: Mapping[int, str]) -> LeftOut:
 
 
 def _silent(vectors: Tensor) -> list[int]:
-    """Return whose subspaces or descriptors ``[n, ...]`` did not come: of a client that answers some number is not 0."""
+    """Return whose subspaces or descriptors ``[n, ...]`` did not come: who answers sends something but 0."""
     return (~vectors.flatten(1).any(dim=1)).nonzero().flatten().tolist()
 
 
