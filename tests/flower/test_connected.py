@@ -16,7 +16,6 @@ import torch
 from fedclade import Callback, EndRecord, RoundRecord, Run, RunInterrupted, SplitRecord
 from fedclade.algorithms import (
     FLHC,
-    FLUX,
     IFCA,
     PACFL,
     Algorithm,
@@ -247,7 +246,6 @@ ALGORITHMS: dict[str, Algorithm] = {
     "fedgroup": FedGroup(groups=2),
     "ifca": IFCA(clusters=2),
     "fesem": FeSEM(clusters=2),
-    "flux": FLUX(earliest=1, latest=2, clusters=2),
     "stocfl": StoCFL(tau=0.3, anchor_epochs=2),
     "fedsoft": FedSoft(selection=2),
     "feddrift": FedDrift(step_rounds=1, delta=0.2),

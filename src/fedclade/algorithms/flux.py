@@ -40,24 +40,13 @@ from fedclade.clustering import (
     DescriptorSpace,
     agglomerate,
     apart,
+    described,
     epsilon_by_knee,
     k_means,
     to_nearest_descriptor,
     to_root,
 )
-from fedclade.core import (
-    Clients,
-    Event,
-    Group,
-    Joined,
-    Node,
-    ParameterTree,
-    Postponed,
-    Round,
-    UpdateError,
-    checked,
-    require,
-)
+from fedclade.core import Clients, Event, Group, Joined, Node, ParameterTree, Postponed, Round, checked, require
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,11 +152,9 @@ class FLUX(Algorithm[FLUXState]):
             return to_root(ids)
         count = int(tree.nodes[0].criteria["components"])
         found = clients.descriptors(ids, tree.nodes[0].params, this_round.seed, count, per_label=False)
-        if absent := [client for client, row in zip(ids, found, strict=True) if not row.any()]:
-            raise UpdateError(f"a newcomer without a descriptor cannot be assigned: {absent}; take it out")
         members = {leaf.id: _descriptors(leaf, count) for leaf in leaves}
         space = DescriptorSpace.of(torch.cat([*members.values()]))
-        return to_nearest_descriptor(tree, dict(zip(ids, found, strict=True)), members, space)
+        return to_nearest_descriptor(tree, described(ids, found), members, space)
 
     def _is_time(self, state: FLUXState, this_round: Round) -> bool:
         """Whether clients are clustered before a round is run."""

@@ -7,7 +7,14 @@ Algorithms, runs and reports import it; it imports :mod:`fedclade.core` alone.
 
 from fedclade.clustering.bipartition import optimal_bipartition
 from fedclade.clustering.criteria import MOST_PAIRED, SplitCriteria
-from fedclade.clustering.descriptors import DescriptorSpace, apart, epsilon_by_knee, to_nearest_descriptor
+from fedclade.clustering.descriptors import (
+    DescriptorSpace,
+    apart,
+    described,
+    epsilon_by_knee,
+    to_nearest_descriptor,
+    without_labels,
+)
 from fedclade.clustering.linkage import LINKAGES, Merges, agglomerate, cut, cut_height, n_clusters_by_gap, where_to_cut
 from fedclade.clustering.part_similarity import (
     VIEWS,
@@ -65,6 +72,7 @@ __all__ = [
     "cosines",
     "cut",
     "cut_height",
+    "described",
     "distances",
     "epsilon_by_knee",
     "find_by_parts",
@@ -98,4 +106,5 @@ __all__ = [
     "views_of",
     "walk_down",
     "where_to_cut",
+    "without_labels",
 ]
