@@ -1,8 +1,8 @@
 """Which newcomers come to their true cluster when they have no labels.
 
 Runs each method on MNIST where clients differ in their images (rotations, FLUX's patterns), in which labels they have,
-or in what labels are called, which no image shows. Newcomers are held back, with 300 images or 40, and are sent to one of
-the run's models: as ``fedclade assign`` does, by updates or losses, which takes labels; by descriptors, to the leaf
+or in what labels are called, which no image shows. Newcomers are held back, with 300 images or 40, and are sent to one
+of the run's models: as ``fedclade assign`` does, by updates or losses, which takes labels; by descriptors, to the leaf
 whose members' mean is nearest, as the root's model sees their images; and by entropy, to the leaf whose model is
 surest of its predictions. Of those in a true cluster that the run has found, the share that came to a leaf of it.
 

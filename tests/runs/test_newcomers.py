@@ -234,7 +234,9 @@ def test_without_labels_newcomers_go_where_images_are_like_theirs(name):
     algorithm = fedclade.algorithms.build_algorithm(name, options, turned().true_clusters)
     run = fedclade.simulate(algorithm, "mlp", turned(), local=SPEC, rounds=10, evaluate_every=10)
     assert run.summary["clusters"]["ari"] == 1
-    no_labels = [dataclasses.replace(c, label_map=torch.zeros(10, dtype=torch.int64)) for c in turned().newcomers.clients]
+    no_labels = [
+        dataclasses.replace(c, label_map=torch.zeros(10, dtype=torch.int64)) for c in turned().newcomers.clients
+    ]
     blind = dataclasses.replace(turned().newcomers, clients=tuple(no_labels))
     for newcomers in (turned().newcomers, blind):
         found = fedclade.assign(run, newcomers, members=turned())

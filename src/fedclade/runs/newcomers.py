@@ -66,7 +66,6 @@ def assign(
     only_fitting
         Give a newcomer the deepest model on its way that fits it, the root's if none does. By default it gets that of
         the leaf that it comes to, as CFL's Algorithm 4 has it, and is only told whether it fits.
-
     members
         The run's own clients. Where they are given, newcomers need no labels to be assigned: they go to the leaf whose
         members' data is most like theirs, as the root's model sees it. Labels are still looked at for scoring.
