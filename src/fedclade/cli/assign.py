@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -57,8 +58,8 @@ def assign_newcomers(
     own = _config_of(run, folder)
     federation = _held_back(own, folder, data_dir) if config is None else _all_of(find_config(config), own, data_dir)
     members = own.federation(data_dir) if without_labels or own.newcomers.without_labels else None
-    how = {"device": device, "engine": engine, "memory": memory, "only_fitting": only_fitting}
-    found = assign(run, federation, **how, members=members)
+    how = partial(assign, device=device, engine=engine, memory=memory)
+    found = how(run, federation, only_fitting=only_fitting, members=members)
     written = [found.save(path) for path in ([out] if out else [folder / f"newcomers{s}" for s in (".csv", ".json")])]
     console.print(newcomer_table(found, run))
     say(console, f"written: {', '.join(str(path) for path in written)}")

@@ -66,7 +66,7 @@ def _centred(numbers: Points, reach: float) -> Points:
 
 def apart(points: Points) -> Distances:
     """Return the Euclidean distances of all pairs of n points, as SciPy lists them."""
-    return pdist(points)
+    return np.asarray(pdist(points), dtype=np.float64)
 
 
 def epsilon_by_knee(distances: Distances) -> float:
