@@ -186,7 +186,8 @@ class FLUX(Algorithm[FLUXState]):
             epsilon = self.eps_scaling * epsilon_by_knee(distances)
             how = "descriptor", "single", epsilon, None
             found, _, event = merged(ids, agglomerate(distances, "single"), *how)
-            criteria, events = {**criteria, "epsilon": epsilon}, [event]
+            criteria["epsilon"] = epsilon
+            events.append(event)
         row_of = {client: row.flatten() for client, row in zip(ids, rows, strict=True)}
         groups = [Group(tuple(c), 0, root.params, torch.stack([row_of[i] for i in sorted(c)])) for c in found]
         after = tree.regrouped(groups, params=root.params, round_number=this_round.number, criteria=criteria)
