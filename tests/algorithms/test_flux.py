@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from fedclade import FLUX, ConfigError, LocalTraining
+from fedclade.clustering import without_labels
 from fedclade.clustering.descriptors import DescriptorSpace, apart, epsilon_by_knee, knee
 from fedclade.core import Round, UpdateError
 from tests.reference.fedavg import as_numpy
@@ -16,6 +17,7 @@ from tests.reference.flux import flux, kneedle, scaled
 from tests.tiny import LABELS, Around, Metered, federation_of, perceptron, play, simulated
 
 SPEC = LocalTraining(epochs=2, batch_size=10, lr=0.2)
+ROUND = Round(2, SPEC, 1)
 TRUTH, SIZES = [0, 1, 2, 0, 1, 2, 0, 1], [60, 66, 81, 74, 90, 72, 78, 85]
 
 
@@ -118,7 +120,7 @@ def test_too_few_descriptors_leave_one_cluster_until_there_are_more():
 def test_newcomers_are_assigned_without_labels_to_the_nearest_mean():
     algorithm, clients, state, _ = ran(2, {})
     ids = sorted(clients.ids)
-    found = algorithm.assign(state.tree, ids, clients, Round(2, SPEC, 1))
+    found = algorithm.assign(state.tree, ids, clients, ROUND)
     rows = clients.descriptors(ids, state.tree.nodes[0].params, 1, LABELS, per_label=False)
     assert rows.shape == (8, 4, LABELS)
     whole = torch.cat([leaf.cached for leaf in state.tree.leaves]).view(8, -1, LABELS)
@@ -133,12 +135,10 @@ def test_newcomers_are_assigned_without_labels_to_the_nearest_mean():
         assert each.fits  # as members do
     clients.silent = (5,)
     with pytest.raises(UpdateError, match=r"newcomer without a descriptor cannot be assigned: \[5\]; take it out"):
-        algorithm.assign(state.tree, [4, 5], clients, Round(2, SPEC, 1))
+        algorithm.assign(state.tree, [4, 5], clients, ROUND)
     assert [
         each.node
-        for each in algorithm.assign(
-            algorithm.init(state.tree.nodes[0].params, clients).tree, [1], clients, Round(2, SPEC, 1)
-        )
+        for each in algorithm.assign(algorithm.init(state.tree.nodes[0].params, clients).tree, [1], clients, ROUND)
     ] == [0]
 
 
@@ -175,3 +175,18 @@ def test_descriptors_travel_once():
 def test_an_option_out_of_range_is_refused(option, value, rule):
     with pytest.raises(ConfigError, match=re.escape(f"algorithm.{option} should be {rule}, got {value!r}")):
         FLUX(**{option: value})
+
+
+def test_without_labels_only_members_that_answer_count_and_some_must():
+    algorithm, clients, state, _ = ran(2, {})
+    ids = sorted(clients.ids)
+    found = without_labels(state.tree, ids, clients, clients, 1)
+    assert [each.node for each in found] == [each.node for each in algorithm.assign(state.tree, ids, clients, ROUND)]
+    some = Silent(clients.clients)
+    some.silent = state.tree.leaves[0].members
+    assert state.tree.leaves[0].id not in {each.node for each in without_labels(state.tree, ids, clients, some, 1)}
+    some.silent = tuple(ids)
+    with pytest.raises(UpdateError, match="no member of the run describes its data, so no newcomer can be assigned"):
+        without_labels(state.tree, ids, clients, some, 1)
+    one = algorithm.init(state.tree.nodes[0].params, clients).tree
+    assert [each.path for each in without_labels(one, [3], clients, clients, 1)] == [(0,)]
