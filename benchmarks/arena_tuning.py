@@ -62,6 +62,7 @@ SETTINGS: Mapping[str, Sequence[Options]] = {
     "finetune": ({"epochs": 1}, {"epochs": 2}, {"epochs": 5}),
     "fl_hc": tuple({"rounds_before": 3, "metric": "l2", "linkage": "ward", **cut} for cut in CUTS),
     "flexcfl": tuple({"groups": groups, "pretrain_scale": 1} for groups in (4, 2, 8)),
+    "flux": ({"eps_scaling": 1.0}, {"eps_scaling": 0.8}, {"eps_scaling": 1.2}),
     "ifca": tuple({"clusters": clusters} for clusters in (4, 2, 8)),
     "pacfl": CUTS,
     "per_fedavg": ({"alpha": 0.005}, {"alpha": 0.02}, {"alpha": 0.05}),
