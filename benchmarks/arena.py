@@ -83,16 +83,19 @@ def methods_of(lines: Sequence[Line]) -> list[str]:
 
 
 def table_of(kind: str, lines: Sequence[Line]) -> str:
-    """Return methods by levels: mean accuracy in percent with its interval, ARI, and the number of folds."""
+    """Return methods by levels: what :func:`cell_of` says of each; the best of the clustered ones is bold."""
     by_cell: dict[tuple[int, str], list[Line]] = defaultdict(list)
     for line in lines:
         name, _, level = line["cell"].rpartition(" ")
         if name.endswith(f" {kind}"):
             by_cell[int(level), line["method"]].append(line)
     levels = sorted({level for level, _ in by_cell}, reverse=True)
+    best = {
+        level: best_of([line for (of, _), mine in by_cell.items() if of == level for line in mine]) for level in levels
+    }
     rows: list[list[str]] = []
     for method in methods_of(lines):
-        cells = [cell_of(by_cell[level, method], method) for level in levels]
+        cells = [cell_of(by_cell[level, method], method, best=best[level] == method) for level in levels]
         if any(cells):
             rows.append([f"`{method}`", *cells])
     return markdown_table(["config", *(f"level {level}" for level in levels)], rows)
@@ -100,11 +103,13 @@ def table_of(kind: str, lines: Sequence[Line]) -> str:
 
 def table_without_kinds(data: str, lines: Sequence[Line]) -> str:
     """Return methods of a data set of one cell, without true clusters: accuracy, and the clusters found."""
+    mine = [line for line in lines if data_of(line) == data]
+    best = best_of(mine)
     rows: list[list[str]] = []
-    for method in methods_of(mine := [line for line in lines if data_of(line) == data]):
+    for method in methods_of(mine):
         folds = [line for line in mine if line["method"] == method]
         found = ", ".join(str(line["clusters"]) for line in folds) if method in CLUSTERED else ""
-        rows.append([f"`{method}`", cell_of(folds, method), found])
+        rows.append([f"`{method}`", cell_of(folds, method, best=method == best), found])
     return markdown_table(["config", "accuracy, %", "clusters"], rows) if rows else "Nothing has run yet."
 
 
@@ -113,14 +118,25 @@ def place_of(method: str) -> tuple[int, str]:
     return (CLUSTERED.index(method), "") if method in CLUSTERED else (len(CLUSTERED), method)
 
 
-def cell_of(lines: Sequence[Line], method: str) -> str:
-    """Return accuracy, interval, ARI of what makes clusters, and the folds if they are not three."""
+def best_of(lines: Sequence[Line]) -> str:
+    """Return the best of the clustered methods, by the mean over the folds that each has run."""
+    scores: dict[str, list[float]] = defaultdict(list)
+    for line in lines:
+        if line["method"] in CLUSTERED:
+            scores[line["method"]].append(line["accuracy"])
+    return max(scores, key=lambda method: mean(scores[method]), default="")
+
+
+def cell_of(lines: Sequence[Line], method: str, *, best: bool = False) -> str:
+    """Return accuracy with its interval, of what clusters also ARI and clusters found, and the folds if not three."""
     if not lines:
         return ""
     middle, half = mean_and_interval([100 * line["accuracy"] for line in lines])
-    text = f"{middle:.1f}" + ("" if half is None else f" ± {half:.1f}")
-    aris = [line["ari"] for line in lines if line["ari"] is not None]
-    text += f" · {mean(aris):.2f}" if aris and method in CLUSTERED else ""
+    text = f"**{middle:.1f}**" if best else f"{middle:.1f}"
+    text += "" if half is None else f" ± {half:.1f}"
+    if method in CLUSTERED and all(line["ari"] is not None for line in lines):
+        found, true = mean(line["clusters"] for line in lines), mean(line["true"] for line in lines)
+        text += f" · {mean(line['ari'] for line in lines):.2f} · {found:.2g}/{true:.2g}"
     return text + ("" if len(lines) == 3 else f" ({len(lines)})")
 
 

@@ -57,7 +57,23 @@ def test_each_data_set_has_columns_of_its_own_for_costs(arena):
     lines = [line("cifar10", "ifca", 0.5, seconds=40), line("mnist P(X) 8", "ifca", 0.5), line("cifar10", "apfl", 0.5)]
     _, _, *rows = arena.costs(lines).splitlines()
     assert rows == ["| `ifca` | 2 | 1.0 | 40 | 1.0 |", "| `apfl` |  |  | 2 | 1.0 |"]
-    assert "| `ifca` | 50.0 (1) | 3 |" in arena.table_without_kinds("cifar10", lines)
+    assert "| `ifca` | **50.0** (1) | 3 |" in arena.table_without_kinds("cifar10", lines)
+
+
+def test_the_best_of_the_clustered_is_bold_with_the_clusters_found_of_the_true(arena):
+    truth = {"ari": 0.5, "true": 10}
+    lines = [line("mnist P(X) 8", "rcfl", score, seed, **truth) for seed, score in enumerate((0.8, 0.8, 0.8))]
+    lines += [
+        line("mnist P(X) 8", "cfl", 0.7, **truth),
+        line("mnist P(X) 8", "apfl", 0.9),
+        line("mnist P(X) 3", "cfl", 0.6, **truth),
+    ]
+    _, _, *rows = arena.table_of("P(X)", lines).splitlines()
+    assert rows == [
+        "| `rcfl` | **80.0** ± 0.0 · 0.50 · 3/10 |  |",
+        "| `cfl` | 70.0 · 0.50 · 3/10 (1) | **60.0** · 0.50 · 3/10 (1) |",
+        "| `apfl` | 90.0 (1) |  |",
+    ]
 
 
 def test_ranks_are_of_the_methods_and_cells_that_have_most_runs_without_a_gap(arena, tmp_path: Path):
