@@ -147,6 +147,7 @@ def config_page() -> str:
         "clients": data.pop("newcomers"),
         "samples_per_client": data.pop("newcomer_samples"),
         **_only(parameters(Churn), "join_round", "leave_round"),
+        "without_labels": ("False", "Whether `fedclade assign` does without newcomers' labels."),
     }
     data = {"name": data.pop("source"), **data}
     for not_there in ("seed", "data_dir", "source_arguments, partition_arguments, shift_arguments"):

@@ -30,6 +30,7 @@ OPTIONS = {
     "fl_hc": {"rounds_before": 2, "n_clusters": 3},
     "ifca": {"clusters": 2, "restarts": 2, "restart_rounds": 2},
     "pacfl": {"n_clusters": 3},
+    "flux": {"earliest": 1, "latest": 2},
     "stocfl": {"tau": 0.5, "anchor_epochs": 2},
 }
 

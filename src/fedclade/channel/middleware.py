@@ -11,6 +11,7 @@ from torch import Tensor
 from fedclade.core import (
     Ask,
     Clients,
+    DescriptorQuery,
     Evaluation,
     EvaluationQuery,
     Handlers,
@@ -32,8 +33,8 @@ class Middleware:
         """Put a query; return the reply."""
         updates, evaluation = partial(self.updates, ask=ask), partial(self.evaluation, ask=ask)
         subspaces, statistics = partial(self.subspaces, ask=ask), partial(self.statistics, ask=ask)
-        shifts = partial(self.shifts, ask=ask)
-        return query.handled(Handlers(updates, evaluation, subspaces, statistics, shifts))
+        shifts, descriptors = partial(self.shifts, ask=ask), partial(self.descriptors, ask=ask)
+        return query.handled(Handlers(updates, evaluation, subspaces, statistics, shifts, descriptors))
 
     def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
         """Return the updates of the clients that reply."""
@@ -49,6 +50,10 @@ class Middleware:
 
     def statistics(self, query: StatisticsQuery, ask: Ask) -> Statistics:
         """Return what the training examples of all clients come to."""
+        return ask(query)
+
+    def descriptors(self, query: DescriptorQuery, ask: Ask) -> Tensor:
+        """Return descriptors, ``[n, 2 + B, C]``."""
         return ask(query)
 
     def shifts(self, query: ShiftQuery, ask: Ask) -> Tensor:

@@ -27,6 +27,7 @@ from fedclade.channel.middleware import Middleware
 from fedclade.core import (
     Ask,
     ConfigError,
+    DescriptorQuery,
     Evaluation,
     EvaluationQuery,
     Round,
@@ -158,6 +159,10 @@ class Privatizing(Middleware):
     def subspaces(self, query: SubspaceQuery, ask: Ask) -> Tensor:
         """Raise a ConfigError: these are directions of the data."""
         raise refusal("subspaces of their data")
+
+    def descriptors(self, query: DescriptorQuery, ask: Ask) -> Tensor:
+        """Raise a ConfigError: these are means of the data, as a model sees it."""
+        raise refusal("descriptors of their data")
 
     def shifts(self, query: ShiftQuery, ask: Ask) -> Tensor:
         """Raise a ConfigError: that tells of the labels."""

@@ -17,6 +17,7 @@ from fedclade.core import (
     NOT_ASKED,
     TOO_LATE,
     Ask,
+    DescriptorQuery,
     Evaluation,
     EvaluationQuery,
     Event,
@@ -81,6 +82,13 @@ class Retrying(Middleware):
 
     def subspaces(self, query: SubspaceQuery, ask: Ask) -> Tensor:
         """Return singular vectors ``[n, L, d, p]``; clients that do not answer are asked again."""
+        return self._of_all(query, ask, "subspaces")
+
+    def descriptors(self, query: DescriptorQuery, ask: Ask) -> Tensor:
+        """Return descriptors ``[n, 2 + B, C]``; clients that do not answer are asked again."""
+        return self._of_all(query, ask, "descriptors")
+
+    def _of_all(self, query: SubspaceQuery | DescriptorQuery, ask: Ask, what: str) -> Tensor:
         vectors = ask(query)
         for _ in range(self._retries):
             if not (absent := _silent(vectors)):
@@ -88,7 +96,7 @@ class Retrying(Middleware):
             vectors = vectors.clone()
             vectors[absent] = ask(replace(query, ids=[query.ids[i] for i in absent]))
         if absent := _silent(vectors):
-            self._events.append(_left_out("subspaces", dict.fromkeys((query.ids[i] for i in absent), DROPPED_OUT)))
+            self._events.append(_left_out(what, dict.fromkeys((query.ids[i] for i in absent), DROPPED_OUT)))
         return vectors
 
     def closed(self, number: int) -> tuple[Event, ...]:
@@ -147,7 +155,7 @@ def _left_out(query: str, why: Mapping[int, str]) -> LeftOut:
 
 
 def _silent(vectors: Tensor) -> list[int]:
-    """Return whose subspaces, of ``[n, L, d, p]``, did not come: a client that answers has one vector at least."""
+    """Return whose subspaces or descriptors ``[n, ...]`` did not come: who answers sends something but 0."""
     return (~vectors.flatten(1).any(dim=1)).nonzero().flatten().tolist()
 
 

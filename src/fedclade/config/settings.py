@@ -79,12 +79,16 @@ class Privacy:
 
 @dataclass(frozen=True, kw_only=True)
 class Newcomers:
-    """The ``[newcomers]`` section: clients that are held back, see :func:`fedclade.load_federation`, or join late."""
+    """The ``[newcomers]`` section: clients that are held back, see :func:`fedclade.load_federation`, or join late.
+
+    Whether ``fedclade assign`` does ``without_labels``.
+    """
 
     clients: int = 0
     samples_per_client: int | None = None
     join_round: int | None = None
     leave_round: int | None = None
+    without_labels: bool = False
 
     @property
     def presence(self) -> Churn:
@@ -152,6 +156,8 @@ class Config:
             del sections["aggregate"]
         if self.adversary == Adversary():
             del sections["adversary"]
+        if not self.newcomers.without_labels:  # which earlier versions did not know
+            del sections["newcomers"]["without_labels"]
         top = sections.pop("top")
         if not self.top.evaluate_validation:  # which earlier versions did not know
             del top["evaluate_validation"]

@@ -9,6 +9,7 @@ from fedclade.core.aggregation import Aggregation, Limits, Rule
 from fedclade.core.arguments import check_arguments, checked, defaults, known_arguments
 from fedclade.core.array_mapping import ArrayMapping, Positions
 from fedclade.core.clients import Clients, Workers
+from fedclade.core.descriptor_query import DescriptorQuery
 from fedclade.core.display import Displayed, at_prompt, draw_with, drawn, in_notebook
 from fedclade.core.errors import (
     CheckpointError,
@@ -149,6 +150,7 @@ __all__ = [
     "DataChanged",
     "DataError",
     "DataSpec",
+    "DescriptorQuery",
     "Disconnected",
     "Displayed",
     "Empty",

@@ -24,12 +24,12 @@ from fedclade.channel import (
 )
 from fedclade.core import OWN, DataError, EvaluationQuery, Round, Split, UpdateError, importing_only
 from fedclade.data import Federation
-from fedclade.flower import wire
+from fedclade.flower import descriptors, wire
 from fedclade.flower.asked import maker_of
 from fedclade.flower.booking import privatizing_of
 from fedclade.flower.local_training import read_rule, read_spec
-from fedclade.flower.models_sent import models_of_mixture, read_mixture
-from fedclade.flower.node_store import NodeStore
+from fedclade.flower.models_sent import read_mixture
+from fedclade.flower.node_store import NodeStore, uses_kept
 from fedclade.flower.policy import Policy
 from fedclade.flower.residuals import Residuals
 from fedclade.flower.secret import secret_digest, secret_model, seed_of
@@ -116,6 +116,7 @@ class ClientHandler:
             "subspaces": self._subspaces,
             "statistics": self._statistics,
             "shifts": self._shifts,
+            "descriptors": self._descriptors,
         }
         kind = content.get("what", str)
         if kind not in answers:
@@ -124,14 +125,11 @@ class ClientHandler:
         if kind != "hello" and (theirs := content.get("layout", str)) != mine:
             raise UpdateError(f"asked about a model of structure {theirs}, and has one of structure {mine}")
         self._policy.check_kind(kind)
-        if self._trainer.needs_all and kind in ("train", "gradients", "evaluate", "subspaces"):
+        if self._trainer.needs_all and kind in ("train", "gradients", "evaluate", "subspaces", "descriptors"):
             self._trainer.take(content.values)
         cost = cost_of(kind, content)
         self._policy.check_usage(self._usage_log.usage(state) + cost, len(self._data.train))
-        keeps = kind in ("train", "gradients", "evaluate") and (self._layout.personal or content.get("own", bool))
-        keeps = keeps or kind == "shifts" or (kind in ("train", "evaluate") and models_of_mixture(content) > 0)
-        keeps = keeps or (kind == "train" and ("rule" in content.values or content.json("spec").get("keep_state")))
-        if keeps:
+        if keeps := uses_kept(kind, content, bool(self._layout.personal)):
             self._kept.open(self._trainer.workers.store, content.get("run", str), state)
         with importing_only(self._imports):  # a server's message names nothing else that is imported here
             answer = answers[kind](content)
@@ -268,6 +266,11 @@ class ClientHandler:
     def _shifts(self, content: Content) -> RecordDict:
         shifted = self._clients().ask(read_query(self._data.id, content))
         return wire.record({"round": content.get("round", int), "shifted": bool(shifted[0])})
+
+    def _descriptors(self, content: Content) -> RecordDict:
+        query = descriptors.read_query(self._data.id, self._models(content, ["model"])[0], content)
+        self._policy.check_descriptor(len(self._data.train), query.shape(self._federation.pool.schema)[1])
+        return wire.record({}, {"descriptor": wire.raw_vector(self._clients().ask(query).flatten())})
 
     def _sketch(self, content: Content, seed: int) -> Sketch | None:
         """Return what is compared of each of several updates, as the server asks for it."""

@@ -17,6 +17,7 @@ from fedclade.core import (
     DROPPED_OUT,
     OWN,
     TOO_LATE,
+    DescriptorQuery,
     Evaluation,
     EvaluationQuery,
     Layout,
@@ -30,7 +31,7 @@ from fedclade.core import (
     Updates,
     Workers,
 )
-from fedclade.flower import shifts, wire
+from fedclade.flower import descriptors, shifts, wire
 from fedclade.flower.backoff import Backoff
 from fedclade.flower.exchange import AT_ONCE, Exchange
 from fedclade.flower.models_sent import ModelsSent, as_values, length_of, of_mixture
@@ -197,6 +198,11 @@ class GridClients(Workers):
         query.labels(self._registry.clients.schema)
         content, connected = self.content("shifts", shifts.described(query)), len(self._registry.connected)
         return shifts.asked(query, content, self.request, connected)
+
+    def handle_descriptors(self, query: DescriptorQuery) -> Tensor:
+        """Let each client describe its training data; those of a client that does not answer are all zeros."""
+        content = self.content("descriptors", descriptors.as_values(query), {"model": wire.raw_vector(query.model)})
+        return descriptors.asked(query, content, self.request, self._registry)
 
     def content(self, kind: str, values: Mapping[str, Any], vectors: Mapping[str, Array] | None = None) -> RecordDict:
         """Return the content of a request of a kind about this model."""

@@ -83,7 +83,7 @@ class Backend:
     meter: Meter
     retrying: Retrying
     permutation: Permutation | None  #: the clients' secret P, where it is known: in a simulation, not in a network
-    sketch: Sketch | None
+    sketch: Sketch | None  #: None: what clusters cache of updates is permuted as these are
     streams: bool  #: whether the server keeps no updates
     device: str  #: ``cpu`` or ``cuda``
     memory: int  #: bytes that the data and the training of a round may take
@@ -170,7 +170,8 @@ class Backend:
             clients = Channel(workers, *of_clients, Timing(meter), Traffic(meter), absence, *last)
         initial = permutation.apply(initial) if permutation else initial
         common = settings.parts.common_entries(module)
-        of_run = meter, retrying, permutation, sketch, streams, device, budget, task, absence, common, adversaries
+        kept = sketch if algorithm.compares else Nothing()
+        of_run = meter, retrying, permutation, kept, streams, device, budget, task, absence, common, adversaries
         return cls(clients, initial, workers, *of_run)
 
     @property

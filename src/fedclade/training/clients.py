@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fedclade.core import (
     ConfigError,
+    DescriptorQuery,
     Evaluation,
     EvaluationQuery,
     Indices,
@@ -31,6 +32,7 @@ from fedclade.training.augmentation import augmented
 from fedclade.training.auto import build_engine
 from fedclade.training.blocks import Blocks
 from fedclade.training.data import ClientsData
+from fedclade.training.descriptors import descriptors
 from fedclade.training.evaluation import Evaluator
 from fedclade.training.jobs import CannotTrainTogether, Engine, Job, Workload
 from fedclade.training.loop import LoopEngine
@@ -245,6 +247,10 @@ class SimulatedClients(Workers):
     def handle_shifts(self, query: ShiftQuery) -> Tensor:
         """Let each client compare its labels with those of before, see :func:`~fedclade.training.shifts.shifts`."""
         return shifts(self._stages.in_round(query.round).federation, self.store, query)
+
+    def handle_descriptors(self, query: DescriptorQuery) -> Tensor:
+        """Let each client describe its training data, see :func:`~fedclade.training.descriptors.descriptors`."""
+        return descriptors(query, self._stages.in_round(query.data_round), self.whole, self._module)
 
     def _train_block(
         self,

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedclade.core import (
     OWN,
+    DescriptorQuery,
     Evaluation,
     EvaluationQuery,
     Query,
@@ -51,7 +52,7 @@ def together(query: Query[Any], replies: Sequence[tuple[Sequence[int], Any]]) ->
         return _updates(query, [reply for _, reply in replies])
     if isinstance(query, EvaluationQuery):
         return _evaluation(replies)
-    if isinstance(query, SubspaceQuery | ShiftQuery):
+    if isinstance(query, SubspaceQuery | ShiftQuery | DescriptorQuery):
         return _in_order(query, [(places, reply) for places, reply in replies])
     return reduce(Statistics.plus, (statistics for _, statistics in replies))
 
