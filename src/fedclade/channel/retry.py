@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 
 from torch import Tensor
 
 from fedclade.channel.absence import AWAY
+from fedclade.channel.example_privacy import noisy_steps
 from fedclade.channel.middleware import Middleware
 from fedclade.core import (
     DROPPED_OUT,
@@ -21,8 +22,10 @@ from fedclade.core import (
     EvaluationQuery,
     Event,
     LeftOut,
+    Limited,
     Released,
     Retried,
+    Stepped,
     SubspaceQuery,
     UpdateError,
     UpdateQuery,
@@ -39,11 +42,14 @@ class Retrying(Middleware):
     A query that nobody answers is put again, up to ``retries`` times, and so is, to the clients that did not answer,
     one that needs everybody; not to clients that are away for the whole round. Algorithms get what came, be it nothing
     at all; only a round in which no answer arrived to any query is an error. With ``tells_releases`` a round reports
-    how many updates each client sent, usable or not: what private clients spend.
+    how many updates each client sent, usable or not: what private clients spend. With ``sizes``, the numbers of
+    examples of clients that train by DP-SGD, it reports besides how many noisy steps they took.
     """
 
-    def __init__(self, retries: int = RETRIES, tells_releases: bool = False) -> None:
-        self._retries, self._tells_releases = retries, tells_releases
+    def __init__(
+        self, retries: int = RETRIES, tells_releases: bool = False, sizes: Mapping[int, int] | None = None
+    ) -> None:
+        self._retries, self._tells_releases, self._sizes = retries, tells_releases, sizes
         self._begin()
 
     def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
@@ -59,6 +65,8 @@ class Retrying(Middleware):
             updates = updates.concat(more).select(query.ids)
         if updates.left_out:
             self._events.append(_left_out(what, updates.left_out))
+        if updates.limited:
+            self._events.append(Limited(0, what, dict(sorted(updates.limited.items()))))
         self._count(updates, travels=query.round.sends_updates)
         return updates
 
@@ -109,12 +117,14 @@ class Retrying(Middleware):
         events = self._events
         if self._tells_releases and self._sent:
             events.append(Released(0, {client: self._sent[client] for client in sorted(self._sent)}))
+        events += [Stepped(0, rate, dict(sorted(steps.items()))) for rate, steps in sorted(self._steps.items())]
         self._begin()
         return tuple(events)
 
     def _begin(self) -> None:
         self._events: list[Event] = []
         self._sent: Counter[int] = Counter()
+        self._steps: defaultdict[float, Counter[int]] = defaultdict(Counter)
         self._queries = self._evaluations = 0  # apart, since the number of a query keys its faults
         self._awaited, self._answered = False, set[bool]()
         self._left_out: dict[int, str] = {}
@@ -131,6 +141,10 @@ class Retrying(Middleware):
         self._queries += 1
         if query.round.sends_updates:
             self._sent.update(updates.senders * query.round.replicates)
+        if (sizes := self._sizes) is not None:
+            for client in updates.senders:
+                for rate, steps in noisy_steps(query.round, sizes[client]).items():
+                    self._steps[rate][client] += steps
         known = {*updates.ids, *updates.left_out}
         silent = {client: DROPPED_OUT for client in query.ids if client not in known}
         return replace(updates, left_out={**updates.left_out, **silent}) if silent else updates

@@ -14,19 +14,19 @@ from torch import Tensor, nn
 from fedclade.channel import (
     Budget,
     Channel,
-    DifferentialPrivacy,
-    Ledger,
+    ExamplePrivacy,
+    Mechanism,
     Permutation,
     Signature,
     Sketch,
-    booked,
     check_encoding,
     client_side,
 )
-from fedclade.core import OWN, ConfigError, DataError, EvaluationQuery, Round, Split, UpdateError, importing_only
+from fedclade.core import OWN, DataError, EvaluationQuery, Round, Split, UpdateError, importing_only
 from fedclade.data import Federation
 from fedclade.flower import descriptors, wire
 from fedclade.flower.asked import maker_of
+from fedclade.flower.booking import privatizing_of
 from fedclade.flower.local_training import read_rule, read_spec
 from fedclade.flower.models_sent import read_mixture
 from fedclade.flower.node_store import NodeStore, uses_kept
@@ -41,7 +41,7 @@ from fedclade.flower.wire import Content, shown
 from fedclade.models import Parts
 from fedclade.runs import Maker
 from fedclade.tasks import FittedTask, Task
-from fedclade.training import SimulatedClients
+from fedclade.training import PrivateSteps, SimulatedClients
 
 LARGEST_SKETCH = 2**20  # entries that a signature may be asked to have: memory is allocated for them
 
@@ -62,7 +62,7 @@ class ClientHandler:
         engine: str = "loop",
         device: str = "cpu",
         encoding: str = "float32",
-        privacy: DifferentialPrivacy | None = None,
+        privacy: Mechanism | None = None,
         budget: Budget | None = None,
         folder: Path | None = None,
         secret: str | None = None,
@@ -87,29 +87,16 @@ class ClientHandler:
         personal = parts.personal_names(module)
 
         def workers(federation: Federation, task: FittedTask) -> SimulatedClients:
-            return SimulatedClients(federation, module, device, engine, task=task, personal=personal)
+            private = PrivateSteps.of(privacy, secret=True) if isinstance(privacy, ExamplePrivacy) else None
+            held = self._held(federation)
+            return SimulatedClients(held, module, device, engine, task=task, personal=personal, private=private)
 
         self._trainer = Trainer(federation, task or Task(), workers)
-        self._layout = self._trainer.workers.layout
-        self._permutation = None
+        self._layout, self._permutation = self._trainer.workers.layout, None
         if secret is not None:
             self._permutation = Permutation(seed_of(secret), self._layout.size, self._layout.n_parameters)
-        privatizing = None
-        if budget is not None and privacy is None:  # or whoever writes the run's config could turn the noise off
-            raise ConfigError(
-                f"this client may spend ε = {budget.epsilon:g}, and an update without noise has no bound; set "
-                "privacy.clip_norm and privacy.noise_multiplier"
-            )
-        if privacy is not None:
-            if folder is None:
-                raise ConfigError("a private client needs a folder for its ledger; set folder in its node config")
-            if budget is None:  # the noise is the run's to set: without a limit of its own nothing is promised
-                raise ConfigError(
-                    "privacy.clip_norm is set, and this client does not say what it may spend; set epsilon in its node "
-                    "config, or epsilon=inf for no bound"
-                )
-            privatizing = booked(privacy, Ledger(folder / "privacy.json", budget), "network")
-        self._client_side = partial(client_side, privatizing, self._permutation)
+        private = privatizing_of(privacy, budget, folder, {self._data.id: len(self._data.train)})
+        self._client_side = partial(client_side, private, self._permutation)
         self._residuals, self._exact = (Residuals(folder, each, self._layout) for each in (encoding, "float32"))
         self._sums = self._clients().ask(self._trainer.needs) if self._trainer.needs_all else None
         self._kept = NodeStore(folder)
@@ -152,13 +139,17 @@ class ClientHandler:
             self._usage_log.write(self._usage_log.usage(state) + cost, state)
         return answer
 
+    def _held(self, federation: Federation) -> Federation:
+        """Return the data that it trains and evaluates on."""
+        return federation
+
     def _register(self, content: Content) -> RecordDict:
         truth = self._federation.true_clusters
         return wire.record(
             {
                 "number": -1 if self._number is None else self._number,
                 "name": self._data.name,
-                "size": len(self._data.train),
+                "size": self._clients().sizes[self._data.id],
                 "schema": wire.to_json(self._federation.pool.schema),
                 "description": str(self._federation),
                 "layout": wire.layout_digest(self._layout),

@@ -34,7 +34,6 @@ from fedclade.core import (
 from fedclade.flower import descriptors, shifts, wire
 from fedclade.flower.backoff import Backoff
 from fedclade.flower.exchange import AT_ONCE, Exchange
-from fedclade.flower.limits import UpdateLimits
 from fedclade.flower.models_sent import ModelsSent, as_values, length_of, of_mixture
 from fedclade.flower.node_registry import NodeRegistry
 from fedclade.flower.policy import check_allowed
@@ -66,8 +65,6 @@ class GridClients(Workers):
         By whose metrics clients are scored.
     sketch
         What the updates of parts of a client's data are compared by.
-    limits
-        How much an update may weigh, and how long it may be.
     wait
         Seconds to wait for any client, should all be gone in the middle of a round.
     """
@@ -79,13 +76,12 @@ class GridClients(Workers):
         layout: Layout,
         task: FittedTask,
         sketch: Sketch | None = None,
-        limits: UpdateLimits | None = None,
         wait: float = 0.0,
     ) -> None:
         self._exchange, self._registry, self._wait = exchange, registry, wait
         self.layout, self._task = layout, task
         self._structure = wire.layout_digest(layout)
-        self._sketch, self._limits = sketch, limits or UpdateLimits(math.inf, math.inf)
+        self._sketch = sketch
         self._backoff = Backoff()
         self._scored: dict[tuple[int, Split], int] = {}
         """Number of examples of a client's scores, on each split: it is always the same."""
@@ -107,15 +103,13 @@ class GridClients(Workers):
 
     @property
     def sizes(self) -> Mapping[int, int]:
-        """Number of training examples that each client counts with: what it registered with, within the limit."""
-        return self._limits.weights(self._registry.clients.sizes)
+        """Number of training examples that each client registered with."""
+        return self._registry.clients.sizes
 
     def handle_updates(self, query: UpdateQuery) -> Updates:
         """Let each client train from its model, or take the gradient at it; return the updates of those that answer."""
         kind, ids, this_round = query.kind, query.ids, query.round
-        sent = ModelsSent.of(query, self.layout.n_parameters)
-        if not query.is_secret:
-            self._limits.begin((kind, this_round.purpose, this_round.number), sent.starts)
+        sent = ModelsSent.of(query)
         repeated = {"round": this_round.number, "query": this_round.query, "purpose": this_round.purpose}
         values = {
             **repeated,
@@ -277,10 +271,7 @@ class GridClients(Workers):
 
     def _checked(self, buffer: UpdateBuffer, query: UpdateQuery, left_out: Mapping[int, str]) -> Updates:
         updates = buffer.checked(self._shape(query)[1], query.round.number)
-        sizes = self.sizes
-        weights = torch.tensor([sizes[client] for client in updates.ids], dtype=updates.sizes.dtype)
-        updates = replace(updates, sizes=weights, left_out={**left_out, **updates.left_out})
-        return updates if query.is_secret else self._limits.admit(updates)  # what a client keeps affects no other
+        return replace(updates, left_out={**left_out, **updates.left_out})
 
     def _shape(self, query: UpdateQuery) -> tuple[int, int]:
         """Return how long an update is, and how much of it is compared."""
