@@ -90,7 +90,7 @@ class RunConfig:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the config with every default filled in, as a run folder has it."""
-        return {**self.config.as_dict(), "network": {**asdict(self.network), **asdict(self.apps)}}
+        return {**self.config.as_dict(), "network": {**self.network.described, **asdict(self.apps)}}
 
 
 def _listed(key: str, value: object) -> object:
