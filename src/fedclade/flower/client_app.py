@@ -128,8 +128,8 @@ def app_for(make: Callable[[Context], ClientHandler]) -> ClientApp:
 
     def answer(message: Message, context: Context) -> Message:
         try:
-            key = key_of(context)
-            content = signed(handler(context).answer(Content.of(message.content), context.state, key), message, key)
+            client, key = handler(context), key_of(context)
+            content = signed(client.answer(Content.of(message.content), context.state, key), message, key)
         except (FedcladeError, OSError) as error:  # such as data that is not there, a full disk, or its policy
             _log.warning("refused %s: %s", message.metadata.message_type, error)
             content = unsigned(refusal(str(error)), message)
