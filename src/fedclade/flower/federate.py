@@ -24,7 +24,8 @@ from fedclade.flower.initial_models import drawn_by_clients
 from fedclade.flower.keys import read_keys
 from fedclade.flower.limits import UpdateLimits
 from fedclade.flower.node_registry import NodeRegistry
-from fedclade.flower.secure.fits import check_sums, secure_for
+from fedclade.flower.secure.fits import check_sums
+from fedclade.flower.secure.setting import SecureAggregation
 from fedclade.flower.secure.terms import SecureRules
 from fedclade.runs import (
     Backend,
@@ -226,7 +227,8 @@ def federate(
     sketch = settings.signature.sketch(settings.seed, layout)
     parted_by = settings.signature.sketch_of_parts(settings.seed, layout)
     limits = UpdateLimits(network.largest_weight, network.largest_norm)
-    secure = secure_for(network.rules, sketch if algorithm.compares else None, limits, layout) if is_secure else None
+    signed = sketch if algorithm.compares and sketch else Nothing()
+    secure = SecureAggregation(network.rules, signed, limits) if is_secure else None
     grid_clients = GridClients(exchange, registry, layout, task, parted_by, limits, network.wait, secure)
     labels = (joined.schema.labels or 0) if task.balanced else 0
     if registry.statistics is None and (registry.scaled or labels):

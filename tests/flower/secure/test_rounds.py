@@ -234,10 +234,13 @@ def test_signatures_leave_beside_the_sum():
 NANS = torch.full((15,), torch.nan)
 
 
-def test_a_sketch_that_tells_too_much_stays_with_its_client():
-    room = Room.of(3, beside=21)
-    updates = summed(room, [0] * 3, setting_of(compared=CountSketch(0, D, 21)), sketch=CountSketch(0, D, 21))
-    assert updates.left_out[0] == (
+def test_a_sketch_that_tells_too_much_is_not_asked_for_and_stays_with_its_client():
+    sketch = CountSketch(0, D, 21)
+    with pytest.raises(
+        ConfigError, match=r"21 numbers .* of updates of 40 parameters; lower signature.dim \(21\), so tha"
+    ):
+        summed(Room.of(3), [0] * 3, setting_of(compared=sketch), sketch=sketch)
+    assert summed(Room.of(3, beside=21), [0] * 3).left_out[0] == (
         "asked to send 21 numbers unmasked beside an update of 40 parameters, which is more than one in 2; lower "
         "signature.dim"
     )

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 from fedclade.algorithms import Algorithm
-from fedclade.channel import Nothing, Sketch
-from fedclade.core import ConfigError, Layout
-from fedclade.flower.limits import UpdateLimits
-from fedclade.flower.secure.setting import SecureAggregation
-from fedclade.flower.secure.terms import CLEAR_SHARE, SecureRules
+from fedclade.core import ConfigError
 from fedclade.runs import RunSettings
 
 
@@ -22,15 +18,3 @@ def check_sums(settings: RunSettings, algorithm: Algorithm) -> None:
         problems.append("the server has sums alone, as a run that streams; leave out stream = false")
     if problems:
         raise ConfigError("\n".join(f"network.secure_aggregation = true: {problem}" for problem in problems))
-
-
-def secure_for(rules: SecureRules, sketch: Sketch | None, limits: UpdateLimits, layout: Layout) -> SecureAggregation:
-    """Return the server's side for a run; a ConfigError if what is compared tells too much of an update."""
-    compared = sketch or Nothing()
-    if CLEAR_SHARE * compared.dim > layout.n_parameters:
-        raise ConfigError(
-            f"network.secure_aggregation = true: signatures of {compared.dim} numbers are sent as they are, and tell "
-            f"too much of updates of {layout.n_parameters} parameters; set signature.dim to at most "
-            f"{layout.n_parameters // CLEAR_SHARE}"
-        )
-    return SecureAggregation(rules, compared, limits)

@@ -11,7 +11,7 @@ import torch
 from flwr.app import MessageType
 from torch import Tensor
 
-from fedclade.core import Sums, UpdateError, UpdateQuery, Updates
+from fedclade.core import ConfigError, Sums, UpdateError, UpdateQuery, Updates
 from fedclade.flower.models_sent import ModelsSent
 from fedclade.flower.secure import adverts as advertising
 from fedclade.flower.secure.adverts import Advert
@@ -19,7 +19,7 @@ from fedclade.flower.secure.group import BadSharesError, Group, by_row, too_smal
 from fedclade.flower.secure.masked_reply import MaskedReply, read_masked
 from fedclade.flower.secure.secrets import LONGEST_SHARE
 from fedclade.flower.secure.setting import Asks, Members, SecureAggregation, check
-from fedclade.flower.secure.terms import Terms, digest_of, listed, names_of
+from fedclade.flower.secure.terms import CLEAR_SHARE, Terms, digest_of, listed, names_of
 from fedclade.flower.wire import Content
 
 LONGEST_CIPHERTEXT = 1024  # bytes; Fernet makes some 250 of two shares
@@ -63,6 +63,12 @@ class _Round:
         self._parts = count if count > 1 and query.round.compares_parts else 0
         self._part_dim = int(values["dim"])
         self._clear = self._parts * self._part_dim + dim
+        if CLEAR_SHARE * self._clear > D:
+            raise ConfigError(
+                f"network.secure_aggregation = true: {self._clear} numbers of each client that are sent as they are "
+                f"tell too much of updates of {D} parameters; lower signature.dim ({self._part_dim or dim}), so that "
+                f"they are at most {D // CLEAR_SHARE}"
+            )
 
     def run(self) -> Updates:
         query = self._query
