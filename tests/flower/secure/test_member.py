@@ -105,6 +105,8 @@ def test_the_others_keys_are_those_of_the_group_and_all_different():
         asked(room, "shares", sealings=[told["sealings"][0], *[told["sealings"][1]] * 4])
     with pytest.raises(UpdateError, match="the keys shown for the sum are not those of its 5 clients"):
         asked(room, "shares", maskings=[told["maskings"][1], *told["maskings"][1:]])
+    with pytest.raises(UpdateError, match="client 1's keys for the sum are not signed by its key"):
+        asked(room, "shares", sealings=[told["sealings"][0], bytes(33), *told["sealings"][2:]])
     with pytest.raises(UpdateError, match=r"keys of clients \[0, 1, 2, 3, 3\]: each client should be there once"):
         asked(room, "shares", clients=[0, 1, 2, 3, 3])
     with pytest.raises(UpdateError, match="'clients' should be a list of int, got 'all'"):

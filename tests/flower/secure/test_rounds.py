@@ -277,7 +277,10 @@ def test_clients_with_a_list_of_the_others_keys_take_part():
     room.parties[3] = Party(3, peers=peers)  # whom the server has put in the place of the client with that number
     updates = summed(room, [0] * 4)
     assert updates.ids == ()
-    assert "client 3's keys for the sum are signed by" in updates.left_out[0]
+    assert "client 3, with the key" in updates.left_out[0]
+    assert "has another key on this client's list of peers (peers-file)" in updates.left_out[0]
     room.parties[3] = Party(3, key=keys[3])
     room.parties[0].peers = {key: client for key, client in peers.items() if client != 1}
-    assert summed(room, [0] * 4).left_out == {0: "client 1 is not on this client's list of peers (peers-file)"}
+    (why,) = summed(room, [0] * 4).left_out.values()
+    assert "client 1, with the key" in why
+    assert "is not on this client's list of peers (peers-file)" in why

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -11,8 +12,9 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
-from fedclade import Run, Signature
+from fedclade import DifferentialPrivacy, Run, Signature
 from fedclade.algorithms import CFL, FLHC, FeSEM, ReplicatedCFL
+from fedclade.channel import Budget
 from fedclade.core.errors import ConfigError, UpdateError
 from fedclade.flower import LocalGrid, Network, wire
 from fedclade.flower.from_config import RunConfig
@@ -139,6 +141,19 @@ def test_a_client_may_insist_on_sums():
     assert run_of("local", secure=False, grid=insists).summary["rounds"] == 2  # of which no update leaves
 
 
+def test_what_is_masked_is_private_and_permuted_as_without(tmp_path: Path):
+    """Clipped to a norm below any update's, so that it shows, and with no noise, which would hide all else."""
+    (tmp_path / "secret").write_text("0123456789abcdef" * 2)
+    privacy, runs = DifferentialPrivacy(clip_norm=0.1), list[Run]()
+    for secure in (False, True):
+        config = {"secret-file": str(tmp_path / "secret")}
+        grid = grid_of(federation_of(SIX), config=config, privacy=privacy, budget=Budget(epsilon=math.inf))
+        grid = housed(grid, tmp_path / str(secure))
+        runs.append(run_of("fedavg", secure, grid, privacy=privacy, permute=True, rounds=1))
+    assert_same(runs[1], runs[0])
+    assert "released" in {event["kind"] for event in runs[1].events}
+
+
 def test_clients_that_know_the_others_keys_check_them(tmp_path: Path):
     grid = housed(grid_of(federation_of(SIX)), tmp_path)
     run_of("fedavg", grid=grid, rounds=1)
@@ -148,7 +163,10 @@ def test_clients_that_know_the_others_keys_check_them(tmp_path: Path):
     for client, node in enumerate(grid.nodes.values()):
         node.config = {**node.config, "peers-file": str(tmp_path / ("others" if client == 0 else "peers"))}
     run = run_of("fedavg", grid=grid, rounds=1)
-    assert reasons(run) == {0: "client 5 is not on this client's list of peers (peers-file)"}
+    (why,) = reasons(run).values()
+    assert set(reasons(run)) == {0}
+    assert "client 5, with the key" in why
+    assert "is not on this client's list of peers (peers-file)" in why
 
 
 @pytest.mark.parametrize(

@@ -32,8 +32,8 @@ class Advert:
         """Return it with a signature by the client's own key, for one sum."""
         return replace(self, signature=key.private.sign(self._transcript(context)))
 
-    def check(self, context: bytes, signer: str) -> None:
-        """Check that the holder of a key signed it for this sum; an UpdateError otherwise."""
+    def check(self, context: bytes) -> None:
+        """Check that the holder of its ``signer`` key signed it for this sum; an UpdateError otherwise."""
         try:
             check_public(self.masking)
             check_public(self.sealing)
@@ -41,11 +41,6 @@ class Advert:
             public.verify(self.signature, self._transcript(context))
         except (ValueError, InvalidSignature) as error:
             raise UpdateError(f"client {self.client}'s keys for the sum are not signed by its key") from error
-        if self.signer != signer:
-            raise UpdateError(
-                f"client {self.client}'s keys for the sum are signed by {shown(self.signer)}, and its key is "
-                f"{shown(signer)}"
-            )
 
     def _transcript(self, context: bytes) -> bytes:
         parts = [self.masking.hex(), self.sealing.hex(), self.commitment.hex()]
@@ -58,7 +53,7 @@ def told(adverts: Sequence[Advert]) -> dict[str, Any]:
     return {f"{name}s": [getattr(each, name) for each in adverts] for name in columns}
 
 
-def read(content: Content, client: int | None = None, signer: str = "") -> list[Advert]:
+def read(content: Content) -> list[Advert]:
     """Return the adverts of a message, all of different clients; an UpdateError otherwise."""
     ids = listed(content, "clients", int)
     others = [listed(content, name, bytes) for name in ("maskings", "sealings", "commitments", "signatures")]
@@ -70,10 +65,12 @@ def read(content: Content, client: int | None = None, signer: str = "") -> list[
     return [Advert(*row) for row in rows]
 
 
-def checked_with(peers: Mapping[str, int], adverts: Sequence[Advert], context: bytes) -> None:
-    """Check adverts by a client's own list of the others' keys: nobody else is behind any of them."""
-    key_of = {number: key for key, number in peers.items()}
+def check_with(peers: Mapping[str, int], adverts: Sequence[Advert]) -> None:
+    """Check adverts by a client's own list of the others' keys: nobody else has signed any of them."""
     for each in adverts:
-        if each.client not in key_of:
-            raise UpdateError(f"client {each.client} is not on this client's list of peers (peers-file)")
-        each.check(context, key_of[each.client])
+        if peers.get(each.signer) != each.client:
+            listed = "is not on" if each.client not in peers.values() else "has another key on"
+            raise UpdateError(
+                f"client {each.client}, with the key {shown(each.signer)}, {listed} this client's list of peers "
+                "(peers-file)"
+            )

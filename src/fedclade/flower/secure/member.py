@@ -139,8 +139,10 @@ class Member:
         if len(set(public)) != len(public):
             raise UpdateError("two clients of the sum show the same key")
         others = [each for each in everybody if each.client != kept.client]
+        for each in others:
+            each.check(terms.context)
         if self._peers is not None:
-            advertising.checked_with(self._peers, others, terms.context)
+            advertising.check_with(self._peers, others)
         return others
 
     def _take_shares(self, kept: Kept, content: Content, terms: Terms) -> None:

@@ -144,9 +144,9 @@ class _Round:
     def _keys(self, of: Mapping[int, Group]) -> None:
         def read(client: int, content: Content) -> Advert:
             masking, sealing, promise = (content.get(name, bytes) for name in ("masking", "sealing", "commitment"))
-            signer = self._members.keys[client]
-            advert = Advert(client, masking, sealing, promise, signer, content.get("signature", bytes))
-            advert.check(of[client].terms.context, signer)
+            signature = content.get("signature", bytes)
+            advert = Advert(client, masking, sealing, promise, self._members.keys[client], signature)
+            advert.check(of[client].terms.context)
             return advert
 
         for client, advert in self._ask(
