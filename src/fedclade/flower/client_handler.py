@@ -124,10 +124,6 @@ class ClientHandler:
         """
         member, whole = self._member, content
         answers: Mapping[str, Callable[[Content], RecordDict]] = {
-            "keys": lambda content: member.keys(content, state, key),
-            "shares": lambda content: member.shares(content, state),
-            "masked": lambda _: member.masked(whole, state, self._trained_for_sum, self._layout.n_parameters),
-            "unmask": lambda content: member.unmask(content, state),
             "hello": self._register,
             "initial": self._initial,
             "train": self._train,
@@ -136,6 +132,10 @@ class ClientHandler:
             "subspaces": self._subspaces,
             "statistics": self._statistics,
             "shifts": self._shifts,
+            "keys": lambda content: member.keys(content, state, key),
+            "shares": lambda content: member.shares(content, state),
+            "masked": lambda _: member.masked(whole, state, self._trained_for_sum, self._layout.n_parameters),
+            "unmask": lambda content: member.unmask(content, state),
         }
         kind = content.get("what", str)
         if kind not in answers:
