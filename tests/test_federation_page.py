@@ -53,6 +53,7 @@ def test_the_page_has_every_limit_of_a_client_with_its_default():
         "allow": '"train evaluate statistics"',
         "imports": '""',
         "max-partings": "a quarter of its training examples",
+        "max-clear": "half the parameters",
     }
     assert told == {key: shown.get(key, str(default)) for key, default in defaults.items()}
 

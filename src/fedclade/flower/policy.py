@@ -16,6 +16,7 @@ QUERIES = ("train", "evaluate", "statistics", "gradients", "subspaces", "shifts"
 FORBIDS = "the client's policy forbids"
 """How a refusal begins by which the server sees that it will not get this answer, however often it asks."""
 
+CLEAR_SHARE = 2  # parameters for each number that may leave unmasked beside an update: see :class:`Policy`
 EXAMPLES_A_PARTING = 4  # training examples for each time that a client parts its data: see :class:`Policy`
 
 _NAMES = {"allow": "names of questions", "imports": "names such as 'my_models:resnet'"}
@@ -55,6 +56,7 @@ class Policy:
     max_evaluations: int = 50_000  # models that are scored, or trained for the client itself, in all
     secure_aggregation: bool = False  # whether updates leave under masks alone, for a sum
     min_group: int = 3  # fewest clients of a sum that an update may be part of
+    max_clear: int | None = None  # numbers that leave beside a masked update, as sketches do; None: D / CLEAR_SHARE
 
     def __post_init__(self) -> None:
         problems = [unknown("question in allow:", kind, QUERIES) for kind in self.allow if kind not in QUERIES]
@@ -62,7 +64,7 @@ class Policy:
             raise ConfigError("\n".join(problems))
         texts = {*_NAMES, *(flag.replace("-", "_") for flag in _FLAGS)}
         limits = {name: value for name, value in asdict(self).items() if name not in texts and value is not None}
-        lowest = {name: 0 if name in _IN_ALL else 1 for name in limits}
+        lowest = {name: 0 if name in _IN_ALL or name == "max_clear" else 1 for name in limits}
         require(*((_key(n), value, value >= lowest[n], f"at least {lowest[n]}") for n, value in limits.items()))
 
     @classmethod
@@ -112,6 +114,15 @@ class Policy:
             raise PolicyError(
                 f"this client takes part in sums of at least {self.min_group} clients (min-group in its node config), "
                 f"and is asked for one of {clients}"
+            )
+
+    def check_clear(self, count: int, n_parameters: int) -> None:
+        """Check how many numbers leave unmasked beside an update of D = ``n_parameters``: what is compared."""
+        most = n_parameters // CLEAR_SHARE if self.max_clear is None else self.max_clear
+        if count > most:
+            raise PolicyError(
+                f"{FORBIDS} to send {count} numbers unmasked beside an update of {n_parameters} parameters, at most "
+                f"{most} (max-clear in its node config)"
             )
 
     def check_training(

@@ -13,6 +13,7 @@ from fedclade import LocalTraining
 from fedclade.channel import CountSketch
 from fedclade.core import ConfigError, Mixture, Round
 from fedclade.flower import wire
+from fedclade.flower.policy import Policy
 from fedclade.flower.secure.terms import STAGES
 from tests.flower.secure.sums import RULES, D, Party, Room, S, expected, query_of, setting_of, summed, worded
 
@@ -240,10 +241,11 @@ def test_a_sketch_that_tells_too_much_is_not_asked_for_and_stays_with_its_client
         ConfigError, match=r"21 numbers .* of updates of 40 parameters; lower signature.dim \(21\), so tha"
     ):
         summed(Room.of(3), [0] * 3, setting_of(compared=sketch), sketch=sketch)
-    assert summed(Room.of(3, beside=21), [0] * 3).left_out[0] == (
-        "asked to send 21 numbers unmasked beside an update of 40 parameters, which is more than one in 2; lower "
-        "signature.dim"
-    )
+    forbids = "the client's policy forbids to send 21 numbers unmasked beside an update of 40 parameters, at most"
+    for policy, most in ((Policy(), 20), (Policy(max_clear=0), 0)):
+        left_out = summed(Room.of(3, beside=21, policy=policy), [0] * 3).left_out
+        assert left_out[0] == f"{forbids} {most} (max-clear in its node config)"
+    assert summed(Room.of(3, policy=Policy(max_clear=0)), [0] * 3).ids == (0, 1, 2)
 
 
 def test_where_nobody_answers_there_is_no_sum():

@@ -23,7 +23,7 @@ from fedclade.flower.secure.adverts import Advert
 from fedclade.flower.secure.kept import Kept
 from fedclade.flower.secure.numbers import Numbers
 from fedclade.flower.secure.secrets import Masked, agreed, commitment, mask, new_key, new_seed, public_of
-from fedclade.flower.secure.terms import CLEAR_SHARE, OF_STAGE, Terms, digest_of, listed, names_of
+from fedclade.flower.secure.terms import OF_STAGE, Terms, digest_of, listed, names_of
 from fedclade.flower.wire import Content, shown
 
 Train = Callable[[Content], Updates]
@@ -87,11 +87,7 @@ class Member:
         updates = train(training_of(content))
         size = len(content.vector("model")) // updates.required_deltas.element_size()
         update, clear = updates.required_deltas[0, :size], updates.required_deltas[0, size:]
-        if CLEAR_SHARE * len(clear) > n_parameters:
-            raise UpdateError(
-                f"asked to send {len(clear)} numbers unmasked beside an update of {n_parameters} parameters, which is "
-                f"more than one in {CLEAR_SHARE}; lower signature.dim"
-            )
+        self._policy.check_clear(len(clear), n_parameters)
         examples = int(updates.sizes[0])
         weight = min(examples, terms.weight) / terms.weight
         numbers, clipped = Numbers(terms.clip, terms.clients).encode(update, weight)

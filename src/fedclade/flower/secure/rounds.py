@@ -13,13 +13,14 @@ from torch import Tensor
 
 from fedclade.core import ConfigError, Sums, UpdateError, UpdateQuery, Updates
 from fedclade.flower.models_sent import ModelsSent
+from fedclade.flower.policy import CLEAR_SHARE
 from fedclade.flower.secure import adverts as advertising
 from fedclade.flower.secure.adverts import Advert
 from fedclade.flower.secure.group import BadSharesError, Group, by_row, too_small
 from fedclade.flower.secure.masked_reply import MaskedReply, read_masked
 from fedclade.flower.secure.secrets import LONGEST_SHARE
 from fedclade.flower.secure.setting import Asks, Members, SecureAggregation, check
-from fedclade.flower.secure.terms import CLEAR_SHARE, Terms, digest_of, listed, names_of
+from fedclade.flower.secure.terms import Terms, digest_of, listed, names_of
 from fedclade.flower.wire import Content
 
 LONGEST_CIPHERTEXT = 1024  # bytes; Fernet makes some 250 of two shares

@@ -21,9 +21,6 @@ OF_STAGE = ("instance", "sources", "ciphertexts", "client", "terms")
 MOST_CLIENTS = 2**20
 """Of one sum: with more, a number would have too few steps."""
 
-CLEAR_SHARE = 2
-"""Numbers that leave unmasked, such as sketches, are at most one for so many parameters of the model."""
-
 
 @dataclass(frozen=True)
 class SecureRules:
