@@ -18,9 +18,9 @@ from roles import linked
 
 import fedclade
 from fedclade.algorithms import ALGORITHMS, TRUTH
-from fedclade.channel import DifferentialPrivacy, Faults, Signature
+from fedclade.channel import Adversary, DifferentialPrivacy, Faults, Signature
 from fedclade.cli.app import app
-from fedclade.core import LocalTraining
+from fedclade.core import Aggregation, LocalTraining
 from fedclade.data import FilesSettings
 from fedclade.models import Parts
 from fedclade.report import cite_name
@@ -147,11 +147,13 @@ def config_page() -> str:
         "clients": data.pop("newcomers"),
         "samples_per_client": data.pop("newcomer_samples"),
         **_only(parameters(Churn), "join_round", "leave_round"),
+        "without_labels": ("False", "Whether `fedclade assign` does without newcomers' labels."),
     }
     data = {"name": data.pop("source"), **data}
     for not_there in ("seed", "data_dir", "source_arguments, partition_arguments, shift_arguments"):
         data.pop(not_there, None)
-    privacy = {"permute": parameters(RunSettings)["permute"], **parameters(DifferentialPrivacy)}
+    level = "`'client'`", "Whom noise protects: a `client` with all its data, or each `example` of it, by DP-SGD."
+    privacy = {"permute": parameters(RunSettings)["permute"], "level": level, **parameters(DifferentialPrivacy)}
     parts = {"name": ("'mlp'", "Of the model, or `module:factory`; its options are keys, too."), **parameters(Parts)}
     sections = [
         ("Above the sections", "", top),
@@ -163,7 +165,9 @@ def config_page() -> str:
         ("[signature]", "", parameters(Signature)),
         ("[privacy]", "", privacy),
         ("[faults]", "", parameters(Faults)),
+        ("[adversary]", "See [robustness](../robustness.md).", parameters(Adversary)),
         ("[newcomers]", "", late),
+        ("[aggregate]", "See [robustness](../robustness.md).", parameters(Aggregation)),
         ("[presence]", "", _only(parameters(Churn), "trace", "round_seconds", "trace_period")),
     ]
     of_algorithms = [

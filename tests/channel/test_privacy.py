@@ -184,6 +184,8 @@ def test_training_losses_are_refused_and_other_scores_are_not():
         behind.subspaces([0, 1], 2, False)
     with pytest.raises(ConfigError, match="do not tell shifts of their data"):
         behind.shifts([0, 1], 1, 0.2, False)
+    with pytest.raises(ConfigError, match="do not tell descriptors of their data"):
+        behind.descriptors([0, 1], params, 1)
 
 
 # A real client
@@ -288,6 +290,7 @@ def test_privacy_goes_with_permutation_and_faults():
         ("ifca", "training losses that IFCA"),
         ("fedem", "the component that they weigh most that FedEM"),
         ("pacfl", "subspaces.*PACFL"),
+        ("flux", "training accuracies and descriptors.*FLUX"),
     ],
 )
 def test_an_algorithm_that_asks_for_more_is_refused_before_the_run(algorithm, what):

@@ -14,7 +14,7 @@ import torch
 from flwr.app import Context, Message, RecordDict
 
 from fedclade import LocalTraining
-from fedclade.algorithms import ALGORITHMS, CFL, IFCA, PACFL, FedAvg, FlexCFL, build_algorithm
+from fedclade.algorithms import ALGORITHMS, CFL, FLUX, IFCA, PACFL, FedAvg, FlexCFL, build_algorithm
 from fedclade.channel.ledger import Budget
 from fedclade.channel.privacy import DifferentialPrivacy
 from fedclade.core.errors import ConfigError, PolicyError, UpdateError
@@ -26,7 +26,7 @@ from fedclade.flower.usage import Usage
 from fedclade.flower.wire import Content
 from tests.flower.grids import CFL_OF_TWO, FOUR, LOCAL, app_of, federated, grid_of, handler_of, node_of, reasons
 from tests.flower.test_client_handler import MODEL, SECRET, ask
-from tests.tiny import federation_of
+from tests.tiny import LABELS, federation_of
 
 EXAMPLES = 24
 """Of each client."""
@@ -99,6 +99,20 @@ def test_whether_its_labels_have_shifted_is_told_where_it_is_allowed_and_possibl
         ask(client, "shifts", {}, round=2, share=-1.0, by_label=True)
     with pytest.raises(PolicyError, match="forbids the question 'shifts'"):
         ask(handler_of(), "shifts", {}, round=2, share=0.2, by_label=True)
+
+
+def test_its_data_is_described_where_it_is_allowed_by_few_components_and_of_enough_examples():
+    client, how = handler_of(policy=Policy(allow=("descriptors",))), {"seed": 1, "per_label": True}
+    descriptor = ask(client, "descriptors", components=3, **how).vector("descriptor")
+    assert len(descriptor) == 4 * 3 * (2 + 2 + 2 * LABELS)
+    with pytest.raises(PolicyError, match=r"forbids 101 components of a descriptor, at most 100 .max-components"):
+        ask(client, "descriptors", components=101, **how)
+    with pytest.raises(UpdateError, match="asked for -1 components of a descriptor by seed 1"):
+        ask(client, "descriptors", components=-1, **how)
+    with pytest.raises(PolicyError, match=r"forbids sums of 24 training examples, of which there must be at least 30"):
+        ask(handler_of(policy=Policy(allow=("descriptors",), min_part=30)), "descriptors", components=3, **how)
+    with pytest.raises(PolicyError, match="forbids the question 'descriptors'"):
+        ask(handler_of(), "descriptors", components=3, **how)
 
 
 def test_a_client_that_comes_back_with_other_labels_says_so_once(tmp_path: Path):
@@ -219,7 +233,9 @@ def test_what_it_refuses_it_logs(caplog: pytest.LogCaptureFixture):
     assert caplog.messages == 2 * [f"refused train: {why}"]
 
 
-@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name not in ("pacfl", "flexcfl", "fedbn", "fedbuff")])
+@pytest.mark.parametrize(
+    "name", [name for name in ALGORITHMS if name not in ("pacfl", "flexcfl", "flux", "fedbn", "fedbuff")]
+)
 def test_the_defaults_let_every_algorithm_run_with_its_defaults(name: str):
     federation = federation_of(FOUR, sizes=[40] * 4)
     grid = grid_of(federation, personal=ALGORITHMS[name].algorithm.personal or ())
@@ -238,6 +254,7 @@ def test_the_defaults_let_every_algorithm_run_with_its_defaults(name: str):
         (IFCA(clusters=2, average="gradients"), "gradients"),
         (PACFL(n_clusters=2), "subspaces"),
         (FlexCFL(groups=2), "shifts"),
+        (FLUX(earliest=1, latest=1), "descriptors"),
     ],
 )
 def test_what_nobody_allows_ends_the_run_with_one_clear_error_on_both_sides(

@@ -1,16 +1,38 @@
-"""What lies between the server and clients: privacy, permutation, sketches, encodings, faults, traffic, retries.
+"""What lies between the server and clients: privacy, permutation, sketches, encodings, faults, lies, traffic, retries.
 
 Each is a function ``(query, ask) -> reply``; ``compose.py`` has the list of them, for clients and for the server. Runs
 and the network import it; algorithms do not know of it.
 """
 
 from fedclade.channel.absence import AWAY, Absence
-from fedclade.channel.compose import client_side, received, server_side
+from fedclade.channel.adversary import Adversary
+from fedclade.channel.aggregating import Aggregating
+from fedclade.channel.compose import arrived, client_side, received, server_side
 from fedclade.channel.encoding import ENCODINGS, ErrorFeedback, check_encoding, decode, encode, encoded_bytes
+from fedclade.channel.example_privacy import (
+    ExamplePrivacy,
+    Mechanism,
+    PrivateExamples,
+    booked_steps,
+    mechanism_of,
+    noisy_steps,
+    privatizing,
+    sampling_rate,
+)
 from fedclade.channel.faults import FaultInjection, Faults
 from fedclade.channel.ledger import Budget, Ledger
+from fedclade.channel.limits import Limiting
+from fedclade.channel.lying import Lying
 from fedclade.channel.middleware import Channel, Middleware
-from fedclade.channel.privacy import DifferentialPrivacy, Privatizing, booked, keyed_noise, refusal
+from fedclade.channel.privacy import (
+    DifferentialPrivacy,
+    Privatizing,
+    booked,
+    keyed_noise,
+    refusal,
+    system_normal,
+    system_uniform,
+)
 from fedclade.channel.replicates import Replicating, Unpacking
 from fedclade.channel.retry import Retrying
 from fedclade.channel.signature import (
@@ -23,6 +45,7 @@ from fedclade.channel.signature import (
     Sketch,
     Sketching,
 )
+from fedclade.channel.step_ledger import StepLedger
 from fedclade.channel.streaming import Streaming
 from fedclade.channel.traffic import Meter, Timing, Traffic
 
@@ -30,19 +53,26 @@ __all__ = [
     "AWAY",
     "ENCODINGS",
     "Absence",
+    "Adversary",
+    "Aggregating",
     "Budget",
     "Channel",
     "CountSketch",
     "DifferentialPrivacy",
     "ErrorFeedback",
+    "ExamplePrivacy",
     "FaultInjection",
     "Faults",
     "Ledger",
+    "Limiting",
+    "Lying",
+    "Mechanism",
     "Meter",
     "Middleware",
     "Nothing",
     "Permutation",
     "Permuting",
+    "PrivateExamples",
     "Privatizing",
     "Replicating",
     "Retrying",
@@ -50,18 +80,27 @@ __all__ = [
     "Signature",
     "Sketch",
     "Sketching",
+    "StepLedger",
     "Streaming",
     "Timing",
     "Traffic",
     "Unpacking",
+    "arrived",
     "booked",
+    "booked_steps",
     "check_encoding",
     "client_side",
     "decode",
     "encode",
     "encoded_bytes",
     "keyed_noise",
+    "mechanism_of",
+    "noisy_steps",
+    "privatizing",
     "received",
     "refusal",
+    "sampling_rate",
     "server_side",
+    "system_normal",
+    "system_uniform",
 ]

@@ -18,14 +18,16 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from scipy.special import ndtri
 from torch import Tensor
 
-from fedclade.channel.ledger import Ledger, epsilon_of
+from fedclade.channel.ledger import LEVELS, Ledger, epsilon_of
 from fedclade.channel.middleware import Middleware
 from fedclade.core import (
     Ask,
     ConfigError,
+    DescriptorQuery,
     Evaluation,
     EvaluationQuery,
     Round,
@@ -83,10 +85,14 @@ class DifferentialPrivacy:
 
     @classmethod
     def of(cls, section: Mapping[str, Any]) -> DifferentialPrivacy | None:
-        """Return what the ``[privacy]`` section of a config says: None without ``clip_norm``.
+        """Return what the ``[privacy]`` section of a config says: None without ``clip_norm``, or of another level.
 
         Noise without a norm that it is measured by raises a ConfigError.
         """
+        level = section.get("level", LEVELS[0])
+        require(("privacy.level", level, level in LEVELS, " or ".join(LEVELS)))
+        if level != LEVELS[0]:
+            return None
         if section.get("clip_norm") is not None:
             return cls(**{field.name: section[field.name] for field in fields(cls) if field.name in section})
         noise = section.get("noise_multiplier", 0.0)
@@ -154,6 +160,10 @@ class Privatizing(Middleware):
         """Raise a ConfigError: these are directions of the data."""
         raise refusal("subspaces of their data")
 
+    def descriptors(self, query: DescriptorQuery, ask: Ask) -> Tensor:
+        """Raise a ConfigError: these are means of the data, as a model sees it."""
+        raise refusal("descriptors of their data")
+
     def shifts(self, query: ShiftQuery, ask: Ask) -> Tensor:
         """Raise a ConfigError: that tells of the labels."""
         raise refusal("shifts of their data")
@@ -183,8 +193,18 @@ def system_noise(size: int, client: int, this_round: Round, what: str) -> Tensor
     Not from the run's seed, since the server knows that and could subtract the noise. Nor from a generator with a seed
     of its own: torch's seeds its generator on the CPU with 32 bits, few enough to try all of them.
     """
+    return system_normal(size)
+
+
+def system_normal(size: int) -> Tensor:
+    """Return standard normal numbers of the operating system, float64."""
+    return torch.from_numpy(ndtri(system_uniform(size)))
+
+
+def system_uniform(size: int) -> NDArray[Any]:
+    """Return numbers of the operating system, uniform in (0, 1), of 52 random bits each, float64."""
     words = np.frombuffer(secrets.token_bytes(8 * size), dtype=np.uint64)
-    return torch.from_numpy(ndtri(((words >> np.uint64(12)) + 0.5) * 2.0**-52))
+    return ((words >> np.uint64(12)) + 0.5) * 2.0**-52
 
 
 def booked(privacy: DifferentialPrivacy, ledger: Ledger, run: str) -> Privatizing:

@@ -10,10 +10,10 @@ from typing import Any
 from torch import nn
 
 from fedclade.algorithms import Algorithm, algorithm_class, build_algorithm
-from fedclade.channel import DifferentialPrivacy, Faults, Signature
+from fedclade.channel import Adversary, Faults, Mechanism, Signature, mechanism_of
 from fedclade.config.data import load_data
 from fedclade.config.toml_files import Section
-from fedclade.core import DataSpec, LocalTraining
+from fedclade.core import Aggregation, DataSpec, LocalTraining
 from fedclade.data import Federation
 from fedclade.models import PARTS, Parts
 from fedclade.runs import Callback, Churn, Every, OnRound, Run, RunSettings, Stream, module_for, simulate
@@ -66,24 +66,29 @@ class Privacy:
     clip_norm: float | None = None
     noise_multiplier: float = 0.0
     delta: float = 1e-5
+    level: str = "client"
 
     def __post_init__(self) -> None:
-        DifferentialPrivacy.of(asdict(self))
+        mechanism_of(asdict(self))
 
     @property
-    def mechanism(self) -> DifferentialPrivacy | None:
-        """How updates are clipped, and how much noise is put on them."""
-        return DifferentialPrivacy.of(asdict(self))
+    def mechanism(self) -> Mechanism | None:
+        """How updates, or the gradients of examples, are clipped, and how much noise is put on them."""
+        return mechanism_of(asdict(self))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Newcomers:
-    """The ``[newcomers]`` section: clients that are held back, see :func:`fedclade.load_federation`, or join late."""
+    """The ``[newcomers]`` section: clients that are held back, see :func:`fedclade.load_federation`, or join late.
+
+    Whether ``fedclade assign`` does ``without_labels``.
+    """
 
     clients: int = 0
     samples_per_client: int | None = None
     join_round: int | None = None
     leave_round: int | None = None
+    without_labels: bool = False
 
     @property
     def presence(self) -> Churn:
@@ -111,6 +116,8 @@ FIXED: Mapping[str, type[Any]] = {
     "faults": Faults,
     "newcomers": Newcomers,
     "presence": Presence,
+    "adversary": Adversary,
+    "aggregate": Aggregation,
 }
 """Sections of fixed keys; those of the others depend on ``name``."""
 
@@ -133,14 +140,24 @@ class Config:
     faults: Faults
     newcomers: Newcomers
     presence: Presence
+    adversary: Adversary
+    aggregate: Aggregation
 
     def as_dict(self) -> Section:
         """Return the config as a TOML file has it."""
         sections = asdict(self)
         if self.task == TaskSection():  # the data's own
             del sections["task"]
+        if self.privacy.level == "client":  # which earlier versions knew alone
+            del sections["privacy"]["level"]
         if self.presence == Presence():  # all are there all the time
             del sections["presence"]
+        if self.aggregate == Aggregation():  # which earlier versions did not know
+            del sections["aggregate"]
+        if self.adversary == Adversary():
+            del sections["adversary"]
+        if not self.newcomers.without_labels:  # which earlier versions did not know
+            del sections["newcomers"]["without_labels"]
         top = sections.pop("top")
         if not self.top.evaluate_validation:  # which earlier versions did not know
             del top["evaluate_validation"]
@@ -164,6 +181,7 @@ class Config:
             common=self.parts.common,
             adapter=self.parts.adapter,
             signature=self.signature,
+            aggregate=self.aggregate,
             target=self.target or None,
             task=self.task.task,
             permute=self.privacy.permute,
@@ -199,6 +217,7 @@ class Config:
             actors=actors,
             tf32=self.top.tf32,
             faults=self.faults,
+            adversary=self.adversary,
             presence=replace(self.newcomers.presence, **asdict(self.presence)),
             callbacks=callbacks,
             on_round=on_round,

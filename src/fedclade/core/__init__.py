@@ -4,10 +4,12 @@ Errors, random keys, vectors of parameters, queries and replies, updates, the tr
 may import it; it imports none. It knows nothing of how clients are trained or clustered, or where a run is kept.
 """
 
-from fedclade.core.aggregate import inter_group, mean
+from fedclade.core.aggregate import centre_of, inter_group, mean, mean_of_all
+from fedclade.core.aggregation import Aggregation, Limits, Rule
 from fedclade.core.arguments import check_arguments, checked, defaults, known_arguments
 from fedclade.core.array_mapping import ArrayMapping, Positions
 from fedclade.core.clients import Clients, Workers
+from fedclade.core.descriptor_query import DescriptorQuery
 from fedclade.core.display import Displayed, at_prompt, draw_with, drawn, in_notebook
 from fedclade.core.errors import (
     CheckpointError,
@@ -43,6 +45,7 @@ from fedclade.core.events import (
     Joined,
     Left,
     LeftOut,
+    Limited,
     Merged,
     Postponed,
     Reconnected,
@@ -53,6 +56,7 @@ from fedclade.core.events import (
     Restart,
     Retried,
     Stationary,
+    Stepped,
     Tested,
     TooFew,
 )
@@ -130,6 +134,7 @@ __all__ = [
     "OWN",
     "TOO_LATE",
     "VECTORS",
+    "Aggregation",
     "ArrayMapping",
     "Ask",
     "Buffered",
@@ -145,6 +150,7 @@ __all__ = [
     "DataChanged",
     "DataError",
     "DataSpec",
+    "DescriptorQuery",
     "Disconnected",
     "Displayed",
     "Empty",
@@ -163,6 +169,8 @@ __all__ = [
     "Layout",
     "Left",
     "LeftOut",
+    "Limited",
+    "Limits",
     "LocalRule",
     "LocalTraining",
     "Merged",
@@ -187,6 +195,7 @@ __all__ = [
     "Restart",
     "Retried",
     "Round",
+    "Rule",
     "RunError",
     "RunInterrupted",
     "ShiftQuery",
@@ -195,6 +204,7 @@ __all__ = [
     "Stationary",
     "Statistics",
     "StatisticsQuery",
+    "Stepped",
     "SubspaceQuery",
     "Sums",
     "TaskKind",
@@ -209,6 +219,7 @@ __all__ = [
     "at_prompt",
     "bring_to_disk",
     "call_own",
+    "centre_of",
     "check_arguments",
     "check_function",
     "check_module",
@@ -232,6 +243,7 @@ __all__ = [
     "make_folder",
     "matching",
     "mean",
+    "mean_of_all",
     "name_of",
     "named",
     "optimizer_class",

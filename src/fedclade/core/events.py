@@ -113,11 +113,31 @@ class LeftOut(Event):
 
 
 @dataclass(frozen=True)
+class Limited(Event):
+    """Updates of clients were shortened, or weigh less than they say: how, by client."""
+
+    kind = "limited"
+
+    query: str
+    clients: Mapping[int, str]
+
+
+@dataclass(frozen=True)
 class Released(Event):
     """How many updates private clients sent in the round, by client."""
 
     kind = "released"
 
+    clients: Mapping[int, int]
+
+
+@dataclass(frozen=True)
+class Stepped(Event):
+    """How many noisy steps clients took in the round that sample each example at this rate, by client."""
+
+    kind = "stepped"
+
+    rate: float
     clients: Mapping[int, int]
 
 

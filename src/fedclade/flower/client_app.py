@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TypedDict
 
@@ -12,11 +13,12 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from torch import nn
 
-from fedclade.channel import Budget, DifferentialPrivacy
+from fedclade.channel import Adversary, Budget, Mechanism
 from fedclade.core import ConfigError, DataError, FedcladeError, checked
 from fedclade.data import Federation
 from fedclade.flower.client_handler import ClientHandler
 from fedclade.flower.keys import key_of, read_keys
+from fedclade.flower.lying_handler import LyingHandler
 from fedclade.flower.policy import Policy
 from fedclade.flower.secret import read_secret
 from fedclade.flower.signing import signed, unsigned
@@ -52,13 +54,14 @@ def client_app(
     engine: str = "loop",
     device: str = "auto",
     encoding: str = "float32",
-    privacy: DifferentialPrivacy | None = None,
+    privacy: Mechanism | None = None,
     budget: Budget | None = None,
     task: Task | str | None = None,
     freeze: tuple[str, ...] = (),
     personal: tuple[str, ...] | Preset = (),
     adapter: LoRA | None = None,
     seed: int = 0,
+    adversary: Adversary | None = None,
 ) -> ClientApp:
     """Make the app that every SuperNode runs.
 
@@ -90,14 +93,18 @@ def client_app(
         Which parts the model has, as the server's :class:`~fedclade.RunSettings` say.
     seed
         The run's: it draws what is frozen of a model that is made from a seed.
+    adversary
+        How it lies, to try what a federation makes of it; of the kinds that need no other clients. It does not, if left
+        out.
 
     Returns
     -------
     ClientApp
         It answers every query; what it cannot answer it refuses, with the reason.
     """
+    make = ClientHandler if adversary is None else partial(LyingHandler, adversary=adversary)
     return app_for(
-        lambda context: ClientHandler(
+        lambda context: make(
             _federation(data_fn(context)),
             model,
             engine=engine,

@@ -14,21 +14,21 @@ from torch import Tensor, nn
 from fedclade.channel import (
     Budget,
     Channel,
-    DifferentialPrivacy,
-    Ledger,
+    ExamplePrivacy,
+    Mechanism,
     Permutation,
     Sketch,
-    booked,
     check_encoding,
     client_side,
 )
-from fedclade.core import OWN, ConfigError, DataError, EvaluationQuery, Split, UpdateError, Updates, importing_only
+from fedclade.core import OWN, DataError, EvaluationQuery, Split, UpdateError, Updates, importing_only
 from fedclade.data import Federation
-from fedclade.flower import wire
+from fedclade.flower import descriptors, wire
 from fedclade.flower.asked import maker_of, read_sketch
+from fedclade.flower.booking import privatizing_of
 from fedclade.flower.keys import Key
 from fedclade.flower.models_sent import models_of_mixture, read_mixture
-from fedclade.flower.node_store import NodeStore
+from fedclade.flower.node_store import NodeStore, uses_kept
 from fedclade.flower.policy import Policy
 from fedclade.flower.residuals import Residuals
 from fedclade.flower.secret import secret_digest, secret_model, seed_of
@@ -43,7 +43,7 @@ from fedclade.flower.wire import Content, shown
 from fedclade.models import Parts
 from fedclade.runs import Maker
 from fedclade.tasks import FittedTask, Task
-from fedclade.training import SimulatedClients
+from fedclade.training import PrivateSteps, SimulatedClients
 
 
 class ClientHandler:
@@ -62,7 +62,7 @@ class ClientHandler:
         engine: str = "loop",
         device: str = "cpu",
         encoding: str = "float32",
-        privacy: DifferentialPrivacy | None = None,
+        privacy: Mechanism | None = None,
         budget: Budget | None = None,
         folder: Path | None = None,
         secret: str | None = None,
@@ -89,29 +89,16 @@ class ClientHandler:
         personal = parts.personal_names(module)
 
         def workers(federation: Federation, task: FittedTask) -> SimulatedClients:
-            return SimulatedClients(federation, module, device, engine, task=task, personal=personal)
+            private = PrivateSteps.of(privacy, secret=True) if isinstance(privacy, ExamplePrivacy) else None
+            held = self._held(federation)
+            return SimulatedClients(held, module, device, engine, task=task, personal=personal, private=private)
 
         self._trainer = Trainer(federation, task or Task(), workers)
-        self._layout = self._trainer.workers.layout
-        self._permutation = None
+        self._layout, self._permutation = self._trainer.workers.layout, None
         if secret is not None:
             self._permutation = Permutation(seed_of(secret), self._layout.size, self._layout.n_parameters)
-        privatizing = None
-        if budget is not None and privacy is None:  # or whoever writes the run's config could turn the noise off
-            raise ConfigError(
-                f"this client may spend ε = {budget.epsilon:g}, and an update without noise has no bound; set "
-                "privacy.clip_norm and privacy.noise_multiplier"
-            )
-        if privacy is not None:
-            if folder is None:
-                raise ConfigError("a private client needs a folder for its ledger; set folder in its node config")
-            if budget is None:  # the noise is the run's to set: without a limit of its own nothing is promised
-                raise ConfigError(
-                    "privacy.clip_norm is set, and this client does not say what it may spend; set epsilon in its node "
-                    "config, or epsilon=inf for no bound"
-                )
-            privatizing = booked(privacy, Ledger(folder / "privacy.json", budget), "network")
-        self._client_side = partial(client_side, privatizing, self._permutation)
+        private = privatizing_of(privacy, budget, folder, {self._data.id: len(self._data.train)})
+        self._client_side = partial(client_side, private, self._permutation)
         self._residuals, self._exact = (Residuals(folder, each, self._layout) for each in (encoding, "float32"))
         self._sums = self._clients().ask(self._trainer.needs) if self._trainer.needs_all else None
         self._kept = NodeStore(folder)
@@ -132,6 +119,7 @@ class ClientHandler:
             "subspaces": self._subspaces,
             "statistics": self._statistics,
             "shifts": self._shifts,
+            "descriptors": self._descriptors,
             "keys": lambda content: member.keys(content, state, key),
             "shares": lambda content: member.shares(content, state),
             "masked": lambda _: member.masked(whole, state, self._trained_for_sum, self._layout.n_parameters),
@@ -149,15 +137,11 @@ class ClientHandler:
             kind, content = "train", training_of(content)
         elif not (kind in ("train", "gradients") and content.get("own", bool) and not content.get("shares", bool)):
             self._policy.check_masked(kind)
-        if self._trainer.needs_all and kind in ("train", "gradients", "evaluate", "subspaces"):
+        if self._trainer.needs_all and kind in ("train", "gradients", "evaluate", "subspaces", "descriptors"):
             self._trainer.take(content.values)
         cost = cost_of(kind, content)
         self._policy.check_usage(self._usage_log.usage(state) + cost, len(self._data.train))
-        keeps = kind in ("train", "gradients", "evaluate") and (self._layout.personal or content.get("own", bool))
-        keeps = keeps or kind == "shifts"
-        keeps = keeps or (kind == "train" and ("rule" in content.values or content.json("spec").get("keep_state")))
-        keeps = keeps or (kind in ("train", "evaluate") and models_of_mixture(content) > 0)
-        if keeps:
+        if keeps := uses_kept(kind, content, bool(self._layout.personal)):
             self._kept.open(self._trainer.workers.store, content.get("run", str), state)
         with importing_only(self._imports):  # a server's message names nothing else that is imported here
             answer = answered(content)
@@ -167,13 +151,17 @@ class ClientHandler:
             self._usage_log.write(self._usage_log.usage(state) + cost, state)
         return answer
 
+    def _held(self, federation: Federation) -> Federation:
+        """Return the data that it trains and evaluates on."""
+        return federation
+
     def _register(self, content: Content) -> RecordDict:
         truth = self._federation.true_clusters
         return wire.record(
             {
                 "number": -1 if self._number is None else self._number,
                 "name": self._data.name,
-                "size": len(self._data.train),
+                "size": self._clients().sizes[self._data.id],
                 "schema": wire.to_json(self._federation.pool.schema),
                 "description": str(self._federation),
                 "layout": wire.layout_digest(self._layout),
@@ -281,6 +269,11 @@ class ClientHandler:
     def _shifts(self, content: Content) -> RecordDict:
         shifted = self._clients().ask(read_query(self._data.id, content))
         return wire.record({"round": content.get("round", int), "shifted": bool(shifted[0])})
+
+    def _descriptors(self, content: Content) -> RecordDict:
+        query = descriptors.read_query(self._data.id, self._models(content, ["model"])[0], content)
+        self._policy.check_descriptor(len(self._data.train), query.shape(self._federation.pool.schema)[1])
+        return wire.record({}, {"descriptor": wire.raw_vector(self._clients().ask(query).flatten())})
 
     def _clients(self, sketch: Sketch | None = None) -> Channel:
         return Channel(self._trainer.workers, *self._client_side(sketch))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -13,7 +14,7 @@ from flwr.serverapp import Grid
 from torch import nn
 
 from fedclade.algorithms import Algorithm, build_algorithm
-from fedclade.channel import Channel, Meter, Nothing, Retrying, Streaming, Timing, server_side
+from fedclade.channel import Channel, ExamplePrivacy, Limiting, Meter, Nothing, Retrying, Streaming, Timing, server_side
 from fedclade.core import ConfigError, DataSpec, Layout, StatisticsQuery, checked, owner_only, require
 from fedclade.flower import wire
 from fedclade.flower.admission import Identity
@@ -22,7 +23,6 @@ from fedclade.flower.exchange import Exchange
 from fedclade.flower.grid_clients import GridClients
 from fedclade.flower.initial_models import drawn_by_clients
 from fedclade.flower.keys import read_keys
-from fedclade.flower.limits import UpdateLimits
 from fedclade.flower.node_registry import NodeRegistry
 from fedclade.flower.secure.fits import check_sums
 from fedclade.flower.secure.setting import SecureAggregation
@@ -78,11 +78,8 @@ class Network:
     keys
         A file that lists the clients, with number and public key each; no others are admitted. Without one, a key is
         the client's that first joins with it.
-    largest_weight
-        How many times as much as the median client one may weigh; infinity for no limit.
-    largest_norm
-        How many times as long as the median update of its cluster one may be; a longer one is left out of the round.
-        Infinity for no limit.
+    largest_weight, largest_norm
+        What those of :class:`~fedclade.Aggregation` are over a network, unless they say something else themselves.
     secure_aggregation
         Whether the server gets sums of updates alone, one for each cluster (:mod:`fedclade.flower.secure`).
     secure_fewest
@@ -226,10 +223,12 @@ def federate(
     streams = is_secure or decide_stream(settings, algorithm, size, budget)
     sketch = settings.signature.sketch(settings.seed, layout)
     parted_by = settings.signature.sketch_of_parts(settings.seed, layout)
-    limits = UpdateLimits(network.largest_weight, network.largest_norm)
-    signed = sketch if algorithm.compares and sketch else Nothing()
-    secure = SecureAggregation(network.rules, signed, limits) if is_secure else None
-    grid_clients = GridClients(exchange, registry, layout, task, parted_by, limits, network.wait, secure)
+    of_network = {"largest_weight": network.largest_weight, "largest_norm": network.largest_norm}
+    limits = settings.aggregate.limits(untrusted=True, **of_network)
+    signed, of_sums = sketch if algorithm.compares and sketch else Nothing(), replace(limits, clip_above=math.inf)
+    told = Limiting(of_sums, layout.n_parameters, lambda: joined.sizes)  # by norms that clients tell
+    secure = SecureAggregation(network.rules, signed, told) if is_secure else None
+    grid_clients = GridClients(exchange, registry, layout, task, parted_by, network.wait, secure)
     labels = (joined.schema.labels or 0) if task.balanced else 0
     if registry.statistics is None and (registry.scaled or labels):
         query = StatisticsQuery(registry.connected, inputs=registry.scaled, labels=labels)
@@ -237,10 +236,13 @@ def federate(
     if registry.statistics is not None and labels:
         task = settings.task.of(joined.schema, registry.statistics.labels)
     joined.columns = registry.scales
-    retrying = Retrying(tells_releases=settings.privacy is not None)
+    by_example = isinstance(settings.privacy, ExamplePrivacy)
+    retrying = Retrying(tells_releases=settings.privacy is not None, sizes=joined.sizes if by_example else None)
     compared = Nothing() if streams and sketch is None else sketch  # an algorithm that compares has one
-    arrival = [retrying] if is_secure else server_side(retrying, compared, Streaming() if streams else None)
-    middleware = [Timing(meter), *arrival]
+    limiting = Limiting.within(limits, layout.n_parameters, lambda: joined.sizes)
+    streaming = Streaming() if streams else None
+    arrival = server_side(retrying, compared, streaming, limiting, settings.aggregate)
+    middleware = [Timing(meter), *([retrying] if is_secure else arrival)]
     if registry.secret:
         drawn = drawn_by_clients(grid_clients, algorithm.initial_models)  # those of the server's seed are no secret
         initial = drawn[0] if algorithm.initial_models == 1 else drawn

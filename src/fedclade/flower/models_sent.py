@@ -11,9 +11,8 @@ import torch
 from flwr.app import Array
 
 from fedclade.channel import Sketch
-from fedclade.core import OWN, ConfigError, EvaluationQuery, Layout, Mixture, UpdateError, UpdateQuery, packed
+from fedclade.core import OWN, ConfigError, EvaluationQuery, Layout, Mixture, UpdateError, UpdateQuery
 from fedclade.flower import wire
-from fedclade.flower.limits import StartModel
 from fedclade.flower.wire import Content
 
 Vectors = Mapping[str, Array]
@@ -21,34 +20,28 @@ Vectors = Mapping[str, Array]
 
 @dataclass(frozen=True, eq=False)
 class ModelsSent:
-    """By client: the vectors of its message, the name of the model it trains from, and that model's norms, if sent."""
+    """By client: the vectors of its message, and the name of the model that it trains from."""
 
     vectors: Mapping[int, Vectors]
     names: Mapping[int, str]
-    starts: Mapping[int, StartModel]
 
     @classmethod
-    def of(cls, query: UpdateQuery, n_parameters: int) -> Self:
-        """Return what a query to train models of D = ``n_parameters`` parameters sends."""
+    def of(cls, query: UpdateQuery) -> Self:
+        """Return what a query to train models sends."""
         models, rows = query.models, dict(zip(query.ids, query.assignment, strict=True))
         if query.mixture is not None:
             vectors = of_mixture(query)
             name = wire.digest(b"".join(vectors[str(k)].data for k in range(len(models))))
-            start = StartModel.of(name, packed(models, n_parameters), len(models) * n_parameters)
-            return cls(dict.fromkeys(rows, vectors), dict.fromkeys(rows, name), dict.fromkeys(rows, start))
+            return cls(dict.fromkeys(rows, vectors), dict.fromkeys(rows, name))
         needs = query.round.uses_anchors or query.shares
         anchors = query.anchors if query.anchors is not None and needs else query.assignment
         arrays = wire.raw_vectors(models, [*query.assignment, *anchors])
         names = {row: wire.digest(array.data) for row, array in arrays.items()} | {OWN: wire.digest(b"")}
-        begins = dict(zip(rows, anchors if query.shares else query.assignment, strict=True))
-        of = set[int]() if query.is_secret else {*begins.values()}  # an update starts from what was sent, or the anchor
-        start = {row: StartModel.of(names[row], models[row], n_parameters) for row in of}
         sent: dict[int, Vectors] = {}
         for (client, row), anchor in zip(rows.items(), anchors, strict=True):
             places = {"model": row, **({"anchor": anchor} if anchor != row else {})}
             sent[client] = {name: arrays[place] for name, place in places.items() if place != OWN}
-        starts = {client: start[row] for client, row in begins.items() if row in start}
-        return cls(sent, {client: names[row] for client, row in rows.items()}, starts)
+        return cls(sent, {client: names[row] for client, row in rows.items()})
 
 
 def of_mixture(query: UpdateQuery | EvaluationQuery) -> Vectors:

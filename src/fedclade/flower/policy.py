@@ -10,7 +10,7 @@ from fedclade.core import ConfigError, LocalTraining, PolicyError, UpdateError, 
 from fedclade.flower.usage import Usage
 from fedclade.flower.wire import shown
 
-QUERIES = ("train", "evaluate", "statistics", "gradients", "subspaces", "shifts")
+QUERIES = ("train", "evaluate", "statistics", "gradients", "subspaces", "shifts", "descriptors")
 """Kinds of queries that are about a client's data, and need its permission."""
 
 FORBIDS = "the client's policy forbids"
@@ -35,7 +35,8 @@ class Policy:
     """What one client allows. It belongs to the client: no run can change it.
 
     The defaults let every algorithm run with its own defaults, but for those that query gradients (CFL with
-    ``similarity = "gradients"``, IFCA with ``average = "gradients"``), subspaces (PACFL) and shifts (FlexCFL).
+    ``similarity = "gradients"``, IFCA with ``average = "gradients"``), subspaces (PACFL), shifts (FlexCFL) and
+    descriptors (FLUX).
 
     A server that queries replicates gets sums over parts of the data. It knows which examples are in which part, so
     with as many partings as there are examples it could solve for every single one: hence ``max_partings``.
@@ -52,6 +53,7 @@ class Policy:
     min_part: int = 10  # fewest training examples that a replicate or a sum may be made from
     max_partings: int | None = None  # queries for replicates in all; None: one to every EXAMPLES_A_PARTING examples
     max_vectors: int = 5  # of a subspace
+    max_components: int = 100  # of a descriptor
     max_releases: int = 5_000  # updates that leave, in all
     max_evaluations: int = 50_000  # models that are scored, or trained for the client itself, in all
     secure_aggregation: bool = False  # whether updates leave under masks alone, for a sum
@@ -159,6 +161,11 @@ class Policy:
     def check_vectors(self, count: int) -> None:
         """Check how many singular vectors of its inputs a client may send."""
         self._check("vectors of its data", count, "max_vectors")
+
+    def check_descriptor(self, examples: int, components: int) -> None:
+        """Check that a client has enough training examples, and may describe them by so many components."""
+        self.check_sum(examples)
+        self._check("components of a descriptor", components, "max_components")
 
     def check_usage(self, after: Usage, examples: int) -> None:
         """Check what a client with so many training examples would have answered in all, this answer included."""

@@ -4,7 +4,7 @@ Reports, the network and the command line import it; it imports all rooms that a
 algorithms, channel.
 """
 
-from fedclade.runs.backend import Backend, Maker, decide_stream, fitted_task, initial_models, model_name, module_for
+from fedclade.runs.backend import Backend, Maker, fitted_task, initial_models, model_name, module_for
 from fedclade.runs.callbacks import Callback, Callbacks, EndRecord, OnRound, RoundRecord, SplitRecord
 from fedclade.runs.checkpointer import Checkpointer
 from fedclade.runs.churn import Churn, ComingAndGoing
@@ -20,6 +20,7 @@ from fedclade.runs.store.events import events_of
 from fedclade.runs.store.newcomers import Newcomers, read_newcomers, score_columns
 from fedclade.runs.store.run import Row, check_free, is_finished, is_unfinished
 from fedclade.runs.store.similarities import SimilarityMatrix
+from fedclade.runs.stream import decide_stream
 from fedclade.runs.validation import check_validation, chosen_round, column_of
 
 __all__ = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Unpack
 
 import torch
@@ -15,19 +15,22 @@ from fedclade.algorithms import Algorithm
 from fedclade.channel import (
     Absence,
     Channel,
+    DifferentialPrivacy,
+    ExamplePrivacy,
     FaultInjection,
     Faults,
+    Limiting,
     Meter,
     Nothing,
     Permutation,
-    Privatizing,
     Retrying,
     Sketch,
     Streaming,
     Timing,
     Traffic,
+    arrived,
     client_side,
-    keyed_noise,
+    privatizing,
     received,
     server_side,
 )
@@ -46,11 +49,14 @@ from fedclade.core import (
 )
 from fedclade.data import Federation, statistics
 from fedclade.models import Parts, build_model
+from fedclade.runs.adversaries import Adversaries
 from fedclade.runs.settings import RunOptions, RunSettings, settings_from
+from fedclade.runs.stream import decide_stream
 from fedclade.tasks import FittedTask
 from fedclade.training import (
     Actors,
     ClientStore,
+    PrivateSteps,
     RayClients,
     Setup,
     SimulatedClients,
@@ -63,9 +69,6 @@ from fedclade.training import (
 
 Maker = Callable[[int], nn.Module]
 """Makes a module whose initial parameters depend on a seed alone."""
-
-SHARE_OF_UPDATES = 4
-"""A run streams by itself if the updates of all clients would take more than one part in so many of its memory."""
 
 _log = logging.getLogger(__name__)
 
@@ -80,13 +83,14 @@ class Backend:
     meter: Meter
     retrying: Retrying
     permutation: Permutation | None  #: the clients' secret P, where it is known: in a simulation, not in a network
-    sketch: Sketch | None
+    sketch: Sketch | None  #: None: what clusters cache of updates is permuted as these are
     streams: bool  #: whether the server keeps no updates
     device: str  #: ``cpu`` or ``cuda``
     memory: int  #: bytes that the data and the training of a round may take
     task: FittedTask
     absence: Absence | None = None  #: in a simulation: which clients are away
     common: Tensor | None = None  #: which entries of a model all clusters have in common, ``[S]``
+    adversaries: Adversaries | None = None  #: in a simulation that has some
 
     @classmethod
     def simulated_by(
@@ -101,12 +105,13 @@ class Backend:
         taken: str | None = None,
         faults: Faults | None = None,
         actors: Actors | None = None,
+        adversaries: Adversaries | None = None,
         **options: Unpack[RunOptions],
     ) -> Backend:
         """Simulate the clients of a federation; see :func:`fedclade.simulate`.
 
         ``taken`` is the engine of a run that is continued, see :attr:`SimulatedClients.engine_taken
-        <fedclade.training.clients.SimulatedClients.engine_taken>`.
+        <fedclade.training.clients.SimulatedClients.engine_taken>`. With ``adversaries`` limits left to ``auto`` act.
         """
         settings = settings_from(settings, options).completed(algorithm)
         seed, signature, privacy = settings.seed, settings.signature, settings.privacy
@@ -120,7 +125,7 @@ class Backend:
         secret = rng.torch_seed(seed, "the clients' secret")
         permutation = Permutation(secret, layout.size, layout.n_parameters) if settings.permute else None
         keys = federation.keys
-        if privacy and layout.size > layout.n_parameters:
+        if isinstance(privacy, DifferentialPrivacy) and layout.size > layout.n_parameters:
             _log.warning(
                 "noise is put on %d buffers of the model too, and can turn BatchNorm's variances negative; take a "
                 "model without buffers, such as one with GroupNorm",
@@ -128,31 +133,45 @@ class Backend:
             )
         sketch = signature.sketch(seed, layout)
         bytes_each = layout.size * initial.itemsize
-        streams = decide_stream(settings, algorithm, len(federation) * bytes_each, budget, remote)
+        held, lying = (federation, None) if adversaries is None else (adversaries.federation, adversaries.lying)
+        sheltered = (
+            remote and lying is None
+        )  # adversaries are one middleware: what actors send meets it in this process
+        if adversaries is not None and adversaries.settings.knowing:
+            settings = replace(settings, stream=False)
+        streams = decide_stream(settings, algorithm, len(federation) * bytes_each, budget, sheltered)
         compared = Nothing() if streams and sketch is None else sketch  # an algorithm that compares has one
         at_once = updates_at_once(bytes_each, initial.device, budget)
         streaming = Streaming(federation.sizes, at_once) if streams else None
-        retrying = Retrying(tells_releases=privacy is not None)
-        private = Privatizing(privacy, keyed_noise(keys)) if privacy else None
+        limits = settings.aggregate.limits(untrusted=lying is not None)
+        told = (lambda: federation.sizes) if lying is None else (lambda: lying.weights(federation.sizes))
+        limiting = Limiting.within(limits, layout.n_parameters, told)
+        by_example = PrivateSteps.of(privacy) if isinstance(privacy, ExamplePrivacy) else None
+        retrying = Retrying(tells_releases=privacy is not None, sizes=federation.sizes if by_example else None)
+        private = privatizing(privacy, federation.sizes, keys)
         of_clients = [
-            *client_side(private, permutation, signature.sketch_of_parts(seed, layout)),
+            *client_side(private, permutation, signature.sketch_of_parts(seed, layout), lying),
             *([FaultInjection(faults, keys, layout.n_parameters)] if faults else []),
         ]
         meter, taken, absence = Meter(), taken_by(engine, taken), Absence(layout.n_parameters)
-        if remote:  # all that makes a reply small is done where it is made
+        if remote:
             counted = Meter()
-            inside = [*of_clients, Traffic(counted), *received(compared, streaming)]
+            inside = [*of_clients, Traffic(counted), *received(compared, streaming, limiting if streams else None)]
             memory = None if settings.memory is None else budget
-            setup = Setup(federation, module, task, personal, inside, counted, memory)
+            setup = Setup(held, module, task, personal, inside if sheltered else (), counted, memory, by_example)
             workers: Workers = RayClients(setup, actors, asked, taken, meter)
-            clients = Channel(workers, Timing(meter), absence, retrying)
         else:
-            workers = SimulatedClients(federation, module, device, engine, budget, taken, task, personal)
-            arrival = Timing(meter), Traffic(meter), absence, *server_side(retrying, compared, streaming)
-            clients = Channel(workers, *of_clients, *arrival)
+            workers = SimulatedClients(held, module, device, engine, budget, taken, task, personal, by_example)
+        if sheltered:  # all that makes a reply small is done where it is made
+            last = arrived(retrying, settings.aggregate, None if streams else limiting)
+            clients = Channel(workers, Timing(meter), absence, *last)
+        else:
+            last = server_side(retrying, compared, streaming, limiting, settings.aggregate)
+            clients = Channel(workers, *of_clients, Timing(meter), Traffic(meter), absence, *last)
         initial = permutation.apply(initial) if permutation else initial
         common = settings.parts.common_entries(module)
-        of_run = meter, retrying, permutation, sketch, streams, device, budget, task, absence, common
+        kept = sketch if algorithm.compares else Nothing()
+        of_run = meter, retrying, permutation, kept, streams, device, budget, task, absence, common, adversaries
         return cls(clients, initial, workers, *of_run)
 
     @property
@@ -274,23 +293,3 @@ def module_for(name: str, schema: DataSpec, seed: int, arguments: Mapping[str, A
         seed=seed,
         arguments=arguments,
     )
-
-
-def decide_stream(settings: RunSettings, algorithm: Algorithm, size: int, budget: int, remote: bool = False) -> bool:
-    """Decide whether to stream, given the bytes of all clients' updates and those that may be taken.
-
-    Updates that come from ``remote`` actors are only sent one by one if they have to be.
-    """
-    if settings.stream != "auto":
-        return settings.stream
-    if algorithm.needs_updates or (size <= budget // SHARE_OF_UPDATES and not remote):
-        return False
-    can = settings.signature.kind == "projected" or not algorithm.compares
-    if not can and size > budget // SHARE_OF_UPDATES:
-        _log.warning(
-            "the updates of all clients take %.1f GB, the run may take %.1f GB; with signature.kind = 'projected' it "
-            "would stream and keep none of them",
-            size / 1e9,
-            budget / 1e9,
-        )
-    return can

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 
 from fedclade.algorithms import RoundLog, State
-from fedclade.channel import DifferentialPrivacy
+from fedclade.channel import ExamplePrivacy, mechanism_of
 from fedclade.clustering import SplitCriteria, separation_gap
 from fedclade.core import ClientRegistry, DataSpec, Evaluation, Layout, ParameterTree
+from fedclade.runs.adversaries import Adversaries
 from fedclade.runs.store.contents import plain
 from fedclade.runs.store.row_table import Block, RowTable
 from fedclade.runs.store.run import FORMAT, Row, Run
@@ -35,6 +36,7 @@ class History:
     registry: ClientRegistry
     task: FittedTask
     target: tuple[str, float] | None = None
+    adversaries: Adversaries | None = None
     metrics: list[Row] = field(default_factory=list[Row])
     clusters: list[Row] = field(default_factory=list[Row])
     clients: Sequence[Row] = field(default_factory=RowTable)
@@ -153,7 +155,12 @@ class History:
         }
         if self.task.balanced and self.task.weights is not None:  # by which newcomers weigh too
             summary["class_weights"] = self.task.weights.tolist()
-        if privacy := DifferentialPrivacy.of(config.get("privacy", {})):
+        if self.adversaries is not None:
+            summary["adversary"] = self.adversaries.summary(last, final, tree, truth)
+        privacy = mechanism_of(config.get("privacy", {}))
+        if isinstance(privacy, ExamplePrivacy):
+            summary["privacy"] = privacy.spent(self._steps(), self._most_releases())
+        elif privacy:
             summary["privacy"] = privacy.spent(self._most_releases())
         return summary
 
@@ -163,6 +170,14 @@ class History:
         for event in self.events:
             sent.update(event.get("clients", {}) if event["kind"] == "released" else {})
         return max(sent.values(), default=0)
+
+    def _steps(self) -> Mapping[str, Counter[float]]:
+        """Return how many noisy steps each client took, by their rate."""
+        steps: defaultdict[str, Counter[float]] = defaultdict(Counter)
+        for event in self.events:
+            for client, count in event.get("clients", {}).items() if event["kind"] == "stepped" else ():
+                steps[client][event["rate"]] += count
+        return steps
 
     def _cluster_row(self, number: int, node: int, criteria: SplitCriteria, log: RoundLog) -> Row:
         row: Row = {"round": number, "node": node, "clients": len(criteria.members)}

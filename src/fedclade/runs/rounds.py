@@ -157,6 +157,7 @@ def run_round(
     evaluation: Evaluation | None = None
     validation: Evaluation | None = None
     served: Mapping[int, int] = {}
+    success: float | None = None
     if evaluated or algorithm.finished(state):
         served = algorithm.serve(state, clients)
         asked = panel(state.tree, clients.ids, settings.evaluate_clients, settings.seed)
@@ -171,10 +172,15 @@ def run_round(
         if settings.evaluate_validation:
             found = clients.evaluate(asked, models, rows, "validation", **together)
             validation = found if found.ids else None
+        if (adversaries := backend.adversaries) is not None:
+            success = adversaries.attacked(clients, asked, models, rows, together.get("mixture"))
         _warn_of_losses(number, answered)
     log = replace(log, events=(*events, *backend.retrying.told()))
     cost = meter.since(before, perf_counter() - start)
     cost |= {} if clients.present is None else {"clients_present": clients.present}
+    if backend.adversaries is not None:
+        truth = training.history.registry.in_round(number).true_clusters
+        cost |= backend.adversaries.columns(evaluation, state.tree, truth, success)
     row = training.history.add(number, state, log, cost, evaluation, served, validation)
     training.number, training.state = number, state
     return row, log.events

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, TypedDict
 
 from fedclade.algorithms import Algorithm, describe
-from fedclade.channel import DifferentialPrivacy, Signature, refusal
-from fedclade.core import ConfigError, LocalTraining, checked, require, unknown
+from fedclade.channel import ExamplePrivacy, Mechanism, Signature, refusal
+from fedclade.core import Aggregation, ConfigError, LocalTraining, checked, require, unknown
 from fedclade.models import LoRA, Parts, Preset
 from fedclade.tasks import FittedTask, Task, build_task
 
@@ -66,6 +66,9 @@ class RunSettings:
         What the data and the training of a round may take, in bytes or as ``"2GB"``; by default a quarter of the
         machine's or the GPU's memory. Where clients need more, they train in several blocks. In a network: what the
         updates may take.
+    aggregate
+        How the updates of each cluster become one: by their mean, or by a robust rule, and within which limits; see
+        :class:`~fedclade.Aggregation`.
     min_clients
         A cluster of which fewer clients answer in a round keeps its model, and is not split.
     permute
@@ -73,7 +76,8 @@ class RunSettings:
         network: whether the clients share a secret that gives the permutation.
     privacy
         How clients clip their updates, and how much noise they add; None for neither. In a network only clients can do
-        that, and the run notes it.
+        that, and the run notes it. :class:`~fedclade.ExamplePrivacy` in place of :class:`~fedclade.DifferentialPrivacy`
+        lets them train by DP-SGD, which protects each of their examples.
     checkpoint_every
         Rounds between checkpoints in the run's folder. ``auto``: as often as costs less than 2 % of the run; 0: only
         when the run stops early.
@@ -100,9 +104,10 @@ class RunSettings:
     signature: Signature = field(default_factory=Signature)
     stream: Stream = "auto"
     memory: int | str | None = None
+    aggregate: Aggregation = field(default_factory=Aggregation)
     min_clients: int = 1
     permute: bool = False
-    privacy: DifferentialPrivacy | None = None
+    privacy: Mechanism | None = None
     checkpoint_every: Every = "auto"
 
     def __post_init__(self) -> None:
@@ -149,9 +154,9 @@ class RunSettings:
         Raises
         ------
         ConfigError
-            If the algorithm cannot go with the local training; if the run should stream, and the algorithm needs the
-            updates of single clients or compares full ones; if clients are private, and the algorithm asks them for
-            more than updates. One line for each.
+            If the algorithm cannot go with the local training or the rule of aggregation; if the run should stream, and
+            the algorithm or the rule needs the updates of single clients, or full ones are compared; if clients are
+            private, and the algorithm asks them for more than updates. One line for each.
         MissingExtraError
             If clients are private and ``dp-accounting`` is not installed.
         """
@@ -161,7 +166,14 @@ class RunSettings:
             algorithm.check_training(self.local)
         except ConfigError as error:
             problems.append(str(error))
-        if self.stream is True and algorithm.needs_updates:
+        if self.aggregate.is_robust and (why := algorithm.needs_mean(clients, self.client_fraction)):
+            problems.append(f"aggregate.rule = '{self.aggregate.rule}': {why}")
+        if self.stream is True and self.aggregate.is_robust:
+            rule = self.aggregate.rule
+            problems.append(
+                f"stream = true: aggregate.rule = '{rule}' needs the updates of single clients; set stream = false"
+            )
+        elif self.stream is True and algorithm.needs_updates:
             problems.append(f"stream = true: {name} needs the updates of single clients; set stream = false")
         if self.stream is True and self.signature.kind == "full" and algorithm.compares:
             problems.append(
@@ -172,7 +184,9 @@ class RunSettings:
             problems.append(str(refusal(f"{what} that {name} asks for")))
         if problems:
             raise ConfigError("\n".join(problems))
-        if self.privacy:
+        if isinstance(self.privacy, ExamplePrivacy):
+            self.privacy.epsilon({})
+        elif self.privacy:
             self.privacy.epsilon(1)
 
     def as_config(
@@ -190,11 +204,19 @@ class RunSettings:
             "data": data,
             "model": {"name": model, **self.parts.as_dict()},
             "signature": asdict(self.signature),
+            **({} if self.aggregate == Aggregation() else {"aggregate": asdict(self.aggregate)}),
             "target": dict(self.target) if isinstance(self.target, Mapping) else {task.metrics[0].name: self.target},
             **({} if self.task == Task() else {"task": self.task.described}),
-            "privacy": {"permute": self.permute, **(asdict(self.privacy) if self.privacy else {})},
+            "privacy": {"permute": self.permute, **_noted(self.privacy)},
             **more,
         }
+
+
+def _noted(privacy: Mechanism | None) -> dict[str, Any]:
+    """Return what a config says of a privacy besides the permutation."""
+    if privacy is None:
+        return {}
+    return privacy.section if isinstance(privacy, ExamplePrivacy) else asdict(privacy)
 
 
 class RunOptions(TypedDict, total=False):
@@ -216,9 +238,10 @@ class RunOptions(TypedDict, total=False):
     signature: Signature | None
     stream: Stream
     memory: int | str | None
+    aggregate: Aggregation | None
     min_clients: int
     permute: bool
-    privacy: DifferentialPrivacy | None
+    privacy: Mechanism | None
     checkpoint_every: Every
 
 

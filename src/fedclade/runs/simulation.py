@@ -11,9 +11,10 @@ from typing import Any, Unpack
 from torch import nn
 
 from fedclade.algorithms import Algorithm, build_algorithm
-from fedclade.channel import Faults
+from fedclade.channel import Adversary, Faults
 from fedclade.core import checked
 from fedclade.data import Federation
+from fedclade.runs.adversaries import Adversaries
 from fedclade.runs.backend import Backend, Maker, fitted_task, model_name
 from fedclade.runs.callbacks import Callback, Callbacks, OnRound
 from fedclade.runs.checkpointer import Checkpointer
@@ -39,6 +40,7 @@ def simulate(
     actors: Actors | int | None = None,
     tf32: bool = False,
     faults: Faults | None = None,
+    adversary: Adversary | None = None,
     presence: Churn | None = None,
     callbacks: Sequence[Callback] = (),
     on_round: OnRound | None = None,
@@ -76,6 +78,8 @@ def simulate(
         Let a GPU round the factors of float32 products to 10 bits, which is faster.
     faults
         How often clients drop out of a round, are too late, or send what cannot be used; never, if left out.
+    adversary
+        Which clients lie, and how; none, if left out. Summaries score honest clients apart.
     presence
         When the federation's newcomers join, when clients leave, and at which hours they are there; if left out, all
         are there all the time.
@@ -104,7 +108,8 @@ def simulate(
     ------
     ConfigError
         If an argument is out of range, a name is unknown, a run that cannot stream should, the algorithm starts from
-        several models, and the one given cannot be made anew, or it asks private clients for more than updates.
+        several models, and the one given cannot be made anew, it asks private clients for more than updates, or there
+        cannot be such adversaries.
     MissingExtraError
         If clients are private and ``dp-accounting`` is not installed, or the engine is ``ray`` and Ray is not.
     EngineError
@@ -135,6 +140,8 @@ def simulate(
     if settings.evaluate_validation:
         check_validation(everybody)
     task = fitted_task(settings, federation)
+    (adversary or Adversary()).check_stream(settings.stream)
+    adversaries = Adversaries.drawn(adversary, everybody, task, settings.seed)
     target = target_of(settings, task)
     config = config or settings.as_config(
         algorithm,
@@ -145,6 +152,7 @@ def simulate(
         faults=asdict(faults or Faults()),
         newcomers={"clients": newcomers, "join_round": presence.join_round, "leave_round": presence.leave_round},
         **({} if presence.trace is None else {"presence": presence.of_trace}),
+        **({"adversary": asdict(adversary)} if adversary else {}),
     )
     config = {**config, "tf32": tf32}
     every = settings.checkpoint_every
@@ -154,10 +162,20 @@ def simulate(
         return finished
     settings, device, taken = checkpointer.resumed(settings, device)
     backend = Backend.simulated_by(
-        everybody, model, algorithm, settings, device=device, engine=engine, taken=taken, faults=faults, actors=actors
+        everybody,
+        model,
+        algorithm,
+        settings,
+        device=device,
+        engine=engine,
+        taken=taken,
+        faults=faults,
+        actors=actors,
+        adversaries=adversaries,
     )
-    present = presence.among(backend.clients, federation, settings.seed, timetable, backend.absence)
-    history = History(everybody.roster, task, target)
+    lying = None if adversaries is None else adversaries.lying
+    present = presence.among(backend.clients, federation, settings.seed, timetable, backend.absence, lying)
+    history = History(everybody.roster, task, target, adversaries)
     bar = progress_shown(progress, config["algorithm"]["name"], settings.rounds, following)
     with checkpointer, float32_products(tf32), closing(backend), bar as following:
         return run_rounds(algorithm, backend, present, checkpointer, history, settings, following)

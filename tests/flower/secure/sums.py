@@ -12,11 +12,10 @@ from flwr.app import Array, ConfigRecord, RecordDict
 from torch import Tensor
 
 from fedclade import LocalTraining
-from fedclade.channel import Nothing, Sketch
-from fedclade.core import FedcladeError, Round, UpdateError, UpdateQuery, Updates
+from fedclade.channel import Limiting, Nothing, Sketch
+from fedclade.core import FedcladeError, Limits, Round, UpdateError, UpdateQuery, Updates
 from fedclade.flower import wire
 from fedclade.flower.keys import Key
-from fedclade.flower.limits import UpdateLimits
 from fedclade.flower.models_sent import ModelsSent, training_values
 from fedclade.flower.policy import Policy
 from fedclade.flower.secure.member import Member
@@ -136,8 +135,11 @@ def query_of(assignment: Sequence[int], **settings: Any) -> UpdateQuery:
     return UpdateQuery(models=models, assignment=list(assignment), **settings)
 
 
-def setting_of(rules: SecureRules = RULES, compared: Sketch | None = None, norm: float = math.inf) -> SecureAggregation:
-    return SecureAggregation(rules, compared or Nothing(), UpdateLimits(math.inf, norm))
+def setting_of(
+    rules: SecureRules = RULES, compared: Sketch | None = None, norm: float = math.inf, weight: float = math.inf
+) -> SecureAggregation:
+    limiting = Limiting(Limits(weight, norm), D, lambda: {k: 10 + k for k in range(9)})
+    return SecureAggregation(rules, compared or Nothing(), limiting)
 
 
 def summed(
@@ -149,12 +151,11 @@ def summed(
 ) -> Updates:
     """Return what the server gets of all clients, each with a model."""
     query = query or query_of(assignment)
-    setting, sent = setting or setting_of(), ModelsSent.of(query, D)
-    setting.limits.begin("query", sent.starts)
+    setting, sent = setting or setting_of(), ModelsSent.of(query)
     sizes = {client: party.size for client, party in room.parties.items()}
     keys = {client: party.key.public for client, party in room.parties.items()}
     values = training_values(query, sketch)
-    return secure_updates(setting, room, query, sent, values, Members(sizes, sizes, keys), D)
+    return secure_updates(setting, room, query, sent, values, Members(sizes, keys), D)
 
 
 def expected(room: Room, clients: Sequence[int]) -> Tensor:

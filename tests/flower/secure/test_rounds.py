@@ -204,6 +204,18 @@ def test_an_update_that_says_that_it_is_too_long_is_left_out_of_the_sum():
     torch.testing.assert_close(updates.sums.groups[0], expected(room, [1, 2, 3, 4, 5]), **CLOSE)
 
 
+def test_no_client_weighs_too_much():
+    """The median of sizes 10 to 18 is 14; at 1.1 times that all count with at most 15."""
+    room = Room.of(9)
+    updates = of_group(room, list(range(9)), [0] * 9, setting=setting_of(weight=1.1))
+    weights = [10, 11, 12, 13, 14, 15, 15, 15, 15]
+    assert updates.sizes.tolist() == weights
+    assert set(updates.limited) == {6, 7, 8}
+    exact = torch.stack([weight * room.parties[k].update for k, weight in enumerate(weights)]).sum(0)
+    assert updates.sums is not None
+    torch.testing.assert_close(updates.sums.groups[0], exact, rtol=0, atol=1e-3)
+
+
 def test_entries_beyond_the_clip_are_cut_off_and_that_is_logged(caplog: pytest.LogCaptureFixture):
     room = Room.of(3)
     setting = setting_of(replace(RULES, clip=0.5))

@@ -12,7 +12,7 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
-from fedclade import DifferentialPrivacy, Run, Signature
+from fedclade import Aggregation, DifferentialPrivacy, Run, Signature
 from fedclade.algorithms import CFL, FLHC, FeSEM, ReplicatedCFL
 from fedclade.channel import Budget
 from fedclade.core.errors import ConfigError, UpdateError
@@ -176,6 +176,12 @@ def test_clients_that_know_the_others_keys_check_them(tmp_path: Path):
         (CFL(), {}, "CFL compares whole updates, which would be sent; set signature.kind = 'projected'"),
         ("fedavg", {"stream": False}, "the server has sums alone, as a run that streams; leave out stream = false"),
         (CFL(), {"signature": Signature(kind="projected", dim=64)}, "64 numbers .* 92 parameters; lower signature.dim"),
+        (
+            "fedavg",
+            {"aggregate": Aggregation(rule="median")},
+            "aggregate.rule = 'median' needs the updates of single cl",
+        ),
+        ("fedavg", {"aggregate": Aggregation(clip_above=3.0)}, "nobody can shorten an update that is part of a sum; l"),
         ("fedem", {}, "is asked for the models of a mixture"),
     ],
 )

@@ -60,6 +60,7 @@ class _Round:
         self._members, self._D = members, D
         self._left_out = {client: why for client, why in of.barred.items() if client in query.ids}
         self._replies: dict[int, MaskedReply] = {}
+        self._weights, self._limited = of.limiting.weights(members.sizes), dict[int, str]()
         dim, count = of.compared.dim, query.round.replicates
         self._parts = count if count > 1 and query.round.compares_parts else 0
         self._part_dim = int(values["dim"])
@@ -96,7 +97,7 @@ class _Round:
             clients=len(clients),
             threshold=self._of.rules.threshold,
             clip=self._of.rules.clip,
-            weight=max(self._members.weights[client] for client in clients),
+            weight=max(self._weights[client] for client in clients),
             question=digest_of(training.values),
             vectors=names_of(training.vectors),
         )
@@ -203,11 +204,12 @@ class _Round:
             if reply.clipped:
                 _log.warning("client %d had %d entries of its update clipped", client, reply.clipped)
         both = torch.tensor([self._replies[client].norms for client in ids], dtype=torch.float64)
-        none = torch.ones(len(ids), dtype=torch.float64)
+        sizes = torch.tensor([self._members.sizes[client] for client in ids], dtype=torch.float64)
         # Of one parameter and one buffer: their magnitudes are the norms that limits look at.
-        said = Updates(ids=tuple(ids), sizes=none, losses=none, norms=both[:, 0], n_parameters=1, deltas=both)
-        admitted = self._of.limits.admit(said)
+        said = Updates(ids=tuple(ids), sizes=sizes, losses=sizes, norms=both[:, 0], n_parameters=1, deltas=both)
+        admitted = self._of.limiting.updates(self._query.select(ids), lambda _: said)  # pyright: ignore[reportArgumentType]
         self._left_out |= admitted.left_out
+        self._limited = dict(admitted.limited)
         self._replies = {client: self._replies[client] for client in admitted.ids}
 
     def _unmask(self, of: Mapping[int, Group]) -> None:
@@ -252,7 +254,7 @@ class _Round:
         losses = [torch.nan if reply.loss is None else reply.loss for reply in replies]
         return Updates(
             ids=tuple(ids),
-            sizes=torch.tensor([self._members.weights[client] for client in ids], dtype=torch.float64),
+            sizes=torch.tensor([self._weights[client] for client in ids], dtype=torch.float64),
             losses=torch.tensor(losses, dtype=torch.float64),
             norms=torch.tensor([reply.norms[0] for reply in replies], dtype=torch.float64),
             n_parameters=self._D,
@@ -260,4 +262,5 @@ class _Round:
             sketches=clear[:, split:],
             parts=parts,
             left_out=self._left_out,
+            limited={client: what for client, what in self._limited.items() if client in of},
         )

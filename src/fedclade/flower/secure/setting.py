@@ -8,9 +8,8 @@ from typing import Any, Protocol, TypeVar
 
 from flwr.app import Array, RecordDict
 
-from fedclade.channel import Sketch
+from fedclade.channel import Limiting, Sketch
 from fedclade.core import ConfigError, UpdateQuery
-from fedclade.flower.limits import UpdateLimits
 from fedclade.flower.secure.terms import SecureRules
 from fedclade.flower.wire import Content
 
@@ -39,10 +38,9 @@ class Asks(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Members:
-    """What is known of clients: the examples that each registered with and counts with, and its public key."""
+    """What is known of clients: the examples that each registered with, and its public key."""
 
     sizes: Mapping[int, int]
-    weights: Mapping[int, int]
     keys: Mapping[int, str]
 
 
@@ -56,13 +54,13 @@ class SecureAggregation:
         The run's.
     compared
         What an update is compared by; that leaves its client unmasked.
-    limits
-        How long an update may say it is.
+    limiting
+        How much an update may weigh, and how long it may say it is.
     """
 
     rules: SecureRules
     compared: Sketch
-    limits: UpdateLimits
+    limiting: Limiting
     barred: dict[int, str] = field(default_factory=dict[int, str])
     """Clients whose shares were wrong, and why they take no further part: with them no sum would be had."""
 
