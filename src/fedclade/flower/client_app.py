@@ -17,7 +17,7 @@ from fedclade.channel import Adversary, Budget, Mechanism
 from fedclade.core import ConfigError, DataError, FedcladeError, checked
 from fedclade.data import Federation
 from fedclade.flower.client_handler import ClientHandler
-from fedclade.flower.keys import key_of
+from fedclade.flower.keys import key_of, read_keys
 from fedclade.flower.lying_handler import LyingHandler
 from fedclade.flower.policy import Policy
 from fedclade.flower.secret import read_secret
@@ -40,6 +40,7 @@ class NodeSettings(TypedDict):
     folder: Path | None
     secret: str | None
     policy: Policy
+    peers: dict[str, int] | None
 
 
 _log = logging.getLogger(__name__)
@@ -66,8 +67,9 @@ def client_app(
 
     What belongs to one client alone is in its node config: ``folder``, where it keeps what must last; ``secret-file``,
     the secret that clients share and the server does not know, by which all that travels is permuted (CFL eqs. 45, 46);
-    ``partition-id``, the number by which the server should know it, where it has one; and its policy, what it allows
-    the server to query (:class:`~fedclade.flower.policy.Policy`).
+    ``partition-id``, the number by which the server should know it, where it has one; ``peers-file``, a list of the
+    other clients' keys, as ``network.keys`` is; and its policy, what it allows the server to query
+    (:class:`~fedclade.flower.policy.Policy`).
 
     Parameters
     ----------
@@ -133,8 +135,8 @@ def app_for(make: Callable[[Context], ClientHandler]) -> ClientApp:
 
     def answer(message: Message, context: Context) -> Message:
         try:
-            content = handler(context).answer(Content.of(message.content), context.state)
-            content = signed(content, message, key_of(context))
+            client, key = handler(context), key_of(context)
+            content = signed(client.answer(Content.of(message.content), context.state, key), message, key)
         except (FedcladeError, OSError) as error:  # such as data that is not there, a full disk, or its policy
             _log.warning("refused %s: %s", message.metadata.message_type, error)
             content = unsigned(refusal(str(error)), message)
@@ -155,12 +157,13 @@ def _federation(data: object) -> Federation:
 
 def node_settings(context: Context) -> NodeSettings:
     """Return what belongs to one client alone; a ConfigError if a value in its node's config cannot be used."""
-    folder, secret = context.node_config.get("folder"), context.node_config.get("secret-file")
+    folder, secret, peers = (context.node_config.get(name) for name in ("folder", "secret-file", "peers-file"))
     return {
         "number": _partition_of(context),
         "folder": None if folder is None else _made(Path(str(folder))),
         "secret": None if secret is None else read_secret(Path(str(secret))),
         "policy": Policy.of(context.node_config),
+        "peers": None if peers is None else read_keys(Path(str(peers))),
     }
 
 

@@ -84,13 +84,19 @@ class RunConfig:
         problems += [
             f"[{name}] is for simulations, where clients only act; leave it out" for name in SIMULATED if name in raw
         ]
+        problems += [
+            f"network.encoding = {apps.encoding!r} is for updates that are sent one by one, and those of "
+            "network.secure_aggregation = true are whole numbers of 32 bits; leave it out"
+            for network, apps in (each for each in found if isinstance(each, tuple))
+            if network.secure_aggregation and apps.encoding != "float32"
+        ]
         if problems:
             raise ConfigError("\n".join(problems))
         return cls(found[0], *found[1])
 
     def as_dict(self) -> dict[str, Any]:
         """Return the config with every default filled in, as a run folder has it."""
-        return {**self.config.as_dict(), "network": {**asdict(self.network), **asdict(self.apps)}}
+        return {**self.config.as_dict(), "network": {**self.network.described, **asdict(self.apps)}}
 
 
 def _listed(key: str, value: object) -> object:

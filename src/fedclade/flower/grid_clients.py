@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -34,10 +33,12 @@ from fedclade.core import (
 from fedclade.flower import descriptors, shifts, wire
 from fedclade.flower.backoff import Backoff
 from fedclade.flower.exchange import AT_ONCE, Exchange
-from fedclade.flower.models_sent import ModelsSent, as_values, length_of, of_mixture
+from fedclade.flower.models_sent import ModelsSent, as_values, length_of, of_mixture, training_values
 from fedclade.flower.node_registry import NodeRegistry
 from fedclade.flower.policy import check_allowed
 from fedclade.flower.replies import Scores, UpdateReply, evaluation_of, read_scores, read_update, read_wins
+from fedclade.flower.secure.rounds import secure_updates
+from fedclade.flower.secure.setting import Members, SecureAggregation
 from fedclade.flower.statistics import summed
 from fedclade.flower.update_buffer import UpdateBuffer
 from fedclade.flower.wire import Content
@@ -67,6 +68,8 @@ class GridClients(Workers):
         What the updates of parts of a client's data are compared by.
     wait
         Seconds to wait for any client, should all be gone in the middle of a round.
+    secure
+        By which updates are added up under masks; without, each is received by itself.
     """
 
     def __init__(
@@ -77,12 +80,13 @@ class GridClients(Workers):
         task: FittedTask,
         sketch: Sketch | None = None,
         wait: float = 0.0,
+        secure: SecureAggregation | None = None,
     ) -> None:
         self._exchange, self._registry, self._wait = exchange, registry, wait
         self.layout, self._task = layout, task
         self._structure = wire.layout_digest(layout)
         self._sketch = sketch
-        self._backoff = Backoff()
+        self._backoff, self._secure = Backoff(), secure
         self._scored: dict[tuple[int, Split], int] = {}
         """Number of examples of a client's scores, on each split: it is always the same."""
 
@@ -110,21 +114,12 @@ class GridClients(Workers):
         """Let each client train from its model, or take the gradient at it; return the updates of those that answer."""
         kind, ids, this_round = query.kind, query.ids, query.round
         sent = ModelsSent.of(query)
-        repeated = {"round": this_round.number, "query": this_round.query, "purpose": this_round.purpose}
-        values = {
-            **repeated,
-            **{"seed": this_round.seed, "spec": wire.to_json(this_round.spec)},
-            **{
-                "replicates": this_round.replicates,
-                "part_size": this_round.part_size,
-                "compares_parts": this_round.compares_parts,
-                "dim": 0,
-                **(self._sketch.described if self._sketch else {}),
-                **{"own": query.own, "shares": query.shares, "personal_epochs": this_round.personal_epochs},
-            },
-            **as_values(query),
-            **({} if this_round.rule is None else {"rule": json.dumps(this_round.rule.described())}),
-        }
+        values = training_values(query, self._sketch)
+        if self._secure is not None and not query.is_secret:
+            updates = secure_updates(self._secure, self, query, sent, values, self._members, self.layout.n_parameters)
+            check_allowed(kind, ids, updates.left_out, len(self._registry.connected))
+            return updates
+        repeated = {name: values[name] for name in ("round", "query", "purpose")}
         contents = {client: self.content(kind, values, vectors) for client, vectors in sent.vectors.items()}
         expected = {client: {"what": kind, **repeated, "model": name} for client, name in sent.names.items()}
         length, n_parameters = self._shape(query)
@@ -272,6 +267,10 @@ class GridClients(Workers):
     def _checked(self, buffer: UpdateBuffer, query: UpdateQuery, left_out: Mapping[int, str]) -> Updates:
         updates = buffer.checked(self._shape(query)[1], query.round.number)
         return replace(updates, left_out={**left_out, **updates.left_out})
+
+    @property
+    def _members(self) -> Members:
+        return Members(self._registry.clients.sizes, self._registry.keys)
 
     def _shape(self, query: UpdateQuery) -> tuple[int, int]:
         """Return how long an update is, and how much of it is compared."""

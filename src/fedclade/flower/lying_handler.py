@@ -12,6 +12,7 @@ from fedclade.channel import Adversary, Lying
 from fedclade.core import require
 from fedclade.data import Backdoor, Federation, LabelFlip, poisoned
 from fedclade.flower.client_handler import ClientHandler
+from fedclade.flower.keys import Key
 from fedclade.flower.wire import Content
 from fedclade.runs import Maker
 
@@ -37,11 +38,11 @@ class LyingHandler(ClientHandler):
         super().__init__(federation, model, **settings)
         self._client_side = partial(self._client_side, lying=self._lying)
 
-    def answer(self, content: Content, state: RecordDict | None = None) -> RecordDict:
+    def answer(self, content: Content, state: RecordDict | None = None, key: Key | None = None) -> RecordDict:
         """Return the answer to a query, which may be a lie from some round on; see :class:`ClientHandler`."""
-        if content.get("what", str) in ("train", "gradients"):
+        if content.get("what", str) in ("train", "gradients", "masked"):
             self._lying.begin(content.get("round", int))
-        return super().answer(content, state)
+        return super().answer(content, state, key)
 
     def _held(self, federation: Federation) -> Federation:
         """Return its data, with what it holds poisoned."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import torch
 from flwr.app import Array
 
+from fedclade.channel import Sketch
 from fedclade.core import OWN, ConfigError, EvaluationQuery, Layout, Mixture, UpdateError, UpdateQuery
 from fedclade.flower import wire
 from fedclade.flower.wire import Content
@@ -53,6 +55,25 @@ def of_mixture(query: UpdateQuery | EvaluationQuery) -> Vectors:
 def as_values(query: UpdateQuery | EvaluationQuery) -> dict[str, int | bool]:
     """Return what a message says of the mixture that its models are: of how many; nothing if they are none."""
     return {"mixture": len(query.models), "by_label": query.mixture.by_label} if query.mixture else {}
+
+
+def training_values(query: UpdateQuery, sketch: Sketch | None) -> dict[str, Any]:
+    """Return what a query to train says; the sketch is what updates of parts of the data are compared by."""
+    this_round = query.round
+    return {
+        **{"round": this_round.number, "query": this_round.query, "purpose": this_round.purpose},
+        **{"seed": this_round.seed, "spec": wire.to_json(this_round.spec)},
+        **{
+            "replicates": this_round.replicates,
+            "part_size": this_round.part_size,
+            "compares_parts": this_round.compares_parts,
+            "dim": 0,
+            **(sketch.described if sketch else {}),
+            **{"own": query.own, "shares": query.shares, "personal_epochs": this_round.personal_epochs},
+        },
+        **as_values(query),
+        **({} if this_round.rule is None else {"rule": json.dumps(this_round.rule.described())}),
+    }
 
 
 def models_of_mixture(content: Content) -> int:
