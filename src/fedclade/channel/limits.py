@@ -43,9 +43,10 @@ class Limiting(Middleware):
     A client weighs what it says, and at most ``largest_weight`` times as much as the median client. An update that is
     more than ``largest_norm`` times as long as the median of its cluster is left out; so is one whose buffers are. One
     that is more than ``clip_above`` times as long is shortened to that, its parameters and its buffers each by
-    themselves. A cluster are clients that start from the same model. Where fewer than :data:`ENOUGH` of one have
-    answered, the measure is the model that they started from, or the median over all clusters, whichever is longer. In
-    a stream the measure is those that have arrived so far.
+    themselves. A cluster are clients that start from the same model. Where its median is longer than that of all clients
+    of the round, that of all is the measure, since clients that lie may be most of a cluster. Where fewer than
+    :data:`ENOUGH` of one have answered, it is the model that they started from, or the median of all, whichever is
+    longer. In a stream the measure is those that have arrived so far.
 
     This is no robust aggregation: a liar within the limits, or one of a majority, is not found.
 
@@ -144,10 +145,13 @@ class Limiting(Middleware):
         cluster, overall = self._seen[start.name].values(), [n for seen in self._seen.values() for n in seen.values()]
         found: list[tuple[float, str]] = []
         for part in range(len(PARTS)):
-            if measure := _median([each[part] for each in cluster]):
+            of_all = _median([each[part] for each in overall])
+            if not (measure := _median([each[part] for each in cluster])):
+                found.append((max(start.norms[part], of_all), "what it began with"))
+            elif measure <= of_all:
                 found.append((measure, "its cluster's median"))
-            else:
-                found.append((max(start.norms[part], _median([each[part] for each in overall])), "what it began with"))
+            else:  # or those who lie would be the measure where they are most of a cluster
+                found.append((of_all, "the median of all"))
         return found
 
     def _starts(self, query: UpdateQuery) -> Mapping[int, StartModel]:
