@@ -32,6 +32,7 @@ from fedclade.algorithms.pacfl import PACFL
 from fedclade.algorithms.per_fedavg import PerFedAvg
 from fedclade.algorithms.personal import FedBN, FedPer, FedRep, LGFedAvg
 from fedclade.algorithms.pfedme import PFedMe
+from fedclade.algorithms.private_choice import PrivateChoice
 from fedclade.algorithms.replicated_cfl import ReplicatedCFL
 from fedclade.algorithms.scaffold import Scaffold
 from fedclade.algorithms.state import State
@@ -70,6 +71,7 @@ __all__ = [
     "OwnModels",
     "PFedMe",
     "PerFedAvg",
+    "PrivateChoice",
     "ReplicatedCFL",
     "RoundLog",
     "Scaffold",
@@ -116,6 +118,9 @@ ALGORITHMS: Mapping[str, Entry] = {
     "fedem": Entry(FedEM, "M models, and every client a mixture of its own of them (Marfoq et al. 2021)"),
     "fedrc": Entry(FedRC, "FedEM that does not part clients by their labels alone (Guo et al. 2024)"),
     "pacfl": Entry(PACFL, "one-shot clusters by principal angles between the clients' data (Vahidian et al. 2023)"),
+    "private_choice": Entry(
+        PrivateChoice, "clusters by noisy sums and randomized choices, under differential privacy; fedclade's own"
+    ),
     "stocfl": Entry(StoCFL, "clusters united by how an anchor model moves on their data (Zeng et al. 2023)"),
     "ditto": Entry(Ditto, "a personal model for each client, held near a global one (Li et al. 2021)"),
     "apfl": Entry(APFL, "each client's model is a mixture of the global one and one of its own (Deng et al. 2020)"),

@@ -5,6 +5,8 @@ and the network import it; algorithms do not know of it.
 """
 
 from fedclade.channel.absence import AWAY, Absence
+from fedclade.channel.accounting import Release, composed_epsilon, share_at_random
+from fedclade.channel.central import Aggregating, Answering, CentralPrivacy, check_local, mechanism
 from fedclade.channel.compose import client_side, received, server_side
 from fedclade.channel.encoding import ENCODINGS, ErrorFeedback, check_encoding, decode, encode, encoded_bytes
 from fedclade.channel.faults import FaultInjection, Faults
@@ -27,6 +29,14 @@ from fedclade.channel.streaming import Streaming
 from fedclade.channel.traffic import Meter, Timing, Traffic
 
 __all__ = [
+    "Aggregating",
+    "Answering",
+    "CentralPrivacy",
+    "Release",
+    "composed_epsilon",
+    "mechanism",
+    "share_at_random",
+
     "AWAY",
     "ENCODINGS",
     "Absence",
@@ -55,6 +65,7 @@ __all__ = [
     "Traffic",
     "Unpacking",
     "booked",
+    "check_local",
     "check_encoding",
     "client_side",
     "decode",

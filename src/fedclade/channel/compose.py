@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fedclade.channel.central import Answering
 from fedclade.channel.middleware import Middleware
 from fedclade.channel.privacy import Privatizing
 from fedclade.channel.replicates import Replicating, Unpacking
@@ -11,15 +12,18 @@ from fedclade.channel.streaming import Streaming
 
 
 def client_side(
-    privatizing: Privatizing | None = None, permutation: Permutation | None = None, sketch: Sketch | None = None
+    privatizing: Privatizing | None = None,
+    permutation: Permutation | None = None,
+    sketch: Sketch | None = None,
+    answering: Answering | None = None,
 ) -> list[Middleware]:
     """Return what an update passes before it leaves a client, in a simulation and on a real client alike.
 
-    The sketch is that of the updates of parts; without one they are sent whole.
+    The sketch is that of the updates of parts; without one they are sent whole. ``answering`` is for private sums.
     """
     private = [privatizing] if privatizing else []
     permuting = [Permuting(permutation)] if permutation else []
-    return [*private, *permuting, Replicating(sketch)]
+    return [*private, *permuting, *([answering] if answering else []), Replicating(sketch)]
 
 
 def received(sketch: Sketch | None = None, streaming: Streaming | None = None) -> list[Middleware]:

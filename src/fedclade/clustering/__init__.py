@@ -18,6 +18,7 @@ from fedclade.clustering.part_similarity import (
     views_of,
 )
 from fedclade.clustering.part_test import PartFinding, find_by_parts, lowest_p_value, parts_for
+from fedclade.clustering.private_centres import cell_points, centres_of_cells, directions
 from fedclade.clustering.routing import (
     Assignment,
     Step,
@@ -40,6 +41,10 @@ from fedclade.clustering.subspace_angles import angles
 from fedclade.clustering.ternary import k_means, ternary_similarity
 
 __all__ = [
+    "cell_points",
+    "centres_of_cells",
+    "directions",
+
     "LINKAGES",
     "METRICS",
     "MOST_PAIRED",

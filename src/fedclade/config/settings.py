@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
 from fedclade.algorithms import Algorithm, algorithm_class, build_algorithm
-from fedclade.channel import DifferentialPrivacy, Faults, Signature
+from fedclade.channel import CentralPrivacy, DifferentialPrivacy, Faults, Signature, mechanism
 from fedclade.config.data import load_data
 from fedclade.config.toml_files import Section
-from fedclade.core import DataSpec, LocalTraining
+from fedclade.core import DataSpec, LocalTraining, require
 from fedclade.data import Federation
 from fedclade.models import PARTS, Parts
 from fedclade.runs import Callback, Churn, Every, OnRound, Run, RunSettings, Stream, module_for, simulate
@@ -60,20 +60,30 @@ class TaskSection:
 
 @dataclass(frozen=True, kw_only=True)
 class Privacy:
-    """The ``[privacy]`` section: what clients do to an update before they send it."""
+    """The ``[privacy]`` section: where noise is put on updates, how much, and of how many nothing is said."""
 
     permute: bool = False
+    model: Literal["local", "central"] = "local"
     clip_norm: float | None = None
     noise_multiplier: float = 0.0
+    signature_noise: float | None = None
+    signature_epsilon: float | None = None
     delta: float = 1e-5
+    min_cluster_size: int = 1
 
     def __post_init__(self) -> None:
-        DifferentialPrivacy.of(asdict(self))
+        least = self.min_cluster_size
+        require(("privacy.min_cluster_size", least, least >= 1, "at least 1"))
+        _ = self.mechanism
 
     @property
-    def mechanism(self) -> DifferentialPrivacy | None:
-        """How updates are clipped, and how much noise is put on them."""
-        return DifferentialPrivacy.of(asdict(self))
+    def mechanism(self) -> DifferentialPrivacy | CentralPrivacy | None:
+        """How updates are clipped, and how much noise is put on them or on their sums."""
+        return mechanism(asdict(self))
+
+
+LATER_OF_PRIVACY = ("model", "signature_noise", "signature_epsilon", "min_cluster_size")
+"""Keys of ``[privacy]`` that runs of earlier versions do not note."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,6 +152,11 @@ class Config:
         if self.presence == Presence():  # all are there all the time
             del sections["presence"]
         top = sections.pop("top")
+        sections["privacy"] = {  # with what earlier versions did not know only where it is set
+            name: value
+            for name, value in sections["privacy"].items()
+            if name not in LATER_OF_PRIVACY or value != getattr(Privacy(), name)
+        }
         if not self.top.evaluate_validation:  # which earlier versions did not know
             del top["evaluate_validation"]
         return {**top, **sections}
@@ -168,6 +183,7 @@ class Config:
             task=self.task.task,
             permute=self.privacy.permute,
             privacy=self.privacy.mechanism,
+            min_cluster_size=self.privacy.min_cluster_size,
         )
 
     def federation(self, data_dir: str | Path | None = None) -> Federation:

@@ -49,12 +49,14 @@ from fedclade.core.events import (
     Refused,
     Regrouped,
     Rejected,
+    PrivateRelease,
     Released,
     Restart,
     Retried,
     Stationary,
     Tested,
     TooFew,
+    Withheld,
 )
 from fedclade.core.files import (
     appear,
@@ -109,6 +111,7 @@ from fedclade.core.queries import (
     SubspaceQuery,
     UpdateQuery,
 )
+from fedclade.core.question import SENSITIVITY, Cells, Choice, Moments, Question
 from fedclade.core.registry import IGNORED, ClientRegistry, DataSpec, TaskKind
 from fedclade.core.rng import BESIDE
 from fedclade.core.shift_query import ShiftQuery
@@ -118,6 +121,14 @@ from fedclade.core.tree import Group, ParameterTree
 from fedclade.core.updates import DROPPED_OUT, KEEPS_NONE, LARGEST_NORM, NOT_ASKED, TOO_LATE, Sums, Updates, row_norms
 
 __all__ = [
+    "SENSITIVITY",
+    "Cells",
+    "Choice",
+    "Moments",
+    "Question",
+    "PrivateRelease",
+    "Withheld",
+
     "BESIDE",
     "DROPPED_OUT",
     "IGNORED",

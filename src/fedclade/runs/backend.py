@@ -14,6 +14,9 @@ from torch import Tensor, nn
 from fedclade.algorithms import Algorithm
 from fedclade.channel import (
     Absence,
+    Aggregating,
+    Answering,
+    CentralPrivacy,
     Channel,
     FaultInjection,
     Faults,
@@ -87,6 +90,7 @@ class Backend:
     task: FittedTask
     absence: Absence | None = None  #: in a simulation: which clients are away
     common: Tensor | None = None  #: which entries of a model all clusters have in common, ``[S]``
+    aggregating: Aggregating | None = None  #: what puts noise on sums, in a simulation
 
     @classmethod
     def simulated_by(
@@ -129,13 +133,18 @@ class Backend:
         sketch = signature.sketch(seed, layout)
         bytes_each = layout.size * initial.itemsize
         streams = decide_stream(settings, algorithm, len(federation) * bytes_each, budget, remote)
-        compared = Nothing() if streams and sketch is None else sketch  # an algorithm that compares has one
+        central = privacy if isinstance(privacy, CentralPrivacy) else None
+        # An algorithm that compares has a sketch, and under central privacy there is none.
+        compared = Nothing() if central or (streams and sketch is None) else sketch
         at_once = updates_at_once(bytes_each, initial.device, budget)
         streaming = Streaming(federation.sizes, at_once) if streams else None
-        retrying = Retrying(tells_releases=privacy is not None)
-        private = Privatizing(privacy, keyed_noise(keys)) if privacy else None
+        local = None if isinstance(privacy, CentralPrivacy) else privacy
+        retrying = Retrying(tells_releases=local is not None)
+        private = Privatizing(local, keyed_noise(keys)) if local else None
+        answering = Answering(central, keyed_noise(keys))
+        aggregating = Aggregating(central, settings.client_fraction)
         of_clients = [
-            *client_side(private, permutation, signature.sketch_of_parts(seed, layout)),
+            *client_side(private, permutation, signature.sketch_of_parts(seed, layout), answering),
             *([FaultInjection(faults, keys, layout.n_parameters)] if faults else []),
         ]
         meter, taken, absence = Meter(), taken_by(engine, taken), Absence(layout.n_parameters)
@@ -145,15 +154,15 @@ class Backend:
             memory = None if settings.memory is None else budget
             setup = Setup(federation, module, task, personal, inside, counted, memory)
             workers: Workers = RayClients(setup, actors, asked, taken, meter)
-            clients = Channel(workers, Timing(meter), absence, retrying)
+            clients = Channel(workers, Timing(meter), absence, retrying, aggregating)
         else:
             workers = SimulatedClients(federation, module, device, engine, budget, taken, task, personal)
             arrival = Timing(meter), Traffic(meter), absence, *server_side(retrying, compared, streaming)
-            clients = Channel(workers, *of_clients, *arrival)
+            clients = Channel(workers, *of_clients, *arrival, aggregating)
         initial = permutation.apply(initial) if permutation else initial
         common = settings.parts.common_entries(module)
         of_run = meter, retrying, permutation, sketch, streams, device, budget, task, absence, common
-        return cls(clients, initial, workers, *of_run)
+        return cls(clients, initial, workers, *of_run, aggregating)
 
     @property
     def settled(self) -> dict[str, Any]:
@@ -281,6 +290,8 @@ def decide_stream(settings: RunSettings, algorithm: Algorithm, size: int, budget
 
     Updates that come from ``remote`` actors are only sent one by one if they have to be.
     """
+    if settings.is_central:
+        return True
     if settings.stream != "auto":
         return settings.stream
     if algorithm.needs_updates or (size <= budget // SHARE_OF_UPDATES and not remote):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from math import isfinite
@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from fedclade.algorithms import RoundLog, State
-from fedclade.channel import DifferentialPrivacy
+from fedclade.channel import CentralPrivacy, Release, mechanism
 from fedclade.clustering import SplitCriteria, separation_gap
-from fedclade.core import ClientRegistry, DataSpec, Evaluation, Layout, ParameterTree
+from fedclade.core import ClientRegistry, DataSpec, Evaluation, Layout, ParameterTree, PrivateRelease
 from fedclade.runs.store.contents import plain
 from fedclade.runs.store.row_table import Block, RowTable
 from fedclade.runs.store.run import FORMAT, Row, Run
@@ -35,6 +35,7 @@ class History:
     registry: ClientRegistry
     task: FittedTask
     target: tuple[str, float] | None = None
+    least: int = 1  # members of a cluster that anything is said of
     metrics: list[Row] = field(default_factory=list[Row])
     clusters: list[Row] = field(default_factory=list[Row])
     clients: Sequence[Row] = field(default_factory=RowTable)
@@ -57,9 +58,10 @@ class History:
         the model of the node that it was ``served`` with, and ``validation`` the same on validation data.
         """
         self.events += [plain(event.to_row(number)) for event in log.events]
-        rows = [self._cluster_row(number, node, criteria, log) for node, criteria in log.criteria.items()]
+        said = {node: each for node, each in log.criteria.items() if self._may_say(state.tree, node, each)}
+        rows = [self._cluster_row(number, node, criteria, log) for node, criteria in said.items()]
         self.clusters += rows
-        self._keep_similarities(number, log)
+        self._keep_similarities(number, said)
         if evaluation is not None:
             block = self._client_columns(number, state.tree, evaluation, served)
             self.clients = RowTable.of(self.clients).with_block(block)
@@ -153,9 +155,21 @@ class History:
         }
         if self.task.balanced and self.task.weights is not None:  # by which newcomers weigh too
             summary["class_weights"] = self.task.weights.tolist()
-        if privacy := DifferentialPrivacy.of(config.get("privacy", {})):
+        section = config.get("privacy", {})
+        privacy = mechanism(section)
+        if isinstance(privacy, CentralPrivacy):
+            summary["privacy"] = privacy.spent(self._releases())
+        elif privacy:
             summary["privacy"] = privacy.spent(self._most_releases())
+        if section.get("min_cluster_size", 1) > 1:
+            summary["clusters"]["min_size"] = section["min_cluster_size"]
         return summary
+
+    def _releases(self) -> list[Release]:
+        """Return what was released with noise on sums, or as choices."""
+        names = [each.name for each in fields(Release)]
+        rows = [event for event in self.events if event["kind"] == PrivateRelease.kind]
+        return [Release(**{name: row[name] for name in names if name in row}) for row in rows]
 
     def _most_releases(self) -> int:
         """Return how many updates the client sent that sent most."""
@@ -167,7 +181,7 @@ class History:
     def _cluster_row(self, number: int, node: int, criteria: SplitCriteria, log: RoundLog) -> Row:
         row: Row = {"round": number, "node": node, "clients": len(criteria.members)}
         row |= dict.fromkeys(CRITERIA, None)
-        row |= criteria.numbers
+        row |= {name: value for name, value in criteria.numbers.items() if isfinite(value)}  # NaN: withheld
         truth, bipartition = self.registry.in_round(number).true_clusters, criteria.bipartition
         if truth is not None and bipartition is not None and criteria.similarity is not None:
             labels = [truth[client] for client in criteria.members]
@@ -175,8 +189,12 @@ class History:
         row["train_loss"] = _mean_loss(log.losses[client] for client in criteria.members if client in log.losses)
         return row
 
-    def _keep_similarities(self, number: int, log: RoundLog) -> None:
-        for node, criteria in log.criteria.items():
+    def _may_say(self, tree: ParameterTree, node: int, criteria: SplitCriteria) -> bool:
+        """Whether a cluster, and those of it that answered, are as many as is asked for."""
+        return self.least <= 1 or min(len(criteria.members), len(tree.nodes[node].members)) >= self.least
+
+    def _keep_similarities(self, number: int, said: Mapping[int, SplitCriteria]) -> None:
+        for node, criteria in said.items():
             if 1 < len(criteria.members) <= LARGEST_KEPT and criteria.similarity is not None:
                 self.similarities[node] = SimilarityMatrix(node, number, criteria.members, criteria.similarity)
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 
 from fedclade.algorithms import Algorithm, Local, build_algorithm
-from fedclade.channel import DifferentialPrivacy, Signature
+from fedclade.channel import Signature, mechanism
 from fedclade.clustering import Assignment, all_of
 from fedclade.core import ConfigError, LocalTraining, ParameterTree, Round, RunError, checked
 from fedclade.data import Federation
@@ -130,7 +130,7 @@ class Arrival:
             engine=engine or here(config.get("engine", "auto")),
             seed=seed,
             permute=config.get("privacy", {}).get("permute", False),
-            privacy=DifferentialPrivacy.of(config.get("privacy", {})),
+            privacy=mechanism(config.get("privacy", {})),
             freeze=parts.freeze,
             personal=parts.personal,
             adapter=parts.adapter,

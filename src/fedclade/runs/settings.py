@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, TypedDict
 
 from fedclade.algorithms import Algorithm, describe
-from fedclade.channel import DifferentialPrivacy, Signature, refusal
+from fedclade.channel import CentralPrivacy, DifferentialPrivacy, Signature, refusal
 from fedclade.core import ConfigError, LocalTraining, checked, require, unknown
 from fedclade.models import LoRA, Parts, Preset
 from fedclade.tasks import FittedTask, Task, build_task
@@ -73,7 +73,10 @@ class RunSettings:
         network: whether the clients share a secret that gives the permutation.
     privacy
         How clients clip their updates, and how much noise they add; None for neither. In a network only clients can do
-        that, and the run notes it.
+        that, and the run notes it. Or :class:`~fedclade.channel.CentralPrivacy`, in a simulation: noise on sums alone.
+        Clients are then sampled one by one, each with probability ``client_fraction``.
+    min_cluster_size
+        Clusters with fewer members are merged into others, and nothing is released or reported of them.
     checkpoint_every
         Rounds between checkpoints in the run's folder. ``auto``: as often as costs less than 2 % of the run; 0: only
         when the run stops early.
@@ -102,7 +105,8 @@ class RunSettings:
     memory: int | str | None = None
     min_clients: int = 1
     permute: bool = False
-    privacy: DifferentialPrivacy | None = None
+    privacy: DifferentialPrivacy | CentralPrivacy | None = None
+    min_cluster_size: int = 1
     checkpoint_every: Every = "auto"
 
     def __post_init__(self) -> None:
@@ -118,6 +122,8 @@ class RunSettings:
                 "at least 1, or left out for all",
             ),
             ("min_clients", self.min_clients, self.min_clients >= 1, "at least 1"),
+            ("privacy.min_cluster_size", self.min_cluster_size, self.min_cluster_size >= 1, "at least 1"),
+            ("privacy.permute", self.permute, not (self.permute and self.is_central), "false with central privacy"),
             (
                 *("signature.of", list(self.signature.of), not (self.permute and self.signature.of)),
                 "left out where clients permute their updates: the server cannot know which entries are whose",
@@ -133,6 +139,11 @@ class RunSettings:
                 "a number of rounds, 0 for none, or 'auto'",
             ),
         )
+
+    @property
+    def is_central(self) -> bool:
+        """Whether the server gets sums with noise, and no updates."""
+        return isinstance(self.privacy, CentralPrivacy)
 
     def completed(self, algorithm: Algorithm) -> RunSettings:
         """Return the settings with what an algorithm says that they leave out: which parameters are personal."""
@@ -168,12 +179,27 @@ class RunSettings:
                 "stream = true: signatures of kind 'full' take as much memory as the updates; set signature.kind = "
                 "'projected'"
             )
+        if self.is_central and (algorithm.needs_updates or algorithm.compares):
+            problems.append(
+                f'privacy.model = "central": {name} looks at updates of single clients, and the server has none; take '
+                "private_choice, or an algorithm that compares none"
+            )
+        if self.is_central and self.stream is False:
+            problems.append('privacy.model = "central" gives the server sums alone; set stream = true, or leave it out')
         if self.privacy and (what := algorithm.asks(clients, self.client_fraction)):
             problems.append(str(refusal(f"{what} that {name} asks for")))
         if problems:
             raise ConfigError("\n".join(problems))
-        if self.privacy:
+        if isinstance(self.privacy, DifferentialPrivacy):
             self.privacy.epsilon(1)
+        elif self.privacy:
+            self.privacy.spent([])
+
+    def check_min_cluster_size(self, clients: int) -> None:
+        """Check that all clients together are enough for a cluster; raises a ConfigError. Of 0 nothing is known."""
+        least = self.min_cluster_size
+        holds = not clients or least <= clients
+        require(("privacy.min_cluster_size", least, holds, f"at most the number of clients, {clients}"))
 
     def as_config(
         self, algorithm: Algorithm, task: FittedTask, engine: str, data: Mapping[str, Any], model: str, **more: Any
@@ -192,9 +218,14 @@ class RunSettings:
             "signature": asdict(self.signature),
             "target": dict(self.target) if isinstance(self.target, Mapping) else {task.metrics[0].name: self.target},
             **({} if self.task == Task() else {"task": self.task.described}),
-            "privacy": {"permute": self.permute, **(asdict(self.privacy) if self.privacy else {})},
+            "privacy": self._privacy_section(),
             **more,
         }
+
+    def _privacy_section(self) -> dict[str, Any]:
+        least = {"min_cluster_size": self.min_cluster_size} if self.min_cluster_size > 1 else {}
+        model = {"model": "central"} if self.is_central else {}
+        return {"permute": self.permute, **model, **(asdict(self.privacy) if self.privacy else {}), **least}
 
 
 class RunOptions(TypedDict, total=False):
@@ -218,7 +249,8 @@ class RunOptions(TypedDict, total=False):
     memory: int | str | None
     min_clients: int
     permute: bool
-    privacy: DifferentialPrivacy | None
+    privacy: DifferentialPrivacy | CentralPrivacy | None
+    min_cluster_size: int
     checkpoint_every: Every
 
 

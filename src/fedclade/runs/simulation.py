@@ -132,6 +132,7 @@ def simulate(
     algorithm.check_clients(len(federation))
     settings = settings.completed(algorithm)
     settings.check_algorithm(algorithm, len(federation))
+    settings.check_min_cluster_size(len(federation))
     if settings.evaluate_validation:
         check_validation(everybody)
     task = fitted_task(settings, federation)
@@ -157,7 +158,7 @@ def simulate(
         everybody, model, algorithm, settings, device=device, engine=engine, taken=taken, faults=faults, actors=actors
     )
     present = presence.among(backend.clients, federation, settings.seed, timetable, backend.absence)
-    history = History(everybody.roster, task, target)
+    history = History(everybody.roster, task, target, settings.min_cluster_size)
     bar = progress_shown(progress, config["algorithm"]["name"], settings.rounds, following)
     with checkpointer, float32_products(tf32), closing(backend), bar as following:
         return run_rounds(algorithm, backend, present, checkpointer, history, settings, following)

@@ -1,0 +1,309 @@
+"""Central differential privacy: no single update is seen, only sums over the clients of a model, with noise on them.
+
+A client clips its update to length C and adds it to a sum, in which all count alike. An aggregator that does not show
+single updates (secure aggregation, or somebody trusted; here, the simulation) puts Gaussian noise of standard deviation
+z·C on every number of the sum before the server has it. With other data the client's clipped update would lie at most
+2C away, and so would the sum. In any round a client is in one sum only, whose members follow from what was released
+before, so the release of all clusters' sums is one Gaussian mechanism of multiplier z/2.
+
+What clients are compared by is asked for by questions, see :mod:`fedclade.core.question`: sums of vectors at most √2
+apart get noise of z'/√2, which again is multiplier z'/2; and choices among k go to the server by randomized response.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import torch
+from scipy.special import ndtr
+from torch import Tensor
+
+from fedclade.channel.accounting import Release, composed_epsilon, share_at_random
+from fedclade.channel.middleware import Middleware
+from fedclade.channel.privacy import DifferentialPrivacy, Noise, refusal
+from fedclade.core import (
+    SENSITIVITY,
+    Ask,
+    ConfigError,
+    Evaluation,
+    EvaluationQuery,
+    PrivateRelease,
+    Question,
+    Round,
+    ShiftQuery,
+    Statistics,
+    StatisticsQuery,
+    SubspaceQuery,
+    Sums,
+    UpdateQuery,
+    Updates,
+    checked,
+    require,
+    rng,
+)
+
+
+@checked()
+@dataclass(frozen=True, kw_only=True)
+class CentralPrivacy:
+    """Clipping, noise on sums, and randomized response.
+
+    Parameters
+    ----------
+    clip_norm
+        Largest L2 norm C of an update, as in :class:`DifferentialPrivacy`.
+    noise_multiplier
+        z: the noise on every number of a sum of updates has standard deviation z·C; 0 for none.
+    signature_noise
+        z' of sums of what clients are compared by; ``noise_multiplier`` if left out.
+    signature_epsilon
+        ε of each choice that a client reports; left out, it is the truth.
+    delta
+        δ, well below one over the number of clients.
+
+    Raises
+    ------
+    ConfigError
+        If a value is out of range; one line for each.
+    """
+
+    clip_norm: float
+    noise_multiplier: float = 0.0
+    signature_noise: float | None = None
+    signature_epsilon: float | None = None
+    delta: float = 1e-5
+
+    def __post_init__(self) -> None:
+        signature, epsilon = self.signature_noise, self.signature_epsilon
+        DifferentialPrivacy(clip_norm=self.clip_norm, noise_multiplier=self.noise_multiplier, delta=self.delta)
+        holds = epsilon is None or 0 < epsilon < LARGEST_EPSILON
+        require(
+            (
+                *("privacy.signature_noise", signature),
+                signature is None or 0 <= signature < math.inf,
+                "at least 0 and finite, or left out for noise_multiplier",
+            ),
+            ("privacy.signature_epsilon", epsilon, holds, f"greater than 0 and less than {LARGEST_EPSILON}"),
+        )
+
+    def multiplier(self, question: Question | None) -> float:
+        """Return z of a sum of updates, or z' of one that a question asks for."""
+        own = self.noise_multiplier if self.signature_noise is None else self.signature_noise
+        return self.noise_multiplier if question is None else own
+
+    def spent(self, releases: list[Release]) -> dict[str, Any]:
+        """Return what a run's summary says, ε None being no bound: towards the server, and towards all others.
+
+        The server knows which clients are sampled. Whoever gets the models does not, if the server keeps it to itself.
+        """
+        server = composed_epsilon(releases, self.delta, sampled=False)
+        public = composed_epsilon(releases, self.delta, sampled=True)
+        return {
+            "epsilon": server if math.isfinite(server) else None,
+            "epsilon_public": public if math.isfinite(public) else None,
+            **{"model": "central", "level": "user", "towards": "the server, which gets sums and choices alone"},
+            **asdict(self),
+            "releases": len(releases),
+        }
+
+
+LARGEST_EPSILON = 100
+"""Of a choice; one of a larger ε is the truth."""
+
+
+def mechanism(section: Mapping[str, Any]) -> DifferentialPrivacy | CentralPrivacy | None:
+    """Return what the ``[privacy]`` section of a config says; None without ``clip_norm``.
+
+    Raises
+    ------
+    ConfigError
+        If a value is out of range, the model is unknown, or a setting is one of the other model's.
+    """
+    model, clip = section.get("model", "local"), section.get("clip_norm")
+    require(("privacy.model", model, model in ("local", "central"), "'local' or 'central'"))
+    names = ("signature_noise", "signature_epsilon")
+    if model == "local":
+        require(*((f"privacy.{n}", section.get(n), section.get(n) is None, 'left out without model = "central"') for n in names))
+        return DifferentialPrivacy.of(section)
+    require(("privacy.clip_norm", clip, clip is not None, 'set where privacy.model = "central"'))
+    permute = section.get("permute", False)
+    require(("privacy.permute", permute, not permute, 'false where privacy.model = "central"'))
+    given = ("clip_norm", "noise_multiplier", *names, "delta")
+    return CentralPrivacy(**{name: section[name] for name in given if section.get(name) is not None})
+
+
+def check_local(privacy: DifferentialPrivacy | CentralPrivacy | None) -> DifferentialPrivacy | None:
+    """Return the privacy of a run over a network; a ConfigError if it needs sums that only a simulation can make."""
+    if isinstance(privacy, CentralPrivacy):
+        raise ConfigError(
+            'privacy.model = "central" runs in a simulation alone, since over a network the server would see single '
+            'updates; set privacy.model = "local"'
+        )
+    return privacy
+
+
+@dataclass
+class Answering(Middleware):
+    """At the client: clips what goes into a sum, counts each client once, and answers questions about updates.
+
+    Without privacy updates pass, and answers are exact. A client trains once for all questions of a round.
+    """
+
+    privacy: CentralPrivacy | None = None
+    noise: Noise | None = None
+    _kept: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
+    _of: tuple[Any, ...] = ()
+
+    def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
+        """Return clipped updates, or replies to the question."""
+        if query.question is not None:
+            return self._answered(query, query.question, ask)
+        updates = ask(query)
+        if self.privacy is None:
+            return updates
+        withheld = torch.full_like(updates.losses, math.nan)
+        if query.kind == "train" and not query.round.sends_updates:
+            return replace(updates, losses=withheld)
+        clipping = DifferentialPrivacy(clip_norm=self.privacy.clip_norm)
+        deltas = torch.empty_like(updates.required_deltas)
+        for row, update in zip(deltas, updates.required_deltas, strict=True):
+            row.copy_(clipping.released(update, torch.zeros(1)))
+        return replace(updates, deltas=deltas, sizes=torch.ones_like(updates.sizes), losses=withheld)
+
+    def _answered(self, query: UpdateQuery, question: Question, ask: Ask) -> Updates:
+        of = (query.round.seed, query.round.number, query.round.purpose, question.seed, question.dim)
+        if of != self._of:
+            self._kept, self._of = {}, of
+        missing = [client for client in query.ids if client not in self._kept]
+        left_out: Mapping[int, str] = {}
+        if missing:
+            made = ask(replace(query.select(missing), question=None, sink=None))
+            signatures = question.signatures(made.required_deltas[:, : made.n_parameters])
+            self._kept |= dict(zip(made.ids, signatures, strict=True))
+            left_out = made.left_out
+        ids = tuple(client for client in query.ids if client in self._kept)
+        R = question.dim
+        u = torch.stack([self._kept[c] for c in ids]) if ids else torch.zeros(0, R, dtype=torch.float64)
+        answers, ones = question.answered(u), torch.ones(len(ids), dtype=torch.float64)
+        choices = None
+        if not question.sums:
+            choices = self._responded(answers.cpu(), ids, question.options, query.round)
+            answers = u[:, :0]
+        return Updates(
+            ids=ids,
+            sizes=ones,
+            losses=torch.full((len(ids),), math.nan if self.privacy else 0.0),
+            norms=torch.zeros(len(ids), dtype=torch.float64),
+            n_parameters=answers.shape[1],
+            deltas=answers,
+            components=choices,
+            left_out=left_out,
+        )
+
+    def _responded(self, choices: Tensor, ids: tuple[int, ...], options: int, this_round: Round) -> Tensor:
+        """Return choices by randomized response: some clients', at random, are drawn from all options."""
+        epsilon = None if self.privacy is None else self.privacy.signature_epsilon
+        if epsilon is None or self.noise is None:
+            return choices
+        share, told = share_at_random(epsilon, options), choices.clone()
+        for place, client in enumerate(ids):
+            whether, which = ndtr(self.noise(2, client, this_round, "choices").numpy())
+            if whether < share:
+                told[place] = min(int(which * options), options - 1)
+        return told
+
+    def evaluation(self, query: EvaluationQuery, ask: Ask) -> Evaluation:
+        """Return scores on validation or test data; raise a ConfigError on training data."""
+        if self.privacy is not None and query.split == "train":
+            raise refusal("training losses")
+        return ask(query)
+
+    def subspaces(self, query: SubspaceQuery, ask: Ask) -> Tensor:
+        """Raise a ConfigError if clients are private: these are directions of the data."""
+        if self.privacy is not None:
+            raise refusal("subspaces of their data")
+        return ask(query)
+
+    def shifts(self, query: ShiftQuery, ask: Ask) -> Tensor:
+        """Raise a ConfigError if clients are private: that tells of the labels."""
+        if self.privacy is not None:
+            raise refusal("shifts of their data")
+        return ask(query)
+
+    def statistics(self, query: StatisticsQuery, ask: Ask) -> Statistics:
+        """Raise a ConfigError if clients are private: they are exact."""
+        if self.privacy is not None:
+            raise refusal("sums of their data (standardize = 'federated', class_weights = 'balanced')")
+        return ask(query)
+
+
+class Aggregating(Middleware):
+    """At the aggregator: puts noise on sums, and lets nothing else of updates pass.
+
+    Sums of updates are divided by how many clients were expected where they are sampled, not by how many there are.
+    """
+
+    def __init__(self, privacy: CentralPrivacy | None = None, sampling: float = 1.0) -> None:
+        self._privacy, self._sampling = privacy, sampling
+        self._events: list[PrivateRelease] = []
+
+    def told(self) -> tuple[PrivateRelease, ...]:
+        """Return what was released since the last time."""
+        events, self._events = tuple(self._events), []
+        return events
+
+    def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
+        """Return sums with noise, or choices."""
+        question = query.question
+        updates = ask(query)
+        if question is not None and question.sums:
+            updates = _summed(updates)
+        if (privacy := self._privacy) is None or (query.kind == "train" and not query.round.sends_updates):
+            return updates
+        if query.is_secret:
+            return updates
+        if question is not None and not question.sums:
+            self._events.append(
+                PrivateRelease(0, question.about, epsilon=privacy.signature_epsilon, options=question.options)
+            )
+            return updates
+        if updates.deltas is not None:
+            raise ConfigError('privacy.model = "central" gives the server sums alone; set stream = true')
+        multiplier = privacy.multiplier(question)
+        about = "updates" if question is None else question.about
+        # A question goes to all clients; so does a round's training, if nobody says how many are expected.
+        sampling = self._sampling if question is None and query.round.expected is not None else None
+        self._events.append(PrivateRelease(0, about, noise_multiplier=multiplier, sampling=sampling))
+        norms = torch.full_like(updates.norms, math.nan)
+        return replace(updates, sums=self._noised(updates, query, multiplier), norms=norms)
+
+    def _noised(self, updates: Updates, query: UpdateQuery, multiplier: float) -> Sums:
+        assert self._privacy is not None and updates.sums is not None
+        question, this_round = query.question, query.round
+        reach = self._privacy.clip_norm if question is None else SENSITIVITY / 2
+        about = "updates" if question is None else question.about
+        deviation = multiplier * reach
+        sums = updates.sums.groups.double()
+        key = this_round.number, this_round.query
+        draw = rng.generator(this_round.seed, f"dp noise on sums of {about} in {this_round.purpose}", *key)
+        sums = sums + deviation * torch.from_numpy(draw.standard_normal(sums.shape)).to(sums)
+        if question is None and this_round.expected is not None:
+            for row in range(len(sums)):
+                ids = [updates.ids[place] for place in (updates.sums.group == row).nonzero().flatten().tolist()]
+                if ids:
+                    sums[row] *= len(ids) / this_round.expected[ids[0]]
+        exact = updates.sums.groups.dtype if question is None else torch.float64
+        return Sums(sums.to(exact), updates.sums.group, deviation)
+
+
+def _summed(updates: Updates) -> Updates:
+    """Return the sum over all clients in place of their replies, wherever these were summed before or not."""
+    none = torch.zeros(len(updates.ids), dtype=torch.int64)
+    if updates.sums is not None:
+        total = updates.sums.groups.double().sum(0, keepdim=True)
+    else:
+        total = updates.required_deltas.double().sum(0, keepdim=True)
+    return replace(updates, deltas=None, sketches=None, sums=Sums(total, none))
