@@ -126,7 +126,12 @@ def mechanism(section: Mapping[str, Any]) -> DifferentialPrivacy | CentralPrivac
     require(("privacy.model", model, model in ("local", "central"), "'local' or 'central'"))
     names = ("signature_noise", "signature_epsilon")
     if model == "local":
-        require(*((f"privacy.{n}", section.get(n), section.get(n) is None, 'left out without model = "central"') for n in names))
+        require(
+            *(
+                (f"privacy.{n}", section.get(n), section.get(n) is None, 'left out without model = "central"')
+                for n in names
+            )
+        )
         return DifferentialPrivacy.of(section)
     require(("privacy.clip_norm", clip, clip is not None, 'set where privacy.model = "central"'))
     permute = section.get("permute", False)
@@ -281,7 +286,8 @@ class Aggregating(Middleware):
         return replace(updates, sums=self._noised(updates, query, multiplier), norms=norms)
 
     def _noised(self, updates: Updates, query: UpdateQuery, multiplier: float) -> Sums:
-        assert self._privacy is not None and updates.sums is not None
+        assert self._privacy is not None
+        assert updates.sums is not None
         question, this_round = query.question, query.round
         reach = self._privacy.clip_norm if question is None else SENSITIVITY / 2
         about = "updates" if question is None else question.about

@@ -112,7 +112,8 @@ class DifferentialPrivacy:
     def spent(self, releases: int) -> dict[str, Any]:
         """Return what a run's summary says of the client that released most, so many times: ε None is no bound."""
         epsilon = self.epsilon(releases)
-        return {"epsilon": epsilon if math.isfinite(epsilon) else None, **asdict(self), "releases": releases}
+        said = {"epsilon": epsilon if math.isfinite(epsilon) else None, "level": "user", "towards": "everybody"}
+        return {**said, **asdict(self), "releases": releases}
 
 
 @dataclass(frozen=True)

@@ -41,10 +41,6 @@ from fedclade.clustering.subspace_angles import angles
 from fedclade.clustering.ternary import k_means, ternary_similarity
 
 __all__ = [
-    "cell_points",
-    "centres_of_cells",
-    "directions",
-
     "LINKAGES",
     "METRICS",
     "MOST_PAIRED",
@@ -62,11 +58,14 @@ __all__ = [
     "agglomerate",
     "all_of",
     "angles",
+    "cell_points",
+    "centres_of_cells",
     "client_similarity",
     "cosine_similarity",
     "cosines",
     "cut",
     "cut_height",
+    "directions",
     "distances",
     "find_by_parts",
     "find_clusters",

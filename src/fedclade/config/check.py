@@ -105,9 +105,7 @@ def _check_together(
     if top is not None and right["signature"] is not None and algorithm is not None:
         private = None if privacy is None else privacy.mechanism
         least = 1 if privacy is None else privacy.min_cluster_size
-        settings = RunSettings(
-            stream=top.stream, signature=right["signature"], privacy=private, min_cluster_size=least
-        )
+        settings = RunSettings(stream=top.stream, signature=right["signature"], privacy=private, min_cluster_size=least)
         clients = 0 if data is None else data.get("clients") or 0
         problems.collect("", settings.check_min_cluster_size, clients)
         problems.collect("", settings.check_algorithm, algorithm)

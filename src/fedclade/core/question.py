@@ -1,9 +1,9 @@
 """What clients are asked about their updates where nobody may see one: sums of functions of them, and choices.
 
-A client sketches its update, scales the sketch to length 1, and that is its signature u ``[R]``, which stays with it. It
-replies with a function of u: a vector of at most length 1 whose sum over clients is all that a server gets, or a choice.
-Any two vectors that a client could send to one question have an inner product of at least 0, so they lie at most
-√2 apart: the sensitivity of their sum where the data of one client are replaced.
+A client sketches its update, scales the sketch to length 1, and that is its signature u ``[R]``, which stays with it.
+It replies with a function of u: a vector of at most length 1, of which the server gets the sum alone, or a choice. Any
+two vectors that a client could send to one question have an inner product of at least 0, so they lie at most √2 apart:
+the sensitivity of their sum where the data of one client are replaced.
 """
 
 from __future__ import annotations

@@ -72,8 +72,8 @@ class Updates:
         Where clients trained on m parts of their data one by one, what these are compared by, ``[n, m, R]``; ``deltas``
         are the means of their updates then.
     components
-        Where clients trained the components of a mixture, which of them each weighs most, int64 ``[n]``; where they were
-        asked for a choice, what each says.
+        Where clients trained the components of a mixture, which of them each weighs most, int64 ``[n]``; where they
+        were asked for a choice, what each says.
     left_out
         Why each client that was queried, and is not among ``ids``, is left out.
     """

@@ -13,7 +13,17 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from fedclade.core import DROPPED_OUT, TOO_LATE, Disconnected, LeftOut, Node, ParameterTree, Reconnected, Refused
+from fedclade.core import (
+    DROPPED_OUT,
+    TOO_LATE,
+    Disconnected,
+    LeftOut,
+    Node,
+    ParameterTree,
+    Reconnected,
+    Refused,
+    Withheld,
+)
 from fedclade.report import outcome as outcomes
 from fedclade.report import queries
 from fedclade.report.decisions import criterion_text
@@ -115,17 +125,27 @@ def facts(run: Run) -> Iterator[tuple[str, str]]:
         yield "left out", f"{count(len(lost), 'answer')}: {absent:,} absent, {len(lost) - absent:,} unusable"
     if privacy := s.get("privacy"):
         yield "privacy", _privacy(**privacy)
+    if withheld := sum(event.clusters for _, event in events_of(run.events, Withheld)):
+        least = clusters.get("min_size", 1)
+        yield "withheld", f"{count(withheld, 'cluster')} of fewer than {least} members, merged into others"
     yield "traffic", f"{traffic(s['bytes_up'])} up, {traffic(s['bytes_down'])} down"
     phases = ", ".join(f"{phase} {duration(seconds[phase])}" for phase in ("train", "evaluate", "server"))
     yield "time", f"{duration(seconds['total'])}: {phases}"
 
 
-def _privacy(epsilon: float | None, delta: float, releases: int, **_: float) -> str:
-    spent = "clipped, without noise"
+def _privacy(epsilon: float | None, delta: float, releases: int, model: str = "local", **more: Any) -> str:
+    spent = "clipped, without noise" + (" on everything" if model == "central" else "")
     if epsilon is not None:
-        spent = f"ε = {epsilon:,.0f}" if epsilon >= 100 else f"ε = {epsilon:.3g}"
-        spent += f" at δ = {delta:g}"
-    return f"{spent}; {count(releases, 'update')} of the client that sent most"
+        spent = f"{_epsilon(epsilon)} at δ = {delta:g}, user level, towards {more.get('towards', 'everybody')}"
+    if model != "central":
+        return f"{spent}; {count(releases, 'update')} of the client that sent most"
+    if epsilon is not None and more.get("epsilon_public") not in (None, epsilon):
+        spent += f", and {_epsilon(more['epsilon_public'])} towards who does not know who was sampled"
+    return f"{spent}; {count(releases, 'release')}"
+
+
+def _epsilon(epsilon: float) -> str:
+    return f"ε = {epsilon:,.0f}" if epsilon >= 100 else f"ε = {epsilon:.3g}"
 
 
 def _connections(run: Run) -> Iterator[tuple[str, str]]:
