@@ -96,7 +96,7 @@ def test_what_a_section_says_is_one_model_of_privacy():
 
 def test_a_network_refuses_central_privacy():
     assert check_local(None) is None
-    with pytest.raises(ConfigError, match='privacy.model = "central" runs in a simulation alone'):
+    with pytest.raises(ConfigError, match=r'privacy\.model = "central" runs in a simulation alone'):
         check_local(PRIVACY)
 
 
@@ -248,11 +248,17 @@ def test_choices_repeat_in_a_simulation_and_are_the_truth_without_an_epsilon():
 def test_fedavg_with_central_privacy_moves_by_the_mean_of_clipped_updates():
     """Clients of unlike sizes count alike; the summary says ε, and towards whom."""
     federation = federation_of([0] * 6, sizes=[10, 20, 30, 10, 20, 30])
-    run = simulate(FedAvg(), linear(), federation, rounds=2, privacy=CentralPrivacy(clip_norm=0.1, noise_multiplier=3.0))
+    run = simulate(
+        FedAvg(), linear(), federation, rounds=2, privacy=CentralPrivacy(clip_norm=0.1, noise_multiplier=3.0)
+    )
     spent = run.summary["privacy"]
     assert spent["level"] == "user"
     assert spent["releases"] == 2
-    assert spent["epsilon"] == spent["epsilon_public"] == pytest.approx(composed_epsilon([Release(noise_multiplier=3.0)] * 2, 1e-5, sampled=False))
+    assert (
+        spent["epsilon"]
+        == spent["epsilon_public"]
+        == pytest.approx(composed_epsilon([Release(noise_multiplier=3.0)] * 2, 1e-5, sampled=False))
+    )
     assert run.config["privacy"]["model"] == "central"
     assert all(row["max_norm"] is None for row in run.cluster_rows)
     quiet = simulate(FedAvg(), linear(), federation, rounds=1, privacy=CentralPrivacy(clip_norm=0.1))
@@ -281,7 +287,7 @@ def test_what_looks_at_single_updates_is_refused():
         simulate(CFL(), linear(), federation_of([0, 0, 1, 1]), rounds=1, privacy=privacy)
     with pytest.raises(ConfigError, match="gives the server sums alone; set stream = true"):
         simulate(FedAvg(), linear(), federation_of([0, 0]), rounds=1, privacy=privacy, stream=False)
-    with pytest.raises(ConfigError, match="privacy.permute should be false with central privacy"):
+    with pytest.raises(ConfigError, match=r"privacy\.permute should be false with central privacy"):
         simulate(FedAvg(), linear(), federation_of([0, 0]), rounds=1, privacy=privacy, permute=True)
     with pytest.raises(ConfigError, match="gives the server sums alone; set stream = true"):
         train(Channel(scripted(), Answering(PRIVACY, keyed_noise(KEYS)), Aggregating(PRIVACY)))

@@ -154,10 +154,10 @@ def run_round(
     evaluated = number % settings.evaluate_every == 0 or number == settings.rounds
     this_round = Round(number, settings.local, settings.seed, evaluated=evaluated, min_clients=settings.min_clients)
     state, came_and_went = clients.begin(algorithm, training.state, this_round)
+    state, withheld = merged(state, settings.min_cluster_size)  # of the start, or since clients left
     state, log = step(algorithm, backend, clients, state, settings, this_round)
-    if (least := settings.min_cluster_size) > 1:
-        tree, shown_events = merge_small(state.tree, least, log.events)
-        state, log = replace(state, tree=tree), replace(log, events=tuple(shown_events))
+    state, told = merged(state, settings.min_cluster_size, log.events)
+    log = replace(log, events=(*withheld, *told))
     check_models(number, training.state.tree, state.tree)
     events = (*came_and_went, *log.events)
     evaluation: Evaluation | None = None
@@ -184,6 +184,14 @@ def run_round(
     row = training.history.add(number, state, log, cost, evaluation, served, validation)
     training.number, training.state = number, state
     return row, log.events
+
+
+def merged(state: State, least: int, events: Sequence[Event] = ()) -> tuple[State, Sequence[Event]]:
+    """Return a state without clusters of too few members, and what may be said of what happened."""
+    if least <= 1:
+        return state, events
+    tree, told = merge_small(state.tree, least, events)
+    return (state if tree is state.tree else replace(state, tree=tree)), told
 
 
 def _together(algorithm: Algorithm, state: State) -> dict[str, Any]:
