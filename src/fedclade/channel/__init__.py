@@ -6,8 +6,9 @@ and the network import it; algorithms do not know of it.
 
 from fedclade.channel.absence import AWAY, Absence
 from fedclade.channel.accounting import Release, composed_epsilon, share_at_random
-from fedclade.channel.central import Aggregating, Answering, CentralPrivacy, check_local, mechanism
-from fedclade.channel.compose import client_side, received, server_side
+from fedclade.channel.answering import Answering
+from fedclade.channel.central import Aggregating, CentralPrivacy, check_local, mechanism
+from fedclade.channel.compose import client_side, received, server_side, simulated_privacy
 from fedclade.channel.encoding import ENCODINGS, ErrorFeedback, check_encoding, decode, encode, encoded_bytes
 from fedclade.channel.faults import FaultInjection, Faults
 from fedclade.channel.ledger import Budget, Ledger
@@ -74,4 +75,5 @@ __all__ = [
     "refusal",
     "server_side",
     "share_at_random",
+    "simulated_privacy",
 ]

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from fedclade.channel.central import Answering
+from fedclade.channel.answering import Answering
+from fedclade.channel.central import Aggregating, CentralPrivacy
 from fedclade.channel.middleware import Middleware
-from fedclade.channel.privacy import Privatizing
+from fedclade.channel.privacy import DifferentialPrivacy, Noise, Privatizing
 from fedclade.channel.replicates import Replicating, Unpacking
 from fedclade.channel.retry import Retrying
 from fedclade.channel.signature import Permutation, Permuting, Sketch, Sketching
 from fedclade.channel.streaming import Streaming
+
+
+def simulated_privacy(
+    privacy: DifferentialPrivacy | CentralPrivacy | None, noise: Noise, sampling: float
+) -> tuple[Privatizing | None, Answering, Aggregating]:
+    """Return what makes simulated clients and the aggregator private, by one model of privacy, the other, or none."""
+    central = privacy if isinstance(privacy, CentralPrivacy) else None
+    private = Privatizing(privacy, noise) if isinstance(privacy, DifferentialPrivacy) else None
+    return private, Answering(central, noise), Aggregating(central, sampling)
 
 
 def client_side(

@@ -45,7 +45,6 @@ from fedclade.core.events import (
     LeftOut,
     Merged,
     Postponed,
-    PrivateRelease,
     Reconnected,
     Refused,
     Regrouped,
@@ -56,7 +55,6 @@ from fedclade.core.events import (
     Stationary,
     Tested,
     TooFew,
-    Withheld,
 )
 from fedclade.core.files import (
     appear,
@@ -97,6 +95,7 @@ from fedclade.core.plugins import (
     named,
     summary_of,
 )
+from fedclade.core.privacy_events import PrivateRelease, Withheld
 from fedclade.core.queries import (
     OWN,
     Ask,

@@ -118,6 +118,10 @@ class Choice(Placed):
         """K."""
         return len(self.centres)
 
+    def is_same(self, other: Choice) -> bool:
+        """Whether another question is between the same centres."""
+        return torch.equal(self.basis, other.basis) and torch.equal(self.centres, other.centres)
+
     def answered(self, signatures: Tensor) -> Tensor:
         """Return the choices, int64 ``[n]``."""
         v = self.directions(signatures)

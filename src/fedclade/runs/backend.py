@@ -15,15 +15,12 @@ from fedclade.algorithms import Algorithm
 from fedclade.channel import (
     Absence,
     Aggregating,
-    Answering,
-    CentralPrivacy,
     Channel,
     FaultInjection,
     Faults,
     Meter,
     Nothing,
     Permutation,
-    Privatizing,
     Retrying,
     Sketch,
     Streaming,
@@ -33,6 +30,7 @@ from fedclade.channel import (
     keyed_noise,
     received,
     server_side,
+    simulated_privacy,
 )
 from fedclade.core import (
     Clients,
@@ -133,16 +131,12 @@ class Backend:
         sketch = signature.sketch(seed, layout)
         bytes_each = layout.size * initial.itemsize
         streams = decide_stream(settings, algorithm, len(federation) * bytes_each, budget, remote)
-        central = privacy if isinstance(privacy, CentralPrivacy) else None
-        # An algorithm that compares has a sketch, and under central privacy there is none.
-        compared = Nothing() if central or (streams and sketch is None) else sketch
+        # An algorithm that compares has a sketch; under central privacy there is none.
+        compared = Nothing() if settings.is_central or (streams and sketch is None) else sketch
         at_once = updates_at_once(bytes_each, initial.device, budget)
         streaming = Streaming(federation.sizes, at_once) if streams else None
-        local = None if isinstance(privacy, CentralPrivacy) else privacy
-        retrying = Retrying(tells_releases=local is not None)
-        private = Privatizing(local, keyed_noise(keys)) if local else None
-        answering = Answering(central, keyed_noise(keys))
-        aggregating = Aggregating(central, settings.client_fraction)
+        private, answering, aggregating = simulated_privacy(privacy, keyed_noise(keys), settings.client_fraction)
+        retrying = Retrying(tells_releases=private is not None)
         of_clients = [
             *client_side(private, permutation, signature.sketch_of_parts(seed, layout), answering),
             *([FaultInjection(faults, keys, layout.n_parameters)] if faults else []),

@@ -156,11 +156,9 @@ class History:
         if self.task.balanced and self.task.weights is not None:  # by which newcomers weigh too
             summary["class_weights"] = self.task.weights.tolist()
         section = config.get("privacy", {})
-        privacy = mechanism(section)
-        if isinstance(privacy, CentralPrivacy):
-            summary["privacy"] = privacy.spent(self._releases())
-        elif privacy:
-            summary["privacy"] = privacy.spent(self._most_releases())
+        if privacy := mechanism(section):
+            central = isinstance(privacy, CentralPrivacy)
+            summary["privacy"] = privacy.spent(self._releases()) if central else privacy.spent(self._most_releases())
         if section.get("min_cluster_size", 1) > 1:
             summary["clusters"]["min_size"] = section["min_cluster_size"]
         return summary
