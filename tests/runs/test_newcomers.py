@@ -29,7 +29,7 @@ OPTIONS = {
 }
 CLUSTERED = (
     *("cfl", "rcfl", "fl_hc", "fedgroup", "flexcfl", "ifca", "fedsoft", "fesem", "fedem", "fedrc", "feddrift"),
-    *("pacfl", "stocfl", "oracle"),
+    *("pacfl", "stocfl", "oracle", "private_choice"),
 )
 
 
