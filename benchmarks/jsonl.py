@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,3 +29,20 @@ def add(out: Path, line: Mapping[str, Any]) -> None:
     """Write down a run."""
     with out.open("a") as file:
         file.write(json.dumps(line) + "\n")
+
+
+def run_missing(
+    out: Path, jobs: Iterable[Mapping[str, Any]], work: Callable[..., Mapping[str, Any]], minutes: float = math.inf
+) -> None:
+    """Run each job that has no line yet, and write what it finds behind the job itself; begin none after some minutes.
+
+    A job is the arguments of ``work``, by name.
+    """
+    done, until = read(out), time.monotonic() + 60 * minutes
+    for job in jobs:
+        if any(job.items() <= line.items() for line in done):
+            continue
+        if time.monotonic() > until:
+            print(f"stopped after {minutes:g} minutes; the same call goes on with {dict(job)}", flush=True)
+            return
+        add(out, {**job, **work(**job)})

@@ -22,7 +22,7 @@ def usage(peaks: list[tuple[int, float, float]], draw: np.random.Generator) -> n
     hour = np.arange(HOURS) % 24
     apart = [np.minimum(abs(hour - at), 24 - abs(hour - at)) for at, _, _ in peaks]
     load = 0.4 + sum(high * np.exp(-((d / wide) ** 2)) for d, (_, wide, high) in zip(apart, peaks, strict=True))
-    return load * draw.uniform(0.9, 1.1) + 0.1 * draw.normal(size=HOURS)
+    return load * draw.uniform(0.95, 1.05) + 0.1 * draw.normal(size=HOURS)
 
 
 def examples(load: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

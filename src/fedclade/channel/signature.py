@@ -188,7 +188,8 @@ class Permutation:
 
     Parameters are shuffled among parameters and buffers among buffers, so that a server can still tell which entries
     are compared. The server never holds the seed, which may have any number of bits: 128 random ones withstand a server
-    that tries them all. ``size`` and ``n_parameters`` are S and D of a model vector.
+    that tries them all; not one that goes by how entries move (``benchmarks/audit_permutation.py``). ``size`` and
+    ``n_parameters`` are S and D of a model vector.
     """
 
     def __init__(self, seed: int, size: int, n_parameters: int) -> None:

@@ -225,8 +225,8 @@ class EvaluationQuery(Query[Evaluation]):
     A client with several models is named once for each, and replies for all of them or for none. One whose row is
     :data:`OWN` evaluates the model of its own. With a ``mixture``, a client is named once, with row 0, and evaluates
     all models together by its weights π; one without any finds them first, on its training data (FedEM's newcomers).
-    :data:`OWN` evaluates the model of its own. If it ``compares`` its models, which then stand side by side, it counts
-    besides which of them is best for how many examples (:attr:`Evaluation.wins`).
+    If it ``compares`` its models, which then stand side by side, it counts besides which of them is best for how many
+    examples (:attr:`Evaluation.wins`).
     """
 
     models: Tensor  # [K, S]
