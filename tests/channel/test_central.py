@@ -299,3 +299,13 @@ def test_the_oracle_trains_by_sums_of_its_clusters():
         Oracle(federation.true_clusters), linear(), federation, rounds=2, privacy=CentralPrivacy(clip_norm=1.0)
     )
     assert run.summary["clusters"]["ari"] == 1.0
+
+
+def test_a_choice_that_is_asked_for_again_is_told_again_and_not_drawn_anew():
+    """Or two answers to one question would cost two times ε."""
+    clients, _ = central()
+    question = Choice(0, R, EYE, torch.eye(3, dtype=torch.float64))
+    once = ask(clients, question).components
+    assert torch.equal(ask(clients, question, replace(ROUND, query=5)).components, once)
+    other = Choice(0, R, EYE, torch.eye(3, dtype=torch.float64).flip(0))
+    assert not torch.equal(ask(clients, other, replace(ROUND, query=6)).components, once)
